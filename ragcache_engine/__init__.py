@@ -1,0 +1,84 @@
+"""RAGCache: an engine that prefills retrieved documents once.
+
+Importing this package loads neither torch, vLLM, Faiss nor a framework; making an engine does.
+"""
+
+from ragcache_engine.config import EngineConfig
+from ragcache_engine.engine import RAGCacheEngine, RetrievalInProgress
+from ragcache_engine.errors import (
+    BackendUnavailable,
+    BadRequest,
+    ConfigError,
+    EmptyIndex,
+    EmptyPrompt,
+    EngineClosed,
+    EngineDied,
+    EngineError,
+    EngineStartFailed,
+    GenerationFailed,
+    IndexOutOfStep,
+    InvalidTopK,
+    ModelNotFound,
+    PromptTooLong,
+    QueryShapeError,
+    RAGCacheError,
+    RequestTimedOut,
+    RetrievalError,
+    UnguardedMain,
+    UnknownDocument,
+    UnsupportedStore,
+)
+from ragcache_engine.streams import AnswerStream
+from ragcache_engine.values import (
+    Answer,
+    CachedTokens,
+    CacheStats,
+    Document,
+    FinishReason,
+    ModelLimits,
+    Piece,
+    SamplingOptions,
+    Tier,
+    Usage,
+)
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Answer",
+    "AnswerStream",
+    "BackendUnavailable",
+    "BadRequest",
+    "CacheStats",
+    "CachedTokens",
+    "ConfigError",
+    "Document",
+    "EmptyIndex",
+    "EmptyPrompt",
+    "EngineClosed",
+    "EngineConfig",
+    "EngineDied",
+    "EngineError",
+    "EngineStartFailed",
+    "FinishReason",
+    "GenerationFailed",
+    "IndexOutOfStep",
+    "InvalidTopK",
+    "ModelLimits",
+    "ModelNotFound",
+    "Piece",
+    "PromptTooLong",
+    "QueryShapeError",
+    "RAGCacheEngine",
+    "RAGCacheError",
+    "RequestTimedOut",
+    "RetrievalError",
+    "RetrievalInProgress",
+    "SamplingOptions",
+    "Tier",
+    "UnguardedMain",
+    "UnknownDocument",
+    "UnsupportedStore",
+    "Usage",
+    "__version__",
+]

@@ -1,0 +1,108 @@
+"""One request, tried twice if it must be: what a reader gets has no gap and no repeat.
+
+A request that fails before its first token starts again from scratch. One that fails later goes on
+from its prompt and the tokens already handed out; greedy decoding makes that the same answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+
+from ragcache_engine.errors import EngineDied, GenerationFailed, RequestTimedOut
+from ragcache_engine.protocols import Backend, BackendRequest, Delta
+from ragcache_engine.values import FinishReason, TokenizedPrompt
+
+ATTEMPTS = 2
+
+OnFailure = Callable[[Exception], Awaitable[None]]
+"""Called before the second attempt, with the reason: counts it, or brings the backend back up."""
+
+
+async def answered(
+    backend: Backend, request: BackendRequest, timeout_s: float, on_failure: OnFailure
+) -> AsyncGenerator[Delta, None]:
+    """Yield the request's deltas, the last one with a finish_reason.
+
+    Raises RequestTimedOut, GenerationFailed or EngineDied if the second attempt fails as well.
+    """
+    progress = _Progress()
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            async with aclosing(_timed(backend, progress.rest_of(request), timeout_s)) as deltas:
+                progress.resume(backend)
+                async for delta in deltas:
+                    delta = progress.take(delta, request.options.stop)
+                    yield delta
+                    if delta.finish_reason:
+                        return
+            raise GenerationFailed("the backend ended the answer without saying why; ask again")
+        except (RequestTimedOut, GenerationFailed, EngineDied) as failure:
+            if attempt == ATTEMPTS:
+                raise
+            await on_failure(failure)
+
+
+async def _timed(
+    backend: Backend, request: BackendRequest, timeout_s: float
+) -> AsyncGenerator[Delta, None]:
+    async with aclosing(backend.generate(request)) as deltas:
+        while True:
+            try:
+                delta = await asyncio.wait_for(anext(deltas), timeout_s)
+            except StopAsyncIteration:
+                return
+            except TimeoutError:
+                raise RequestTimedOut(
+                    f"request {request.request_id} showed no new token for {timeout_s:g} s; raise "
+                    f"request_timeout_s, or send fewer requests at once"
+                ) from None
+            yield delta
+
+
+@dataclass(slots=True)
+class _Progress:
+    """What the reader already has."""
+
+    token_ids: tuple[int, ...] = ()
+    text: str = ""
+    # Text of handed-out tokens that the failed attempt still held back, to see if it becomes a stop
+    # string. The next attempt knows nothing of it.
+    held_back: str = ""
+
+    def rest_of(self, request: BackendRequest) -> BackendRequest:
+        """The request for what is still missing."""
+        if not self.token_ids:
+            return request
+        prompt, most = request.prompt, request.options.max_tokens
+        longer = TokenizedPrompt(
+            prompt.text, (*prompt.token_ids, *self.token_ids), prompt.offsets
+        )
+        options = replace(
+            request.options, max_tokens=None if most is None else most - len(self.token_ids)
+        )
+        return replace(
+            request, request_id=f"{request.request_id}-resumed", prompt=longer, options=options
+        )
+
+    def resume(self, backend: Backend) -> None:
+        if self.token_ids:
+            self.held_back = backend.detokenize(self.token_ids)[len(self.text) :]
+
+    def take(self, delta: Delta, stop: tuple[str, ...]) -> Delta:
+        """Note what the delta brings; put text held back by a failed attempt in front of it."""
+        text = self.held_back + delta.text
+        if self.held_back:
+            cut = min((at for word in stop if (at := text.find(word)) >= 0), default=-1)
+            if cut >= 0:
+                delta = replace(delta, finish_reason=FinishReason.STOP)
+                text, self.held_back = text[:cut], ""
+            elif delta.finish_reason or len(text) >= max(map(len, stop), default=0):
+                self.held_back = ""
+            else:
+                text, self.held_back = "", text
+        self.token_ids += delta.token_ids
+        self.text += text
+        return replace(delta, text=text)

@@ -1,0 +1,21 @@
+"""Which backend a configuration means."""
+
+from __future__ import annotations
+
+from ragcache_engine.backends.memory import MemoryBackend
+from ragcache_engine.backends.vllm.installed import require_vllm
+from ragcache_engine.config import EngineConfig
+from ragcache_engine.protocols import Backend
+
+
+def choose_backend(config: EngineConfig) -> Backend:
+    """Make the backend, unstarted. "auto" never falls back to the fake: answers would be made up.
+
+    Raises BackendUnavailable if vLLM is asked for and not installed or not supported.
+    """
+    if config.backend == "memory":
+        return MemoryBackend()
+    wheel = require_vllm()
+    from ragcache_engine.backends.vllm.backend import VLLMBackend
+
+    return VLLMBackend(config.model, config.device_cache, config.vllm_args, wheel=wheel)

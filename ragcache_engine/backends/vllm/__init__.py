@@ -1,0 +1,1 @@
+"""The model for real: vLLM, driven through its public engine. Nothing outside imports vllm or torch."""

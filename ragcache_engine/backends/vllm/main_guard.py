@@ -1,0 +1,52 @@
+"""Tell a script without `if __name__ == "__main__":` so, before vLLM's processes import it again."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from types import FrameType
+
+from ragcache_engine.errors import UnguardedMain
+
+
+def require_guarded_main() -> None:
+    """Raise UnguardedMain if the caller stands at the top level of an unguarded script.
+
+    vLLM spawns its processes; each imports the main script anew and would start an engine of its
+    own there. Code in functions, modules, notebooks and tests passes.
+    """
+    frame = _main_module_frame()
+    if frame is None:
+        return
+    path = frame.f_code.co_filename
+    try:
+        with open(path, encoding="utf-8") as file:
+            source = ast.parse(file.read())
+    except (OSError, SyntaxError, ValueError):
+        return
+    for statement in source.body:
+        if statement.lineno <= frame.f_lineno <= (statement.end_lineno or statement.lineno):
+            if not _is_guard(statement):
+                raise UnguardedMain(
+                    f"{path}, line {frame.f_lineno}: vLLM's processes import this script again, so "
+                    f'put the lines that use the engine under `if __name__ == "__main__":`'
+                )
+            return
+
+
+def _main_module_frame() -> FrameType | None:
+    """The running script's own top-level frame, if a file holds it and spawn would import it."""
+    main = sys.modules.get("__main__")
+    path = getattr(main, "__file__", None)
+    frame: FrameType | None = sys._getframe()
+    while frame:
+        if frame.f_code.co_name == "<module>" and frame.f_globals is getattr(main, "__dict__", None):
+            return frame if frame.f_code.co_filename == path else None
+        frame = frame.f_back
+    return None
+
+
+def _is_guard(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.If) and any(
+        isinstance(node, ast.Name) and node.id == "__name__" for node in ast.walk(statement.test)
+    )

@@ -1,0 +1,380 @@
+"""RAGCacheEngine: takes prompts in, hands answers out, and wires the parts together."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import weakref
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass, replace
+from itertools import count
+from types import TracebackType
+from typing import Self
+
+from ragcache_engine.attempts import answered
+from ragcache_engine.backends.choice import choose_backend
+from ragcache_engine.config import EngineConfig
+from ragcache_engine.errors import (
+    EmptyPrompt,
+    EngineClosed,
+    EngineDied,
+    EngineError,
+    PromptTooLong,
+    RAGCacheError,
+)
+from ragcache_engine.loop import LoopThread
+from ragcache_engine.prompt import Match, Retrieval, RetrievalLog, find_documents, token_segments
+from ragcache_engine.protocols import Backend, BackendRequest
+from ragcache_engine.streams import AnswerStream, Item, joined, read_async
+from ragcache_engine.values import (
+    Answer,
+    CachedTokens,
+    CacheStats,
+    Document,
+    ModelLimits,
+    Piece,
+    SamplingOptions,
+    TokenizedPrompt,
+    Usage,
+)
+
+logger = logging.getLogger(__name__)
+
+
+class RAGCacheEngine:
+    """A language model in the caller's process that knows which part of a prompt is which document.
+
+    One engine serves any number of threads, event loops, chains and query engines at once. Use it as
+    a context manager, or call close(); at interpreter exit it closes by itself.
+
+        with RAGCacheEngine(EngineConfig(model="HuggingFaceTB/SmolLM2-135M-Instruct")) as engine:
+            print(engine.generate("Why is the sky blue?").text)
+
+    Raises when made: ConfigError and its kinds for settings that cannot work; EngineStartFailed if
+    the model does not come up. Making one takes as long as the model takes to load.
+    backend: an instance to use instead of the one the configuration names, such as a MemoryBackend
+      with replies of your own.
+    """
+
+    def __init__(self, config: EngineConfig, *, backend: Backend | None = None) -> None:
+        self.config = config
+        self._runtime = _Runtime(backend or choose_backend(config), config.request_timeout_s)
+        self._retrievals = RetrievalLog()
+        # Not bound to self: the engine must be collectable while its runtime waits to be closed.
+        self._finalizer = weakref.finalize(self, self._runtime.close)
+        try:
+            self.limits: ModelLimits = self._runtime.start()
+        except BaseException:
+            self._finalizer()
+            raise
+
+    def generate(
+        self,
+        prompt: str,
+        documents: Sequence[Document] | None = None,
+        options: SamplingOptions | None = None,
+    ) -> Answer:
+        """Answer a finished prompt.
+
+        documents: what stands in the prompt, in any order, texts as they stand there. None: the
+          engine looks for what was lately retrieved through it (see `retrieval`).
+        options: how to draw the answer; greedy by default.
+        Raises EmptyPrompt or PromptTooLong before any work; EngineClosed, EngineDied,
+        GenerationFailed or RequestTimedOut.
+        """
+        return joined(list(self.stream(prompt, documents, options)))
+
+    def stream(
+        self,
+        prompt: str,
+        documents: Sequence[Document] | None = None,
+        options: SamplingOptions | None = None,
+    ) -> AnswerStream:
+        """Answer a finished prompt piece by piece. Bad input raises here, not at the first piece.
+
+        Takes and raises what `generate` does. Close the stream to cancel the request.
+        """
+        prepared = self._prepare(prompt, documents, options)
+        return AnswerStream(lambda put: self._runtime.begin(prepared, put), keep_alive=self)
+
+    async def agenerate(
+        self,
+        prompt: str,
+        documents: Sequence[Document] | None = None,
+        options: SamplingOptions | None = None,
+    ) -> Answer:
+        """`generate` for coroutines, from any event loop. Cancelling the task cancels the request."""
+        stream = self.astream(prompt, documents, options)
+        try:
+            return joined([piece async for piece in stream])
+        finally:
+            await stream.aclose()
+
+    async def astream(
+        self,
+        prompt: str,
+        documents: Sequence[Document] | None = None,
+        options: SamplingOptions | None = None,
+    ) -> AsyncGenerator[Piece, None]:
+        """`stream` for coroutines, from any event loop. Closing it cancels the request."""
+        # Tokenising a long prompt takes milliseconds that belong to the caller's other tasks.
+        prepared = await asyncio.to_thread(self._prepare, prompt, documents, options)
+        pieces = read_async(lambda put: self._runtime.begin(prepared, put))
+        async with aclosing(pieces):
+            async for piece in pieces:
+                yield piece
+
+    @contextmanager
+    def retrieval(self, question: str) -> Iterator[RetrievalInProgress]:
+        """Tell the engine of a search, so that it recognises the documents in the prompt to come.
+
+            with engine.retrieval(question) as retrieval:
+                retrieval.found(documents)
+
+        The time inside the block counts into the TTFT of the first prompt made from the documents.
+        If the block raises, nothing is remembered.
+        """
+        in_progress = RetrievalInProgress(question, self._runtime.now())
+        yield in_progress
+        if in_progress.documents:
+            self._retrievals.add(
+                Retrieval(
+                    question, in_progress.documents, in_progress.started_s, self._runtime.now()
+                )
+            )
+
+    def clear_cache(self) -> None:
+        """Drop all cached key-value tensors, as before a cold measurement.
+
+        Raises EngineError while requests run, and then drops nothing.
+        """
+        self._runtime.clear_cache()
+
+    def stats(self) -> CacheStats:
+        """Counters since the engine started."""
+        return self._runtime.stats
+
+    def close(self) -> None:
+        """End running requests with EngineClosed and free everything. A second call does nothing."""
+        self._finalizer()
+
+    @property
+    def closed(self) -> bool:
+        return not self._finalizer.alive
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _prepare(
+        self,
+        prompt: str,
+        documents: Sequence[Document] | None,
+        options: SamplingOptions | None,
+    ) -> _Prepared:
+        """Check and tokenise a prompt, and find its documents. Any thread; starts nothing."""
+        asked_s = self._runtime.now()
+        if not isinstance(prompt, str):
+            raise TypeError(f"a prompt is a string, got {type(prompt).__name__}")
+        tokenized = self._runtime.tokenize(prompt)
+        if not len(tokenized):
+            raise EmptyPrompt("the prompt is empty: check what your prompt template was filled with")
+        if len(tokenized) >= self.limits.context_tokens:
+            raise PromptTooLong(
+                f"the prompt has {len(tokenized)} tokens, and the model's context of "
+                f"{self.limits.context_tokens} leaves no room for an answer; retrieve fewer or "
+                f"shorter documents, or raise max_model_len in vllm_args"
+            )
+        if documents is None:
+            match = self._retrievals.match(prompt)
+        else:
+            match = Match(find_documents(prompt, documents))
+        return _Prepared(
+            request=BackendRequest(
+                request_id=self._runtime.next_request_id(),
+                prompt=tokenized,
+                segments=token_segments(tokenized, match.spans),
+                options=options or SamplingOptions(),
+            ),
+            document_ids=tuple(span.document_id for span in match.spans),
+            asked_s=asked_s,
+            retrieval=match.retrieval,
+        )
+
+
+@dataclass(slots=True)
+class RetrievalInProgress:
+    """A search the engine was told of; see RAGCacheEngine.retrieval."""
+
+    question: str
+    started_s: float
+    documents: tuple[Document, ...] = ()
+
+    def found(self, documents: Sequence[Document]) -> None:
+        """The final result, nearest first, each text in the form the prompt will contain."""
+        self.documents = tuple(documents)
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    request: BackendRequest
+    document_ids: tuple[str, ...]
+    asked_s: float
+    retrieval: Retrieval | None
+
+
+class _Runtime:
+    """What lives on the engine's own event loop: the backend, the running requests, the counters."""
+
+    def __init__(self, backend: Backend, timeout_s: float) -> None:
+        self._backend = backend
+        self._timeout_s = timeout_s
+        self._thread = LoopThread("ragcache-engine")
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._request_numbers = count()
+        self._closing = False
+        self._close_lock = threading.Lock()
+        self._starts = 0
+        self._start_lock = asyncio.Lock()
+        self.stats = CacheStats()
+
+    def start(self) -> ModelLimits:
+        limits = self._thread.submit(self._backend.start()).result()
+        self._starts = 1
+        return limits
+
+    def now(self) -> float:
+        return self._backend.now()
+
+    def next_request_id(self) -> str:
+        return f"ragcache-{next(self._request_numbers)}"
+
+    def tokenize(self, prompt: str) -> TokenizedPrompt:
+        self._refuse_if_closed()
+        return self._backend.tokenize(prompt)
+
+    def clear_cache(self) -> None:
+        self._refuse_if_closed()
+        if not self._thread.submit(self._backend.clear_cache()).result():
+            raise EngineError("the cache is in use by running requests; wait for them to end")
+
+    def _refuse_if_closed(self) -> None:
+        if self._closing:
+            raise EngineClosed("this engine was closed; make a new RAGCacheEngine")
+
+    def begin(self, prepared: _Prepared, put: Callable[[Item], None]) -> Callable[[], None]:
+        """Start a request from any thread. Returns what cancels it, also from any thread."""
+        self._refuse_if_closed()
+        future = self._thread.submit(self._run(prepared, put))
+
+        def cancel() -> None:
+            future.cancel()
+
+        return cancel
+
+    async def _run(self, prepared: _Prepared, put: Callable[[Item], None]) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        self.stats = replace(self.stats, running=self.stats.running + 1)
+        usage: Usage | None = None
+        try:
+            async with aclosing(self._pieces(prepared)) as pieces:
+                async for piece in pieces:
+                    usage = piece.usage
+                    put(piece)
+            put(None)
+        except asyncio.CancelledError:
+            put(EngineClosed("the engine was closed while this request ran; make a new one"))
+            raise
+        except Exception as error:
+            if not usage:
+                self.stats = replace(self.stats, failed=self.stats.failed + 1)
+            put(error)
+        finally:
+            self._tasks.discard(task)
+            self._count_end(usage, task.cancelling() > 0)
+
+    async def _pieces(self, prepared: _Prepared) -> AsyncGenerator[Piece, None]:
+        request, retrieval = prepared.request, prepared.retrieval
+        asked_s = retrieval.started_s if retrieval else prepared.asked_s
+        cached, first_s, output_tokens = CachedTokens(), None, 0
+        attempts = answered(self._backend, request, self._timeout_s, self._on_failure)
+        async with aclosing(attempts) as deltas:
+            async for delta in deltas:
+                if first_s is None:
+                    first_s = self.now()
+                    cached = delta.cached or cached
+                output_tokens += len(delta.token_ids)
+                usage = None
+                if delta.finish_reason:
+                    usage = Usage(
+                        prompt_tokens=len(request.prompt),
+                        output_tokens=output_tokens,
+                        cached=cached,
+                        ttft_s=first_s - asked_s,
+                        total_s=self.now() - asked_s,
+                        retrieval_s=prepared.asked_s - asked_s,
+                        document_ids=prepared.document_ids,
+                    )
+                if delta.text or delta.token_ids or usage:
+                    yield Piece(delta.text, delta.token_ids, delta.finish_reason, usage)
+
+    async def _on_failure(self, failure: Exception) -> None:
+        """Make a second attempt possible: bring a dead backend back up, once for all its requests."""
+        self.stats = replace(self.stats, retried=self.stats.retried + 1)
+        if not isinstance(failure, EngineDied):
+            return
+        starts = self._starts
+        async with self._start_lock:
+            if self._starts > starts:
+                return  # another of its requests already did
+            logger.warning("%s; starting it once more", failure)
+            await self._backend.close()
+            try:
+                await self._backend.start()
+            except RAGCacheError as error:
+                raise EngineDied(f"the model's process died and did not come up again: {error}")
+            self._starts += 1
+
+    def _count_end(self, usage: Usage | None, cancelled: bool) -> None:
+        stats = replace(self.stats, running=self.stats.running - 1)
+        if usage:
+            stats = replace(
+                stats,
+                finished=stats.finished + 1,
+                prompt_tokens=stats.prompt_tokens + usage.prompt_tokens,
+                output_tokens=stats.output_tokens + usage.output_tokens,
+                cached=stats.cached + usage.cached,
+            )
+        elif cancelled:
+            stats = replace(stats, cancelled=stats.cancelled + 1)
+        self.stats = stats
+
+    def close(self) -> None:
+        with self._close_lock:
+            if self._closing:
+                return
+            self._closing = True
+        closing = self._thread.submit(self._close())
+        if self._thread.owns_current_thread():  # the engine was dropped there: nobody can wait
+            closing.add_done_callback(lambda _: self._thread.stop())
+        else:
+            closing.result()
+            self._thread.stop()
+
+    async def _close(self) -> None:
+        tasks = [task for task in self._tasks if not task.done()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._backend.close()

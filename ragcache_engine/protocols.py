@@ -1,0 +1,68 @@
+"""The doors between the parts: what each caller needs, and no more."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from ragcache_engine.values import (
+    CachedTokens,
+    FinishReason,
+    ModelLimits,
+    SamplingOptions,
+    TokenizedPrompt,
+    TokenSegment,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class BackendRequest:
+    """One generation, checked and tokenised, as a backend receives it.
+
+    segments: runs of tokens in prompt order, covering all of them; empty if nothing is known.
+    """
+
+    request_id: str
+    prompt: TokenizedPrompt
+    segments: Sequence[TokenSegment]
+    options: SamplingOptions
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What a backend has to say after a step: new tokens, and with the first of them the cache hits."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    cached: CachedTokens | None = None
+    finish_reason: FinishReason | None = None
+
+
+class Backend(Protocol):
+    """Runs the model. Every coroutine is called on the engine's own event loop."""
+
+    async def start(self) -> ModelLimits:
+        """Load the model. Raises ConfigError or EngineStartFailed and leaves nothing behind."""
+
+    def tokenize(self, text: str) -> TokenizedPrompt:
+        """Turn a prompt into tokens exactly as the model would. Callable from any thread."""
+
+    def detokenize(self, token_ids: Sequence[int]) -> str:
+        """The text of an answer's tokens, special ones left out. Callable from any thread."""
+
+    def generate(self, request: BackendRequest) -> AsyncGenerator[Delta, None]:
+        """Yield the answer as it is made. Closing the generator aborts it and frees its memory.
+
+        Raises GenerationFailed if this request failed and others go on, EngineDied if the model's
+        process is gone; start() may then be called again.
+        """
+
+    def now(self) -> float:
+        """Seconds on a clock that never runs back; only differences mean anything. Any thread."""
+
+    async def clear_cache(self) -> bool:
+        """Drop every cached block; False, and nothing dropped, while running requests hold some."""
+
+    async def close(self) -> None:
+        """Free everything: processes, memory, files. A second call does nothing."""

@@ -1,0 +1,224 @@
+"""What crosses the boundaries between the parts: frozen values, units in their names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class Tier(StrEnum):
+    """Where a prompt token's key-value tensors came from. Faster tiers come first."""
+
+    DEVICE = "device"
+    HOST = "host"
+    DISK = "disk"
+
+
+class FinishReason(StrEnum):
+    """Why an answer ended."""
+
+    STOP = "stop"  # the model said so, or a stop string appeared
+    LENGTH = "length"  # max_tokens or the model's context was reached
+
+
+class SegmentKind(StrEnum):
+    """What a run of prompt tokens is."""
+
+    SYSTEM = "system"
+    DOCUMENT = "document"
+    QUESTION = "question"
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A retrieved document, its text exactly as it stands in the prompt.
+
+    id: stable across questions; two texts under one id are two documents to the cache.
+    """
+
+    id: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingOptions:
+    """How the answer is drawn. The defaults are greedy: one prompt, one answer.
+
+    max_tokens: most tokens in the answer. `None`: as many as the model's context leaves room for.
+    temperature: 0 is greedy; above it, tokens are drawn at random, repeatably if `seed` is given.
+    top_k: 0 considers every token.
+    stop: strings that end the answer; they are not part of it.
+    """
+
+    max_tokens: int | None = 256
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int | None = None
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+
+    def __post_init__(self) -> None:
+        if isinstance(self.stop, str):
+            raise ValueError(f"stop takes a sequence of strings: stop=({self.stop!r},)")
+        object.__setattr__(self, "stop", tuple(self.stop))
+        if self.max_tokens is not None and self.max_tokens < 1:
+            raise ValueError(f"max_tokens must be at least 1, got {self.max_tokens}")
+        if self.temperature < 0:
+            raise ValueError(f"temperature must be 0 (greedy) or more, got {self.temperature}")
+        if not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p must be above 0 and at most 1, got {self.top_p}")
+        if self.top_k < 0:
+            raise ValueError(f"top_k must be 0 (every token) or more, got {self.top_k}")
+        if not 0 <= self.min_p <= 1:
+            raise ValueError(f"min_p must be between 0 and 1, got {self.min_p}")
+        if any(not text for text in self.stop):
+            raise ValueError("an empty stop string would end every answer at once; leave it out")
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizedPrompt:
+    """A prompt as the model reads it.
+
+    token_ids: one integer a token.
+    offsets: for each token, the characters [start, end) of the text it stands for; empty where the
+      tokenizer cannot tell.
+    """
+
+    text: str
+    token_ids: Sequence[int]
+    offsets: Sequence[tuple[int, int]] = ()
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenSegment:
+    """A run of prompt tokens [start, end) with one identity."""
+
+    kind: SegmentKind
+    start: int
+    end: int
+    document_id: str | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.start < self.end:
+            raise ValueError(f"a segment holds at least one token, got [{self.start}, {self.end})")
+        if (self.kind is SegmentKind.DOCUMENT) != (self.document_id is not None):
+            raise ValueError("documents, and only documents, carry a document_id")
+
+    def __len__(self) -> int:
+        return self.end - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class CachedTokens:
+    """Prompt tokens whose key-value tensors were not computed again, by the tier they came from."""
+
+    device: int = 0
+    host: int = 0
+    disk: int = 0
+
+    def __add__(self, other: CachedTokens) -> CachedTokens:
+        return CachedTokens(
+            self.device + other.device, self.host + other.host, self.disk + other.disk
+        )
+
+    @property
+    def total(self) -> int:
+        return self.device + self.host + self.disk
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What one answer cost.
+
+    ttft_s: seconds from the question to the first token. The question begins with the retrieval
+      whose documents stand in the prompt, if this is the first prompt made from it; else with the
+      call to the engine.
+    retrieval_s: the part of ttft_s before the engine was called; 0 without a retrieval.
+    total_s: seconds from the question to the last token.
+    document_ids: the documents recognised in the prompt, in its order.
+    """
+
+    prompt_tokens: int
+    output_tokens: int
+    cached: CachedTokens
+    ttft_s: float
+    total_s: float
+    retrieval_s: float = 0.0
+    document_ids: tuple[str, ...] = ()
+
+    @property
+    def computed_tokens(self) -> int:
+        """Prompt tokens that had to be prefilled."""
+        return self.prompt_tokens - self.cached.total
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of an answer as it streams. Only the last one has a finish_reason and a usage."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason | None = None
+    usage: Usage | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A whole answer."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    usage: Usage
+
+
+@dataclass(frozen=True, slots=True)
+class CacheStats:
+    """The engine's counters since it started. Unfinished and cancelled requests count no tokens."""
+
+    running: int = 0
+    finished: int = 0
+    cancelled: int = 0
+    failed: int = 0
+    retried: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    cached: CachedTokens = field(default_factory=CachedTokens)
+
+    @property
+    def computed_tokens(self) -> int:
+        return self.prompt_tokens - self.cached.total
+
+    def hit_ratio(self, tier: Tier | None = None) -> float:
+        """Share of prompt tokens that came from `tier`, or from any; 0 before the first answer."""
+        if not self.prompt_tokens:
+            return 0.0
+        cached = self.cached.total if tier is None else getattr(self.cached, tier.value)
+        return float(cached) / self.prompt_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLimits:
+    """What the started model can take.
+
+    context_tokens: prompt and answer together.
+    block_tokens: tokens in one block of KV memory, the grain of caching.
+    device_blocks: blocks in the device tier.
+    """
+
+    context_tokens: int
+    block_tokens: int
+    device_blocks: int
+
+    @property
+    def device_tokens(self) -> int:
+        return self.block_tokens * self.device_blocks
