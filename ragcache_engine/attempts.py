@@ -51,7 +51,9 @@ async def _timed(
     async with aclosing(backend.generate(request)) as deltas:
         while True:
             try:
-                delta = await asyncio.wait_for(anext(deltas), timeout_s)
+                # Not wait_for: in Python 3.11 it can swallow a cancel that comes with the token.
+                async with asyncio.timeout(timeout_s):
+                    delta = await anext(deltas)
             except StopAsyncIteration:
                 return
             except TimeoutError:
@@ -71,15 +73,15 @@ class _Progress:
     # Text of handed-out tokens that the failed attempt still held back, to see if it becomes a stop
     # string. The next attempt knows nothing of it.
     held_back: str = ""
+    # Characters the next attempt has brought since.
+    fresh: int = 0
 
     def rest_of(self, request: BackendRequest) -> BackendRequest:
         """The request for what is still missing."""
         if not self.token_ids:
             return request
         prompt, most = request.prompt, request.options.max_tokens
-        longer = TokenizedPrompt(
-            prompt.text, (*prompt.token_ids, *self.token_ids), prompt.offsets
-        )
+        longer = TokenizedPrompt(prompt.text, (*prompt.token_ids, *self.token_ids), prompt.offsets)
         options = replace(
             request.options, max_tokens=None if most is None else most - len(self.token_ids)
         )
@@ -90,19 +92,28 @@ class _Progress:
     def resume(self, backend: Backend) -> None:
         if self.token_ids:
             self.held_back = backend.detokenize(self.token_ids)[len(self.text) :]
+            self.fresh = 0
 
     def take(self, delta: Delta, stop: tuple[str, ...]) -> Delta:
         """Note what the delta brings; put text held back by a failed attempt in front of it."""
-        text = self.held_back + delta.text
         if self.held_back:
-            cut = min((at for word in stop if (at := text.find(word)) >= 0), default=-1)
-            if cut >= 0:
-                delta = replace(delta, finish_reason=FinishReason.STOP)
-                text, self.held_back = text[:cut], ""
-            elif delta.finish_reason or len(text) >= max(map(len, stop), default=0):
-                self.held_back = ""
-            else:
-                text, self.held_back = "", text
+            delta = self._after_held_back(delta, stop)
         self.token_ids += delta.token_ids
-        self.text += text
-        return replace(delta, text=text)
+        self.text += delta.text
+        return delta
+
+    def _after_held_back(self, delta: Delta, stop: tuple[str, ...]) -> Delta:
+        """Look for stop strings across the two attempts; each sees those inside its own text."""
+        text = self.held_back + delta.text
+        self.fresh += len(delta.text)
+        across = max(map(len, stop), default=1) - 1
+        ends = [at for word in stop if (at := text.find(word)) >= 0]
+        if ends:
+            self.held_back = ""
+            return replace(delta, text=text[: min(ends)], finish_reason=FinishReason.STOP)
+        if delta.finish_reason or self.fresh >= across:
+            self.held_back = ""
+            return replace(delta, text=text)
+        ready = max(0, len(text) - across)
+        self.held_back = text[ready:]
+        return replace(delta, text=text[:ready])

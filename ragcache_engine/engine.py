@@ -187,7 +187,9 @@ class RAGCacheEngine:
             raise TypeError(f"a prompt is a string, got {type(prompt).__name__}")
         tokenized = self._runtime.tokenize(prompt)
         if not len(tokenized):
-            raise EmptyPrompt("the prompt is empty: check what your prompt template was filled with")
+            raise EmptyPrompt(
+                "the prompt is empty: check what your prompt template was filled with"
+            )
         if len(tokenized) >= self.limits.context_tokens:
             raise PromptTooLong(
                 f"the prompt has {len(tokenized)} tokens, and the model's context of "
@@ -343,7 +345,9 @@ class _Runtime:
             try:
                 await self._backend.start()
             except RAGCacheError as error:
-                raise EngineDied(f"the model's process died and did not come up again: {error}")
+                raise EngineDied(
+                    f"the model's process died and did not come up again: {error}"
+                ) from error
             self._starts += 1
 
     def _count_end(self, usage: Usage | None, cancelled: bool) -> None:

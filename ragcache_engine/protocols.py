@@ -31,7 +31,7 @@ class BackendRequest:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What a backend has to say after a step: new tokens, and with the first of them the cache hits."""
+    """What a step brought: new tokens, and with the first of them the prompt's cache hits."""
 
     text: str
     token_ids: tuple[int, ...]

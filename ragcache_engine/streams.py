@@ -14,13 +14,14 @@ Item = Piece | Exception | None
 """What travels: pieces, then None; or an error."""
 
 Connect = Callable[[Callable[[Item], None]], Callable[[], None]]
-"""Starts a request, given a callback for its items; returns what cancels it. Both from any thread."""
+"""Starts a request, given a callback for its items; returns what cancels it. From any thread."""
 
 
 def joined(pieces: list[Piece]) -> Answer:
     """The whole answer. pieces: all of one stream, so the last one has usage and finish_reason."""
     last = pieces[-1]
-    assert last.finish_reason is not None and last.usage is not None
+    assert last.finish_reason is not None
+    assert last.usage is not None
     return Answer(
         text="".join(piece.text for piece in pieces),
         token_ids=tuple(token for piece in pieces for token in piece.token_ids),
@@ -37,7 +38,7 @@ class AnswerStream(Iterator[Piece]):
     """
 
     def __init__(self, connect: Connect, keep_alive: object = None) -> None:
-        """keep_alive: held until the stream is dropped, so that its source is not closed under it."""
+        """keep_alive: held as long as the stream, so that its source is not closed under it."""
         self._cancel: Callable[[], None] | None = None
         self._items: queue.SimpleQueue[Item] = queue.SimpleQueue()
         self._keep_alive = keep_alive
@@ -76,7 +77,7 @@ class AnswerStream(Iterator[Piece]):
 
 
 async def read_async(connect: Connect) -> AsyncGenerator[Piece, None]:
-    """Yield the pieces of one answer in the caller's event loop; ending early cancels the request."""
+    """Yield the pieces of one answer in the caller's event loop; closing cancels the request."""
     loop = asyncio.get_running_loop()
     items: asyncio.Queue[Item] = asyncio.Queue()
 

@@ -160,9 +160,10 @@ class MemoryBackend:
             if not self._waiting:
                 self._work.clear()
                 await self._work.wait()
+            self._steps += 1
             try:
                 if self._fault:
-                    self._fault(self._steps)
+                    self._fault(self._steps - 1)
                 self._step()
             except Stall:
                 pass
@@ -172,7 +173,6 @@ class MemoryBackend:
                 return
             except GenerationFailed as failure:
                 self._fail_all(failure)
-            self._steps += 1
             await asyncio.sleep(0)  # callers read their tokens, and may abort, between steps
 
     def _step(self) -> None:
@@ -208,9 +208,7 @@ class MemoryBackend:
         elif running.said >= most:
             reason = FinishReason.LENGTH
         cached = CachedTokens(device=running.cached) if running.said == 1 else None
-        running.deltas.put_nowait(
-            Delta(word, (self._learn(word),) if word else (), cached, reason)
-        )
+        running.deltas.put_nowait(Delta(word, (self._learn(word),) if word else (), cached, reason))
         if reason:
             self._waiting.remove(running)
 

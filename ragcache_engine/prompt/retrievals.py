@@ -90,9 +90,7 @@ class RetrievalLog:
             return self._entries.get(number)
 
 
-def _score(
-    prompt: str, spans: Sequence[Span], retrieval: Retrieval
-) -> tuple[bool, int] | None:
+def _score(prompt: str, spans: Sequence[Span], retrieval: Retrieval) -> tuple[bool, int] | None:
     present = {span.document_id for span in spans}
     found = sum(document.id in present for document in retrieval.documents)
     if not found:

@@ -20,7 +20,6 @@ from dataclasses import dataclass
 
 from ragcache_engine.values import Document, SegmentKind, TokenizedPrompt, TokenSegment
 
-
 SHORTEST_TEXT = 16
 
 
@@ -60,9 +59,7 @@ def find_documents(
     return tuple(spans)
 
 
-def _occurrences(
-    prompt: str, text: str, document_id: str, taken: Sequence[Span]
-) -> Iterable[Span]:
+def _occurrences(prompt: str, text: str, document_id: str, taken: Sequence[Span]) -> Iterable[Span]:
     for gap_start, gap_end in _gaps(len(prompt), taken):
         if gap_end - gap_start < len(text):
             continue
@@ -117,7 +114,7 @@ def _token_starts(offsets: Sequence[tuple[int, int]]) -> list[int]:
 def _add(
     segments: list[TokenSegment], kind: SegmentKind, start: int, end: int, document_id: str | None
 ) -> int:
-    """Append tokens [start, end) unless a longer neighbour has swallowed them; return the new end."""
+    """Append tokens [start, end), unless a longer neighbour swallowed them; return the new end."""
     if end > start:
         segments.append(TokenSegment(kind, start, end, document_id))
         return end

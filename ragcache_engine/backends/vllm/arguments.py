@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import torch
 from vllm.config import VllmConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
 from vllm.usage.usage_lib import UsageContext
-from vllm.utils.torch_utils import get_dtype_size
 
 from ragcache_engine.errors import ConfigError, ModelNotFound
 
@@ -83,13 +83,14 @@ def _require_room(config: VllmConfig) -> None:
     if cache_bytes is None or not has_plain_attention:
         return
     parallel = config.parallel_config
-    dtype = model.dtype if config.cache_config.cache_dtype == "auto" else None
+    dtype = model.dtype if config.cache_config.cache_dtype == "auto" else torch.int8  # fp8
+    assert isinstance(dtype, torch.dtype)  # vLLM has resolved "auto" by now
     token_bytes = (
         2  # a key and a value
         * model.get_num_layers(parallel)
         * model.get_num_kv_heads(parallel)
         * model.get_head_size()
-        * (get_dtype_size(dtype) if dtype else 1)
+        * dtype.itemsize
     )
     needed = token_bytes * model.max_model_len
     if cache_bytes < needed:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from vllm import SamplingParams
 from vllm.exceptions import VLLMError
-from vllm.inputs import TokensPrompt, tokens_input
+from vllm.inputs import TextPrompt, TokensPrompt, tokens_input
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind
 from vllm.usage.usage_lib import UsageContext
@@ -86,9 +86,12 @@ class VLLMBackend:
         if not text:
             return TokenizedPrompt(text, ())
         renderer = self._running_llm().renderer
-        (tokens,) = renderer.tokenize_prompts([{"prompt": text}], self._tokenize_params)
+        (tokens,) = renderer.tokenize_prompts([TextPrompt(prompt=text)], self._tokenize_params)
+        prompt = cast(
+            "TokensPrompt", tokens
+        )  # what a text becomes; other inputs become other kinds
         return TokenizedPrompt(
-            text, tokens["prompt_token_ids"], tokens.get("prompt_token_offsets") or ()
+            text, prompt["prompt_token_ids"], prompt.get("prompt_token_offsets") or ()
         )
 
     def detokenize(self, token_ids: Sequence[int]) -> str:

@@ -40,7 +40,9 @@ def _main_module_frame() -> FrameType | None:
     path = getattr(main, "__file__", None)
     frame: FrameType | None = sys._getframe()
     while frame:
-        if frame.f_code.co_name == "<module>" and frame.f_globals is getattr(main, "__dict__", None):
+        if frame.f_code.co_name == "<module>" and frame.f_globals is getattr(
+            main, "__dict__", None
+        ):
             return frame if frame.f_code.co_filename == path else None
         frame = frame.f_back
     return None

@@ -1,0 +1,84 @@
+"""What the tests share: above all one real engine, since each takes half a minute to start."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ragcache_engine import EngineConfig, RAGCacheEngine
+from ragcache_engine.backends.memory import MemoryBackend, echo
+from ragcache_engine.backends.vllm.installed import installed_vllm
+
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+# vLLM keeps one core free for its scheduler; on two cores that halves the speed of a prefill.
+os.environ.setdefault("VLLM_CPU_NUM_OF_RESERVED_CPU", "0" if os.cpu_count() == 2 else "1")
+
+DATA = Path(os.environ.get("RAGCACHE_DATA", Path(__file__).parents[2] / "shared" / "data"))
+
+FLOAT32 = {"dtype": "float32", "max_model_len": 4096}
+
+
+@pytest.fixture(scope="session")
+def demo_model() -> str:
+    """The folder of the small real model; converted once, then kept."""
+    if installed_vllm() is None:
+        pytest.skip("vLLM is not installed")
+    models = pytest.importorskip("ragcache_cli.models")
+    return str(models.demo_model())
+
+
+@pytest.fixture(scope="session")
+def vllm_engine(demo_model: str) -> Iterator[RAGCacheEngine]:
+    """The one real engine: real vLLM, the real small model, float32 so that tokens are repeatable."""
+    config = EngineConfig(
+        model=demo_model, backend="vllm", device_cache="800MiB", vllm_args=FLOAT32
+    )
+    with RAGCacheEngine(config) as engine:
+        yield engine
+
+
+@pytest.fixture
+def engine_on() -> Iterator[Callable[..., RAGCacheEngine]]:
+    """Makes engines over a MemoryBackend of the test's own; they are closed after it."""
+    with ExitStack() as engines:
+
+        def make(backend: MemoryBackend, **settings: Any) -> RAGCacheEngine:
+            config = EngineConfig(model="any", backend="memory", **settings)
+            return engines.enter_context(RAGCacheEngine(config, backend=backend))
+
+        yield make
+
+
+@pytest.fixture
+def memory_engine(engine_on: Callable[..., RAGCacheEngine]) -> RAGCacheEngine:
+    return engine_on(MemoryBackend(lambda p: "on and " * 4000 if "for ever" in p else echo(p)))
+
+
+@pytest.fixture(params=["memory", pytest.param("vllm", marks=pytest.mark.vllm)])
+def engine(request: pytest.FixtureRequest) -> RAGCacheEngine:
+    """Either backend: what is written against this fixture holds for both."""
+    chosen = request.getfixturevalue(f"{request.param}_engine")
+    assert isinstance(chosen, RAGCacheEngine)
+    return chosen
+
+
+@pytest.fixture(scope="session")
+def read_data() -> Callable[[str], list[dict[str, Any]]]:
+    """Reads a file of the question sets, such as "squad/corpus.jsonl.gz"."""
+
+    def read(name: str) -> list[dict[str, Any]]:
+        path = DATA / name
+        if not path.is_file():
+            pytest.skip(f"the question sets are not at {DATA} (RAGCACHE_DATA names another folder)")
+        with gzip.open(path, "rt", encoding="utf-8") as lines:
+            return [json.loads(line) for line in lines]
+
+    return read

@@ -1,0 +1,162 @@
+"""Failures of the backend, and what a reader notices of them: nothing, or a named error."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+
+import pytest
+
+from ragcache_engine import (
+    EngineDied,
+    FinishReason,
+    GenerationFailed,
+    RAGCacheEngine,
+    RequestTimedOut,
+    SamplingOptions,
+)
+from ragcache_engine.backends.memory import MemoryBackend, Stall
+from ragcache_engine.protocols import BackendRequest, Delta
+
+EngineOn = Callable[..., RAGCacheEngine]
+
+QUESTION = "one two three four five six"
+ANSWER = f"You asked: {QUESTION}"
+
+
+def failing_at(*steps: int, error: Exception) -> Callable[[int], None]:
+    def fault(step: int) -> None:
+        if step in steps:
+            raise error
+
+    return fault
+
+
+BROKEN_STEP = GenerationFailed("a step broke")
+DEATH = EngineDied("the process is gone")
+
+
+@pytest.mark.parametrize("step", range(8))
+@pytest.mark.parametrize("error", [BROKEN_STEP, DEATH], ids=["broken step", "death"])
+def test_one_failure_at_any_step_is_not_noticed(engine_on: EngineOn, step: int, error: Exception):
+    engine = engine_on(MemoryBackend(fault=failing_at(step, error=error)))
+    pieces = list(engine.stream(QUESTION))
+    assert "".join(piece.text for piece in pieces) == ANSWER
+    usage = pieces[-1].usage
+    assert usage is not None
+    assert usage.output_tokens == sum(len(piece.token_ids) for piece in pieces)
+    assert engine.stats().retried == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"), [(BROKEN_STEP, GenerationFailed), (DEATH, EngineDied)]
+)
+def test_the_second_failure_of_a_request_is_told(
+    engine_on: EngineOn, error: Exception, expected: type[Exception]
+):
+    engine = engine_on(MemoryBackend(fault=failing_at(2, 4, error=error)))
+    with pytest.raises(expected):
+        engine.generate(QUESTION)
+    assert engine.stats().failed == 1
+    assert engine.stats().running == 0
+
+
+def test_after_a_death_the_engine_serves_the_next_question(engine_on: EngineOn):
+    engine = engine_on(MemoryBackend(fault=failing_at(2, 4, error=DEATH)))
+    with pytest.raises(EngineDied):
+        engine.generate(QUESTION)
+    assert engine.generate(QUESTION).text == ANSWER
+
+
+def test_a_death_is_mended_once_for_all_requests_it_hit(engine_on: EngineOn):
+    backend = CountingStarts(fault=failing_at(3, error=DEATH))
+    engine = engine_on(backend)
+
+    async def ask_all() -> list[str]:
+        answers = await asyncio.gather(*(engine.agenerate(f"{QUESTION} {n}") for n in range(5)))
+        return [answer.text for answer in answers]
+
+    assert asyncio.run(ask_all()) == [f"{ANSWER} {n}" for n in range(5)]
+    assert backend.starts == 2
+
+
+class CountingStarts(MemoryBackend):
+    starts = 0
+
+    async def start(self):  # type: ignore[no-untyped-def]
+        self.starts += 1
+        return await super().start()
+
+
+def test_a_request_without_a_token_in_time_is_tried_again(engine_on: EngineOn):
+    stalled = iter(range(1, 200))
+
+    def stall_for_a_while(step: int) -> None:
+        if step < 100:
+            next(stalled)
+            raise Stall
+
+    backend = SlowToStall(fault=stall_for_a_while)
+    engine = engine_on(backend, request_timeout_s=0.05)
+    assert engine.generate(QUESTION).text == ANSWER
+    assert engine.stats().retried == 1
+
+
+class SlowToStall(MemoryBackend):
+    """Ignores the first request until it is given up."""
+
+    attempts = 0
+
+    async def generate(self, request: BackendRequest) -> AsyncGenerator[Delta, None]:
+        self.attempts += 1
+        if self.attempts == 1:
+            await asyncio.sleep(60)
+        async for delta in super().generate(request):
+            yield delta
+
+
+def test_a_request_that_never_gets_a_token_times_out(engine_on: EngineOn):
+    def stall(step: int) -> None:
+        raise Stall
+
+    engine = engine_on(MemoryBackend(fault=stall), request_timeout_s=0.02)
+    with pytest.raises(RequestTimedOut, match="request_timeout_s"):
+        engine.generate(QUESTION)
+
+
+class HoldsTextBack(MemoryBackend):
+    """As vLLM does with stop strings: tokens come at once, their text two tokens later."""
+
+    async def generate(self, request: BackendRequest) -> AsyncGenerator[Delta, None]:
+        held: list[str] = []
+        async for delta in super().generate(request):
+            held.append(delta.text)
+            last = delta.finish_reason is not None
+            ready = len(held) if last else max(0, len(held) - 2)
+            text, held = "".join(held[:ready]), held[ready:]
+            yield Delta(text, delta.token_ids, delta.cached, delta.finish_reason)
+
+
+@pytest.mark.parametrize("step", range(1, 8))
+def test_text_held_back_by_a_failed_attempt_is_not_lost(engine_on: EngineOn, step: int):
+    engine = engine_on(HoldsTextBack(fault=failing_at(step, error=BROKEN_STEP)))
+    assert engine.generate(QUESTION).text == ANSWER
+
+
+@pytest.mark.parametrize("step", [6, 7], ids=["inside it", "before it was shown"])
+def test_a_stop_string_across_a_failure_still_stops(engine_on: EngineOn, step: int):
+    engine = engine_on(StopsNowhere(fault=failing_at(step, error=BROKEN_STEP)))
+    stop = SamplingOptions(stop=("three four",))
+    answer = engine.generate(QUESTION, options=stop)
+    assert answer.text == "You asked: one two "
+    assert answer.finish_reason is FinishReason.STOP
+
+
+class StopsNowhere(HoldsTextBack):
+    """Leaves stop strings to the engine, so that only what the engine does about them shows."""
+
+    def _answer(self, request: BackendRequest) -> list[str]:
+        options = SamplingOptions(max_tokens=request.options.max_tokens)
+        return super()._answer(
+            BackendRequest(request.request_id, request.prompt, request.segments, options)
+        )

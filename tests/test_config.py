@@ -1,0 +1,50 @@
+"""Settings are refused where they are born, with a word on what to change."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import ValidationError
+
+from ragcache_engine import EngineConfig, SamplingOptions
+
+
+def test_sizes_are_written_as_people_write_them():
+    assert EngineConfig(model="m", device_cache="2GiB").device_cache == 2 << 30
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"model": ""},
+        {"device_cache": "0GiB"},
+        {"device_cache": "lots"},
+        {"backend": "sglang"},
+        {"request_timeout_s": 0},
+        {"devise_cache": "1GiB"},
+    ],
+)
+def test_settings_that_cannot_work_are_refused(wrong: dict[str, object]):
+    with pytest.raises(ValidationError, match=next(iter(wrong))):
+        EngineConfig.model_validate({"model": "m", **wrong})
+
+
+def test_a_configuration_does_not_change():
+    with pytest.raises(ValidationError, match="frozen"):
+        EngineConfig(model="m").model = "other"  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "word"),
+    [
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"temperature": -1}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"top_k": -1}, "top_k"),
+        ({"min_p": 2}, "min_p"),
+        ({"stop": "a string"}, "sequence"),
+        ({"stop": ("",)}, "empty stop string"),
+    ],
+)
+def test_sampling_options_that_cannot_work_are_refused(wrong: dict[str, object], word: str):
+    with pytest.raises(ValueError, match=word):
+        SamplingOptions(**wrong)  # type: ignore[arg-type]
