@@ -39,6 +39,7 @@ from ragcache_engine.values import (
     Piece,
     SamplingOptions,
     Tier,
+    TokenizedPrompt,
     Usage,
 )
 
@@ -76,6 +77,7 @@ __all__ = [
     "RetrievalInProgress",
     "SamplingOptions",
     "Tier",
+    "TokenizedPrompt",
     "UnguardedMain",
     "UnknownDocument",
     "UnsupportedStore",

@@ -7,8 +7,8 @@ from its prompt and the tokens already handed out; greedy decoding makes that th
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, replace
 
 from ragcache_engine.errors import EngineDied, GenerationFailed, RequestTimedOut
@@ -21,8 +21,49 @@ OnFailure = Callable[[Exception], Awaitable[None]]
 """Called before the second attempt, with the reason: counts it, or brings the backend back up."""
 
 
+class Heartbeat:
+    """Ends the waits of all requests once the backend has shown no token, of any of them, for timeout_s.
+
+    Queueing behind others is no failure, however long; silence of the whole backend is. One timer
+    serves every request, so a token costs no more than a look at the clock.
+    """
+
+    def __init__(self, timeout_s: float) -> None:
+        self.timeout_s = timeout_s
+        self._last_s = 0.0
+        self._waiting: set[asyncio.Timeout] = set()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def beat(self) -> None:
+        self._last_s = asyncio.get_running_loop().time()
+
+    @contextmanager
+    def waiting(self, wait: asyncio.Timeout) -> Iterator[None]:
+        if not self._waiting:
+            self.beat()
+        self._waiting.add(wait)
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(self.timeout_s, self._check)
+        try:
+            yield
+        finally:
+            self._waiting.discard(wait)
+
+    def _check(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._timer = None
+        if not self._waiting:
+            return
+        quiet_s = loop.time() - self._last_s
+        if quiet_s < self.timeout_s:
+            self._timer = loop.call_later(self.timeout_s - quiet_s, self._check)
+            return
+        for wait in self._waiting:
+            wait.reschedule(loop.time())
+
+
 async def answered(
-    backend: Backend, request: BackendRequest, timeout_s: float, on_failure: OnFailure
+    backend: Backend, request: BackendRequest, heartbeat: Heartbeat, on_failure: OnFailure
 ) -> AsyncGenerator[Delta, None]:
     """Yield the request's deltas, the last one with a finish_reason.
 
@@ -31,7 +72,7 @@ async def answered(
     progress = _Progress()
     for attempt in range(1, ATTEMPTS + 1):
         try:
-            async with aclosing(_timed(backend, progress.rest_of(request), timeout_s)) as deltas:
+            async with aclosing(_timed(backend, progress.rest_of(request), heartbeat)) as deltas:
                 progress.resume(backend)
                 async for delta in deltas:
                     delta = progress.take(delta, request.options.stop)
@@ -46,21 +87,23 @@ async def answered(
 
 
 async def _timed(
-    backend: Backend, request: BackendRequest, timeout_s: float
+    backend: Backend, request: BackendRequest, heartbeat: Heartbeat
 ) -> AsyncGenerator[Delta, None]:
     async with aclosing(backend.generate(request)) as deltas:
         while True:
+            # Not wait_for: in Python 3.11 it can swallow a cancel that comes with the token.
             try:
-                # Not wait_for: in Python 3.11 it can swallow a cancel that comes with the token.
-                async with asyncio.timeout(timeout_s):
-                    delta = await anext(deltas)
+                async with asyncio.timeout(None) as wait:
+                    with heartbeat.waiting(wait):
+                        delta = await anext(deltas)
             except StopAsyncIteration:
                 return
             except TimeoutError:
                 raise RequestTimedOut(
-                    f"request {request.request_id} showed no new token for {timeout_s:g} s; raise "
-                    f"request_timeout_s, or send fewer requests at once"
+                    f"the engine showed no token for {heartbeat.timeout_s:g} s while request "
+                    f"{request.request_id} waited; raise request_timeout_s if prompts take that long"
                 ) from None
+            heartbeat.beat()
             yield delta
 
 

@@ -18,8 +18,8 @@ class EngineConfig(BaseModel):
     device_cache: bytes of device memory for key-value tensors ("2GiB", 2147483648). None leaves the
       choice to vLLM on a GPU; on a CPU it is a quarter of the free memory, at most 4 GiB. It must
       hold at least one request of the model's full context.
-    request_timeout_s: a request that shows no new token for this long is tried once more, then
-      ended with RequestTimedOut.
+    request_timeout_s: once the engine has shown no token of any request for this long, those that
+      wait are tried once more, then ended with RequestTimedOut. Waiting in a busy queue is no fault.
     vllm_args: passed to vLLM's AsyncEngineArgs as they are, for example {"dtype": "float32",
       "max_model_len": 4096}. They win over what RAGCache would choose.
     """

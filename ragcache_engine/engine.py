@@ -13,7 +13,7 @@ from itertools import count
 from types import TracebackType
 from typing import Self
 
-from ragcache_engine.attempts import answered
+from ragcache_engine.attempts import Heartbeat, answered
 from ragcache_engine.backends.choice import choose_backend
 from ragcache_engine.config import EngineConfig
 from ragcache_engine.errors import (
@@ -84,7 +84,7 @@ class RAGCacheEngine:
         Raises EmptyPrompt or PromptTooLong before any work; EngineClosed, EngineDied,
         GenerationFailed or RequestTimedOut.
         """
-        return joined(list(self.stream(prompt, documents, options)))
+        return self.stream(prompt, documents, options).answer()
 
     def stream(
         self,
@@ -125,6 +125,10 @@ class RAGCacheEngine:
         async with aclosing(pieces):
             async for piece in pieces:
                 yield piece
+
+    def tokenize(self, prompt: str) -> TokenizedPrompt:
+        """The prompt's tokens exactly as the model reads them, with the characters they stand for."""
+        return self._runtime.tokenize(prompt)
 
     @contextmanager
     def retrieval(self, question: str) -> Iterator[RetrievalInProgress]:
@@ -185,7 +189,7 @@ class RAGCacheEngine:
         asked_s = self._runtime.now()
         if not isinstance(prompt, str):
             raise TypeError(f"a prompt is a string, got {type(prompt).__name__}")
-        tokenized = self._runtime.tokenize(prompt)
+        tokenized = self.tokenize(prompt)
         if not len(tokenized):
             raise EmptyPrompt(
                 "the prompt is empty: check what your prompt template was filled with"
@@ -239,7 +243,7 @@ class _Runtime:
 
     def __init__(self, backend: Backend, timeout_s: float) -> None:
         self._backend = backend
-        self._timeout_s = timeout_s
+        self._heartbeat = Heartbeat(timeout_s)
         self._thread = LoopThread("ragcache-engine")
         self._tasks: set[asyncio.Task[None]] = set()
         self._request_numbers = count()
@@ -310,7 +314,7 @@ class _Runtime:
         request, retrieval = prepared.request, prepared.retrieval
         asked_s = retrieval.started_s if retrieval else prepared.asked_s
         cached, first_s, output_tokens = CachedTokens(), None, 0
-        attempts = answered(self._backend, request, self._timeout_s, self._on_failure)
+        attempts = answered(self._backend, request, self._heartbeat, self._on_failure)
         async with aclosing(attempts) as deltas:
             async for delta in deltas:
                 if first_s is None:

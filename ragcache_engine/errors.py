@@ -20,7 +20,7 @@
         ├── EngineClosed                  close() was called, before or during the request
         ├── EngineDied                    the model's process ended by itself
         ├── GenerationFailed              the backend failed this request, twice; others go on
-        └── RequestTimedOut               no token arrived within request_timeout_s, twice
+        └── RequestTimedOut               the engine showed no token for request_timeout_s, twice
 
 Each message says what to do next. The leaves below a `ValueError` are also ValueErrors, so code that
 knows nothing of RAGCache still catches them as such.
@@ -108,4 +108,4 @@ class GenerationFailed(EngineError):
 
 
 class RequestTimedOut(EngineError, TimeoutError):
-    """No token arrived within the configured time, nor on the one retry."""
+    """The engine showed no token of any request for the configured time, nor on the one retry."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import queue
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
@@ -17,7 +18,7 @@ Connect = Callable[[Callable[[Item], None]], Callable[[], None]]
 """Starts a request, given a callback for its items; returns what cancels it. From any thread."""
 
 
-def joined(pieces: list[Piece]) -> Answer:
+def joined(pieces: Sequence[Piece]) -> Answer:
     """The whole answer. pieces: all of one stream, so the last one has usage and finish_reason."""
     last = pieces[-1]
     assert last.finish_reason is not None
@@ -48,12 +49,18 @@ class AnswerStream(Iterator[Piece]):
         if self._cancel is None:
             raise StopIteration
         item = self._items.get()
+        if self._cancel is None:  # closed by another thread meanwhile
+            raise StopIteration
         if isinstance(item, Piece):
             return item
         self._cancel = None
         if item is None:
             raise StopIteration
         raise item
+
+    def answer(self) -> Answer:
+        """Read what is left and return it as one answer: all of it, if nothing was read before."""
+        return joined(list(self))
 
     def close(self) -> None:
         """Cancel the request if it still runs. A second call does nothing."""
@@ -82,7 +89,7 @@ async def read_async(connect: Connect) -> AsyncGenerator[Piece, None]:
     items: asyncio.Queue[Item] = asyncio.Queue()
 
     def put(item: Item) -> None:
-        if not loop.is_closed():
+        with suppress(RuntimeError):  # the reader's loop is closed: nobody reads any more
             loop.call_soon_threadsafe(items.put_nowait, item)
 
     cancel = connect(put)

@@ -89,20 +89,13 @@ class CountingStarts(MemoryBackend):
 
 
 def test_a_request_without_a_token_in_time_is_tried_again(engine_on: EngineOn):
-    stalled = iter(range(1, 200))
-
-    def stall_for_a_while(step: int) -> None:
-        if step < 100:
-            next(stalled)
-            raise Stall
-
-    backend = SlowToStall(fault=stall_for_a_while)
+    backend = IgnoresTheFirst()
     engine = engine_on(backend, request_timeout_s=0.05)
     assert engine.generate(QUESTION).text == ANSWER
     assert engine.stats().retried == 1
 
 
-class SlowToStall(MemoryBackend):
+class IgnoresTheFirst(MemoryBackend):
     """Ignores the first request until it is given up."""
 
     attempts = 0
@@ -113,6 +106,32 @@ class SlowToStall(MemoryBackend):
             await asyncio.sleep(60)
         async for delta in super().generate(request):
             yield delta
+
+
+def test_waiting_behind_others_is_no_fault(engine_on: EngineOn):
+    """Each request takes longer than the timeout to get its turn; some token comes all the time."""
+
+    async def one_after_the_other() -> list[str]:
+        answers = await asyncio.gather(*(engine.agenerate(f"{QUESTION} {n}") for n in range(6)))
+        return [answer.text for answer in answers]
+
+    engine = engine_on(OneAtATime(), request_timeout_s=0.2)
+    assert asyncio.run(one_after_the_other()) == [f"{ANSWER} {n}" for n in range(6)]
+    assert engine.stats().retried == 0
+
+
+class OneAtATime(MemoryBackend):
+    """Serves requests singly, each for longer than half the timeout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._turn = asyncio.Lock()
+
+    async def generate(self, request: BackendRequest) -> AsyncGenerator[Delta, None]:
+        async with self._turn:
+            async for delta in super().generate(request):
+                await asyncio.sleep(0.02)
+                yield delta
 
 
 def test_a_request_that_never_gets_a_token_times_out(engine_on: EngineOn):

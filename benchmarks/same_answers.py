@@ -1,0 +1,204 @@
+"""Does RAGCache answer with the very tokens of stock vLLM?
+
+Runs the same prompts through stock vLLM without a cache, stock vLLM as it comes (prefix caching on)
+and RAGCache, one after the other, each in a process of its own, and counts the answers that differ.
+
+    python benchmarks/same_answers.py --dtype float32 --questions 100
+    python benchmarks/same_answers.py --dtype bfloat16 --questions 100
+
+In float32 none may differ. In bfloat16 vLLM differs from itself, since a prompt prefilled in other
+pieces is summed in another order; there RAGCache must not differ more often than vLLM does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gzip
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ragcache_engine import Document, EngineConfig, RAGCacheEngine, SamplingOptions
+
+DATA = Path(os.environ.get("RAGCACHE_DATA", Path(__file__).parents[2] / "shared" / "data"))
+SHARES = {"squad": 0.7, "multihoprag": 0.1, "nq_open": 0.1, "musique": 0.1}
+TOP_K = 3
+MAX_TOKENS = 24
+CONTEXT_TOKENS = 4096
+CACHE_BYTES = 800 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A finished prompt, and the documents in it by id."""
+
+    text: str
+    documents: dict[str, str]
+
+
+def data_prompts(count: int, data: Path = DATA) -> list[Prompt]:
+    """`count` real questions with the documents that search found for them.
+
+    Most come from squad, and there from the paragraphs asked about most: where documents recur.
+    """
+    prompts: list[Prompt] = []
+    for name, share in SHARES.items():
+        texts = {row["doc_id"]: row for row in _read(data / name / "corpus.jsonl.gz")}
+        questions = _read(data / name / "queries.jsonl.gz")
+        found = _read(data / name / "retrieval_topk.jsonl.gz")
+        asked_for = Counter(row["doc_ids"][0] for row in found)
+        rows = sorted(
+            zip(questions, found, strict=True), key=lambda row: -asked_for[row[1]["doc_ids"][0]]
+        )
+        for question, row in rows[: round(count * share)]:
+            documents = {
+                name: "\n".join(filter(None, (texts[name]["title"], texts[name]["text"])))
+                for name in row["doc_ids"][:TOP_K]
+            }
+            prompts.append(Prompt(_written(documents, question["query"]), documents))
+    return prompts
+
+
+def _read(path: Path) -> list[dict[str, Any]]:
+    with gzip.open(path, "rt", encoding="utf-8") as lines:
+        return [json.loads(line) for line in lines]
+
+
+def _written(documents: dict[str, str], question: str) -> str:
+    passages = "\n\n".join(documents.values())
+    return (
+        "<|im_start|>system\nYou answer questions from the given passages.<|im_end|>\n"
+        f"<|im_start|>user\n{passages}\n\nQuestion: {question}<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+def stock_tokens(
+    model: str, dtype: str, prompts: Sequence[str], *, prefix_caching: bool
+) -> list[list[int]]:
+    """Each prompt's answer by vLLM's own LLM class, everything but size and dtype at its default."""
+    from vllm import LLM, SamplingParams
+
+    llm = LLM(
+        model=model,
+        dtype=dtype,
+        max_model_len=CONTEXT_TOKENS,
+        kv_cache_memory_bytes=CACHE_BYTES,
+        enable_prefix_caching=prefix_caching,
+        enforce_eager=True,
+    )
+    options = SamplingParams(temperature=0, max_tokens=MAX_TOKENS)
+    outputs = llm.generate(list(prompts), options, use_tqdm=False)
+    return [list(output.outputs[0].token_ids) for output in outputs]
+
+
+def ragcache_tokens(
+    engine: RAGCacheEngine, prompts: Sequence[Prompt], at_once: int = 8
+) -> list[list[int]]:
+    """Each prompt's answer by RAGCache, `at_once` of them in the engine at a time."""
+    options = SamplingOptions(max_tokens=MAX_TOKENS)
+
+    async def ask_all() -> list[list[int]]:
+        turnstile = asyncio.Semaphore(at_once)
+
+        async def ask(prompt: Prompt) -> list[int]:
+            documents = [Document(name, text) for name, text in prompt.documents.items()]
+            async with turnstile:
+                answer = await engine.agenerate(prompt.text, documents, options)
+            assert len(set(answer.usage.document_ids)) == len(set(prompt.documents.values()))
+            return list(answer.token_ids)
+
+        return await asyncio.gather(*map(ask, prompts))
+
+    return asyncio.run(ask_all())
+
+
+def _ragcache(model: str, dtype: str, prompts: Sequence[Prompt]) -> list[list[int]]:
+    config = EngineConfig(
+        model=model,
+        backend="vllm",
+        device_cache=CACHE_BYTES,
+        vllm_args={"dtype": dtype, "max_model_len": CONTEXT_TOKENS},
+    )
+    with RAGCacheEngine(config) as engine:
+        tokens = ragcache_tokens(engine, prompts)
+        print(f"  prompt tokens from the cache: {engine.stats().hit_ratio():.0%}", file=sys.stderr)
+    return tokens
+
+
+def _stock(prefix_caching: bool) -> Callable[[str, str, Sequence[Prompt]], list[list[int]]]:
+    def tokens(model: str, dtype: str, prompts: Sequence[Prompt]) -> list[list[int]]:
+        texts = [prompt.text for prompt in prompts]
+        return stock_tokens(model, dtype, texts, prefix_caching=prefix_caching)
+
+    return tokens
+
+
+SYSTEMS: dict[str, Callable[[str, str, Sequence[Prompt]], list[list[int]]]] = {
+    "vLLM, no cache": _stock(prefix_caching=False),
+    "vLLM": _stock(prefix_caching=True),
+    "RAGCache": _ragcache,
+}
+
+
+def tokens_of(system: str, model: str, dtype: str, prompts: Sequence[Prompt]) -> list[list[int]]:
+    """The answers of one of SYSTEMS, made in a process of its own that is gone afterwards."""
+    order = {
+        "system": system,
+        "model": model,
+        "dtype": dtype,
+        "prompts": [asdict(prompt) for prompt in prompts],
+    }
+    worker = subprocess.run(
+        [sys.executable, __file__, "--worker"],
+        input=json.dumps(order),
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    tokens: list[list[int]] = json.loads(worker.stdout.splitlines()[-1])
+    return tokens
+
+
+def _work() -> None:
+    order = json.load(sys.stdin)
+    prompts = [Prompt(**prompt) for prompt in order["prompts"]]
+    print(json.dumps(SYSTEMS[order["system"]](order["model"], order["dtype"], prompts)))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n", 1)[0])
+    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
+    parser.add_argument("--questions", type=int, default=100)
+    parser.add_argument("--model", help="a folder or hub id (default: the demo's model)")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.worker:
+        return _work()
+    from ragcache_cli.models import demo_model
+
+    model = arguments.model or str(demo_model())
+    prompts = data_prompts(arguments.questions)
+    answers: dict[str, list[list[int]]] = {}
+    for system in SYSTEMS:
+        print(f"{system} in {arguments.dtype} ...", file=sys.stderr)
+        answers[system] = tokens_of(system, model, arguments.dtype, prompts)
+    print(f"\nAnswers that differ, of {len(prompts)} ({arguments.dtype}, greedy)")
+    names = list(SYSTEMS)
+    for number, left in enumerate(names):
+        for right in names[number + 1 :]:
+            pairs = zip(answers[left], answers[right], strict=True)
+            print(f"  {left:>15} | {right:<15} {sum(a != b for a, b in pairs):>4}")
+    return None
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    main()

@@ -1,0 +1,142 @@
+"""RAGCacheLLM: the engine as a LangChain LLM."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Sequence
+from contextlib import ExitStack, aclosing
+from typing import Any, TypeVar
+
+from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
+from langchain_core.language_models.llms import BaseLLM
+from langchain_core.outputs import GenerationChunk, LLMResult
+from pydantic import ConfigDict, Field
+
+from ragcache_engine import RAGCacheEngine, SamplingOptions
+from ragcache_integrations.langchain.usage import generation_chunk, llm_result
+from ragcache_integrations.sampling import SamplingFields
+
+T = TypeVar("T")
+
+
+class RAGCacheLLM(SamplingFields, BaseLLM):
+    """The engine in place of `langchain_community.llms.VLLM`: same parameters, same defaults.
+
+        llm = RAGCacheLLM(engine=engine, temperature=0, max_new_tokens=64)
+        chain = prompt | llm | StrOutputParser()
+
+    Parameters of the model itself (dtype, tensor_parallel_size, ...) go into the engine's
+    configuration and are refused here. A call may set any sampling parameter for itself:
+    `llm.invoke(prompt, temperature=0.7, max_tokens=32, stop=["."])`. `stop` at a call replaces the
+    LLM's own; where VLLM forgets its own `stop` when a call gives none, this class keeps it.
+
+    What an answer cost stands in `LLMResult.llm_output["token_usage"]`, summed over the prompts,
+    and for each answer in `generation_info`: finish_reason, usage_metadata (input_token_details has
+    cache_read and its tiers), ttft_s, document_ids. Of a stream the last chunk has it.
+
+    Asking raises BadRequest for what cannot be served (EmptyPrompt, PromptTooLong, a parameter the
+    engine does not have), EngineError if the engine cannot finish. If one prompt of a batch fails,
+    the others are cancelled. Leaving a stream early or cancelling the task cancels the request.
+    """
+
+    model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
+
+    engine: RAGCacheEngine = Field(exclude=True, repr=False)
+
+    @property
+    def model_name(self) -> str:
+        return self.engine.config.model
+
+    @property
+    def max_tokens(self) -> int:
+        """max_new_tokens by the name under which LangChain's tracing looks for it."""
+        return self.max_new_tokens
+
+    @property
+    def _llm_type(self) -> str:
+        return "ragcache"
+
+    @property
+    def _identifying_params(self) -> dict[str, Any]:
+        return {"model_name": self.model_name, **self.sampling_parameters()}
+
+    def get_token_ids(self, text: str) -> list[int]:
+        """The text's tokens as the engine's model reads them."""
+        if self.custom_get_token_ids is not None:
+            return self.custom_get_token_ids(text)
+        return list(self.engine.tokenize(text).token_ids)
+
+    def _generate(
+        self,
+        prompts: list[str],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> LLMResult:
+        options = self._options(stop, kwargs)
+        # Every request is under way before the first is read, so the engine can batch them; and
+        # whatever goes wrong, leaving the stack cancels those that still run.
+        with ExitStack() as running:
+            streams = [
+                running.enter_context(self.engine.stream(prompt, options=options))
+                for prompt in prompts
+            ]
+            answers = [stream.answer() for stream in streams]
+        return llm_result(answers, self.model_name)
+
+    async def _agenerate(
+        self,
+        prompts: list[str],
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> LLMResult:
+        options = self._options(stop, kwargs)
+        answers = await _all_or_none(
+            self.engine.agenerate(prompt, options=options) for prompt in prompts
+        )
+        return llm_result(answers, self.model_name)
+
+    def _stream(
+        self,
+        prompt: str,
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> Iterator[GenerationChunk]:
+        with self.engine.stream(prompt, options=self._options(stop, kwargs)) as pieces:
+            for piece in pieces:
+                chunk = generation_chunk(piece)
+                if run_manager:
+                    run_manager.on_llm_new_token(chunk.text, chunk=chunk, verbose=self.verbose)
+                yield chunk
+
+    async def _astream(
+        self,
+        prompt: str,
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> AsyncIterator[GenerationChunk]:
+        options = self._options(stop, kwargs)
+        async with aclosing(self.engine.astream(prompt, options=options)) as pieces:
+            async for piece in pieces:
+                chunk = generation_chunk(piece)
+                if run_manager:
+                    await run_manager.on_llm_new_token(
+                        chunk.text, chunk=chunk, verbose=self.verbose
+                    )
+                yield chunk
+
+    def _options(self, stop: Sequence[str] | None, changes: dict[str, Any]) -> SamplingOptions:
+        return self.sampling_options(changes if stop is None else {**changes, "stop": stop})
+
+
+async def _all_or_none(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Run them together; if one fails, cancel the others and raise its error."""
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()

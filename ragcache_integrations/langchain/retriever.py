@@ -1,0 +1,114 @@
+"""RAGCacheRetriever: the FAISS store's own retriever, with the engine told of what it finds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from hashlib import sha256
+from typing import Any, Self
+
+from langchain_core.callbacks import (
+    AsyncCallbackManagerForRetrieverRun,
+    CallbackManagerForRetrieverRun,
+)
+from langchain_core.documents import Document
+from langchain_core.runnables.config import run_in_executor
+from langchain_core.vectorstores import VectorStoreRetriever
+from pydantic import Field
+
+import ragcache_engine
+from ragcache_engine import RAGCacheEngine
+from ragcache_integrations.langchain.store import (
+    aembed,
+    check_searchable,
+    check_supported,
+    embed,
+    nearest,
+)
+from ragcache_integrations.searchable import check_top_k, check_vector_size
+
+DEFAULT_K = 4
+
+
+class RAGCacheRetriever(VectorStoreRetriever):
+    """Finds the documents that `store.as_retriever()` finds, and tells the engine of them.
+
+        retriever = RAGCacheRetriever.from_vectorstore(store, engine=engine, k=4)
+        documents = retriever.invoke("Why is the sky blue?")
+
+    The prompt that the chain then makes of the documents is recognised by the engine, which reuses
+    what it has computed for each of them. The time of the search counts into that prompt's TTFT.
+
+    Asking raises, before the query is embedded: InvalidTopK; EmptyIndex; IndexOutOfStep if index
+    and docstore differ in size. And after it: QueryShapeError if the embedding model is not the one
+    the index was built with; UnknownDocument if the docstore lacks a document.
+    """
+
+    engine: RAGCacheEngine = Field(exclude=True, repr=False)
+
+    @classmethod
+    def from_vectorstore(
+        cls,
+        store: Any,
+        *,
+        engine: RAGCacheEngine,
+        k: int = DEFAULT_K,
+        search_type: str = "similarity",
+        **search_kwargs: Any,
+    ) -> Self:
+        """A retriever over a FAISS store.
+
+        k: documents a question gets, at most.
+        search_type: "similarity", "mmr" or "similarity_score_threshold".
+        search_kwargs: what the store's own retriever takes: filter, fetch_k, lambda_mult,
+          score_threshold.
+        Raises InvalidTopK, UnsupportedStore; ValueError for a search_type there is not. An index
+        that is still empty is no error here, as documents may be added later.
+        """
+        check_top_k(k)
+        check_supported(store)
+        return cls(
+            vectorstore=store,
+            engine=engine,
+            search_type=search_type,
+            search_kwargs={"k": k, **search_kwargs},
+        )
+
+    def _get_relevant_documents(
+        self, query: str, *, run_manager: CallbackManagerForRetrieverRun, **kwargs: Any
+    ) -> list[Document]:
+        options = self._checked(kwargs)
+        with self.engine.retrieval(query) as retrieval:
+            documents = self._nearest(embed(self.vectorstore, query), options)
+            retrieval.found([engine_document(document) for document in documents])
+        return documents
+
+    async def _aget_relevant_documents(
+        self, query: str, *, run_manager: AsyncCallbackManagerForRetrieverRun, **kwargs: Any
+    ) -> list[Document]:
+        options = self._checked(kwargs)
+        with self.engine.retrieval(query) as retrieval:
+            vector = await aembed(self.vectorstore, query)
+            documents = await run_in_executor(None, self._nearest, vector, options)
+            retrieval.found([engine_document(document) for document in documents])
+        return documents
+
+    def _checked(self, changes: dict[str, Any]) -> dict[str, Any]:
+        """The search's options, once everything that can be known before it is in order."""
+        options = {"k": DEFAULT_K, **self.search_kwargs, **changes}
+        check_top_k(options["k"])
+        check_supported(self.vectorstore)
+        check_searchable(self.vectorstore)
+        return options
+
+    def _nearest(self, vector: Sequence[float], options: dict[str, Any]) -> list[Document]:
+        """The query's vector to its documents. vector: shape (index.d,)."""
+        check_vector_size(len(vector), self.vectorstore.index)  # type: ignore[attr-defined]
+        return nearest(self.vectorstore, vector, self.search_type, options)
+
+
+def engine_document(document: Document) -> ragcache_engine.Document:
+    """Theirs to ours: the text is what chains write into the prompt."""
+    text = document.page_content
+    # A store pickled by an early LangChain holds documents that have no id at all.
+    name = getattr(document, "id", None) or sha256(text.encode()).hexdigest()
+    return ragcache_engine.Document(id=name, text=text)

@@ -1,0 +1,111 @@
+"""All that is known of LangChain's FAISS store: its parts, its checks and its searches by vector.
+
+The store is recognised by its parts, so that langchain-community need not be installed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from langchain_core.documents import Document
+from langchain_core.runnables.config import run_in_executor
+from langchain_core.vectorstores import VectorStore
+
+from ragcache_engine import IndexOutOfStep, UnknownDocument, UnsupportedStore
+from ragcache_integrations.searchable import check_counts, check_filled, is_faiss_index
+
+_PARTS = ("index", "docstore", "index_to_docstore_id", "similarity_search_by_vector")
+
+
+def check_supported(store: Any) -> None:
+    """Raises UnsupportedStore unless this is a FAISS store."""
+    if (
+        not isinstance(store, VectorStore)
+        or not all(hasattr(store, part) for part in _PARTS)
+        or not is_faiss_index(getattr(store, "index", None))
+    ):
+        raise UnsupportedStore(
+            f"RAGCacheRetriever searches LangChain's FAISS vector store, got "
+            f"{type(store).__name__}; keep store.as_retriever() for other stores"
+        )
+
+
+def check_searchable(store: Any) -> None:
+    """Raises EmptyIndex or IndexOutOfStep. Cheap: it is asked before each search."""
+    check_filled(store.index)
+    if store.docstore is None:
+        raise IndexOutOfStep("the store has an index and no docstore; load both from one save")
+    check_counts(store.index.ntotal, len(store.index_to_docstore_id))
+
+
+def embed(store: Any, query: str) -> Sequence[float]:
+    """The query's vector, by the store's own embedding model."""
+    if store.embeddings is None:  # the store was given a plain function
+        vector: Sequence[float] = store.embedding_function(query)
+    else:
+        vector = store.embeddings.embed_query(query)
+    return vector
+
+
+async def aembed(store: Any, query: str) -> Sequence[float]:
+    """`embed` without holding up the event loop."""
+    if store.embeddings is None:
+        return await run_in_executor(None, embed, store, query)
+    vector: Sequence[float] = await store.embeddings.aembed_query(query)
+    return vector
+
+
+def nearest(
+    store: Any, vector: Sequence[float], search_type: str, options: Mapping[str, Any]
+) -> list[Document]:
+    """What the store's own retriever finds for a query of this vector, in its order.
+
+    Raises UnknownDocument if the index names a document that the docstore does not hold.
+    """
+    search = _SEARCHES[search_type]
+    try:
+        return search(store, vector, dict(options))
+    except (KeyError, ValueError) as error:
+        # A filter or an option may raise these as well: say so only if something is missing.
+        if missing := _missing(store):
+            raise UnknownDocument(
+                f"the index names documents that the docstore does not hold ({missing[0]!r} and "
+                f"{len(missing) - 1} more); load both from one save, or build them again together"
+            ) from error
+        raise
+
+
+def _similar(store: Any, vector: Sequence[float], options: dict[str, Any]) -> list[Document]:
+    found: list[Document] = store.similarity_search_by_vector(vector, **options)
+    return found
+
+
+def _diverse(store: Any, vector: Sequence[float], options: dict[str, Any]) -> list[Document]:
+    found: list[Document] = store.max_marginal_relevance_search_by_vector(vector, **options)
+    return found
+
+
+def _relevant(store: Any, vector: Sequence[float], options: dict[str, Any]) -> list[Document]:
+    # LangChain has this search by text only, and embedding the query twice would cost more than
+    # the search: so its two steps are taken here, with the store's own relevance function.
+    threshold = options.pop("score_threshold")
+    relevance = store._select_relevance_score_fn()
+    scored = store.similarity_search_with_score_by_vector(vector, **options)
+    return [document for document, score in scored if relevance(score) >= threshold]
+
+
+_SEARCHES = {
+    "similarity": _similar,
+    "mmr": _diverse,
+    "similarity_score_threshold": _relevant,
+}
+
+
+def _missing(store: Any) -> list[object]:
+    """Ids the docstore does not hold, and positions that have no id."""
+    ids = store.index_to_docstore_id
+    lost: list[object] = [at for at in range(store.index.ntotal) if at not in ids]
+    return lost + [
+        name for name in ids.values() if not isinstance(store.docstore.search(name), Document)
+    ]

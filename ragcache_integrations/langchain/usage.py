@@ -1,0 +1,70 @@
+"""Ours to theirs: what an answer cost, in the places and by the names LangChain has for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from langchain_core.outputs import Generation, GenerationChunk, LLMResult
+
+from ragcache_engine import Answer, FinishReason, Piece, Tier, Usage
+
+
+def llm_result(answers: Sequence[Answer], model_name: str) -> LLMResult:
+    """One generation a prompt, and the usage of all of them together."""
+    return LLMResult(
+        generations=[[_generation(answer)] for answer in answers],
+        llm_output={
+            "token_usage": _token_usage([answer.usage for answer in answers]),
+            "model_name": model_name,
+        },
+    )
+
+
+def generation_chunk(piece: Piece) -> GenerationChunk:
+    """A piece of a stream. Only the last one says what it cost: LangChain adds chunks up."""
+    info = None
+    if piece.finish_reason and piece.usage:
+        info = _generation_info(piece.finish_reason, piece.usage)
+    return GenerationChunk(text=piece.text, generation_info=info)
+
+
+def _generation(answer: Answer) -> Generation:
+    return Generation(
+        text=answer.text, generation_info=_generation_info(answer.finish_reason, answer.usage)
+    )
+
+
+def _generation_info(finish_reason: FinishReason, usage: Usage) -> dict[str, Any]:
+    return {
+        "finish_reason": finish_reason.value,
+        "usage_metadata": _usage_metadata(usage),
+        "ttft_s": usage.ttft_s,
+        "total_s": usage.total_s,
+        "retrieval_s": usage.retrieval_s,
+        "document_ids": list(usage.document_ids),
+    }
+
+
+def _usage_metadata(usage: Usage) -> dict[str, Any]:
+    """The shape of langchain_core's UsageMetadata, with `cache_read` also by tier."""
+    return {
+        "input_tokens": usage.prompt_tokens,
+        "output_tokens": usage.output_tokens,
+        "total_tokens": usage.prompt_tokens + usage.output_tokens,
+        "input_token_details": {
+            "cache_read": usage.cached.total,
+            **{f"cache_read_{tier.value}": getattr(usage.cached, tier.value) for tier in Tier},
+        },
+    }
+
+
+def _token_usage(usages: Sequence[Usage]) -> dict[str, Any]:
+    prompt_tokens = sum(usage.prompt_tokens for usage in usages)
+    completion_tokens = sum(usage.output_tokens for usage in usages)
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": sum(usage.cached.total for usage in usages)},
+    }

@@ -1,0 +1,15 @@
+"""RAGCache in a LlamaIndex query engine: swap the retriever and the LLM, keep the rest.
+
+from ragcache_engine import EngineConfig, RAGCacheEngine
+from ragcache_integrations.llamaindex import RAGCacheLLM, RAGCacheRetriever
+
+engine = RAGCacheEngine(EngineConfig(model="HuggingFaceTB/SmolLM2-135M-Instruct"))
+retriever = RAGCacheRetriever.from_index(index, engine=engine, similarity_top_k=4)
+llm = RAGCacheLLM(engine=engine, temperature=0)
+query_engine = RetrieverQueryEngine.from_args(retriever, llm=llm)
+"""
+
+from ragcache_integrations.llamaindex.llm import RAGCacheLLM
+from ragcache_integrations.llamaindex.retriever import RAGCacheRetriever
+
+__all__ = ["RAGCacheLLM", "RAGCacheRetriever"]

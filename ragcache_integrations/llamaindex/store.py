@@ -1,0 +1,69 @@
+"""All that is known of a VectorStoreIndex over FaissVectorStore: its parts and its checks.
+
+The index is recognised by its parts, so that the package of the vector store is not imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from llama_index.core.indices.vector_store import VectorStoreIndex
+
+from ragcache_engine import UnknownDocument, UnsupportedStore
+from ragcache_integrations.searchable import check_counts, check_filled, is_faiss_index
+
+
+def faiss_index(index: VectorStoreIndex) -> Any:
+    """The faiss.Index below."""
+    return index.vector_store.client
+
+
+def check_supported(index: Any) -> None:
+    """Raises UnsupportedStore unless this is a VectorStoreIndex over Faiss."""
+    store = getattr(index, "vector_store", None)
+    if not isinstance(index, VectorStoreIndex) or not is_faiss_index(
+        getattr(store, "client", None)
+    ):
+        found = type(index).__name__ + (f" over {type(store).__name__}" if store else "")
+        raise UnsupportedStore(
+            f"RAGCacheRetriever searches a VectorStoreIndex over FaissVectorStore, got {found}; "
+            f"keep index.as_retriever() for other stores"
+        )
+
+
+def check_searchable(index: VectorStoreIndex) -> None:
+    """Raises EmptyIndex or IndexOutOfStep. Cheap: it is asked before each search."""
+    vectors, nodes = faiss_index(index), index.index_struct.nodes_dict
+    check_filled(vectors)
+    # FaissMapVectorStore names its vectors by node and can delete them, and then the index goes on
+    # listing their nodes: that is in step, as long as each vector has its node.
+    names_positions = any(key != node_id for key, node_id in nodes.items())
+    if names_positions or vectors.ntotal > len(nodes):
+        check_counts(vectors.ntotal, len(nodes))
+
+
+@contextmanager
+def missing_nodes_named(index: VectorStoreIndex) -> Iterator[None]:
+    """Turn a search's KeyError into UnknownDocument, if it is a node that is missing."""
+    try:
+        yield
+    except KeyError as error:
+        if missing := _missing(index):
+            raise UnknownDocument(
+                f"the index names nodes that the docstore does not hold ({missing[0]!r} and "
+                f"{len(missing) - 1} more); load both from one save, or build them again together"
+            ) from error
+        raise
+
+
+def _missing(index: VectorStoreIndex) -> list[str]:
+    """Nodes the docstore does not hold, and positions that have no node."""
+    nodes = index.index_struct.nodes_dict
+    positions = map(str, range(faiss_index(index).ntotal))
+    named_by_node = all(key == node_id for key, node_id in nodes.items())
+    lost = [] if named_by_node else [at for at in positions if at not in nodes]
+    return lost + [
+        node_id for node_id in nodes.values() if not index.docstore.document_exists(node_id)
+    ]

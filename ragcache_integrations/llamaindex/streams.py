@@ -1,0 +1,96 @@
+"""Streams that LlamaIndex's callbacks are told of, and that still end when their reader leaves.
+
+The framework's callback decorators wrap a stream in a generator that does not pass on its being
+closed, and hand the callbacks an exception whose frames keep the stream alive. A reader who left
+would so leave a request behind that runs to its end. These decorators close the stream itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
+from contextlib import aclosing, closing
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+U = TypeVar("U")
+
+Callback = Callable[..., Any]
+"""What llm_completion_callback() and llm_chat_callback() return: a decorator of methods."""
+
+Streaming = Callable[P, Generator[T, None, None]]
+AsyncStreaming = Callable[P, Coroutine[Any, Any, AsyncGenerator[T, None]]]
+
+
+def reported_stream(callback: Callback) -> Callable[[Streaming[P, T]], Streaming[P, T]]:
+    """Decorate a method that returns a stream, as `callback` would."""
+
+    def decorate(method: Streaming[P, T]) -> Streaming[P, T]:
+        @wraps(method)
+        def reporting(*args: P.args, **kwargs: P.kwargs) -> Generator[T, None, None]:
+            begun: list[Generator[T, None, None]] = []
+
+            def begin(*args: P.args, **kwargs: P.kwargs) -> Generator[T, None, None]:
+                begun.append(method(*args, **kwargs))
+                return begun[0]
+
+            reported = callback(begin)(*args, **kwargs)
+            return _closed_with(reported, begun[0])
+
+        return reporting
+
+    return decorate
+
+
+def reported_astream(
+    callback: Callback,
+) -> Callable[[AsyncStreaming[P, T]], AsyncStreaming[P, T]]:
+    """Decorate a coroutine method that returns a stream, as `callback` would."""
+
+    def decorate(method: AsyncStreaming[P, T]) -> AsyncStreaming[P, T]:
+        @wraps(method)
+        async def reporting(*args: P.args, **kwargs: P.kwargs) -> AsyncGenerator[T, None]:
+            begun: list[AsyncGenerator[T, None]] = []
+
+            async def begin(*args: P.args, **kwargs: P.kwargs) -> AsyncGenerator[T, None]:
+                begun.append(await method(*args, **kwargs))
+                return begun[0]
+
+            reported = await callback(begin)(*args, **kwargs)
+            return _aclosed_with(reported, begun[0])
+
+        return reporting
+
+    return decorate
+
+
+def each(change: Callable[[T], U], stream: Generator[T, None, None]) -> Generator[U, None, None]:
+    """The stream's items, changed. Closing it closes the stream."""
+    with closing(stream):
+        for item in stream:
+            yield change(item)
+
+
+async def aeach(
+    change: Callable[[T], U], stream: AsyncGenerator[T, None]
+) -> AsyncGenerator[U, None]:
+    """`each` for asynchronous streams."""
+    async with aclosing(stream):
+        async for item in stream:
+            yield change(item)
+
+
+def _closed_with(
+    reported: Generator[T, None, None], stream: Generator[T, None, None]
+) -> Generator[T, None, None]:
+    with closing(stream):
+        yield from reported
+
+
+async def _aclosed_with(
+    reported: AsyncGenerator[T, None], stream: AsyncGenerator[T, None]
+) -> AsyncGenerator[T, None]:
+    async with aclosing(stream), aclosing(reported):
+        async for item in reported:
+            yield item

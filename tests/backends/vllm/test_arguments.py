@@ -1,0 +1,67 @@
+"""From few settings to vLLM's many; what cannot work is refused before anything starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ragcache_engine import ConfigError, EngineConfig, ModelNotFound, RAGCacheEngine
+
+pytest.importorskip("vllm")
+
+from vllm.platforms import current_platform
+
+from ragcache_engine.backends.vllm.arguments import CPU_BLOCK_TOKENS, GIB, engine_config
+
+pytestmark = pytest.mark.vllm
+
+
+def test_prefix_caching_is_on(demo_model: str):
+    config = engine_config(demo_model, GIB, {})
+    assert config.cache_config.enable_prefix_caching
+    assert config.cache_config.kv_cache_memory_bytes == GIB
+
+
+@pytest.mark.skipif(not current_platform.is_cpu(), reason="the GPU build has its own defaults")
+def test_on_a_cpu_blocks_are_fine_and_the_cache_leaves_memory_for_others(demo_model: str):
+    config = engine_config(demo_model, None, {})
+    assert config.cache_config.block_size == CPU_BLOCK_TOKENS
+    assert 0 < (config.cache_config.kv_cache_memory_bytes or 0) <= 4 * GIB
+
+
+def test_what_the_user_says_to_vllm_wins(demo_model: str):
+    arguments = {"block_size": 64, "max_model_len": 1024, "dtype": "float32"}
+    config = engine_config(demo_model, GIB, arguments)
+    assert config.cache_config.block_size == 64
+    assert config.model_config.max_model_len == 1024
+
+
+@pytest.mark.parametrize("model", ["/no/such/folder", "./nor/this", "~/nor/that"])
+def test_a_folder_that_is_not_there_is_no_question_to_the_hub(model: str):
+    with pytest.raises(ModelNotFound, match="does not exist"):
+        RAGCacheEngine(EngineConfig(model=model, backend="vllm"))
+
+
+def test_a_folder_without_a_model_is_refused(tmp_path: Path):
+    with pytest.raises(ModelNotFound, match=r"config\.json"):
+        RAGCacheEngine(EngineConfig(model=str(tmp_path), backend="vllm"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "word"),
+    [
+        ({"vllm_args": {"max_model_length": 1024}}, "max_model_length"),
+        ({"vllm_args": {"model": "other"}}, "EngineConfig"),
+        ({"vllm_args": {"max_model_len": 1_000_000}}, "max_model_len"),
+        ({"vllm_args": {"dtype": "float7"}}, "float7"),
+        ({"device_cache": "1MiB"}, r"raise device_cache to at least 0\.\d+ GiB"),
+    ],
+)
+def test_arguments_that_cannot_work_are_refused_by_name(
+    demo_model: str, settings: dict[str, object], word: str
+):
+    with pytest.raises(ConfigError, match=word):
+        RAGCacheEngine(
+            EngineConfig.model_validate({"model": demo_model, "backend": "vllm", **settings})
+        )

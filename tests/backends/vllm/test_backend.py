@@ -1,0 +1,156 @@
+"""Real vLLM: its tokens, its processes, and what happens when they die."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ragcache_engine import (
+    Document,
+    EngineClosed,
+    EngineConfig,
+    RAGCacheEngine,
+    SamplingOptions,
+)
+
+psutil = pytest.importorskip("psutil")
+pytest.importorskip("vllm")
+
+pytestmark = pytest.mark.vllm
+
+PROMPTS = [
+    "Plain words, and a number: 3.14159.",
+    "<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\n",
+    "Umlauts äöü, signs €, emoji 🙂🙂, and 漢字.",
+    "   spaces   and\ttabs\n\n\nand lines   ",
+]
+
+
+@pytest.mark.parametrize("prompt", PROMPTS)
+def test_a_prompt_becomes_the_tokens_vllm_would_make_of_it(
+    vllm_engine: RAGCacheEngine, prompt: str
+):
+    from transformers import AutoTokenizer
+
+    ours = vllm_engine.tokenize(prompt)
+    theirs = AutoTokenizer.from_pretrained(vllm_engine.config.model)(prompt)["input_ids"]
+    assert list(ours.token_ids) == theirs
+    assert len(ours.offsets) == len(theirs)
+    assert {at for start, end in ours.offsets for at in range(start, end)} == set(
+        range(len(prompt))
+    )
+
+
+def test_documents_begin_at_the_tokens_the_tokenizer_gives_them(vllm_engine: RAGCacheEngine):
+    first = Document("first", "Statements are executed one after another, from the top.")
+    second = Document("second", "Names are bound by assignment, and by import statements.")
+    prompt = f"<|im_start|>user\n{first.text}\n\n{second.text}\n\nWhy?<|im_end|>\n"
+    segments = vllm_engine._prepare(prompt, [first, second], None).request.segments
+    tokens = vllm_engine.tokenize(prompt).token_ids
+    decode = vllm_engine._runtime._backend.detokenize
+    texts = [decode(tokens[segment.start : segment.end]) for segment in segments]
+    assert [segment.document_id for segment in segments] == [None, "first", "second", None]
+    assert texts[1] == first.text
+    assert texts[2] == f"\n\n{second.text}"
+
+
+def test_a_cancelled_request_frees_its_blocks(vllm_engine: RAGCacheEngine):
+    with vllm_engine.stream("Go on and on: " * 50, options=SamplingOptions(max_tokens=3000)) as s:
+        next(s)
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        try:
+            vllm_engine.clear_cache()  # works only once nobody holds a block
+            break
+        except Exception:
+            time.sleep(0.1)
+    else:
+        pytest.fail("the cancelled request still holds blocks after 30 s")
+
+
+def children() -> list[psutil.Process]:
+    return [
+        p
+        for p in psutil.Process().children(recursive=True)
+        if "python" in p.name().lower() or "vllm" in p.name().lower()
+    ]
+
+
+@pytest.fixture(scope="module")
+def second_engine(demo_model: str) -> Iterator[RAGCacheEngine]:
+    """An engine that tests may kill. Ends with what a user would look for after close()."""
+    before = set(children()), set(os.listdir("/dev/shm"))
+    config = EngineConfig(
+        model=demo_model,
+        backend="vllm",
+        device_cache="200MiB",
+        vllm_args={"max_model_len": 1024, "dtype": "float32"},
+    )
+    with RAGCacheEngine(config) as engine:
+        yield engine
+        running = engine.stream("To be closed: " * 20, options=SamplingOptions(max_tokens=900))
+        next(running)
+    with pytest.raises(EngineClosed):
+        list(running)
+    assert not [p for p in set(children()) - before[0] if p.is_running()]
+    assert set(os.listdir("/dev/shm")) <= before[1]
+
+
+def kill_the_model_of(engine: RAGCacheEngine, others: set[psutil.Process]) -> None:
+    for process in set(children()) - others:
+        process.send_signal(signal.SIGKILL)
+
+
+def test_a_killed_model_comes_back_and_the_answer_has_no_gap(
+    vllm_engine: RAGCacheEngine, request: pytest.FixtureRequest
+):
+    others = set(children())
+    engine: RAGCacheEngine = request.getfixturevalue("second_engine")
+    prompt, options = "Once upon a time", SamplingOptions(max_tokens=60)
+    expected = engine.generate(prompt, options=options)
+
+    async def killed_in_the_middle() -> str:
+        text = ""
+        pieces = 0
+        async for piece in engine.astream(prompt, options=options):
+            text += piece.text
+            pieces += 1
+            if pieces == 10:
+                await asyncio.to_thread(kill_the_model_of, engine, others)
+        return text
+
+    assert asyncio.run(killed_in_the_middle()) == expected.text
+    assert engine.stats().retried == 1
+    assert vllm_engine.generate("Untouched", options=SamplingOptions(max_tokens=2)).token_ids
+
+
+def test_a_script_that_forgets_to_close_leaves_nothing_behind(demo_model: str, tmp_path: Path):
+    import subprocess
+    import sys
+
+    before = set(os.listdir("/dev/shm"))
+    script = tmp_path / "forgets.py"
+    script.write_text(
+        "from ragcache_engine import EngineConfig, RAGCacheEngine, SamplingOptions\n"
+        "if __name__ == '__main__':\n"
+        f"    engine = RAGCacheEngine(EngineConfig(model={demo_model!r}, backend='vllm',\n"
+        "        device_cache='200MiB', vllm_args={'max_model_len': 1024}))\n"
+        "    stream = engine.stream('Never read', options=SamplingOptions(max_tokens=500))\n"
+        "    print(next(stream).token_ids)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=200, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("(")
+    assert "Traceback" not in done.stderr
+    assert set(os.listdir("/dev/shm")) <= before
+    assert not [
+        p for p in psutil.process_iter(["cmdline"]) if str(script) in (p.info["cmdline"] or [])
+    ]

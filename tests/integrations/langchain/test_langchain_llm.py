@@ -1,0 +1,271 @@
+import asyncio
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from langchain_community.llms import VLLM
+from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.load import dumpd
+from langchain_core.messages import HumanMessage
+
+from ragcache_engine import BadRequest, EmptyPrompt, EngineClosed, PromptTooLong
+from ragcache_integrations.langchain import RAGCacheLLM
+
+PROMPT = "Tell me one thing.\nWhy is the sky blue?"
+ANSWER = "You asked: Why is the sky blue?"
+
+
+class Recorder(BaseCallbackHandler):
+    def __init__(self):
+        self.tokens, self.results, self.errors = [], [], []
+
+    def on_llm_new_token(self, token, *, chunk=None, **kwargs):
+        self.tokens.append((token, chunk.text))
+
+    def on_llm_end(self, response, **kwargs):
+        self.results.append(response)
+
+    def on_llm_error(self, error, **kwargs):
+        self.errors.append(error)
+
+
+@pytest.fixture
+def llm(engine):
+    return RAGCacheLLM(engine=engine, temperature=0)
+
+
+async def joined(chunks):
+    return "".join([chunk async for chunk in chunks])
+
+
+def wait_for(true, seconds=5):
+    until = time.monotonic() + seconds
+    while not true() and time.monotonic() < until:
+        time.sleep(0.001)
+    return true()
+
+
+def test_every_way_of_asking_gives_the_same_answer(llm):
+    assert llm.invoke(PROMPT) == ANSWER
+    assert asyncio.run(llm.ainvoke(PROMPT)) == ANSWER
+    assert "".join(llm.stream(PROMPT)) == ANSWER
+    assert asyncio.run(joined(llm.astream(PROMPT))) == ANSWER
+    assert llm.batch([PROMPT, "Two?"]) == [ANSWER, "You asked: Two?"]
+    assert asyncio.run(llm.abatch([PROMPT, "Two?"])) == [ANSWER, "You asked: Two?"]
+
+
+def test_a_stream_comes_in_pieces(llm):
+    assert len(list(llm.stream(PROMPT))) > 3
+
+
+def test_a_conversation_becomes_a_prompt_as_for_any_llm(llm, recorded):
+    llm.invoke([HumanMessage("Why?")])
+    assert recorded[0][0] == "Human: Why?"
+
+
+@pytest.mark.parametrize("how", ["batch", "abatch"])
+def test_the_prompts_of_a_batch_run_together(endless, how):
+    llm = RAGCacheLLM(engine=endless)
+    prompts = [f"Prompt number {number}?" for number in range(8)]
+
+    def ask():
+        return llm.batch(prompts) if how == "batch" else asyncio.run(llm.abatch(prompts))
+
+    with ThreadPoolExecutor(1) as pool:
+        asking = pool.submit(ask)
+        assert wait_for(lambda: endless.stats().running == 8)
+        endless.close()
+        assert isinstance(asking.exception(), EngineClosed)
+
+
+def test_parameters_and_defaults_are_those_of_the_stock_class():
+    ours, stock = RAGCacheLLM.model_fields, VLLM.model_fields
+    shared = {
+        "n",
+        "temperature",
+        "top_p",
+        "top_k",
+        "presence_penalty",
+        "frequency_penalty",
+        "stop",
+        "ignore_eos",
+        "max_new_tokens",
+    }
+    assert shared <= ours.keys()
+    assert {name: ours[name].default for name in shared} == {
+        name: stock[name].default for name in shared
+    }
+
+
+def test_sampling_parameters_reach_the_engine(engine, recorded):
+    llm = RAGCacheLLM(engine=engine, temperature=0.5, top_k=3, seed=11)
+    llm.invoke(PROMPT)
+    llm.bind(temperature=0.7, max_tokens=9).invoke(PROMPT, stop=["x"])
+    first, second = (options for _, options in recorded)
+    assert (first.temperature, first.top_k, first.seed, first.max_tokens) == (0.5, 3, 11, 512)
+    assert (second.temperature, second.top_k, second.max_tokens) == (0.7, 3, 9)
+    assert second.stop == ("x",)
+
+
+def test_max_tokens_ends_an_answer(llm):
+    result = llm.generate([PROMPT], max_tokens=2)
+    assert result.generations[0][0].text == "You asked"
+    assert result.generations[0][0].generation_info["finish_reason"] == "length"
+
+
+def test_stop_strings_end_an_answer(engine, llm):
+    assert llm.invoke(PROMPT, stop=["the sky"]) == "You asked: Why is "
+    assert "".join(llm.stream(PROMPT, stop=["the sky"])) == "You asked: Why is "
+    assert RAGCacheLLM(engine=engine, stop=[":"]).invoke(PROMPT) == "You asked"
+
+
+def test_stop_strings_of_a_call_replace_those_of_the_llm(engine):
+    assert RAGCacheLLM(engine=engine, stop=[":"]).invoke(PROMPT, stop=["sky"]).endswith("the ")
+
+
+def test_a_setting_of_the_model_is_refused_here(engine):
+    with pytest.raises(ValueError, match="tensor_parallel_size"):
+        RAGCacheLLM(engine=engine, tensor_parallel_size=2)
+
+
+def test_a_parameter_the_engine_does_not_have_is_refused(llm):
+    with pytest.raises(BadRequest, match="logit_bias"):
+        llm.invoke(PROMPT, logit_bias={1: 1.0})
+
+
+def test_usage_stands_where_langchain_keeps_it(llm):
+    llm.invoke("word " * 40)
+    result = llm.generate(["word " * 40, PROMPT])
+    tokens = result.llm_output["token_usage"]
+    infos = [generation[0].generation_info for generation in result.generations]
+    usages = [info["usage_metadata"] for info in infos]
+    assert result.llm_output["model_name"] == "any"
+    assert tokens["prompt_tokens"] == sum(usage["input_tokens"] for usage in usages)
+    assert tokens["completion_tokens"] == sum(usage["output_tokens"] for usage in usages)
+    assert tokens["total_tokens"] == sum(usage["total_tokens"] for usage in usages)
+    assert usages[0]["input_token_details"] == {
+        "cache_read": 32,
+        "cache_read_device": 32,
+        "cache_read_host": 0,
+        "cache_read_disk": 0,
+    }
+    assert infos[0]["finish_reason"] == "stop"
+    assert infos[0]["ttft_s"] > 0
+
+
+@pytest.mark.parametrize("way", ["stream", "astream"])
+def test_the_last_chunk_of_a_stream_carries_the_usage(llm, way):
+    recorder = Recorder()
+    config = {"callbacks": [recorder]}
+    if way == "stream":
+        list(llm.stream(PROMPT, config))
+    else:
+        asyncio.run(joined(llm.astream(PROMPT, config)))
+    info = recorder.results[0].generations[0][0].generation_info
+    asked = llm.generate([PROMPT]).generations[0][0].generation_info
+    assert info["finish_reason"] == "stop"
+    assert info["usage_metadata"]["output_tokens"] == asked["usage_metadata"]["output_tokens"]
+
+
+def test_callbacks_hear_every_token_of_a_stream(llm):
+    for ask in (
+        lambda config: list(llm.stream(PROMPT, config)),
+        lambda config: asyncio.run(joined(llm.astream(PROMPT, config))),
+    ):
+        recorder = Recorder()
+        ask({"callbacks": [recorder]})
+        assert "".join(token for token, _ in recorder.tokens) == ANSWER
+        assert all(token == chunk for token, chunk in recorder.tokens)
+
+
+def test_leaving_a_stream_early_cancels_the_request(endless):
+    # This handler keeps the error it hears of, and with it the frames of the stream.
+    recorder = Recorder()
+    for _ in RAGCacheLLM(engine=endless).stream(PROMPT, {"callbacks": [recorder]}):
+        break
+    assert wait_for(lambda: endless.stats().cancelled == 1)
+    assert endless.stats().running == 0
+
+
+def test_leaving_an_async_stream_early_cancels_the_request(endless):
+    recorder = Recorder()
+
+    async def leave():
+        stream = RAGCacheLLM(engine=endless).astream(PROMPT, {"callbacks": [recorder]})
+        async for _ in stream:
+            break
+        await stream.aclose()
+        return await asyncio.to_thread(wait_for, lambda: endless.stats().cancelled == 1)
+
+    assert asyncio.run(leave())
+
+
+def test_cancelling_the_task_cancels_all_prompts_of_its_batch(endless):
+    async def cancel():
+        task = asyncio.create_task(RAGCacheLLM(engine=endless).abatch([PROMPT, "Two?"]))
+        while endless.stats().running < 2:
+            await asyncio.sleep(0.001)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        return await asyncio.to_thread(wait_for, lambda: endless.stats().cancelled == 2)
+
+    assert asyncio.run(cancel())
+
+
+@pytest.mark.parametrize("way", ["generate", "agenerate"])
+def test_one_bad_prompt_of_a_batch_cancels_the_others(endless, way):
+    llm = RAGCacheLLM(engine=endless)
+    prompts = [PROMPT, "word " * 9000]
+
+    async def ask():
+        with pytest.raises(PromptTooLong):
+            await llm.agenerate(prompts)
+        return await asyncio.to_thread(wait_for, lambda: endless.stats().running == 0)
+
+    if way == "agenerate":
+        assert asyncio.run(ask())
+    else:
+        with pytest.raises(PromptTooLong):
+            llm.generate(prompts)
+        assert wait_for(lambda: endless.stats().running == 0)
+    assert endless.stats().finished == 0
+
+
+def test_an_empty_prompt_is_named(llm):
+    with pytest.raises(EmptyPrompt):
+        llm.invoke("")
+    with pytest.raises(EmptyPrompt):
+        next(llm.stream(""))
+
+
+def test_a_closed_engine_is_named(llm, engine):
+    recorder = Recorder()
+    engine.close()
+    with pytest.raises(EngineClosed):
+        llm.invoke(PROMPT, {"callbacks": [recorder]})
+    assert isinstance(recorder.errors[0], EngineClosed)
+
+
+def test_tokens_are_counted_as_the_engine_counts_them(llm):
+    usage = llm.generate([PROMPT]).llm_output["token_usage"]
+    assert llm.get_num_tokens(PROMPT) == usage["prompt_tokens"]
+
+
+def test_two_llms_that_answer_differently_identify_differently(engine, llm):
+    other = RAGCacheLLM(engine=engine, temperature=0.3)
+    assert llm.asdict() != other.asdict()
+    assert llm.asdict()["model_name"] == "any"
+    assert llm.asdict()["_type"] == "ragcache"
+
+
+def test_tracing_learns_provider_model_and_limits(llm):
+    traced = llm._get_ls_params()
+    assert traced["ls_provider"] == "ragcache"
+    assert traced["ls_model_name"] == "any"
+    assert (traced["ls_temperature"], traced["ls_max_tokens"]) == (0, 512)
+
+
+def test_the_engine_stays_out_of_what_is_serialized(llm):
+    assert "engine" not in llm.model_dump()
+    assert "RAGCacheEngine" not in str(dumpd(llm))

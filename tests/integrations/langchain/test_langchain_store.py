@@ -1,0 +1,110 @@
+import asyncio
+
+import pytest
+from langchain_core.vectorstores import InMemoryVectorStore
+
+from ragcache_engine import (
+    EmptyIndex,
+    IndexOutOfStep,
+    InvalidTopK,
+    QueryShapeError,
+    RAGCacheError,
+    UnknownDocument,
+    UnsupportedStore,
+)
+from ragcache_integrations.langchain import RAGCacheRetriever
+
+
+@pytest.fixture
+def ask(store, engine):
+    """Ask the store, in both worlds, and hand back the error they agree on."""
+    retriever = RAGCacheRetriever.from_vectorstore(store, engine=engine, k=6)
+
+    def ask(**options):
+        errors = []
+        for asked in (
+            lambda: retriever.invoke("Why is the sky blue?", **options),
+            lambda: asyncio.run(retriever.ainvoke("Why is the sky blue?", **options)),
+        ):
+            with pytest.raises(RAGCacheError) as caught:
+                asked()
+            errors.append(caught.value)
+        assert type(errors[0]) is type(errors[1])
+        return errors[0]
+
+    return ask
+
+
+@pytest.mark.parametrize("k", [0, -1])
+def test_fewer_than_one_document_is_refused_at_construction(store, engine, k):
+    with pytest.raises(InvalidTopK, match="at least one document"):
+        RAGCacheRetriever.from_vectorstore(store, engine=engine, k=k)
+
+
+def test_fewer_than_one_document_is_refused_at_the_call_too(ask, embeddings):
+    assert isinstance(ask(k=0), InvalidTopK)
+    assert embeddings.queries == 0
+
+
+def test_a_store_that_is_not_faiss_is_refused_at_construction(engine, embeddings):
+    for stranger in (InMemoryVectorStore(embeddings), object(), None):
+        with pytest.raises(UnsupportedStore, match="FAISS vector store, got"):
+            RAGCacheRetriever.from_vectorstore(stranger, engine=engine)
+
+
+def test_a_search_type_there_is_not_is_refused_at_construction(store, engine):
+    with pytest.raises(ValueError, match="search_type of nearest not allowed"):
+        RAGCacheRetriever.from_vectorstore(store, engine=engine, search_type="nearest")
+
+
+def test_an_empty_index_is_named_before_the_query_is_embedded(ask, store, embeddings):
+    store.delete(list(store.index_to_docstore_id.values()))
+    assert isinstance(ask(), EmptyIndex)
+    assert embeddings.queries == 0
+
+
+def test_an_index_with_more_vectors_than_documents_is_out_of_step(ask, store, embeddings):
+    store.index_to_docstore_id.pop(5)
+    error = ask()
+    assert isinstance(error, IndexOutOfStep)
+    assert "6 vectors and its document store 5" in str(error)
+    assert embeddings.queries == 0
+
+
+def test_a_store_without_its_docstore_is_out_of_step(ask, store):
+    store.docstore = None
+    assert isinstance(ask(), IndexOutOfStep)
+
+
+def test_a_query_vector_of_another_size_is_named(ask, embeddings):
+    embeddings.size = 32
+    error = ask()
+    assert isinstance(error, QueryShapeError)
+    assert "32 dimensions, the index 64" in str(error)
+
+
+def test_a_document_the_docstore_lacks_is_named(ask, store):
+    store.docstore.delete(["sky"])
+    error = ask()
+    assert isinstance(error, UnknownDocument)
+    assert "'sky'" in str(error)
+
+
+def test_a_position_without_an_id_is_named(ask, store):
+    store.index_to_docstore_id[99] = store.index_to_docstore_id.pop(0)
+    assert isinstance(ask(), UnknownDocument)
+
+
+def test_a_filter_that_fails_is_not_taken_for_a_missing_document(store, engine):
+    retriever = RAGCacheRetriever.from_vectorstore(
+        store, engine=engine, filter={"$near": "the truth"}
+    )
+    with pytest.raises(ValueError, match="unsupported operator"):
+        retriever.invoke("Why is the sky blue?")
+
+
+def test_a_failed_search_leaves_nothing_for_the_engine_to_recognise(ask, store, engine, corpus):
+    store.docstore.delete(["sky"])
+    ask()
+    answer = engine.generate(f"{corpus['tides']}\nWhy is the sky blue?")
+    assert answer.usage.document_ids == ()

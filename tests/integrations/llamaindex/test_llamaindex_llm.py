@@ -1,0 +1,252 @@
+import asyncio
+import time
+from itertools import pairwise
+
+import pytest
+from llama_index.core.base.llms.types import ChatMessage, MessageRole
+from llama_index.core.callbacks import CallbackManager, LlamaDebugHandler, TokenCountingHandler
+from llama_index.core.prompts import PromptTemplate
+
+from ragcache_engine import BadRequest, EmptyPrompt, EngineClosed, PromptTooLong
+from ragcache_integrations.llamaindex import RAGCacheLLM
+
+PROMPT = "Tell me one thing.\nWhy is the sky blue?"
+ANSWER = "You asked: Why is the sky blue?"
+MESSAGES = [ChatMessage(role=MessageRole.USER, content="Why?")]
+
+
+@pytest.fixture
+def llm(engine):
+    return RAGCacheLLM(engine=engine, temperature=0)
+
+
+def wait_for(true, seconds=5):
+    until = time.monotonic() + seconds
+    while not true() and time.monotonic() < until:
+        time.sleep(0.001)
+    return true()
+
+
+def collected(coroutine):
+    """All responses of an asynchronous stream."""
+
+    async def collect():
+        return [response async for response in await coroutine]
+
+    return asyncio.run(collect())
+
+
+COMPLETIONS = {
+    "complete": lambda llm, prompt, **kw: llm.complete(prompt, **kw),
+    "acomplete": lambda llm, prompt, **kw: asyncio.run(llm.acomplete(prompt, **kw)),
+    "stream": lambda llm, prompt, **kw: list(llm.stream_complete(prompt, **kw))[-1],
+    "astream": lambda llm, prompt, **kw: collected(llm.astream_complete(prompt, **kw))[-1],
+}
+CHATS = {
+    "chat": lambda llm, messages: llm.chat(messages),
+    "achat": lambda llm, messages: asyncio.run(llm.achat(messages)),
+    "stream": lambda llm, messages: list(llm.stream_chat(messages))[-1],
+    "astream": lambda llm, messages: collected(llm.astream_chat(messages))[-1],
+}
+
+
+@pytest.mark.parametrize("way", COMPLETIONS)
+def test_every_way_of_completing_gives_the_same_answer(llm, way):
+    assert COMPLETIONS[way](llm, PROMPT).text == ANSWER
+
+
+@pytest.mark.parametrize("way", CHATS)
+def test_every_way_of_chatting_goes_through_messages_to_prompt(engine, recorded, way):
+    llm = RAGCacheLLM(engine=engine, messages_to_prompt=lambda messages: f"<{messages[0].content}>")
+    response = CHATS[way](llm, MESSAGES)
+    assert recorded[0][0] == "<Why?>"
+    assert response.message.role == MessageRole.ASSISTANT
+    assert response.message.content == "You asked: <Why?>"
+
+
+def test_a_conversation_is_written_as_the_framework_writes_it(llm, recorded):
+    llm.chat(MESSAGES)
+    assert recorded[0][0] == "user: Why?\nassistant: "
+
+
+def test_what_an_answer_cost_is_never_read_back_to_the_model(llm, recorded):
+    reply = llm.chat(MESSAGES)
+    llm.chat([*MESSAGES, reply.message])
+    assert "tokens" not in recorded[1][0]
+    assert reply.additional_kwargs["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize("way", COMPLETIONS)
+def test_a_prompt_is_wrapped_unless_it_is_formatted_already(engine, recorded, way):
+    llm = RAGCacheLLM(engine=engine, completion_to_prompt=lambda prompt: f"[{prompt}]")
+    COMPLETIONS[way](llm, "Why?")
+    COMPLETIONS[way](llm, "Why?", formatted=True)
+    assert [prompt for prompt, _ in recorded] == ["[Why?]", "Why?"]
+
+
+def test_a_predicted_template_is_wrapped_once(engine, recorded):
+    llm = RAGCacheLLM(engine=engine, completion_to_prompt=lambda prompt: f"[{prompt}]")
+    llm.predict(PromptTemplate("Say {word}"), word="moo")
+    asyncio.run(llm.apredict(PromptTemplate("Say {word}"), word="moo"))
+    assert [prompt for prompt, _ in recorded] == ["[Say moo]", "[Say moo]"]
+
+
+def test_streamed_responses_carry_the_text_so_far_and_what_is_new(llm):
+    for responses in (
+        list(llm.stream_complete(PROMPT)),
+        collected(llm.astream_complete(PROMPT)),
+    ):
+        assert len(responses) > 3
+        assert "".join(response.delta for response in responses) == ANSWER
+        for before, after in pairwise(responses):
+            assert after.text == before.text + after.delta
+
+
+def test_the_defaults_are_those_of_vllm_in_llamaindex(engine):
+    assert RAGCacheLLM(engine=engine).sampling_parameters() == {
+        "n": 1,
+        "temperature": 1.0,
+        "top_p": 1.0,
+        "top_k": -1,
+        "min_p": 0.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "repetition_penalty": 1.0,
+        "max_new_tokens": 512,
+        "stop": None,
+        "ignore_eos": False,
+        "seed": None,
+    }
+
+
+def test_sampling_parameters_reach_the_engine(engine, recorded):
+    llm = RAGCacheLLM(engine=engine, temperature=0.5, top_k=3, seed=11)
+    llm.complete(PROMPT)
+    llm.complete(PROMPT, temperature=0.7, max_tokens=9, stop=["x"])
+    first, second = (options for _, options in recorded)
+    assert (first.temperature, first.top_k, first.seed, first.max_tokens) == (0.5, 3, 11, 512)
+    assert (second.temperature, second.top_k, second.max_tokens) == (0.7, 3, 9)
+    assert second.stop == ("x",)
+
+
+@pytest.mark.parametrize("way", COMPLETIONS)
+def test_stop_strings_and_max_tokens_end_an_answer(llm, way):
+    stopped = COMPLETIONS[way](llm, PROMPT, stop=["the sky"])
+    assert stopped.text == "You asked: Why is "
+    short = COMPLETIONS[way](llm, PROMPT, max_tokens=2)
+    assert (short.text, short.additional_kwargs["finish_reason"]) == ("You asked", "length")
+
+
+def test_a_setting_of_the_model_is_refused_here(engine):
+    with pytest.raises(ValueError, match="tensor_parallel_size"):
+        RAGCacheLLM(engine=engine, tensor_parallel_size=2)
+
+
+def test_no_callback_manager_may_be_given_as_none(engine):
+    assert RAGCacheLLM(engine=engine, callback_manager=None).complete(PROMPT).text == ANSWER
+
+
+@pytest.mark.parametrize("way", COMPLETIONS)
+def test_usage_stands_where_llamaindex_keeps_it(llm, way):
+    COMPLETIONS[way](llm, "word " * 40)
+    response = COMPLETIONS[way](llm, "word " * 40)
+    cost = response.additional_kwargs
+    assert cost["total_tokens"] == cost["prompt_tokens"] + cost["completion_tokens"]
+    assert cost["cached_tokens"] == cost["cached_tokens_device"] == 32
+    assert (cost["cached_tokens_host"], cost["cached_tokens_disk"]) == (0, 0)
+    assert cost["finish_reason"] == "stop"
+    assert cost["ttft_s"] > 0
+    assert response.raw["usage"]["prompt_tokens"] == cost["prompt_tokens"]
+
+
+@pytest.mark.parametrize("way", [*COMPLETIONS, *(f"{way} of a chat" for way in CHATS)])
+def test_the_token_counter_counts_what_the_engine_counted(engine, way):
+    counter = TokenCountingHandler(tokenizer=lambda text: ["wrong"] * 1000)
+    llm = RAGCacheLLM(engine=engine, callback_manager=CallbackManager([counter]))
+    if way in COMPLETIONS:
+        cost = COMPLETIONS[way](llm, PROMPT).additional_kwargs
+    else:
+        cost = CHATS[way.split()[0]](llm, MESSAGES).additional_kwargs
+    assert counter.prompt_llm_token_count == cost["prompt_tokens"] == engine.stats().prompt_tokens
+    assert counter.completion_llm_token_count == cost["completion_tokens"]
+
+
+def test_metadata_tells_the_models_limits(llm, engine):
+    metadata = llm.metadata
+    assert metadata.context_window == engine.limits.context_tokens
+    assert (metadata.num_output, metadata.model_name) == (512, "any")
+    assert not metadata.is_chat_model
+
+
+@pytest.fixture
+def traced(endless):
+    """An LLM whose callbacks keep everything they hear, exceptions with their frames included."""
+    trace = LlamaDebugHandler(print_trace_on_end=False)
+    return RAGCacheLLM(engine=endless, callback_manager=CallbackManager([trace]))
+
+
+@pytest.mark.parametrize("way", ["stream_complete", "stream_chat"])
+def test_leaving_a_stream_early_cancels_the_request(traced, endless, way):
+    for _ in getattr(traced, way)(PROMPT if "complete" in way else MESSAGES):
+        break
+    assert wait_for(lambda: endless.stats().cancelled == 1)
+    assert endless.stats().running == 0
+
+
+@pytest.mark.parametrize("way", ["astream_complete", "astream_chat"])
+def test_leaving_an_async_stream_early_cancels_the_request(traced, endless, way):
+    async def leave():
+        stream = await getattr(traced, way)(PROMPT if "complete" in way else MESSAGES)
+        async for _ in stream:
+            break
+        await stream.aclose()
+        return await asyncio.to_thread(wait_for, lambda: endless.stats().cancelled == 1)
+
+    assert asyncio.run(leave())
+
+
+def test_cancelling_the_task_cancels_the_request(endless):
+    async def cancel():
+        task = asyncio.create_task(RAGCacheLLM(engine=endless).acomplete(PROMPT))
+        while endless.stats().running < 1:
+            await asyncio.sleep(0.001)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        return await asyncio.to_thread(wait_for, lambda: endless.stats().cancelled == 1)
+
+    assert asyncio.run(cancel())
+
+
+@pytest.mark.parametrize("way", COMPLETIONS)
+@pytest.mark.parametrize(
+    ("prompt", "options", "error"),
+    [
+        ("", {}, EmptyPrompt),
+        ("word " * 9000, {}, PromptTooLong),
+        (PROMPT, {"logit_bias": {1: 1.0}}, BadRequest),
+        (PROMPT, {"top_p": 7}, ValueError),
+    ],
+)
+def test_bad_input_is_named(llm, engine, way, prompt, options, error):
+    with pytest.raises(error):
+        COMPLETIONS[way](llm, prompt, **options)
+    assert engine.stats().finished == 0
+
+
+def test_bad_input_of_a_stream_is_named_by_the_call_itself(llm):
+    with pytest.raises(EmptyPrompt):
+        llm.stream_complete("")
+
+
+@pytest.mark.parametrize("way", COMPLETIONS)
+def test_a_closed_engine_is_named(llm, engine, way):
+    engine.close()
+    with pytest.raises(EngineClosed):
+        COMPLETIONS[way](llm, PROMPT)
+
+
+def test_the_engine_stays_out_of_what_is_serialized(llm):
+    assert "engine" not in llm.to_dict()
+    assert llm.to_dict()["temperature"] == 0
+    assert llm.class_name() == "RAGCacheLLM"

