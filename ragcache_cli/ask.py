@@ -1,0 +1,177 @@
+"""`ragcache ask`: questions about a folder of one's own files."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+
+from ragcache_cli import embedding
+from ragcache_cli.embedding import Embedder
+from ragcache_cli.files import INDEX_FOLDER, folder_sources
+from ragcache_cli.folders import cache_home
+from ragcache_cli.index import PassageIndex, up_to_date
+from ragcache_cli.models import DEMO_MODEL, DEMO_MODEL_NAME, demo_model
+from ragcache_cli.passages import Passage
+from ragcache_cli.prompts import CHATML, INSTRUCTION, PromptForm, form_of_model, plain_form
+from ragcache_cli.terminal import Phases
+from ragcache_engine import (
+    Document,
+    EngineConfig,
+    InvalidTopK,
+    RAGCacheEngine,
+    RAGCacheError,
+    SamplingOptions,
+    Tier,
+    Usage,
+)
+from ragcache_engine.config import BackendName
+
+ASK_INSTRUCTION = INSTRUCTION.format(about="").replace("  ", " ")
+
+
+@dataclass(frozen=True, slots=True)
+class AskSettings:
+    """questions: none means: read them from standard input, a line each."""
+
+    questions: tuple[str, ...]
+    corpus: Path
+    model: str
+    backend: BackendName
+    dtype: str
+    top_k: int
+    max_tokens: int
+
+    def __post_init__(self) -> None:
+        if self.top_k < 1:
+            raise InvalidTopK(f"--top-k must be at least 1, got {self.top_k}")
+
+
+def ask(settings: AskSettings, console: Console) -> int:
+    """Answer every question. Returns how many could not be answered; those say why themselves.
+
+    Raises RAGCacheError where none can be: no corpus, no model, no engine.
+    """
+    notes = Phases(Console(stderr=True))
+    sources = folder_sources(settings.corpus)
+    with notes.waiting("Loading the embedding model"):
+        embedder = embedding.load_embedder()
+    index = _index(settings.corpus, sources, embedder, notes)
+    model, form = _model(settings, notes)
+    arguments: dict[str, Any] = {} if settings.dtype == "auto" else {"dtype": settings.dtype}
+    config = EngineConfig(model=model, backend=settings.backend, vllm_args=arguments)
+    failed = 0
+    with notes.waiting("Starting the engine"):
+        engine = RAGCacheEngine(config)
+    with engine:
+        for question in settings.questions or _typed(console):
+            try:
+                _answer(question, engine, index, embedder, form, settings, console)
+            except RAGCacheError as error:
+                failed += 1
+                notes.console.print(f"[red]error:[/red] {escape(str(error))}", highlight=False)
+    return failed
+
+
+def _index(corpus: Path, sources: Sequence[Any], embedder: Embedder, notes: Phases) -> PassageIndex:
+    folder = index_folder(corpus)
+    if folder.parent.name != INDEX_FOLDER:
+        note = f"{corpus} is not writable; its index is kept in {folder}"
+        notes.console.print(escape(note), soft_wrap=True)
+    with notes.waiting("Indexing the corpus") as done:
+        index = up_to_date(folder, sources, embedder, done).index
+    for name, reason in index.skipped.items():
+        line = f"[yellow]left out[/yellow] {escape(f'{name}: {reason}')}"
+        notes.console.print(line, soft_wrap=True)
+    return index
+
+
+def index_folder(corpus: Path) -> Path:
+    """Beside the files where one may write there, else under the cache home."""
+    own = corpus / INDEX_FOLDER
+    if os.access(own if own.is_dir() else corpus, os.W_OK | os.X_OK):
+        return own / "index"
+    name = str(corpus.resolve()).strip("/").replace("/", "-") or "root"
+    return cache_home() / "indexes" / name
+
+
+def _model(settings: AskSettings, notes: Phases) -> tuple[str, PromptForm]:
+    if settings.backend == "memory":
+        return settings.model, plain_form(ASK_INSTRUCTION)
+    if settings.model != DEMO_MODEL:
+        return settings.model, form_of_model(settings.model, ASK_INSTRUCTION)
+    with notes.waiting(f"Preparing the model {DEMO_MODEL_NAME}"):
+        return str(demo_model()), _about_anything(CHATML)
+
+
+def _about_anything(form: PromptForm) -> PromptForm:
+    python = INSTRUCTION.format(about="about Python")
+    return PromptForm(form.before.replace(python, ASK_INSTRUCTION), form.between, form.after)
+
+
+def _typed(console: Console) -> Iterator[str]:
+    """Lines from standard input; a prompt before each where a person types them."""
+    lines: Iterable[str] = sys.stdin
+    if not sys.stdin.isatty():
+        yield from (line.strip() for line in lines if line.strip())
+        return
+    console.print("Ask, a line each; end with Ctrl-D.")
+    while True:
+        try:
+            line = console.input("[bold]> [/bold]").strip()
+        except EOFError:
+            console.print()
+            return
+        if line:
+            yield line
+
+
+def _answer(
+    question: str,
+    engine: RAGCacheEngine,
+    index: PassageIndex,
+    embedder: Embedder,
+    form: PromptForm,
+    settings: AskSettings,
+    console: Console,
+) -> None:
+    if len(settings.questions) > 1:
+        console.print(f"[bold]{escape(question)}[/bold]", highlight=False)
+    with engine.retrieval(question) as retrieval:
+        found = index.nearest(embedder.embed([question])[0], settings.top_k)
+        retrieval.found([Document(passage.id, passage.shown) for passage in found])
+    prompt = form.filled([passage.shown for passage in found], question)
+    usage: Usage | None = None
+    options = SamplingOptions(max_tokens=settings.max_tokens)
+    with engine.stream(prompt, options=options) as pieces:
+        for piece in pieces:
+            console.print(piece.text, end="", markup=False, highlight=False, soft_wrap=True)
+            usage = piece.usage
+    console.print("\n")
+    _sources(found, console)
+    if usage:
+        console.print(f"[dim]{usage_line(usage)}[/dim]\n", highlight=False, soft_wrap=True)
+
+
+def _sources(found: Sequence[Passage], console: Console) -> None:
+    for number, passage in enumerate(found, 1):
+        line = f"[{number}] {passage.title} ({passage.id})"
+        console.print(f"[dim]{escape(line)}[/dim]", highlight=False, soft_wrap=True)
+
+
+def usage_line(usage: Usage) -> str:
+    """What one answer cost, in one line."""
+    cached = usage.cached
+    by_tier = {tier: getattr(cached, tier.value) for tier in Tier}
+    told = ", ".join(f"{tokens} from {tier}" for tier, tokens in by_tier.items() if tokens)
+    return (
+        f"first token after {usage.ttft_s:.2f} s, all after {usage.total_s:.2f} s; "
+        f"{usage.prompt_tokens} prompt tokens, {cached.total} cached"
+        f"{f' ({told})' if told else ''}, {usage.output_tokens} in the answer"
+    )

@@ -1,0 +1,300 @@
+"""The same retrieval chain three times: stock LangChain, LangChain with RAGCache, and LlamaIndex.
+
+All three search one Faiss index and write one prompt, to the character, so their answers can be
+compared and their times belong to the same work.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Protocol
+
+from ragcache_cli.errors import CommandError
+from ragcache_cli.extras import needed
+from ragcache_cli.measured import Asked
+from ragcache_cli.prompts import BETWEEN_PASSAGES, PromptForm
+from ragcache_engine import CachedTokens, EngineStartFailed, RAGCacheEngine, Tier
+
+TOP_K = 3
+UNCUT_TOKENS = 1 << 20
+WARM_UP = "Hello."
+"""Shorter than a block of KV memory: it readies the engine and leaves nothing in the cache."""
+
+Say = Callable[[str], None]
+
+
+class Chain(Protocol):
+    """name: how tables and pictures call it."""
+
+    name: str
+
+    def ask(self, question: str, say: Say) -> Asked:
+        """Answer; `say` gets the answer's text, in pieces if the chain streams."""
+        ...
+
+
+def langchain_chain(retriever: Any, llm: Any, form: PromptForm) -> Any:
+    """The chain of every LangChain tutorial. Stock and RAGCache differ in what is handed in."""
+    with needed("the LangChain chain"):
+        from langchain_core.output_parsers import StrOutputParser
+        from langchain_core.prompts import PromptTemplate
+        from langchain_core.runnables import RunnablePassthrough
+
+    def joined(documents: list[Any]) -> str:
+        return BETWEEN_PASSAGES.join(document.page_content for document in documents)
+
+    template = PromptTemplate.from_template(
+        _braces_doubled(form.before)
+        + "{context}"
+        + _braces_doubled(form.between)
+        + "{question}"
+        + _braces_doubled(form.after)
+    )
+    inputs = {"context": retriever | joined, "question": RunnablePassthrough()}
+    return inputs | template | llm | StrOutputParser()
+
+
+def _braces_doubled(text: str) -> str:
+    return text.replace("{", "{{").replace("}", "}}")
+
+
+@dataclass(frozen=True, slots=True)
+class StockSettings:
+    """What both sides get alike. dtype: as vLLM spells it."""
+
+    model: str
+    dtype: str
+    context_tokens: int
+    device_cache_bytes: int
+    max_tokens: int
+
+
+class StockLangChain(AbstractContextManager["StockLangChain"]):
+    """LangChain on vLLM as one has them today, prefix caching on. Closing it ends vLLM's processes.
+
+    vLLM's block size stays at its default.
+    """
+
+    name = "LangChain, stock vLLM"
+
+    def __init__(self, store: Any, settings: StockSettings, form: PromptForm) -> None:
+        with needed("the stock side"):
+            import vllm  # noqa: F401
+            from langchain_community.llms import VLLM
+        try:
+            llm: Any = VLLM(
+                model=settings.model,
+                temperature=0,
+                max_new_tokens=settings.max_tokens,
+                dtype=settings.dtype,
+                vllm_kwargs={
+                    "enforce_eager": True,
+                    "kv_cache_memory_bytes": settings.device_cache_bytes,
+                    "max_model_len": settings.context_tokens,
+                    "disable_log_stats": False,  # the time to first token comes with them
+                },
+            )
+        except Exception as error:  # vLLM raises what its many parts raise
+            reason = str(error).strip().split("\n")[0]
+            raise EngineStartFailed(
+                f"stock vLLM did not start {settings.model}: {reason} (`ragcache doctor` checks "
+                f"the machine, and VLLM_LOGGING_LEVEL=INFO shows vLLM's log)"
+            ) from error
+        self._client = llm.client = _RecordingClient(llm.client)
+        retriever = store.as_retriever(search_kwargs={"k": TOP_K})
+        self._chain = langchain_chain(retriever, llm, form)
+        llm.invoke(WARM_UP)
+        retriever.invoke(WARM_UP)
+
+    def ask(self, question: str, say: Say) -> Asked:
+        asked_at_s = time.time()  # vLLM stamps arrivals with this clock
+        answer = self._chain.invoke(question)
+        say(answer)
+        output = self._client.last
+        return Asked(
+            question=question,
+            prompt=output.prompt,
+            answer=answer,
+            ttft_s=stock_ttft_s(output.metrics, asked_at_s),
+            prompt_tokens=len(output.prompt_token_ids),
+            cached=CachedTokens(device=output.num_cached_tokens or 0),
+        )
+
+    def close(self) -> None:
+        self._client.close()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def stock_ttft_s(metrics: Any, asked_at_s: float) -> float:
+    """Seconds from the question to the first token, from what vLLM measured of its request.
+
+    Until the request arrived, the chain was retrieving and writing the prompt; from then on vLLM
+    counts, tokenising included, up to the first token it hands out.
+    Raises CommandError if vLLM kept no statistics.
+    """
+    if metrics is None or not metrics.first_token_latency:
+        raise CommandError("this vLLM reports no time to first token; `ragcache doctor` says why")
+    return float(metrics.arrival_time - asked_at_s + metrics.first_token_latency)
+
+
+class _RecordingClient:
+    """Stands before vLLM's LLM and keeps the last output, of which LangChain passes on the text."""
+
+    def __init__(self, llm: Any) -> None:
+        self._llm = llm
+        self.last: Any = None
+
+    def generate(self, prompts: list[str], sampling_params: Any) -> Any:
+        outputs = self._llm.generate(prompts, sampling_params, use_tqdm=False)
+        self.last = outputs[-1]
+        return outputs
+
+    def close(self) -> None:
+        llm, self._llm = self._llm, None
+        if llm is not None:
+            llm.llm_engine.engine_core.shutdown()
+
+
+class RAGCacheLangChain:
+    """The stock chain with two classes swapped: the retriever and the LLM."""
+
+    name = "LangChain, RAGCache"
+
+    def __init__(
+        self, store: Any, engine: RAGCacheEngine, form: PromptForm, max_tokens: int
+    ) -> None:
+        with needed("the LangChain chain"):
+            from ragcache_integrations.langchain import RAGCacheLLM, RAGCacheRetriever
+        retriever = RAGCacheRetriever.from_vectorstore(store, engine=engine, k=TOP_K)
+        llm = RAGCacheLLM(engine=engine, max_new_tokens=max_tokens, temperature=0)
+        self._chain = langchain_chain(retriever, llm, form)
+
+    def ask(self, question: str, say: Say) -> Asked:
+        seen = _langchain_ears()
+        pieces = []
+        for piece in self._chain.stream(question, config={"callbacks": [seen]}):
+            say(piece)
+            pieces.append(piece)
+        return _asked(question, seen.prompt, "".join(pieces), seen.cost, "cache_read_")
+
+
+class RAGCacheLlamaIndex:
+    """The same retrieval and prompt in a LlamaIndex query engine, in its "compact" mode."""
+
+    name = "LlamaIndex, RAGCache"
+
+    def __init__(
+        self, index: Any, engine: RAGCacheEngine, form: PromptForm, max_tokens: int
+    ) -> None:
+        with needed("the LlamaIndex query engine"):
+            from llama_index.core import PromptTemplate, get_response_synthesizer
+            from llama_index.core.callbacks import CallbackManager
+            from llama_index.core.indices.prompt_helper import PromptHelper
+            from llama_index.core.query_engine import RetrieverQueryEngine
+            from llama_index.core.response_synthesizers import ResponseMode
+
+            from ragcache_integrations.llamaindex import RAGCacheLLM, RAGCacheRetriever
+        self._ears = _llamaindex_ears()
+        listening = CallbackManager([self._ears])
+        retriever = RAGCacheRetriever.from_index(index, engine=engine, similarity_top_k=TOP_K)
+        llm = RAGCacheLLM(
+            engine=engine,
+            max_new_tokens=max_tokens,
+            temperature=0,
+            callback_manager=listening,
+        )
+        synthesizer = get_response_synthesizer(
+            llm=llm,
+            callback_manager=listening,  # the synthesizer gives its own to the LLM
+            response_mode=ResponseMode.COMPACT,
+            streaming=True,
+            text_qa_template=PromptTemplate(
+                f"{form.before}{{context_str}}{form.between}{{query_str}}{form.after}"
+            ),
+            # "compact" cuts passages to what it takes for the context, counting with the tokenizer
+            # of another model. Too long a prompt is the engine's to refuse: nothing is cut here.
+            prompt_helper=PromptHelper(context_window=UNCUT_TOKENS, num_output=max_tokens),
+        )
+        self._query_engine = RetrieverQueryEngine(retriever, response_synthesizer=synthesizer)
+
+    def ask(self, question: str, say: Say) -> Asked:
+        pieces = []
+        response: Any = self._query_engine.query(question)  # streaming, as asked for above
+        for piece in response.response_gen:
+            say(piece)
+            pieces.append(piece)
+        heard = self._ears
+        return _asked(question, heard.prompt, "".join(pieces), heard.cost, "cached_tokens_")
+
+
+def _langchain_ears() -> Any:
+    """A callback that keeps the prompt as it was sent, and what the answer cost."""
+    from langchain_core.callbacks import BaseCallbackHandler
+
+    class Ears(BaseCallbackHandler):
+        def __init__(self) -> None:
+            self.prompt = ""
+            self.cost: dict[str, Any] = {}
+
+        def on_llm_start(self, serialized: Any, prompts: list[str], **kwargs: Any) -> None:
+            (self.prompt,) = prompts
+
+        def on_llm_end(self, response: Any, **kwargs: Any) -> None:
+            info = response.generations[0][0].generation_info or {}
+            usage = info["usage_metadata"]
+            self.cost = {
+                "ttft_s": info["ttft_s"],
+                "prompt_tokens": usage["input_tokens"],
+                **usage["input_token_details"],
+            }
+
+    return Ears()
+
+
+def _llamaindex_ears() -> Any:
+    """The same for LlamaIndex, whose handlers hear every event and stay from query to query."""
+    from llama_index.core.callbacks import CBEventType, EventPayload
+    from llama_index.core.callbacks.base_handler import BaseCallbackHandler
+
+    class Ears(BaseCallbackHandler):
+        def __init__(self) -> None:
+            super().__init__(event_starts_to_ignore=[], event_ends_to_ignore=[])
+            self.prompt = ""
+            self.cost: dict[str, Any] = {}
+
+        def on_event_start(
+            self, event_type: Any, payload: Any = None, event_id: str = "", *_: Any, **__: Any
+        ) -> str:
+            return event_id
+
+        def on_event_end(
+            self, event_type: Any, payload: Any = None, event_id: str = "", **_: Any
+        ) -> None:
+            if event_type == CBEventType.LLM and payload:
+                self.prompt = payload[EventPayload.PROMPT]
+                self.cost = payload[EventPayload.COMPLETION].additional_kwargs
+
+        def start_trace(self, trace_id: str | None = None) -> None: ...
+
+        def end_trace(self, trace_id: str | None = None, trace_map: Any = None) -> None: ...
+
+    return Ears()
+
+
+def _asked(question: str, prompt: str, answer: str, cost: Mapping[str, Any], tier: str) -> Asked:
+    """cost: as the integrations report it; tier: what they put before a tier's name."""
+    if "ttft_s" not in cost:
+        raise CommandError("the answer came without what it cost; please report this")
+    cached = CachedTokens(**{name.value: cost[f"{tier}{name.value}"] for name in Tier})
+    return Asked(question, prompt, answer, cost["ttft_s"], cost["prompt_tokens"], cached)

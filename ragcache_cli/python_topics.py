@@ -1,0 +1,45 @@
+"""The demo's corpus: the language reference that every Python carries for `help("topic")`."""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+from collections.abc import Iterable, Mapping
+
+from ragcache_cli.passages import paragraphs
+from ragcache_cli.sources import Section, Source
+
+COLLECTIONS = frozenset({"compound", "specialnames", "types"})
+"""Topics that string many smaller ones together."""
+SHORTEST_REPEAT = 80
+"""Characters. Shorter paragraphs ("For example:") may well stand in several topics."""
+
+
+def python_topics() -> list[Source]:
+    """The topics of the running Python, as one source that changes with its version."""
+    from pydoc_data.topics import topics
+
+    sections = list(without_repeats(topics))
+    return [
+        Source(
+            name=f"Python {platform.python_version()} topics",
+            size_bytes=sum(len(section.text.encode()) for section in sections),
+            mtime_ns=0,
+            digest=lambda: hashlib.sha256(repr(sections).encode()).hexdigest(),
+            read=lambda: sections,
+        )
+    ]
+
+
+def without_repeats(topics: Mapping[str, str]) -> Iterable[Section]:
+    """Each paragraph once, in the most special topic that has it.
+
+    Many topics are chapters that contain smaller topics word for word. Retrieved side by side with
+    them they would fill a prompt with the same text twice.
+    """
+    seen: set[str] = set()
+    single = topics.keys() - COLLECTIONS
+    for title in sorted(single, key=lambda title: (len(topics[title]), title)):
+        kept = [part for part in paragraphs(topics[title]) if part not in seen]
+        seen.update(part for part in kept if len(part) >= SHORTEST_REPEAT)
+        yield Section(title, "\n\n".join(kept), id=title)

@@ -1,0 +1,76 @@
+"""Keep other libraries' chatter off the terminal, and let vLLM use the few cores a laptop has.
+
+Everything here only fills in what the user has not set: `VLLM_LOGGING_LEVEL=INFO ragcache demo`
+shows vLLM's log again.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import sys
+import warnings
+from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+QUIET = {
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_LOGGING_STREAM": "ext://sys.stderr",
+    "VLLM_NO_USAGE_STATS": "1",
+    "TRANSFORMERS_VERBOSITY": "error",
+    "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "TQDM_DISABLE": "1",
+    "PYTHONWARNINGS": "ignore",  # for the processes that vLLM starts
+}
+FEW_CORES = 2
+
+
+def wants_quiet(environment: MutableMapping[str, str] = os.environ) -> bool:
+    """Whether the user left vLLM's log level to us."""
+    return environment.get("VLLM_LOGGING_LEVEL", QUIET["VLLM_LOGGING_LEVEL"]) == "ERROR"
+
+
+def hush(environment: MutableMapping[str, str] = os.environ) -> None:
+    """Call before anything imports vLLM or transformers: they read these once."""
+    for name, value in QUIET.items():
+        environment.setdefault(name, value)
+    if (os.cpu_count() or 1) <= FEW_CORES:
+        # vLLM keeps one core free for its front end; of two that is half the machine. Measured on
+        # two cores: 1,000 tokens of prefill take 0.9 s instead of 1.7 s.
+        environment.setdefault("VLLM_CPU_NUM_OF_RESERVED_CPU", "0")
+    # It warns before vLLM's own log level is in force that there is no GPU to compile for.
+    logging.getLogger("vllm.triton_utils").setLevel(logging.ERROR)
+    if not sys.warnoptions:
+        warnings.filterwarnings("ignore")
+
+
+@contextmanager
+def stderr_into(log: Path) -> Iterator[Path | None]:
+    """Send to a file what C++ libraries and vLLM's processes write past Python, straight to file
+    descriptor 2. sys.stderr still reaches the terminal.
+
+    Yields the file; None if it cannot be written, and then nothing is redirected.
+    """
+    try:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        file = log.open("wb", buffering=0)
+    except OSError:
+        yield None
+        return
+    python_stderr, terminal = sys.stderr, os.dup(2)
+    try:
+        with file, open(terminal, "w", buffering=1, closefd=False) as through:
+            with suppress(io.UnsupportedOperation, AttributeError):
+                if python_stderr.fileno() == 2:
+                    sys.stderr = through
+            os.dup2(file.fileno(), 2)
+            yield log
+    finally:
+        os.dup2(terminal, 2)
+        os.close(terminal)
+        sys.stderr = python_stderr
