@@ -8,7 +8,7 @@ VENV   := .venv
 PYTHON := $(VENV)/bin/python
 READY  := $(VENV)/.ready
 CODE   := ragcache_engine ragcache_integrations ragcache_cli
-SEEN   := $(CODE) tests
+SEEN   := $(CODE) tests benchmarks
 
 .PHONY: help
 help: ## show the targets

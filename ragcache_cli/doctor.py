@@ -13,11 +13,10 @@ from rich.table import Table
 from ragcache_cli.machine import Machine, installed_versions, this_machine
 from ragcache_cli.model_size import ModelSize, local_folder, model_size
 from ragcache_cli.models import DEMO_MODEL, DEMO_MODEL_NAME, demo_model_folder, is_converted
+from ragcache_engine.backends.vllm import cpu_defaults
 from ragcache_engine.backends.vllm.installed import SUPPORTED, Wheel, installed_vllm
 
 GIB, MIB = 1 << 30, 1 << 20
-CPU_CACHE_MOST_BYTES = 4 * GIB
-"""As the engine chooses on a CPU: a quarter of the free memory, at most this."""
 GPU_SHARE = 0.92
 """Of a GPU's memory, what vLLM takes by default."""
 LITTLE_SHM_BYTES = 1 * GIB
@@ -182,7 +181,7 @@ def fit(size: ModelSize, machine: Machine, wheel: Wheel | None) -> Finding:
         f"{size.kv_token_bytes:,} bytes of KV a token, {_size(size.context_bytes)} for a context "
         f"of {size.context_tokens:,}"
     )
-    cache = free - size.weights_bytes if on_gpu else min(free // 4, CPU_CACHE_MOST_BYTES)
+    cache = free - size.weights_bytes if on_gpu else cpu_defaults.cache_bytes(free)
     if cache < size.context_bytes or size.weights_bytes + cache > free:
         return Finding("fits", f"{weights}; {context}: {_advice(size, free, where)}", Verdict.BAD)
     return Finding(

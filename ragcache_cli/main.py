@@ -71,7 +71,7 @@ def _add_demo(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument(
         "--questions",
-        type=_up_to(len(QUESTIONS)),
+        type=_WholeNumber(len(QUESTIONS)),
         default=DEMO_QUESTIONS,
         metavar="N",
         help=f"ask the first N of {len(QUESTIONS)} (default: %(default)s)",
@@ -133,15 +133,15 @@ def _add_model(command: argparse.ArgumentParser) -> None:
 def _add_max_tokens(command: argparse.ArgumentParser, default: int) -> None:
     command.add_argument(
         "--max-tokens",
-        type=_up_to(None),
+        type=_WholeNumber(None),
         default=default,
         metavar="N",
         help=f"longest answer ({default})",
     )
 
 
-class _up_to:  # argparse shows a type's name in its message
-    """A whole number from 1, perhaps up to a most."""
+class _WholeNumber:
+    """A type for argparse: a whole number from 1, perhaps up to a most."""
 
     def __init__(self, most: int | None) -> None:
         self._most = most

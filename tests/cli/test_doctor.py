@@ -162,10 +162,3 @@ def test_this_machine_can_be_looked_at():
     assert machine.cores >= 1
     assert machine.memory_bytes is None or machine.memory_bytes > 0
     assert installed_versions()["pydantic"]
-
-
-def test_the_engines_own_choice_of_cache_is_the_one_told():
-    pytest.importorskip("vllm")
-    from ragcache_engine.backends.vllm.arguments import CPU_CACHE_MOST_BYTES
-
-    assert doctor_module.CPU_CACHE_MOST_BYTES == CPU_CACHE_MOST_BYTES

@@ -13,12 +13,10 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
 from vllm.usage.usage_lib import UsageContext
 
+from ragcache_engine.backends.vllm import cpu_defaults
 from ragcache_engine.errors import ConfigError, ModelNotFound
 
 GIB = 1 << 30
-CPU_BLOCK_TOKENS = 32
-"""vLLM's CPU build defaults to 128. Only whole blocks are reused, and passages are short."""
-CPU_CACHE_MOST_BYTES = 4 * GIB
 
 
 def engine_config(
@@ -65,13 +63,12 @@ def _chosen_arguments(device_cache_bytes: int | None) -> dict[str, Any]:
         "kv_cache_memory_bytes": device_cache_bytes,
     }
     if current_platform.is_cpu():
-        arguments["block_size"] = CPU_BLOCK_TOKENS
+        arguments["block_size"] = cpu_defaults.BLOCK_TOKENS
         # torch.compile wants a C++ compiler on the user's machine and a minute at every start.
         arguments["enforce_eager"] = True
-        if device_cache_bytes is None:  # vLLM itself would take nine tenths of all memory
-            arguments["kv_cache_memory_bytes"] = min(
-                psutil.virtual_memory().available // 4, CPU_CACHE_MOST_BYTES
-            )
+        if device_cache_bytes is None:
+            free_bytes = psutil.virtual_memory().available
+            arguments["kv_cache_memory_bytes"] = cpu_defaults.cache_bytes(free_bytes)
     return arguments
 
 

@@ -12,7 +12,8 @@ pytest.importorskip("vllm")
 
 from vllm.platforms import current_platform
 
-from ragcache_engine.backends.vllm.arguments import CPU_BLOCK_TOKENS, GIB, engine_config
+from ragcache_engine.backends.vllm import cpu_defaults
+from ragcache_engine.backends.vllm.arguments import GIB, engine_config
 
 pytestmark = pytest.mark.vllm
 
@@ -26,7 +27,7 @@ def test_prefix_caching_is_on(demo_model: str):
 @pytest.mark.skipif(not current_platform.is_cpu(), reason="the GPU build has its own defaults")
 def test_on_a_cpu_blocks_are_fine_and_the_cache_leaves_memory_for_others(demo_model: str):
     config = engine_config(demo_model, None, {})
-    assert config.cache_config.block_size == CPU_BLOCK_TOKENS
+    assert config.cache_config.block_size == cpu_defaults.BLOCK_TOKENS
     assert 0 < (config.cache_config.kv_cache_memory_bytes or 0) <= 4 * GIB
 
 

@@ -1,0 +1,13 @@
+"""What RAGCache chooses for vLLM's CPU build where the user says nothing. Importable without vLLM."""
+
+from __future__ import annotations
+
+BLOCK_TOKENS = 32
+"""vLLM's CPU build defaults to 128. Only whole blocks are reused, and passages are short."""
+
+CACHE_MOST_BYTES = 4 << 30
+
+
+def cache_bytes(free_bytes: int) -> int:
+    """Bytes for the device cache: a quarter of the free memory, where vLLM would take nine tenths."""
+    return min(free_bytes // 4, CACHE_MOST_BYTES)
