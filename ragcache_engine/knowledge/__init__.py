@@ -1,0 +1,18 @@
+"""The core of decisions, in plain Python: the knowledge tree and the policies that empty it."""
+
+from ragcache_engine.knowledge.eviction import POLICIES, EvictionPolicy
+from ragcache_engine.knowledge.node import Node, Segment
+from ragcache_engine.knowledge.tier import Tier
+from ragcache_engine.knowledge.tree import KnowledgeTree, Match, Move, MoveKind
+
+__all__ = [
+    "POLICIES",
+    "EvictionPolicy",
+    "KnowledgeTree",
+    "Match",
+    "Move",
+    "MoveKind",
+    "Node",
+    "Segment",
+    "Tier",
+]

@@ -1,0 +1,38 @@
+"""The door between the tree and what decides who leaves. One instance serves one tier."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from ragcache_engine.knowledge.node import Node
+
+
+class EvictionPolicy(Protocol):
+    """Chooses victims among the leaves of a tier. It reads nodes and changes none.
+
+    The tree calls `entered` before anything else about a node, and `left` last. In between it calls
+    `used` for each completed use and `exposed` whenever the node has become evictable: it has no
+    child in the tier and nobody pins it.
+    """
+
+    def entered(self, node: Node) -> None:
+        """Its first block has come into the tier; its uses and cost are up to date."""
+
+    def used(self, node: Node) -> None:
+        """A use of a node with blocks in the tier was completed; uses and cost are up to date."""
+
+    def exposed(self, node: Node) -> None:
+        """The node may be evicted from now on. It may stop to be so without notice."""
+
+    def victim(self, evictable: Callable[[Node], bool]) -> Node | None:
+        """The node to evict next, one for which `evictable` holds; None if there is none."""
+
+    def prefers(self, newcomer: Node, victim: Node) -> bool:
+        """Whether the newcomer's blocks are worth more here than the victim's. Most say yes."""
+
+    def evicted(self, node: Node) -> None:
+        """Blocks of this node, perhaps not all, made room for others."""
+
+    def left(self, node: Node) -> None:
+        """Its last block has left the tier, for whatever reason."""

@@ -1,0 +1,460 @@
+"""The knowledge tree: what is cached where, what is worth keeping, and what must leave.
+
+It decides and returns moves; it performs none. It has no clock and no randomness: the same calls
+give the same tree. Not safe to share between threads: its owner calls it from one.
+Source: RAGCache, §5.1 and Algorithm 1.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+
+from ragcache_engine.knowledge.eviction.policy import EvictionPolicy
+from ragcache_engine.knowledge.node import Node, Segment
+from ragcache_engine.knowledge.tier import RANK, TIERS, Tier
+
+FREQUENCY_WINDOW = 65_536
+
+
+class MoveKind(StrEnum):
+    """What is to happen to blocks."""
+
+    LOAD = "load"  # copied from a slower tier into a faster one
+    STORE = "store"  # copied from a faster tier into a slower one, before the faster one frees them
+    FREE = "free"  # forgotten in `source`; nothing is copied
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Blocks [start, end) of one node changing place: planned by the tree, carried out by a backend.
+
+    target: None for FREE.
+    """
+
+    kind: MoveKind
+    node: Node
+    source: Tier
+    target: Tier | None
+    start: int
+    end: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.start < self.end:
+            raise ValueError(f"a move carries at least one block, got [{self.start}, {self.end})")
+
+    @property
+    def blocks(self) -> int:
+        return self.end - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """How much of a path is cached.
+
+    path: as it was asked for.
+    nodes: those the tree knows, in path order; they may hold nothing any more.
+    whole: how many leading nodes are cached to their last block.
+    blocks: cached blocks by tier, each counted where it is read from: the fastest tier that has it.
+    cached_tokens, computed_tokens: alpha and beta of the path, without what follows it.
+    """
+
+    path: tuple[Segment, ...]
+    nodes: tuple[Node, ...]
+    whole: int
+    blocks: tuple[int, ...]
+    cached_tokens: int
+    computed_tokens: int
+
+
+class KnowledgeTree:
+    """A prefix tree over documents, with a budget and an eviction policy for each tier.
+
+    capacity_blocks: blocks each tier may hold; a tier left out holds none.
+    policy: makes the policy of one tier.
+    block_tokens: tokens in a block; 1 counts in tokens.
+    frequency_window: a node's uses are those among so many latest completed ones, of all nodes.
+    cache_depth: only the first so many segments of a path are kept; None keeps all.
+    """
+
+    def __init__(
+        self,
+        capacity_blocks: Mapping[Tier, int],
+        policy: Callable[[], EvictionPolicy],
+        *,
+        block_tokens: int = 16,
+        frequency_window: int = FREQUENCY_WINDOW,
+        cache_depth: int | None = None,
+    ) -> None:
+        if (
+            block_tokens < 1
+            or frequency_window < 1
+            or (cache_depth is not None and cache_depth < 1)
+        ):
+            raise ValueError("block_tokens, frequency_window and cache_depth are at least 1")
+        if any(blocks < 0 for blocks in capacity_blocks.values()):
+            raise ValueError(f"a tier holds 0 blocks or more, got {dict(capacity_blocks)}")
+        self.block_tokens = block_tokens
+        self._window = frequency_window
+        self._depth = cache_depth
+        self._capacity = [capacity_blocks.get(tier, 0) for tier in TIERS]
+        self._used = [0] * len(TIERS)
+        self._policies = [policy() for _ in TIERS]
+        self._evictable = [self._evictable_in(rank) for rank in range(len(TIERS))]
+        self._root = Node(Segment("", 0), None, block_tokens)
+        self._recent: deque[Node] = deque()
+        self._nodes = 0
+        self._uses = 0
+
+    def __len__(self) -> int:
+        """How many nodes are remembered, cached or not."""
+        return self._nodes
+
+    def capacity(self, tier: Tier) -> int:
+        return self._capacity[RANK[tier]]
+
+    def used(self, tier: Tier) -> int:
+        """Blocks in the tier now."""
+        return self._used[RANK[tier]]
+
+    def policy(self, tier: Tier) -> EvictionPolicy:
+        return self._policies[RANK[tier]]
+
+    # -- asking --------------------------------------------------------------------------------
+
+    def match(self, path: Sequence[Segment]) -> Match:
+        """How much of the path is cached, from its start. Changes nothing; O(segments)."""
+        node, nodes = self._root, []
+        blocks, whole, unbroken = [0] * len(TIERS), 0, True
+        for segment in path:
+            child = node.children.get(segment) if node.children else None
+            if child is None:
+                break
+            nodes.append(child)
+            if unbroken:
+                reached = 0
+                for rank, resident in enumerate(child.resident):
+                    if resident > reached:
+                        blocks[rank] += resident - reached
+                        reached = resident
+                unbroken = reached == child.blocks
+                whole += unbroken
+            node = child
+        total = sum(segment.tokens for segment in path)
+        cached = sum(blocks) * self.block_tokens
+        return Match(tuple(path), tuple(nodes), whole, tuple(blocks), cached, total - cached)
+
+    # -- changing ------------------------------------------------------------------------------
+
+    def use(self, match: Match, prefill_s: float = 0.0) -> tuple[Node, ...]:
+        """Record a completed use of the path; returns its nodes, made where they were missing.
+
+        match: as it was before the request ran, so that what had to be computed is known.
+        prefill_s: T(alpha, beta) of the request. It is spread over the computed tokens (formula 4).
+        A request that was cancelled was no use: leave this out.
+        """
+        computed = match.computed_tokens
+        cost = prefill_s / computed if computed > 0 else 0.0
+        self._uses += 1
+        node, nodes = self._root, []
+        for place, segment in enumerate(match.path[: self._depth]):
+            node = self._child(node, segment)
+            nodes.append(node)
+            node.uses += 1
+            node.last_use = self._uses
+            if place >= match.whole:
+                node.fold_cost(cost)
+            for rank, resident in enumerate(node.resident):
+                if resident:
+                    self._policies[rank].used(node)
+            self._recent.append(node)
+        while len(self._recent) > self._window:
+            old = self._recent.popleft()
+            old.uses -= 1
+            self._prune(old)
+        return tuple(nodes)
+
+    def admit(self, nodes: Sequence[Node], tier: Tier = Tier.DEVICE) -> list[Move]:
+        """Let a path's blocks into the tier, as many from its start as its policy makes room for.
+
+        nodes: a path as `use` returned it. Blocks that a slower tier has are loaded; the others are
+        taken to be there already, just computed. What must leave comes first in the moves.
+        """
+        rank = RANK[tier]
+        moves: list[Move] = []
+        with self.pinned(nodes):
+            for node in nodes:
+                self._admit(node, rank, moves)
+                if not self._stands_on(node, rank):
+                    break
+        return moves
+
+    def reserve(self, tier: Tier, blocks: int) -> list[Move]:
+        """Make so many blocks free. All or nothing: ValueError if pins or capacity forbid it."""
+        rank = RANK[tier]
+        if blocks > self._capacity[rank] - self._pinned_blocks(rank):
+            raise ValueError(f"{tier} cannot free {blocks} blocks: running requests hold the rest")
+        moves: list[Move] = []
+        self._shrink(rank, self._capacity[rank] - blocks, moves)
+        return moves
+
+    def set_capacity(self, tier: Tier, blocks: int) -> list[Move]:
+        """Change a tier's budget. All or nothing: ValueError if running requests hold more."""
+        rank = RANK[tier]
+        if blocks < self._pinned_blocks(rank):
+            raise ValueError(f"{tier} cannot shrink to {blocks} blocks: running requests hold more")
+        self._capacity[rank] = blocks
+        moves: list[Move] = []
+        self._shrink(rank, blocks, moves)
+        return moves
+
+    def forget(self, name: str) -> list[Move]:
+        """A document changed or must go: drop it everywhere, with all that was computed after it.
+
+        All or nothing: ValueError while a running request needs it.
+        """
+        doomed = [node for node in self._root.downwards() if node.segment.name == name]
+        doomed = [node for node in doomed if node is not self._root]
+        if any(below.pins for node in doomed for below in node.downwards()):
+            raise ValueError(f"{name!r} is needed by a running request; forget it when that ends")
+        moves: list[Move] = []
+        for node in doomed:
+            parent = node.parent
+            if parent is None:
+                continue  # gone with another one above it
+            for below in reversed(list(node.downwards())):
+                for rank in range(len(TIERS)):
+                    self._drop(below, rank, 0, moves)
+                below.uses = 0
+                self._unlink(below)
+            self._prune(parent)
+        gone = {node for node in self._recent if node.parent is None}
+        if gone:
+            self._recent = deque(node for node in self._recent if node not in gone)
+        return moves
+
+    @contextmanager
+    def pinned(self, nodes: Iterable[Node]) -> Iterator[None]:
+        """Keep a path from eviction, in every tier. nodes: with all their parents."""
+        held = list(nodes)
+        self.pin(held)
+        try:
+            yield
+        finally:
+            self.unpin(held)
+
+    def pin(self, nodes: Iterable[Node]) -> None:
+        """Like `pinned`, for a request that outlives the caller's block."""
+        for node in nodes:
+            node.pins += 1
+
+    def unpin(self, nodes: Iterable[Node]) -> None:
+        for node in nodes:
+            if node.pins < 1:
+                raise ValueError(f"{node} is not pinned")
+            node.pins -= 1
+            if not node.pins:
+                for rank in range(len(TIERS)):
+                    self._expose(node, rank)
+                self._prune(node)
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _child(self, parent: Node, segment: Segment) -> Node:
+        if parent.children is None:
+            parent.children = {}
+        child = parent.children.get(segment)
+        if child is None:
+            child = parent.children[segment] = Node(segment, parent, self.block_tokens)
+            self._nodes += 1
+        return child
+
+    def _evictable_in(self, rank: int) -> Callable[[Node], bool]:
+        def evictable(node: Node) -> bool:
+            return not node.pins and node.resident[rank] > 0 and not node.below[rank]
+
+        return evictable
+
+    def _expose(self, node: Node, rank: int) -> None:
+        if self._evictable[rank](node):
+            self._policies[rank].exposed(node)
+
+    def _stands_on(self, node: Node, rank: int) -> bool:
+        """Whether a child may have blocks in the tier: the node's are all there, or in a faster one.
+
+        A node too short to own a block is as good as the one above it.
+        """
+        while not node.blocks and node.parent is not None:
+            node = node.parent
+        return not node.blocks or any(
+            node.resident[faster] == node.blocks for faster in range(rank + 1)
+        )
+
+    def _admit(self, node: Node, rank: int, moves: list[Move]) -> None:
+        """Bring as many of the node's leading blocks into the tier as room is made for."""
+        start = node.resident[rank]
+        policy, capacity = self._policies[rank], self._capacity[rank]
+        while (missing := node.blocks - start - (capacity - self._used[rank])) > 0:
+            victim = policy.victim(self._evictable[rank])
+            if victim is None or not policy.prefers(node, victim):
+                break
+            self._evict(victim, rank, min(missing, victim.resident[rank]), moves)
+        # Making room may have thrown out what this node stands on.
+        if node.parent is not None and not self._stands_on(node.parent, rank):
+            return
+        end = min(node.blocks, start + capacity - self._used[rank])
+        if end <= start:
+            return
+        at = start
+        for slower in range(rank + 1, len(TIERS)):
+            if node.resident[slower] > at:
+                upto = min(end, node.resident[slower])
+                moves.append(Move(MoveKind.LOAD, node, TIERS[slower], TIERS[rank], at, upto))
+                at = upto
+        self._set(node, rank, end)
+
+    def _evict(self, node: Node, rank: int, blocks: int, moves: list[Move]) -> None:
+        """Take the node's last blocks from the tier, the next slower one keeping a copy if it will."""
+        end = node.resident[rank]
+        self._policies[rank].evicted(node)
+        slower = self._next_slower(rank)
+        if slower is not None and node.resident[slower] < end:
+            self._store(node, rank, slower, end, moves)
+        self._drop(node, rank, end - blocks, moves)
+
+    def _next_slower(self, rank: int) -> int | None:
+        for slower in range(rank + 1, len(TIERS)):
+            if self._capacity[slower]:
+                return slower
+        return None
+
+    def _store(self, node: Node, rank: int, slower: int, end: int, moves: list[Move]) -> None:
+        """Swap out, once: the whole of what the faster tier has, so that later evictions copy nothing."""
+        with self.pinned([node]):
+            start = node.resident[slower]
+            policy, capacity = self._policies[slower], self._capacity[slower]
+            while (missing := end - start - (capacity - self._used[slower])) > 0:
+                victim = policy.victim(self._evictable[slower])
+                if victim is None or not policy.prefers(node, victim):
+                    break
+                self._evict(victim, slower, min(missing, victim.resident[slower]), moves)
+            upto = min(end, start + capacity - self._used[slower])
+            if upto > start and node.parent is not None and self._stands_on(node.parent, slower):
+                moves.append(Move(MoveKind.STORE, node, TIERS[rank], TIERS[slower], start, upto))
+                self._set(node, slower, upto)
+
+    def _shrink(self, rank: int, blocks: int, moves: list[Move]) -> None:
+        while (excess := self._used[rank] - blocks) > 0:
+            victim = self._policies[rank].victim(self._evictable[rank])
+            assert victim is not None, "unpinned blocks were counted, and none is evictable"
+            self._evict(victim, rank, min(excess, victim.resident[rank]), moves)
+
+    def _drop(self, node: Node, rank: int, keep: int, moves: list[Move]) -> None:
+        """Free all but the first `keep` blocks of a node in a tier, and what stood on them."""
+        end = node.resident[rank]
+        if end <= keep:
+            return
+        moves.append(Move(MoveKind.FREE, node, TIERS[rank], None, keep, end))
+        self._set(node, rank, keep)
+        for slower in range(rank, len(TIERS)):
+            if node.below[slower] and not self._stands_on(node, slower):
+                self._drop_below(node, slower, moves)
+        self._prune(node)
+
+    def _drop_below(self, node: Node, rank: int, moves: list[Move]) -> None:
+        for child in list((node.children or {}).values()):
+            if child.blocks:
+                self._drop(child, rank, 0, moves)
+            else:
+                self._drop_below(child, rank, moves)
+
+    def _set(self, node: Node, rank: int, resident: int) -> None:
+        """Set a node's blocks in a tier, with everything that is counted from it."""
+        before, parent, policy = node.resident[rank], node.parent, self._policies[rank]
+        node.resident[rank] = resident
+        self._used[rank] += resident - before
+        if not before:
+            policy.entered(node)
+            while parent is not None:
+                parent.below[rank] += 1
+                if parent.blocks or parent.below[rank] > 1:
+                    break
+                parent = parent.parent
+        if resident:
+            self._expose(node, rank)
+            return
+        policy.left(node)
+        while parent is not None:
+            parent.below[rank] -= 1
+            self._expose(parent, rank)
+            if parent.blocks or parent.below[rank]:
+                break
+            parent = parent.parent
+
+    def _pinned_blocks(self, rank: int) -> int:
+        return sum(node.resident[rank] for node in self._root.downwards() if node.pins)
+
+    def _prune(self, node: Node) -> None:
+        """Forget nodes that hold nothing, were not used within the window and carry nobody."""
+        while (
+            node.parent is not None
+            and not node.uses
+            and not node.pins
+            and not node.children
+            and not any(node.resident)
+        ):
+            parent = node.parent
+            self._unlink(node)
+            node = parent
+
+    def _unlink(self, node: Node) -> None:
+        parent = node.parent
+        if parent is None:
+            return
+        assert parent.children is not None
+        del parent.children[node.segment]
+        if not parent.children:
+            parent.children = None
+        node.parent = None
+        self._nodes -= 1
+
+    # -- checking ------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Raise AssertionError unless every invariant holds. For tests: O(nodes)."""
+        nodes = [node for node in self._root.downwards() if node is not self._root]
+        assert len(nodes) == self._nodes
+        window = list(self._recent)
+        assert len(window) <= self._window
+        for node in nodes:
+            parent = node.parent
+            assert parent is not None
+            assert parent.children is not None
+            assert parent.children[node.segment] is node
+            assert node.end == parent.end + node.segment.tokens
+            assert node.blocks == node.end // self.block_tokens - parent.end // self.block_tokens
+            assert node.uses == window.count(node)
+            assert node.pins >= 0
+            assert node.uses or node.pins or node.children or any(node.resident), "not pruned"
+            children = (node.children or {}).values()
+            for rank in range(len(TIERS)):
+                assert 0 <= node.resident[rank] <= node.blocks
+                assert node.below[rank] == sum(
+                    child.resident[rank] > 0 or (not child.blocks and child.below[rank] > 0)
+                    for child in children
+                )
+                if node.resident[rank]:
+                    # A resident child has a wholly resident parent, in its tier or a faster one.
+                    assert self._stands_on(parent, rank), (
+                        f"{node} in {TIERS[rank]} hangs in the air"
+                    )
+        for rank, tier in enumerate(TIERS):
+            assert self._used[rank] == sum(node.resident[rank] for node in nodes)
+            assert self._used[rank] <= self._capacity[rank], f"{tier} is over its budget"
+            if any(map(self._evictable[rank], nodes)):
+                victim = self._policies[rank].victim(self._evictable[rank])
+                assert victim is not None, f"{tier} has evictable leaves its policy does not see"
+                assert self._evictable[rank](victim)
