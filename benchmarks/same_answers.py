@@ -3,11 +3,12 @@
 Runs the same prompts through stock vLLM without a cache, stock vLLM as it comes (prefix caching on)
 and RAGCache, one after the other, each in a process of its own, and counts the answers that differ.
 
-    python benchmarks/same_answers.py --dtype float32 --questions 100
-    python benchmarks/same_answers.py --dtype bfloat16 --questions 100
+    python benchmarks/same_answers.py --dtype float32 --at-once 8
+    python benchmarks/same_answers.py --dtype bfloat16
 
 In float32 none may differ. In bfloat16 vLLM differs from itself, since a prompt prefilled in other
-pieces is summed in another order; there RAGCache must not differ more often than vLLM does.
+pieces, or beside other prompts, is summed in another order; there RAGCache must not differ more often
+than vLLM does. One question at a time leaves the cache as the only reason.
 """
 
 from __future__ import annotations
@@ -80,7 +81,7 @@ def _written(documents: dict[str, str], question: str) -> str:
 
 
 def stock_tokens(
-    model: str, dtype: str, prompts: Sequence[str], *, prefix_caching: bool
+    model: str, dtype: str, prompts: Sequence[str], at_once: int, *, prefix_caching: bool
 ) -> list[list[int]]:
     """Each prompt's answer by vLLM's own LLM class, everything but size and dtype at its default."""
     from vllm import LLM, SamplingParams
@@ -94,12 +95,15 @@ def stock_tokens(
         enforce_eager=True,
     )
     options = SamplingParams(temperature=0, max_tokens=MAX_TOKENS)
-    outputs = llm.generate(list(prompts), options, use_tqdm=False)
-    return [list(output.outputs[0].token_ids) for output in outputs]
+    tokens: list[list[int]] = []
+    for start in range(0, len(prompts), at_once):
+        outputs = llm.generate(list(prompts[start : start + at_once]), options, use_tqdm=False)
+        tokens += [list(output.outputs[0].token_ids) for output in outputs]
+    return tokens
 
 
 def ragcache_tokens(
-    engine: RAGCacheEngine, prompts: Sequence[Prompt], at_once: int = 8
+    engine: RAGCacheEngine, prompts: Sequence[Prompt], at_once: int
 ) -> list[list[int]]:
     """Each prompt's answer by RAGCache, `at_once` of them in the engine at a time."""
     options = SamplingOptions(max_tokens=MAX_TOKENS)
@@ -119,7 +123,11 @@ def ragcache_tokens(
     return asyncio.run(ask_all())
 
 
-def _ragcache(model: str, dtype: str, prompts: Sequence[Prompt]) -> list[list[int]]:
+Answers = Callable[[str, str, Sequence[Prompt], int], list[list[int]]]
+"""(model, dtype, prompts, at_once) -> the tokens of each answer."""
+
+
+def _ragcache(model: str, dtype: str, prompts: Sequence[Prompt], at_once: int) -> list[list[int]]:
     config = EngineConfig(
         model=model,
         backend="vllm",
@@ -127,32 +135,35 @@ def _ragcache(model: str, dtype: str, prompts: Sequence[Prompt]) -> list[list[in
         vllm_args={"dtype": dtype, "max_model_len": CONTEXT_TOKENS},
     )
     with RAGCacheEngine(config) as engine:
-        tokens = ragcache_tokens(engine, prompts)
+        tokens = ragcache_tokens(engine, prompts, at_once)
         print(f"  prompt tokens from the cache: {engine.stats().hit_ratio():.0%}", file=sys.stderr)
     return tokens
 
 
-def _stock(prefix_caching: bool) -> Callable[[str, str, Sequence[Prompt]], list[list[int]]]:
-    def tokens(model: str, dtype: str, prompts: Sequence[Prompt]) -> list[list[int]]:
+def _stock(prefix_caching: bool) -> Answers:
+    def tokens(model: str, dtype: str, prompts: Sequence[Prompt], at_once: int) -> list[list[int]]:
         texts = [prompt.text for prompt in prompts]
-        return stock_tokens(model, dtype, texts, prefix_caching=prefix_caching)
+        return stock_tokens(model, dtype, texts, at_once, prefix_caching=prefix_caching)
 
     return tokens
 
 
-SYSTEMS: dict[str, Callable[[str, str, Sequence[Prompt]], list[list[int]]]] = {
+SYSTEMS: dict[str, Answers] = {
     "vLLM, no cache": _stock(prefix_caching=False),
     "vLLM": _stock(prefix_caching=True),
     "RAGCache": _ragcache,
 }
 
 
-def tokens_of(system: str, model: str, dtype: str, prompts: Sequence[Prompt]) -> list[list[int]]:
+def tokens_of(
+    system: str, model: str, dtype: str, prompts: Sequence[Prompt], at_once: int
+) -> list[list[int]]:
     """The answers of one of SYSTEMS, made in a process of its own that is gone afterwards."""
     order = {
         "system": system,
         "model": model,
         "dtype": dtype,
+        "at_once": at_once,
         "prompts": [asdict(prompt) for prompt in prompts],
     }
     worker = subprocess.run(
@@ -169,13 +180,15 @@ def tokens_of(system: str, model: str, dtype: str, prompts: Sequence[Prompt]) ->
 def _work() -> None:
     order = json.load(sys.stdin)
     prompts = [Prompt(**prompt) for prompt in order["prompts"]]
-    print(json.dumps(SYSTEMS[order["system"]](order["model"], order["dtype"], prompts)))
+    answers = SYSTEMS[order["system"]]
+    print(json.dumps(answers(order["model"], order["dtype"], prompts, order["at_once"])))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n", 1)[0])
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
     parser.add_argument("--questions", type=int, default=100)
+    parser.add_argument("--at-once", type=int, default=1, help="questions in the engine at a time")
     parser.add_argument("--model", help="a folder or hub id (default: the demo's model)")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -188,7 +201,7 @@ def main() -> None:
     answers: dict[str, list[list[int]]] = {}
     for system in SYSTEMS:
         print(f"{system} in {arguments.dtype} ...", file=sys.stderr)
-        answers[system] = tokens_of(system, model, arguments.dtype, prompts)
+        answers[system] = tokens_of(system, model, arguments.dtype, prompts, arguments.at_once)
     print(f"\nAnswers that differ, of {len(prompts)} ({arguments.dtype}, greedy)")
     names = list(SYSTEMS)
     for number, left in enumerate(names):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import logging
 import threading
 import weakref
@@ -256,6 +257,9 @@ class _Runtime:
     def start(self) -> ModelLimits:
         limits = self._thread.submit(self._backend.start()).result()
         self._starts = 1
+        # What is registered last runs first: before multiprocessing's own exit, which would end the
+        # backend's processes under running requests.
+        atexit.register(self.close)
         return limits
 
     def now(self) -> float:
@@ -373,6 +377,7 @@ class _Runtime:
             if self._closing:
                 return
             self._closing = True
+        atexit.unregister(self.close)
         closing = self._thread.submit(self._close())
         if self._thread.owns_current_thread():  # the engine was dropped there: nobody can wait
             closing.add_done_callback(lambda _: self._thread.stop())

@@ -30,6 +30,9 @@ from ragcache_engine.values import (
     TokenizedPrompt,
 )
 
+SHUTDOWN_S = 30.0
+"""vLLM's processes end by themselves in 4 to 5 s; on a busy machine its own limit of 5 s kills them."""
+
 
 class VLLMBackend:
     """Runs a model in vLLM's own processes, started and ended with it.
@@ -129,7 +132,7 @@ class VLLMBackend:
     async def close(self) -> None:
         llm, self._llm = self._llm, None
         if llm:
-            llm.shutdown()
+            llm.shutdown(timeout=SHUTDOWN_S)
             multiprocessing.active_children()  # reaps those that died before their shutdown
 
 
