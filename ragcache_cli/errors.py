@@ -4,6 +4,7 @@ RAGCacheError
 └── CommandError                     the command cannot go on; shown as one line
     ├── MissingExtra                 a package of an optional extra is not installed
     ├── EmptyCorpus                  the folder holds nothing that could be read
+    ├── BadTrace                     a retrieval trace or query log cannot be read
     └── DemoModelUnavailable         the demo's model could not be made
 """
 
@@ -22,6 +23,10 @@ class MissingExtra(CommandError):
 
 class EmptyCorpus(CommandError):
     """There is no folder, or no text in it."""
+
+
+class BadTrace(CommandError):
+    """A file of requests or questions is not what it should be. The message names the line."""
 
 
 class DemoModelUnavailable(CommandError):

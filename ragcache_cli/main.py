@@ -20,11 +20,15 @@ from ragcache_cli.models import DEMO_MODEL, DEMO_MODEL_NAME
 from ragcache_cli.questions import QUESTIONS
 from ragcache_cli.quiet import hush, stderr_into, wants_quiet
 from ragcache_engine import EngineError, RAGCacheError, __version__
+from ragcache_engine.knowledge import DOCUMENT_ORDERS, POLICIES
+from ragcache_engine.knowledge.eviction import DEFAULT_POLICY
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEMO_QUESTIONS = 16
 """As many as two cores answer three times within four minutes, preparations included."""
 LOG = "last-run.log"
+SHOWN_POLICIES = ("lru", "lfu", "pgdsf", DEFAULT_POLICY)
+"""What `simulate` replays unless told otherwise."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -60,6 +64,12 @@ def parser() -> argparse.ArgumentParser:
     commands = made.add_subparsers(title="commands", required=True, metavar="COMMAND")
     _add_demo(commands.add_parser("demo", help="compare RAGCache with stock vLLM on this machine"))
     _add_ask(commands.add_parser("ask", help="ask questions about a folder of your own files"))
+    _add_profile(
+        commands.add_parser("profile", help="measure how long prefill takes on this machine")
+    )
+    _add_simulate(
+        commands.add_parser("simulate", help="tell how much memory and which policy would pay")
+    )
     _add_doctor(commands.add_parser("doctor", help="tell whether and how an engine would start"))
     return made
 
@@ -112,6 +122,88 @@ def _add_ask(command: argparse.ArgumentParser) -> None:
     )
     _add_max_tokens(command, 200)
     command.set_defaults(run=_run_ask)
+
+
+def _add_profile(command: argparse.ArgumentParser) -> None:
+    command.description = (
+        "Time the prefill of prompts of several lengths, with more and less of them cached. The "
+        "result tells RAGCache what each document would cost to compute again."
+    )
+    _add_model(command)
+    command.add_argument(
+        "--backend",
+        choices=("auto", "vllm", "memory"),
+        default="auto",
+        help="memory: the fake engine's own times, for tests (default: %(default)s)",
+    )
+    command.add_argument(
+        "--repeats",
+        type=_WholeNumber(None),
+        default=3,
+        metavar="N",
+        help="timings of each pair of lengths, of which the median counts (default: %(default)s)",
+    )
+    command.add_argument(
+        "--quick", action="store_true", help="fewer and shorter prompts: a rough profile"
+    )
+    command.add_argument(
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="where the profile goes (default: in RAGCache's cache folder, named for the model)",
+    )
+    command.set_defaults(run=_run_profile)
+
+
+def _add_simulate(command: argparse.ArgumentParser) -> None:
+    command.description = (
+        "Replay retrievals through the knowledge tree, in several sizes, policies and document "
+        "orders: how much memory is needed, and would reordering documents help? Takes a trace "
+        '(a line a request: {"documents": ["d1", "d7"], "tokens": [120, 310]}), or a query log '
+        "with the corpus it asks."
+    )
+    source = command.add_mutually_exclusive_group(required=True)
+    source.add_argument("trace", nargs="?", type=Path, metavar="TRACE", help="a trace, JSON Lines")
+    source.add_argument(
+        "--questions", type=Path, metavar="FILE", help="a query log, a question a line"
+    )
+    command.add_argument(
+        "--corpus", type=Path, metavar="FOLDER", help="what the questions are asked of, as in ask"
+    )
+    command.add_argument(
+        "--top-k", type=_WholeNumber(None), metavar="K", help="only the first K documents (all; 3)"
+    )
+    command.add_argument(
+        "--capacity",
+        nargs="+",
+        default=["1%", "2%", "5%", "10%", "20%", "50%", "100%"],
+        metavar="SIZE",
+        help="tokens, or a share of all documents such as 5%% (default: 1%% to 100%%)",
+    )
+    command.add_argument("--policy", nargs="+", choices=sorted(POLICIES), metavar="NAME")
+    command.add_argument(
+        "--order",
+        nargs="+",
+        choices=sorted(DOCUMENT_ORDERS),
+        default=["retrieved"],
+        metavar="NAME",
+        help="retrieved, canonical, cached (default: retrieved)",
+    )
+    command.add_argument(
+        "--system-tokens",
+        type=int,
+        default=32,
+        metavar="N",
+        help="of the text before the documents (default: %(default)s)",
+    )
+    command.add_argument(
+        "--model", metavar="ID_OR_FOLDER", help="show sizes in bytes of this model's tensors"
+    )
+    command.add_argument(
+        "--profile", type=Path, metavar="FILE", help="costs as `ragcache profile` measured them"
+    )
+    command.add_argument("--output", type=Path, default=Path("simulate-output"), metavar="FOLDER")
+    command.set_defaults(run=_run_simulate)
 
 
 def _add_doctor(command: argparse.ArgumentParser) -> None:
@@ -182,6 +274,41 @@ def _run_ask(parsed: argparse.Namespace, console: Console) -> int:
         max_tokens=parsed.max_tokens,
     )
     return 1 if ask(settings, console) else 0
+
+
+def _run_profile(parsed: argparse.Namespace, console: Console) -> int:
+    from ragcache_cli.profile import ProfileSettings, profile
+
+    profile(
+        ProfileSettings(
+            model=parsed.model,
+            backend=parsed.backend,
+            dtype=parsed.dtype,
+            repeats=parsed.repeats,
+            quick=parsed.quick,
+            output=parsed.output,
+        ),
+        console,
+    )
+    return 0
+
+
+def _run_simulate(parsed: argparse.Namespace, console: Console) -> int:
+    from ragcache_cli.simulate import SimulateSettings, cost_profile, kv_bytes_of, simulate
+    from ragcache_cli.trace_files import trace_from
+
+    settings = SimulateSettings(
+        capacities=tuple(parsed.capacity),
+        policies=tuple(parsed.policy or SHOWN_POLICIES),
+        orders=tuple(parsed.order),
+        system_tokens=max(0, parsed.system_tokens),
+        kv_token_bytes=kv_bytes_of(parsed.model) if parsed.model else None,
+        output=parsed.output,
+    )
+    profile = cost_profile(parsed.profile)
+    trace = trace_from(parsed.trace, parsed.questions, parsed.corpus, parsed.top_k, console)
+    simulate(trace, profile, settings, console)
+    return 0
 
 
 def _run_doctor(parsed: argparse.Namespace, console: Console) -> int:

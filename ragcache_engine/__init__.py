@@ -28,6 +28,7 @@ from ragcache_engine.errors import (
     UnknownDocument,
     UnsupportedStore,
 )
+from ragcache_engine.knowledge.tier import Tier
 from ragcache_engine.streams import AnswerStream
 from ragcache_engine.values import (
     Answer,
@@ -38,7 +39,6 @@ from ragcache_engine.values import (
     ModelLimits,
     Piece,
     SamplingOptions,
-    Tier,
     TokenizedPrompt,
     Usage,
 )

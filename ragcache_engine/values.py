@@ -6,13 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-
-class Tier(StrEnum):
-    """Where a prompt token's key-value tensors came from. Faster tiers come first."""
-
-    DEVICE = "device"
-    HOST = "host"
-    DISK = "disk"
+from ragcache_engine.knowledge.tier import Tier
 
 
 class FinishReason(StrEnum):

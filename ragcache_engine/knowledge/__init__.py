@@ -1,18 +1,25 @@
 """The core of decisions, in plain Python: the knowledge tree and the policies that empty it."""
 
+from ragcache_engine.knowledge.cost import CostProfile, UnusableProfile
 from ragcache_engine.knowledge.eviction import POLICIES, EvictionPolicy
 from ragcache_engine.knowledge.node import Node, Segment
+from ragcache_engine.knowledge.order import DOCUMENT_ORDERS
+from ragcache_engine.knowledge.reorder import ReorderQueue
 from ragcache_engine.knowledge.tier import Tier
 from ragcache_engine.knowledge.tree import KnowledgeTree, Match, Move, MoveKind
 
 __all__ = [
+    "DOCUMENT_ORDERS",
     "POLICIES",
+    "CostProfile",
     "EvictionPolicy",
     "KnowledgeTree",
     "Match",
     "Move",
     "MoveKind",
     "Node",
+    "ReorderQueue",
     "Segment",
     "Tier",
+    "UnusableProfile",
 ]

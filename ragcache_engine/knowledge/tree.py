@@ -103,6 +103,7 @@ class KnowledgeTree:
         self._capacity = [capacity_blocks.get(tier, 0) for tier in TIERS]
         self._used = [0] * len(TIERS)
         self._policies = [policy() for _ in TIERS]
+        self._ranks = self._ranks_in_use()
         self._evictable = [self._evictable_in(rank) for rank in range(len(TIERS))]
         self._root = Node(Segment("", 0), None, block_tokens)
         self._recent: deque[Node] = deque()
@@ -167,14 +168,17 @@ class KnowledgeTree:
             node.last_use = self._uses
             if place >= match.whole:
                 node.fold_cost(cost)
-            for rank, resident in enumerate(node.resident):
-                if resident:
-                    self._policies[rank].used(node)
+            for rank in self._ranks:
+                policy = self._policies[rank]
+                policy.seen(node)
+                if node.resident[rank]:
+                    policy.used(node)
             self._recent.append(node)
         while len(self._recent) > self._window:
             old = self._recent.popleft()
             old.uses -= 1
-            self._prune(old)
+            if not old.uses:
+                self._prune(old)
         return tuple(nodes)
 
     def admit(self, nodes: Sequence[Node], tier: Tier = Tier.DEVICE) -> list[Move]:
@@ -187,6 +191,8 @@ class KnowledgeTree:
         moves: list[Move] = []
         with self.pinned(nodes):
             for node in nodes:
+                if node.resident[rank] == node.blocks > 0:
+                    continue
                 self._admit(node, rank, moves)
                 if not self._stands_on(node, rank):
                     break
@@ -209,6 +215,7 @@ class KnowledgeTree:
         self._capacity[rank] = blocks
         moves: list[Move] = []
         self._shrink(rank, blocks, moves)
+        self._ranks = self._ranks_in_use()
         return moves
 
     def forget(self, name: str) -> list[Move]:
@@ -257,9 +264,10 @@ class KnowledgeTree:
                 raise ValueError(f"{node} is not pinned")
             node.pins -= 1
             if not node.pins:
-                for rank in range(len(TIERS)):
+                for rank in self._ranks:
                     self._expose(node, rank)
-                self._prune(node)
+                if not node.uses:
+                    self._prune(node)
 
     # -- inside --------------------------------------------------------------------------------
 
@@ -279,8 +287,12 @@ class KnowledgeTree:
         return evictable
 
     def _expose(self, node: Node, rank: int) -> None:
-        if self._evictable[rank](node):
+        if not node.pins and node.resident[rank] and not node.below[rank]:
             self._policies[rank].exposed(node)
+
+    def _ranks_in_use(self) -> list[int]:
+        """Tiers without capacity hold nothing, and cost nothing."""
+        return [rank for rank, blocks in enumerate(self._capacity) if blocks]
 
     def _stands_on(self, node: Node, rank: int) -> bool:
         """Whether a child may have blocks in the tier: the node's are all there, or in a faster one.
@@ -289,9 +301,7 @@ class KnowledgeTree:
         """
         while not node.blocks and node.parent is not None:
             node = node.parent
-        return not node.blocks or any(
-            node.resident[faster] == node.blocks for faster in range(rank + 1)
-        )
+        return not node.blocks or node.blocks in node.resident[: rank + 1]
 
     def _admit(self, node: Node, rank: int, moves: list[Move]) -> None:
         """Bring as many of the node's leading blocks into the tier as room is made for."""
@@ -302,16 +312,15 @@ class KnowledgeTree:
             if victim is None or not policy.prefers(node, victim):
                 break
             self._evict(victim, rank, min(missing, victim.resident[rank]), moves)
-        # Making room may have thrown out what this node stands on.
         if node.parent is not None and not self._stands_on(node.parent, rank):
-            return
+            return  # it was given without the path it stands on
         end = min(node.blocks, start + capacity - self._used[rank])
         if end <= start:
             return
         at = start
         for slower in range(rank + 1, len(TIERS)):
-            if node.resident[slower] > at:
-                upto = min(end, node.resident[slower])
+            upto = min(end, node.resident[slower])
+            if upto > at:
                 moves.append(Move(MoveKind.LOAD, node, TIERS[slower], TIERS[rank], at, upto))
                 at = upto
         self._set(node, rank, end)
@@ -326,10 +335,7 @@ class KnowledgeTree:
         self._drop(node, rank, end - blocks, moves)
 
     def _next_slower(self, rank: int) -> int | None:
-        for slower in range(rank + 1, len(TIERS)):
-            if self._capacity[slower]:
-                return slower
-        return None
+        return next((slower for slower in self._ranks if slower > rank), None)
 
     def _store(self, node: Node, rank: int, slower: int, end: int, moves: list[Move]) -> None:
         """Swap out, once: the whole of what the faster tier has, so that later evictions copy nothing."""
@@ -359,10 +365,11 @@ class KnowledgeTree:
             return
         moves.append(Move(MoveKind.FREE, node, TIERS[rank], None, keep, end))
         self._set(node, rank, keep)
-        for slower in range(rank, len(TIERS)):
-            if node.below[slower] and not self._stands_on(node, slower):
+        for slower in self._ranks:
+            if slower >= rank and node.below[slower] and not self._stands_on(node, slower):
                 self._drop_below(node, slower, moves)
-        self._prune(node)
+        if not node.uses:
+            self._prune(node)
 
     def _drop_below(self, node: Node, rank: int, moves: list[Move]) -> None:
         for child in list((node.children or {}).values()):

@@ -1,16 +1,45 @@
-"""Who leaves a full tier. One policy a file; POLICIES names them all."""
+"""Who leaves a full tier. One policy a file; POLICIES names them all, DEFAULT_POLICY the engine's."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+from ragcache_engine.knowledge.eviction.arc import ARC
+from ragcache_engine.knowledge.eviction.gdsf import GDSF
+from ragcache_engine.knowledge.eviction.halflife import HalfLife
+from ragcache_engine.knowledge.eviction.lfu import LFU
 from ragcache_engine.knowledge.eviction.lru import LRU
 from ragcache_engine.knowledge.eviction.pgdsf import PGDSF
 from ragcache_engine.knowledge.eviction.policy import EvictionPolicy
+from ragcache_engine.knowledge.eviction.s3fifo import S3FIFO
+from ragcache_engine.knowledge.eviction.sieve import SIEVE
+from ragcache_engine.knowledge.eviction.wtinylfu import WTinyLFU
 
 POLICIES: dict[str, Callable[[], EvictionPolicy]] = {
     "lru": LRU,
+    "lfu": LFU,
+    "gdsf": GDSF,
     "pgdsf": PGDSF,
+    "arc": ARC,
+    "s3fifo": S3FIFO,
+    "sieve": SIEVE,
+    "wtinylfu": WTinyLFU,
+    "halflife": HalfLife,
 }
 
-__all__ = ["LRU", "PGDSF", "POLICIES", "EvictionPolicy"]
+DEFAULT_POLICY = "halflife"
+
+__all__ = [
+    "ARC",
+    "DEFAULT_POLICY",
+    "GDSF",
+    "LFU",
+    "LRU",
+    "PGDSF",
+    "POLICIES",
+    "S3FIFO",
+    "SIEVE",
+    "EvictionPolicy",
+    "HalfLife",
+    "WTinyLFU",
+]

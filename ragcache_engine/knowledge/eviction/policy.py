@@ -13,8 +13,11 @@ class EvictionPolicy(Protocol):
 
     The tree calls `entered` before anything else about a node, and `left` last. In between it calls
     `used` for each completed use and `exposed` whenever the node has become evictable: it has no
-    child in the tier and nobody pins it.
+    child in the tier and nobody pins it. `seen` alone also tells of nodes that are not in the tier.
     """
+
+    def seen(self, node: Node) -> None:
+        """A use was completed, whether the node has blocks in the tier or not; before `used`."""
 
     def entered(self, node: Node) -> None:
         """Its first block has come into the tier; its uses and cost are up to date."""

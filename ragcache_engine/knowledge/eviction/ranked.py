@@ -29,6 +29,9 @@ class Ranked(ABC):
     def rank(self, node: Node) -> float:
         """The node's worth now, after a use. Higher stays longer."""
 
+    def seen(self, node: Node) -> None:  # noqa: B027  (most go by the nodes they hold)
+        pass
+
     def entered(self, node: Node) -> None:
         self._rank[node] = self.rank(node)
 
@@ -60,6 +63,16 @@ class Ranked(ABC):
     def rank_of(self, node: Node) -> float:
         """The rank it was given at its last use. KeyError if it has no blocks in the tier."""
         return self._rank[node]
+
+    def rank_anew(self) -> None:
+        """Give every node its rank again, for when ranks are taken on another scale. O(n)."""
+        ranks = self._rank = {node: self.rank(node) for node in self._rank}
+        orders: dict[Node, int] = {}
+        for _, order, node in self._heap:
+            if node in ranks:
+                orders[node] = min(order, orders.get(node, order))
+        self._heap = [(ranks[node], order, node) for node, order in orders.items()]
+        heapify(self._heap)
 
     def _push(self, node: Node) -> None:
         heappush(self._heap, (self._rank[node], next(self._order), node))

@@ -1,0 +1,277 @@
+"""The cost profile: T(cached, computed), seconds of prefill, as measured on one model and machine.
+
+Units: tokens and seconds. Inside the grid T is interpolated bilinearly, past its edges linearly.
+What it is asked for: what a document would cost to compute again, and whether loading it is quicker.
+Source: RAGCache, §5.1 (cost estimation, Algorithm 1 lines 6-8).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+FORMAT = "ragcache-cost-profile"
+FORMAT_VERSION = 1
+DEFAULT_MODEL = "no model: the default formula"
+_MEASURE = "measure one with `ragcache profile`"
+
+
+class UnusableProfile(ValueError):
+    """The file is no cost profile, is damaged, or was measured on something else."""
+
+
+@dataclass(frozen=True, slots=True)
+class CostProfile:
+    """A grid of measured prefill times, and T between and beyond its points.
+
+    seconds: a row for each of cached_tokens, in it a number for each of computed_tokens.
+    model, dtype: as the engine's configuration spells them.
+    hardware, vllm_version: free text, compared as it is.
+    block_tokens: of the engine that was measured; its cached tokens come in whole blocks.
+    measured_on: a date, for the reader; None if not told.
+    """
+
+    model: str
+    dtype: str
+    hardware: str
+    vllm_version: str
+    block_tokens: int
+    cached_tokens: tuple[int, ...]
+    computed_tokens: tuple[int, ...]
+    seconds: tuple[tuple[float, ...], ...]
+    measured_on: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.block_tokens < 1:
+            raise ValueError(f"a block has at least one token, got {self.block_tokens}")
+        if len(self.cached_tokens) < 1 or len(self.computed_tokens) < 2:
+            raise ValueError("a grid has at least one cached and two computed lengths")
+        for lengths in (self.cached_tokens, self.computed_tokens):
+            if lengths[0] < 0 or any(low >= high for low, high in pairwise(lengths)):
+                raise ValueError(f"lengths rise from 0 or more, got {lengths}")
+        if len(self.seconds) != len(self.cached_tokens) or any(
+            len(row) != len(self.computed_tokens) for row in self.seconds
+        ):
+            raise ValueError("the grid needs one time for each pair of lengths")
+        if any(not math.isfinite(time) or time < 0 for row in self.seconds for time in row):
+            raise ValueError("times are finite and not negative")
+
+    def prefill_s(self, cached: float, computed: float) -> float:
+        """T(cached, computed): never negative, and never falling with more computed tokens where
+        the measurements do not fall.
+
+        Past the upper edges time does not fall at all: a slope that does is noise, and is not
+        carried on. Computing 0 tokens costs what the two shortest measured lengths point to: the
+        fixed cost of a step, or 0.
+        """
+        row = self._row_at(cached)
+        at, share = _place(self.computed_tokens, computed)
+        rise = row[at + 1] - row[at]
+        if share > 1:
+            return row[at + 1] + (share - 1) * max(0.0, rise)
+        return max(0.0, row[at] + share * rise)
+
+    def _row_at(self, cached: float) -> Sequence[float]:
+        """The measured times of one cached length, as if it stood in the grid."""
+        if len(self.cached_tokens) == 1:
+            return self.seconds[0]
+        at, share = _place(self.cached_tokens, cached)
+        low, high = self.seconds[at], self.seconds[at + 1]
+        if 0 <= share <= 1:
+            return [a + share * (b - a) for a, b in zip(low, high, strict=True)]
+        if share > 1:
+            row = [b + (share - 1) * max(0.0, b - a) for a, b in zip(low, high, strict=True)]
+        else:
+            row = [max(0.0, a + share * (b - a)) for a, b in zip(low, high, strict=True)]
+        # Each column went on along its own slope: two that rose together may have crossed.
+        for place in range(1, len(row)):
+            if low[place] >= low[place - 1] and high[place] >= high[place - 1]:
+                row[place] = max(row[place], row[place - 1])
+        return row
+
+    @classmethod
+    def default(cls) -> CostProfile:
+        """T before anything was measured: 0.1 ms a computed token, and 10 ns for each pair of a
+        computed token and one it attends to.
+
+        Linear, because each token passes once through the weights; quadratic, because it attends to
+        all before it. The first term is about a 7B model on one GPU. Policies only compare costs with
+        each other, and those depend on the ratio of the two terms; to decide between loading and
+        computing, measure.
+        """
+        # Linear in the cached tokens: two of them are exact. Lengths double from 64.
+        cached, computed = (0, 4096), (0, *(64 << step for step in range(12)))
+        return cls(
+            model=DEFAULT_MODEL,
+            dtype="",
+            hardware="",
+            vllm_version="",
+            block_tokens=1,
+            cached_tokens=cached,
+            computed_tokens=computed,
+            seconds=tuple(
+                tuple(1e-4 * new + 1e-8 * new * (old + new / 2) for new in computed)
+                for old in cached
+            ),
+        )
+
+    # -- as a file -----------------------------------------------------------------------------
+
+    def to_json(self) -> str:
+        content: dict[str, Any] = {
+            "format": FORMAT,
+            "version": FORMAT_VERSION,
+            "model": self.model,
+            "dtype": self.dtype,
+            "hardware": self.hardware,
+            "vllm_version": self.vllm_version,
+            "block_tokens": self.block_tokens,
+            "cached_tokens": self.cached_tokens,
+            "computed_tokens": self.computed_tokens,
+            "seconds": self.seconds,
+        }
+        if self.measured_on is not None:
+            content["measured_on"] = self.measured_on
+        return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> CostProfile:
+        """Raises UnusableProfile unless the text is what `to_json` wrote."""
+        try:
+            content = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise UnusableProfile(
+                f"not a cost profile, or damaged ({error}); {_MEASURE}"
+            ) from error
+        if not isinstance(content, dict) or content.get("format") != FORMAT:
+            raise UnusableProfile(f"not a cost profile; {_MEASURE}")
+        if content.get("version") != FORMAT_VERSION:
+            raise UnusableProfile(
+                f"a cost profile of format version {content.get('version')!r}, and this RAGCache "
+                f"reads version {FORMAT_VERSION}; {_MEASURE}"
+            )
+        try:
+            return cls(
+                **{
+                    name: _typed(content[name], str)
+                    for name in ("model", "dtype", "hardware", "vllm_version")
+                },
+                block_tokens=_typed(content["block_tokens"], int),
+                cached_tokens=_all_typed(content["cached_tokens"], int),
+                computed_tokens=_all_typed(content["computed_tokens"], int),
+                seconds=tuple(
+                    _all_typed(row, int, float) for row in _typed(content["seconds"], list)
+                ),
+                measured_on=_typed(content.get("measured_on"), str, type(None)),
+            )
+        except KeyError as error:
+            raise UnusableProfile(f"a damaged cost profile: no {error}; {_MEASURE}") from error
+        except (ValueError, OverflowError) as error:
+            raise UnusableProfile(f"a damaged cost profile: {error}; {_MEASURE}") from error
+
+    @classmethod
+    def load(
+        cls,
+        path: str | Path,
+        *,
+        model: str,
+        dtype: str | None = None,
+        hardware: str | None = None,
+        vllm_version: str | None = None,
+    ) -> CostProfile:
+        """Read a profile of this model. What is None is not compared.
+
+        Raises UnusableProfile for another model's profile and for what is none; OSError.
+        """
+        try:
+            profile = cls.from_json(Path(path).read_text(encoding="utf-8"))
+        except UnicodeDecodeError as error:
+            raise UnusableProfile(f"{path}: not a cost profile; {_MEASURE}") from error
+        except UnusableProfile as error:
+            raise UnusableProfile(f"{path}: {error}") from error
+        wanted = {
+            "model": model,
+            "dtype": dtype,
+            "hardware": hardware,
+            "vllm_version": vllm_version,
+        }
+        for name, value in wanted.items():
+            measured = getattr(profile, name)
+            if value is not None and measured != value:
+                raise UnusableProfile(
+                    f"{path} was measured on {name} {measured!r}, not on {value!r}; {_MEASURE}"
+                )
+        return profile
+
+
+def worth_loading(
+    size_bytes: int, bandwidth_bytes_per_s: float, saved_s: float, latency_s: float = 0.0
+) -> bool:
+    """Whether loading so many bytes is quicker than the computing it saves.
+
+    bandwidth_bytes_per_s, latency_s: measured, of the slower tier; a load takes latency_s + size /
+      bandwidth.
+    """
+    return latency_s + size_bytes / bandwidth_bytes_per_s < saved_s
+
+
+def blocks_to_load(
+    profile: CostProfile,
+    *,
+    cached_tokens: int,
+    computed_tokens: int,
+    loadable_blocks: int,
+    block_tokens: int,
+    block_bytes: int,
+    bandwidth_bytes_per_s: float,
+    latency_s: float = 0.0,
+) -> int:
+    """How many of a path's next blocks to load, the rest being computed: what ends soonest.
+
+    cached_tokens: already on the device. computed_tokens: what would be prefilled if nothing were
+      loaded, the question with it. loadable_blocks: so many leading blocks of those a slower tier has.
+    latency_s: of one load, however many blocks. On a tie fewer are loaded; 0 is always among the
+      choices, so loading never makes a request slower than the profile says it is without.
+    """
+    if loadable_blocks * block_tokens > computed_tokens:
+        raise ValueError("there are more tokens to load than the request has left to compute")
+
+    def done_s(blocks: int) -> float:
+        loaded = blocks * block_tokens
+        computing_s = profile.prefill_s(cached_tokens + loaded, computed_tokens - loaded)
+        if not blocks:
+            return computing_s
+        return latency_s + blocks * block_bytes / bandwidth_bytes_per_s + computing_s
+
+    # Between two grid lines T has the form a + b*old + c*new + d*old*new. Each block loaded moves
+    # tokens from new to old, so with d >= 0 (the more is cached, the dearer each new token) the
+    # time is concave there: it is least at a grid line, or at one of the ends.
+    choices = {0, loadable_blocks}
+    lines = [line - cached_tokens for line in profile.cached_tokens]
+    lines += [computed_tokens - line for line in profile.computed_tokens]
+    for tokens in lines:
+        blocks = tokens // block_tokens
+        choices.update(near for near in (blocks, blocks + 1) if 0 < near < loadable_blocks)
+    return min(sorted(choices), key=done_s)
+
+
+def _place(lengths: Sequence[int], length: float) -> tuple[int, float]:
+    """The interval to interpolate in, and where in it: below 0 or above 1 past the edges."""
+    at = min(max(bisect_right(lengths, length) - 1, 0), len(lengths) - 2)
+    return at, (length - lengths[at]) / (lengths[at + 1] - lengths[at])
+
+
+def _typed(value: Any, *kinds: type) -> Any:
+    if not isinstance(value, kinds) or isinstance(value, bool):
+        raise ValueError(f"{value!r} stands where {' or '.join(k.__name__ for k in kinds)} belongs")
+    return value
+
+
+def _all_typed(values: Any, *kinds: type) -> tuple[Any, ...]:
+    return tuple(_typed(value, *kinds) for value in _typed(values, list))

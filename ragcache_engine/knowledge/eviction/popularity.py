@@ -1,0 +1,198 @@
+"""How often each node will be asked for, and how long a memory tells that best.
+
+A use counts 1 when it happens and half as much a half-life later, so a node's rate is its decayed count
+over that of all nodes. A long half-life averages the noise away and is right while popularity stands
+still; a short one is right when it moves. Which it is, the requests tell: each of a few half-lives
+forecasts every next use, and the one with the highest log-likelihood of late is believed. Shares are
+taken among nodes of one depth, for deeper ones are rarer whatever the half-life.
+
+Two counts need care. A node seen once has probably not earned a count of one: most such nodes never
+come back, and the deeper, the fewer, since a path has to agree in more documents. So from the latest
+use a discount is taken, by depth: once / (once + 2 x twice), from how many known nodes were used once
+and twice. Source: absolute discounting, Ney, Essen and Kneser, "On structuring probabilistic
+dependences in stochastic language modelling" (1994), after Good and Turing.
+
+Counts are not made to shrink, a use counts for more the later it comes, so a count changes with a use
+only. Before the numbers grow too large all are scaled down, once in some ten thousands of requests.
+
+Units: time is the tree's count of completed uses of paths, that is, requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import log2
+
+from ragcache_engine.knowledge.node import Node
+
+HALF_LIVES = (150.0, 1_500.0, 16_000.0)
+"""Requests. The longest is about as far back as the tree's frequency window reaches."""
+
+JUDGED_OVER = 300.0
+"""Half-life of the forecasts' scores, in requests: how soon a change is believed."""
+
+MARGIN_BITS = 0.02
+"""By how much a forecast must have been better, in bits a request, before the half-life is changed."""
+
+UNEXPECTED = 0.2
+"""Share of each forecast that goes to all known nodes alike, for what a decayed count has forgotten."""
+
+HIGHEST_DISCOUNT = 0.95
+
+FIRST_SWEEP = 1_024
+"""Nodes to know before looking for some that the tree has forgotten."""
+
+SCALE_AT = 500.0
+"""Half-lives after which counts are scaled down: a float holds two to the power of a thousand."""
+
+TINY = 1e-300
+"""What has shrunk to nothing counts for, so that it can be divided by and has a logarithm."""
+
+
+class _Level:
+    """What is known of the nodes of one depth. weights: the sum of their counts, by half-life."""
+
+    __slots__ = ("known", "once", "twice", "weights")
+
+    def __init__(self, half_lives: int) -> None:
+        self.known = self.once = self.twice = 0
+        self.weights = [TINY] * half_lives
+
+    @property
+    def discount(self) -> float:
+        if not self.once:
+            return 0.0
+        return min(HIGHEST_DISCOUNT, self.once / (self.once + 2 * self.twice))
+
+
+class _Record:
+    """What is known of one node. counts: by half-life."""
+
+    __slots__ = ("counts", "level", "uses")
+
+    def __init__(self, level: _Level, counts: tuple[float, ...]) -> None:
+        self.level = level
+        self.uses = 1
+        self.counts = counts
+
+
+class Popularity:
+    """Rates of use, as of the half-life that has lately forecast best.
+
+    Remembers the nodes the tree remembers, and no others for long.
+    """
+
+    def __init__(self, half_lives: Sequence[float] = HALF_LIVES) -> None:
+        if not half_lives or min(half_lives) <= 0:
+            raise ValueError(f"half-lives are one or more positive numbers, got {half_lives}")
+        self._half_lives = tuple(half_lives)
+        self._best = max(range(len(half_lives)), key=self._half_lives.__getitem__)
+        self._scores = [0.0] * len(half_lives)
+        self._judged = 0.0  # requests, decayed as the scores are
+        self._now = 0
+        self._start = 0  # when a use counted one
+        self._counts_now = (1.0,) * len(half_lives)  # what a use counts
+        self._levels: list[_Level] = []
+        self._records: dict[Node, _Record] = {}
+        self._sweep_at = FIRST_SWEEP
+
+    @property
+    def half_life(self) -> float:
+        """The one believed now."""
+        return self._half_lives[self._best]
+
+    def __len__(self) -> int:
+        """How many nodes are remembered."""
+        return len(self._records)
+
+    def use(self, node: Node) -> bool:
+        """Take in a completed use. Returns whether another half-life is believed from now on."""
+        changed = node.last_use != self._now and self._next_request(node.last_use)
+        record = self._records.get(node)
+        if record is None:
+            record = self._meet(node)
+        else:
+            self._count(record)
+        level, now = record.level, self._counts_now
+        level.weights = [weight + one for weight, one in zip(level.weights, now, strict=True)]
+        return changed
+
+    def log2_rate(self, node: Node) -> float:
+        """Of the node, up to a constant that is the same for all until the half-life changes.
+
+        All counts halve in step, so it changes with a use only: now, it would be smaller by
+        now / half-life for every node.
+        """
+        record = self._records.get(node) or self._meet(node)
+        half_life = self._half_lives[self._best]
+        latest: float = 2.0 ** ((node.last_use - self._start) / half_life)
+        count = record.counts[self._best] - record.level.discount * latest
+        return log2(max(count, TINY)) + self._start / half_life
+
+    def _next_request(self, now: int) -> bool:
+        """Judge the forecasts up to here; whether the verdict is new."""
+        fade = 2.0 ** ((self._now - now) / JUDGED_OVER)
+        self._now = now
+        if now - self._start > SCALE_AT * min(self._half_lives):
+            self._scale_down(now)
+        passed = now - self._start
+        self._counts_now = tuple([2.0 ** (passed / half_life) for half_life in self._half_lives])
+        self._judged = self._judged * fade + 1.0
+        self._scores = scores = [score * fade for score in self._scores]
+        best = max(scores)
+        if best <= scores[self._best] + MARGIN_BITS * self._judged:
+            return False
+        self._best = scores.index(best)
+        return True
+
+    def _meet(self, node: Node) -> _Record:
+        if len(self._records) >= self._sweep_at:
+            self._sweep()
+        depth = sum(1 for _ in node.upwards())
+        while len(self._levels) < depth:
+            self._levels.append(_Level(len(self._half_lives)))
+        level = self._levels[depth - 1]
+        level.known += 1
+        level.once += 1
+        record = self._records[node] = _Record(level, self._counts_now)
+        return record
+
+    def _count(self, record: _Record) -> None:
+        """One more use of a known node: score the forecasts of it, then count it."""
+        level = record.level
+        record.uses += 1
+        if record.uses == 2:
+            level.once -= 1
+            level.twice += 1
+        elif record.uses == 3:
+            level.twice -= 1
+        counts, now = record.counts, self._counts_now
+        unexpected, expected = UNEXPECTED / level.known, 1.0 - UNEXPECTED
+        self._scores = [
+            score + log2(expected * count / weight + unexpected)
+            for score, count, weight in zip(self._scores, counts, level.weights, strict=True)
+        ]
+        record.counts = tuple([count + one for count, one in zip(counts, now, strict=True)])
+
+    def _scale_down(self, now: int) -> None:
+        """Let a use count one again from now on, and all before it accordingly less."""
+        scales = [2.0 ** ((self._start - now) / half_life) for half_life in self._half_lives]
+        self._start = now
+        for holder in self._levels:
+            weights = zip(holder.weights, scales, strict=True)
+            holder.weights = [max(weight * scale, TINY) for weight, scale in weights]
+        for record in self._records.values():
+            counts = zip(record.counts, scales, strict=True)
+            record.counts = tuple([count * scale for count, scale in counts])
+
+    def _sweep(self) -> None:
+        """Forget the nodes that the tree has forgotten."""
+        kept = {node: record for node, record in self._records.items() if node.parent is not None}
+        for level in self._levels:
+            level.known = level.once = level.twice = 0
+        for record in kept.values():
+            record.level.known += 1
+            record.level.once += record.uses == 1
+            record.level.twice += record.uses == 2
+        self._records = kept
+        self._sweep_at = max(FIRST_SWEEP, 2 * len(kept))

@@ -1,0 +1,83 @@
+"""S3-FIFO: a small queue that most newcomers leave by, a main one for those used again, and ghosts.
+
+Source: Yang et al., "FIFO queues are all you need for cache eviction" (SOSP 2023). Fitted to a tree:
+queues are measured in blocks; the tier's size is what it holds when somebody must leave; nodes that
+carry others are set aside, and come to the front when they become leaves. A node evicted in part
+keeps its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ragcache_engine.knowledge.eviction.ghosts import Ghosts
+from ragcache_engine.knowledge.eviction.leaf_queue import LeafQueue
+from ragcache_engine.knowledge.node import Node
+
+SMALL_SHARE = 0.1
+MOST_USES = 3
+
+
+class S3FIFO:
+    """Three queues in order of arrival; uses are counted up to three."""
+
+    def __init__(self) -> None:
+        self._small, self._main = LeafQueue(), LeafQueue()
+        self._ghosts = Ghosts()
+        self._uses: dict[Node, int] = {}
+        self._leaving: Node | None = None
+
+    def seen(self, node: Node) -> None:
+        pass
+
+    def entered(self, node: Node) -> None:
+        self._uses[node] = 0
+        (self._main if node in self._ghosts else self._small).append(node)
+        self._ghosts.discard(node)
+
+    def used(self, node: Node) -> None:
+        self._uses[node] = min(MOST_USES, self._uses[node] + 1)
+
+    def exposed(self, node: Node) -> None:
+        self._small.exposed(node)
+        self._main.exposed(node)
+
+    def victim(self, evictable: Callable[[Node], bool]) -> Node | None:
+        small, main = self._small, self._main
+        victim = None
+        if small.blocks > SMALL_SHARE * (small.blocks + main.blocks):
+            victim = self._from_small(evictable)
+        return victim or self._from_main(evictable) or self._from_small(evictable)
+
+    def prefers(self, newcomer: Node, victim: Node) -> bool:
+        return True
+
+    def evicted(self, node: Node) -> None:
+        self._leaving = node
+
+    def left(self, node: Node) -> None:
+        del self._uses[node]
+        if node not in self._small:
+            self._main.remove(node)
+            return
+        if node is self._leaving:
+            self._ghosts.add(node)
+            self._ghosts.trim(self._main.blocks)
+        self._small.remove(node)
+
+    def _from_small(self, evictable: Callable[[Node], bool]) -> Node | None:
+        while (node := self._small.first(evictable)) is not None:
+            if self._uses[node] <= 1:
+                return node
+            self._uses[node] = 0
+            self._small.remove(node)
+            self._main.append(node)
+        return None
+
+    def _from_main(self, evictable: Callable[[Node], bool]) -> Node | None:
+        while (node := self._main.first(evictable)) is not None:
+            if not self._uses[node]:
+                return node
+            self._uses[node] -= 1
+            self._main.to_end(node)
+        return None

@@ -1,0 +1,67 @@
+"""SIEVE: a queue in order of arrival, and a hand that spares each node used since it last passed.
+
+Source: Zhang et al., "SIEVE is simpler than LRU: an efficient turn-key eviction algorithm for web
+caches" (NSDI 2024). Fitted to a tree: the hand sets nodes aside that carry others; they stand right in
+front of it when they become leaves. A node evicted in part stays under the hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ragcache_engine.knowledge.eviction.leaf_queue import LeafQueue
+from ragcache_engine.knowledge.node import Node
+
+
+class SIEVE:
+    """Lazy promotion, quick demotion: a use sets a mark and moves nothing.
+
+    The queue is kept as its two parts: what the hand has yet to pass, newcomers last, and what it has
+    spared in this round.
+    """
+
+    def __init__(self) -> None:
+        self._ahead, self._spared = LeafQueue(), LeafQueue()
+        self._marked: set[Node] = set()
+
+    def seen(self, node: Node) -> None:
+        pass
+
+    def entered(self, node: Node) -> None:
+        self._ahead.append(node)
+
+    def used(self, node: Node) -> None:
+        self._marked.add(node)
+
+    def exposed(self, node: Node) -> None:
+        self._ahead.exposed(node)
+        self._spared.exposed(node)
+
+    def victim(self, evictable: Callable[[Node], bool]) -> Node | None:
+        rounds = 0
+        while rounds < 3:  # the second finds no marks; the third, nothing if that found nothing
+            node = self._ahead.first(evictable)
+            if node is None:
+                self._next_round()
+                rounds += 1
+            elif node in self._marked:
+                self._marked.remove(node)
+                self._ahead.remove(node)
+                self._spared.append(node)
+            else:
+                return node
+        return None
+
+    def prefers(self, newcomer: Node, victim: Node) -> bool:
+        return True
+
+    def evicted(self, node: Node) -> None:
+        pass
+
+    def left(self, node: Node) -> None:
+        (self._ahead if node in self._ahead else self._spared).remove(node)
+        self._marked.discard(node)
+
+    def _next_round(self) -> None:
+        """The hand goes back to the oldest. Those set aside wait in their queue to be exposed."""
+        self._ahead, self._spared = self._spared, self._ahead

@@ -1,0 +1,97 @@
+"""W-TinyLFU: newcomers pass a small window, and stay only if used more often than whom they replace.
+
+Source: Einziger, Friedman and Manes, "TinyLFU: a highly efficient cache admission policy" (ACM TOS 2017).
+Fitted to a tree: the tree counts uses itself, within its frequency window, so no sketch is needed; parts
+are measured in blocks; nodes that carry others are set aside until they are leaves. The contest is
+held when somebody must leave: the window's oldest against the main part's, the loser is the victim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ragcache_engine.knowledge.eviction.leaf_queue import LeafQueue
+from ragcache_engine.knowledge.node import Node
+
+WINDOW_SHARE = 0.01
+PROTECTED_SHARE = 0.8
+"""Of the main part: for nodes used again since they came into it."""
+
+
+class WTinyLFU:
+    """A window in order of use, then a segmented LRU with frequency as its doorkeeper."""
+
+    def __init__(self) -> None:
+        self._window, self._probation, self._protected = LeafQueue(), LeafQueue(), LeafQueue()
+        self._full = False  # whether the latest newcomer needed somebody's place
+
+    def seen(self, node: Node) -> None:
+        pass
+
+    def entered(self, node: Node) -> None:
+        if not self._full:
+            self._let_in()
+        self._window.append(node)
+        self._full = False
+
+    def used(self, node: Node) -> None:
+        if node in self._window:
+            self._window.to_end(node)
+        elif node in self._protected:
+            self._protected.to_end(node)
+        else:
+            self._probation.remove(node)
+            self._protected.append(node)
+
+    def exposed(self, node: Node) -> None:
+        for part in (self._window, self._probation, self._protected):
+            part.exposed(node)
+
+    def victim(self, evictable: Callable[[Node], bool]) -> Node | None:
+        self._full = True
+        self._demote(evictable)
+        while True:
+            resident = self._probation.first(evictable) or self._protected.first(evictable)
+            if resident and self._window.blocks <= WINDOW_SHARE * self._blocks:
+                return resident
+            candidate = self._window.first(evictable)
+            if candidate is None or resident is None:
+                return candidate or resident
+            if candidate.uses <= resident.uses:
+                return candidate
+            self._window.remove(candidate)
+            self._probation.append(candidate)
+
+    def prefers(self, newcomer: Node, victim: Node) -> bool:
+        return True
+
+    def evicted(self, node: Node) -> None:
+        pass
+
+    def left(self, node: Node) -> None:
+        for part in (self._window, self._probation, self._protected):
+            if node in part:
+                part.remove(node)
+
+    @property
+    def _blocks(self) -> int:
+        return self._window.blocks + self._probation.blocks + self._protected.blocks
+
+    def _let_in(self) -> None:
+        """While there is room, who is due to leave the window need not win to stay."""
+        while self._window.blocks > WINDOW_SHARE * self._blocks:
+            oldest = self._window.oldest()
+            if oldest is None:
+                return
+            self._window.remove(oldest)
+            self._probation.append(oldest)
+
+    def _demote(self, evictable: Callable[[Node], bool]) -> None:
+        """Keep the protected part to its share: its oldest goes back on probation."""
+        protected, probation = self._protected, self._probation
+        while protected.blocks > PROTECTED_SHARE * (protected.blocks + probation.blocks):
+            oldest = protected.first(evictable)
+            if oldest is None:
+                return
+            protected.remove(oldest)
+            probation.append(oldest)

@@ -1,0 +1,71 @@
+"""In which order a prompt names its documents: as retrieved, or so that more of it is cached.
+
+The first segment of a path is its system text and stays first. The last two orders change the prompt,
+and with it perhaps the answer, so they are for those who ask for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ragcache_engine.knowledge.node import Node, Segment
+from ragcache_engine.knowledge.tree import KnowledgeTree
+
+DocumentOrder = Callable[[KnowledgeTree, Sequence[Segment]], tuple[Segment, ...]]
+
+
+def retrieved(tree: KnowledgeTree, path: Sequence[Segment]) -> tuple[Segment, ...]:
+    """Nearest first: the prompt is what the pipeline wrote."""
+    return tuple(path)
+
+
+def canonical(tree: KnowledgeTree, path: Sequence[Segment]) -> tuple[Segment, ...]:
+    """By id, whatever is cached: the same documents always make the same path."""
+    return (*path[:1], *sorted(path[1:]))
+
+
+def cached(tree: KnowledgeTree, path: Sequence[Segment]) -> tuple[Segment, ...]:
+    """Greedily, next the document of which most tokens are cached behind those chosen; then the rest
+    as retrieved. Ties go to the earlier retrieved.
+
+    Being greedy it may miss the longest cached prefix, but it is never shorter than that of the
+    retrieved order, which is kept if it is as good. O(k * k) look-ups for k documents.
+    """
+    rest = list(path[1:])
+    start = tree.match(path[:1])
+    if not start.whole:
+        return tuple(path)
+    chosen, node = [path[0]], start.nodes[0]
+    while rest:
+        known = [(at, _child(node, segment)) for at, segment in enumerate(rest)]
+        worth = [(at, child) for at, child in known if child and _leads_on(child)]
+        if not worth:
+            break
+        at, node = max(worth, key=lambda one: (_cached_blocks(one[1]), -one[0]))
+        chosen.append(rest.pop(at))
+        if _cached_blocks(node) < node.blocks:
+            break
+    order = (*chosen, *rest)
+    gained = tree.match(order).cached_tokens > tree.match(path).cached_tokens
+    return order if gained else tuple(path)
+
+
+DOCUMENT_ORDERS: dict[str, DocumentOrder] = {
+    "retrieved": retrieved,
+    "canonical": canonical,
+    "cached": cached,
+}
+
+
+def _child(node: Node, segment: Segment) -> Node | None:
+    return node.children.get(segment) if node.children else None
+
+
+def _cached_blocks(node: Node) -> int:
+    """Its leading blocks that some tier has."""
+    return max(node.resident)
+
+
+def _leads_on(node: Node) -> bool:
+    """Whether it has something cached, itself or, being too short to own a block, below it."""
+    return _cached_blocks(node) > 0 or (not node.blocks and any(node.below))

@@ -1,0 +1,85 @@
+"""The simulation answers what its user asked: how much memory, which policy, which order."""
+
+from __future__ import annotations
+
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from ragcache_cli.errors import CommandError
+from ragcache_cli.simulate import ORACLE, SimulateSettings, simulate, tokens_of
+from ragcache_engine.knowledge.cost import CostProfile
+from ragcache_engine.knowledge.traces import Trace
+
+# Pairs of documents, each asked for in one order, in the other, and in the first again.
+PAIRS = [(f"a{n}", f"b{n}") for n in range(20)]
+SWAPPED = Trace(
+    tuple(request for pair in PAIRS for request in (pair, pair[::-1], pair)),
+    {document: 100 for pair in PAIRS for document in pair},
+)
+
+
+def settings(folder: Path, **changes: object) -> SimulateSettings:
+    values = {
+        "capacities": ("500", "100%"),
+        "policies": ("lru", "pgdsf"),
+        "orders": ("retrieved", "canonical", "cached"),
+        "system_tokens": 10,
+        "kv_token_bytes": None,
+        "output": folder,
+    }
+    return SimulateSettings(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def simulated(folder: Path, **changes: object):
+    terminal = Console(file=StringIO(), width=140)
+    found = simulate(SWAPPED, CostProfile.default(), settings(folder, **changes), terminal)
+    return found, terminal.file.getvalue()
+
+
+def test_every_setting_has_its_row_and_none_beats_the_oracle(tmp_path):
+    found, _ = simulated(tmp_path)
+    assert len(found.rows) == 2 * 3 * 2 + 2 * 2  # no oracle where the cache decides the order
+    for row in found.rows:
+        if row.of_oracle is not None:
+            assert row.of_oracle <= 1 + 1e-9
+        if row.policy != ORACLE:
+            assert 0 <= row.document_hit_rate <= 1
+            assert 0 <= row.saved_share <= 1
+
+
+def test_reordering_is_advised_where_it_helps(tmp_path):
+    found, said = simulated(tmp_path)
+    assert found.endless["canonical"] > found.endless["retrieved"]
+    assert "Reordering documents (c" in said
+    _, said = simulated(tmp_path, orders=("retrieved",))
+    assert "Reordering" not in said
+
+
+def test_the_memory_that_is_enough_is_named_in_bytes_if_the_model_is_known(tmp_path):
+    _, said = simulated(tmp_path, capacities=("5%", "1000"), kv_token_bytes=1 << 20)
+    assert "retrieved: 1000 MiB with" in said
+
+
+def test_too_little_memory_is_told_as_such(tmp_path):
+    _, said = simulated(tmp_path, capacities=("15",))
+    assert "Try a larger --capacity" in said
+
+
+def test_figures_and_picture_are_written(tmp_path):
+    simulated(tmp_path / "new")
+    assert (tmp_path / "new" / "simulate.png").read_bytes().startswith(b"\x89PNG")
+    assert '"document_tokens": 4000' in (tmp_path / "new" / "simulate.json").read_text()
+
+
+@pytest.mark.parametrize(("text", "tokens"), [("50%", 150), ("1e3", 1000), ("7", 7)])
+def test_capacities_are_shares_or_tokens(text, tokens):
+    assert tokens_of(text, 300) == tokens
+
+
+@pytest.mark.parametrize("text", ["0", "-5%", "lots", "0.1%"])
+def test_capacities_that_hold_nothing_are_refused(text):
+    with pytest.raises(CommandError, match="--capacity"):
+        tokens_of(text, 300)

@@ -1,0 +1,217 @@
+"""What sets each policy apart, on cases small enough to follow by hand.
+
+That each keeps the tree's invariants is shown for all of them in test_tree.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import pytest
+
+from ragcache_engine.knowledge import POLICIES, KnowledgeTree, Node, Segment, Tier
+from ragcache_engine.knowledge.eviction import ARC, DEFAULT_POLICY, GDSF, HalfLife
+from ragcache_engine.knowledge.eviction.policy import EvictionPolicy
+from ragcache_engine.knowledge.eviction.popularity import Popularity
+
+
+class Flat:
+    """Documents of one token, one a request."""
+
+    def __init__(self, policy: str | Callable[[], EvictionPolicy], capacity: int) -> None:
+        make = POLICIES[policy] if isinstance(policy, str) else policy
+        self.tree = KnowledgeTree({Tier.DEVICE: capacity}, make, block_tokens=1)
+
+    @property
+    def policy(self) -> EvictionPolicy:
+        return self.tree.policy(Tier.DEVICE)
+
+    def ask(self, names: Iterable[str], prefill_s: float = 1.0) -> Flat:
+        for name in names:
+            nodes = self.tree.use(self.tree.match([Segment(name, 1)]), prefill_s)
+            self.tree.admit(nodes)
+        return self
+
+    def held(self) -> set[str]:
+        return {node.segment.name for node in self.nodes() if node.resident[0]}
+
+    def nodes(self) -> list[Node]:
+        return [node for node in self.tree._root.downwards() if node.parent]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_document_asked_for_again_and_again_is_kept(policy: str):
+    flat = Flat(policy, 8)
+    for number in range(30):
+        flat.ask(["favourite", "favourite", f"passing {number}"])
+    assert "favourite" in flat.held()
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_choosing_a_victim_twice_chooses_the_same(policy: str):
+    flat = Flat(policy, 4).ask("ABCDAAB")
+    first, second = (flat.policy.victim(lambda node: not node.pins) for _ in range(2))
+    assert first is not None
+    assert first is second
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_nobody_is_evicted_who_may_not_be(policy: str):
+    flat = Flat(policy, 4).ask("ABCD")
+    assert flat.policy.victim(lambda node: False) is None
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_policy_forgets_nodes_with_the_tree(policy: str):
+    tree = KnowledgeTree({Tier.DEVICE: 4}, POLICIES[policy], block_tokens=1, frequency_window=16)
+    for number in range(5_000):
+        tree.admit(tree.use(tree.match([Segment(str(number), 1)]), 1.0))
+    kept = tree.policy(Tier.DEVICE).__dict__.values()
+    assert all(len(part) < 4_000 for part in kept if hasattr(part, "__len__"))
+
+
+def test_lfu_keeps_what_was_used_often_though_not_lately():
+    assert Flat("lfu", 2).ask("AAABC").held() == {"A", "C"}
+    assert Flat("lru", 2).ask("AAABC").held() == {"B", "C"}
+
+
+def test_lfu_of_equals_evicts_the_one_ranked_first():
+    assert Flat("lfu", 2).ask("ABC").held() == {"B", "C"}
+
+
+def test_gdsf_forgets_old_favourites_as_its_clock_goes_on():
+    flat = Flat("gdsf", 2).ask("AAA")
+    assert flat.ask("BCD").held() == {"A", "D"}  # each newcomer starts at the clock plus one
+    assert isinstance(flat.policy, GDSF)
+    assert flat.policy.clock == 2  # B left with 1, C with 2; D has 3, as A, and came later
+    assert flat.ask("E").held() == {"D", "E"}
+
+
+def test_gdsf_minds_no_cost_and_pgdsf_does():
+    def after(policy: str) -> set[str]:
+        return Flat(policy, 2).ask("A", prefill_s=9.0).ask("B").ask("C").held()
+
+    assert after("gdsf") == {"B", "C"}
+    assert after("pgdsf") == {"A", "C"}
+
+
+def test_the_hand_of_sieve_spares_the_used_once_and_goes_on_from_where_it_stood():
+    flat = Flat("sieve", 3).ask("ABCA")
+    assert flat.ask("D").held() == {"A", "C", "D"}  # A is spared, B goes
+    assert flat.ask("E").held() == {"A", "D", "E"}  # the hand has passed A and goes on to C
+    assert flat.ask("FG").held() == {"A", "F", "G"}
+
+
+def test_a_use_in_sieve_moves_nothing():
+    assert Flat("sieve", 3).ask("ABCBB").ask("D").held() == {"B", "C", "D"}
+
+
+def test_s3fifo_lets_what_is_used_once_leave_by_the_small_queue():
+    flat = Flat("s3fifo", 10).ask("ABCABCABC")
+    flat.ask(str(number) for number in range(40))
+    assert {"A", "B", "C"} <= flat.held()
+
+
+def test_s3fifo_takes_a_ghost_straight_into_the_main_queue():
+    flat = Flat("s3fifo", 10).ask("AAABBBCCC").ask("tuvwxyz")
+    flat.ask("12345")  # A, B and C move on to the main queue; t and u leave, and are ghosts
+    assert "u" not in flat.held()
+    flat.ask(["u"]).ask("34567890")
+    assert "u" in flat.held()
+
+
+def test_arc_makes_room_for_recency_when_a_ghost_of_the_once_used_returns_and_takes_it_back():
+    flat = Flat("arc", 4).ask("AABB").ask("CDEF")  # used again: A, B; once: E, F; ghosts: C, D
+    policy = flat.policy
+    assert isinstance(policy, ARC)
+    assert policy.target_blocks == 0
+    flat.ask("C")  # it would have hit, had the once used had more room
+    assert policy.target_blocks == 1
+    flat.ask("D")
+    assert policy.target_blocks == 2
+    assert {"C", "D"} <= flat.held()
+
+
+def test_arc_gives_room_back_when_a_ghost_of_the_used_again_returns():
+    flat = Flat("arc", 2).ask("AABBC")  # B is used again; C once; A left as used again
+    assert flat.held() == {"B", "C"}
+    policy = flat.policy
+    assert isinstance(policy, ARC)
+    policy._target = 2.0
+    flat.ask("A")
+    assert policy.target_blocks == 1.0
+
+
+def test_wtinylfu_lets_no_newcomer_replace_one_used_more_often():
+    flat = Flat("wtinylfu", 3).ask("AABBCC")
+    assert flat.ask("123456").held() >= {"A", "B"}
+    flat.ask("XXX")
+    assert "X" in flat.held()
+
+
+def test_halflife_refuses_a_newcomer_worth_less_than_its_victim():
+    flat = Flat("halflife", 2).ask("AABB")
+    assert flat.ask("C").held() == {"A", "B"}
+    assert flat.ask("CC").held() >= {"C"}  # its uses count though it was not cached
+
+
+def test_halflife_of_equals_prefers_the_later():
+    assert Flat("halflife", 2).ask("ABC").held() == {"B", "C"}
+
+
+def test_halflife_remembers_long_while_popularity_stands_and_short_when_it_moves():
+    flat = Flat("halflife", 10)
+    policy = flat.policy
+    assert isinstance(policy, HalfLife)
+    crowd = [f"old {number}" for number in range(20)]
+    flat.ask(crowd * 50)
+    assert policy.half_life == 16_000
+    flat.ask([f"new {number}" for number in range(20)] * 10)
+    assert policy.half_life < 16_000
+
+
+def popularity_after(
+    names: Iterable[str], *half_lives: float
+) -> tuple[Popularity, dict[str, Node]]:
+    """Documents on their own, one a request."""
+    popularity = Popularity(half_lives)
+    tree = KnowledgeTree({}, POLICIES["lru"], block_tokens=1)
+    nodes = {}
+    for name in names:
+        (nodes[name],) = tree.use(tree.match([Segment(name, 1)]))
+        popularity.use(nodes[name])
+    return popularity, nodes
+
+
+def test_a_use_counts_half_as_much_a_half_life_later():
+    # Used three times each, so nothing is discounted: A 10 requests before B, whose uses are as close.
+    popularity, nodes = popularity_after("AAACCCCCCCBBB", 10.0)
+    assert popularity.log2_rate(nodes["B"]) - popularity.log2_rate(nodes["A"]) == pytest.approx(1.0)
+
+
+def test_rates_stay_comparable_when_counts_are_scaled_down():
+    popularity, nodes = popularity_after("AAACCCCCCC" * 300 + "BBB", 2.0)
+    assert popularity.log2_rate(nodes["B"]) > popularity.log2_rate(nodes["C"])
+    assert popularity.log2_rate(nodes["C"]) > popularity.log2_rate(nodes["A"])
+    gap = popularity.log2_rate(nodes["B"]) - popularity.log2_rate(nodes["A"])
+    assert gap == pytest.approx(5.0, abs=0.1)
+
+
+def test_a_node_seen_once_is_worth_less_the_fewer_of_its_depth_came_back():
+    popularity = Popularity()
+    tree = KnowledgeTree({}, POLICIES["lru"], block_tokens=1)
+    for number in range(20):
+        path = [Segment(f"first {number % 12}", 1), Segment(f"second {number}", 1)]
+        for node in tree.use(tree.match(path)):
+            popularity.use(node)
+    assert popularity.log2_rate(node.parent) > popularity.log2_rate(node)
+
+
+@pytest.mark.parametrize("half_lives", [(), (0.0,), (100.0, -1.0)])
+def test_half_lives_are_positive(half_lives: tuple[float, ...]):
+    with pytest.raises(ValueError, match="half-lives"):
+        HalfLife(half_lives)
+
+
+def test_the_default_is_one_of_the_policies():
+    assert DEFAULT_POLICY in POLICIES

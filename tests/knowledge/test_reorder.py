@@ -1,0 +1,240 @@
+"""Waiting requests go by what is cached of them, and none is forgotten."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from ragcache_engine.knowledge import ReorderQueue
+from ragcache_engine.knowledge.reorder import cached_ratio
+
+
+def queue_of(ratios: dict[str, float | None], window: int = 32) -> ReorderQueue[str]:
+    queue: ReorderQueue[str] = ReorderQueue(ratios.get, window)
+    for name in ratios:
+        queue.push(name)
+    return queue
+
+
+def popped(queue: ReorderQueue[str]) -> str:
+    return " ".join(queue.pop() for _ in range(len(queue)))
+
+
+def tokens_computed(
+    order: Sequence[str], requests: dict[str, tuple[int, int]], capacity: int
+) -> int:
+    """What an order costs in the paper's Figure 12: (cached, to compute) by request.
+
+    Where a request does not fit beside what the others have cached, theirs is thrown out whole.
+    """
+    cached = {name: old for name, (old, _) in requests.items()}
+    total = 0
+    for name in order:
+        old, new = requests[name]
+        total += new + old - cached[name]
+        cached[name] = old + new
+        if sum(cached.values()) > capacity:
+            cached = {other: held if other == name else 0 for other, held in cached.items()}
+    return total
+
+
+def served(requests: dict[str, tuple[int, int]]) -> list[str]:
+    queue = queue_of({name: cached_ratio(*lengths) for name, lengths in requests.items()})
+    return popped(queue).split()
+
+
+@pytest.mark.parametrize("arrived", [("Q1", "Q2"), ("Q2", "Q1")])
+def test_of_two_that_compute_as_much_the_one_with_more_cached_goes_first(arrived):
+    figure_12a = {"Q1": (2, 2), "Q2": (1, 2)}
+    order = served({name: figure_12a[name] for name in arrived})
+    assert order == ["Q1", "Q2"]
+    assert tokens_computed(order, figure_12a, capacity=4) == 2 + 1 + 2
+    assert tokens_computed(["Q2", "Q1"], figure_12a, capacity=4) == 2 + 2 + 2
+
+
+@pytest.mark.parametrize("arrived", [("Q1", "Q2"), ("Q2", "Q1")])
+def test_of_two_with_as_much_cached_the_one_with_less_to_compute_goes_first(arrived):
+    figure_12b = {"Q1": (2, 2), "Q2": (2, 1)}
+    order = served({name: figure_12b[name] for name in arrived})
+    assert order == ["Q2", "Q1"]
+    assert tokens_computed(order, figure_12b, capacity=5) == 2 + 1
+    assert tokens_computed(["Q1", "Q2"], figure_12b, capacity=5) == 2 + 2 + 1
+
+
+def turns(window: int, requests: int) -> tuple[list[int], float]:
+    """Requests for D1 and D2 in turn, room for one document: their order, and the hit rate."""
+    cached = ""
+
+    def document(request: int) -> str:
+        return "D1" if request % 2 else "D2"
+
+    queue: ReorderQueue[int] = ReorderQueue(lambda one: float(document(one) == cached), window)
+    for request in range(1, requests + 1):
+        queue.push(request)
+    order, hits = [], 0
+    while queue:
+        order.append(queue.pop())
+        hits += document(order[-1]) == cached
+        cached = document(order[-1])
+    return order, hits / requests
+
+
+def test_requests_for_two_documents_in_turn_hit_two_times_out_of_three():
+    assert turns(window=3, requests=6) == ([1, 3, 5, 2, 4, 6], 4 / 6)
+    assert turns(window=1, requests=6) == ([1, 2, 3, 4, 5, 6], 0)
+
+
+def test_a_long_backlog_hits_at_least_as_often():
+    assert turns(window=3, requests=600)[1] > 2 / 3
+    assert turns(window=32, requests=600)[1] > 0.95
+
+
+def test_what_is_cached_is_asked_when_a_request_is_taken():
+    ratios: dict[str, float | None] = {"a": 1.0, "b": 0.0, "c": 0.0}
+    queue = queue_of(ratios)
+    assert queue.pop() == "a"
+    ratios["c"] = 2.0
+    assert popped(queue) == "c b"
+
+
+def test_ties_and_unlabelled_requests_go_by_arrival():
+    assert popped(queue_of({"a": None, "b": 0.0, "c": None, "d": 0.0})) == "a b c d"
+    assert popped(queue_of({"a": None, "b": 2.0, "c": 2.0, "d": None})) == "b c a d"
+
+
+def test_only_those_in_the_window_are_looked_at():
+    assert popped(queue_of({"a": 0.0, "b": 1.0, "c": 9.0}, window=2)) == "b c a"
+
+
+def test_with_a_window_of_one_the_first_comes_first():
+    assert popped(queue_of({"a": 0.0, "b": 1.0, "c": 9.0}, window=1)) == "a b c"
+
+
+def test_a_fully_cached_request_is_worth_more_than_any_other():
+    assert cached_ratio(16, 0) == math.inf > cached_ratio(10**9, 1)
+
+
+def test_what_was_looked_at_is_what_is_taken_though_the_cache_changed_meanwhile():
+    ratios: dict[str, float | None] = {"a": 1.0, "b": 0.0}
+    queue = queue_of(ratios)
+    assert queue.peek() == "a"
+    ratios["b"] = 2.0
+    assert queue.pop() == "a"
+
+
+def test_looking_again_chooses_again():
+    ratios: dict[str, float | None] = {"a": 1.0, "b": 0.0}
+    queue = queue_of(ratios)
+    queue.peek()
+    ratios["b"] = 2.0
+    assert (queue.peek(), queue.pop()) == ("b", "b")
+
+
+def test_a_preempted_request_waits_at_the_front():
+    queue = queue_of({"a": 0.0, "b": 0.0})
+    first = queue.pop()
+    queue.prepend(first)
+    assert list(queue) == ["a", "b"]
+    assert queue.pop() == "a"
+
+
+def test_a_cancelled_request_leaves_from_anywhere():
+    queue = queue_of({"a": 0.0, "b": 5.0, "c": 0.0})
+    queue.remove("b")
+    assert list(queue) == ["a", "c"]
+    with pytest.raises(ValueError, match="'b' does not wait"):
+        queue.remove("b")
+
+
+def test_an_empty_queue_says_so():
+    queue = queue_of({})
+    assert not queue
+    for take in (queue.pop, queue.peek):
+        with pytest.raises(IndexError, match="no request waits"):
+            take()
+
+
+def test_a_window_of_nobody_is_refused():
+    with pytest.raises(ValueError, match="at least 1"):
+        ReorderQueue(lambda _: None, window=0)
+
+
+@given(st.integers(1, 5), st.lists(st.integers(0, 3), max_size=40))
+def test_taking_asks_for_at_most_as_many_ratios_as_the_window_is_wide(window, ratios):
+    asked = []
+    queue: ReorderQueue[int] = ReorderQueue(lambda at: asked.append(at) or ratios[at], window)
+    for at in range(len(ratios)):
+        queue.push(at)
+    while queue:
+        asked.clear()
+        queue.pop()
+        assert len(asked) <= window
+
+
+class Fairness(RuleBasedStateMachine):
+    """Whatever happens to a queue, nobody is overtaken more often than the window is wide."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.window, self.number = 3, 0
+        self.ratios: dict[int, float | None] = {}
+        self.queue: ReorderQueue[int] = ReorderQueue(self.ratios.__getitem__, self.window)
+        self.waiting: list[int] = []
+        self.overtaken: dict[int, int] = {}
+
+    @rule(ratio=st.none() | st.integers(0, 3), front=st.booleans())
+    def arrives(self, ratio, front):
+        self.number += 1
+        self.ratios[self.number], self.overtaken[self.number] = ratio, 0
+        if front:
+            self.queue.prepend(self.number)
+            self.waiting.insert(0, self.number)
+        else:
+            self.queue.push(self.number)
+            self.waiting.append(self.number)
+
+    @precondition(lambda self: self.waiting)
+    @rule(data=st.data(), ratio=st.none() | st.integers(0, 3))
+    def its_documents_come_or_go(self, data, ratio):
+        self.ratios[data.draw(st.sampled_from(self.waiting))] = ratio
+
+    @precondition(lambda self: self.waiting)
+    @rule(data=st.data())
+    def is_cancelled(self, data):
+        gone = data.draw(st.sampled_from(self.waiting))
+        self.queue.remove(gone)
+        self.waiting.remove(gone)
+
+    @precondition(lambda self: self.waiting)
+    @rule(looks=st.booleans())
+    def is_taken(self, looks):
+        seen = self.queue.peek() if looks else None
+        taken = self.queue.pop()
+        assert seen in (None, taken)
+        at = self.waiting.index(taken)
+        assert at < self.window
+        for other in self.waiting[:at]:
+            self.overtaken[other] += 1
+        self.waiting.pop(at)
+
+    @precondition(lambda self: self.waiting)
+    @rule()
+    def is_looked_at(self):
+        assert self.queue.peek() in self.waiting
+
+    @invariant()
+    def arrivals_are_in_order(self):
+        assert list(self.queue) == self.waiting
+        assert len(self.queue) == len(self.waiting)
+
+    @invariant()
+    def nobody_is_overtaken_too_often(self):
+        assert all(times <= self.window for times in self.overtaken.values())
+
+
+TestFairness = Fairness.TestCase
