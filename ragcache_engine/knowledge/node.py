@@ -5,7 +5,7 @@ Source: RAGCache, §5.1 (cache structure).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from ragcache_engine.knowledge.tier import TIERS
@@ -22,6 +22,9 @@ class Segment(NamedTuple):
     name: str
     tokens: int
     digest: bytes = b""
+
+
+NOTHING_BELOW = (0,) * len(TIERS)
 
 
 class Node:
@@ -59,13 +62,13 @@ class Node:
         self.parent: Node | None = parent
         self.end: int = above + segment.tokens
         self.blocks = self.end // block_tokens - above // block_tokens
-        self.children: dict[Segment, Node] | None = None  # most nodes are leaves: no empty dicts
+        self.children: dict[Segment, Node] | None = None
         self.uses = 0
         self.prefills = 0
         self.cost_s_per_token = 0.0
         self.last_use = 0
         self.resident = [0] * len(TIERS)
-        self.below = [0] * len(TIERS)
+        self.below: Sequence[int] = NOTHING_BELOW  # most nodes are leaves: one for all of them
         self.pins = 0
 
     def __repr__(self) -> str:
@@ -90,6 +93,11 @@ class Node:
     def is_whole_in(self, rank: int) -> bool:
         """Whether all its blocks are in the tier of this rank."""
         return self.resident[rank] == self.blocks
+
+    def add_below(self, rank: int, children: int) -> None:
+        below = list(self.below)
+        below[rank] += children
+        self.below = below if any(below) else NOTHING_BELOW
 
     def fold_cost(self, cost_s_per_token: float) -> None:
         """Take one more prefill into the running mean. Source: formula 4."""

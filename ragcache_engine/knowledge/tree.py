@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from ragcache_engine.knowledge.eviction.policy import EvictionPolicy
 from ragcache_engine.knowledge.node import Node, Segment
@@ -28,11 +28,10 @@ class MoveKind(StrEnum):
     FREE = "free"  # forgotten in `source`; nothing is copied
 
 
-@dataclass(frozen=True, slots=True)
-class Move:
+class Move(NamedTuple):
     """Blocks [start, end) of one node changing place: planned by the tree, carried out by a backend.
 
-    target: None for FREE.
+    It carries at least one block. target: None for FREE.
     """
 
     kind: MoveKind
@@ -42,17 +41,12 @@ class Move:
     start: int
     end: int
 
-    def __post_init__(self) -> None:
-        if not 0 <= self.start < self.end:
-            raise ValueError(f"a move carries at least one block, got [{self.start}, {self.end})")
-
     @property
     def blocks(self) -> int:
         return self.end - self.start
 
 
-@dataclass(frozen=True, slots=True)
-class Match:
+class Match(NamedTuple):
     """How much of a path is cached.
 
     path: as it was asked for.
@@ -386,7 +380,7 @@ class KnowledgeTree:
         if not before:
             policy.entered(node)
             while parent is not None:
-                parent.below[rank] += 1
+                parent.add_below(rank, 1)
                 if parent.blocks or parent.below[rank] > 1:
                     break
                 parent = parent.parent
@@ -395,7 +389,7 @@ class KnowledgeTree:
             return
         policy.left(node)
         while parent is not None:
-            parent.below[rank] -= 1
+            parent.add_below(rank, -1)
             self._expose(parent, rank)
             if parent.blocks or parent.below[rank]:
                 break

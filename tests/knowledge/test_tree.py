@@ -247,6 +247,7 @@ class AnyCallsInAnyOrder(RuleBasedStateMachine):
         """What a backend would do, refusing what cannot be done."""
         for move in moves:
             source = self.held.get((move.node, move.source), 0)
+            assert 0 <= move.start < move.end, f"{move} moves nothing"
             assert source >= move.end, f"{move} moves what is not there"
             if move.kind is MoveKind.FREE:
                 assert source == move.end

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import log2
+from operator import add
 
 from ragcache_engine.knowledge.node import Node
 
@@ -50,19 +51,22 @@ TINY = 1e-300
 
 
 class _Level:
-    """What is known of the nodes of one depth. weights: the sum of their counts, by half-life."""
+    """What is known of the nodes of one depth. weights: the sum of their counts, by half-life.
 
-    __slots__ = ("known", "once", "twice", "weights")
+    discount: kept rather than computed when asked, for it is asked for far more often than it moves.
+    """
+
+    __slots__ = ("discount", "known", "once", "twice", "weights")
 
     def __init__(self, half_lives: int) -> None:
         self.known = self.once = self.twice = 0
         self.weights = [TINY] * half_lives
+        self.discount = 0.0
 
-    @property
-    def discount(self) -> float:
-        if not self.once:
-            return 0.0
-        return min(HIGHEST_DISCOUNT, self.once / (self.once + 2 * self.twice))
+    def discount_anew(self) -> None:
+        once = self.once
+        share = once / (once + 2 * self.twice) if once else 0.0
+        self.discount = min(HIGHEST_DISCOUNT, share)
 
 
 class _Record:
@@ -113,8 +117,9 @@ class Popularity:
             record = self._meet(node)
         else:
             self._count(record)
-        level, now = record.level, self._counts_now
-        level.weights = [weight + one for weight, one in zip(level.weights, now, strict=True)]
+        weights = record.level.weights
+        for which, one in enumerate(self._counts_now):
+            weights[which] += one
         return changed
 
     def log2_rate(self, node: Node) -> float:
@@ -123,9 +128,14 @@ class Popularity:
         All counts halve in step, so it changes with a use only: now, it would be smaller by
         now / half-life for every node.
         """
-        record = self._records.get(node) or self._meet(node)
+        record = self._records.get(node)
+        if record is None:
+            record = self._meet(node)
         half_life = self._half_lives[self._best]
-        latest: float = 2.0 ** ((node.last_use - self._start) / half_life)
+        if node.last_use == self._now:
+            latest = self._counts_now[self._best]
+        else:
+            latest = 2.0 ** ((node.last_use - self._start) / half_life)
         count = record.counts[self._best] - record.level.discount * latest
         return log2(max(count, TINY)) + self._start / half_life
 
@@ -148,12 +158,15 @@ class Popularity:
     def _meet(self, node: Node) -> _Record:
         if len(self._records) >= self._sweep_at:
             self._sweep()
-        depth = sum(1 for _ in node.upwards())
-        while len(self._levels) < depth:
+        depth, above = -1, node.parent
+        while above is not None:
+            depth, above = depth + 1, above.parent
+        while len(self._levels) <= depth:
             self._levels.append(_Level(len(self._half_lives)))
-        level = self._levels[depth - 1]
+        level = self._levels[depth]
         level.known += 1
         level.once += 1
+        level.discount_anew()
         record = self._records[node] = _Record(level, self._counts_now)
         return record
 
@@ -164,15 +177,17 @@ class Popularity:
         if record.uses == 2:
             level.once -= 1
             level.twice += 1
+            level.discount_anew()
         elif record.uses == 3:
             level.twice -= 1
-        counts, now = record.counts, self._counts_now
-        unexpected, expected = UNEXPECTED / level.known, 1.0 - UNEXPECTED
-        self._scores = [
-            score + log2(expected * count / weight + unexpected)
-            for score, count, weight in zip(self._scores, counts, level.weights, strict=True)
-        ]
-        record.counts = tuple([count + one for count, one in zip(counts, now, strict=True)])
+            level.discount_anew()
+        counts = record.counts
+        if level.known > 1:  # the only one of its depth is no surprise to anybody
+            scores, weights = self._scores, level.weights
+            unexpected, expected = UNEXPECTED / level.known, 1.0 - UNEXPECTED
+            for which, count in enumerate(counts):
+                scores[which] += log2(expected * count / weights[which] + unexpected)
+        record.counts = tuple(map(add, counts, self._counts_now))
 
     def _scale_down(self, now: int) -> None:
         """Let a use count one again from now on, and all before it accordingly less."""
@@ -194,5 +209,7 @@ class Popularity:
             record.level.known += 1
             record.level.once += record.uses == 1
             record.level.twice += record.uses == 2
+        for level in self._levels:
+            level.discount_anew()
         self._records = kept
         self._sweep_at = max(FIRST_SWEEP, 2 * len(kept))

@@ -4,25 +4,29 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from heapq import heapify, heappop, heappush
+from heapq import heapify, heappop, heappush, heapreplace
 from itertools import count
 
 from ragcache_engine.knowledge.node import Node
 
-SLACK = 64
-"""Outdated entries the heap may hold beyond one for each node, before it is swept."""
+Entry = tuple[float, int, Node]
+"""A node's rank, and a number that grows with each ranking, which decides between equal ranks."""
 
 
 class Ranked(ABC):
-    """Evicts the lowest rank; of equal ranks, the one ranked first.
+    """Evicts the lowest rank; of equal ranks, the one given first.
 
-    The heap holds each evictable node with its rank, and entries that have gone out of date, which
-    are passed over when they surface. So every call costs O(log n), amortised.
+    The heap holds one entry for each node that may be evictable. A use gives the node a new rank and
+    leaves its entry alone: ranks rise, so the old one surfaces too early rather than too late, and is
+    then replaced by the new one, or dropped if the node cannot be evicted; `exposed` brings it back. A
+    rank that falls is entered at once, and the entry it supersedes is passed over. So a use costs no
+    more than its rank, and everything else O(log n), amortised.
     """
 
     def __init__(self) -> None:
-        self._rank: dict[Node, float] = {}
-        self._heap: list[tuple[float, int, Node]] = []
+        self._entries: dict[Node, Entry] = {}  # as ranked last
+        self._queued: dict[Node, Entry] = {}  # as it stands in the heap
+        self._heap: list[Entry] = []
         self._order = count()
 
     @abstractmethod
@@ -33,22 +37,35 @@ class Ranked(ABC):
         pass
 
     def entered(self, node: Node) -> None:
-        self._rank[node] = self.rank(node)
+        self.used(node)
 
     def used(self, node: Node) -> None:
-        self._rank[node] = self.rank(node)
-        self._push(node)
+        entry = self._entries[node] = (self.rank(node), next(self._order), node)
+        queued = self._queued.get(node)
+        if queued is not None and entry[0] < queued[0]:
+            self._queue(entry)
 
     def exposed(self, node: Node) -> None:
-        self._push(node)
+        if node not in self._queued:
+            self._queue(self._entries[node])
 
     def victim(self, evictable: Callable[[Node], bool]) -> Node | None:
-        heap, ranks = self._heap, self._rank
+        heap, queued, entries = self._heap, self._queued, self._entries
         while heap:
-            rank, _, node = heap[0]
-            if ranks.get(node) == rank and evictable(node):
+            entry = heap[0]
+            node = entry[2]
+            if queued.get(node) is not entry:
+                heappop(heap)  # superseded
+                continue
+            latest = entries.get(node)
+            if latest is None or not evictable(node):
+                heappop(heap)
+                del queued[node]
+            elif latest is entry:
                 return node
-            heappop(heap)  # it comes back when it is exposed again
+            else:
+                queued[node] = latest
+                heapreplace(heap, latest)
         return None
 
     def prefers(self, newcomer: Node, victim: Node) -> bool:
@@ -58,31 +75,21 @@ class Ranked(ABC):
         pass
 
     def left(self, node: Node) -> None:
-        del self._rank[node]
+        del self._entries[node]
 
     def rank_of(self, node: Node) -> float:
         """The rank it was given at its last use. KeyError if it has no blocks in the tier."""
-        return self._rank[node]
+        return self._entries[node][0]
 
     def rank_anew(self) -> None:
         """Give every node its rank again, for when ranks are taken on another scale. O(n)."""
-        ranks = self._rank = {node: self.rank(node) for node in self._rank}
-        orders: dict[Node, int] = {}
-        for _, order, node in self._heap:
-            if node in ranks:
-                orders[node] = min(order, orders.get(node, order))
-        self._heap = [(ranks[node], order, node) for node, order in orders.items()]
+        self._entries = {
+            node: (self.rank(node), order, node) for node, (_, order, _) in self._entries.items()
+        }
+        self._queued = {node: self._entries[node] for node in self._queued if node in self._entries}
+        self._heap = list(self._queued.values())
         heapify(self._heap)
 
-    def _push(self, node: Node) -> None:
-        heappush(self._heap, (self._rank[node], next(self._order), node))
-        if len(self._heap) > 2 * len(self._rank) + SLACK:
-            self._sweep()
-
-    def _sweep(self) -> None:
-        latest: dict[Node, tuple[float, int, Node]] = {}
-        for entry in sorted(self._heap, key=lambda entry: entry[1]):
-            if self._rank.get(entry[2]) == entry[0]:
-                latest.setdefault(entry[2], entry)
-        self._heap = list(latest.values())
-        heapify(self._heap)
+    def _queue(self, entry: Entry) -> None:
+        self._queued[entry[2]] = entry
+        heappush(self._heap, entry)
