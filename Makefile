@@ -54,3 +54,16 @@ doctor: $(READY) ## what this machine has, and what would run on it
 .PHONY: clean
 clean: ## remove the environment and everything made by the targets above
 	rm -rf $(VENV) .tools .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist demo-output
+
+.PHONY: bench-eviction
+bench-eviction: $(READY) ## token hits of every eviction policy on real retrieval traces (2 minutes)
+	@$(PYTHON) benchmarks/eviction.py --out benchmarks/results/eviction
+
+.PHONY: bench-tree
+bench-tree: $(READY) ## what the knowledge tree costs a request, from 1,000 to 1,000,000 nodes (5 minutes)
+	@$(PYTHON) benchmarks/tree_speed.py --nodes 1000 10000 100000 1000000 --policy lru pgdsf halflife
+
+.PHONY: same-answers
+same-answers: $(READY) ## count answers that differ from stock vLLM's, in float32 and bfloat16 (20 minutes)
+	@$(PYTHON) benchmarks/same_answers.py --dtype float32 --at-once 8
+	@$(PYTHON) benchmarks/same_answers.py --dtype bfloat16
