@@ -10,6 +10,7 @@ import weakref
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import count
 from types import TracebackType
 from typing import Self
@@ -318,7 +319,10 @@ class _Runtime:
         request, retrieval = prepared.request, prepared.retrieval
         asked_s = retrieval.started_s if retrieval else prepared.asked_s
         cached, first_s, output_tokens = CachedTokens(), None, 0
-        attempts = answered(self._backend, request, self._heartbeat, self._on_failure)
+        # Known before the first attempt: by the time a request learns of a death, others that it hit
+        # may have brought the backend up again.
+        on_failure = partial(self._on_failure, self._starts)
+        attempts = answered(self._backend, request, self._heartbeat, on_failure)
         async with aclosing(attempts) as deltas:
             async for delta in deltas:
                 if first_s is None:
@@ -339,12 +343,14 @@ class _Runtime:
                 if delta.text or delta.token_ids or usage:
                     yield Piece(delta.text, delta.token_ids, delta.finish_reason, usage)
 
-    async def _on_failure(self, failure: Exception) -> None:
-        """Make a second attempt possible: bring a dead backend back up, once for all its requests."""
+    async def _on_failure(self, starts: int, failure: Exception) -> None:
+        """Make a second attempt possible: bring a dead backend back up, once for all its requests.
+
+        starts: how often the backend had been started when the request's first attempt began.
+        """
         self.stats = replace(self.stats, retried=self.stats.retried + 1)
         if not isinstance(failure, EngineDied):
             return
-        starts = self._starts
         async with self._start_lock:
             if self._starts > starts:
                 return  # another of its requests already did
@@ -357,6 +363,7 @@ class _Runtime:
                     f"the model's process died and did not come up again: {error}"
                 ) from error
             self._starts += 1
+            self._heartbeat.beat()  # the silence of a start is no fault of those who waited for it
 
     def _count_end(self, usage: Usage | None, cancelled: bool) -> None:
         stats = replace(self.stats, running=self.stats.running - 1)

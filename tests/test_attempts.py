@@ -88,6 +88,27 @@ class CountingStarts(MemoryBackend):
         return await super().start()
 
 
+class RestartsWithoutPause(CountingStarts):
+    """As vLLM's start and shutdown do: nothing else runs on the loop until they are done."""
+
+    async def close(self) -> None:
+        if self._stepper:
+            self._stepper.cancel()
+        self._stepper = None
+
+
+def test_a_request_that_learns_of_a_death_late_does_not_kill_what_came_back(engine_on: EngineOn):
+    backend = RestartsWithoutPause(fault=failing_at(3, error=DEATH))
+    engine = engine_on(backend)
+
+    async def ask_all() -> list[str]:
+        answers = await asyncio.gather(*(engine.agenerate(f"{QUESTION} {n}") for n in range(5)))
+        return [answer.text for answer in answers]
+
+    assert asyncio.run(ask_all()) == [f"{ANSWER} {n}" for n in range(5)]
+    assert backend.starts == 2
+
+
 def test_a_request_without_a_token_in_time_is_tried_again(engine_on: EngineOn):
     backend = IgnoresTheFirst()
     engine = engine_on(backend, request_timeout_s=0.05)
