@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Protocol
 
 from ragcache_cli.errors import CommandError
@@ -73,7 +71,7 @@ class StockSettings:
     max_tokens: int
 
 
-class StockLangChain(AbstractContextManager["StockLangChain"]):
+class StockLangChain:
     """LangChain on vLLM as one has them today, prefix caching on. Closing it ends vLLM's processes.
 
     vLLM's block size stays at its default.
@@ -126,14 +124,6 @@ class StockLangChain(AbstractContextManager["StockLangChain"]):
 
     def close(self) -> None:
         self._client.close()
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def stock_ttft_s(metrics: Any, asked_at_s: float) -> float:

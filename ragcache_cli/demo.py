@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -80,7 +81,7 @@ def demo(settings: DemoSettings, console: Console) -> None:
     )
     with phases.waiting("Starting stock vLLM"):
         stock_chain = StockLangChain(store, stock_settings, form)
-    with stock_chain:
+    with closing(stock_chain):
         stock = _run("a", stock_chain, questions, phases, console)
         with phases.waiting("Closing stock vLLM"):
             stock_chain.close()

@@ -20,8 +20,7 @@ from ragcache_cli.models import DEMO_MODEL, DEMO_MODEL_NAME
 from ragcache_cli.questions import QUESTIONS
 from ragcache_cli.quiet import hush, stderr_into, wants_quiet
 from ragcache_engine import EngineError, RAGCacheError, __version__
-from ragcache_engine.knowledge import DOCUMENT_ORDERS, POLICIES
-from ragcache_engine.knowledge.eviction import DEFAULT_POLICY
+from ragcache_engine.knowledge import DEFAULT_POLICY, DOCUMENT_ORDERS, POLICIES
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEMO_QUESTIONS = 16

@@ -145,11 +145,7 @@ class RAGCacheEngine:
         in_progress = RetrievalInProgress(question, self._runtime.now())
         yield in_progress
         if in_progress.documents:
-            self._retrievals.add(
-                Retrieval(
-                    question, in_progress.documents, in_progress.started_s, self._runtime.now()
-                )
-            )
+            self._retrievals.add(Retrieval(question, in_progress.documents, in_progress.started_s))
 
     def clear_cache(self) -> None:
         """Drop all cached key-value tensors, as before a cold measurement.

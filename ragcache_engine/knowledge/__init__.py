@@ -1,7 +1,7 @@
 """The core of decisions, in plain Python: the knowledge tree and the policies that empty it."""
 
 from ragcache_engine.knowledge.cost import CostProfile, UnusableProfile
-from ragcache_engine.knowledge.eviction import POLICIES, EvictionPolicy
+from ragcache_engine.knowledge.eviction import DEFAULT_POLICY, POLICIES, EvictionPolicy
 from ragcache_engine.knowledge.node import Node, Segment
 from ragcache_engine.knowledge.order import DOCUMENT_ORDERS
 from ragcache_engine.knowledge.reorder import ReorderQueue
@@ -9,6 +9,7 @@ from ragcache_engine.knowledge.tier import Tier
 from ragcache_engine.knowledge.tree import KnowledgeTree, Match, Move, MoveKind
 
 __all__ = [
+    "DEFAULT_POLICY",
     "DOCUMENT_ORDERS",
     "POLICIES",
     "CostProfile",

@@ -217,8 +217,11 @@ class KnowledgeTree:
 
         All or nothing: ValueError while a running request needs it.
         """
-        doomed = [node for node in self._root.downwards() if node.segment.name == name]
-        doomed = [node for node in doomed if node is not self._root]
+        doomed = [
+            node
+            for node in self._root.downwards()
+            if node.segment.name == name and node is not self._root
+        ]
         if any(below.pins for node in doomed for below in node.downwards()):
             raise ValueError(f"{name!r} is needed by a running request; forget it when that ends")
         moves: list[Move] = []
@@ -300,15 +303,7 @@ class KnowledgeTree:
     def _admit(self, node: Node, rank: int, moves: list[Move]) -> None:
         """Bring as many of the node's leading blocks into the tier as room is made for."""
         start = node.resident[rank]
-        policy, capacity = self._policies[rank], self._capacity[rank]
-        while (missing := node.blocks - start - (capacity - self._used[rank])) > 0:
-            victim = policy.victim(self._evictable[rank])
-            if victim is None or not policy.prefers(node, victim):
-                break
-            self._evict(victim, rank, min(missing, victim.resident[rank]), moves)
-        if node.parent is not None and not self._stands_on(node.parent, rank):
-            return  # it was given without the path it stands on
-        end = min(node.blocks, start + capacity - self._used[rank])
+        end = self._make_room(node, rank, node.blocks, moves)
         if end <= start:
             return
         at = start
@@ -318,6 +313,23 @@ class KnowledgeTree:
                 moves.append(Move(MoveKind.LOAD, node, TIERS[slower], TIERS[rank], at, upto))
                 at = upto
         self._set(node, rank, end)
+
+    def _make_room(self, node: Node, rank: int, wanted: int, moves: list[Move]) -> int:
+        """Evict for a pinned node's first `wanted` blocks; how many of them the tier may then hold.
+
+        Fewer where the policy keeps others. None beyond those it holds, if what it stands on is not
+        there: it was given without its path, or making room has cost it.
+        """
+        start, capacity = node.resident[rank], self._capacity[rank]
+        policy, evictable = self._policies[rank], self._evictable[rank]
+        while (missing := wanted - start - (capacity - self._used[rank])) > 0:
+            victim = policy.victim(evictable)
+            if victim is None or not policy.prefers(node, victim):
+                break
+            self._evict(victim, rank, min(missing, victim.resident[rank]), moves)
+        if node.parent is None or not self._stands_on(node.parent, rank):
+            return start
+        return min(wanted, start + capacity - self._used[rank])
 
     def _evict(self, node: Node, rank: int, blocks: int, moves: list[Move]) -> None:
         """Take the node's last blocks from the tier, the next slower one keeping a copy if it will."""
@@ -335,14 +347,8 @@ class KnowledgeTree:
         """Swap out, once: the whole of what the faster tier has, so that later evictions copy nothing."""
         with self.pinned([node]):
             start = node.resident[slower]
-            policy, capacity = self._policies[slower], self._capacity[slower]
-            while (missing := end - start - (capacity - self._used[slower])) > 0:
-                victim = policy.victim(self._evictable[slower])
-                if victim is None or not policy.prefers(node, victim):
-                    break
-                self._evict(victim, slower, min(missing, victim.resident[slower]), moves)
-            upto = min(end, start + capacity - self._used[slower])
-            if upto > start and node.parent is not None and self._stands_on(node.parent, slower):
+            upto = self._make_room(node, slower, end, moves)
+            if upto > start:
                 moves.append(Move(MoveKind.STORE, node, TIERS[rank], TIERS[slower], start, upto))
                 self._set(node, slower, upto)
 

@@ -21,13 +21,12 @@ from ragcache_engine.values import Document
 class Retrieval:
     """The documents found for one question, nearest first.
 
-    started_s, ended_s: on the backend's clock.
+    started_s: when the search began, on the backend's clock.
     """
 
     question: str
     documents: tuple[Document, ...]
     started_s: float
-    ended_s: float
 
 
 @dataclass(frozen=True, slots=True)

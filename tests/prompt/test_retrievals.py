@@ -11,7 +11,7 @@ def document(name: str) -> Document:
 
 
 def retrieval(question: str, *names: str) -> Retrieval:
-    return Retrieval(question, tuple(map(document, names)), started_s=1.0, ended_s=2.0)
+    return Retrieval(question, tuple(map(document, names)), started_s=1.0)
 
 
 def log_of(*retrievals: Retrieval, capacity: int = 256) -> RetrievalLog:

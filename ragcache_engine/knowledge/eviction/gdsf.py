@@ -8,7 +8,7 @@ policy" (HP Labs, 1998); RAGCache, §7.4, for the cost.
 
 from __future__ import annotations
 
-from ragcache_engine.knowledge.eviction.ranked import Ranked
+from ragcache_engine.knowledge.eviction.clocked import Clocked
 from ragcache_engine.knowledge.node import Node
 
 
@@ -17,19 +17,8 @@ def priority(clock: float, uses: int) -> float:
     return clock + uses
 
 
-class GDSF(Ranked):
+class GDSF(Clocked):
     """Greedy-Dual-Size-Frequency as the paper's baseline."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._clock = 0.0
-
-    @property
-    def clock(self) -> float:
-        return self._clock
 
     def rank(self, node: Node) -> float:
         return priority(self._clock, node.uses)
-
-    def evicted(self, node: Node) -> None:
-        self._clock = max(self._clock, self.rank_of(node))

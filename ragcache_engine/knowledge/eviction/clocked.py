@@ -1,0 +1,23 @@
+"""What GDSF and PGDSF share: a clock that follows what leaves. Source: RAGCache, formula 3."""
+
+from __future__ import annotations
+
+from ragcache_engine.knowledge.eviction.ranked import Ranked
+from ragcache_engine.knowledge.node import Node
+
+
+class Clocked(Ranked):
+    """Ranks that start from the clock. Its unit is that of the ranks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._clock = 0.0
+
+    @property
+    def clock(self) -> float:
+        return self._clock
+
+    def evicted(self, node: Node) -> None:
+        # The clock never runs back: a newcomer starts level with the last to leave, so yesterday's
+        # favourite cannot sit in the cache for ever.
+        self._clock = max(self._clock, self.rank_of(node))
