@@ -7,7 +7,7 @@ import atexit
 import logging
 import threading
 import weakref
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -77,28 +77,33 @@ class RAGCacheEngine:
         prompt: str,
         documents: Sequence[Document] | None = None,
         options: SamplingOptions | None = None,
+        *,
+        tenant: str | None = None,
     ) -> Answer:
         """Answer a finished prompt.
 
         documents: what stands in the prompt, in any order, texts as they stand there. None: the
           engine looks for what was lately retrieved through it (see `retrieval`).
         options: how to draw the answer; greedy by default.
+        tenant: whose tensors may be shared; requests of another tenant, or of none, never share.
         Raises EmptyPrompt or PromptTooLong before any work; EngineClosed, EngineDied,
         GenerationFailed or RequestTimedOut.
         """
-        return self.stream(prompt, documents, options).answer()
+        return self.stream(prompt, documents, options, tenant=tenant).answer()
 
     def stream(
         self,
         prompt: str,
         documents: Sequence[Document] | None = None,
         options: SamplingOptions | None = None,
+        *,
+        tenant: str | None = None,
     ) -> AnswerStream:
         """Answer a finished prompt piece by piece. Bad input raises here, not at the first piece.
 
         Takes and raises what `generate` does. Close the stream to cancel the request.
         """
-        prepared = self._prepare(prompt, documents, options)
+        prepared = self._prepare(prompt, documents, options, tenant)
         return AnswerStream(lambda put: self._runtime.begin(prepared, put), keep_alive=self)
 
     async def agenerate(
@@ -106,9 +111,11 @@ class RAGCacheEngine:
         prompt: str,
         documents: Sequence[Document] | None = None,
         options: SamplingOptions | None = None,
+        *,
+        tenant: str | None = None,
     ) -> Answer:
         """`generate` for coroutines, from any event loop. Cancelling the task cancels the request."""
-        stream = self.astream(prompt, documents, options)
+        stream = self.astream(prompt, documents, options, tenant=tenant)
         try:
             return joined([piece async for piece in stream])
         finally:
@@ -119,10 +126,12 @@ class RAGCacheEngine:
         prompt: str,
         documents: Sequence[Document] | None = None,
         options: SamplingOptions | None = None,
+        *,
+        tenant: str | None = None,
     ) -> AsyncGenerator[Piece, None]:
         """`stream` for coroutines, from any event loop. Closing it cancels the request."""
         # Tokenising a long prompt takes milliseconds that belong to the caller's other tasks.
-        prepared = await asyncio.to_thread(self._prepare, prompt, documents, options)
+        prepared = await asyncio.to_thread(self._prepare, prompt, documents, options, tenant)
         pieces = read_async(lambda put: self._runtime.begin(prepared, put))
         async with aclosing(pieces):
             async for piece in pieces:
@@ -147,16 +156,25 @@ class RAGCacheEngine:
         if in_progress.documents:
             self._retrievals.add(Retrieval(question, in_progress.documents, in_progress.started_s))
 
-    def clear_cache(self) -> None:
-        """Drop all cached key-value tensors, as before a cold measurement.
+    def forget(self, document_ids: Iterable[str]) -> None:
+        """A document changed or must go: drop its tensors, and all computed after them, everywhere.
 
+        Every tier forgets, the files of a disk cache included, whoever wrote them. What running
+        requests need goes when they end. An id that is not known is none to forget.
+        """
+        self._runtime.forget(_all_ids(document_ids))
+
+    def clear_cache(self) -> None:
+        """Drop all cached key-value tensors from device and host, as before a cold measurement.
+
+        What is on disk stays; `forget` removes single documents there.
         Raises EngineError while requests run, and then drops nothing.
         """
         self._runtime.clear_cache()
 
     def stats(self) -> CacheStats:
         """Counters since the engine started."""
-        return self._runtime.stats
+        return self._runtime.latest_stats()
 
     def close(self) -> None:
         """End running requests with EngineClosed and free everything. A second call does nothing."""
@@ -182,6 +200,7 @@ class RAGCacheEngine:
         prompt: str,
         documents: Sequence[Document] | None,
         options: SamplingOptions | None,
+        tenant: str | None,
     ) -> _Prepared:
         """Check and tokenise a prompt, and find its documents. Any thread; starts nothing."""
         asked_s = self._runtime.now()
@@ -208,11 +227,18 @@ class RAGCacheEngine:
                 prompt=tokenized,
                 segments=token_segments(tokenized, match.spans),
                 options=options or SamplingOptions(),
+                tenant=tenant,
             ),
             document_ids=tuple(span.document_id for span in match.spans),
             asked_s=asked_s,
             retrieval=match.retrieval,
         )
+
+
+def _all_ids(document_ids: Iterable[str]) -> list[str]:
+    if isinstance(document_ids, str):
+        raise TypeError(f"forget takes a sequence of ids: forget([{document_ids!r}])")
+    return list(document_ids)
 
 
 @dataclass(slots=True)
@@ -274,6 +300,13 @@ class _Runtime:
         if not self._thread.submit(self._backend.clear_cache()).result():
             raise EngineError("the cache is in use by running requests; wait for them to end")
 
+    def forget(self, document_ids: Sequence[str]) -> None:
+        self._refuse_if_closed()
+        self._thread.submit(self._backend.forget(document_ids)).result()
+
+    def latest_stats(self) -> CacheStats:
+        return replace(self.stats, tiers=self._backend.counters())
+
     def _refuse_if_closed(self) -> None:
         if self._closing:
             raise EngineClosed("this engine was closed; make a new RAGCacheEngine")
@@ -323,7 +356,7 @@ class _Runtime:
             async for delta in deltas:
                 if first_s is None:
                     first_s = self.now()
-                    cached = delta.cached or cached
+                cached = delta.cached or cached
                 output_tokens += len(delta.token_ids)
                 usage = None
                 if delta.finish_reason:
