@@ -46,5 +46,7 @@ def _shown(value: object) -> dict[str, object]:
     return {
         name: setting
         for name, setting in asdict(value).items()  # type: ignore[call-overload]
-        if name.startswith("kv_") and setting is not None and name not in ("kv_buffer_device", "kv_port")
+        if name.startswith("kv_")
+        and setting is not None
+        and name not in ("kv_buffer_device", "kv_port")
     }

@@ -62,6 +62,7 @@ class DiskTransfers:
         self.reading = self.writing = 0
         self.is_writable = True
         self._failed_writes = 0
+        self._leaving: set[str] = set()
         self._threads = [
             threading.Thread(target=run, name=name, daemon=True)
             for run, name in (
@@ -76,12 +77,18 @@ class DiskTransfers:
         self.reading += 1
         self._reads.put(wanted)
 
+    def holds(self, name: str) -> bool:
+        """Whether there is a file of this name, and it is to stay."""
+        return name not in self._leaving and self._folder.holds(name)
+
     def write(self, wanted: Wanted) -> None:
         self.writing += 1
+        self._leaving.discard(wanted.name)
         self._writes.put(wanted)
 
     def remove(self, name: str) -> None:
-        """Remove a file, after the writes asked for before."""
+        """Remove a file, after the writes asked for before. From now on it counts as gone."""
+        self._leaving.add(name)
         self._writes.put(name)
 
     def finished(self) -> list[Done]:
@@ -124,6 +131,7 @@ class DiskTransfers:
         while (wanted := self._writes.get()) is not None:
             if isinstance(wanted, str):
                 self._folder.remove(wanted)
+                self._leaving.discard(wanted)
                 continue
             start = time.perf_counter()
             size_bytes, failure = 0, None

@@ -118,7 +118,7 @@ class TierSpec(TieringOffloadingSpec):
             folder, lambda slot: flat[slot * size : (slot + 1) * size], keeper.knows_file
         )
         undo.callback(transfers.close)
-        keeper.attach_disk(transfers, folder.holds)
+        keeper.attach_disk(transfers)
 
     def _region(self, rank: int | None) -> SharedOffloadRegion:
         """The host tier's memory, mapped into this process. rank: None for the scheduler's."""
