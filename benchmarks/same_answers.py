@@ -5,10 +5,11 @@ and RAGCache, one after the other, each in a process of its own, and counts the 
 
     python benchmarks/same_answers.py --dtype float32 --at-once 8
     python benchmarks/same_answers.py --dtype bfloat16
-    python benchmarks/same_answers.py --small-tiers --questions 200 --at-once 8
+    python benchmarks/same_answers.py --small-tiers --questions 200
 
-With --small-tiers, RAGCache has device, host and disk tiers so small that each of them evicts, and
-runs once more while as many requests again are aborted at random moments.
+With --small-tiers, RAGCache has device, host and disk tiers so small that each of them evicts. The
+questions come in a random order, one at a time, eight at a time, and eight at a time while as many
+others are aborted at random moments.
 
 In float32 none may differ. In bfloat16 vLLM differs from itself, since a prompt prefilled in other
 pieces, or beside other prompts, is summed in another order; there RAGCache must not differ more often
@@ -209,7 +210,8 @@ SYSTEMS: dict[str, Answers] = {
     "with aborts": _small_tiers(aborts=True),
 }
 USUAL = ("vLLM, no cache", "vLLM", "RAGCache")
-TIERS = ("vLLM, no cache", "small tiers", "with aborts")
+TIERS = (("vLLM, no cache", 8), ("small tiers", 1), ("small tiers", 8), ("with aborts", 8))
+"""Systems, and how many questions each has at a time."""
 
 
 def tokens_of(
@@ -259,15 +261,19 @@ def main() -> None:
     model = arguments.model or str(demo_model())
     prompts = data_prompts(arguments.questions)
     answers: dict[str, list[list[int]]] = {}
-    names = TIERS if arguments.small_tiers else USUAL
-    for system in names:
-        print(f"{system} in {arguments.dtype} ...", file=sys.stderr)
-        answers[system] = tokens_of(system, model, arguments.dtype, prompts, arguments.at_once)
+    runs = TIERS if arguments.small_tiers else [(name, arguments.at_once) for name in USUAL]
+    if arguments.small_tiers:
+        random.Random(11).shuffle(prompts)
+    for system, at_once in runs:
+        name = f"{system}, {at_once} at once" if arguments.small_tiers else system
+        print(f"{name} in {arguments.dtype} ...", file=sys.stderr)
+        answers[name] = tokens_of(system, model, arguments.dtype, prompts, at_once)
+    names = list(answers)
     print(f"\nAnswers that differ, of {len(prompts)} ({arguments.dtype}, greedy)")
     for number, left in enumerate(names):
         for right in names[number + 1 :]:
             pairs = zip(answers[left], answers[right], strict=True)
-            print(f"  {left:>15} | {right:<15} {sum(a != b for a, b in pairs):>4}")
+            print(f"  {left:>26} | {right:<26} {sum(a != b for a, b in pairs):>4}")
     return None
 
 

@@ -118,7 +118,7 @@ class ModellessEngine:
             self.keeper.computing = _OfAModel(CostProfile.default())
         self._stores: list[tuple[int, Any, Any]] = []
         self._loads: dict[int, str] = {}
-        self._finished: dict[str, dict[str, Any]] = {}
+        self.scheduling_s = 0.0  # spent in the scheduler, the connector with it
 
     def ask(
         self,
@@ -142,7 +142,9 @@ class ModellessEngine:
             cache_salt=tenant,
             block_hasher=self._hasher,
         )
+        start = time.perf_counter()
         self.scheduler.add_request(request)
+        self.scheduling_s += time.perf_counter() - start
 
     def abort(self, name: str) -> None:
         self.scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
@@ -153,10 +155,13 @@ class ModellessEngine:
 
     def step(self) -> dict[str, dict[str, Any]]:
         """One step of the engine; what the requests that ended with it were told, by name."""
+        start = time.perf_counter()
         output = self.scheduler.schedule()
+        self.scheduling_s += time.perf_counter() - start
         copied = self._copy(output)
         sampled = self._compute(output)
         names = list(output.num_scheduled_tokens)
+        start = time.perf_counter()
         outputs = self.scheduler.update_from_output(
             output,
             ModelRunnerOutput(
@@ -166,6 +171,7 @@ class ModellessEngine:
                 kv_connector_output=copied,
             ),
         )
+        self.scheduling_s += time.perf_counter() - start
         return {
             one.request_id: (one.kv_transfer_params or {}).get("ragcache") or {}
             for each in outputs.values()

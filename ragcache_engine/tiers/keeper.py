@@ -233,6 +233,7 @@ class Keeper(Generic[B]):
         asked = self._asked.pop(request, None)
         if asked is None:
             return None
+        self.counters.ended += 1
         if completed and asked.tokens is not None:
             self._hold(request, asked)
             self._count(asked, asked.tokens)

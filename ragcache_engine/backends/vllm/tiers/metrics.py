@@ -51,7 +51,9 @@ class Reporter:
         self._last = Counters()
 
     def report(self, counters: Counters) -> OffloadingConnectorStats | None:
-        """None if nothing has."""
+        """None if no request has ended since. Asked at every step, so that is told quickly."""
+        if counters.ended == self._last.ended:
+            return None
         last, self._last = self._last, Counters.from_dict(counters.as_dict())
         stats = OffloadingConnectorStats()
         for source in SOURCES:
