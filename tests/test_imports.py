@@ -26,7 +26,8 @@ MAY_IMPORT = {
     "ragcache_engine.streams": ["values"],
     "ragcache_engine.knowledge": ["knowledge"],
     "ragcache_engine.prompt": ["prompt", "values"],
-    "ragcache_engine.tiers": ["tiers", "knowledge"],
+    "ragcache_engine.processes": [],
+    "ragcache_engine.tiers": ["tiers", "knowledge", "processes"],
     "ragcache_engine.backends.choice": ["backends", "config", "protocols", "errors"],
     "ragcache_engine.backends": [
         "backends",
@@ -35,6 +36,7 @@ MAY_IMPORT = {
         "errors",
         "knowledge",
         "tiers",
+        "processes",
     ],
     "ragcache_engine.attempts": ["protocols", "values", "errors"],
     "ragcache_engine.engine": [""],

@@ -63,6 +63,7 @@ class DiskTransfers:
         self.is_writable = True
         self._failed_writes = 0
         self._leaving: set[str] = set()
+        self._warned: set[str] = set()
         self._threads = [
             threading.Thread(target=run, name=name, daemon=True)
             for run, name in (
@@ -121,11 +122,22 @@ class DiskTransfers:
                 failure = "missing"
             except UnusableFile as error:
                 failure = "damaged"
-                logger.warning("a block of the disk tier is unusable and was removed: %s", error)
+                self._warn_once("is unusable and was removed", error)
             except Exception as error:
                 failure = "unreadable"
-                logger.warning("a block of the disk tier cannot be read: %s", error)
+                self._warn_once("cannot be read", error)
             self._done.put(Done(wanted, True, size_bytes, time.perf_counter() - start, failure))
+
+    def _warn_once(self, what: str, error: Exception) -> None:
+        """Of the first block of its kind; the others are counted."""
+        if what not in self._warned:
+            self._warned.add(what)
+            logger.warning(
+                "a block of the disk tier %s, and is computed again: %s (others like it are only "
+                "counted, in stats().tiers)",
+                what,
+                error,
+            )
 
     def _write_all(self) -> None:
         while (wanted := self._writes.get()) is not None:
