@@ -8,7 +8,6 @@ the list and the vector's place in it, so slicing between lists changes none.
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
 from typing import Any
 
 import faiss
@@ -73,6 +72,7 @@ class IVFPieces:
     def __init__(self, index: Any, rows: Vectors, k: int, params: Any) -> None:
         self._index, self._rows, self._k = index, rows, k
         self._params = params
+        self._slice_params = own_copy(params)
         self.total = int(min(index.nlist, (params or index).nprobe))
         self.larger_is_nearer = index.metric_type == faiss.METRIC_INNER_PRODUCT
         # Faiss scans with one thread a query; in this mode it makes these threads further up.
@@ -86,42 +86,47 @@ class IVFPieces:
             asked = self._params.quantizer_params if self._params else None
             found = self._index.quantizer.search(self._rows, self.total, params=asked)
             self._list_distances, self._lists = found
+        self._slice_params.nprobe = end - start
         lists = np.ascontiguousarray(self._lists[:, start:end])
         list_distances = np.ascontiguousarray(self._list_distances[:, start:end])
         distances = np.empty((len(self._rows), self._k), dtype=np.float32)
         ids = np.empty((len(self._rows), self._k), dtype=np.int64)
-        settings = like(self._params, nprobe=end - start)
-
-        def scan_rows(part: slice) -> None:
-            self._index.search_preassigned_c(
-                part.stop - part.start,
-                faiss.swig_ptr(self._rows[part]),
-                self._k,
-                faiss.swig_ptr(lists[part]),
-                faiss.swig_ptr(list_distances[part]),
-                faiss.swig_ptr(distances[part]),
-                faiss.swig_ptr(ids[part]),
-                False,
-                settings,
-            )
-
-        cuts = np.linspace(0, len(self._rows), self._threads + 1).astype(int).tolist()
-        parts = [slice(*ends) for ends in pairwise(cuts)]
-        if len(parts) == 1:
-            scan_rows(parts[0])
+        arrays = (self._rows, lists, list_distances, distances, ids)
+        if self._threads == 1:
+            self._scan_rows(*arrays)
         else:
-            with ThreadPoolExecutor(len(parts)) as threads:
-                list(threads.map(scan_rows, parts))
+            parts = [np.array_split(array, self._threads) for array in arrays]
+            with ThreadPoolExecutor(self._threads) as threads:
+                list(threads.map(self._scan_rows, *parts))
         return distances, ids
 
+    def _scan_rows(
+        self,
+        rows: Vectors,
+        lists: Ids,
+        list_distances: Distances,
+        distances: Distances,
+        ids: Ids,
+    ) -> None:
+        """Writes what is found for these rows into `distances` and `ids`."""
+        self._index.search_preassigned_c(
+            len(rows),
+            faiss.swig_ptr(rows),
+            self._k,
+            faiss.swig_ptr(lists),
+            faiss.swig_ptr(list_distances),
+            faiss.swig_ptr(distances),
+            faiss.swig_ptr(ids),
+            False,
+            self._slice_params,
+        )
 
-def like(params: Any, *, nprobe: int) -> Any:
-    """The parameters of one slice: the caller's own stay as they are, other searches read them."""
+
+def own_copy(params: Any) -> Any:
+    """Parameters to set each slice's nprobe in: other searches may be reading the caller's."""
     if params is None:
-        return faiss.SearchParametersIVF(nprobe=nprobe)
-    copy = type(params)(
-        nprobe=nprobe, sel=params.sel, inverted_list_context=params.inverted_list_context
-    )
+        return faiss.SearchParametersIVF()
+    copy = type(params)(sel=params.sel, inverted_list_context=params.inverted_list_context)
     if isinstance(params, faiss.IVFPQSearchParameters):
         copy.scan_table_threshold = params.scan_table_threshold
         copy.polysemous_ht = params.polysemous_ht

@@ -20,54 +20,53 @@ add an equal one, only nearer ones, and each of those evicts the last of the equ
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ragcache_engine.search.stage import Distances, Ids
 
 
 class Nearest:
-    """distances, ids: shape (n, k), nearest first; replaced, never changed in place, by `take`."""
+    """distances, ids: shape (n, k), nearest first; `take` and `settle` write into them."""
 
     def __init__(self, distances: Distances, ids: Ids, end: int, *, larger_is_nearer: bool) -> None:
-        """Starts from what Faiss found in the first piece, the one up to `end`."""
+        """Starts from what Faiss found in the first piece, the one up to `end`; keeps the arrays."""
         self.distances = distances
         self.ids = ids
         self._sign = -1 if larger_is_nearer else 1
-        self._reached: NDArray[np.int64] = np.full(len(ids), end)
-        self._tied: NDArray[np.bool_] = np.zeros(len(ids), dtype=bool)
+        self._reached = [end] * len(ids)
+        self._tied = [False] * len(ids)
 
     def take(self, distances: Distances, ids: Ids, end: int) -> None:
         """Merge what Faiss found in the next piece, which ends at `end`."""
         worst = self.distances[:, -1:]
-        enters = distances > worst if self._sign < 0 else distances < worst
-        if not enters.any():
-            return
-        k = ids.shape[1]
-        # What does not enter is set to the worst distance there was: k better ones are left, or
-        # the row is not full, and then that is Faiss's own sign for an empty place.
-        both = np.concatenate([self.distances, np.where(enters, distances, worst)], axis=1)
-        both_ids = np.concatenate([self.ids, np.where(enters, ids, -1)], axis=1)
-        old = np.concatenate([np.ones_like(enters), enters], axis=1)
-        order = np.lexsort((both_ids * self._sign, ~old, both * self._sign))[:, :k]
-        self.distances = np.take_along_axis(both, order, axis=1)
-        self.ids = np.take_along_axis(both_ids, order, axis=1)
-        now = self.distances[:, -1:]
-        nearer = (now != worst)[:, 0]
-        near_enough = (both * self._sign <= now * self._sign).sum(axis=1)
-        self._tied = np.where(nearer, near_enough > k, self._tied)
-        self._reached = np.where(nearer, end, self._reached)
+        enter = distances > worst if self._sign < 0 else distances < worst
+        # They come sorted, so those that enter stand at the beginning of their row.
+        for row, entering in enumerate(enter.sum(axis=1).tolist()):
+            if entering:
+                self._take(row, distances[row, :entering], ids[row, :entering], end)
+
+    def _take(self, row: int, distances: Distances, ids: Ids, end: int) -> None:
+        k = self.ids.shape[1]
+        both = np.concatenate((self.distances[row], distances))
+        both_ids = np.concatenate((self.ids[row], ids))
+        order = np.lexsort((both_ids * self._sign, both * self._sign))
+        last, first_out = both[order[k - 1]], both[order[k]]
+        if last != self.distances[row, -1]:
+            self._tied[row] = bool(last == first_out)
+            self._reached[row] = end
+        self.distances[row] = both[order[:k]]
+        self.ids[row] = both_ids[order[:k]]
 
     def search_again(self) -> int:
         """The end up to which one search settles every tied row; 0 if none is tied."""
-        return int(self._reached[self._tied].max()) if self._tied.any() else 0
+        ends = zip(self._reached, self._tied, strict=True)
+        return max((end for end, tied in ends if tied), default=0)
 
     def settle(self, distances: Distances, ids: Ids) -> None:
         """What Faiss found when it searched everything up to `search_again()` in one go."""
-        self.distances, self.ids = self.distances.copy(), self.ids.copy()
-        for row in np.flatnonzero(self._tied):
-            last = self.distances[row, -1]
-            kept = int((self.distances[row] != last).sum())
-            equals = np.flatnonzero(distances[row] == last)[: len(ids[row]) - kept]
-            self.ids[row, kept:] = ids[row, equals]
-            self.distances[row, kept:] = distances[row, equals]
-        self._tied[:] = False
+        for row, tied in enumerate(self._tied):
+            if tied:
+                last = self.distances[row, -1]
+                kept = int((self.distances[row] != last).sum())
+                equals = np.flatnonzero(distances[row] == last)[: len(ids[row]) - kept]
+                self.ids[row, kept:] = ids[row, equals]
+                self.distances[row, kept:] = distances[row, equals]

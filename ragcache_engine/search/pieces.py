@@ -50,5 +50,5 @@ def in_pieces(pieces: Pieces, count: int, slice_s: float) -> Iterator[SearchStag
 
 
 def shown(nearest: Nearest, done: float) -> SearchStage:
-    # Copied, since a reader may write into what it was given.
+    # Copied: later pieces are merged into these arrays.
     return SearchStage(nearest.ids.copy(), nearest.distances.copy(), done, done == 1.0)
