@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 
 
@@ -35,7 +36,7 @@ class Pace:
         wanted = self._done + 1.0
         if self._done and short_s > 0 and self._searched_s > 0:
             wanted = self._done + short_s * self._done / self._searched_s
-        return next((end for end in self._ends if end >= wanted), self._ends[-1])
+        return self._ends[min(bisect_left(self._ends, wanted), len(self._ends) - 1)]
 
     def took(self, end: int, seconds: float) -> None:
         """The piece up to `end` has been searched."""

@@ -50,5 +50,4 @@ def in_pieces(pieces: Pieces, count: int, slice_s: float) -> Iterator[SearchStag
 
 
 def shown(nearest: Nearest, done: float) -> SearchStage:
-    # Copied: later pieces are merged into these arrays.
-    return SearchStage(nearest.ids.copy(), nearest.distances.copy(), done, done == 1.0)
+    return SearchStage(*nearest.arrays(), done, final=done == 1.0)

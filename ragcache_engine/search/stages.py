@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import faiss
@@ -71,8 +72,7 @@ def in_rows(query: Query) -> Iterator[SearchStage]:
     else:
         inner = wrapped.unwrapped(index, rows)
         for stage in in_pieces(pieces_of(inner, query), query.count, query.slice_s):
-            ids = inner.outer_ids(stage.ids)
-            yield SearchStage(ids, stage.distances, stage.fraction_done, stage.final)
+            yield replace(stage, ids=inner.outer_ids(stage.ids)) if inner.id_maps else stage
 
 
 def why_whole(query: Query, core: Any) -> str | None:
