@@ -10,6 +10,6 @@ Importing this loads faiss and numpy; `ragcache_engine` itself does not import i
 
 from ragcache_engine.search.offloop import astages
 from ragcache_engine.search.stage import SearchStage
-from ragcache_engine.search.stages import stages
+from ragcache_engine.search.staged import stages
 
 __all__ = ["SearchStage", "astages", "stages"]

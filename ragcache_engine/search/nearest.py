@@ -45,6 +45,7 @@ class Nearest:
         ]
         self._reached = [end] * len(ids)
         self._tied = [False] * len(ids)
+        self._shown: tuple[Ids, Distances] | None = None
 
     def take(self, distances: Distances, ids: Ids, end: int) -> None:
         """Merge what Faiss found in the next piece, which ends at `end`."""
@@ -56,6 +57,7 @@ class Nearest:
                 if far >= worst or far > kept[-1][0]:
                     break  # They come nearest first.
                 insort(kept, (far, self._sign * name))
+                self._shown = None
                 pushed_out = kept.pop()
             last, _ = kept[-1]
             if last != worst:
@@ -70,6 +72,7 @@ class Nearest:
     def settle(self, distances: Distances, ids: Ids) -> None:
         """What Faiss found when it searched everything up to `search_again()` in one go."""
         again = Nearest(distances, ids, 0, larger_is_nearer=self._sign < 0)
+        self._shown = None
         for at, kept in enumerate(self._rows):
             if self._tied[at]:
                 last, _ = kept[-1]
@@ -78,7 +81,11 @@ class Nearest:
                 self._rows[at] = nearer + equals[: len(kept) - len(nearer)]
 
     def arrays(self) -> tuple[Ids, Distances]:
-        """The ids and distances, new arrays of shape (n, k), nearest first."""
-        ids = [[self._sign * name for _, name in kept] for kept in self._rows]
-        distances = [[self._sign * distance for distance, _ in kept] for kept in self._rows]
-        return np.array(ids, dtype=np.int64), np.array(distances, dtype=np.float32)
+        """The ids and distances, shape (n, k), nearest first; read-only, the same until they change."""
+        if self._shown is None:
+            ids = [[self._sign * name for _, name in kept] for kept in self._rows]
+            distances = [[self._sign * distance for distance, _ in kept] for kept in self._rows]
+            self._shown = np.array(ids, dtype=np.int64), np.array(distances, dtype=np.float32)
+            for array in self._shown:
+                array.flags.writeable = False
+        return self._shown

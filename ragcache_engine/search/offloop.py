@@ -11,7 +11,7 @@ import faiss
 
 from ragcache_engine.search.query import Query, checked
 from ragcache_engine.search.stage import SearchStage
-from ragcache_engine.search.stages import drawn
+from ragcache_engine.search.staged import drawn
 
 
 def astages(

@@ -19,7 +19,8 @@ class SearchStage:
     """The nearest vectors as far as the search has come.
 
     ids, distances: shape (k,) for one query, (n, k) for a batch; nearest first, as Faiss writes them,
-        with id -1 where fewer than k were found. No later stage changes them.
+        with id -1 where fewer than k were found. Stages that found nothing new may share them, so
+        copy before writing.
     fraction_done: share of the search that is behind, in (0, 1]; by probed lists, by rows, or for
         HNSW by the size of the candidate queues.
     final: true of the last stage only, which equals `index.search`.
