@@ -51,19 +51,19 @@ def in_looks(
     """At most `count` stages. `index` is what to search, `hnsw` the graph's owner inside it."""
     settings = params or hnsw.hnsw
     lengths = looks(settings.efSearch, k, count)
-    work = sum(lengths) + settings.efSearch
+    work = sum(lengths) + settings.efSearch + DESCENT * (len(lengths) + 1)
     done = 0
     unshown_s = 0.0
     for length in lengths:
         began = time.perf_counter()
         stage = whole(index, rows, k, shorter(params, hnsw, length))
         took_s = time.perf_counter() - began
-        done += length
+        done += length + DESCENT
         unshown_s += took_s
         if unshown_s >= slice_s:
             unshown_s = 0.0
             yield SearchStage(stage.ids, stage.distances, done / work, final=False)
-        elif took_s * (work - done) / length < slice_s:
+        elif took_s * (work - done) / (length + DESCENT) < slice_s:
             break  # All that is left comes within one slice.
     yield whole(index, rows, k, params)
 
