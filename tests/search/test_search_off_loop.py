@@ -69,12 +69,14 @@ class Held:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.go = threading.Event()
+        self.holding = threading.Event()
         self.scans = 0
         real = IVFPieces.scan
 
         def scan(pieces: IVFPieces, start: int, end: int) -> Any:
             self.scans += 1
             if self.scans > 1:
+                self.holding.set()
                 assert self.go.wait(timeout=30)
             return real(pieces, start, end)
 
@@ -102,6 +104,7 @@ def test_leaving_early_ends_the_search_with_the_running_piece(built, questions, 
     async def ask() -> None:
         search = astages(built("IVF48,Flat"), questions[0], 5, params=PARAMS)
         await anext(search)
+        assert await asyncio.to_thread(held.holding.wait, 30)
         if way == "close":
             await search.aclose()
         elif way == "cancel":
@@ -126,6 +129,7 @@ def test_a_loop_that_closes_under_the_search_ends_it(built, questions, monkeypat
     loop = asyncio.new_event_loop()
     search = astages(built("IVF48,Flat"), questions[0], 5, params=PARAMS)
     loop.run_until_complete(anext(search))
+    assert held.holding.wait(30)
     loop.close()
     held.go.set()
     assert ended()
