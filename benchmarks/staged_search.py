@@ -47,6 +47,7 @@ class Setting:
     family: str
     effort: int
     queries: int
+    slice_s: float = 0.0
 
     @property
     def params(self) -> Any:
@@ -59,6 +60,7 @@ SETTINGS = (
     *(Setting("ivf-flat", nprobe, 300) for nprobe in (16, 128, 1024)),
     *(Setting("ivf-sq8", nprobe, 300) for nprobe in (128,)),
     *(Setting("ivf-pq48", nprobe, 300) for nprobe in (128, 1024)),
+    *(Setting("ivf-flat", nprobe, 300, slice_s=0.002) for nprobe in (16, 128, 1024)),
     Setting("flat", 0, 100),
     *(Setting("hnsw", ef_search, 300) for ef_search in (64, 256, 1024)),
 )
@@ -71,6 +73,7 @@ class Row:
 
     family: str
     effort: int
+    slice_ms: float
     threads: int
     queries: int
     plain_ms: float
@@ -125,7 +128,7 @@ def measure(index: Any, setting: Setting, queries: Vectors, threads: int) -> Row
             return index.search(query[None], K, params=asked)
 
         def staged(query: Vectors = query) -> Any:
-            return list(stages(index, query, K, COUNT, params=asked))
+            return list(stages(index, query, K, COUNT, params=asked, slice_s=setting.slice_s))
 
         if at == 0:
             plain(), staged()
@@ -142,6 +145,7 @@ def measure(index: Any, setting: Setting, queries: Vectors, threads: int) -> Row
     return Row(
         setting.family,
         setting.effort,
+        1e3 * setting.slice_s,
         threads,
         len(costs),
         float(np.median(plain_s)) * 1e3,
@@ -152,13 +156,14 @@ def measure(index: Any, setting: Setting, queries: Vectors, threads: int) -> Row
 
 
 def table(rows: Sequence[Row]) -> Iterator[str]:
-    yield "| index | nprobe / efSearch | threads | one search, ms | stages | cost | quartiles | equal |"
-    yield "|" + "---|" * 8
+    heads = ["index", "nprobe / efSearch", "slice, ms", "threads", "one search, ms", "stages"]
+    yield "| " + " | ".join([*heads, "cost", "quartiles", "equal"]) + " |"
+    yield "|" + "---|" * 9
     for row in rows:
         low, middle, high = row.cost
         yield (
-            f"| {row.family} | {row.effort or ''} | {row.threads} | {row.plain_ms:.2f} | "
-            f"{row.stages:.0f} | {middle:+.1%} | {low:+.1%} to {high:+.1%} | "
+            f"| {row.family} | {row.effort or ''} | {row.slice_ms or 'none'} | {row.threads} | "
+            f"{row.plain_ms:.2f} | {row.stages:.1f} | {middle:+.1%} | {low:+.1%} to {high:+.1%} | "
             f"{row.bit_equal} of {row.queries} |"
         )
 
