@@ -18,7 +18,7 @@ from ragcache_engine.search.whole import whole
 
 KINDS = (faiss.IndexHNSWFlat, faiss.IndexHNSWSQ, faiss.IndexHNSWPQ)
 
-LOOKS_SHARE = 0.06
+LOOKS_SHARE = 1 / 16
 """What all looks together may cost, as a share of the search."""
 DESCENT = 8
 """A search costs about as much as a queue longer by this many would, before its queue is used."""
