@@ -32,7 +32,8 @@ def looks(ef_search: int, k: int, count: int) -> list[int]:
     than count - 1.
     """
     budget = LOOKS_SHARE * ef_search
-    for number in range(count - 1, 0, -1):
+    # More than its bits would not fit into the budget, since each is twice as long.
+    for number in range(min(count - 1, int(budget).bit_length()), 0, -1):
         first = int((budget - number * DESCENT) / (2**number - 1))
         if first >= max(k, SHORTEST):
             return [first << step for step in range(number)]

@@ -35,6 +35,8 @@ def why_whole(index: Any, queries: int, params: Any) -> str | None:
         faiss.IVFPQSearchParameters,
     ):
         return f"{type(params).__name__} may hold settings that are not known here"
+    if (params or index).nprobe < 2:
+        return "one list is one piece"
     if index.metric_type not in METRICS:
         return "the metric is neither L2 nor inner product"
     if type(index) is faiss.IndexIVFScalarQuantizer and index.sq.qtype not in SCALARS:
@@ -109,6 +111,7 @@ class IVFPieces:
         ids: Ids,
     ) -> None:
         """Writes what is found for these rows into `distances` and `ids`."""
+        # The wrapper without _c takes no parameters, so it would search at the index's own nprobe.
         self._index.search_preassigned_c(
             len(rows),
             faiss.swig_ptr(rows),

@@ -11,6 +11,7 @@ def even_ends(total: int, count: int, multiple_of: int = 1) -> list[int]:
 
     The others are multiples of `multiple_of`.
     """
+    count = min(count, total)
     exact = (total * piece / count / multiple_of for piece in range(1, count))
     inner = {round(end) * multiple_of for end in exact}
     return [*sorted(end for end in inner if 0 < end < total), total]

@@ -68,6 +68,11 @@ def test_parameters_of_another_family_are_faiss_own_error(index, questions):
         list(stages(index, questions[0], 3, params=faiss.SearchParametersHNSW()))
 
 
+def test_probing_no_list_is_faiss_own_error(index, questions):
+    with pytest.raises(RuntimeError, match="nprobe"):
+        list(stages(index, questions[0], 3, params=faiss.SearchParametersIVF(nprobe=0)))
+
+
 def test_contiguous_float32_is_passed_on_without_a_copy():
     for query in (np.ones(24, dtype=np.float32), np.ones((3, 24), dtype=np.float32)):
         rows, _ = as_rows(query, 24)

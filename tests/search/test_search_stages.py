@@ -43,7 +43,7 @@ def test_every_stage_has_the_shape_of_the_last_and_goes_further(built, questions
 
 
 @pytest.mark.parametrize("factory", STAGED)
-@pytest.mark.parametrize("count", [1, 2, 3, 8, 50])
+@pytest.mark.parametrize("count", [1, 2, 3, 8, 50, 10**9])
 def test_there_are_at_most_count_stages(built, questions, factory, count):
     assert len(searched(built, factory, questions[1], count=count)) <= count
 
