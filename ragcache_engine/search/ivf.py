@@ -129,7 +129,11 @@ def own_copy(params: Any) -> Any:
     """Parameters to set each slice's nprobe in: other searches may be reading the caller's."""
     if params is None:
         return faiss.SearchParametersIVF()
-    copy = type(params)(sel=params.sel, inverted_list_context=params.inverted_list_context)
+    copy = type(params)()
+    if params.sel is not None:
+        copy.sel = params.sel
+    if params.inverted_list_context is not None:
+        copy.inverted_list_context = params.inverted_list_context
     if isinstance(params, faiss.IVFPQSearchParameters):
         copy.scan_table_threshold = params.scan_table_threshold
         copy.polysemous_ht = params.polysemous_ht

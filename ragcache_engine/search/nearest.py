@@ -52,6 +52,8 @@ class Nearest:
         for at, found in enumerate(distances.tolist()):
             kept = self._rows[at]
             worst, _ = pushed_out = kept[-1]
+            if self._sign * found[0] >= worst:
+                continue
             for distance, name in zip(found, ids[at].tolist(), strict=True):
                 far = self._sign * distance
                 if far >= worst or far > kept[-1][0]:
