@@ -111,20 +111,22 @@ def scaled_up(documents: Vectors, number: int) -> Vectors:
     return np.concatenate([documents, moved])
 
 
-def stands_at(index: Any, question: Vectors, top_k: int, params: Any) -> float:
-    every = list(stages(index, question, top_k, STAGES, params=params))
-    final = every[-1].ids.tolist()
-    at = 1.0
-    for stage in reversed(every):
-        if stage.ids.tolist() != final:
-            break
-        at = stage.fraction_done
-    return at
+def stands_at(index: Any, question: Vectors, params: Any) -> dict[int, float]:
+    """For each k the share of the search after which its top-k was the final one for good."""
+    # A smaller k is the beginning of a larger one, so one search tells of all.
+    every = list(stages(index, question, max(TOP_K), STAGES, params=params))
+    found = [stage.ids.tolist() for stage in every]
+    stands = {}
+    for top_k in TOP_K:
+        wrong = [at for at, ids in enumerate(found) if ids[:top_k] != found[-1][:top_k]]
+        stands[top_k] = every[wrong[-1] + 1 if wrong else 0].fraction_done
+    return stands
 
 
-def measure(index: Any, name: str, effort: str, top_k: int, params: Any, questions: Vectors) -> Row:
-    asked = track(questions, f"{name} {effort}, top {top_k}")
-    return Row(name, effort, top_k, [stands_at(index, row, top_k, params) for row in asked])
+def measure(index: Any, name: str, effort: str, params: Any, questions: Vectors) -> Iterator[Row]:
+    stands = [stands_at(index, row, params) for row in track(questions, f"{name} {effort}")]
+    for top_k in TOP_K:
+        yield Row(name, effort, top_k, [of_one[top_k] for of_one in stands])
 
 
 def measured(vectors: Vectors, questions: Vectors, graph: bool) -> Iterator[Row]:
@@ -134,16 +136,14 @@ def measured(vectors: Vectors, questions: Vectors, graph: bool) -> Iterator[Row]
     index.add(vectors)
     for share in SHARES:
         params = faiss.SearchParametersIVF(nprobe=int(share * LISTS))
-        for top_k in TOP_K:
-            yield measure(index, "IVF", f"{share:.1%} of lists", top_k, params, questions)
+        yield from measure(index, "IVF", f"{share:.1%} of lists", params, questions)
     del index
     if graph:
         index = faiss.IndexHNSWFlat(d, 32)
         index.add(vectors)
         for ef_search in EF_SEARCH:
             params = faiss.SearchParametersHNSW(efSearch=ef_search)
-            for top_k in TOP_K:
-                yield measure(index, "HNSW", f"efSearch {ef_search}", top_k, params, questions)
+            yield from measure(index, "HNSW", f"efSearch {ef_search}", params, questions)
 
 
 def table(rows: Sequence[Row]) -> Iterator[str]:
