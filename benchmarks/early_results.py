@@ -167,7 +167,7 @@ def draw(rows: Sequence[Row], title: str, path: Path) -> None:
                 right = [100 * row.right_by(end / 100) if end else 0.0 for end in ends]
                 panel.step(ends, right, where="post", label=f"top {row.top_k}")
         panel.plot(100 * PAPER[0], 100 * PAPER[1], "k*", markersize=11, label="paper: 95% by 13%")
-        panel.set(title=effort, xlabel="search done (%)", xlim=(0, 100), ylim=(0, 101))
+        panel.set(title=effort, xlabel="search done (%)", xlim=(0, 100), ylim=(60, 101))
         panel.grid(alpha=0.3)
     panels[0].set_ylabel("questions whose final top-k stands (%)")
     panels[-1].legend(loc="lower right", fontsize=8)
