@@ -82,7 +82,9 @@ def as_rows(query: Any, dimensions: int) -> tuple[Vectors, bool]:
     rows: Vectors = np.ascontiguousarray(given, dtype=np.float32)
     flat = rows.reshape(-1)
     # The dot product is a tenth of the work; it is finite unless a number is not, or is enormous.
-    if not math.isfinite(np.dot(flat, flat)) and not np.isfinite(rows).all():
+    with np.errstate(all="ignore"):
+        square = float(np.dot(flat, flat))
+    if not math.isfinite(square) and not np.isfinite(rows).all():
         # Faiss answers these with no documents or with any, and says nothing.
         raise QueryShapeError(
             "the query's vector holds NaN or infinity, which is near to nothing; look at the "
