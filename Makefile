@@ -64,7 +64,7 @@ bench-tree: $(READY) ## what the knowledge tree costs a request, from 1,000 to 1
 	@$(PYTHON) benchmarks/tree_speed.py --nodes 1000 10000 100000 1000000 --policy lru pgdsf halflife
 
 .PHONY: bench-search
-bench-search: $(READY) ## what search stages cost, and how early the final answer stands (12 minutes)
+bench-search: $(READY) ## what search stages cost, and how early the final answer stands (15 minutes)
 	@$(PYTHON) benchmarks/staged_search.py --out benchmarks/results/search
 	@$(PYTHON) benchmarks/early_results.py --out benchmarks/results/search
 
