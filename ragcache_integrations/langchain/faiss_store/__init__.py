@@ -2,7 +2,8 @@
 
     vectorstore.py    the class itself: embeds, translates, leaves the rest to
     collection.py     documents and vectors in step, for many threads
-      indexes.py      flat, IVF, HNSW or a given index: built, searched, built anew
+      indexes.py      flat, IVF, HNSW or a given index: built, and built anew
+      rows.py         a search of one among chosen rows
       selections.py   which rows a filter chooses
     saves.py          a collection in a folder; community.py reads langchain_community's
 

@@ -8,7 +8,7 @@ is built anew beside the old one, which goes on answering meanwhile.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from logging import getLogger
@@ -19,15 +19,10 @@ from langchain_core.documents import Document
 
 from ragcache_engine import QueryShapeError, VectorShapeError
 from ragcache_integrations.langchain.faiss_store.filters import Filter
-from ragcache_integrations.langchain.faiss_store.indexes import (
-    Effort,
-    IndexKind,
-    Scores,
-    search_rows,
-    wants_rebuild,
-)
+from ragcache_integrations.langchain.faiss_store.indexes import IndexKind, wants_rebuild
 from ragcache_integrations.langchain.faiss_store.locks import SharedLock
 from ragcache_integrations.langchain.faiss_store.metric import FloatMatrix, Metric
+from ragcache_integrations.langchain.faiss_store.rows import Effort, Scores, search_rows
 from ragcache_integrations.langchain.faiss_store.selections import Selections
 
 _PORTION = 1_024  # vectors added while searches wait
@@ -46,11 +41,15 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A whole state. index: None if there are no documents. rows: what the index has of each."""
+    """A whole state.
+
+    index: None if there are no documents. built_from: vectors it had when it was built.
+    rows: the documents by their rows; rows without one do not count.
+    """
 
     index: faiss.Index | None
     built_from: int
-    rows: dict[int, Document]
+    rows: Mapping[int, Document]
 
 
 class Collection:
@@ -146,6 +145,12 @@ class Collection:
             return list(self._documents.values()), self._stored_vectors()
 
     @contextmanager
+    def read(self) -> Iterator[Snapshot]:
+        """The present state, which does not change before the block ends. Other reads go on."""
+        with self._lock.reading():
+            yield Snapshot(self._index, self._built_from, self._documents)
+
+    @contextmanager
     def held(self) -> Iterator[Snapshot]:
         """The present state, which does not change before the block ends. Searches go on."""
         with self._changing():
@@ -169,7 +174,6 @@ class Collection:
         first = int(index.ntotal)
         for start in range(0, len(vectors), _PORTION):
             with self._lock.writing():
-                self._selections.forget()
                 index.add(vectors[start : start + _PORTION])
         return first
 

@@ -1,8 +1,7 @@
-"""The kinds of index a store may have: what each builds, when it is built anew, how it is searched.
+"""The kinds of index a store may have: what each builds, and when it is built anew.
 
-A row is the position of a vector in its index. Faiss cannot take a vector out of every kind of
-index, so none is ever taken out of one: a search is told which rows count, and an index too full of
-rows that do not is built anew from those that do.
+Faiss cannot take a vector out of every kind of index, so none is ever taken out of one: a search is
+told which rows count, and an index too full of rows that do not is built anew from those that do.
 """
 
 from __future__ import annotations
@@ -13,48 +12,26 @@ from typing import Any, ClassVar, Protocol
 
 import faiss
 import numpy as np
-from numpy.typing import NDArray
 
 from ragcache_engine import BadRequest, ConfigError, UnsupportedIndex, VectorShapeError
 from ragcache_integrations.langchain.faiss_store.metric import FloatMatrix, Metric
+from ragcache_integrations.langchain.faiss_store.rows import (
+    Effort,
+    Selection,
+    approximate,
+    graph_of,
+)
 
-Rows = NDArray[np.int64]
-Scores = NDArray[np.float32]
-
-# A third of the rows dead: an index is built anew once for every two deletions a live row.
+# At a third, an index of n documents is built anew after n / 2 more deletions at the earliest.
 _MOST_DEAD_SHARE = 1 / 3
-# Below this share of matching rows a graph or a few lists miss too much, and comparing all of them
-# costs little.
-_LEAST_APPROXIMATE_SHARE = 0.1
-_FEW_ROWS = 1_000
 # From Faiss's guidelines: fewer vectors a list make poor centres.
 _LEAST_VECTORS_A_LIST = 39
-
-
-@dataclass(frozen=True, slots=True)
-class Effort:
-    """How hard one search tries; None leaves it to the index. Raises BadRequest below 1."""
-
-    nprobe: int | None = None
-    ef_search: int | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("nprobe", "ef_search"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise BadRequest(
-                    f"{name} must be at least 1, got {value}; leave it out for the default"
-                )
 
 
 class IndexKind(Protocol):
     """Builds indexes of one kind and says when the present one no longer serves."""
 
     name: ClassVar[str]
-
-    @property
-    def effort(self) -> Effort:
-        """What a search takes if it says nothing."""
 
     def build(self, vectors: FloatMatrix, metric: Metric) -> faiss.Index:
         """An index that holds these vectors, in this order; shape (n, dimensions), n >= 1."""
@@ -71,10 +48,6 @@ class FlatIndex:
     """Compares the query with every vector. Exact; hard to beat below some ten thousand."""
 
     name: ClassVar[str] = "flat"
-
-    @property
-    def effort(self) -> Effort:
-        return Effort()
 
     def build(self, vectors: FloatMatrix, metric: Metric) -> faiss.Index:
         index = faiss.IndexFlat(vectors.shape[1], metric.in_faiss)
@@ -118,16 +91,13 @@ class IVFIndex:
     def trained_from(self) -> int:
         return self.train_from or (self.nlist * _LEAST_VECTORS_A_LIST if self.nlist else 5_000)
 
-    @property
-    def effort(self) -> Effort:
-        return Effort(nprobe=self.nprobe)
-
     def build(self, vectors: FloatMatrix, metric: Metric) -> faiss.Index:
         count, dimensions = vectors.shape
         if count < self.trained_from:
             return FlatIndex().build(vectors, metric)
         nlist = self.nlist or min(int(4 * sqrt(count)), max(1, count // _LEAST_VECTORS_A_LIST))
         index = faiss.index_factory(dimensions, f"IVF{nlist},Flat", metric.in_faiss)
+        index.nprobe = self.nprobe
         index.cp.spherical = metric is Metric.COSINE
         index.cp.min_points_per_centroid = 1  # the user chose, and Faiss would print
         index.train(vectors)
@@ -162,10 +132,6 @@ class HNSWIndex:
         _check_positive(self, "m", "ef_construction", "ef_search")
         if self.m < 2:
             raise ConfigError("m must be at least 2: a vector with one neighbour leads nowhere")
-
-    @property
-    def effort(self) -> Effort:
-        return Effort(ef_search=self.ef_search)
 
     def build(self, vectors: FloatMatrix, metric: Metric) -> faiss.Index:
         index = faiss.IndexHNSWFlat(vectors.shape[1], self.m, metric.in_faiss)
@@ -212,14 +178,6 @@ class GivenIndex:
         empty.reset()
         return cls(empty)
 
-    @property
-    def effort(self) -> Effort:
-        ivf, graph = faiss.try_extract_index_ivf(self._empty), _graph_of(self._empty)
-        return Effort(
-            nprobe=ivf.nprobe if ivf is not None else None,
-            ef_search=graph.hnsw.efSearch if graph is not None else None,
-        )
-
     def build(self, vectors: FloatMatrix, metric: Metric) -> faiss.Index:
         if vectors.shape[1] != self._empty.d:
             raise VectorShapeError(
@@ -234,12 +192,10 @@ class GivenIndex:
         return False
 
     def check_effort(self, effort: Effort) -> None:
-        ours = self.effort
+        probes = faiss.try_extract_index_ivf(self._empty) is not None
+        walks = graph_of(self._empty) is not None
         _refuse(
-            Effort(
-                nprobe=None if ours.nprobe else effort.nprobe,
-                ef_search=None if ours.ef_search else effort.ef_search,
-            ),
+            Effort(None if probes else effort.nprobe, None if walks else effort.ef_search),
             f"given {type(self._empty).__name__}",
         )
 
@@ -249,7 +205,7 @@ class GivenIndex:
         vector = np.ones((1, trial.d), dtype=np.float32)
         try:
             trial.add(vector)
-            approximate(trial, vector, 1, Selection.of([0], 1), self.effort)
+            approximate(trial, vector, 1, Selection.of([0], 1), Effort())
             trial.reconstruct_batch(np.zeros(1, dtype=np.int64))
         except RuntimeError as error:
             raise UnsupportedIndex(
@@ -257,23 +213,6 @@ class GivenIndex:
                 f"filters and deletion need; flat, IVF, HNSW and scalar-quantizer indexes can, "
                 f"without IDMap around them"
             ) from error
-
-
-@dataclass(frozen=True, slots=True)
-class Selection:
-    """The rows that count in a search. bits: one a row, lowest bit first."""
-
-    bits: NDArray[np.uint8]
-    count: int
-
-    @classmethod
-    def of(cls, rows: list[int], total: int) -> Selection:
-        chosen = np.zeros(total, dtype=bool)
-        chosen[rows] = True
-        return cls(np.packbits(chosen, bitorder="little"), len(rows))
-
-    def selector(self) -> faiss.IDSelector:
-        return faiss.IDSelectorBitmap(self.bits)
 
 
 def kind_of(index: object) -> IndexKind:
@@ -289,45 +228,6 @@ def kind_of(index: object) -> IndexKind:
         f"index={index!r} is not known; choose 'flat', 'ivf' or 'hnsw', one of FlatIndex, IVFIndex "
         f"and HNSWIndex with its settings, or give a faiss.Index"
     )
-
-
-def search_rows(
-    index: faiss.Index, query: FloatMatrix, k: int, among: Selection | None, effort: Effort
-) -> tuple[Rows, Scores]:
-    """The k nearest of the chosen rows, nearest first; fewer only if fewer are chosen.
-
-    query: shape (1, dimensions), as indexed. among: None chooses every row.
-    What an approximate search cannot fill is searched for exactly.
-    """
-    matching = among.count if among else index.ntotal
-    k = min(k, matching)
-    if k == 0:
-        return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.float32)
-    few = matching <= max(_FEW_ROWS, k, _LEAST_APPROXIMATE_SHARE * index.ntotal)
-    if not (among and few):
-        rows, scores = approximate(index, query, k, among, effort)
-        if len(rows) == k:
-            return rows, scores
-    return exhaustive(index, query, k, among)
-
-
-def approximate(
-    index: faiss.Index, query: FloatMatrix, k: int, among: Selection | None, effort: Effort
-) -> tuple[Rows, Scores]:
-    """The index's own search; it may find fewer than k."""
-    return _searched(index, query, k, _parameters(index, among, effort.nprobe, effort.ef_search))
-
-
-def exhaustive(
-    index: faiss.Index, query: FloatMatrix, k: int, among: Selection | None
-) -> tuple[Rows, Scores]:
-    """Compares every chosen row, as the index stores it."""
-    if isinstance(index, faiss.IndexHNSW):
-        # The graph's vectors lie in an index of their own, which has no graph.
-        index = faiss.downcast_index(index.storage)
-    ivf = faiss.try_extract_index_ivf(index)
-    every_list = ivf.nlist if ivf is not None else None
-    return _searched(index, query, k, _parameters(index, among, every_list, index.ntotal))
 
 
 def wants_rebuild(kind: IndexKind, built_from: int, live: int, rows: int) -> bool:
@@ -353,35 +253,6 @@ def kind_from(settings: dict[str, Any], index: faiss.Index | None) -> IndexKind:
 
 
 _KINDS: dict[str, Any] = {kind.name: kind for kind in (FlatIndex, IVFIndex, HNSWIndex)}
-
-
-def _searched(
-    index: faiss.Index, query: FloatMatrix, k: int, parameters: faiss.SearchParameters
-) -> tuple[Rows, Scores]:
-    scores, rows = index.search(query, k, params=parameters)
-    found = rows[0] >= 0
-    return rows[0][found], scores[0][found]
-
-
-def _parameters(
-    index: faiss.Index, among: Selection | None, nprobe: int | None, ef_search: int | None
-) -> faiss.SearchParameters:
-    """Parameters of one search; the index itself stays as it is, since searches run side by side."""
-    options: dict[str, Any] = {"sel": among.selector()} if among else {}
-    ivf = faiss.try_extract_index_ivf(index)
-    if ivf is not None:
-        return faiss.SearchParametersIVF(nprobe=min(nprobe or ivf.nprobe, ivf.nlist), **options)
-    graph = _graph_of(index)
-    if graph is not None:
-        return faiss.SearchParametersHNSW(efSearch=ef_search or graph.hnsw.efSearch, **options)
-    return faiss.SearchParameters(**options)
-
-
-def _graph_of(index: faiss.Index) -> Any:
-    """The HNSW index inside, if there is one."""
-    while isinstance(index, faiss.IndexPreTransform):
-        index = faiss.downcast_index(index.index)
-    return index if isinstance(index, faiss.IndexHNSW) else None
 
 
 def _make_readable(index: faiss.Index) -> None:

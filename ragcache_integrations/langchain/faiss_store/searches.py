@@ -11,8 +11,8 @@ import numpy as np
 from ragcache_engine import BadRequest, QueryShapeError
 from ragcache_integrations.langchain.faiss_store.collection import Collection, Found
 from ragcache_integrations.langchain.faiss_store.filters import Filter, predicate
-from ragcache_integrations.langchain.faiss_store.indexes import Effort
 from ragcache_integrations.langchain.faiss_store.metric import FloatMatrix
+from ragcache_integrations.langchain.faiss_store.rows import Effort
 from ragcache_integrations.searchable import check_top_k
 
 DEFAULT_K = 4

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self, TypeAlias
 
@@ -43,6 +45,20 @@ IndexChoice: TypeAlias = (
     Literal["flat", "ivf", "hnsw"] | FlatIndex | IVFIndex | HNSWIndex | faiss.Index
 )
 MetricName = Literal["cosine", "l2", "inner_product"]
+
+
+@dataclass(frozen=True, slots=True)
+class IndexView:
+    """A store's index from within.
+
+    index: None if the store is empty; to be left as it is.
+    query: shape (1, dimensions), as the index measures it: of length 1 for the cosine.
+    documents: by row; a row without one was deleted, and is to be skipped.
+    """
+
+    index: faiss.Index | None
+    query: FloatMatrix
+    documents: Mapping[int, Document]
 
 
 class FaissVectorStore(VectorStore):
@@ -394,6 +410,16 @@ class FaissVectorStore(VectorStore):
         """Raises EmptyIndex if there is nothing to find. For retrievers that want to say so."""
         if not self.document_count:
             raise EmptyIndex("the store holds no documents; add some before asking")
+
+    @contextmanager
+    def reading(self, embedding: Sequence[float]) -> Iterator[IndexView]:
+        """The index itself and what it needs to be searched, for searches the store does not have.
+
+        Nothing changes before the block ends: adding and deleting waits, other searches go on.
+        """
+        with self._collection.read() as state:
+            query = self._collection.metric.as_indexed(as_query(embedding))
+            yield IndexView(state.index, query, state.rows)
 
     # Making, saving and loading
 
