@@ -50,7 +50,7 @@ class FlatIndex:
     name: ClassVar[str] = "flat"
 
     def build(self, vectors: FloatMatrix, metric: Metric) -> faiss.Index:
-        index = faiss.IndexFlat(vectors.shape[1], metric.in_faiss)
+        index = faiss.index_factory(vectors.shape[1], "Flat", metric.in_faiss)
         index.add(vectors)
         return index
 

@@ -108,15 +108,6 @@ class Store(RuleBasedStateMachine):
         return product / float(np.linalg.norm(one) * np.linalg.norm(other))
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Faiss starts a thread a core for a handful of vectors; on busy cores they mostly wait."""
-    threads = faiss.omp_get_max_threads()
-    faiss.omp_set_num_threads(1)
-    yield
-    faiss.omp_set_num_threads(threads)
-
-
 @pytest.mark.parametrize(
     ("kind", "metric"),
     [
