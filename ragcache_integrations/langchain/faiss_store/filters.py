@@ -92,6 +92,8 @@ def _condition(wanted: Any) -> _Test:
         return _one_of(wanted)
     if isinstance(wanted, Mapping) and any(str(key).startswith("$") for key in wanted):
         tests = [_operator(str(name), operand) for name, operand in wanted.items()]
+        if len(tests) == 1:
+            return tests[0]
         return lambda value: all(test(value) for test in tests)
     return lambda value: _same(value, wanted)
 

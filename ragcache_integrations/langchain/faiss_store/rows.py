@@ -6,6 +6,7 @@ A row is the position of a vector in its index.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import ceil
 from typing import Any
 
 import faiss
@@ -114,12 +115,19 @@ def _searched(
 def _parameters(
     index: faiss.Index, among: Selection | None, nprobe: int | None, ef_search: int | None
 ) -> faiss.SearchParameters:
-    """Parameters of one search; the index itself stays as it is, since searches run side by side."""
+    """Parameters of one search; the index itself stays as it is, since searches run side by side.
+
+    Its own effort is meant for all rows. If only some of them count, it grows until as many of
+    these are met; an effort that was asked for is kept to.
+    """
     options: dict[str, Any] = {"sel": among.selector()} if among else {}
+    growth = index.ntotal / max(among.count, 1) if among else 1.0
     ivf = faiss.try_extract_index_ivf(index)
     if ivf is not None:
-        return faiss.SearchParametersIVF(nprobe=min(nprobe or ivf.nprobe, ivf.nlist), **options)
+        lists = nprobe or ceil(ivf.nprobe * growth)
+        return faiss.SearchParametersIVF(nprobe=min(lists, ivf.nlist), **options)
     graph = graph_of(index)
     if graph is not None:
-        return faiss.SearchParametersHNSW(efSearch=ef_search or graph.hnsw.efSearch, **options)
+        candidates = ef_search or ceil(graph.hnsw.efSearch * growth)
+        return faiss.SearchParametersHNSW(efSearch=candidates, **options)
     return faiss.SearchParameters(**options)
