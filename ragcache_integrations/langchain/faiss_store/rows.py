@@ -5,6 +5,7 @@ A row is the position of a vector in its index.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from math import ceil
 from typing import Any
@@ -49,10 +50,11 @@ class Selection:
     count: int
 
     @classmethod
-    def of(cls, rows: list[int], total: int) -> Selection:
+    def of(cls, rows: Iterable[int], total: int) -> Selection:
+        numbers = np.fromiter(rows, dtype=np.int64)
         chosen = np.zeros(total, dtype=bool)
-        chosen[rows] = True
-        return cls(np.packbits(chosen, bitorder="little"), len(rows))
+        chosen[numbers] = True
+        return cls(np.packbits(chosen, bitorder="little"), len(numbers))
 
     def selector(self) -> faiss.IDSelector:
         return faiss.IDSelectorBitmap(self.bits)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from langchain_core.documents import Document
 
@@ -33,33 +33,32 @@ class Selections:
 
         documents: by row. total: rows in the index, of which some may have no document.
         """
-        if filter is None:
-            if len(documents) == total:
-                return None
-            return self._remembered("", lambda _: True, documents, total)
-        return self._remembered(_name(filter), filter, documents, total)
-
-    def forget(self) -> None:
-        with self._lock:
-            self._kept.clear()
-
-    def _remembered(
-        self, name: str | None, filter: Filter, documents: Mapping[int, Document], total: int
-    ) -> Selection:
+        if filter is None and len(documents) == total:
+            return None
+        name = "" if filter is None else _name(filter)
         if name is not None:
             with self._lock:
                 if kept := self._kept.get(name):
                     self._kept.move_to_end(name)
                     return kept
-        passes = predicate(filter)
-        rows = [row for row, document in documents.items() if passes(document.metadata)]
-        selection = Selection.of(rows, total)
+        selection = Selection.of(_passing(filter, documents), total)
         if name is not None:
             with self._lock:
                 self._kept[name] = selection
                 if len(self._kept) > _MOST_KEPT:
                     self._kept.popitem(last=False)
         return selection
+
+    def forget(self) -> None:
+        with self._lock:
+            self._kept.clear()
+
+
+def _passing(filter: Filter | None, documents: Mapping[int, Document]) -> Iterable[int]:
+    if filter is None:
+        return documents
+    passes = predicate(filter)
+    return [row for row, document in documents.items() if passes(document.metadata)]
 
 
 def _name(filter: Filter) -> str | None:

@@ -44,6 +44,7 @@ from ragcache_integrations.langchain.faiss_store.searches import (
 IndexChoice: TypeAlias = (
     Literal["flat", "ivf", "hnsw"] | FlatIndex | IVFIndex | HNSWIndex | faiss.Index
 )
+_ACCEPTED = ("batch_size",)
 MetricName = Literal["cosine", "l2", "inner_product"]
 
 
@@ -184,6 +185,7 @@ class FaissVectorStore(VectorStore):
             metadatas: one for each text.
             ids: one for each text; where it is None, or if there are none, one is made. If an id
                 comes more than once, its last text wins.
+            **kwargs: `batch_size` may be there, as LangChain's indexing has it, and changes nothing.
 
         Returns:
             The id of each text.
@@ -192,7 +194,7 @@ class FaissVectorStore(VectorStore):
             UnequalLengths: if there are not as many metadatas or ids as texts.
             VectorShapeError: if the embedding model's vectors are not of the index's size.
         """
-        refuse_options("add_texts", kwargs)
+        refuse_options("add_texts", kwargs, _ACCEPTED)
         entries = paired(texts, metadatas, ids)
         if entries.documents:
             self._put(entries, self._embedding.embed_documents(_texts(entries)))
@@ -207,7 +209,7 @@ class FaissVectorStore(VectorStore):
         **kwargs: Any,
     ) -> list[str]:
         """`add_texts` by the embedding's own async method, and off the event loop."""
-        refuse_options("aadd_texts", kwargs)
+        refuse_options("aadd_texts", kwargs, _ACCEPTED)
         entries = paired(texts, metadatas, ids)
         if entries.documents:
             vectors = await self._embedding.aembed_documents(_texts(entries))

@@ -7,6 +7,7 @@ import faiss
 import numpy as np
 import pytest
 from langchain_core.documents import Document
+from langchain_core.indexing import InMemoryRecordManager, aindex, index
 
 from ragcache_engine import (
     BadRequest,
@@ -105,7 +106,7 @@ def test_numbers_as_ids_become_strings_as_in_a_document(embeddings):
         ({"ids": ["1", "2", "3"]}, UnequalLengths, "2 texts, 3 ids; give one of each"),
         ({"ids": ["1", 2.5]}, BadRequest, "ids are strings, got 2.5"),
         ({"metadatas": [{}, "x"]}, BadRequest, "metadata 1 is a str"),
-        ({"batch_size": 3}, BadRequest, "no option 'batch_size'"),
+        ({"metadata": [{}, {}]}, BadRequest, "no option 'metadata'"),
     ],
 )
 def test_what_does_not_pair_up_is_refused_before_anything_is_embedded(
@@ -193,6 +194,29 @@ def test_stores_merge_without_embedding_anything_again(ours, embeddings, monkeyp
     assert ours.document_count == 7
     assert ours.similarity_search("white snow", k=1)[0].id == "snow"
     assert ours.get_by_ids(["sky"])[0].page_content == "A new text of the sky."
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_langchains_indexing_keeps_the_store_in_step_with_its_source(embeddings, asynchronous):
+    store, records = FaissVectorStore(embeddings), InMemoryRecordManager("here")
+    records.create_schema()
+
+    def keep_in_step(*texts):
+        documents = [Document(text, metadata={"source": text[0]}) for text in texts]
+        options = {"cleanup": "full", "source_id_key": "source", "key_encoder": "sha256"}
+        if asynchronous:
+            return asyncio.run(aindex(documents, records, store, **options))
+        return index(documents, records, store, **options)
+
+    assert keep_in_step("a one", "b two")["num_added"] == 2
+    assert keep_in_step("a one", "c three") == {
+        "num_added": 1,
+        "num_updated": 0,
+        "num_skipped": 1,
+        "num_deleted": 1,
+    }
+    found = store.similarity_search("one", k=10)
+    assert {document.page_content for document in found} == {"a one", "c three"}
 
 
 # Searching
