@@ -1,8 +1,9 @@
 """RAGCache in a LangChain chain: swap the retriever and the LLM, keep the rest.
 
 from ragcache_engine import EngineConfig, RAGCacheEngine
-from ragcache_integrations.langchain import RAGCacheLLM, RAGCacheRetriever
+from ragcache_integrations.langchain import FaissVectorStore, RAGCacheLLM, RAGCacheRetriever
 
+store = FaissVectorStore.from_documents(documents, embeddings)  # or langchain_community's FAISS
 engine = RAGCacheEngine(EngineConfig(model="HuggingFaceTB/SmolLM2-135M-Instruct"))
 retriever = RAGCacheRetriever.from_vectorstore(store, engine=engine, k=4)
 llm = RAGCacheLLM(engine=engine, temperature=0)

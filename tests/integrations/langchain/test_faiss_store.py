@@ -312,6 +312,12 @@ def test_filters_that_differ_only_in_type_are_not_taken_for_each_other(embedding
         ]
 
 
+def test_filters_that_only_look_alike_are_not_taken_for_each_other(embeddings):
+    store = FaissVectorStore.from_texts(["one"], embeddings, [{"a": [1, 2]}])
+    assert store.similarity_search("one", filter={"a": {"$eq": [1, 2]}})
+    assert not store.similarity_search("one", filter={"a": {"$eq": (1, 2)}})
+
+
 def test_more_filters_than_are_remembered_still_say_the_truth(embeddings):
     store = many(embeddings, 200)
     for _ in range(2):
@@ -322,21 +328,25 @@ def test_more_filters_than_are_remembered_still_say_the_truth(embeddings):
 
 def test_trying_harder_finds_more(embeddings):
     queries = many_vectors(20, seed=9)
+    ivf, graph = IVFIndex(nlist=50, nprobe=2, train_from=50), HNSWIndex(m=4, ef_search=10)
+    exact = many(embeddings, 3_000)
+    made = {kind: many(embeddings, 3_000, index=kind) for kind in (ivf, graph)}
 
-    def hits(index, **effort):
-        store = many(embeddings, 3_000, index=index)
-        exact = many(embeddings, 3_000)
+    def hits(index, filter=None, **effort):
+        store = made[index]
         return sum(
             len(
-                ids(store.similarity_search_by_vector(query, 10, **effort))
-                & ids(exact.similarity_search_by_vector(query, 10))
+                ids(store.similarity_search_by_vector(query, 10, filter=filter, **effort))
+                & ids(exact.similarity_search_by_vector(query, 10, filter=filter))
             )
             for query in queries
         )
 
-    ivf, graph = IVFIndex(nlist=50, nprobe=2, train_from=50), HNSWIndex(m=4, ef_search=10)
     assert hits(ivf, nprobe=1) < hits(ivf) < hits(ivf, nprobe=50) == 200
     assert hits(graph) < hits(graph, ef_search=1_000)
+    # With half of the rows out of the question twice as many are looked at, unless told otherwise.
+    assert hits(ivf, filter={"even": True}, nprobe=2) < hits(ivf, filter={"even": True})
+    assert hits(graph, filter={"even": True}, ef_search=10) < hits(graph, filter={"even": True})
 
 
 def ids(documents):
