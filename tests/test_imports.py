@@ -38,7 +38,6 @@ MAY_IMPORT = {
         "tiers",
         "processes",
     ],
-    "ragcache_engine.backends": ["backends", "protocols", "values", "errors", "knowledge"],
     "ragcache_engine.search": ["search", "errors"],
     "ragcache_engine.attempts": ["protocols", "values", "errors"],
     "ragcache_engine.engine": [""],
