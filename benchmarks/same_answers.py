@@ -61,9 +61,9 @@ def data_prompts(count: int, data: Path = DATA) -> list[Prompt]:
     """
     prompts: list[Prompt] = []
     for name, share in SHARES.items():
-        texts = {row["doc_id"]: row for row in _read(data / name / "corpus.jsonl.gz")}
-        questions = _read(data / name / "queries.jsonl.gz")
-        found = _read(data / name / "retrieval_topk.jsonl.gz")
+        texts = {row["doc_id"]: row for row in read(data / name / "corpus.jsonl.gz")}
+        questions = read(data / name / "queries.jsonl.gz")
+        found = read(data / name / "retrieval_topk.jsonl.gz")
         asked_for = Counter(row["doc_ids"][0] for row in found)
         rows = sorted(
             zip(questions, found, strict=True), key=lambda row: -asked_for[row[1]["doc_ids"][0]]
@@ -73,16 +73,16 @@ def data_prompts(count: int, data: Path = DATA) -> list[Prompt]:
                 name: "\n".join(filter(None, (texts[name]["title"], texts[name]["text"])))
                 for name in row["doc_ids"][:TOP_K]
             }
-            prompts.append(Prompt(_written(documents, question["query"]), documents))
+            prompts.append(Prompt(written(documents, question["query"]), documents))
     return prompts
 
 
-def _read(path: Path) -> list[dict[str, Any]]:
+def read(path: Path) -> list[dict[str, Any]]:
     with gzip.open(path, "rt", encoding="utf-8") as lines:
         return [json.loads(line) for line in lines]
 
 
-def _written(documents: dict[str, str], question: str) -> str:
+def written(documents: dict[str, str], question: str) -> str:
     passages = "\n\n".join(documents.values())
     return (
         "<|im_start|>system\nYou answer questions from the given passages.<|im_end|>\n"

@@ -91,7 +91,7 @@ def whole_prompt_is_accounted_for(usage: Usage) -> bool:
 def test_tiers_that_all_evict_give_the_tokens_of_an_engine_with_room_for_everything(
     vllm_engine: RAGCacheEngine, demo_model: str, tmp_path: Path
 ):
-    asked = prompts(24)
+    asked = prompts(18)
     expected = [answer.token_ids for answer in answers(vllm_engine, asked, at_once=8)]
     with small_engine(demo_model, tmp_path) as engine:
         one_by_one = answers(engine, asked, at_once=1)
@@ -106,7 +106,7 @@ def test_tiers_that_all_evict_give_the_tokens_of_an_engine_with_room_for_everyth
     with small_engine(demo_model, tmp_path) as second_life:
         again = answers(second_life, asked, at_once=1)
         assert [answer.token_ids for answer in again] == expected
-        assert again[0].usage.cached.disk > 0
+        assert second_life.stats().cached.disk > 0
         assert second_life.stats().tiers.damaged >= 1
         second_life.forget([document.id for document in DOCUMENTS])
         assert not list(tmp_path.rglob("*.kv"))
@@ -115,8 +115,8 @@ def test_tiers_that_all_evict_give_the_tokens_of_an_engine_with_room_for_everyth
 
 
 def flip_a_byte(folder: Path) -> None:
-    """In most of the files, so that some of them are asked for."""
-    for path in sorted(folder.rglob("*.kv"))[::2]:
+    """In a third of the files, so that some of these are asked for, and some others."""
+    for path in sorted(folder.rglob("*.kv"))[::3]:
         content = bytearray(path.read_bytes())
         content[len(content) // 2] ^= 1
         path.write_bytes(content)
