@@ -29,6 +29,7 @@ from ragcache_engine.errors import (
     UnsupportedStore,
 )
 from ragcache_engine.knowledge.tier import Tier
+from ragcache_engine.prompt.template import Template
 from ragcache_engine.streams import AnswerStream
 from ragcache_engine.values import (
     Answer,
@@ -39,6 +40,11 @@ from ragcache_engine.values import (
     ModelLimits,
     Piece,
     SamplingOptions,
+    SpeculationEvent,
+    SpeculationOutcome,
+    SpeculationReport,
+    SpeculationStats,
+    SpeculationStep,
     TokenizedPrompt,
     Usage,
 )
@@ -76,6 +82,12 @@ __all__ = [
     "RetrievalError",
     "RetrievalInProgress",
     "SamplingOptions",
+    "SpeculationEvent",
+    "SpeculationOutcome",
+    "SpeculationReport",
+    "SpeculationStats",
+    "SpeculationStep",
+    "Template",
     "Tier",
     "TokenizedPrompt",
     "UnguardedMain",

@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ByteSize, ConfigDict, Field
 
 BackendName = Literal["auto", "vllm", "memory"]
+SpeculationMode = Literal["auto", "on", "off"]
 
 
 class EngineConfig(BaseModel):
@@ -20,6 +21,9 @@ class EngineConfig(BaseModel):
       hold at least one request of the model's full context.
     request_timeout_s: once the engine has shown no token of any request for this long, those that
       wait are tried once more, then ended with RequestTimedOut. Waiting in a busy queue is no fault.
+    speculation: whether to answer on provisional search results, before the prompt has come. "auto" does
+      where it is measured to gain time: not for searches of a few milliseconds, prompts that cannot be
+      foreseen, or under load. Answers are the same in any case.
     vllm_args: passed to vLLM's AsyncEngineArgs as they are, for example {"dtype": "float32",
       "max_model_len": 4096}. They win over what RAGCache would choose.
     """
@@ -30,4 +34,5 @@ class EngineConfig(BaseModel):
     backend: BackendName = "auto"
     device_cache: ByteSize | None = Field(default=None, gt=0)
     request_timeout_s: float = Field(default=120.0, gt=0)
+    speculation: SpeculationMode = "auto"
     vllm_args: dict[str, Any] = Field(default_factory=dict)

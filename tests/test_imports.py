@@ -28,6 +28,7 @@ MAY_IMPORT = {
     "ragcache_engine.prompt": ["prompt", "values"],
     "ragcache_engine.backends.choice": ["backends", "config", "protocols", "errors"],
     "ragcache_engine.backends": ["backends", "protocols", "values", "errors", "knowledge"],
+    "ragcache_engine.speculation": ["speculation", "prompt", "protocols", "values", "errors"],
     "ragcache_engine.attempts": ["protocols", "values", "errors"],
     "ragcache_engine.engine": [""],
     "ragcache_engine": [""],

@@ -38,7 +38,7 @@ class Guess:
     """What a pipeline is expected to send.
 
     text: the whole prompt, or the prompt up to the end of its last document.
-    options: those that came with the template's last prompt; None before any prompt.
+    options: those that came with the chain's last prompt; None before any prompt of it.
     """
 
     text: str
@@ -67,7 +67,7 @@ class TemplateBook:
         """
         with self._lock:
             known = self._chain(chain)
-            options = known.options or self._options
+            options = known.options
             tries_explicit = known.explicit_misses < MISSES_TO_UNLEARN
             candidates = [c.trusted() for c in known.candidates]
         if explicit and tries_explicit and (text := _rendered(explicit, question, documents)):
@@ -79,6 +79,18 @@ class TemplateBook:
             if is_head and (text := template.head(question, documents)):
                 return Guess(text, False, options)
         return None
+
+    def last_options(self) -> SamplingOptions | None:
+        """Those of the last prompt of any chain; None before the first."""
+        return self._options
+
+    def may_guess(self, chain: Hashable, explicit: Render | None = None) -> bool:
+        """Whether asking for a guess makes sense at all; quick."""
+        with self._lock:
+            known = self._chain(chain)
+            return (explicit is not None and known.explicit_misses < MISSES_TO_UNLEARN) or any(
+                c.whole.is_trusted or c.head.is_trusted for c in known.candidates
+            )
 
     def finished(
         self,
