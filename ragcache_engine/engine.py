@@ -248,7 +248,6 @@ class RAGCacheEngine:
         options = options or SamplingOptions()
         if documents is None:
             match = self._retrievals.match(prompt)
-            self._runtime.learn(match.retrieval, prompt, options)
         else:
             match = Match(find_documents(prompt, documents))
         return _Prepared(
@@ -363,16 +362,20 @@ class _Runtime:
     def abandon(self, search: Search) -> None:
         self._thread.soon(lambda: self._pipeline.abandon(search))
 
-    def learn(self, retrieval: Retrieval | None, prompt: str, options: SamplingOptions) -> None:
-        if retrieval and self._speculates:
+    def _learn(self, retrieval: Retrieval, request: BackendRequest) -> None:
+        if not self._speculates:
+            return
+        try:
             self._templates.finished(
                 retrieval.chain,
                 retrieval.question,
                 retrieval.documents,
-                prompt,
-                options,
+                request.prompt.text,
+                request.options,
                 retrieval.template,
             )
+        except Exception:  # no answer depends on it
+            logger.exception("could not learn from a prompt; please report this")
 
     def clear_cache(self) -> None:
         self._refuse_if_closed()
@@ -429,6 +432,9 @@ class _Runtime:
         on_failure = partial(self._on_failure, self._starts)
         with self._pipeline.claim(request, retrieval.search if retrieval else None) as claim:
             attempts = answered(self._backend, request, self._heartbeat, on_failure, claim.begun)
+            # Beside the prefill: what a chain's prompts look like is not worth a later first token.
+            loop = asyncio.get_running_loop()
+            learned = retrieval and loop.run_in_executor(None, self._learn, retrieval, request)
             async with aclosing(attempts) as deltas:
                 async for delta in deltas:
                     if first_s is None:
@@ -438,6 +444,8 @@ class _Runtime:
                     output_tokens += len(delta.token_ids)
                     usage = None
                     if delta.finish_reason:
+                        if learned:
+                            await learned  # before the chain's next question can come
                         usage = Usage(
                             prompt_tokens=len(request.prompt),
                             output_tokens=output_tokens,

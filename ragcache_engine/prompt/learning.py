@@ -99,11 +99,11 @@ def branched(template: LearnedTemplate, seen: Observation) -> LearnedTemplate | 
     return learn((*template.heads, seen), (seen,), template.blanks_kept)
 
 
-def adds_knowledge(template: LearnedTemplate, seen: Observation) -> bool:
-    """Whether a prompt that came out as predicted still settles a doubt."""
-    same_count = [known.question for known in template.tails if known.count == seen.count]
-    is_form_new = template.trimmed is None and seen.trimmed is not None
-    return is_form_new or (len(same_count) < 2 and seen.question not in same_count)
+def has_doubts(template: LearnedTemplate, question: str, documents: Sequence[Document]) -> bool:
+    """Whether there is still something to learn from a prompt that came out as predicted."""
+    asked = {seen.question for seen in template.tails if seen.count == len(documents)}
+    is_form_new = template.trimmed is None and any(d.text != d.text.strip() for d in documents)
+    return is_form_new or (len(asked) < 2 and question not in asked)
 
 
 def with_blanks(template: LearnedTemplate, kept: bool) -> LearnedTemplate:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from string import Formatter
 
@@ -52,16 +52,28 @@ class Template:
         between: what joins the documents.
         Raises ValueError for other slots, or if there is not exactly one for the documents.
         """
-        names: dict[str, str | None] = dict.fromkeys(QUESTION_NAMES, QUESTION)
-        names |= dict.fromkeys(CONTEXT_NAMES, None)
-        parts = _parts(text, names)
-        if parts.count(None) != 1:
-            raise ValueError(
-                f"a template has one slot for the documents, such as {{context}}; found "
-                f"{parts.count(None)} in {text!r}"
-            )
+        names = [name for _, name, _, _ in Formatter().parse(text) if name is not None]
+        context, question = cls.slots(names)
+        parts = _parts(text, {context: None} | ({question: QUESTION} if question else {}))
         at = parts.index(None)
         return cls("".join(filter(None, parts[:at])), between, "".join(filter(None, parts[at:])))
+
+    @staticmethod
+    def slots(names: Iterable[str]) -> tuple[str, str | None]:
+        """Which slot of a template is for the documents, and which for the question if there is one.
+
+        Raises ValueError if that cannot be told, or there are others.
+        """
+        given = list(names)
+        context = next((name for name in given if name in CONTEXT_NAMES), None)
+        question = next((name for name in given if name in QUESTION_NAMES), None)
+        if context is None or given.count(context) > 1 or set(given) - {context, question}:
+            raise ValueError(
+                f"a template has one slot for the documents ({', '.join(CONTEXT_NAMES)}), and else only "
+                f"the question's ({', '.join(QUESTION_NAMES)}); found {', '.join(given) or 'none'}. A "
+                f"brace that is meant as one is doubled"
+            )
+        return context, question
 
     @classmethod
     def from_example(cls, prompt: str, question: str, documents: Sequence[Document]) -> Template:

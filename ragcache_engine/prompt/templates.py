@@ -12,12 +12,13 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from threading import Lock
 
 from ragcache_engine.prompt.learning import (
     LearnedTemplate,
-    adds_knowledge,
     branched,
+    has_doubts,
     joined,
     learn,
     with_blanks,
@@ -85,12 +86,11 @@ class TemplateBook:
         return self._options
 
     def may_guess(self, chain: Hashable, explicit: Render | None = None) -> bool:
-        """Whether asking for a guess makes sense at all; quick."""
-        with self._lock:
-            known = self._chain(chain)
-            return (explicit is not None and known.explicit_misses < MISSES_TO_UNLEARN) or any(
-                c.whole.is_trusted or c.head.is_trusted for c in known.candidates
-            )
+        """Whether asking for a guess makes sense at all. Waits for nothing."""
+        known = self._chains.get(chain, _Chain())
+        return (explicit is not None and known.explicit_misses < MISSES_TO_UNLEARN) or any(
+            c.whole.is_trusted or c.head.is_trusted for c in known.candidates
+        )
 
     def finished(
         self,
@@ -128,13 +128,14 @@ def _rendered(render: Render, question: str, documents: Sequence[Document]) -> s
     return text if isinstance(text, str) else None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Prompt:
     question: str
     documents: Sequence[Document]
     text: str
     options: SamplingOptions
 
+    @cached_property
     def observations(self) -> tuple[Observation, ...]:
         return observations(self.text, self.question, self.documents)
 
@@ -190,10 +191,9 @@ class _Candidate:
             self.whole.proven = self.head.proven = True  # one it was learned from proves nothing
         self.whole.misses = self.head.misses = 0
         self.template, self.options = template, prompt.options
-        for seen in prompt.observations():
-            if adds_knowledge(template, seen) and (more := joined(template, seen)):
-                self.template = more
-                break
+        if has_doubts(template, prompt.question, prompt.documents):
+            more = (joined(template, seen) for seen in prompt.observations)
+            self.template = next(filter(None, more), template)
         return True
 
     def join(self, prompt: _Prompt) -> list[_Candidate]:
@@ -206,7 +206,7 @@ class _Candidate:
         return [replace(branch, whole=_Record(needs_proof=True)) for branch in branches]
 
     def _with(self, prompt: _Prompt, learned: _Learning) -> list[_Candidate]:
-        templates = (learned(self.template, seen) for seen in prompt.observations())
+        templates = (learned(self.template, seen) for seen in prompt.observations)
         found = [template for template in templates if template]
         if len(found) > 1:
             doubt = _Record(needs_proof=True)
@@ -275,7 +275,7 @@ class _Chain:
         first.head.note(head, head is not None and prompt.text.startswith(head))
 
     def _new(self, prompt: _Prompt) -> list[_Candidate]:
-        found = prompt.observations()
+        found = prompt.observations
         needs_proof = self.missed or len(found) > 1
         templates = (learn((seen,), (seen,)) for seen in found)
         return [

@@ -1,7 +1,8 @@
 """Whether speculating gains time on this machine, with this chain: an estimate from running figures.
 
-What there is to gain is the time between the search's first documents and the prompt, as far as the
-prefill is long enough to fill it. What there is to lose is the rest of the step that a wrong guess still
+What there is to gain is the time between the stage at which the search had its final documents and the
+prompt, as far as the prefill is long enough to fill it (the search time that RAGCache's Table 3 counts as
+overlapped). What there is to lose is the rest of the step that a wrong guess still
 runs when the right prompt comes. All times are seconds.
 """
 
@@ -20,7 +21,7 @@ QUESTIONS_BETWEEN_TRIALS = 16
 class Figures:
     """Running means over the questions of one chain. None: not measured yet.
 
-    lead_s: from the first documents to the prompt.
+    lead_s: from the stage that first had the final documents to the prompt.
     adopted: share of the questions, among those speculated on, whose work was of use.
     wrong: speculations cancelled per question speculated on.
     """

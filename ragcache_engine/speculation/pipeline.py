@@ -120,11 +120,12 @@ class Pipeline:
         now_s = self._backend.now()
         names = ", ".join(document.id for document in documents)
         search.note(now_s, SpeculationStep.STAGE, f"final: {names}" if final else names)
-        if search.first_stage_s is None:
-            search.first_stage_s = now_s
+        if search.documents is None:
             self._searches[search.number] = search
             if len(self._searches) > MOST_SEARCHES:
                 self._searches.popitem(last=False)
+        if search.documents != documents:
+            search.documents, search.settled_s = documents, now_s
         if final:
             search.over_s = now_s
             self._arm()
@@ -152,15 +153,15 @@ class Pipeline:
             self._cancel(search.speculation, search, SpeculationOutcome.OTHER_DOCUMENTS)
 
     def _may_start(self, search: Search) -> bool:
+        if len(self._unclaimed) >= self._most_unclaimed:
+            return False
+        if not self._templates.may_guess(search.chain, search.template):
+            return False
         if search.is_wanted is None:
             search.is_wanted = not self._is_automatic or self._estimator(search.chain).wants_next(
                 self._speed, self._limits.step_tokens
             )
-        return (
-            search.is_wanted
-            and len(self._unclaimed) < self._most_unclaimed
-            and self._templates.may_guess(search.chain, search.template)
-        )
+        return search.is_wanted
 
     def _max_prefill_requests(self) -> int:
         limits = self._limits
@@ -309,8 +310,7 @@ class Pipeline:
             search.note(now_s, SpeculationStep.ADOPTED)
             self.stats = replace(self.stats, adopted=self.stats.adopted + 1)
         estimator = self._estimator(search.chain)
-        if search.first_stage_s is not None:
-            estimator.figures = estimator.figures.after_lead(now_s - search.first_stage_s)
+        estimator.figures = estimator.figures.after_lead(now_s - search.settled_s)
         self._judge(search)
 
     def _judge(self, search: Search) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
 from ragcache_engine.prompt import Render
 from ragcache_engine.speculation.generation import Speculation
 from ragcache_engine.values import (
+    Document,
     SamplingOptions,
     SpeculationEvent,
     SpeculationOutcome,
@@ -22,7 +23,8 @@ class Search:
 
     number: by which the prompt is joined to it. started_s: when the question was asked.
     chain, template, options: what its prompt will be like, see RAGCacheEngine.retrieval.
-    is_wanted: whether it is speculated on; None until its first documents.
+    is_wanted: whether it is speculated on; None until that was first asked.
+    documents: those of its last stage. settled_s: since when they are what they are.
     over_s: when it ended with documents. is_closed: nothing may be begun for it any more.
     begun, cancelled: speculations of it; and those that came to nothing.
     is_judged: its outcome has gone into the estimate of what speculating gains.
@@ -35,7 +37,8 @@ class Search:
     options: SamplingOptions | None
     started_s: float
     is_wanted: bool | None = None
-    first_stage_s: float | None = None
+    documents: Sequence[Document] | None = None
+    settled_s: float = 0.0
     over_s: float | None = None
     is_closed: bool = False
     speculation: Speculation | None = None

@@ -33,7 +33,7 @@ def test_the_names_of_both_frameworks_are_known(text: str):
     [
         ("{question}", "one slot for the documents"),
         ("{context}{context}", "one slot for the documents"),
-        ("{context}{history}", "unknown slot {history}"),
+        ("{context}{history}", "found context, history"),
         ("{context!r}", "unknown slot"),
         ("{context} } ", "Single"),
     ],

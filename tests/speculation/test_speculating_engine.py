@@ -76,6 +76,19 @@ def alone(engine_on: EngineOn) -> RAGCacheEngine:
     return engine_on(MemoryBackend(reply), speculation="off")
 
 
+class Held(MemoryBackend):
+    """Stops after a few steps until it is let go on, so that what runs is sure to be found running."""
+
+    def __init__(self, reply: Callable[[str], str] = reply, steps: int = 3) -> None:
+        super().__init__(reply, fault=self._hold)
+        self._held_steps = steps
+        self.goes_on = threading.Event()
+
+    def _hold(self, step: int) -> None:
+        if step >= self._held_steps and not self.goes_on.is_set():
+            raise Stall
+
+
 def ask(
     engine: RAGCacheEngine,
     question: str,
@@ -262,18 +275,20 @@ def test_work_nobody_comes_for_is_bounded(engine: RAGCacheEngine):
 def test_work_nobody_comes_for_does_not_keep_the_cache_from_being_cleared(
     engine_on: EngineOn,
 ):
-    engine = engine_on(MemoryBackend(lambda prompt: "and on " * 4000), speculation="on")
+    backend = Held()
+    engine = engine_on(backend, speculation="on")
     with engine.retrieval("Why?", template=TEMPLATE) as retrieval:
         retrieval.found([A, B])
-    assert started(engine, 1)
+    assert eventually(lambda: backend.cached_blocks > 0)
     engine.clear_cache()
+    backend.goes_on.set()
     assert engine.generate(TEMPLATE("Why?", [A, B]), options=TEN).usage.cached.total == 0
 
 
 def test_a_search_that_fails_takes_its_work_with_it(
     engine_on: EngineOn,
 ):
-    backend = MemoryBackend(lambda prompt: "and on " * 4000)
+    backend = Held()
     engine = engine_on(backend, speculation="on")
     with pytest.raises(OSError), engine.retrieval("Why?", template=TEMPLATE) as retrieval:  # noqa: PT011, PT012
         retrieval.provisional([A])
@@ -284,7 +299,7 @@ def test_a_search_that_fails_takes_its_work_with_it(
 
 
 def test_closing_the_engine_ends_what_it_began(engine_on: EngineOn):
-    backend = MemoryBackend(lambda prompt: "and on " * 4000)
+    backend = Held()
     engine = engine_on(backend, speculation="on")
     with engine.retrieval("Why?", template=TEMPLATE) as retrieval:
         retrieval.provisional([A])
@@ -309,13 +324,12 @@ def test_an_engine_dropped_with_work_nobody_came_for_closes():
 
 @pytest.mark.parametrize("leave", ["before the first piece", "after it"])
 def test_leaving_a_stream_that_adopted_work_ends_that_work(engine_on: EngineOn, leave: str):
-    backend = MemoryBackend(lambda prompt: "and on " * 4000)
+    backend = Held()
     engine = engine_on(backend, speculation="on")
-    endless = SamplingOptions(max_tokens=None)
-    with engine.retrieval("Why?", template=TEMPLATE, options=endless) as retrieval:
+    with engine.retrieval("Why?", template=TEMPLATE, options=TEN) as retrieval:
         retrieval.found([A])
         assert started(engine, 1)
-    with engine.stream(TEMPLATE("Why?", [A]), options=endless) as stream:
+    with engine.stream(TEMPLATE("Why?", [A]), options=TEN) as stream:
         assert eventually(lambda: engine.stats().speculation.adopted == 1)
         if leave == "after it":
             assert next(stream).text
@@ -343,26 +357,27 @@ def test_a_failure_at_any_step_is_not_noticed(
 
 
 def test_work_that_dies_after_it_was_adopted_is_resumed(engine_on: EngineOn, alone: RAGCacheEngine):
-    gate = threading.Event()
-
-    def fault(step: int) -> None:
-        if step >= 3 and not gate.is_set():
-            raise Stall
-        if step >= 3 and not dead:
-            dead.append(step)
-            raise EngineDied("gone")
-
-    dead: list[int] = []
-    engine = engine_on(MemoryBackend(reply, fault=fault), speculation="on")
+    backend = DiesOnce()
+    engine = engine_on(backend, speculation="on")
     with engine.retrieval("Why?", template=TEMPLATE, options=TEN) as retrieval:
         retrieval.found([A, B])
         assert started(engine, 1)
     with engine.stream(TEMPLATE("Why?", [A, B]), options=TEN) as stream:
         assert eventually(lambda: engine.stats().speculation.adopted == 1)
-        gate.set()
+        backend.goes_on.set()
         answer = stream.answer()
     assert answer.text == alone.generate(TEMPLATE("Why?", [A, B]), options=TEN).text
     assert engine.stats().retried == 1
+
+
+class DiesOnce(Held):
+    dead = False
+
+    def _hold(self, step: int) -> None:
+        super()._hold(step)
+        if step >= self._held_steps and not self.dead:
+            self.dead = True
+            raise EngineDied("gone")
 
 
 def test_what_is_no_list_of_documents_never_reaches_the_search_as_an_error(engine: RAGCacheEngine):
@@ -478,18 +493,13 @@ def test_left_alone_it_goes_on_where_searches_take_their_time(
 
 
 def test_under_load_it_begins_nothing(engine_on: EngineOn):
-    gate = threading.Event()
-
-    def fault(step: int) -> None:
-        if not gate.is_set():
-            raise Stall
-
-    engine = engine_on(MemoryBackend(reply, fault=fault))
+    backend = Held(steps=0)
+    engine = engine_on(backend)
     with engine.stream("Someone else's prompt. " * 150) as stream:
         assert eventually(lambda: engine.stats().running == 1)
         with engine.retrieval("Why?", template=TEMPLATE, options=TEN) as retrieval:
             retrieval.provisional([A, B])
             retrieval.found([A, B])
-        gate.set()
+        backend.goes_on.set()
         stream.answer()
     assert engine.stats().speculation.started == 0
