@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from llama_index.core.prompts import BasePromptTemplate
+from llama_index.core.prompts import BasePromptTemplate, PromptTemplate
 
 from ragcache_engine import Document, Template
 
@@ -26,10 +26,8 @@ def as_template(template: PromptTemplateLike) -> Callable[[str, Sequence[Documen
         if not callable(template):
             raise ValueError(f"template takes a prompt, a text or a function, got {template!r}")
         return template
-    if isinstance(template, str):
-        write: Callable[[str, Sequence[Document]], str] = Template.from_text(template)
-    else:
-        write = _formatted(template)
+    # Braces in a text mean what they mean to LlamaIndex.
+    write = _formatted(PromptTemplate(template) if isinstance(template, str) else template)
 
     def written(asked: str, documents: Sequence[Document]) -> str:
         trimmed = [Document(document.id, document.text.strip()) for document in documents]
@@ -46,7 +44,9 @@ def _formatted(template: BasePromptTemplate) -> Callable[[str, Sequence[Document
     context, question = Template.slots(name for name in names if name not in filled)
 
     def written(asked: str, documents: Sequence[Document]) -> str:
-        values: dict[str, Any] = {context: BETWEEN_NODES.join(document.text for document in documents)}
+        values: dict[str, Any] = {
+            context: BETWEEN_NODES.join(document.text for document in documents)
+        }
         if question:
             values[question] = asked
         return template.format(**values)
