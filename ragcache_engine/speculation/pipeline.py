@@ -83,6 +83,7 @@ class Pipeline:
         self._prefilling: set[object] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
+        self._is_closed = False
         self._estimators: OrderedDict[Hashable, Estimator] = OrderedDict()
         self._speed = ModelSpeed()
         self._prompt_tokens: float | None = None
@@ -110,11 +111,21 @@ class Pipeline:
                 return request.prompt
         return None
 
+    @property
+    def unclaimed(self) -> int:
+        """Speculations that wait for their prompt."""
+        return len(self._unclaimed)
+
+    @property
+    def prefilling(self) -> int:
+        """Requests without a first token yet, speculative or not."""
+        return len(self._prefilling)
+
     # What the search says.
 
     def stage(self, search: Search, documents: Sequence[Document], final: bool) -> None:
         """The search has these documents now, nearest first."""
-        if search.is_closed or (search.over_s is not None and not final):
+        if self._is_closed or search.is_closed or (search.over_s is not None and not final):
             return
         self._expire()
         now_s = self._backend.now()
@@ -373,7 +384,8 @@ class Pipeline:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def close(self) -> None:
-        """End everything, adopted or not."""
+        """End everything, adopted or not; nothing is begun any more."""
+        self._is_closed = True
         if self._timer:
             self._timer.cancel()
         for task in list(self._tasks):
