@@ -105,7 +105,7 @@ class Pipeline:
 
     def tokenized(self, prompt: str) -> TokenizedPrompt | None:
         """The prompt's tokens, if a speculation on it has made them already. From any thread."""
-        for speculation in tuple(self._unclaimed):
+        for speculation in self._unclaimed.copy():
             request = speculation.request
             if request and request.prompt.text == prompt:
                 return request.prompt
