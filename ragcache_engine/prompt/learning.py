@@ -99,12 +99,5 @@ def branched(template: LearnedTemplate, seen: Observation) -> LearnedTemplate | 
     return learn((*template.heads, seen), (seen,), template.blanks_kept)
 
 
-def has_doubts(template: LearnedTemplate, question: str, documents: Sequence[Document]) -> bool:
-    """Whether there is still something to learn from a prompt that came out as predicted."""
-    asked = {seen.question for seen in template.tails if seen.count == len(documents)}
-    is_form_new = template.trimmed is None and any(d.text != d.text.strip() for d in documents)
-    return is_form_new or (len(asked) < 2 and question not in asked)
-
-
 def with_blanks(template: LearnedTemplate, kept: bool) -> LearnedTemplate:
     return replace(template, blanks_kept=kept)

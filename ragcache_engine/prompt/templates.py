@@ -18,7 +18,6 @@ from threading import Lock
 from ragcache_engine.prompt.learning import (
     LearnedTemplate,
     branched,
-    has_doubts,
     joined,
     learn,
     with_blanks,
@@ -183,7 +182,7 @@ class _Candidate:
         return max(self.whole.misses, self.head.misses) >= MISSES_TO_UNLEARN
 
     def confirm(self, prompt: _Prompt) -> bool:
-        """Whether it writes this very prompt; then it takes the credit, and learns what is still new."""
+        """Whether it writes this very prompt; then it takes the credit."""
         template = _confirmed(self.template, prompt)
         if template is None:
             return False
@@ -191,9 +190,6 @@ class _Candidate:
             self.whole.proven = self.head.proven = True  # one it was learned from proves nothing
         self.whole.misses = self.head.misses = 0
         self.template, self.options = template, prompt.options
-        if has_doubts(template, prompt.question, prompt.documents):
-            more = (joined(template, seen) for seen in prompt.observations)
-            self.template = next(filter(None, more), template)
         return True
 
     def join(self, prompt: _Prompt) -> list[_Candidate]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -291,3 +293,18 @@ def test_whatever_the_template_two_ordinary_prompts_are_enough(
     learner = Learner(pipeline)
     learner.saw(asked[0], *documents(*texts[:3])).saw(asked[1], *documents(*texts[3:6]))
     assert learner.knows(asked[2], *documents(*texts[6:]))
+
+
+@pytest.mark.parametrize("name", ["squad", "nq_open"])
+@pytest.mark.parametrize("form", FORMS)
+def test_of_real_questions_all_but_the_first_two_are_known(
+    read_data: Callable[[str], list[dict[str, Any]]], name: str, form: str
+):
+    texts = {row["doc_id"]: row["text"] for row in read_data(f"{name}/corpus.jsonl.gz")}
+    queries = {row["query_id"]: row["query"] for row in read_data(f"{name}/queries.jsonl.gz")}
+    learner, unknown = Learner(FORMS[form]), 0
+    for row in read_data(f"{name}/retrieval_topk.jsonl.gz")[:150]:
+        got = [Document(doc_id, texts[doc_id]) for doc_id in row["doc_ids"][:5]]
+        unknown += not learner.knows(queries[row["query_id"]], *got)
+        learner.saw(queries[row["query_id"]], *got)
+    assert unknown <= 2
