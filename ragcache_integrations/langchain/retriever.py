@@ -118,7 +118,8 @@ class RAGCacheRetriever(VectorStoreRetriever):
         return documents
 
     def _retrieval(self, query: str) -> AbstractContextManager[RetrievalInProgress]:
-        template = self.template and as_template(self.template, self.document_separator)
+        given = self.template
+        template = None if given is None else as_template(given, self.document_separator)
         return self.engine.retrieval(query, chain=self._chain, template=template)
 
     def _checked(self, changes: dict[str, Any]) -> dict[str, Any]:
