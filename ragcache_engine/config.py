@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ByteSize, ConfigDict, Field
+from pydantic import BaseModel, ByteSize, ConfigDict, Field, field_validator, model_validator
+
+from ragcache_engine.knowledge.eviction import DEFAULT_POLICY, POLICIES
 
 BackendName = Literal["auto", "vllm", "memory"]
 SpeculationMode = Literal["auto", "on", "off"]
@@ -19,6 +22,15 @@ class EngineConfig(BaseModel):
     device_cache: bytes of device memory for key-value tensors ("2GiB", 2147483648). None leaves the
       choice to vLLM on a GPU; on a CPU it is a quarter of the free memory, at most 4 GiB. It must
       hold at least one request of the model's full context.
+    host_cache: bytes of host memory that documents' tensors are copied to, to be loaded back when the
+      device has overwritten them. None is 4 GiB beside a GPU, at most a quarter of the free memory;
+      on a CPU it is 0, as the device cache is host memory already, or 1 GiB if there is a disk cache.
+    disk_cache: bytes of disk below that; 0 for none. It survives the process, and engines may share it.
+    disk_cache_dir: the folder of the disk cache; ~/.cache/ragcache/kv if None.
+    policy: who leaves a full tier, a name of knowledge.POLICIES.
+    reorder_window: among so many waiting requests, the one with most cached and least to compute goes
+      first; no request is overtaken more often than that. 1 is first come, first served.
+    cache_depth: only the first so many documents of a prompt are kept; None keeps all.
     request_timeout_s: once the engine has shown no token of any request for this long, those that
       wait are tried once more, then ended with RequestTimedOut. Waiting in a busy queue is no fault.
     speculation: whether to answer on provisional search results, before the prompt has come. "auto" does
@@ -33,6 +45,30 @@ class EngineConfig(BaseModel):
     model: str = Field(min_length=1)
     backend: BackendName = "auto"
     device_cache: ByteSize | None = Field(default=None, gt=0)
+    host_cache: ByteSize | None = Field(default=None, ge=0)
+    disk_cache: ByteSize = Field(default=ByteSize(0), ge=0)
+    disk_cache_dir: Path | None = None
+    policy: str = DEFAULT_POLICY
+    reorder_window: int = Field(default=32, ge=1)
+    cache_depth: int | None = Field(default=None, ge=1)
     request_timeout_s: float = Field(default=120.0, gt=0)
     speculation: SpeculationMode = "auto"
     vllm_args: dict[str, Any] = Field(default_factory=dict)
+
+    @field_validator("policy")
+    @classmethod
+    def _is_a_policy(cls, name: str) -> str:
+        if name not in POLICIES:
+            raise ValueError(f"there is no policy {name!r}; choose one of {', '.join(POLICIES)}")
+        return name
+
+    @model_validator(mode="after")
+    def _disk_stands_on_host(self) -> Self:
+        if self.disk_cache and self.host_cache == 0:
+            raise ValueError(
+                "a disk cache needs a host cache, through which its blocks travel: leave host_cache "
+                "out, or give it as much as one long prompt takes"
+            )
+        if self.disk_cache_dir is not None and not self.disk_cache:
+            raise ValueError("disk_cache_dir is given and disk_cache is 0: give it a size as well")
+        return self

@@ -7,7 +7,7 @@ import atexit
 import logging
 import threading
 import weakref
-from collections.abc import AsyncGenerator, Callable, Hashable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -90,28 +90,33 @@ class RAGCacheEngine:
         prompt: str,
         documents: Sequence[Document] | None = None,
         options: SamplingOptions | None = None,
+        *,
+        tenant: str | None = None,
     ) -> Answer:
         """Answer a finished prompt.
 
         documents: what stands in the prompt, in any order, texts as they stand there. None: the
           engine looks for what was lately retrieved through it (see `retrieval`).
         options: how to draw the answer; greedy by default.
+        tenant: whose tensors may be shared; requests of another tenant, or of none, never share.
         Raises EmptyPrompt or PromptTooLong before any work; EngineClosed, EngineDied,
         GenerationFailed or RequestTimedOut.
         """
-        return self.stream(prompt, documents, options).answer()
+        return self.stream(prompt, documents, options, tenant=tenant).answer()
 
     def stream(
         self,
         prompt: str,
         documents: Sequence[Document] | None = None,
         options: SamplingOptions | None = None,
+        *,
+        tenant: str | None = None,
     ) -> AnswerStream:
         """Answer a finished prompt piece by piece. Bad input raises here, not at the first piece.
 
         Takes and raises what `generate` does. Close the stream to cancel the request.
         """
-        prepared = self._prepare(prompt, documents, options)
+        prepared = self._prepare(prompt, documents, options, tenant)
         return AnswerStream(lambda put: self._runtime.begin(prepared, put), keep_alive=self)
 
     async def agenerate(
@@ -119,9 +124,11 @@ class RAGCacheEngine:
         prompt: str,
         documents: Sequence[Document] | None = None,
         options: SamplingOptions | None = None,
+        *,
+        tenant: str | None = None,
     ) -> Answer:
         """`generate` for coroutines, from any event loop. Cancelling the task cancels the request."""
-        stream = self.astream(prompt, documents, options)
+        stream = self.astream(prompt, documents, options, tenant=tenant)
         try:
             return joined([piece async for piece in stream])
         finally:
@@ -132,10 +139,12 @@ class RAGCacheEngine:
         prompt: str,
         documents: Sequence[Document] | None = None,
         options: SamplingOptions | None = None,
+        *,
+        tenant: str | None = None,
     ) -> AsyncGenerator[Piece, None]:
         """`stream` for coroutines, from any event loop. Closing it cancels the request."""
         # Tokenising a long prompt takes milliseconds that belong to the caller's other tasks.
-        prepared = await asyncio.to_thread(self._prepare, prompt, documents, options)
+        prepared = await asyncio.to_thread(self._prepare, prompt, documents, options, tenant)
         pieces = read_async(lambda put: self._runtime.begin(prepared, put))
         async with aclosing(pieces):
             async for piece in pieces:
@@ -153,6 +162,7 @@ class RAGCacheEngine:
         chain: Hashable = None,
         template: str | Render | None = None,
         options: SamplingOptions | None = None,
+        tenant: str | None = None,
     ) -> Iterator[RetrievalInProgress]:
         """Tell the engine of a search, so that it recognises the documents in the prompt to come.
 
@@ -167,10 +177,11 @@ class RAGCacheEngine:
         template: what they look like, if that is known: a text such as "{context}\n\n{question}", a
           Template, or a function (question, documents) -> prompt. A wrong one costs time only.
         options: those the first prompt will come with, if that is known; later ones are learned.
+        tenant: that of the prompt; what is begun for another one is of no use to it.
         Raises ValueError for a text that is no template.
         """
         render = None if template is None else as_render(template)
-        search = self._runtime.search(question, chain, render, options)
+        search = self._runtime.search(question, chain, render, options, tenant)
         started_s = search.started_s if search else self._runtime.now()
         stage = partial(self._runtime.stage, search) if search else _ignore_stage
         in_progress = RetrievalInProgress(question, started_s, _stage=stage)
@@ -194,16 +205,25 @@ class RAGCacheEngine:
                 )
             )
 
-    def clear_cache(self) -> None:
-        """Drop all cached key-value tensors, as before a cold measurement.
+    def forget(self, document_ids: Iterable[str]) -> None:
+        """A document changed or must go: drop its tensors, and all computed after them, everywhere.
 
+        Every tier forgets, the files of a disk cache included, whoever wrote them. What running
+        requests need goes when they end. An id that is not known is none to forget.
+        """
+        self._runtime.forget(_all_ids(document_ids))
+
+    def clear_cache(self) -> None:
+        """Drop all cached key-value tensors from device and host, as before a cold measurement.
+
+        What is on disk stays; `forget` removes single documents there.
         Raises EngineError while requests run, and then drops nothing.
         """
         self._runtime.clear_cache()
 
     def stats(self) -> CacheStats:
         """Counters since the engine started."""
-        return self._runtime.counters()
+        return self._runtime.latest_stats()
 
     def close(self) -> None:
         """End running requests with EngineClosed and free everything. A second call does nothing."""
@@ -229,6 +249,7 @@ class RAGCacheEngine:
         prompt: str,
         documents: Sequence[Document] | None,
         options: SamplingOptions | None,
+        tenant: str | None,
     ) -> _Prepared:
         """Check and tokenise a prompt, and find its documents. Any thread; starts nothing."""
         asked_s = self._runtime.now()
@@ -245,7 +266,6 @@ class RAGCacheEngine:
                 f"{self.limits.context_tokens} leaves no room for an answer; retrieve fewer or "
                 f"shorter documents, or raise max_model_len in vllm_args"
             )
-        options = options or SamplingOptions()
         if documents is None:
             match = self._retrievals.match(prompt)
         else:
@@ -255,7 +275,8 @@ class RAGCacheEngine:
                 request_id=self._runtime.next_request_id(),
                 prompt=tokenized,
                 segments=token_segments(tokenized, match.spans),
-                options=options,
+                options=options or SamplingOptions(),
+                tenant=tenant,
             ),
             document_ids=tuple(span.document_id for span in match.spans),
             asked_s=asked_s,
@@ -265,6 +286,12 @@ class RAGCacheEngine:
 
 def _ignore_stage(documents: Sequence[Document], final: bool) -> None:
     """Without speculation, stages say nothing."""
+
+
+def _all_ids(document_ids: Iterable[str]) -> list[str]:
+    if isinstance(document_ids, str):
+        raise TypeError(f"forget takes a sequence of ids: forget([{document_ids!r}])")
+    return list(document_ids)
 
 
 @dataclass(slots=True)
@@ -340,9 +367,6 @@ class _Runtime:
         self._refuse_if_closed()
         return self._pipeline.tokenized(prompt) or self._backend.tokenize(prompt)
 
-    def counters(self) -> CacheStats:
-        return replace(self.stats, speculation=self._pipeline.stats)
-
     # What speculation is told, from any thread; nothing of it reaches the caller as an error.
 
     def search(
@@ -351,10 +375,11 @@ class _Runtime:
         chain: Hashable,
         template: Render | None,
         options: SamplingOptions | None,
+        tenant: str | None,
     ) -> Search | None:
         if not self._speculates:
             return None
-        return self._pipeline.search(question, chain, template, options)
+        return self._pipeline.search(question, chain, template, options, tenant)
 
     def stage(self, search: Search, documents: Sequence[Document], final: bool) -> None:
         self._thread.soon(lambda: self._pipeline.stage(search, documents, final))
@@ -367,7 +392,7 @@ class _Runtime:
             return
         try:
             self._templates.finished(
-                retrieval.chain,
+                (retrieval.chain, request.tenant),
                 retrieval.question,
                 retrieval.documents,
                 request.prompt.text,
@@ -385,6 +410,18 @@ class _Runtime:
     async def _clear_cache(self) -> bool:
         await self._pipeline.end_unclaimed(SpeculationOutcome.EXPIRED)
         return await self._backend.clear_cache()
+
+    def forget(self, document_ids: Sequence[str]) -> None:
+        self._refuse_if_closed()
+        self._thread.submit(self._forget(document_ids)).result()
+
+    async def _forget(self, document_ids: Sequence[str]) -> None:
+        # What nobody has asked for yet would keep the documents until it ends.
+        await self._pipeline.end_unclaimed(SpeculationOutcome.EXPIRED, document_ids)
+        await self._backend.forget(document_ids)
+
+    def latest_stats(self) -> CacheStats:
+        return replace(self.stats, tiers=self._backend.counters(), speculation=self._pipeline.stats)
 
     def _refuse_if_closed(self) -> None:
         if self._closing:
@@ -439,8 +476,8 @@ class _Runtime:
                 async for delta in deltas:
                     if first_s is None:
                         first_s = self.now()
-                        cached = delta.cached or cached
-                        claim.first_token(cached)
+                        claim.first_token(delta.cached or cached)
+                    cached = delta.cached or cached
                     output_tokens += len(delta.token_ids)
                     usage = None
                     if delta.finish_reason:

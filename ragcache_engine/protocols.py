@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from ragcache_engine.tiers.counters import Counters
 from ragcache_engine.values import (
     CachedTokens,
     FinishReason,
@@ -21,17 +22,19 @@ class BackendRequest:
     """One generation, checked and tokenised, as a backend receives it.
 
     segments: runs of tokens in prompt order, covering all of them; empty if nothing is known.
+    tenant: whose tensors it may share; None shares with all others of None.
     """
 
     request_id: str
     prompt: TokenizedPrompt
     segments: Sequence[TokenSegment]
     options: SamplingOptions
+    tenant: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What a step brought: new tokens, and with the first of them the prompt's cache hits."""
+    """What a step brought: new tokens, and the prompt's cache hits, exact by tier in the last one."""
 
     text: str
     token_ids: tuple[int, ...]
@@ -63,6 +66,15 @@ class Backend(Protocol):
 
     async def clear_cache(self) -> bool:
         """Drop every cached block; False, and nothing dropped, while running requests hold some."""
+
+    async def forget(self, document_ids: Sequence[str]) -> None:
+        """Drop documents from every tier, with all computed after them.
+
+        What running requests need is dropped when they end.
+        """
+
+    def counters(self) -> Counters:
+        """What the tiers have done, as of the request that ended last. Any thread."""
 
     async def close(self) -> None:
         """Free everything: processes, memory, files. A second call does nothing."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from ragcache_engine.knowledge.tier import Tier
+from ragcache_engine.tiers.counters import Counters
 
 
 class FinishReason(StrEnum):
@@ -242,7 +243,11 @@ class SpeculationStats:
 
 @dataclass(frozen=True, slots=True)
 class CacheStats:
-    """The engine's counters since it started. Unfinished and cancelled requests count no tokens."""
+    """The engine's counters since it started. Unfinished and cancelled requests count no tokens.
+
+    tiers: what was evicted, copied, refused and found damaged, and how long scheduling took, as of the
+      request that ended last. It begins anew when the model's process has to be started again.
+    """
 
     running: int = 0
     finished: int = 0
@@ -253,6 +258,7 @@ class CacheStats:
     output_tokens: int = 0
     cached: CachedTokens = field(default_factory=CachedTokens)
     speculation: SpeculationStats = field(default_factory=SpeculationStats)
+    tiers: Counters = field(default_factory=Counters)
 
     @property
     def computed_tokens(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ragcache_engine.backends.memory import MemoryBackend
+from ragcache_engine.backends.vllm.budget import TierBudget
 from ragcache_engine.backends.vllm.installed import require_vllm
 from ragcache_engine.config import EngineConfig
 from ragcache_engine.protocols import Backend
@@ -18,4 +19,18 @@ def choose_backend(config: EngineConfig) -> Backend:
     wheel = require_vllm()
     from ragcache_engine.backends.vllm.backend import VLLMBackend
 
-    return VLLMBackend(config.model, config.device_cache, config.vllm_args, wheel=wheel)
+    return VLLMBackend(
+        config.model, config.device_cache, budget_of(config), config.vllm_args, wheel=wheel
+    )
+
+
+def budget_of(config: EngineConfig) -> TierBudget:
+    """What the configuration gives to the tiers below the device."""
+    return TierBudget(
+        policy=config.policy,
+        host_bytes=config.host_cache,
+        disk_bytes=config.disk_cache,
+        disk_folder=config.disk_cache_dir,
+        reorder_window=config.reorder_window,
+        cache_depth=config.cache_depth,
+    )

@@ -17,6 +17,7 @@ from zlib import crc32
 
 from ragcache_engine.errors import EngineClosed, EngineDied, GenerationFailed
 from ragcache_engine.protocols import BackendRequest, Delta
+from ragcache_engine.tiers.counters import Counters
 from ragcache_engine.values import CachedTokens, FinishReason, ModelLimits, TokenizedPrompt
 
 _WORD = re.compile(r"\s*\w+|\s*[^\w\s]|\s+")
@@ -89,8 +90,9 @@ class MemoryBackend:
         self._waited_s = 0.0
         self._steps = 0
         self._words: dict[int, str] = {}
-        # Cached blocks by their chained hash, least recently used first.
-        self._blocks: OrderedDict[int, None] = OrderedDict()
+        # Cached blocks by their chained hash, least recently used first, with the documents that
+        # they were computed from.
+        self._blocks: OrderedDict[int, frozenset[str]] = OrderedDict()
         self._waiting: list[_Running] = []
         self._work = asyncio.Event()
         self._stepper: asyncio.Task[None] | None = None
@@ -215,8 +217,8 @@ class MemoryBackend:
         if reason:
             self._waiting.remove(running)
 
-    def _block_hashes(self, token_ids: Sequence[int]) -> list[int]:
-        hashes, parent, size = [], 0, self._limits.block_tokens
+    def _block_hashes(self, token_ids: Sequence[int], tenant: str | None) -> list[int]:
+        hashes, parent, size = [], hash(tenant), self._limits.block_tokens
         for start in range(0, len(token_ids) - size + 1, size):
             parent = hash((parent, tuple(token_ids[start : start + size])))
             hashes.append(parent)
@@ -225,7 +227,7 @@ class MemoryBackend:
     def _cached_tokens(self, request: BackendRequest) -> int:
         """Leading tokens whose blocks are cached. As in vLLM, the last token is always computed."""
         hits = 0
-        for block in self._block_hashes(request.prompt.token_ids[:-1]):
+        for block in self._block_hashes(request.prompt.token_ids[:-1], request.tenant):
             if block not in self._blocks:
                 break
             self._blocks.move_to_end(block)
@@ -233,8 +235,14 @@ class MemoryBackend:
         return hits * self._limits.block_tokens
 
     def _keep_blocks(self, running: _Running) -> None:
-        for block in self._block_hashes(running.request.prompt.token_ids[: running.prefilled]):
-            self._blocks[block] = None
+        request, size = running.request, self._limits.block_tokens
+        token_ids = request.prompt.token_ids[: running.prefilled]
+        for number, block in enumerate(self._block_hashes(token_ids, request.tenant)):
+            self._blocks[block] = frozenset(
+                segment.document_id
+                for segment in request.segments
+                if segment.document_id is not None and segment.start < (number + 1) * size
+            )
             self._blocks.move_to_end(block)
         while len(self._blocks) > self._limits.device_blocks:
             self._blocks.popitem(last=False)
@@ -256,6 +264,14 @@ class MemoryBackend:
             return False
         self._blocks.clear()
         return True
+
+    async def forget(self, document_ids: Sequence[str]) -> None:
+        forgotten = frozenset(document_ids)
+        for block in [block for block, known in self._blocks.items() if known & forgotten]:
+            del self._blocks[block]
+
+    def counters(self) -> Counters:
+        return Counters()
 
     async def close(self) -> None:
         self._closed = True

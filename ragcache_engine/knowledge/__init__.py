@@ -1,7 +1,12 @@
 """The core of decisions, in plain Python: the knowledge tree and the policies that empty it."""
 
 from ragcache_engine.knowledge.cost import CostProfile, UnusableProfile
-from ragcache_engine.knowledge.eviction import DEFAULT_POLICY, POLICIES, EvictionPolicy
+from ragcache_engine.knowledge.eviction import (
+    DEFAULT_POLICY,
+    POLICIES,
+    EvictionPolicy,
+    policy_of_tiers,
+)
 from ragcache_engine.knowledge.node import Node, Segment
 from ragcache_engine.knowledge.order import DOCUMENT_ORDERS
 from ragcache_engine.knowledge.reorder import ReorderQueue
@@ -23,4 +28,5 @@ __all__ = [
     "Segment",
     "Tier",
     "UnusableProfile",
+    "policy_of_tiers",
 ]

@@ -72,6 +72,9 @@ class KnowledgeTree:
     block_tokens: tokens in a block; 1 counts in tokens.
     frequency_window: a node's uses are those among so many latest completed ones, of all nodes.
     cache_depth: only the first so many segments of a path are kept; None keeps all.
+    swap_out: whether what a tier evicts is stored in the next slower one. False is for an owner that
+      stores blocks as they are computed, so that an eviction frees and copies nothing.
+    forgotten: told of each node that the tree remembers no longer.
     """
 
     def __init__(
@@ -82,6 +85,8 @@ class KnowledgeTree:
         block_tokens: int = 16,
         frequency_window: int = FREQUENCY_WINDOW,
         cache_depth: int | None = None,
+        swap_out: bool = True,
+        forgotten: Callable[[Node], None] | None = None,
     ) -> None:
         if (
             block_tokens < 1
@@ -94,6 +99,8 @@ class KnowledgeTree:
         self.block_tokens = block_tokens
         self._window = frequency_window
         self._depth = cache_depth
+        self._swap_out = swap_out
+        self._forgotten = forgotten
         self._capacity = [capacity_blocks.get(tier, 0) for tier in TIERS]
         self._used = [0] * len(TIERS)
         self._policies = [policy() for _ in TIERS]
@@ -152,16 +159,24 @@ class KnowledgeTree:
         A request that was cancelled was no use: leave this out.
         """
         computed = match.computed_tokens
-        cost = prefill_s / computed if computed > 0 else 0.0
-        self._uses += 1
         node, nodes = self._root, []
-        for place, segment in enumerate(match.path[: self._depth]):
-            node = self._child(node, segment)
+        for segment in match.path[: self._depth]:
+            node = self.child(node, segment)
             nodes.append(node)
+        self.used_by(nodes, match.whole, prefill_s / computed if computed > 0 else 0.0)
+        return tuple(nodes)
+
+    def used_by(self, nodes: Iterable[Node], whole: int, cost_s_per_token: float) -> None:
+        """Record a completed use of a path's nodes.
+
+        whole: how many of them were cached before; the others take the cost into their mean.
+        """
+        self._uses += 1
+        for place, node in enumerate(nodes):
             node.uses += 1
             node.last_use = self._uses
-            if place >= match.whole:
-                node.fold_cost(cost)
+            if place >= whole:
+                node.fold_cost(cost_s_per_token)
             for rank in self._ranks:
                 policy = self._policies[rank]
                 policy.seen(node)
@@ -173,7 +188,6 @@ class KnowledgeTree:
             old.uses -= 1
             if not old.uses:
                 self._prune(old)
-        return tuple(nodes)
 
     def admit(self, nodes: Sequence[Node], tier: Tier = Tier.DEVICE) -> list[Move]:
         """Let a path's blocks into the tier, as many from its start as its policy makes room for.
@@ -224,6 +238,10 @@ class KnowledgeTree:
         ]
         if any(below.pins for node in doomed for below in node.downwards()):
             raise ValueError(f"{name!r} is needed by a running request; forget it when that ends")
+        return self.remove(doomed)
+
+    def remove(self, doomed: Iterable[Node]) -> list[Move]:
+        """Forget nodes, with all below them, that nobody has pinned."""
         moves: list[Move] = []
         for node in doomed:
             parent = node.parent
@@ -266,9 +284,19 @@ class KnowledgeTree:
                 if not node.uses:
                     self._prune(node)
 
-    # -- inside --------------------------------------------------------------------------------
+    # -- led by an owner that knows where each block is -------------------------------------------
 
-    def _child(self, parent: Node, segment: Segment) -> Node:
+    @property
+    def root(self) -> Node:
+        """Above all paths. It owns nothing and stays."""
+        return self._root
+
+    def child(self, parent: Node, segment: Segment) -> Node:
+        """The node of a segment below another, made if it is missing.
+
+        A node that was never used, holds nothing and carries nobody is forgotten as soon as something
+        around it changes: pin it to keep it.
+        """
         if parent.children is None:
             parent.children = {}
         child = parent.children.get(segment)
@@ -276,6 +304,84 @@ class KnowledgeTree:
             child = parent.children[segment] = Node(segment, parent, self.block_tokens)
             self._nodes += 1
         return child
+
+    def split(self, node: Node, upper: Segment, lower: Segment) -> Node:
+        """Cut a node in two where its paths part; returns the upper half, new, above the old node.
+
+        upper, lower: what each half stands for; upper's tokens are whole blocks, and lower's the rest.
+          Blocks keep their tiers, the lower half its uses, its children and its pins. The new half is
+          not pinned, and counts its uses from now on.
+        """
+        parent = node.parent
+        if parent is None or parent.children is None:
+            raise ValueError("only a node of the tree can be split")
+        if upper.tokens % self.block_tokens or upper.tokens + lower.tokens != node.segment.tokens:
+            raise ValueError(f"{upper.tokens} + {lower.tokens} tokens are no split of {node}")
+        resident = list(node.resident)
+        for rank, blocks in enumerate(resident):
+            if blocks:
+                self._set(node, rank, 0)
+        del parent.children[node.segment]
+        half = self.child(parent, upper)
+        half.cost_s_per_token, half.prefills = node.cost_s_per_token, node.prefills
+        half.last_use = node.last_use
+        half.children = {lower: node}
+        node.segment, node.parent = lower, half
+        node.blocks -= half.blocks
+        for part, shares in (
+            (half, [min(blocks, half.blocks) for blocks in resident]),
+            (node, [max(blocks - half.blocks, 0) for blocks in resident]),
+        ):
+            for rank, blocks in enumerate(shares):
+                if blocks:
+                    self._set(part, rank, blocks)
+        return half
+
+    def hold(self, node: Node, tier: Tier, blocks: int) -> None:
+        """The node's first `blocks` blocks are in the tier now, whatever its policy thinks of them.
+
+        For a tier that others fill, like the device by the requests that run. Nothing happens if they
+        were there already, or if what they stand on is not.
+        """
+        rank = RANK[tier]
+        stands = node.parent is not None and self._stands_on(node.parent, rank)
+        if node.resident[rank] < blocks <= node.blocks and stands:
+            self._set(node, rank, blocks)
+
+    def grow(self, node: Node, tier: Tier, blocks: int, *, force: bool = False) -> list[Move]:
+        """Let the node's first `blocks` blocks into the tier, or as many as its policy gives room for.
+
+        Only FREE moves come back; how many blocks it got, `node.resident` tells. force: do not ask
+        whether they are worth more than those that make room.
+        """
+        rank = RANK[tier]
+        moves: list[Move] = []
+        if blocks > node.resident[rank]:
+            with self.pinned([node]):
+                upto = self._make_room(node, rank, min(blocks, node.blocks), moves, force)
+                if upto > node.resident[rank]:
+                    self._set(node, rank, upto)
+        return moves
+
+    def evict(self, tier: Tier, blocks: int) -> list[Move]:
+        """Take so many blocks from the tier, in its policy's order; fewer if the rest is pinned."""
+        rank = RANK[tier]
+        moves: list[Move] = []
+        aim = self._used[rank] - blocks
+        while (excess := self._used[rank] - aim) > 0:
+            victim = self._policies[rank].victim(self._evictable[rank])
+            if victim is None:
+                break
+            self._evict(victim, rank, min(excess, victim.resident[rank]), moves)
+        return moves
+
+    def drop(self, node: Node, tier: Tier, keep: int = 0) -> list[Move]:
+        """All but the node's first `keep` blocks are gone from the tier, and what stood on them."""
+        moves: list[Move] = []
+        self._drop(node, RANK[tier], keep, moves)
+        return moves
+
+    # -- inside --------------------------------------------------------------------------------
 
     def _evictable_in(self, rank: int) -> Callable[[Node], bool]:
         def evictable(node: Node) -> bool:
@@ -314,7 +420,9 @@ class KnowledgeTree:
                 at = upto
         self._set(node, rank, end)
 
-    def _make_room(self, node: Node, rank: int, wanted: int, moves: list[Move]) -> int:
+    def _make_room(
+        self, node: Node, rank: int, wanted: int, moves: list[Move], force: bool = False
+    ) -> int:
         """Evict for a pinned node's first `wanted` blocks; how many of them the tier may then hold.
 
         Fewer where the policy keeps others. None beyond those it holds, if what it stands on is not
@@ -324,7 +432,7 @@ class KnowledgeTree:
         policy, evictable = self._policies[rank], self._evictable[rank]
         while (missing := wanted - start - (capacity - self._used[rank])) > 0:
             victim = policy.victim(evictable)
-            if victim is None or not policy.prefers(node, victim):
+            if victim is None or not (force or policy.prefers(node, victim)):
                 break
             self._evict(victim, rank, min(missing, victim.resident[rank]), moves)
         if node.parent is None or not self._stands_on(node.parent, rank):
@@ -335,7 +443,7 @@ class KnowledgeTree:
         """Take the node's last blocks from the tier, the next slower one keeping a copy if it will."""
         end = node.resident[rank]
         self._policies[rank].evicted(node)
-        slower = self._next_slower(rank)
+        slower = self._next_slower(rank) if self._swap_out else None
         if slower is not None and node.resident[slower] < end:
             self._store(node, rank, slower, end, moves)
         self._drop(node, rank, end - blocks, moves)
@@ -427,6 +535,8 @@ class KnowledgeTree:
             parent.children = None
         node.parent = None
         self._nodes -= 1
+        if self._forgotten:
+            self._forgotten(node)
 
     # -- checking ------------------------------------------------------------------------------
 

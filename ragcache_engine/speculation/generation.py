@@ -38,7 +38,8 @@ class Speculation:
     def put(self, delta: Delta, now_s: float) -> None:
         if self.first_token_s is None:
             self.first_token_s = now_s
-            self.cached_tokens = delta.cached.total if delta.cached else 0
+        if delta.cached is not None:
+            self.cached_tokens = delta.cached.total
         self._kept.append(delta)
         self._news.set()
 
@@ -56,7 +57,7 @@ class Speculation:
             and self.is_whole
             and self.error is None
             and mine.options == request.options
-            and has_same_tokens(mine, request)
+            and is_same_prompt(mine, request)
         )
 
     def computed_tokens(self, now_s: float, token_s: float) -> int:
@@ -93,9 +94,12 @@ class Speculation:
             self.task.cancel()
 
 
-def has_same_tokens(one: BackendRequest, other: BackendRequest) -> bool:
-    return len(one.prompt) == len(other.prompt) and list(one.prompt.token_ids) == list(
-        other.prompt.token_ids
+def is_same_prompt(one: BackendRequest, other: BackendRequest) -> bool:
+    """Whether they share every tensor of their prompts: same tokens, same tenant."""
+    return (
+        one.tenant == other.tenant
+        and len(one.prompt) == len(other.prompt)
+        and list(one.prompt.token_ids) == list(other.prompt.token_ids)
     )
 
 
@@ -104,6 +108,6 @@ def joined(deltas: Sequence[Delta]) -> Delta:
     return Delta(
         text="".join(delta.text for delta in deltas),
         token_ids=tuple(token for delta in deltas for token in delta.token_ids),
-        cached=next((delta.cached for delta in deltas if delta.cached is not None), None),
+        cached=next((d.cached for d in reversed(deltas) if d.cached is not None), None),
         finish_reason=deltas[-1].finish_reason,
     )

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Callable, Hashable, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Hashable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from itertools import count
@@ -23,7 +23,7 @@ from ragcache_engine.prompt import Render, TemplateBook, find_documents, token_s
 from ragcache_engine.protocols import Backend, BackendRequest, Delta
 from ragcache_engine.speculation.decide import Move, decide, max_prefill_requests
 from ragcache_engine.speculation.gain import Estimator, ModelSpeed, mean
-from ragcache_engine.speculation.generation import Speculation, has_same_tokens
+from ragcache_engine.speculation.generation import Speculation, is_same_prompt
 from ragcache_engine.speculation.search import Search
 from ragcache_engine.values import (
     CachedTokens,
@@ -98,10 +98,11 @@ class Pipeline:
         chain: Hashable,
         template: Render | None,
         options: SamplingOptions | None,
+        tenant: str | None = None,
     ) -> Search:
         """A search that begins now. From any thread."""
         started_s = self._backend.now()
-        return Search(next(self._numbers), question, chain, template, options, started_s)
+        return Search(next(self._numbers), question, chain, template, options, tenant, started_s)
 
     def tokenized(self, prompt: str) -> TokenizedPrompt | None:
         """The prompt's tokens, if a speculation on it has made them already. From any thread."""
@@ -166,7 +167,7 @@ class Pipeline:
     def _may_start(self, search: Search) -> bool:
         if len(self._unclaimed) >= self._most_unclaimed:
             return False
-        if not self._templates.may_guess(search.chain, search.template):
+        if not self._templates.may_guess((search.chain, search.tenant), search.template):
             return False
         if search.is_wanted is None:
             search.is_wanted = not self._is_automatic or self._estimator(search.chain).wants_next(
@@ -214,7 +215,9 @@ class Pipeline:
     def _plan(self, speculation: Speculation, search: Search) -> BackendRequest | None:
         """Write the prompt that is expected. Any thread."""
         documents = speculation.documents
-        guess = self._templates.guess(search.chain, search.question, documents, search.template)
+        # What was learned of one tenant's prompts is not told to another.
+        chain = (search.chain, search.tenant)
+        guess = self._templates.guess(chain, search.question, documents, search.template)
         if guess is None:
             return None
         tokenized = self._backend.tokenize(guess.text)
@@ -224,7 +227,9 @@ class Pipeline:
         expected = guess.options or search.options or self._templates.last_options()
         options = (expected or SamplingOptions()) if guess.is_whole else _ONE_TOKEN
         speculation.is_whole = guess.is_whole
-        speculation.request = BackendRequest(self._next_request_id(), tokenized, segments, options)
+        speculation.request = BackendRequest(
+            self._next_request_id(), tokenized, segments, options, search.tenant
+        )
         return speculation.request
 
     def _note_start(self, speculation: Speculation, search: Search, tokens: int) -> None:
@@ -375,9 +380,18 @@ class Pipeline:
         if self._unclaimed:
             self._arm()
 
-    async def end_unclaimed(self, outcome: SpeculationOutcome) -> None:
-        """End all that waits for a prompt, as before the cache is cleared or the backend restarted."""
-        waiting = list(self._unclaimed.items())
+    async def end_unclaimed(
+        self, outcome: SpeculationOutcome, document_ids: Collection[str] | None = None
+    ) -> None:
+        """End what waits for a prompt, as before the cache is cleared or the backend restarted.
+
+        document_ids: only what is about one of these documents.
+        """
+        waiting = [
+            (speculation, search)
+            for speculation, search in self._unclaimed.items()
+            if document_ids is None or any(d.id in document_ids for d in speculation.documents)
+        ]
         for speculation, search in waiting:
             self._cancel(speculation, search, outcome)
         tasks = [speculation.task for speculation, _ in waiting if speculation.task]
@@ -398,9 +412,9 @@ def _why_not(speculation: Speculation, request: BackendRequest) -> SpeculationOu
     if mine is None:
         return SpeculationOutcome.NONE
     if not speculation.is_whole:
-        is_head = request.prompt.text.startswith(mine.prompt.text)
+        is_head = request.prompt.text.startswith(mine.prompt.text) and request.tenant == mine.tenant
         return SpeculationOutcome.PREFILLED if is_head else SpeculationOutcome.OTHER_PROMPT
-    if has_same_tokens(mine, request):
+    if is_same_prompt(mine, request):
         return SpeculationOutcome.OTHER_OPTIONS
     return SpeculationOutcome.OTHER_PROMPT
 

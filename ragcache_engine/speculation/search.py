@@ -22,7 +22,7 @@ class Search:
     """What is known of it, on the engine's loop; times in seconds on the backend's clock.
 
     number: by which the prompt is joined to it. started_s: when the question was asked.
-    chain, template, options: what its prompt will be like, see RAGCacheEngine.retrieval.
+    chain, template, options, tenant: what its prompt will be like, see RAGCacheEngine.retrieval.
     is_wanted: whether it is speculated on; None until that was first asked.
     documents: those of its last stage. settled_s: since when they are what they are.
     over_s: when it ended with documents. is_closed: nothing may be begun for it any more.
@@ -35,6 +35,7 @@ class Search:
     chain: Hashable
     template: Render | None
     options: SamplingOptions | None
+    tenant: str | None
     started_s: float
     is_wanted: bool | None = None
     documents: Sequence[Document] | None = None

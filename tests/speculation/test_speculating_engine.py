@@ -232,6 +232,41 @@ def test_the_same_seed_may_be_adopted(engine_on: EngineOn):
     assert answer.text.startswith("seed 1 ")
 
 
+def test_what_was_begun_for_one_tenant_is_not_adopted_by_another(engine: RAGCacheEngine):
+    prompt = TEMPLATE("Why?", [A, B])
+    with engine.retrieval("Why?", template=TEMPLATE, options=TEN, tenant="ours") as retrieval:
+        retrieval.found([A, B])
+        assert started(engine, 1)
+    theirs = engine.generate(prompt, [A, B], TEN, tenant="theirs")
+    assert theirs.usage.speculation.outcome is SpeculationOutcome.NONE
+    assert theirs.usage.cached.total == 0
+    ours = engine.generate(prompt, options=TEN, tenant="ours")
+    assert ours.usage.speculation.outcome is ADOPTED
+
+
+def test_what_one_tenant_asks_like_is_not_told_to_another(engine: RAGCacheEngine):
+    with engine.retrieval("What is it about?", tenant="ours") as retrieval:
+        retrieval.found([A, B])
+    engine.generate(TEMPLATE("What is it about?", [A, B]), options=TEN, tenant="ours")
+    for tenant, begins in (("theirs", 0), (None, 0), ("ours", 1)):
+        with engine.retrieval("And what is this about?", tenant=tenant) as retrieval:
+            retrieval.found([C, D])
+            assert not begins or started(engine, begins)
+        engine.generate("Something else.")
+        assert engine.stats().speculation.started == begins
+
+
+def test_a_forgotten_document_is_not_kept_by_what_nobody_asked_for(engine_on: EngineOn):
+    backend = Held()
+    engine = engine_on(backend, speculation="on")
+    with engine.retrieval("Why?", template=TEMPLATE, options=TEN) as retrieval:
+        retrieval.found([A, B])
+    assert eventually(lambda: backend.cached_blocks > 0)
+    engine.forget(["d0"])
+    assert (backend.running, backend.aborted) == (0, 1)
+    assert engine.stats().speculation.expired == 1
+
+
 def test_where_only_the_part_up_to_the_documents_is_known_it_is_prefilled(engine: RAGCacheEngine):
     history = ""
     for question in ("What is the first?", "And the second one?", "And what is the third?"):

@@ -14,20 +14,25 @@ from vllm.platforms import current_platform
 from vllm.usage.usage_lib import UsageContext
 
 from ragcache_engine.backends.vllm import cpu_defaults
+from ragcache_engine.backends.vllm.budget import TierBudget
+from ragcache_engine.backends.vllm.tier_arguments import tier_arguments
 from ragcache_engine.errors import ConfigError, ModelNotFound
 
 GIB = 1 << 30
 
 
 def engine_config(
-    model: str, device_cache_bytes: int | None, vllm_args: Mapping[str, Any]
+    model: str,
+    device_cache_bytes: int | None,
+    budget: TierBudget,
+    vllm_args: Mapping[str, Any],
 ) -> VllmConfig:
     """vLLM's checked configuration. Starts nothing.
 
     Raises ModelNotFound, or ConfigError for arguments that vLLM refuses and for a device cache too
     small for one request of the model's full context.
     """
-    _require_model(model)
+    require_model(model)
     chosen = _chosen_arguments(device_cache_bytes)
     if "model" in vllm_args:
         raise ConfigError("the model goes into EngineConfig(model=...), not into vllm_args")
@@ -36,6 +41,8 @@ def engine_config(
     except TypeError as error:
         raise ConfigError(f"vllm_args holds a name vLLM does not know: {error}") from error
     try:
+        for name, value in tier_arguments(arguments, budget, set(vllm_args)).items():
+            setattr(arguments, name, value)
         config = arguments.create_engine_config(UsageContext.ENGINE_CONTEXT)
     except OSError as error:
         raise ModelNotFound(
@@ -47,7 +54,7 @@ def engine_config(
     return config
 
 
-def _require_model(model: str) -> None:
+def require_model(model: str) -> None:
     """A path that does not exist must not become a question to the hub."""
     path = Path(model).expanduser()
     looks_like_path = model.startswith((".", "/", "~")) or model.count("/") > 1
@@ -66,6 +73,9 @@ def _chosen_arguments(device_cache_bytes: int | None) -> dict[str, Any]:
         arguments["block_size"] = cpu_defaults.BLOCK_TOKENS
         # torch.compile wants a C++ compiler on the user's machine and a minute at every start.
         arguments["enforce_eager"] = True
+        # A request that is cancelled ends after the running step, so steps are short; a cold prompt
+        # of 3,000 tokens took no longer in steps of 512 (docs/design.md).
+        arguments["max_num_batched_tokens"] = cpu_defaults.STEP_TOKENS
         if device_cache_bytes is None:
             free_bytes = psutil.virtual_memory().available
             arguments["kv_cache_memory_bytes"] = cpu_defaults.cache_bytes(free_bytes)

@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import multiprocessing
+import os
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from itertools import count
+from pathlib import Path
 from typing import Any, cast
 
 from vllm import SamplingParams
 from vllm.exceptions import VLLMError
 from vllm.inputs import TextPrompt, TokensPrompt, tokens_input
 from vllm.outputs import RequestOutput
+from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
 from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from ragcache_engine.backends.vllm.arguments import engine_config
+from ragcache_engine.backends.vllm.budget import TierBudget
 from ragcache_engine.backends.vllm.installed import Wheel
 from ragcache_engine.backends.vllm.main_guard import require_guarded_main
 from ragcache_engine.errors import EngineDied, EngineStartFailed, GenerationFailed
 from ragcache_engine.protocols import BackendRequest, Delta
+from ragcache_engine.tiers.counters import Counters
+from ragcache_engine.tiers.disk.folder import forget_documents
+from ragcache_engine.tiers.prompts import FIELD, request_field
 from ragcache_engine.values import (
     CachedTokens,
     FinishReason,
@@ -37,7 +48,7 @@ SHUTDOWN_S = 30.0
 class VLLMBackend:
     """Runs a model in vLLM's own processes, started and ended with it.
 
-    model, device_cache_bytes, vllm_args: as in EngineConfig.
+    model, device_cache_bytes, vllm_args: as in EngineConfig. budget: of the other tiers.
     Raises UnguardedMain, ModelNotFound.
     """
 
@@ -45,6 +56,7 @@ class VLLMBackend:
         self,
         model: str,
         device_cache_bytes: int | None,
+        budget: TierBudget,
         vllm_args: Mapping[str, Any],
         *,
         wheel: Wheel,
@@ -53,15 +65,25 @@ class VLLMBackend:
             require_guarded_main()
         self._model = model
         self._device_cache_bytes = device_cache_bytes
+        self._budget = budget
         self._vllm_args = dict(vllm_args)
         self._llm: AsyncLLM | None = None
+        self._has_tiers = False
+        self._shared_memory: Path | None = None
+        self._counters = Counters()
+        self._forgetting = count()
 
     async def start(self) -> ModelLimits:
-        config = engine_config(self._model, self._device_cache_bytes, self._vllm_args)
+        config = engine_config(self._model, self._device_cache_bytes, self._budget, self._vllm_args)
+        transfer = config.kv_transfer_config
+        self._has_tiers = transfer is not None and transfer.kv_connector == "TierConnector"
+        if transfer is not None:
+            self._shared_memory = Path(f"/dev/shm/vllm_offload_{transfer.engine_id}.mmap")
         try:
-            llm = AsyncLLM.from_vllm_config(
-                config, usage_context=UsageContext.ENGINE_CONTEXT, disable_log_stats=True
-            )
+            with _cores_as_without_connector():
+                llm = AsyncLLM.from_vllm_config(
+                    config, usage_context=UsageContext.ENGINE_CONTEXT, disable_log_stats=True
+                )
         except Exception as error:
             raise EngineStartFailed(
                 f"vLLM did not start {self._model}: {error} (the cause is in vLLM's log above; "
@@ -104,16 +126,22 @@ class VLLMBackend:
         return tokenizer.decode(list(token_ids), skip_special_tokens=True)
 
     async def generate(self, request: BackendRequest) -> AsyncGenerator[Delta, None]:
+        params = sampling_params(request.options)
+        if self._has_tiers:
+            params.extra_args = {"kv_transfer_params": _carried(request)}
         outputs = self._running_llm().generate(
-            tokens_input(list(request.prompt.token_ids), prompt=request.prompt.text),
-            sampling_params(request.options),
+            tokens_input(
+                list(request.prompt.token_ids),
+                prompt=request.prompt.text,
+                cache_salt=request.tenant,
+            ),
+            params,
             request.request_id,
         )
         try:
-            first = True
             async for output in outputs:
-                yield _delta(output, first)
-                first = False
+                self._note_counters(output)
+                yield _delta(output)
         except EngineDeadError as error:
             raise EngineDied(
                 "vLLM's process ended by itself, often for want of memory: see its log above, and "
@@ -128,13 +156,41 @@ class VLLMBackend:
         return time.monotonic()
 
     async def clear_cache(self) -> bool:
-        return await self._running_llm().reset_prefix_cache()
+        return await self._running_llm().reset_prefix_cache(reset_connector=self._has_tiers)
+
+    async def forget(self, document_ids: Sequence[str]) -> None:
+        llm = self._running_llm()
+        if not self._has_tiers:
+            if not await llm.reset_prefix_cache():
+                raise GenerationFailed(
+                    "vLLM's own cache forgets nothing while requests run; wait for them to end"
+                )
+            return
+        # A request of one token takes the word to the scheduler's process.
+        params = SamplingParams(max_tokens=1, detokenize=False)
+        params.extra_args = {"kv_transfer_params": request_field(forget=document_ids)}
+        name = f"ragcache-forget-{next(self._forgetting)}"
+        async for output in llm.generate(tokens_input([0]), params, name):
+            self._note_counters(output)
+        if self._budget.disk_bytes:
+            # Files of earlier lives and of other engines, which the scheduler does not know.
+            await asyncio.to_thread(forget_documents, self._budget.folder(), document_ids)
+
+    def counters(self) -> Counters:
+        return self._counters
+
+    def _note_counters(self, output: RequestOutput) -> None:
+        if told := (output.kv_transfer_params or {}).get(FIELD):
+            self._counters = Counters.from_dict(told["counters"])
 
     async def close(self) -> None:
         llm, self._llm = self._llm, None
         if llm:
             llm.shutdown(timeout=SHUTDOWN_S)
             multiprocessing.active_children()  # reaps those that died before their shutdown
+        if self._shared_memory:  # of a process that was killed
+            with contextlib.suppress(OSError):
+                self._shared_memory.unlink()
 
 
 def sampling_params(options: SamplingOptions) -> SamplingParams:
@@ -155,7 +211,15 @@ def sampling_params(options: SamplingOptions) -> SamplingParams:
     )
 
 
-def _delta(output: RequestOutput, first: bool) -> Delta:
+def _carried(request: BackendRequest) -> dict[str, Any]:
+    """What the request tells the scheduler. Never empty: without anything, vLLM would ask why."""
+    segments = [(segment.end, segment.document_id) for segment in request.segments]
+    while segments and segments[-1][1] is None:
+        segments.pop()  # the question is nobody's document
+    return {**request_field(segments), "request": request.request_id}
+
+
+def _delta(output: RequestOutput) -> Delta:
     completion = output.outputs[0]
     if completion.finish_reason not in (None, "stop", "length"):
         raise GenerationFailed(
@@ -164,6 +228,28 @@ def _delta(output: RequestOutput, first: bool) -> Delta:
     return Delta(
         text=completion.text,
         token_ids=tuple(completion.token_ids),
-        cached=CachedTokens(device=output.num_cached_tokens or 0) if first else None,
+        cached=_cached(output),
         finish_reason=FinishReason(completion.finish_reason) if completion.finish_reason else None,
     )
+
+
+def _cached(output: RequestOutput) -> CachedTokens:
+    """By tier once the request has ended, and until then as if all came from the device."""
+    told = (output.kv_transfer_params or {}).get(FIELD, {}).get("tokens")
+    if told is None:
+        return CachedTokens(device=output.num_cached_tokens or 0)
+    return CachedTokens(**told)
+
+
+@contextmanager
+def _cores_as_without_connector() -> Iterator[None]:
+    """vLLM's CPU build keeps a core free for the network of a connector; ours has none."""
+    name = "VLLM_CPU_NUM_OF_RESERVED_CPU"
+    if name in os.environ or not current_platform.is_cpu():
+        yield
+        return
+    os.environ[name] = "1"
+    try:
+        yield
+    finally:
+        del os.environ[name]

@@ -7,6 +7,9 @@ BLOCK_TOKENS = 32
 
 CACHE_MOST_BYTES = 4 << 30
 
+STEP_TOKENS = 512
+"""Tokens the model computes in one step, at most."""
+
 
 def cache_bytes(free_bytes: int) -> int:
     """Bytes for the device cache: a quarter of the free memory, where vLLM would take nine tenths."""

@@ -11,6 +11,7 @@ from ragcache_engine.knowledge.eviction.lfu import LFU
 from ragcache_engine.knowledge.eviction.lru import LRU
 from ragcache_engine.knowledge.eviction.pgdsf import PGDSF
 from ragcache_engine.knowledge.eviction.policy import EvictionPolicy
+from ragcache_engine.knowledge.eviction.popularity import Popularity
 from ragcache_engine.knowledge.eviction.s3fifo import S3FIFO
 from ragcache_engine.knowledge.eviction.sieve import SIEVE
 from ragcache_engine.knowledge.eviction.wtinylfu import WTinyLFU
@@ -29,6 +30,15 @@ POLICIES: dict[str, Callable[[], EvictionPolicy]] = {
 
 DEFAULT_POLICY = "halflife"
 
+
+def policy_of_tiers(name: str) -> Callable[[], EvictionPolicy]:
+    """Makes the policies of one tree's tiers, which share what can be shared. KeyError if unknown."""
+    if name != "halflife":
+        return POLICIES[name]
+    popularity = Popularity()
+    return lambda: HalfLife(popularity=popularity)
+
+
 __all__ = [
     "ARC",
     "DEFAULT_POLICY",
@@ -42,4 +52,5 @@ __all__ = [
     "EvictionPolicy",
     "HalfLife",
     "WTinyLFU",
+    "policy_of_tiers",
 ]

@@ -32,11 +32,18 @@ class HalfLife(Ranked):
     """Lowest rate of use first, counted with the half-life that forecasts best.
 
     half_lives: to choose among, in requests.
+    popularity: to share between the tiers of one tree, instead of one of its own.
     """
 
-    def __init__(self, half_lives: Sequence[float] = HALF_LIVES) -> None:
+    def __init__(
+        self,
+        half_lives: Sequence[float] = HALF_LIVES,
+        *,
+        popularity: Popularity | None = None,
+    ) -> None:
         super().__init__()
-        self._popularity = Popularity(half_lives)
+        self._popularity = popularity or Popularity(half_lives)
+        self._believed = self._popularity.half_life
 
     @property
     def half_life(self) -> float:
@@ -47,7 +54,9 @@ class HalfLife(Ranked):
         return self._popularity.log2_rate(node)
 
     def seen(self, node: Node) -> None:
-        if self._popularity.use(node):
+        self._popularity.use(node)
+        if self._popularity.half_life != self._believed:
+            self._believed = self._popularity.half_life
             self.rank_anew()
 
     def prefers(self, newcomer: Node, victim: Node) -> bool:

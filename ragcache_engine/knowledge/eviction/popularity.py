@@ -99,6 +99,7 @@ class Popularity:
         self._levels: list[_Level] = []
         self._records: dict[Node, _Record] = {}
         self._sweep_at = FIRST_SWEEP
+        self._latest: Node | None = None
 
     @property
     def half_life(self) -> float:
@@ -110,7 +111,13 @@ class Popularity:
         return len(self._records)
 
     def use(self, node: Node) -> bool:
-        """Take in a completed use. Returns whether another half-life is believed from now on."""
+        """Take in a completed use. Returns whether another half-life is believed from now on.
+
+        Told of the same use by several tiers one after the other, it counts it once.
+        """
+        if node is self._latest and node.last_use == self._now:
+            return False
+        self._latest = node
         changed = node.last_use != self._now and self._next_request(node.last_use)
         record = self._records.get(node)
         if record is None:

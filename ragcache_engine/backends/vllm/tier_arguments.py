@@ -1,0 +1,91 @@
+"""The arguments that put the knowledge tree into vLLM: a scheduler, a connector, and their settings."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Set
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import psutil
+from vllm.config import KVTransferConfig, ModelConfig
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.platforms import current_platform
+
+from ragcache_engine.backends.vllm.budget import TierBudget
+from ragcache_engine.backends.vllm.tiers.settings import TierSettings
+
+logger = logging.getLogger(__name__)
+
+OURS = ("scheduler_cls", "kv_transfer_config")
+PACKAGE = "ragcache_engine.backends.vllm.tiers"
+
+
+def tier_arguments(
+    arguments: AsyncEngineArgs, budget: TierBudget, given: Set[str]
+) -> dict[str, Any]:
+    """What to add to vLLM's arguments; nothing, with a warning, where the tree cannot decide.
+
+    given: names of the arguments that the user chose.
+    """
+    if taken := [name for name in OURS if name in given]:
+        logger.warning(
+            "vllm_args holds %s, so vLLM's own cache is used, without knowledge tree and tiers",
+            " and ".join(taken),
+        )
+        return {}
+    model = arguments.create_model_config()
+    if reason := _unsupported(model):
+        logger.warning(
+            "vLLM's own cache is used, without knowledge tree and tiers, for the model %s", reason
+        )
+        return {}
+    settings = TierSettings(
+        policy=budget.policy,
+        host_bytes=budget.host_bytes_for(
+            is_cpu=current_platform.is_cpu(), free_bytes=psutil.virtual_memory().available
+        ),
+        disk_bytes=budget.disk_bytes,
+        disk_folder=str(budget.folder()) if budget.disk_bytes else None,
+        reorder_window=budget.reorder_window,
+        cache_depth=budget.cache_depth,
+        model=f"{model.model} {_fingerprint(model)}",
+        rope=json.dumps(getattr(model.hf_text_config, "rope_parameters", None), default=str),
+    )
+    return {
+        "scheduler_cls": f"{PACKAGE}.scheduler.TierScheduler",
+        "kv_transfer_config": KVTransferConfig(
+            kv_connector="TierConnector",
+            kv_connector_module_path=f"{PACKAGE}.connector",
+            kv_role="kv_both",
+            kv_load_failure_policy="recompute",
+            kv_connector_extra_config=settings.to_extra_config(),
+        ),
+    }
+
+
+def _unsupported(model: ModelConfig) -> str | None:
+    """Why the tree cannot decide over the model's blocks: it wants one kind of block, each full."""
+    if model.is_hybrid or model.is_attention_free:
+        return "keeps states that are no key-value tensors"
+    if model.get_sliding_window():
+        return "attends through a sliding window"
+    if model.is_encoder_decoder:
+        return "is an encoder and decoder"
+    return None
+
+
+def _fingerprint(model: ModelConfig) -> str:
+    """Another one for other weights: sizes and times of the model's files, and its configuration."""
+    digest = blake2b(digest_size=8)
+    digest.update(model.hf_config.to_json_string(use_diff=False).encode())
+    folder = Path(model.model)
+    if folder.is_dir():
+        for path in sorted(folder.glob("*.safetensors")) + sorted(folder.glob("*.bin")):
+            stat = path.stat()
+            digest.update(f"{path.name} {stat.st_size} {stat.st_mtime_ns}".encode())
+    else:
+        digest.update(str(model.revision).encode())
+    return digest.hexdigest()

@@ -1,0 +1,12 @@
+"""The knowledge tree over vLLM's own extension points: what runs inside vLLM's processes.
+
+| class | extension point of vLLM |
+|---|---|
+| TierScheduler | `scheduler_cls` |
+| FreeBlocks | `BlockPool.free_block_queue`, replaced once after construction |
+| WaitingQueue | `Scheduler.waiting`, replaced once after construction |
+| TierConnector | `kv_connector_module_path`, a subclass of OffloadingConnector |
+| TierSpec | `spec_module_path`, a subclass of TieringOffloadingSpec |
+| TierManager | made by TierSpec.get_manager, an OffloadingManager |
+| HostCopyWorker | made by TierSpec.get_worker on the CPU platform, an OffloadingWorker |
+"""

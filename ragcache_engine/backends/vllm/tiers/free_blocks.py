@@ -1,0 +1,49 @@
+"""vLLM's queue of free blocks, in the order of the knowledge tree instead of LRU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue, KVCacheBlock
+
+from ragcache_engine.tiers.device import DeviceBlocks
+
+
+class FreeBlocks(FreeKVCacheBlockQueue):
+    """Takes the place of a block pool's `free_block_queue`; what it asks for is all here."""
+
+    def __init__(self, device: DeviceBlocks[KVCacheBlock]) -> None:
+        # The parent's linked list stays empty: the order is the device's.
+        super().__init__([])
+        self._device = device
+        self.num_free_blocks = len(device)
+
+    def popleft(self) -> KVCacheBlock:
+        return self.popleft_n(1)[0]
+
+    def popleft_n(self, n: int) -> list[KVCacheBlock]:
+        if n > self.num_free_blocks:
+            raise ValueError(f"{n} blocks asked for, {self.num_free_blocks} are free")
+        self.num_free_blocks -= n
+        return self._device.take(n)
+
+    def remove(self, block: KVCacheBlock) -> None:
+        self._device.remove(block)
+        self.num_free_blocks -= 1
+
+    def append(self, block: KVCacheBlock) -> None:
+        self._put_back([block])
+
+    def append_n(self, blocks: list[KVCacheBlock]) -> None:
+        self._put_back(blocks)
+
+    def prepend_n(self, blocks: list[KVCacheBlock]) -> None:
+        self._put_back(blocks)
+
+    def get_all_free_blocks(self) -> list[KVCacheBlock]:
+        return self._device.all()
+
+    def _put_back(self, blocks: Iterable[KVCacheBlock]) -> None:
+        returned = list(blocks)
+        self._device.put_back(returned)
+        self.num_free_blocks += len(returned)

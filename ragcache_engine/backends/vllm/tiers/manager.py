@@ -1,0 +1,94 @@
+"""vLLM's door to the slower tiers, opened on the keeper: what to load, what to store, and where."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import (
+    OffloadingConnectorStats,
+)
+from vllm.v1.kv_offload.base import (
+    LoadStoreSpec,
+    LookupResult,
+    OffloadingManager,
+    OffloadKey,
+    OffloadPolicy,
+    PrepareStoreOutput,
+    ReqContext,
+    RequestOffloadingContext,
+    ScheduleEndContext,
+    get_offload_block_hash,
+    make_offload_key,
+)
+from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
+
+from ragcache_engine.backends.vllm.tiers.metrics import Reporter
+from ragcache_engine.backends.vllm.tiers.timing import timed
+from ragcache_engine.tiers.keeper import Keeper, Presence
+
+_ANSWERS = {
+    Presence.HERE: LookupResult.HIT,
+    Presence.COMING: LookupResult.HIT_PENDING,
+    Presence.AWAY: LookupResult.MISS,
+}
+
+ONLY_GROUP = 0
+"""Models with one group of layers are supported; vLLM numbers the groups, and its keys say which."""
+
+
+class TierManager(OffloadingManager):
+    """Asked by vLLM's scheduler, for one block at a time or for a request's new blocks."""
+
+    def __init__(self, keeper: Keeper, close: Callable[[], None]) -> None:  # type: ignore[type-arg]
+        self.keeper = keeper
+        self._close = close
+        self._reporter = Reporter()
+
+    def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
+        # All of a request's blocks are offered, not only those it computed: a document that is hit on
+        # the device may deserve a place in the host that it did not have before.
+        return RequestOffloadingContext(OffloadPolicy.REQUEST_LEVEL)
+
+    def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
+        return _ANSWERS[self.keeper.presence(req_context.req_id, get_offload_block_hash(key))]
+
+    def prepare_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> LoadStoreSpec:
+        return CPULoadStoreSpec(self.keeper.load(map(get_offload_block_hash, keys)))
+
+    def complete_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:
+        self.keeper.loaded(map(get_offload_block_hash, keys))
+
+    def prepare_store(
+        self, keys: Collection[OffloadKey], req_context: ReqContext
+    ) -> PrepareStoreOutput:
+        with timed(self.keeper, req_context.req_id):
+            stored = self.keeper.store(
+                req_context.req_id, [get_offload_block_hash(key) for key in keys]
+            )
+        return PrepareStoreOutput(
+            keys_to_store=[make_offload_key(key, ONLY_GROUP) for key, _ in stored],
+            store_spec=CPULoadStoreSpec([slot for _, slot in stored]),
+            evicted_keys=[],
+        )
+
+    def complete_store(
+        self, keys: Collection[OffloadKey], req_context: ReqContext, success: bool = True
+    ) -> None:
+        self.keeper.stored(map(get_offload_block_hash, keys))
+
+    def on_schedule_end(self, context: ScheduleEndContext) -> None:
+        for request in context.preempted_req_ids:
+            self.keeper.waits_again(request)
+        self.keeper.step()
+
+    def has_pending_work(self) -> bool:
+        return self.keeper.waits_for_disk
+
+    def reset_cache(self) -> None:
+        self.keeper.host_cleared()
+
+    def get_stats(self) -> OffloadingConnectorStats | None:
+        return self._reporter.report(self.keeper.counters)
+
+    def shutdown(self) -> None:
+        self._close()

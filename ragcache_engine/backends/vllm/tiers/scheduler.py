@@ -1,0 +1,75 @@
+"""vLLM's scheduler with the order of its queues decided by the knowledge tree."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from vllm.v1.core.kv_cache_utils import KVCacheBlock, get_block_hash
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.request_queue import SchedulingPolicy
+from vllm.v1.engine import EngineCoreOutputs
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.request import Request
+
+from ragcache_engine.backends.vllm.tiers.connector import TierConnector
+from ragcache_engine.backends.vllm.tiers.free_blocks import FreeBlocks
+from ragcache_engine.backends.vllm.tiers.waiting import WaitingQueue
+from ragcache_engine.tiers.ledger import Key
+
+
+class TierScheduler(AsyncScheduler):
+    """Replaces two queues of its parent, and measures how long its steps take."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        assert isinstance(self.connector, TierConnector)
+        settings = self.connector.settings
+        self._keeper = keeper = self.connector.keeper
+        pool = self.kv_cache_manager.block_pool
+        if settings.own_device_order:
+            device = keeper.attach_device(
+                pool.free_block_queue.get_all_free_blocks(),
+                key_of=_key_of,
+                is_cached=lambda key: pool.get_cached_block(key, [0]) is not None,  # type: ignore[arg-type]
+                drop_cached=lambda blocks: pool.evict_blocks({b.block_id for b in blocks}),
+            )
+            pool.free_block_queue = FreeBlocks(device)
+        if self.policy is SchedulingPolicy.FCFS and settings.reorder_window > 1:
+            self.waiting = WaitingQueue(self._ratio, settings.reorder_window)
+        self._steps: dict[int, tuple[float, int]] = {}
+        self._step_ended_s = 0.0
+
+    def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
+        output = super().schedule(throttle_prefills)
+        computing = [tokens for tokens in output.num_scheduled_tokens.values() if tokens > 1]
+        if computing:
+            self._steps[id(output)] = (time.monotonic(), sum(computing))
+        return output
+
+    def update_from_output(
+        self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
+    ) -> dict[int, EngineCoreOutputs]:
+        now_s = time.monotonic()
+        began_s, tokens = self._steps.pop(id(scheduler_output), (now_s, 0))
+        if tokens:
+            # Steps overlap: this one began when the one before it had ended, at the earliest.
+            self._keeper.computing.stepped(0, tokens, now_s - max(began_s, self._step_ended_s))
+        self._step_ended_s = now_s
+        return super().update_from_output(scheduler_output, model_runner_output)
+
+    def reset_prefix_cache(
+        self, reset_running_requests: bool = False, reset_connector: bool = False
+    ) -> bool:
+        done = super().reset_prefix_cache(reset_running_requests, reset_connector)
+        if done:
+            self._keeper.device_cleared()
+        return done
+
+    def _ratio(self, request: Request) -> float | None:
+        return self._keeper.ratio(request.request_id)
+
+
+def _key_of(block: KVCacheBlock) -> Key | None:
+    return None if block.block_hash is None else get_block_hash(block.block_hash)

@@ -1,0 +1,131 @@
+"""Makes the parts of the tiers: the keeper beside vLLM's scheduler, the copying beside its model."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from vllm.platforms import current_platform
+from vllm.v1.core.kv_cache_utils import KVCacheBlock
+from vllm.v1.kv_offload.base import (
+    CanonicalKVCaches,
+    OffloadingManager,
+    OffloadingMetricMetadata,
+    OffloadingWorker,
+)
+from vllm.v1.kv_offload.config import OffloadingConfig
+from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
+from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
+
+from ragcache_engine.backends.vllm.tiers.host_copy import HostCopyWorker
+from ragcache_engine.backends.vllm.tiers.manager import TierManager
+from ragcache_engine.backends.vllm.tiers.metrics import definitions
+from ragcache_engine.backends.vllm.tiers.settings import TierSettings
+from ragcache_engine.knowledge import CostProfile, policy_of_tiers
+from ragcache_engine.tiers.disk.block_file import Origin
+from ragcache_engine.tiers.disk.folder import DiskFolder
+from ragcache_engine.tiers.disk.transfers import DiskTransfers
+from ragcache_engine.tiers.host import HostSlots
+from ragcache_engine.tiers.keeper import Keeper
+
+logger = logging.getLogger(__name__)
+
+
+class TierSpec(TieringOffloadingSpec):
+    """vLLM makes one in each of its processes."""
+
+    @classmethod
+    def build_metric_definitions(
+        cls, extra_config: dict[str, Any]
+    ) -> dict[str, OffloadingMetricMetadata]:
+        return definitions()
+
+    def __init__(self, config: OffloadingConfig) -> None:
+        super().__init__(config)
+        self._settings = TierSettings.from_extra_config(config.extra_config)
+        self._tier_manager: TierManager | None = None
+        self._tier_worker: OffloadingWorker | None = None
+
+    def get_manager(self) -> OffloadingManager:
+        if self._tier_manager is None:
+            self._tier_manager = self._make_manager()
+        return self._tier_manager
+
+    def get_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
+        if self._tier_worker is None:
+            if current_platform.is_cpu() or not self.num_chunks:
+                region = self._region(self.config.parallel.rank) if self.num_chunks else None
+                self._tier_worker = HostCopyWorker(kv_caches, region)
+            else:
+                self._tier_worker = self.create_worker(kv_caches)
+        return self._tier_worker
+
+    def _make_manager(self) -> TierManager:
+        settings = self._settings
+        (group,) = self.config.groups
+        keeper: Keeper[KVCacheBlock] = Keeper(
+            policy=policy_of_tiers(settings.policy),
+            block_tokens=group.tokens_per_block,
+            block_bytes=self.kv_bytes_per_chunk,
+            host=HostSlots(self.num_chunks),
+            disk_blocks=self._disk_blocks(),
+            profile=CostProfile.from_json(settings.profile) if settings.profile else None,
+            protect=settings.reorder_window,
+        )
+        with ExitStack() as undo:
+            if self.num_chunks:
+                region = self._region(None)
+                undo.callback(region.cleanup)
+                if settings.disk_bytes:
+                    self._attach_disk(keeper, region, undo)
+            return TierManager(keeper, undo.pop_all().close)
+
+    def _disk_blocks(self) -> int:
+        """Blocks of the disk tier, with what a file needs beside its tensors."""
+        return self._settings.disk_bytes // (self.kv_bytes_per_chunk + 1024)
+
+    def _attach_disk(
+        self, keeper: Keeper[KVCacheBlock], region: SharedOffloadRegion, undo: ExitStack
+    ) -> None:
+        settings, config = self._settings, self.config
+        assert settings.disk_folder is not None
+        parallel = config.parallel
+        origin = Origin(
+            model=settings.model,
+            dtype=config.model.dtype,
+            rope=settings.rope,
+            block_tokens=keeper.block_tokens,
+            layout=f"{config.kv_cache_layout} {self.kv_bytes_per_chunk} "
+            f"tp{parallel.tp_size} pp{parallel.pp_size} of {parallel.world_size}",
+        )
+        try:
+            folder = DiskFolder(Path(settings.disk_folder), origin, settings.disk_bytes)
+        except OSError as error:
+            logger.warning(
+                "the disk tier is switched off, for its folder cannot be used: %s. Answers go on; "
+                "give another disk_cache_dir to have it",
+                error,
+            )
+            return
+        rows = region.create_kv_memoryview()
+        undo.callback(rows.release)
+        size = self.kv_bytes_per_chunk
+        flat = rows.cast("B")
+        undo.callback(flat.release)
+        transfers = DiskTransfers(
+            folder, lambda slot: flat[slot * size : (slot + 1) * size], keeper.knows_file
+        )
+        undo.callback(transfers.close)
+        keeper.attach_disk(transfers)
+
+    def _region(self, rank: int | None) -> SharedOffloadRegion:
+        """The host tier's memory, mapped into this process. rank: None for the scheduler's."""
+        return SharedOffloadRegion(
+            engine_id=self.config.engine_id,
+            num_chunks=self.num_chunks,
+            rank=rank,
+            kv_bytes_per_chunk=self.kv_bytes_per_chunk,
+            cpu_page_size=self.cpu_page_size_per_worker,
+        )

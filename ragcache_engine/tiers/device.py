@@ -1,0 +1,171 @@
+"""The free blocks of device memory, in the order in which they are to be overwritten.
+
+First those that hold nothing, then those nobody will ask for again (questions, answers, and copies of
+what is there already), oldest first, then what the knowledge tree gives up.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from typing import Generic, Protocol, TypeVar
+
+from ragcache_engine.knowledge import KnowledgeTree, Move, Node, Tier
+from ragcache_engine.knowledge.tier import RANK
+from ragcache_engine.tiers.ledger import BlockLedger, Key, PerBlock
+
+DEVICE = RANK[Tier.DEVICE]
+
+
+class Block(Protocol):
+    """A block of device memory, as vLLM numbers them."""
+
+    @property
+    def block_id(self) -> int: ...
+
+
+B = TypeVar("B", bound=Block)
+
+
+class DeviceBlocks(Generic[B]):
+    """Blocks nobody computes with. Those that do come back here when they end.
+
+    key_of: what a block holds, None for nothing.
+    carry_out: frees what the tree moves out of any tier; for the device, it calls `freed`.
+    relent: gives up what is kept for requests that only wait; False if there was nothing of it.
+    """
+
+    def __init__(
+        self,
+        tree: KnowledgeTree,
+        ledger: BlockLedger,
+        key_of: Callable[[B], Key | None],
+        carry_out: Callable[[Iterable[Move]], None],
+        relent: Callable[[], bool],
+    ) -> None:
+        self._tree = tree
+        self._ledger = ledger
+        self._key_of = key_of
+        self._carry_out = carry_out
+        self._relent = relent
+        self._empty: OrderedDict[int, B] = OrderedDict()
+        self._loose: OrderedDict[int, B] = OrderedDict()
+        self._owned: dict[int, B] = {}  # in the tree, and free
+        self._blocks: PerBlock[B] = PerBlock()
+
+    def __len__(self) -> int:
+        return len(self._empty) + len(self._loose) + len(self._owned)
+
+    def all(self) -> list[B]:
+        """In no order that matters but for the first ones."""
+        return [*self._empty.values(), *self._loose.values(), *self._owned.values()]
+
+    def put_back(self, blocks: Iterable[B]) -> None:
+        """Blocks that no request computes with any more."""
+        owned: dict[Node, list[int]] = {}
+        for block in blocks:
+            key = self._key_of(block)
+            if key is None:
+                self._empty[block.block_id] = block
+                continue
+            found = self._ledger.owner(key)
+            if found is None or self._is_copy(block, *found):
+                self._loose[block.block_id] = block
+                continue
+            node, at = found
+            self._blocks.put(node, at, block)
+            self._owned[block.block_id] = block
+            owned.setdefault(node, []).append(at)
+        for node in sorted(owned, key=lambda node: node.end):
+            self._settle(node, owned[node])
+
+    def take(self, count: int) -> list[B]:
+        """So many blocks, to be overwritten. The caller has made sure that there are as many."""
+        taken: list[B] = []
+        while len(taken) < count:
+            if self._empty:
+                taken.append(self._empty.popitem()[1])
+            elif self._loose:
+                taken.append(self._loose.popitem(last=False)[1])
+            else:
+                self._make_room(count - len(taken))
+        return taken
+
+    def remove(self, block: B) -> None:
+        """A request computes with the block from now on. KeyError if it was not free."""
+        for free in (self._owned, self._loose, self._empty):
+            if free.pop(block.block_id, None) is not None:
+                return
+        raise KeyError(f"block {block.block_id} is not free")
+
+    def freed(self, node: Node, start: int, end: int) -> None:
+        """The tree has given up the node's blocks [start, end)."""
+        for at in range(start, end):
+            block = self._blocks.take(node, at)
+            # A block somebody still computes with comes back by itself.
+            if block is not None and self._owned.pop(block.block_id, None) is not None:
+                self._empty[block.block_id] = block
+
+    def forget_loose(self) -> None:
+        """Blocks outside the tree are the first to be overwritten from now on."""
+        self._empty.update(self._loose)
+        self._loose.clear()
+
+    def left_over(self) -> list[B]:
+        """Free blocks that still hold what the tree has given up."""
+        return [block for block in self._empty.values() if self._key_of(block) is not None]
+
+    def clear(self) -> None:
+        """No block holds anything any more."""
+        self._empty.update(self._loose)
+        self._empty.update(self._owned)
+        self._loose.clear()
+        self._owned.clear()
+        self._blocks.clear()
+
+    def split(self, upper: Node, lower: Node) -> None:
+        self._blocks.split(upper, lower)
+
+    def forget(self, node: Node) -> None:
+        """The tree has forgotten the node."""
+        for block in self._blocks.forget(node):
+            if self._owned.pop(block.block_id, None) is not None:
+                self._empty[block.block_id] = block
+
+    def _is_copy(self, block: B, node: Node, at: int) -> bool:
+        """Whether another block with the same content is free already."""
+        known: Sequence[B | None] = self._blocks.of(node)
+        other = known[at] if known else None
+        return other is not None and other is not block and other.block_id in self._owned
+
+    def _settle(self, node: Node, places: Iterable[int]) -> None:
+        """Tell the tree of blocks it did not know to be here; those it cannot take are loose."""
+        known = self._blocks.of(node)
+        upto = node.resident[DEVICE]
+        while upto < node.blocks and known[upto] is not None:
+            upto += 1
+        self._tree.hold(node, Tier.DEVICE, upto)
+        for at in places:
+            if at >= node.resident[DEVICE]:
+                block = self._blocks.take(node, at)
+                assert block is not None
+                self._loose[block.block_id] = self._owned.pop(block.block_id)
+
+    def _make_room(self, count: int) -> None:
+        """Let the tree give up blocks until at least one is empty."""
+        while not self._empty:
+            moves = self._tree.evict(Tier.DEVICE, count)
+            if moves:
+                self._carry_out(moves)
+            elif not self._relent():
+                self._give_up_any()
+
+    def _give_up_any(self) -> None:
+        """Free blocks whose requests were preempted: their nodes are pinned, and the tree keeps them."""
+        _, block = self._owned.popitem()
+        self._empty[block.block_id] = block
+        key = self._key_of(block)
+        found = self._ledger.owner(key) if key else None
+        if found:
+            node, at = found
+            self._carry_out(self._tree.drop(node, Tier.DEVICE, at))

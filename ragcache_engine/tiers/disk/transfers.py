@@ -1,0 +1,160 @@
+"""Copies between host slots and files, on threads of their own, so that nobody waits for a disk."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Protocol
+
+from ragcache_engine.tiers.disk.block_file import UnusableFile
+from ragcache_engine.tiers.disk.folder import DiskFolder, Refused
+
+logger = logging.getLogger(__name__)
+
+ERRORS_IN_A_ROW = 8
+"""So many failed writes in a row, and the disk is written to no more."""
+
+
+class Slots(Protocol):
+    """The host tier's memory: a slot's bytes."""
+
+    def __call__(self, slot: int) -> memoryview: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A block to be copied. name: of its file. documents: marks of those it was computed from."""
+
+    name: str
+    slot: int
+    documents: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A copy that has ended. failure: None if it went well, else a word to count it by."""
+
+    wanted: Wanted
+    is_read: bool
+    size_bytes: int
+    seconds: float
+    failure: str | None = None
+
+
+class DiskTransfers:
+    """One thread reads, one writes, each in the order asked. Made, asked and polled by one thread.
+
+    slots: the slots' memory; a slot is left alone until its copy is reported.
+    is_known: whether the tree knows a file's name; called from the writing thread.
+    """
+
+    def __init__(self, folder: DiskFolder, slots: Slots, is_known: Callable[[str], bool]) -> None:
+        self._folder = folder
+        self._slots = slots
+        self._is_known = is_known
+        self._reads: SimpleQueue[Wanted | None] = SimpleQueue()
+        self._writes: SimpleQueue[Wanted | str | None] = SimpleQueue()
+        self._done: SimpleQueue[Done] = SimpleQueue()
+        self.reading = self.writing = 0
+        self.is_writable = True
+        self._failed_writes = 0
+        self._leaving: set[str] = set()
+        self._threads = [
+            threading.Thread(target=run, name=name, daemon=True)
+            for run, name in (
+                (self._read_all, "ragcache-read"),
+                (self._write_all, "ragcache-write"),
+            )
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def read(self, wanted: Wanted) -> None:
+        self.reading += 1
+        self._reads.put(wanted)
+
+    def holds(self, name: str) -> bool:
+        """Whether there is a file of this name, and it is to stay."""
+        return name not in self._leaving and self._folder.holds(name)
+
+    def write(self, wanted: Wanted) -> None:
+        self.writing += 1
+        self._leaving.discard(wanted.name)
+        self._writes.put(wanted)
+
+    def remove(self, name: str) -> None:
+        """Remove a file, after the writes asked for before. From now on it counts as gone."""
+        self._leaving.add(name)
+        self._writes.put(name)
+
+    def finished(self) -> list[Done]:
+        """Copies that have ended since the last call."""
+        ended: list[Done] = []
+        while not self._done.empty():
+            done = self._done.get_nowait()
+            if done.is_read:
+                self.reading -= 1
+            else:
+                self.writing -= 1
+            ended.append(done)
+        return ended
+
+    def close(self, timeout_s: float = 10.0) -> None:
+        """End after the copies asked for; those that take longer than the timeout are given up."""
+        self._reads.put(None)
+        self._writes.put(None)
+        deadline = time.monotonic() + timeout_s
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+    def _read_all(self) -> None:
+        while (wanted := self._reads.get()) is not None:
+            start = time.perf_counter()
+            size_bytes, failure = 0, None
+            try:
+                size_bytes = self._folder.read(wanted.name, self._slots(wanted.slot))
+            except FileNotFoundError:
+                failure = "missing"
+            except UnusableFile as error:
+                failure = "damaged"
+                logger.warning("a block of the disk tier is unusable and was removed: %s", error)
+            except Exception as error:
+                failure = "unreadable"
+                logger.warning("a block of the disk tier cannot be read: %s", error)
+            self._done.put(Done(wanted, True, size_bytes, time.perf_counter() - start, failure))
+
+    def _write_all(self) -> None:
+        while (wanted := self._writes.get()) is not None:
+            if isinstance(wanted, str):
+                self._folder.remove(wanted)
+                self._leaving.discard(wanted)
+                continue
+            start = time.perf_counter()
+            size_bytes, failure = 0, None
+            try:
+                if not self.is_writable:
+                    raise Refused("the disk tier is not written to any more")
+                size_bytes = self._folder.write(
+                    wanted.name, wanted.documents, self._slots(wanted.slot), self._is_known
+                )
+                self._failed_writes = 0
+            except Refused:
+                failure = "full"
+            except Exception as error:
+                failure = "unwritable"
+                self._count_failure(error)
+            self._done.put(Done(wanted, False, size_bytes, time.perf_counter() - start, failure))
+
+    def _count_failure(self, error: Exception) -> None:
+        self._failed_writes += 1
+        if self._failed_writes == ERRORS_IN_A_ROW:
+            self.is_writable = False
+            logger.warning(
+                "the disk tier cannot be written (%s) and is only read from now on; answers go on. "
+                "Make room in its folder, or give another disk_cache_dir, and start again",
+                error,
+            )

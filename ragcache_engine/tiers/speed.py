@@ -1,0 +1,90 @@
+"""How fast this machine computes and copies, as seen so far: what decides between loading and computing.
+
+Units: seconds and bytes.
+"""
+
+from __future__ import annotations
+
+from ragcache_engine.knowledge import CostProfile
+from ragcache_engine.knowledge.cost import blocks_to_load
+
+SHARE_OF_LATEST = 0.2
+"""Weight of the latest measurement in a running mean."""
+
+SHORTEST_STEP_TOKENS = 64
+"""Steps that compute fewer tokens say more about their fixed cost than about the tokens."""
+
+FIRST_BANDWIDTH = 1e9
+"""Bytes a second, before the first copy: low for memory, fair for a disk."""
+
+
+class Copying:
+    """Copies out of a slower tier: how long one takes to begin, and how fast it is then."""
+
+    def __init__(self, bandwidth_bytes_per_s: float = FIRST_BANDWIDTH) -> None:
+        self.bandwidth_bytes_per_s = bandwidth_bytes_per_s
+        self.latency_s = 0.0
+
+    def copied(self, size_bytes: int, seconds: float) -> None:
+        if size_bytes > 0 and seconds > 0:
+            self.bandwidth_bytes_per_s = _mean(self.bandwidth_bytes_per_s, size_bytes / seconds)
+
+    def waited(self, size_bytes: int, seconds: float) -> None:
+        """From asking for the copy to computing with it."""
+        self.latency_s = _mean(
+            self.latency_s, max(0.0, seconds - size_bytes / self.bandwidth_bytes_per_s)
+        )
+
+
+class Computing:
+    """The profile's times, stretched to those that were seen.
+
+    A profile of this model and machine needs no stretching; the default one, and a machine that
+    computes something else as well, do.
+    """
+
+    def __init__(self, profile: CostProfile) -> None:
+        self._profile = profile
+        self._stretch: float | None = None
+
+    def stepped(self, cached_tokens: int, computed_tokens: int, seconds: float) -> None:
+        """A step of the model that computed prompts took so long."""
+        if computed_tokens < SHORTEST_STEP_TOKENS or seconds <= 0:
+            return
+        expected = self._profile.prefill_s(cached_tokens, computed_tokens)
+        if expected > 0:
+            seen = seconds / expected
+            self._stretch = seen if self._stretch is None else _mean(self._stretch, seen)
+
+    def prefill_s(self, cached_tokens: int, computed_tokens: int) -> float:
+        return (self._stretch or 1.0) * self._profile.prefill_s(cached_tokens, computed_tokens)
+
+    def blocks_worth_loading(
+        self,
+        copying: Copying,
+        *,
+        cached_tokens: int,
+        computed_tokens: int,
+        loadable_blocks: int,
+        block_tokens: int,
+        block_bytes: int,
+    ) -> int:
+        """How many of the next blocks come sooner by copying than by computing."""
+        if loadable_blocks < 1:
+            return 0
+        # The profile is in seconds of its own machine, so the copies' seconds are put into those.
+        stretch = self._stretch or 1.0
+        return blocks_to_load(
+            self._profile,
+            cached_tokens=cached_tokens,
+            computed_tokens=computed_tokens,
+            loadable_blocks=loadable_blocks,
+            block_tokens=block_tokens,
+            block_bytes=block_bytes,
+            bandwidth_bytes_per_s=copying.bandwidth_bytes_per_s * stretch,
+            latency_s=copying.latency_s / stretch,
+        )
+
+
+def _mean(old: float, latest: float) -> float:
+    return old + SHARE_OF_LATEST * (latest - old)
