@@ -39,6 +39,7 @@ from ragcache_engine.errors import (
     VectorShapeError,
 )
 from ragcache_engine.knowledge.tier import Tier
+from ragcache_engine.prompt.template import Template
 from ragcache_engine.streams import AnswerStream
 from ragcache_engine.values import (
     Answer,
@@ -49,6 +50,11 @@ from ragcache_engine.values import (
     ModelLimits,
     Piece,
     SamplingOptions,
+    SpeculationEvent,
+    SpeculationOutcome,
+    SpeculationReport,
+    SpeculationStats,
+    SpeculationStep,
     TokenizedPrompt,
     Usage,
 )
@@ -92,6 +98,12 @@ __all__ = [
     "SaveForeign",
     "SaveNotFound",
     "SavedStoreError",
+    "SpeculationEvent",
+    "SpeculationOutcome",
+    "SpeculationReport",
+    "SpeculationStats",
+    "SpeculationStep",
+    "Template",
     "Tier",
     "TokenizedPrompt",
     "UnequalLengths",

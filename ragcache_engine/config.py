@@ -10,6 +10,7 @@ from pydantic import BaseModel, ByteSize, ConfigDict, Field, field_validator, mo
 from ragcache_engine.knowledge.eviction import DEFAULT_POLICY, POLICIES
 
 BackendName = Literal["auto", "vllm", "memory"]
+SpeculationMode = Literal["auto", "on", "off"]
 
 
 class EngineConfig(BaseModel):
@@ -32,6 +33,9 @@ class EngineConfig(BaseModel):
     cache_depth: only the first so many documents of a prompt are kept; None keeps all.
     request_timeout_s: once the engine has shown no token of any request for this long, those that
       wait are tried once more, then ended with RequestTimedOut. Waiting in a busy queue is no fault.
+    speculation: whether to answer on provisional search results, before the prompt has come. "auto" does
+      where it is measured to gain time: not for searches of a few milliseconds, prompts that cannot be
+      foreseen, or under load. Answers are the same in any case.
     vllm_args: passed to vLLM's AsyncEngineArgs as they are, for example {"dtype": "float32",
       "max_model_len": 4096}. They win over what RAGCache would choose.
     """
@@ -48,6 +52,7 @@ class EngineConfig(BaseModel):
     reorder_window: int = Field(default=32, ge=1)
     cache_depth: int | None = Field(default=None, ge=1)
     request_timeout_s: float = Field(default=120.0, gt=0)
+    speculation: SpeculationMode = "auto"
     vllm_args: dict[str, Any] = Field(default_factory=dict)
 
     @field_validator("policy")

@@ -29,6 +29,7 @@ MAY_IMPORT = {
     "ragcache_engine.processes": [],
     "ragcache_engine.tiers": ["tiers", "knowledge", "processes"],
     "ragcache_engine.backends.choice": ["backends", "config", "protocols", "errors"],
+    "ragcache_engine.speculation": ["speculation", "prompt", "protocols", "values", "errors"],
     "ragcache_engine.backends": [
         "backends",
         "protocols",

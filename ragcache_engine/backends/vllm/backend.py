@@ -100,6 +100,7 @@ class VLLMBackend:
             context_tokens=config.model_config.max_model_len,
             block_tokens=cache.block_size,
             device_blocks=cache.num_gpu_blocks or 0,
+            step_tokens=config.scheduler_config.max_num_batched_tokens,
         )
 
     def _running_llm(self) -> AsyncLLM:
