@@ -270,6 +270,9 @@ class MemoryBackend:
         for block in [block for block, known in self._blocks.items() if known & forgotten]:
             del self._blocks[block]
 
+    def adopted(self, request_id: str) -> None:
+        pass  # least recently used blocks leave, whoever used them
+
     def counters(self) -> Counters:
         return Counters()
 

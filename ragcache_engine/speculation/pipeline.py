@@ -228,7 +228,7 @@ class Pipeline:
         options = (expected or SamplingOptions()) if guess.is_whole else _ONE_TOKEN
         speculation.is_whole = guess.is_whole
         speculation.request = BackendRequest(
-            self._next_request_id(), tokenized, segments, options, search.tenant
+            self._next_request_id(), tokenized, segments, options, search.tenant, is_guess=True
         )
         return speculation.request
 
@@ -323,6 +323,8 @@ class Pipeline:
             self._cancel(search.speculation, search, outcome)
         if adopted:
             search.outcome = SpeculationOutcome.ADOPTED
+            if adopted.request:
+                self._backend.adopted(adopted.request.request_id)
             search.note(now_s, SpeculationStep.ADOPTED)
             self.stats = replace(self.stats, adopted=self.stats.adopted + 1)
         estimator = self._estimator(search.chain)

@@ -71,6 +71,7 @@ class VLLMBackend:
         self._engine_id: str | None = None
         self._counters = Counters()
         self._forgetting = count()
+        self._adopted: list[str] = []
 
     async def start(self) -> ModelLimits:
         config = engine_config(self._model, self._device_cache_bytes, self._budget, self._vllm_args)
@@ -128,7 +129,8 @@ class VLLMBackend:
     async def generate(self, request: BackendRequest) -> AsyncGenerator[Delta, None]:
         params = sampling_params(request.options)
         if self._has_tiers:
-            params.extra_args = {"kv_transfer_params": _carried(request)}
+            adopted, self._adopted = self._adopted, []
+            params.extra_args = {"kv_transfer_params": _carried(request, adopted)}
         outputs = self._running_llm().generate(
             tokens_input(
                 list(request.prompt.token_ids),
@@ -176,6 +178,10 @@ class VLLMBackend:
             # Files of earlier lives and of other engines, which the scheduler does not know.
             await asyncio.to_thread(forget_documents, self._budget.folder(), document_ids)
 
+    def adopted(self, request_id: str) -> None:
+        # Told with the next request: until then nothing is decided that could depend on it.
+        self._adopted.append(request_id)
+
     def counters(self) -> Counters:
         return self._counters
 
@@ -210,12 +216,14 @@ def sampling_params(options: SamplingOptions) -> SamplingParams:
     )
 
 
-def _carried(request: BackendRequest) -> dict[str, Any]:
+def _carried(request: BackendRequest, adopted: Sequence[str]) -> dict[str, Any]:
     """What the request tells the scheduler. Never empty: without anything, vLLM would ask why."""
     segments = [(segment.end, segment.document_id) for segment in request.segments]
     while segments and segments[-1][1] is None:
         segments.pop()  # the question is nobody's document
-    return {**request_field(segments), "request": request.request_id}
+    guess = request.request_id if request.is_guess else None
+    field = request_field(segments, guess=guess, adopted=adopted)
+    return {**field, "request": request.request_id}
 
 
 def _delta(output: RequestOutput) -> Delta:
