@@ -33,6 +33,7 @@ from ragcache_engine.errors import (
     UnequalLengths,
     UnguardedMain,
     UnknownDocument,
+    UnknownTemplate,
     UnsupportedIndex,
     UnsupportedStore,
     UntrustedPickle,
@@ -58,6 +59,7 @@ from ragcache_engine.values import (
     TokenizedPrompt,
     Usage,
 )
+from ragcache_engine.warming import Warmed
 
 __version__ = "0.1.0"
 
@@ -109,10 +111,12 @@ __all__ = [
     "UnequalLengths",
     "UnguardedMain",
     "UnknownDocument",
+    "UnknownTemplate",
     "UnsupportedIndex",
     "UnsupportedStore",
     "UntrustedPickle",
     "Usage",
     "VectorShapeError",
+    "Warmed",
     "__version__",
 ]

@@ -8,6 +8,7 @@ import logging
 import threading
 import weakref
 from collections.abc import AsyncGenerator, Callable, Hashable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -17,7 +18,7 @@ from typing import Self
 
 from ragcache_engine.attempts import Heartbeat, answered
 from ragcache_engine.backends.choice import choose_backend
-from ragcache_engine.config import EngineConfig, SpeculationMode
+from ragcache_engine.config import EngineConfig
 from ragcache_engine.errors import (
     EmptyPrompt,
     EngineClosed,
@@ -25,8 +26,11 @@ from ragcache_engine.errors import (
     EngineError,
     PromptTooLong,
     RAGCacheError,
+    UnknownTemplate,
 )
+from ragcache_engine.knowledge import policy_of_tiers
 from ragcache_engine.loop import LoopThread
+from ragcache_engine.ordering import DocumentOrdering
 from ragcache_engine.prompt import (
     Match,
     Render,
@@ -52,8 +56,12 @@ from ragcache_engine.values import (
     TokenizedPrompt,
     Usage,
 )
+from ragcache_engine.warming import Warmed, head, progress_bar, resolved
 
 logger = logging.getLogger(__name__)
+
+WARM_AT_ONCE = 4
+"""Prompts in the engine at a time while warming: enough for full steps, few beside real questions."""
 
 
 class RAGCacheEngine:
@@ -73,9 +81,7 @@ class RAGCacheEngine:
 
     def __init__(self, config: EngineConfig, *, backend: Backend | None = None) -> None:
         self.config = config
-        self._runtime = _Runtime(
-            backend or choose_backend(config), config.request_timeout_s, config.speculation
-        )
+        self._runtime = _Runtime(backend or choose_backend(config), config)
         self._retrievals = RetrievalLog()
         # Not bound to self: the engine must be collectable while its runtime waits to be closed.
         self._finalizer = weakref.finalize(self, self._runtime.close)
@@ -184,7 +190,8 @@ class RAGCacheEngine:
         search = self._runtime.search(question, chain, render, options, tenant)
         started_s = search.started_s if search else self._runtime.now()
         stage = partial(self._runtime.stage, search) if search else _ignore_stage
-        in_progress = RetrievalInProgress(question, started_s, _stage=stage)
+        order = partial(self._runtime.ordering.positions, chain=chain)
+        in_progress = RetrievalInProgress(question, started_s, _stage=stage, _order=order)
         try:
             yield in_progress
         except BaseException:
@@ -204,6 +211,65 @@ class RAGCacheEngine:
                     search.number if search else None,
                 )
             )
+
+    def warm(
+        self,
+        document_sets: Iterable[Sequence[Document | str]],
+        *,
+        template: str | Render | None = None,
+        chain: Hashable = None,
+        corpus: Iterable[Document] = (),
+        tenant: str | None = None,
+        progress: bool = False,
+    ) -> Warmed:
+        """Prefill sets of documents, such as those at the top of a query log, before they are asked for.
+
+            engine.warm([["d1", "d2"], ["d3", "d1"]], template=TEMPLATE, corpus=documents)
+
+        document_sets: each in the order in which prompts will have it; ids, or Documents with the texts
+          as they will stand in the prompt.
+        template, chain: what the prompts look like, see `retrieval`; None: as learned from the chain's
+          prompts so far. Only what stands before the question can be prefilled for all questions.
+        corpus: where the texts of ids are; those lately retrieved are known anyway.
+        progress: show a bar on standard error.
+        It counts as a use of the documents. With a disk cache, a later process finds them too.
+        Raises UnknownDocument or UnknownTemplate before any work.
+        """
+        known = {d.id: d for d in (*self._retrievals.documents(), *corpus)}
+        sets = resolved(document_sets, known)
+        heads = [(self._head(each, template, chain, tenant), each) for each in sets if each]
+        options = SamplingOptions(max_tokens=1)
+
+        def prefill(one: tuple[str, Sequence[Document]]) -> Usage:
+            return self.generate(one[0], one[1], options, tenant=tenant).usage
+
+        warmed = Warmed()
+        with (
+            progress_bar(len(heads), progress) as advance,
+            ThreadPoolExecutor(WARM_AT_ONCE) as pool,
+        ):
+            for usage in pool.map(prefill, heads):
+                warmed = warmed.after(usage)
+                advance()
+        return warmed
+
+    def _head(
+        self,
+        documents: Sequence[Document],
+        template: str | Render | None,
+        chain: Hashable,
+        tenant: str | None,
+    ) -> str:
+        render = (
+            self._runtime.template_of(chain, tenant) if template is None else as_render(template)
+        )
+        text = head(render, documents) if render else None
+        if text is None:
+            raise UnknownTemplate(
+                "it is not known what the prompts will look like before the question: give template=, "
+                'such as "{context}\n\nQuestion: {question}", with the documents before the question'
+            )
+        return text
 
     def forget(self, document_ids: Iterable[str]) -> None:
         """A document changed or must go: drop its tensors, and all computed after them, everywhere.
@@ -288,6 +354,10 @@ def _ignore_stage(documents: Sequence[Document], final: bool) -> None:
     """Without speculation, stages say nothing."""
 
 
+def _as_they_are(documents: Sequence[Document]) -> list[int]:
+    return list(range(len(documents)))
+
+
 def _all_ids(document_ids: Iterable[str]) -> list[str]:
     if isinstance(document_ids, str):
         raise TypeError(f"forget takes a sequence of ids: forget([{document_ids!r}])")
@@ -302,6 +372,15 @@ class RetrievalInProgress:
     started_s: float
     documents: tuple[Document, ...] = ()
     _stage: Callable[[Sequence[Document], bool], None] = field(default=_ignore_stage, repr=False)
+    _order: Callable[[Sequence[Document]], list[int]] = field(default=_as_they_are, repr=False)
+
+    def order(self, documents: Sequence[Document]) -> list[int]:
+        """The places of these documents, nearest first, in the order the prompt is to have them.
+
+        As EngineConfig.document_order says; with "retrieved" as they are. Whoever follows it tells the
+        engine of documents in that order, and hands them on so.
+        """
+        return self._order(documents)
 
     def provisional(self, documents: Sequence[Document]) -> None:
         """What the search would return if it ended now, nearest first. Quick, and from any thread."""
@@ -327,15 +406,16 @@ class _Prepared:
 class _Runtime:
     """What lives on the engine's own event loop: the backend, the running requests, the counters."""
 
-    def __init__(self, backend: Backend, timeout_s: float, speculation: SpeculationMode) -> None:
+    def __init__(self, backend: Backend, config: EngineConfig) -> None:
         self._backend = backend
-        self._heartbeat = Heartbeat(timeout_s)
-        self._speculates = speculation != "off"
+        self._heartbeat = Heartbeat(config.request_timeout_s)
+        self._order, self._policy = config.document_order, config.policy
+        self._speculates = config.speculation != "off"
         self._templates = TemplateBook()
         self._pipeline = Pipeline(
             backend,
             self._templates,
-            is_automatic=speculation == "auto",
+            is_automatic=config.speculation == "auto",
             next_request_id=self.next_request_id,
             sign_of_life=self._heartbeat.beat,
         )
@@ -352,6 +432,9 @@ class _Runtime:
         limits = self._thread.submit(self._backend.start()).result()
         self._starts = 1
         self._pipeline.use_limits(limits)
+        self.ordering = DocumentOrdering(
+            self._order, limits.device_tokens + limits.host_tokens, policy_of_tiers(self._policy)
+        )
         # What is registered last runs first: before multiprocessing's own exit, which would end the
         # backend's processes under running requests.
         atexit.register(self.close)
@@ -366,6 +449,15 @@ class _Runtime:
     def tokenize(self, prompt: str) -> TokenizedPrompt:
         self._refuse_if_closed()
         return self._pipeline.tokenized(prompt) or self._backend.tokenize(prompt)
+
+    def template_of(self, chain: Hashable, tenant: str | None) -> Render | None:
+        """What a chain's prompts look like, as learned; None if that is not known."""
+
+        def render(question: str, documents: Sequence[Document]) -> str:
+            guess = self._templates.guess((chain, tenant), question, documents)
+            return guess.text if guess else ""
+
+        return render if self._templates.may_guess((chain, tenant)) else None
 
     # What speculation is told, from any thread; nothing of it reaches the caller as an error.
 
@@ -388,6 +480,9 @@ class _Runtime:
         self._thread.soon(lambda: self._pipeline.abandon(search))
 
     def _learn(self, retrieval: Retrieval, request: BackendRequest) -> None:
+        found = {document.id: document for document in retrieval.documents}
+        names = dict.fromkeys(segment.document_id for segment in request.segments)
+        self.ordering.used([found[name] for name in names if name in found], retrieval.chain)
         if not self._speculates:
             return
         try:

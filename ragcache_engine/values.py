@@ -278,7 +278,7 @@ class ModelLimits:
 
     context_tokens: prompt and answer together.
     block_tokens: tokens in one block of KV memory, the grain of caching.
-    device_blocks: blocks in the device tier.
+    device_blocks, host_blocks: blocks in the device tier, and in the host tier.
     step_tokens: tokens one step of the model computes at most, over all requests.
     """
 
@@ -286,7 +286,12 @@ class ModelLimits:
     block_tokens: int
     device_blocks: int
     step_tokens: int = 2048
+    host_blocks: int = 0
 
     @property
     def device_tokens(self) -> int:
         return self.block_tokens * self.device_blocks
+
+    @property
+    def host_tokens(self) -> int:
+        return self.block_tokens * self.host_blocks

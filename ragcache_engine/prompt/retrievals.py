@@ -70,6 +70,11 @@ class RetrievalLog:
                 oldest, _ = self._entries.popitem(last=False)
                 self._unclaimed.discard(oldest)
 
+    def documents(self) -> list[Document]:
+        """All that are remembered, those retrieved last coming last."""
+        with self._lock:
+            return [document for entry in self._entries.values() for document in entry.documents]
+
     def match(self, prompt: str) -> Match:
         """Recognise remembered documents in the prompt.
 

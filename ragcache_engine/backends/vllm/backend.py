@@ -13,6 +13,7 @@ from itertools import count
 from typing import Any, cast
 
 from vllm import SamplingParams
+from vllm.config import VllmConfig
 from vllm.exceptions import VLLMError
 from vllm.inputs import TextPrompt, TokensPrompt, tokens_input
 from vllm.outputs import RequestOutput
@@ -23,10 +24,11 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from ragcache_engine.backends.vllm import shared_memory
-from ragcache_engine.backends.vllm.arguments import engine_config
+from ragcache_engine.backends.vllm.arguments import engine_config, kv_token_bytes
 from ragcache_engine.backends.vllm.budget import TierBudget
 from ragcache_engine.backends.vllm.installed import Wheel
 from ragcache_engine.backends.vllm.main_guard import require_guarded_main
+from ragcache_engine.backends.vllm.tiers.settings import TierSettings
 from ragcache_engine.errors import EngineDied, EngineStartFailed, GenerationFailed
 from ragcache_engine.protocols import BackendRequest, Delta
 from ragcache_engine.tiers.counters import Counters
@@ -102,7 +104,15 @@ class VLLMBackend:
             block_tokens=cache.block_size,
             device_blocks=cache.num_gpu_blocks or 0,
             step_tokens=config.scheduler_config.max_num_batched_tokens,
+            host_blocks=self._host_blocks(config),
         )
+
+    def _host_blocks(self, config: VllmConfig) -> int:
+        transfer, token_bytes = config.kv_transfer_config, kv_token_bytes(config)
+        if not self._has_tiers or transfer is None or token_bytes is None:
+            return 0
+        settings = TierSettings.from_extra_config(transfer.kv_connector_extra_config)
+        return settings.host_bytes // (token_bytes * config.cache_config.block_size)
 
     def _running_llm(self) -> AsyncLLM:
         if self._llm is None:
