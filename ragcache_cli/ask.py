@@ -62,8 +62,8 @@ def ask(settings: AskSettings, console: Console) -> int:
     sources = folder_sources(settings.corpus)
     with notes.waiting("Loading the embedding model"):
         embedder = embedding.load_embedder()
-    index = _index(settings.corpus, sources, embedder, notes)
-    model, form = _model(settings, notes)
+    index = corpus_index(settings.corpus, sources, embedder, notes)
+    model, form = prompt_form(settings.model, settings.backend, notes)
     arguments: dict[str, Any] = {} if settings.dtype == "auto" else {"dtype": settings.dtype}
     config = EngineConfig(model=model, backend=settings.backend, vllm_args=arguments)
     failed = 0
@@ -79,7 +79,10 @@ def ask(settings: AskSettings, console: Console) -> int:
     return failed
 
 
-def _index(corpus: Path, sources: Sequence[Any], embedder: Embedder, notes: Phases) -> PassageIndex:
+def corpus_index(
+    corpus: Path, sources: Sequence[Any], embedder: Embedder, notes: Phases
+) -> PassageIndex:
+    """The folder's index, brought up to date."""
     folder = index_folder(corpus)
     if folder.parent.name != INDEX_FOLDER:
         note = f"{corpus} is not writable; its index is kept in {folder}"
@@ -101,11 +104,12 @@ def index_folder(corpus: Path) -> Path:
     return cache_home() / "indexes" / name
 
 
-def _model(settings: AskSettings, notes: Phases) -> tuple[str, PromptForm]:
-    if settings.backend == "memory":
-        return settings.model, plain_form(ASK_INSTRUCTION)
-    if settings.model != DEMO_MODEL:
-        return settings.model, form_of_model(settings.model, ASK_INSTRUCTION)
+def prompt_form(model: str, backend: str, notes: Phases) -> tuple[str, PromptForm]:
+    """The model to load, and what its prompts look like. model: as given on the command line."""
+    if backend == "memory":
+        return model, plain_form(ASK_INSTRUCTION)
+    if model != DEMO_MODEL:
+        return model, form_of_model(model, ASK_INSTRUCTION)
     with notes.waiting(f"Preparing the model {DEMO_MODEL_NAME}"):
         return str(demo_model()), _about_anything(CHATML)
 

@@ -80,6 +80,7 @@ def parser() -> argparse.ArgumentParser:
     _add_simulate(
         commands.add_parser("simulate", help="tell how much memory and which policy would pay")
     )
+    _add_warm(commands.add_parser("warm", help="prefill what a query log asks for, onto disk"))
     _add_serve(commands.add_parser("serve", help="start vLLM's OpenAI-compatible server with it"))
     _add_doctor(commands.add_parser("doctor", help="tell whether and how an engine would start"))
     return made
@@ -217,6 +218,26 @@ def _add_simulate(command: argparse.ArgumentParser) -> None:
     command.set_defaults(run=_run_simulate)
 
 
+def _add_warm(command: argparse.ArgumentParser) -> None:
+    command.description = (
+        "Search for each question of a query log, and prefill the sets of documents found most often "
+        "into a disk cache. Engines with the same model and disk cache start with them."
+    )
+    command.add_argument("--corpus", type=Path, required=True, metavar="FOLDER")
+    command.add_argument(
+        "--questions", type=Path, required=True, metavar="FILE", help="a question a line"
+    )
+    command.add_argument("--disk-cache", default="10GiB", metavar="SIZE", help="(%(default)s)")
+    command.add_argument("--disk-cache-dir", type=Path, metavar="FOLDER")
+    command.add_argument(
+        "--top", type=_WholeNumber(None), default=100, metavar="N", help="sets (100)"
+    )
+    command.add_argument("--top-k", type=_WholeNumber(None), default=3, metavar="K", help="(3)")
+    _add_model(command)
+    command.add_argument("--backend", choices=("auto", "vllm", "memory"), default="auto")
+    command.set_defaults(run=_run_warm)
+
+
 def _add_serve(command: argparse.ArgumentParser) -> None:
     command.description = (
         "Start vLLM's own OpenAI-compatible server with RAGCache's knowledge tree over its device "
@@ -338,6 +359,26 @@ def _run_simulate(parsed: argparse.Namespace, console: Console) -> int:
     profile = cost_profile(parsed.profile)
     trace = trace_from(parsed.trace, parsed.questions, parsed.corpus, parsed.top_k, console)
     simulate(trace, profile, settings, console)
+    return 0
+
+
+def _run_warm(parsed: argparse.Namespace, console: Console) -> int:
+    from ragcache_cli.warm import WarmSettings, warm
+
+    engine = {"disk_cache": parsed.disk_cache}
+    if parsed.disk_cache_dir:
+        engine["disk_cache_dir"] = parsed.disk_cache_dir
+    settings = WarmSettings(
+        corpus=parsed.corpus,
+        questions=parsed.questions,
+        model=parsed.model,
+        backend=parsed.backend,
+        dtype=parsed.dtype,
+        top_k=parsed.top_k,
+        top=parsed.top,
+        engine=engine,
+    )
+    warm(settings, console)
     return 0
 
 

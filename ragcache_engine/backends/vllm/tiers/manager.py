@@ -91,4 +91,6 @@ class TierManager(OffloadingManager):
         return self._reporter.report(self.keeper.counters)
 
     def shutdown(self) -> None:
+        self.keeper.step()
+        self.keeper.flush()
         self._close()
