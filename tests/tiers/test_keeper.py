@@ -165,6 +165,7 @@ class LateDisk:
         self.files: dict[str, bytes] = {}
         self.stolen: set[str] = set()  # files that another engine has removed
         self.named: dict[str, bytes] = {}  # which block each name is for
+        self.is_known: Callable[[str], bool] = lambda name: False
         self.is_writable = True
         self.reading = self.writing = 0
         self.reads: deque[Wanted] = deque()
@@ -206,7 +207,9 @@ class LateDisk:
     def write_next(self, failure: str | None = None) -> None:
         wanted = self.writes.popleft()
         if isinstance(wanted, str):
-            self.files.pop(wanted, None)
+            if self.files.pop(wanted, None) and self.is_known(wanted):
+                # See test_a_file_about_to_be_removed_is_not_taken_for_one_that_stays.
+                self.stolen.add(wanted)
             return
         assert self.slots[wanted.slot] == self.named[wanted.name], "a file got another block"
         if failure is None:
@@ -283,6 +286,7 @@ class VLLM:
         self.pool = Pool(self.keeper, device)
         self.slots: list[bytes | None] = [None] * host
         self.disk = LateDisk(self.slots)
+        self.disk.is_known = self.keeper.knows_file
         self.has_disk = bool(disk)
         if disk:
             self.keeper.attach_disk(self.disk, self.disk.files.__contains__)  # type: ignore[arg-type]
@@ -290,6 +294,7 @@ class VLLM:
         self.waiting: list[Request] = []
         self.running: list[Request] = []
         self.just_ended: list[Request] = []
+        self.preempted: set[Request] = set()  # ever
         self.jobs: list[Job] = []
         self.later: list[list[Block]] = []  # blocks that come back some steps after their request
         self.now_s = 0.0
@@ -480,6 +485,7 @@ class VLLM:
         self.pool.free(blocks)
         request.computed = 0
         request.state = WAITING
+        self.preempted.add(request)
         for job in request.jobs:
             if not job.is_copied:
                 self.copy(job)  # vLLM flushes them
@@ -594,6 +600,7 @@ class VLLM:
 
     def settle(self) -> None:
         """Let every copy end."""
+        self.keeper.step()
         while self.jobs or self.disk.reads or self.disk.writes or self.later or self.just_ended:
             for job in list(self.jobs):
                 self.report(job)
@@ -716,6 +723,7 @@ class AnythingVLLMDoes(RuleBasedStateMachine):
         self.asked_at: dict[bytes, int] = {}
         self.forgotten_at: dict[str, int] = {}
         self.keys_of_document: dict[str, set[bytes]] = {}
+        self.unlabelled: set[bytes] = set()
         self.from_earlier: set[str] = set()
         for documents in earlier if self.vllm.has_disk else []:
             token_ids = [token for document in documents for token in TEXTS[document]]
@@ -738,6 +746,8 @@ class AnythingVLLMDoes(RuleBasedStateMachine):
         self.clock += 1
         for key in request.keys:
             self.asked_at[key] = self.clock
+        if not labelled:
+            self.unlabelled.update(request.keys)  # nobody has said whose they are
         end = 0
         for document in documents:
             if labelled and document != "S":
@@ -835,8 +845,10 @@ class AnythingVLLMDoes(RuleBasedStateMachine):
         vllm.check_at_rest()
         vllm.keeper.forget([])  # see test_a_document_forgotten_while_a_request_runs_is_not_found
         in_host = vllm.in_host()
+        for request in vllm.preempted:
+            self.unlabelled.update(request.keys)  # they waited again; see above
         for document, forgotten_at in self.forgotten_at.items():
-            for key in self.keys_of_document.get(document, ()):
+            for key in self.keys_of_document.get(document, set()) - self.unlabelled:
                 if self.asked_at[key] < forgotten_at:
                     assert not vllm.pool.has(key), f"{document} is still on the device"
                     assert key not in in_host, f"{document} is still in the host"
