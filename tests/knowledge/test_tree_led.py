@@ -202,6 +202,26 @@ def test_tiers_share_no_more_than_their_popularity():
     assert len(tree.evict(HOST, 1)) == 1
 
 
+@pytest.mark.xfail(
+    strict=True,
+    raises=KeyError,
+    reason="Ghosts subtracts a node's blocks of today, not those it came with: fewer, if it was cut",
+)
+@pytest.mark.parametrize("policy", ["arc", "s3fifo"])
+def test_a_policy_that_remembers_who_left_minds_no_cut(policy: str):
+    tree = tree_of(policy, device=8)
+    (node,) = chain(tree, "A")
+    tree.used_by([node], 0, 0.1)
+    tree.hold(node, DEVICE, 4)
+    tree.unpin([node])
+    tree.evict(DEVICE, 4)
+    upper = tree.split(node, Segment("A", 3), Segment("A", 1))
+    tree.hold(upper, DEVICE, 3)
+    tree.hold(node, DEVICE, 1)
+    tree.evict(DEVICE, 4)
+    tree.check()
+
+
 NAMES = "ABCD"
 TOKENS = {"A": 2, "B": 3, "C": 9, "D": 7}  # with blocks of 3, some own none
 

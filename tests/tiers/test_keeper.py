@@ -9,6 +9,7 @@ wrong content.
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -836,8 +837,8 @@ class AnythingVLLMDoes(RuleBasedStateMachine):
             self.vllm.check()
 
     def teardown(self) -> None:
-        if not hasattr(self, "vllm"):
-            return
+        if not hasattr(self, "vllm") or sys.exc_info()[0]:
+            return  # what has failed already need not end well
         vllm = self.vllm
         for request in list(vllm.requests):
             vllm.end(request, completed=request in vllm.running and request.is_prefilled)
