@@ -63,6 +63,11 @@ bench-eviction: $(READY) ## token hits of every eviction policy on real retrieva
 bench-tree: $(READY) ## what the knowledge tree costs a request, from 1,000 to 1,000,000 nodes (5 minutes)
 	@$(PYTHON) benchmarks/tree_speed.py --nodes 1000 10000 100000 1000000 --policy lru pgdsf halflife
 
+.PHONY: bench-search
+bench-search: $(READY) ## what search stages cost, and how early the final answer stands (15 minutes)
+	@$(PYTHON) benchmarks/staged_search.py --out benchmarks/results/search
+	@$(PYTHON) benchmarks/early_results.py --out benchmarks/results/search
+
 .PHONY: same-answers
 same-answers: $(READY) ## count answers that differ from stock vLLM's, in float32 and bfloat16 (20 minutes)
 	@$(PYTHON) benchmarks/same_answers.py --dtype float32 --at-once 8

@@ -5,6 +5,11 @@ and RAGCache, one after the other, each in a process of its own, and counts the 
 
     python benchmarks/same_answers.py --dtype float32 --at-once 8
     python benchmarks/same_answers.py --dtype bfloat16
+    python benchmarks/same_answers.py --small-tiers --questions 200
+
+With --small-tiers, RAGCache has device, host and disk tiers so small that each of them evicts. The
+questions come in a random order, one at a time, eight at a time, and eight at a time while as many
+others are aborted at random moments.
 
 In float32 none may differ. In bfloat16 vLLM differs from itself, since a prompt prefilled in other
 pieces, or beside other prompts, is summed in another order; there RAGCache must not differ more often
@@ -18,10 +23,13 @@ import asyncio
 import gzip
 import json
 import os
+import random
 import subprocess
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import aclosing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +42,8 @@ TOP_K = 3
 MAX_TOKENS = 24
 CONTEXT_TOKENS = 4096
 CACHE_BYTES = 800 << 20
+SMALL = {"context_tokens": 2048, "device": 100 << 20, "host": 64 << 20, "disk": 192 << 20}
+"""Bytes of each tier: the device has room for one prompt and a bit, the disk for some fifteen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +61,9 @@ def data_prompts(count: int, data: Path = DATA) -> list[Prompt]:
     """
     prompts: list[Prompt] = []
     for name, share in SHARES.items():
-        texts = {row["doc_id"]: row for row in _read(data / name / "corpus.jsonl.gz")}
-        questions = _read(data / name / "queries.jsonl.gz")
-        found = _read(data / name / "retrieval_topk.jsonl.gz")
+        texts = {row["doc_id"]: row for row in read(data / name / "corpus.jsonl.gz")}
+        questions = read(data / name / "queries.jsonl.gz")
+        found = read(data / name / "retrieval_topk.jsonl.gz")
         asked_for = Counter(row["doc_ids"][0] for row in found)
         rows = sorted(
             zip(questions, found, strict=True), key=lambda row: -asked_for[row[1]["doc_ids"][0]]
@@ -63,16 +73,16 @@ def data_prompts(count: int, data: Path = DATA) -> list[Prompt]:
                 name: "\n".join(filter(None, (texts[name]["title"], texts[name]["text"])))
                 for name in row["doc_ids"][:TOP_K]
             }
-            prompts.append(Prompt(_written(documents, question["query"]), documents))
+            prompts.append(Prompt(written(documents, question["query"]), documents))
     return prompts
 
 
-def _read(path: Path) -> list[dict[str, Any]]:
+def read(path: Path) -> list[dict[str, Any]]:
     with gzip.open(path, "rt", encoding="utf-8") as lines:
         return [json.loads(line) for line in lines]
 
 
-def _written(documents: dict[str, str], question: str) -> str:
+def written(documents: dict[str, str], question: str) -> str:
     passages = "\n\n".join(documents.values())
     return (
         "<|im_start|>system\nYou answer questions from the given passages.<|im_end|>\n"
@@ -103,10 +113,25 @@ def stock_tokens(
 
 
 def ragcache_tokens(
-    engine: RAGCacheEngine, prompts: Sequence[Prompt], at_once: int
+    engine: RAGCacheEngine, prompts: Sequence[Prompt], at_once: int, *, aborts: bool = False
 ) -> list[list[int]]:
-    """Each prompt's answer by RAGCache, `at_once` of them in the engine at a time."""
+    """Each prompt's answer by RAGCache, `at_once` of them in the engine at a time.
+
+    aborts: beside each question another one is asked, and given up within a second.
+    """
     options = SamplingOptions(max_tokens=MAX_TOKENS)
+    dice = random.Random(7)
+
+    async def give_up(prompt: Prompt, after_s: float) -> None:
+        documents = [Document(name, text) for name, text in prompt.documents.items()]
+        pieces = engine.astream(prompt.text, documents, options)
+        async with aclosing(pieces):
+            try:
+                async with asyncio.timeout(after_s):
+                    async for _ in pieces:
+                        pass
+            except TimeoutError:
+                pass
 
     async def ask_all() -> list[list[int]]:
         turnstile = asyncio.Semaphore(at_once)
@@ -114,6 +139,8 @@ def ragcache_tokens(
         async def ask(prompt: Prompt) -> list[int]:
             documents = [Document(name, text) for name, text in prompt.documents.items()]
             async with turnstile:
+                if aborts:
+                    await give_up(dice.choice(prompts), dice.uniform(0.0, 1.0))
                 answer = await engine.agenerate(prompt.text, documents, options)
             assert len(set(answer.usage.document_ids)) == len(set(prompt.documents.values()))
             return list(answer.token_ids)
@@ -140,6 +167,33 @@ def _ragcache(model: str, dtype: str, prompts: Sequence[Prompt], at_once: int) -
     return tokens
 
 
+def _small_tiers(aborts: bool) -> Answers:
+    def tokens(model: str, dtype: str, prompts: Sequence[Prompt], at_once: int) -> list[list[int]]:
+        with tempfile.TemporaryDirectory() as folder:
+            config = EngineConfig(
+                model=model,
+                backend="vllm",
+                device_cache=SMALL["device"],
+                host_cache=SMALL["host"],
+                disk_cache=SMALL["disk"],
+                disk_cache_dir=Path(folder),
+                vllm_args={"dtype": dtype, "max_model_len": SMALL["context_tokens"]},
+            )
+            with RAGCacheEngine(config) as engine:
+                answers = ragcache_tokens(engine, prompts, at_once, aborts=aborts)
+                stats = engine.stats()
+        evicted = ", ".join(f"{blocks} {tier}" for tier, blocks in stats.tiers.evicted.items())
+        print(
+            f"  prompt tokens from device, host, disk, computed: {stats.cached.device} "
+            f"{stats.cached.host} {stats.cached.disk} {stats.computed_tokens}; blocks evicted: "
+            f"{evicted}; cancelled {stats.cancelled}",
+            file=sys.stderr,
+        )
+        return answers
+
+    return tokens
+
+
 def _stock(prefix_caching: bool) -> Answers:
     def tokens(model: str, dtype: str, prompts: Sequence[Prompt], at_once: int) -> list[list[int]]:
         texts = [prompt.text for prompt in prompts]
@@ -152,7 +206,12 @@ SYSTEMS: dict[str, Answers] = {
     "vLLM, no cache": _stock(prefix_caching=False),
     "vLLM": _stock(prefix_caching=True),
     "RAGCache": _ragcache,
+    "small tiers": _small_tiers(aborts=False),
+    "with aborts": _small_tiers(aborts=True),
 }
+USUAL = ("vLLM, no cache", "vLLM", "RAGCache")
+TIERS = (("vLLM, no cache", 8), ("small tiers", 1), ("small tiers", 8), ("with aborts", 8))
+"""Systems, and how many questions each has at a time."""
 
 
 def tokens_of(
@@ -190,6 +249,9 @@ def main() -> None:
     parser.add_argument("--questions", type=int, default=100)
     parser.add_argument("--at-once", type=int, default=1, help="questions in the engine at a time")
     parser.add_argument("--model", help="a folder or hub id (default: the demo's model)")
+    parser.add_argument(
+        "--small-tiers", action="store_true", help="tiers that all evict, against no cache at all"
+    )
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.worker:
@@ -199,15 +261,19 @@ def main() -> None:
     model = arguments.model or str(demo_model())
     prompts = data_prompts(arguments.questions)
     answers: dict[str, list[list[int]]] = {}
-    for system in SYSTEMS:
-        print(f"{system} in {arguments.dtype} ...", file=sys.stderr)
-        answers[system] = tokens_of(system, model, arguments.dtype, prompts, arguments.at_once)
+    runs = TIERS if arguments.small_tiers else [(name, arguments.at_once) for name in USUAL]
+    if arguments.small_tiers:
+        random.Random(11).shuffle(prompts)
+    for system, at_once in runs:
+        name = f"{system}, {at_once} at once" if arguments.small_tiers else system
+        print(f"{name} in {arguments.dtype} ...", file=sys.stderr)
+        answers[name] = tokens_of(system, model, arguments.dtype, prompts, at_once)
+    names = list(answers)
     print(f"\nAnswers that differ, of {len(prompts)} ({arguments.dtype}, greedy)")
-    names = list(SYSTEMS)
     for number, left in enumerate(names):
         for right in names[number + 1 :]:
             pairs = zip(answers[left], answers[right], strict=True)
-            print(f"  {left:>15} | {right:<15} {sum(a != b for a, b in pairs):>4}")
+            print(f"  {left:>26} | {right:<26} {sum(a != b for a, b in pairs):>4}")
     return None
 
 

@@ -7,6 +7,7 @@ sense. 130: interrupted.
 from __future__ import annotations
 
 import argparse
+import shlex
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -32,7 +33,9 @@ SHOWN_POLICIES = ("lru", "lfu", "pgdsf", DEFAULT_POLICY)
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code. arguments: those of the process by default."""
-    parsed = parser().parse_args(arguments)
+    own, given = _at_double_dash(sys.argv[1:] if arguments is None else arguments)
+    parsed = parser().parse_args(own)
+    parsed.vllm_arguments = given
     quiet = wants_quiet()
     hush()
     errors = Console(stderr=True, highlight=False)
@@ -55,6 +58,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code
 
 
+def _at_double_dash(arguments: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
+    """What `serve` reads itself, and what it hands on. Other commands know no double dash."""
+    if "--" not in arguments or arguments[0] != "serve":
+        return arguments, ()
+    at = list(arguments).index("--")
+    return arguments[:at], arguments[at + 1 :]
+
+
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         prog="ragcache", description="RAG answers sooner: documents are prefilled once."
@@ -69,6 +80,7 @@ def parser() -> argparse.ArgumentParser:
     _add_simulate(
         commands.add_parser("simulate", help="tell how much memory and which policy would pay")
     )
+    _add_serve(commands.add_parser("serve", help="start vLLM's OpenAI-compatible server with it"))
     _add_doctor(commands.add_parser("doctor", help="tell whether and how an engine would start"))
     return made
 
@@ -205,6 +217,25 @@ def _add_simulate(command: argparse.ArgumentParser) -> None:
     command.set_defaults(run=_run_simulate)
 
 
+def _add_serve(command: argparse.ArgumentParser) -> None:
+    command.description = (
+        "Start vLLM's own OpenAI-compatible server with RAGCache's knowledge tree over its device "
+        "memory, a host tier and a disk tier. Arguments behind -- go to `vllm serve` as they are: "
+        "ragcache serve MODEL --disk-cache 20GiB -- --port 8001 --dtype float16"
+    )
+    command.add_argument("model", metavar="MODEL", nargs="?", default=DEMO_MODEL)
+    command.add_argument("--host-cache", metavar="SIZE", help="such as 8GiB (see EngineConfig)")
+    command.add_argument("--disk-cache", metavar="SIZE", help="such as 50GiB (default: none)")
+    command.add_argument("--disk-cache-dir", type=Path, metavar="FOLDER")
+    command.add_argument("--policy", choices=sorted(POLICIES), default=DEFAULT_POLICY)
+    command.add_argument("--reorder-window", type=_WholeNumber(None), metavar="N")
+    command.add_argument("--cache-depth", type=_WholeNumber(None), metavar="N")
+    command.add_argument(
+        "--show", action="store_true", help="print the command instead of running it"
+    )
+    command.set_defaults(run=_run_serve)
+
+
 def _add_doctor(command: argparse.ArgumentParser) -> None:
     command.description = "Look at this machine, the packages and the model; start nothing."
     command.add_argument("--model", metavar="ID_OR_FOLDER", default=DEMO_MODEL)
@@ -307,6 +338,28 @@ def _run_simulate(parsed: argparse.Namespace, console: Console) -> int:
     profile = cost_profile(parsed.profile)
     trace = trace_from(parsed.trace, parsed.questions, parsed.corpus, parsed.top_k, console)
     simulate(trace, profile, settings, console)
+    return 0
+
+
+def _run_serve(parsed: argparse.Namespace, console: Console) -> int:
+    from ragcache_cli.models import demo_model
+    from ragcache_cli.serve import serve, serve_command
+
+    wanted = (
+        "host_cache",
+        "disk_cache",
+        "disk_cache_dir",
+        "policy",
+        "reorder_window",
+        "cache_depth",
+    )
+    chosen = {name: getattr(parsed, name) for name in wanted}
+    settings = {name: value for name, value in chosen.items() if value is not None}
+    settings["model"] = str(demo_model()) if parsed.model == DEMO_MODEL else parsed.model
+    if parsed.show:
+        console.print(shlex.join(serve_command(settings, parsed.vllm_arguments)), soft_wrap=True)
+    else:
+        serve(settings, parsed.vllm_arguments)
     return 0
 
 

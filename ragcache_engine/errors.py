@@ -4,17 +4,27 @@
     ├── ConfigError (ValueError)          a setting cannot work; nothing was started
     │   ├── BackendUnavailable            the backend asked for is not installed or not supported
     │   ├── ModelNotFound                 the model folder or hub id cannot be read
-    │   └── UnguardedMain                 the script lacks `if __name__ == "__main__":`
+    │   ├── UnguardedMain                 the script lacks `if __name__ == "__main__":`
+    │   └── UnsupportedIndex              a vector store cannot work on the Faiss index it was given
     ├── BadRequest (ValueError)           this one request cannot be served; nothing was computed
     │   ├── EmptyPrompt
     │   ├── PromptTooLong                 more tokens than the model's context leaves room for
-    │   └── InvalidTopK                   fewer than one document asked for
+    │   ├── InvalidTopK                   fewer than one document asked for
+    │   ├── InvalidFilter                 a metadata filter says something that has no meaning
+    │   ├── UnequalLengths                texts, metadatas, ids and vectors do not pair up
+    │   └── VectorShapeError              vectors to add are not those of this index
     ├── RetrievalError                    the documents cannot be found; no text was generated
     │   ├── EmptyIndex                    the index holds no vectors
     │   ├── QueryShapeError               the query vector's size is not the index's
     │   ├── UnknownDocument               the index names a document the store does not have
     │   ├── IndexOutOfStep                index and document store disagree on how many there are
     │   └── UnsupportedStore              the object given is not a FAISS-backed store
+    ├── SavedStoreError                   a vector store's folder cannot be used; nothing was changed
+    │   ├── SaveNotFound                  nothing was saved in this folder
+    │   ├── SaveDamaged                   its files are not the ones that were saved
+    │   ├── SaveForeign                   another program or a newer version wrote it
+    │   ├── UntrustedPickle               reading it could run code, and nobody said it is trusted
+    │   └── NotStorable (ValueError)      a document's metadata has no exact form in JSON
     └── EngineError                       the engine could not finish what it was asked
         ├── EngineStartFailed             the backend did not come up
         ├── EngineClosed                  close() was called, before or during the request
@@ -47,6 +57,10 @@ class UnguardedMain(ConfigError):
     """vLLM starts processes that import the caller's script again; the script must be guarded."""
 
 
+class UnsupportedIndex(ConfigError):
+    """A vector store cannot add to, filter or read back vectors of the Faiss index it was given."""
+
+
 class BadRequest(RAGCacheError, ValueError):
     """One request cannot be served. Raised before any work on it."""
 
@@ -61,6 +75,18 @@ class PromptTooLong(BadRequest):
 
 class InvalidTopK(BadRequest):
     """A retriever was asked for fewer than one document."""
+
+
+class InvalidFilter(BadRequest):
+    """A metadata filter has an unknown operator, or an operand of the wrong kind."""
+
+
+class UnequalLengths(BadRequest):
+    """Texts, metadatas, ids and vectors that belong together differ in number."""
+
+
+class VectorShapeError(BadRequest):
+    """Vectors to add are of another size than the index's, ragged, or not finite."""
 
 
 class RetrievalError(RAGCacheError):
@@ -85,6 +111,30 @@ class IndexOutOfStep(RetrievalError):
 
 class UnsupportedStore(RetrievalError, TypeError):
     """The object given is not a vector store or index backed by Faiss."""
+
+
+class SavedStoreError(RAGCacheError):
+    """The folder of a vector store cannot be read or written. What it held is still there."""
+
+
+class SaveNotFound(SavedStoreError, FileNotFoundError):
+    """Nothing was saved in this folder, or there is no such folder."""
+
+
+class SaveDamaged(SavedStoreError):
+    """The folder's files are missing, cut short or changed since they were saved."""
+
+
+class SaveForeign(SavedStoreError):
+    """The folder was written by another program, or by a newer version of this one."""
+
+
+class UntrustedPickle(SavedStoreError, ValueError):
+    """Reading the folder means unpickling, and the caller has not said that the file is trusted."""
+
+
+class NotStorable(SavedStoreError, ValueError):
+    """A document would not come back from JSON as it is."""
 
 
 class EngineError(RAGCacheError):

@@ -19,7 +19,14 @@ def choose_backend(config: EngineConfig) -> Backend:
     wheel = require_vllm()
     from ragcache_engine.backends.vllm.backend import VLLMBackend
 
-    budget = TierBudget(
+    return VLLMBackend(
+        config.model, config.device_cache, budget_of(config), config.vllm_args, wheel=wheel
+    )
+
+
+def budget_of(config: EngineConfig) -> TierBudget:
+    """What the configuration gives to the tiers below the device."""
+    return TierBudget(
         policy=config.policy,
         host_bytes=config.host_cache,
         disk_bytes=config.disk_cache,
@@ -27,4 +34,3 @@ def choose_backend(config: EngineConfig) -> Backend:
         reorder_window=config.reorder_window,
         cache_depth=config.cache_depth,
     )
-    return VLLMBackend(config.model, config.device_cache, budget, config.vllm_args, wheel=wheel)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 SCHEDULING_BUCKETS_S = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2)
@@ -15,12 +15,14 @@ SCHEDULING_BUCKETS_S = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e
 class Counters:
     """Tokens are prompt tokens of finished requests, each counted where its tensors came from.
 
-    evicted: blocks by tier. refused: blocks the host tier did not take, since it holds better ones.
+    ended: requests, completed or not. evicted: blocks by tier.
+    refused: blocks the host tier did not take, since it holds better ones.
     stored, loaded: between device and host. written, read: between host and disk.
     missing, damaged: blocks the disk was believed to hold. unwritten: blocks it did not take.
     scheduling: requests by how long our part of their scheduling took, in SCHEDULING_BUCKETS_S.
     """
 
+    ended: int = 0
     device_tokens: int = 0
     host_tokens: int = 0
     disk_tokens: int = 0
@@ -45,7 +47,9 @@ class Counters:
         self.scheduling_s += seconds
 
     def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        # By hand: dataclasses.asdict takes fifty times as long, and this is sent with every answer.
+        numbers = {name: getattr(self, name) for name in self.__slots__}
+        return {**numbers, "evicted": dict(self.evicted), "scheduling": list(self.scheduling)}
 
     @classmethod
     def from_dict(cls, numbers: Mapping[str, Any]) -> Counters:

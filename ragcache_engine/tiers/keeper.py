@@ -114,7 +114,6 @@ class Keeper(Generic[B]):
         self.from_disk = Copying()
         self._protect = protect
         self._disk: DiskTransfers | None = None
-        self._disk_holds: Callable[[str], bool] = lambda name: False
         self._names: PerBlock[str] = PerBlock()  # of files
         self._marks: dict[Node, Sequence[str]] = {}  # of documents, for files
         self._known_files: set[str] = set()
@@ -144,9 +143,9 @@ class Keeper(Generic[B]):
         self._is_cached, self._drop_cached = is_cached, drop_cached
         return self.device
 
-    def attach_disk(self, disk: DiskTransfers, holds: Callable[[str], bool]) -> None:
-        """Keep blocks on disk as well. holds: whether there is a file of this name."""
-        self._disk, self._disk_holds = disk, holds
+    def attach_disk(self, disk: DiskTransfers) -> None:
+        """Keep blocks on disk as well."""
+        self._disk = disk
 
     def knows_file(self, name: str) -> bool:
         """Whether the tree decides over this file. Any thread."""
@@ -234,6 +233,7 @@ class Keeper(Generic[B]):
         asked = self._asked.pop(request, None)
         if asked is None:
             return None
+        self.counters.ended += 1
         if completed and asked.tokens is not None:
             self._hold(request, asked)
             self._count(asked, asked.tokens)
@@ -329,7 +329,12 @@ class Keeper(Generic[B]):
 
     @property
     def waits_for_disk(self) -> bool:
+        """Whether blocks that requests may wait for are on their way from the disk."""
         return bool(self._reading)
+
+    @property
+    def writes_to_disk(self) -> bool:
+        return bool(self._writing)
 
     # -- forgetting ------------------------------------------------------------------------------
 
@@ -377,7 +382,7 @@ class Keeper(Generic[B]):
         self.tree.pin(nodes)
         asked.nodes = nodes
         self._holding[request] = asked
-        if prompt.names:
+        if prompt.names and self._disk is not None:
             self._know_files(asked)
 
     def _protect_path(self, request: str) -> None:
@@ -545,7 +550,10 @@ class Keeper(Generic[B]):
             return []
         if keys[start] not in offered:
             return []  # the host lost the blocks before those that were computed now
-        self._carry_out(self.tree.grow(node, Tier.HOST, blocks))
+        # What the disk would take travels through the host, even past better blocks: those are on the
+        # disk already, or come back from it sooner than this one could be computed again.
+        through = self._disk_takes(node, blocks - node.resident[DISK], uses=node.uses + 1)
+        self._carry_out(self.tree.grow(node, Tier.HOST, blocks, force=through))
         self.counters.refused += blocks - node.resident[HOST]
         stored: list[tuple[Key, int]] = []
         for at in range(start, node.resident[HOST]):
@@ -571,13 +579,27 @@ class Keeper(Generic[B]):
                 name, slot = names[at] if names else None, slots[at]
                 if name is None or slot is None or name in self._writing:
                     break
-                if self._disk.writing >= MOST_WRITES or not self._keep_file(node, at, at + 1):
+                if (
+                    self._disk.writing >= MOST_WRITES
+                    or not self._disk_takes(node, 1, uses=node.uses)
+                    or not self._keep_file(node, at, at + 1)
+                ):
                     self.counters.unwritten += 1
                     break
                 self.host.hold(slot)
                 self._writing[name] = keys[at]
                 self._disk.write(Wanted(name, slot, self._marks.get(node, ())))
                 at += 1
+
+    def _disk_takes(self, node: Node, blocks: int, *, uses: int) -> bool:
+        """Whether the disk is to have the node's blocks: there is room, or they were asked for again.
+
+        A disk wears out, and most documents are never asked for twice.
+        """
+        if self._disk is None or not self._disk.is_writable:
+            return False
+        free = self.tree.capacity(Tier.DISK) - self.tree.used(Tier.DISK)
+        return free >= blocks or uses > 1
 
     def _was_written(self, done: Done) -> None:
         key = self._writing.pop(done.wanted.name, None)
@@ -592,6 +614,7 @@ class Keeper(Generic[B]):
 
     def _know_files(self, asked: _Asked) -> None:
         """Name the files of the prompt's blocks, and find those that are there already."""
+        assert self._disk is not None
         prompt, at, cut = asked.prompt, 0, 0
         for node in asked.nodes:
             while prompt.cuts[cut].end < at + node.blocks:
@@ -600,7 +623,7 @@ class Keeper(Generic[B]):
             for place in range(node.blocks):
                 self._names.put(node, place, prompt.names[at + place])
             known = upto = node.resident[DISK]
-            while upto < node.blocks and self._disk_holds(prompt.names[at + upto]):
+            while upto < node.blocks and self._disk.holds(prompt.names[at + upto]):
                 upto += 1
             if upto > known:
                 self._keep_file(node, known, upto, force=True)

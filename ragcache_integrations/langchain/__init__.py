@@ -1,15 +1,41 @@
 """RAGCache in a LangChain chain: swap the retriever and the LLM, keep the rest.
 
 from ragcache_engine import EngineConfig, RAGCacheEngine
-from ragcache_integrations.langchain import RAGCacheLLM, RAGCacheRetriever
+from ragcache_integrations.langchain import FaissVectorStore, RAGCacheLLM, RAGCacheRetriever
 
+store = FaissVectorStore.from_documents(documents, embeddings)  # or langchain_community's FAISS
 engine = RAGCacheEngine(EngineConfig(model="HuggingFaceTB/SmolLM2-135M-Instruct"))
 retriever = RAGCacheRetriever.from_vectorstore(store, engine=engine, k=4)
 llm = RAGCacheLLM(engine=engine, temperature=0)
 chain = {"context": retriever | join, "question": RunnablePassthrough()} | prompt | llm
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from ragcache_integrations.langchain.llm import RAGCacheLLM
 from ragcache_integrations.langchain.retriever import RAGCacheRetriever
 
-__all__ = ["RAGCacheLLM", "RAGCacheRetriever"]
+if TYPE_CHECKING:
+    from ragcache_integrations.langchain.faiss_store import (
+        FaissVectorStore,
+        FlatIndex,
+        HNSWIndex,
+        IVFIndex,
+    )
+
+__all__ = [
+    "FaissVectorStore",
+    "FlatIndex",
+    "HNSWIndex",
+    "IVFIndex",
+    "RAGCacheLLM",
+    "RAGCacheRetriever",
+]
+
+
+def __getattr__(name: str) -> Any:
+    # The store loads Faiss, which the retriever and the LLM do without.
+    if name in __all__:
+        return getattr(import_module("ragcache_integrations.langchain.faiss_store"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

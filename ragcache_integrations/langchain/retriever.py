@@ -1,4 +1,4 @@
-"""RAGCacheRetriever: the FAISS store's own retriever, with the engine told of what it finds."""
+"""RAGCacheRetriever: a FAISS store's own retriever, with the engine told of what it finds."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ragcache_integrations.langchain.store import (
     embed,
     nearest,
 )
-from ragcache_integrations.searchable import check_top_k, check_vector_size
+from ragcache_integrations.searchable import check_top_k
 
 DEFAULT_K = 4
 
@@ -55,7 +55,7 @@ class RAGCacheRetriever(VectorStoreRetriever):
         search_type: str = "similarity",
         **search_kwargs: Any,
     ) -> Self:
-        """A retriever over a FAISS store.
+        """A retriever over a FaissVectorStore, or langchain_community's FAISS.
 
         k: documents a question gets, at most.
         search_type: "similarity", "mmr" or "similarity_score_threshold".
@@ -101,8 +101,7 @@ class RAGCacheRetriever(VectorStoreRetriever):
         return options
 
     def _nearest(self, vector: Sequence[float], options: dict[str, Any]) -> list[Document]:
-        """The query's vector to its documents. vector: shape (index.d,)."""
-        check_vector_size(len(vector), self.vectorstore.index)  # type: ignore[attr-defined]
+        """The query's vector to its documents."""
         return nearest(self.vectorstore, vector, self.search_type, options)
 
 

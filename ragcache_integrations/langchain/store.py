@@ -1,38 +1,62 @@
-"""All that is known of LangChain's FAISS store: its parts, its checks and its searches by vector.
+"""The stores a retriever can search: their checks and their searches by a query's vector.
 
-The store is recognised by its parts, so that langchain-community need not be installed.
+There are two kinds. One says for itself what the retriever asks (`SearchedByVector`), as our
+FaissVectorStore does. The other is langchain_community's FAISS, recognised by its parts, so that
+langchain-community need not be installed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from langchain_core.documents import Document
 from langchain_core.runnables.config import run_in_executor
 from langchain_core.vectorstores import VectorStore
 
 from ragcache_engine import IndexOutOfStep, UnknownDocument, UnsupportedStore
-from ragcache_integrations.searchable import check_counts, check_filled, is_faiss_index
+from ragcache_integrations.searchable import (
+    check_counts,
+    check_filled,
+    check_vector_size,
+    is_faiss_index,
+)
 
 _PARTS = ("index", "docstore", "index_to_docstore_id", "similarity_search_by_vector")
 
 
+@runtime_checkable
+class SearchedByVector(Protocol):
+    """A vector store that can be asked everything a retriever asks, with the query embedded."""
+
+    def check_searchable(self) -> None:
+        """Raises EmptyIndex, or another RetrievalError if nothing can be found."""
+
+    def search_by_vector(
+        self, embedding: Sequence[float], search_type: str, **kwargs: Any
+    ) -> list[Document]:
+        """What the store's own retriever finds. Raises QueryShapeError for a vector of another size.
+
+        search_type, kwargs: as a VectorStoreRetriever has them, "k" among the latter.
+        """
+
+
 def check_supported(store: Any) -> None:
     """Raises UnsupportedStore unless this is a FAISS store."""
-    if (
-        not isinstance(store, VectorStore)
-        or not all(hasattr(store, part) for part in _PARTS)
-        or not is_faiss_index(getattr(store, "index", None))
+    if not isinstance(store, VectorStore) or not (
+        isinstance(store, SearchedByVector) or _is_community(store)
     ):
         raise UnsupportedStore(
-            f"RAGCacheRetriever searches LangChain's FAISS vector store, got "
+            f"RAGCacheRetriever searches FaissVectorStore and LangChain's FAISS vector store, got "
             f"{type(store).__name__}; keep store.as_retriever() for other stores"
         )
 
 
 def check_searchable(store: Any) -> None:
     """Raises EmptyIndex or IndexOutOfStep. Cheap: it is asked before each search."""
+    if isinstance(store, SearchedByVector):
+        store.check_searchable()
+        return
     check_filled(store.index)
     if store.docstore is None:
         raise IndexOutOfStep("the store has an index and no docstore; load both from one save")
@@ -61,8 +85,12 @@ def nearest(
 ) -> list[Document]:
     """What the store's own retriever finds for a query of this vector, in its order.
 
-    Raises UnknownDocument if the index names a document that the docstore does not hold.
+    Raises QueryShapeError if the vector is not of the index's size; UnknownDocument if the index
+    names a document that the docstore does not hold.
     """
+    if isinstance(store, SearchedByVector):
+        return store.search_by_vector(vector, search_type, **options)
+    check_vector_size(len(vector), store.index)
     search = _SEARCHES[search_type]
     try:
         return search(store, vector, dict(options))
@@ -74,6 +102,10 @@ def nearest(
                 f"{len(missing) - 1} more); load both from one save, or build them again together"
             ) from error
         raise
+
+
+def _is_community(store: VectorStore) -> bool:
+    return all(hasattr(store, part) for part in _PARTS) and is_faiss_index(store.index)  # type: ignore[attr-defined]
 
 
 def _similar(store: Any, vector: Sequence[float], options: dict[str, Any]) -> list[Document]:

@@ -32,7 +32,7 @@ def engine_config(
     Raises ModelNotFound, or ConfigError for arguments that vLLM refuses and for a device cache too
     small for one request of the model's full context.
     """
-    _require_model(model)
+    require_model(model)
     chosen = _chosen_arguments(device_cache_bytes)
     if "model" in vllm_args:
         raise ConfigError("the model goes into EngineConfig(model=...), not into vllm_args")
@@ -54,7 +54,7 @@ def engine_config(
     return config
 
 
-def _require_model(model: str) -> None:
+def require_model(model: str) -> None:
     """A path that does not exist must not become a question to the hub."""
     path = Path(model).expanduser()
     looks_like_path = model.startswith((".", "/", "~")) or model.count("/") > 1

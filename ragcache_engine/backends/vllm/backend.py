@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import multiprocessing
 import os
 import time
@@ -11,7 +10,6 @@ from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import count
-from pathlib import Path
 from typing import Any, cast
 
 from vllm import SamplingParams
@@ -24,6 +22,7 @@ from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
+from ragcache_engine.backends.vllm import shared_memory
 from ragcache_engine.backends.vllm.arguments import engine_config
 from ragcache_engine.backends.vllm.budget import TierBudget
 from ragcache_engine.backends.vllm.installed import Wheel
@@ -69,7 +68,7 @@ class VLLMBackend:
         self._vllm_args = dict(vllm_args)
         self._llm: AsyncLLM | None = None
         self._has_tiers = False
-        self._shared_memory: Path | None = None
+        self._engine_id: str | None = None
         self._counters = Counters()
         self._forgetting = count()
 
@@ -77,8 +76,9 @@ class VLLMBackend:
         config = engine_config(self._model, self._device_cache_bytes, self._budget, self._vllm_args)
         transfer = config.kv_transfer_config
         self._has_tiers = transfer is not None and transfer.kv_connector == "TierConnector"
-        if transfer is not None:
-            self._shared_memory = Path(f"/dev/shm/vllm_offload_{transfer.engine_id}.mmap")
+        if self._has_tiers:
+            shared_memory.remove_abandoned()
+            self._engine_id = transfer.engine_id if transfer else None
         try:
             with _cores_as_without_connector():
                 llm = AsyncLLM.from_vllm_config(
@@ -187,9 +187,8 @@ class VLLMBackend:
         if llm:
             llm.shutdown(timeout=SHUTDOWN_S)
             multiprocessing.active_children()  # reaps those that died before their shutdown
-        if self._shared_memory:  # of a process that was killed
-            with contextlib.suppress(OSError):
-                self._shared_memory.unlink()
+        if self._engine_id:
+            shared_memory.remove(self._engine_id)  # a process that was killed has not
 
 
 def sampling_params(options: SamplingOptions) -> SamplingParams:

@@ -15,6 +15,7 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
 
 from ragcache_engine.backends.vllm.budget import TierBudget
+from ragcache_engine.backends.vllm.shared_memory import new_engine_id
 from ragcache_engine.backends.vllm.tiers.settings import TierSettings
 
 logger = logging.getLogger(__name__)
@@ -60,6 +61,7 @@ def tier_arguments(
             kv_connector="TierConnector",
             kv_connector_module_path=f"{PACKAGE}.connector",
             kv_role="kv_both",
+            engine_id=new_engine_id(),
             kv_load_failure_policy="recompute",
             kv_connector_extra_config=settings.to_extra_config(),
         ),

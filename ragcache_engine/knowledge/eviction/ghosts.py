@@ -12,23 +12,21 @@ class Ghosts:
 
     def __init__(self) -> None:
         self.blocks = 0
-        self._line: OrderedDict[Node, None] = OrderedDict()
+        # With the blocks it had: a node that is split later has fewer.
+        self._line: OrderedDict[Node, int] = OrderedDict()
 
     def __contains__(self, node: Node) -> bool:
         return node in self._line
 
     def add(self, node: Node) -> None:
         self.discard(node)
-        self._line[node] = None
+        self._line[node] = node.blocks
         self.blocks += node.blocks
 
     def discard(self, node: Node) -> None:
-        if node in self._line:
-            del self._line[node]
-            self.blocks -= node.blocks
+        self.blocks -= self._line.pop(node, 0)
 
     def trim(self, blocks: int) -> None:
         """Forget the oldest until the rest had at most so many blocks."""
         while self.blocks > max(0, blocks):
-            node, _ = self._line.popitem(last=False)
-            self.blocks -= node.blocks
+            self.blocks -= self._line.popitem(last=False)[1]

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from ragcache_engine.processes import is_alive
 from ragcache_engine.tiers.disk import block_file
 from ragcache_engine.tiers.disk.block_file import Origin, UnusableFile, document_mark
 
@@ -158,7 +159,7 @@ def _remove_abandoned(folder: Path) -> None:
     oldest = time.time() - ABANDONED_AFTER_S
     for path in folder.glob(f"*/??/*{block_file.WRITING}"):
         with contextlib.suppress(OSError):
-            if path.stat().st_mtime < oldest or not _is_alive(_writer(path)):
+            if path.stat().st_mtime < oldest or not is_alive(_writer(path)):
                 path.unlink()
 
 
@@ -166,16 +167,6 @@ def _writer(path: Path) -> int:
     """The process that was writing the file, as its name says; 0 if it does not."""
     number = path.name.removesuffix(block_file.WRITING).rpartition(".")[2]
     return int(number) if number.isdigit() else 0
-
-
-def _is_alive(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except OSError:
-        pass
-    return True
 
 
 def _require_writable(folder: Path) -> None:

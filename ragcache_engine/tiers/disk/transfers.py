@@ -62,6 +62,8 @@ class DiskTransfers:
         self.reading = self.writing = 0
         self.is_writable = True
         self._failed_writes = 0
+        self._leaving: set[str] = set()
+        self._warned: set[str] = set()
         self._threads = [
             threading.Thread(target=run, name=name, daemon=True)
             for run, name in (
@@ -76,12 +78,18 @@ class DiskTransfers:
         self.reading += 1
         self._reads.put(wanted)
 
+    def holds(self, name: str) -> bool:
+        """Whether there is a file of this name, and it is to stay."""
+        return name not in self._leaving and self._folder.holds(name)
+
     def write(self, wanted: Wanted) -> None:
         self.writing += 1
+        self._leaving.discard(wanted.name)
         self._writes.put(wanted)
 
     def remove(self, name: str) -> None:
-        """Remove a file, after the writes asked for before."""
+        """Remove a file, after the writes asked for before. From now on it counts as gone."""
+        self._leaving.add(name)
         self._writes.put(name)
 
     def finished(self) -> list[Done]:
@@ -114,16 +122,28 @@ class DiskTransfers:
                 failure = "missing"
             except UnusableFile as error:
                 failure = "damaged"
-                logger.warning("a block of the disk tier is unusable and was removed: %s", error)
+                self._warn_once("is unusable and was removed", error)
             except Exception as error:
                 failure = "unreadable"
-                logger.warning("a block of the disk tier cannot be read: %s", error)
+                self._warn_once("cannot be read", error)
             self._done.put(Done(wanted, True, size_bytes, time.perf_counter() - start, failure))
+
+    def _warn_once(self, what: str, error: Exception) -> None:
+        """Of the first block of its kind; the others are counted."""
+        if what not in self._warned:
+            self._warned.add(what)
+            logger.warning(
+                "a block of the disk tier %s, and is computed again: %s (others like it are only "
+                "counted, in stats().tiers)",
+                what,
+                error,
+            )
 
     def _write_all(self) -> None:
         while (wanted := self._writes.get()) is not None:
             if isinstance(wanted, str):
                 self._folder.remove(wanted)
+                self._leaving.discard(wanted)
                 continue
             start = time.perf_counter()
             size_bytes, failure = 0, None

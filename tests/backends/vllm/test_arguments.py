@@ -14,26 +14,29 @@ from vllm.platforms import current_platform
 
 from ragcache_engine.backends.vllm import cpu_defaults
 from ragcache_engine.backends.vllm.arguments import GIB, engine_config
+from ragcache_engine.backends.vllm.budget import TierBudget
 
 pytestmark = pytest.mark.vllm
 
+NO_TIERS = TierBudget(policy="lru")
+
 
 def test_prefix_caching_is_on(demo_model: str):
-    config = engine_config(demo_model, GIB, {})
+    config = engine_config(demo_model, GIB, NO_TIERS, {})
     assert config.cache_config.enable_prefix_caching
     assert config.cache_config.kv_cache_memory_bytes == GIB
 
 
 @pytest.mark.skipif(not current_platform.is_cpu(), reason="the GPU build has its own defaults")
 def test_on_a_cpu_blocks_are_fine_and_the_cache_leaves_memory_for_others(demo_model: str):
-    config = engine_config(demo_model, None, {})
+    config = engine_config(demo_model, None, NO_TIERS, {})
     assert config.cache_config.block_size == cpu_defaults.BLOCK_TOKENS
     assert 0 < (config.cache_config.kv_cache_memory_bytes or 0) <= 4 * GIB
 
 
 def test_what_the_user_says_to_vllm_wins(demo_model: str):
     arguments = {"block_size": 64, "max_model_len": 1024, "dtype": "float32"}
-    config = engine_config(demo_model, GIB, arguments)
+    config = engine_config(demo_model, GIB, NO_TIERS, arguments)
     assert config.cache_config.block_size == 64
     assert config.model_config.max_model_len == 1024
 

@@ -1,5 +1,6 @@
 """A FAISS store over the small corpus, and the chain everybody writes on top of it."""
 
+import faiss
 import pytest
 from langchain_community.vectorstores import FAISS
 from langchain_core.documents import Document
@@ -23,6 +24,15 @@ class HashedWords(Embeddings):
         if self.gate:
             self.gate.pass_through()
         return self.embed(text, self.size)
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Faiss starts a thread a core for a handful of vectors; on busy cores they mostly wait."""
+    threads = faiss.omp_get_max_threads()
+    faiss.omp_set_num_threads(1)
+    yield
+    faiss.omp_set_num_threads(threads)
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from vllm.v1.kv_offload.base import (
     BlockIDsLoadStoreSpec,
@@ -18,6 +19,8 @@ from vllm.v1.kv_offload.base import (
     TransferResult,
 )
 from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
+
+Rows = npt.NDArray[np.int8]
 
 
 class HostCopyWorker(OffloadingWorker):
@@ -30,13 +33,17 @@ class HostCopyWorker(OffloadingWorker):
     def __init__(self, caches: CanonicalKVCaches, region: SharedOffloadRegion | None) -> None:
         self._region = region
         self._finished: list[TransferResult] = []
-        # Each tensor as rows of bytes, one for each block.
+        # Each tensor as rows of bytes, one for each block. As arrays, for torch would spread a copy of
+        # some hundred kilobytes over threads that are busy with the model.
         self._device = [
-            cache.tensor.view(torch.int8).view(-1, cache.page_size_bytes)
+            cache.tensor.view(torch.int8).view(-1, cache.page_size_bytes).numpy()
             for cache in caches.tensors
         ]
         self._host = (
-            [region.create_next_worker_view(cache.page_size_bytes) for cache in caches.tensors]
+            [
+                region.create_next_worker_view(cache.page_size_bytes).numpy()
+                for cache in caches.tensors
+            ]
             if region
             else []
         )
@@ -65,20 +72,21 @@ class HostCopyWorker(OffloadingWorker):
     def _copy(
         self,
         job_id: int,
-        sources: list[torch.Tensor],
-        source_rows: torch.Tensor,
-        targets: list[torch.Tensor],
-        target_rows: torch.Tensor,
+        sources: list[Rows],
+        source_rows: list[int],
+        targets: list[Rows],
+        target_rows: list[int],
     ) -> bool:
         start = time.perf_counter()
         size_bytes = 0
         for source, target in zip(sources, targets, strict=True):
-            target[target_rows] = source[source_rows]
+            for from_row, to_row in zip(source_rows, target_rows, strict=True):
+                target[to_row] = source[from_row]
             size_bytes += source.shape[1] * len(source_rows)
         self._finished.append(TransferResult(job_id, True, size_bytes, time.perf_counter() - start))
         return True
 
 
-def _rows(spec: LoadStoreSpec) -> torch.Tensor:
+def _rows(spec: LoadStoreSpec) -> list[int]:
     assert isinstance(spec, BlockIDsLoadStoreSpec)
-    return torch.from_numpy(spec.block_ids.astype(np.int64))
+    return [int(row) for row in spec.block_ids]

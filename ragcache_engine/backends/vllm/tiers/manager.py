@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import (
+    OffloadingConnectorStats,
+)
 from vllm.v1.kv_offload.base import (
     LoadStoreSpec,
     LookupResult,
@@ -19,6 +22,7 @@ from vllm.v1.kv_offload.base import (
 )
 from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
 
+from ragcache_engine.backends.vllm.tiers.metrics import Reporter
 from ragcache_engine.backends.vllm.tiers.timing import timed
 from ragcache_engine.tiers.keeper import Keeper, Presence
 
@@ -38,6 +42,7 @@ class TierManager(OffloadingManager):
     def __init__(self, keeper: Keeper, close: Callable[[], None]) -> None:  # type: ignore[type-arg]
         self.keeper = keeper
         self._close = close
+        self._reporter = Reporter()
 
     def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
         # All of a request's blocks are offered, not only those it computed: a document that is hit on
@@ -81,6 +86,9 @@ class TierManager(OffloadingManager):
 
     def reset_cache(self) -> None:
         self.keeper.host_cleared()
+
+    def get_stats(self) -> OffloadingConnectorStats | None:
+        return self._reporter.report(self.keeper.counters)
 
     def shutdown(self) -> None:
         self._close()

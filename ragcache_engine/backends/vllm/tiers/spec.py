@@ -5,16 +5,23 @@ from __future__ import annotations
 import logging
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 from vllm.platforms import current_platform
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
-from vllm.v1.kv_offload.base import CanonicalKVCaches, OffloadingManager, OffloadingWorker
+from vllm.v1.kv_offload.base import (
+    CanonicalKVCaches,
+    OffloadingManager,
+    OffloadingMetricMetadata,
+    OffloadingWorker,
+)
 from vllm.v1.kv_offload.config import OffloadingConfig
 from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
 from ragcache_engine.backends.vllm.tiers.host_copy import HostCopyWorker
 from ragcache_engine.backends.vllm.tiers.manager import TierManager
+from ragcache_engine.backends.vllm.tiers.metrics import definitions
 from ragcache_engine.backends.vllm.tiers.settings import TierSettings
 from ragcache_engine.knowledge import CostProfile, policy_of_tiers
 from ragcache_engine.tiers.disk.block_file import Origin
@@ -28,6 +35,12 @@ logger = logging.getLogger(__name__)
 
 class TierSpec(TieringOffloadingSpec):
     """vLLM makes one in each of its processes."""
+
+    @classmethod
+    def build_metric_definitions(
+        cls, extra_config: dict[str, Any]
+    ) -> dict[str, OffloadingMetricMetadata]:
+        return definitions()
 
     def __init__(self, config: OffloadingConfig) -> None:
         super().__init__(config)
@@ -105,7 +118,7 @@ class TierSpec(TieringOffloadingSpec):
             folder, lambda slot: flat[slot * size : (slot + 1) * size], keeper.knows_file
         )
         undo.callback(transfers.close)
-        keeper.attach_disk(transfers, folder.holds)
+        keeper.attach_disk(transfers)
 
     def _region(self, rank: int | None) -> SharedOffloadRegion:
         """The host tier's memory, mapped into this process. rank: None for the scheduler's."""

@@ -1,0 +1,117 @@
+"""What RAGCache adds to vLLM's own scheduling, request by request.
+
+    python benchmarks/scheduling.py --nodes 10000
+
+vLLM's stock scheduler and ours take the same requests in turn, around a model that computes nothing
+(without_model.py), once the knowledge tree has as many nodes as asked for. Timed is all that runs in the
+scheduler's process for one request, from its arrival to its end; the copying of blocks is not in it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+SYSTEM_TOKENS = 40
+DOCUMENT_TOKENS = 160
+TOP_K = 3
+QUESTION_TOKENS = 24
+ANSWER_TOKENS = 8
+
+
+class Requests:
+    """Prompts of a system text, documents drawn with Zipf weights, and a question of its own."""
+
+    def __init__(self, documents: int, seed: int) -> None:
+        self._dice = random.Random(seed)
+        self._documents = documents
+        self._weights = [1 / (rank + 1) for rank in range(documents)]
+
+    def next(self) -> tuple[list[int], list[tuple[int, str | None]]]:
+        """Its tokens and segments."""
+        tokens = [3] * SYSTEM_TOKENS
+        segments: list[tuple[int, str | None]] = [(SYSTEM_TOKENS, None)]
+        for number in self._dice.choices(range(self._documents), self._weights, k=TOP_K):
+            tokens += [1000 + (number * 7919 + at) % 40_000 for at in range(DOCUMENT_TOKENS)]
+            segments.append((len(tokens), f"d{number}"))
+        question = [self._dice.randrange(40_000) for _ in range(QUESTION_TOKENS)]
+        return tokens + question, segments
+
+
+def scheduling_s(engine: Any, name: str, request: Any) -> float:
+    """Seconds vLLM's scheduler took for one request by itself."""
+    tokens, segments = request
+    before = engine.scheduling_s
+    engine.ask(name, tokens, segments, answer_tokens=ANSWER_TOKENS)
+    engine.run()
+    return float(engine.scheduling_s - before)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n", 1)[0])
+    parser.add_argument("--nodes", type=int, default=10_000)
+    parser.add_argument("--requests", type=int, default=1_000)
+    parser.add_argument("--policy", default="halflife")
+    parser.add_argument("--out", type=Path, help="a folder for scheduling.json")
+    arguments = parser.parse_args()
+
+    from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+    from without_model import ModellessEngine
+
+    from ragcache_cli.models import demo_model
+    from ragcache_engine.backends.vllm.tiers.scheduler import TierScheduler
+
+    model = str(demo_model())
+    sizes = {"device_blocks": 2_000, "check": False}
+    stock = ModellessEngine(model, scheduler=AsyncScheduler, **sizes)
+    # The host has room for what so many nodes hold, so that matching and storing are not idle.
+    host_blocks = arguments.nodes * DOCUMENT_TOKENS // 16
+    ours = ModellessEngine(
+        model,
+        scheduler=TierScheduler,
+        host_blocks=host_blocks,
+        policy=arguments.policy,
+        **sizes,
+    )
+    requests = Requests(arguments.nodes, seed=1)
+    number = 0
+    while len(ours.keeper.tree) < arguments.nodes:
+        tokens, segments = requests.next()
+        for engine in (stock, ours):
+            engine.ask(f"warm{number}", tokens, segments, answer_tokens=1)
+            engine.run()
+        number += 1
+        if number % 500 == 0:
+            print(f"  {len(ours.keeper.tree)} nodes after {number} requests", file=sys.stderr)
+    took: dict[str, list[float]] = {"vLLM": [], "RAGCache": []}
+    for at in range(arguments.requests):
+        request = requests.next()
+        pair = [("vLLM", stock), ("RAGCache", ours)]
+        for name, engine in pair if at % 2 else reversed(pair):
+            took[name].append(scheduling_s(engine, f"{at}", request))
+    added = [mine - theirs for theirs, mine in zip(took["vLLM"], took["RAGCache"], strict=True)]
+    rows = {**took, "added": added}
+    print(f"\nScheduling a request, {len(ours.keeper.tree)} nodes, ms")
+    print(f"  {'':10} {'median':>8} {'p25':>8} {'p75':>8} {'p99':>8}")
+    result: dict[str, Any] = {"nodes": len(ours.keeper.tree), "policy": arguments.policy}
+    for name, seconds in rows.items():
+        p25, median, p75 = statistics.quantiles(seconds, n=4)
+        p99 = statistics.quantiles(seconds, n=100)[-1]
+        result[name] = {"median": median, "p25": p25, "p75": p75, "p99": p99}
+        print(f"  {name:10} " + " ".join(f"{1e3 * s:8.3f}" for s in (median, p25, p75, p99)))
+    if arguments.out:
+        arguments.out.mkdir(parents=True, exist_ok=True)
+        (arguments.out / "scheduling.json").write_text(json.dumps(result, indent=1))
+    for engine in (stock, ours):
+        engine.close()
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    main()

@@ -1,0 +1,252 @@
+"""Does the knowledge tree beat vLLM's own host offload, at the same number of bytes?
+
+    python benchmarks/tiers.py --out benchmarks/results/tiers            # a quarter of an hour
+    python benchmarks/tiers.py --reordering --out benchmarks/results/tiers
+
+The same questions go in turn to three engines that are up at the same time: vLLM's own offload with LRU
+and with ARC, and RAGCache. Each has the same device and host bytes; the host is sized so that what the
+trace asks for is 0.9, 1.8 and 3.7 times as large. One question at a time, so that nothing but the
+cache makes a difference. With --reordering, bursts of questions wait in a queue, with and without it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import statistics
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from same_answers import DATA, read, written
+
+from ragcache_engine import Document, EngineConfig, RAGCacheEngine, SamplingOptions, Usage
+
+TOP_K = 2
+CONTEXT_TOKENS = 1024
+DEVICE_BYTES = 56 << 20
+BLOCK_TOKENS = 32
+RATIOS = (0.9, 1.8, 3.7)
+OPTIONS = SamplingOptions(max_tokens=2, ignore_eos=True)
+BURST = 48
+AT_ONCE = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A question with the documents that search found for it, as a prompt."""
+
+    prompt: str
+    documents: tuple[Document, ...]
+
+
+def trace(count: int, skew: float | None, seed: int = 1) -> list[Asked]:
+    """Questions on squad: as they came, or drawn again with Zipf weights of this exponent."""
+    texts = {row["doc_id"]: row for row in read(DATA / "squad" / "corpus.jsonl.gz")}
+    questions = read(DATA / "squad" / "queries.jsonl.gz")
+    found = read(DATA / "squad" / "retrieval_topk.jsonl.gz")
+    pairs = list(zip(questions, found, strict=True))
+    if skew is None:
+        chosen = pairs[:count]
+    else:
+        dice = random.Random(seed)
+        weights = [(rank + 1) ** -skew for rank in range(len(pairs))]
+        chosen = dice.choices(pairs, weights, k=count)
+    asked = []
+    for question, row in chosen:
+        documents = {
+            name: "\n".join(filter(None, (texts[name]["title"], texts[name]["text"])))
+            for name in row["doc_ids"][:TOP_K]
+        }
+        prompt = written(documents, question["query"])
+        asked.append(Asked(prompt, tuple(Document(*item) for item in documents.items())))
+    return asked
+
+
+def skew_of(asked: Sequence[Asked]) -> str:
+    """What a reader has to know of a trace, to judge its figures."""
+    uses = Counter(document.id for one in asked for document in one.documents)
+    total, reached, needed = sum(uses.values()), 0, 0
+    for count in sorted(uses.values(), reverse=True):
+        reached, needed = reached + count, needed + 1
+        if reached >= 0.6 * total:
+            break
+    return (
+        f"{len(asked)} questions, {len(uses)} documents, of which {needed} take 60% of the "
+        f"retrievals; {len({one.documents for one in asked})} different sets"
+    )
+
+
+def live_blocks(model: str, asked: Sequence[Asked]) -> int:
+    """Blocks of key-value memory that hold everything the trace asks for, each prefix once."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    blocks = set()
+    for one in asked:
+        tokens = tuple(tokenizer(one.prompt)["input_ids"])
+        for end in range(BLOCK_TOKENS, len(tokens) + 1, BLOCK_TOKENS):
+            blocks.add(hash(tokens[:end]))
+    return len(blocks)
+
+
+def engine_config(model: str, system: str, host_bytes: int, **settings: Any) -> EngineConfig:
+    arguments: dict[str, Any] = {"max_model_len": CONTEXT_TOKENS, "max_num_seqs": AT_ONCE}
+    if system.startswith("vLLM "):
+        from stock_offload import stock_offload
+
+        arguments |= stock_offload(system.removeprefix("vLLM ").lower(), host_bytes)
+        return EngineConfig(model=model, device_cache=DEVICE_BYTES, vllm_args=arguments)
+    return EngineConfig(
+        model=model,
+        device_cache=DEVICE_BYTES,
+        host_cache=host_bytes,
+        vllm_args=arguments,
+        **settings,
+    )
+
+
+def compare(model: str, asked: Sequence[Asked], ratio: float, live_bytes: int) -> dict[str, Any]:
+    """Every question to every system in turn; what each took, by system."""
+    host_bytes = int(live_bytes / ratio)
+    systems = ("vLLM LRU", "vLLM ARC", "RAGCache")
+    usages: dict[str, list[Usage]] = {system: [] for system in systems}
+    with ExitStack() as engines:
+        up: dict[str, RAGCacheEngine] = {}
+        for system in systems:
+            up[system] = engines.enter_context(
+                RAGCacheEngine(engine_config(model, system, host_bytes))
+            )
+        for number, one in enumerate(asked):
+            order = list(systems)
+            order = order[number % 3 :] + order[: number % 3]
+            for system in order:
+                answer = up[system].generate(one.prompt, list(one.documents), OPTIONS)
+                usages[system].append(answer.usage)
+            if number % 40 == 39:
+                print(f"  ratio {ratio}: {number + 1} of {len(asked)}", file=sys.stderr)
+    result: dict[str, Any] = {"ratio": ratio, "host_bytes": host_bytes}
+    for system, used in usages.items():
+        result[system] = summary([usage.ttft_s for usage in used]) | {
+            "hit_ratio": sum(usage.cached.total for usage in used)
+            / sum(usage.prompt_tokens for usage in used)
+        }
+    ours = [usage.ttft_s for usage in usages["RAGCache"]]
+    for system in systems[:2]:
+        theirs = [usage.ttft_s for usage in usages[system]]
+        differences = [b - a for a, b in zip(ours, theirs, strict=True)]
+        result[f"saved over {system}"] = summary(differences)
+    return result
+
+
+def summary(seconds: Sequence[float]) -> dict[str, float]:
+    ordered = sorted(seconds)
+    p25, p50, p75 = statistics.quantiles(ordered, n=4)
+    return {
+        "mean": statistics.fmean(ordered),
+        "p25": p25,
+        "p50": p50,
+        "p75": p75,
+        "p99": statistics.quantiles(ordered, n=100)[-1],
+    }
+
+
+def reordering(model: str, asked: Sequence[Asked], rounds: int) -> dict[str, Any]:
+    """Bursts of waiting questions, some of their documents cached; TTFT by queue."""
+    windows = {"reordered": 32, "first come": 1}
+    times: dict[str, dict[str, list[float]]] = {
+        name: {"all": [], "cold": [], "warm": []} for name in windows
+    }
+    with ExitStack() as engines:
+        up = {
+            name: engines.enter_context(
+                RAGCacheEngine(engine_config(model, "RAGCache", 256 << 20, reorder_window=window))
+            )
+            for name, window in windows.items()
+        }
+        for number in range(rounds):
+            burst = random.Random(number).sample(list(asked), BURST)
+            warm = burst[::2]
+            names = list(up)
+            for name in names if number % 2 else reversed(names):
+                engine = up[name]
+                engine.clear_cache()
+                for one in warm:
+                    engine.generate(one.prompt, list(one.documents), OPTIONS)
+                for one, ttft_s in zip(burst, asyncio.run(_burst(engine, burst)), strict=True):
+                    times[name]["all"].append(ttft_s)
+                    times[name]["warm" if one in warm else "cold"].append(ttft_s)
+            print(f"  round {number + 1} of {rounds}", file=sys.stderr)
+    return {
+        name: {kind: summary(seconds) for kind, seconds in kinds.items()}
+        for name, kinds in times.items()
+    }
+
+
+async def _burst(engine: RAGCacheEngine, burst: Sequence[Asked]) -> list[float]:
+    answers = await asyncio.gather(
+        *(engine.agenerate(one.prompt, list(one.documents), OPTIONS) for one in burst)
+    )
+    return [answer.usage.ttft_s for answer in answers]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n", 1)[0])
+    parser.add_argument("--questions", type=int, default=160)
+    parser.add_argument("--ratios", type=float, nargs="+", default=RATIOS)
+    parser.add_argument("--skew", type=float, default=1.0, help="Zipf exponent; 0: as they came")
+    parser.add_argument("--reordering", action="store_true")
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/tiers"))
+    arguments = parser.parse_args()
+    from ragcache_cli.model_size import model_size
+    from ragcache_cli.models import demo_model
+
+    model = str(demo_model())
+    asked = trace(arguments.questions, arguments.skew or None)
+    print(f"Trace: {skew_of(asked)} (Zipf {arguments.skew})")
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    if arguments.reordering:
+        result = reordering(model, asked, arguments.rounds)
+        print(f"\nTTFT in a burst of {BURST}, {AT_ONCE} at a time, half of them cached, s")
+        print(f"  {'':12} {'':6} {'mean':>7} {'p50':>7} {'p99':>7}")
+        for name, kinds in result.items():
+            for kind, row in kinds.items():
+                print(
+                    f"  {name:12} {kind:6} {row['mean']:7.2f} {row['p50']:7.2f} {row['p99']:7.2f}"
+                )
+        (arguments.out / "reordering.json").write_text(json.dumps(result, indent=1))
+        return
+    token_bytes = model_size(Path(model)).kv_token_bytes
+    assert token_bytes is not None
+    block_bytes = BLOCK_TOKENS * token_bytes
+    live_bytes = live_blocks(model, asked) * block_bytes
+    print(f"Live set: {live_bytes >> 20} MiB of key-value tensors")
+    results = []
+    for ratio in arguments.ratios:
+        result = compare(model, asked, ratio, live_bytes)
+        results.append(result)
+        print(
+            f"\nLive set {ratio} times the host tier of {result['host_bytes'] >> 20} MiB; TTFT, s"
+        )
+        print(f"  {'':12} {'mean':>7} {'p50':>7} {'p99':>7}   hits")
+        for system in ("vLLM LRU", "vLLM ARC", "RAGCache"):
+            row = result[system]
+            print(
+                f"  {system:12} {row['mean']:7.3f} {row['p50']:7.3f} {row['p99']:7.3f}   "
+                f"{row['hit_ratio']:.1%}"
+            )
+        (arguments.out / "tiers.json").write_text(json.dumps(results, indent=1))
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    os.environ.setdefault("VLLM_CPU_NUM_OF_RESERVED_CPU", "0" if os.cpu_count() == 2 else "1")
+    main()

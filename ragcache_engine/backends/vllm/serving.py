@@ -1,0 +1,52 @@
+"""vLLM's own OpenAI-compatible server with the knowledge tree switched on: only its arguments."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.platforms import current_platform
+
+from ragcache_engine.backends.vllm import cpu_defaults
+from ragcache_engine.backends.vllm.arguments import require_model
+from ragcache_engine.backends.vllm.budget import TierBudget
+from ragcache_engine.backends.vllm.tier_arguments import tier_arguments
+
+
+def server_command(model: str, budget: TierBudget, given: Sequence[str]) -> list[str]:
+    """The command that starts `vllm serve` on this model with the tiers of the budget.
+
+    given: further arguments for `vllm serve`; they win over what RAGCache would choose.
+    Raises ModelNotFound.
+    """
+    require_model(model)
+    arguments = AsyncEngineArgs(model=model)
+    names = {word.split("=")[0] for word in given if word.startswith("--")}
+    chosen: dict[str, str | None] = {"--enable-prefix-caching": None}
+    if current_platform.is_cpu():
+        chosen["--block-size"] = str(cpu_defaults.BLOCK_TOKENS)
+        chosen["--max-num-batched-tokens"] = str(cpu_defaults.STEP_TOKENS)
+        chosen["--enforce-eager"] = None
+    taken = {name.lstrip("-").replace("-", "_") for name in names}
+    for name, value in tier_arguments(arguments, budget, taken).items():
+        text = value if isinstance(value, str) else json.dumps(_shown(value))
+        chosen[f"--{name.replace('_', '-')}"] = text
+    words = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", model]
+    for name, setting in chosen.items():
+        if name not in names:
+            words += [name] if setting is None else [name, setting]
+    return [*words, *given]
+
+
+def _shown(value: object) -> dict[str, object]:
+    """A configuration of vLLM as its command line takes it: what was set, and no more."""
+    return {
+        name: setting
+        for name, setting in asdict(value).items()  # type: ignore[call-overload]
+        if name.startswith("kv_")
+        and setting is not None
+        and name not in ("kv_buffer_device", "kv_port")
+    }

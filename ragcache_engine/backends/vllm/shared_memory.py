@@ -1,0 +1,39 @@
+"""The host tier's shared memory by name, so that what a killed process leaves does not stay.
+
+vLLM names the memory after the engine and removes it when the engine ends in order. A process that was
+killed removes nothing, so the name says whose it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from uuid import uuid4
+
+from ragcache_engine.processes import is_alive
+
+FOLDER = Path("/dev/shm")
+PREFIX = "vllm_offload_"
+OURS = "ragcache"
+
+
+def new_engine_id() -> str:
+    """Names an engine of this process."""
+    return f"{OURS}-{os.getpid()}-{uuid4().hex[:12]}"
+
+
+def remove(engine_id: str) -> None:
+    """Remove an engine's memory if it is still there."""
+    for path in FOLDER.glob(f"{PREFIX}{engine_id}*"):
+        with contextlib.suppress(OSError):
+            path.unlink()
+
+
+def remove_abandoned() -> None:
+    """Remove the memory of engines whose process has died."""
+    for path in FOLDER.glob(f"{PREFIX}{OURS}-*"):
+        owner = path.name.removeprefix(f"{PREFIX}{OURS}-").split("-")[0]
+        if owner.isdigit() and not is_alive(int(owner)):
+            with contextlib.suppress(OSError):
+                path.unlink()

@@ -1,0 +1,77 @@
+"""The tiers' counters as Prometheus metrics, through vLLM's own exporter and named in its style."""
+
+from __future__ import annotations
+
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import (
+    OffloadingConnectorStats,
+)
+from vllm.v1.kv_offload.base import (
+    OffloadingCounterMetadata,
+    OffloadingHistogramMetadata,
+    OffloadingMetricMetadata,
+)
+
+from ragcache_engine.tiers.counters import SCHEDULING_BUCKETS_S, Counters
+
+PROMPT_TOKENS = "ragcache:prompt_tokens"
+EVICTED = "ragcache:evicted_blocks"
+SCHEDULING = "ragcache:scheduling_seconds"
+COPIED = {
+    "stored_bytes": ("ragcache:stored_bytes", "Bytes copied from device to host."),
+    "loaded_bytes": ("ragcache:loaded_bytes", "Bytes copied from host to device."),
+    "written_bytes": ("ragcache:disk_written_bytes", "Bytes written from host to disk."),
+    "read_bytes": ("ragcache:disk_read_bytes", "Bytes read from disk to host."),
+    "refused": ("ragcache:refused_blocks", "Blocks the host holds better ones than."),
+    "recomputed": ("ragcache:recomputed_blocks", "Cached blocks computed, as that was quicker."),
+    "missing": ("ragcache:disk_missing_blocks", "Blocks whose file was gone."),
+    "damaged": ("ragcache:disk_damaged_blocks", "Blocks whose file was unusable, and removed."),
+    "unwritten": ("ragcache:disk_unwritten_blocks", "Blocks the disk tier did not take."),
+    "forgotten": ("ragcache:forgotten_documents", "Documents dropped on request."),
+}
+SOURCES = ("device", "host", "disk", "computed")
+
+
+def definitions() -> dict[str, OffloadingMetricMetadata]:
+    return {
+        PROMPT_TOKENS: OffloadingCounterMetadata(
+            "Prompt tokens of finished requests, by where their tensors came from.", ("source",)
+        ),
+        EVICTED: OffloadingCounterMetadata("Blocks evicted, by tier.", ("tier",)),
+        SCHEDULING: OffloadingHistogramMetadata(
+            "Time RAGCache takes to schedule a request, in seconds.", buckets=SCHEDULING_BUCKETS_S
+        ),
+        **{name: OffloadingCounterMetadata(text) for name, text in COPIED.values()},
+    }
+
+
+class Reporter:
+    """Turns counters into what has come to them since the last report."""
+
+    def __init__(self) -> None:
+        self._last = Counters()
+
+    def report(self, counters: Counters) -> OffloadingConnectorStats | None:
+        """None if no request has ended since. Asked at every step, so that is told quickly."""
+        if counters.ended == self._last.ended:
+            return None
+        last, self._last = self._last, Counters.from_dict(counters.as_dict())
+        stats = OffloadingConnectorStats()
+        for source in SOURCES:
+            field = f"{source}_tokens"
+            if more := getattr(counters, field) - getattr(last, field):
+                stats.increase_counter(PROMPT_TOKENS, more, (source,))
+        for tier, blocks in counters.evicted.items():
+            if more := blocks - last.evicted[tier]:
+                stats.increase_counter(EVICTED, more, (tier,))
+        for field, (name, _) in COPIED.items():
+            if more := getattr(counters, field) - getattr(last, field):
+                stats.increase_counter(name, more)
+        for bound, now, before in zip(
+            (*SCHEDULING_BUCKETS_S, 2 * SCHEDULING_BUCKETS_S[-1]),
+            counters.scheduling,
+            last.scheduling,
+            strict=True,
+        ):
+            for _ in range(now - before):
+                stats.observe_histogram(SCHEDULING, bound)
+        return None if stats.is_empty() else stats

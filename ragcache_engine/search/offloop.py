@@ -1,0 +1,68 @@
+"""The same stages for asyncio: searched in a thread, so the event loop stays free."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import faiss
+
+from ragcache_engine.search.query import Query, checked
+from ragcache_engine.search.stage import SearchStage
+from ragcache_engine.search.staged import drawn
+
+
+def astages(
+    index: Any,
+    query: Any,
+    k: int,
+    count: int = 8,
+    *,
+    params: Any = None,
+    slice_s: float | None = None,
+) -> AsyncGenerator[SearchStage, None]:
+    """`stages` for asyncio: the same arguments, stages and errors, raised by this call.
+
+    The search starts with the first `anext` and does not wait for its reader. Closing the iterator,
+    or cancelling the task that reads it, returns at once; the thread ends with the piece it is
+    searching, and until then (a fraction of the search) the index must be left as it is.
+    """
+    return arriving(checked(index, query, k, count, params, slice_s))
+
+
+async def arriving(query: Query) -> AsyncGenerator[SearchStage, None]:
+    loop = asyncio.get_running_loop()
+    arrived: asyncio.Queue[SearchStage | BaseException | None] = asyncio.Queue()
+    stop = threading.Event()
+    faiss_threads = faiss.omp_get_max_threads()
+
+    def hand_over(what: SearchStage | BaseException | None) -> None:
+        if not stop.is_set():
+            try:
+                loop.call_soon_threadsafe(arrived.put_nowait, what)
+            except RuntimeError:  # The loop closed: nobody is left to read.
+                stop.set()
+
+    def search() -> None:
+        # A thread starts with Faiss's default, not with what its maker has set.
+        faiss.omp_set_num_threads(faiss_threads)
+        try:
+            for stage in drawn(query):
+                hand_over(stage)
+                if stop.is_set():
+                    return
+        except BaseException as wrong:
+            hand_over(wrong)
+        else:
+            hand_over(None)
+
+    threading.Thread(target=search, name="ragcache-search").start()
+    try:
+        while (what := await arrived.get()) is not None:
+            if isinstance(what, BaseException):
+                raise what
+            yield what
+    finally:
+        stop.set()

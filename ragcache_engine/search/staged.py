@@ -1,0 +1,97 @@
+"""The staged search: checks the request, finds the index's family, yields the stages."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import faiss
+
+from ragcache_engine.search import flat, hnsw, ivf, wrapped
+from ragcache_engine.search.pieces import Pieces, in_pieces
+from ragcache_engine.search.query import Query, checked
+from ragcache_engine.search.stage import SearchStage
+from ragcache_engine.search.whole import whole
+
+log = logging.getLogger(__name__)
+
+
+def stages(
+    index: Any,
+    query: Any,
+    k: int,
+    count: int = 8,
+    *,
+    params: Any = None,
+    slice_s: float | None = None,
+) -> Iterator[SearchStage]:
+    """Yield ever better guesses at the k nearest vectors, the last one `index.search`'s own answer.
+
+    index: any faiss.Index over float vectors. query: shape (dim,), or (n, dim) for a batch;
+        converted to contiguous float32 if it is not. params: faiss.SearchParameters for this search
+        alone; without them the index's own settings hold (nprobe, efSearch). Neither is changed.
+    count: at most so many stages. slice_s: seconds of searching that lie at least between stages;
+        one that would come sooner is folded into the next, so a small index yields one stage.
+
+    The last stage, and only it, is `final`; its ids and distances equal those of
+    `index.search(query, k, params=params)` bit for bit. The IVF family, HNSW and flat indexes, also
+    inside IndexPreTransform, IndexIDMap and IndexIDMap2, yield provisional stages where that can be
+    had exactly and cheaply (docs/search.md); any other search is one final stage.
+
+    The index must not be added to, trained or freed while its stages are being drawn; searches of
+    the same index, with any settings, may run at the same time.
+
+    Raises, before any work: InvalidTopK if k < 1, ValueError if count < 1 or slice_s < 0,
+    QueryShapeError if the query is of the wrong size, not numeric or not finite, EmptyIndex,
+    UnsupportedStore if `index` is no faiss.Index. RuntimeError while drawing if Faiss refuses `params`.
+    Source: RAGCache, section 5.3, pipelined vector search.
+    """
+    return drawn(checked(index, query, k, count, params, slice_s))
+
+
+def drawn(query: Query) -> Iterator[SearchStage]:
+    for stage in in_rows(query):
+        if query.alone:
+            yield SearchStage(stage.ids[0], stage.distances[0], stage.fraction_done, stage.final)
+        else:
+            yield stage
+
+
+def in_rows(query: Query) -> Iterator[SearchStage]:
+    """The stages with ids and distances of shape (n, k)."""
+    index, rows, k, params = query.index, query.rows, query.k, query.params
+    core = wrapped.innermost(index)
+    why = why_whole(query, core)
+    if why is not None:
+        log.debug("searched in one stage: %s", why)
+        yield whole(index, rows, k, params)
+    elif type(core) in hnsw.KINDS:
+        yield from hnsw.in_looks(index, core, rows, k, params, query.count, query.slice_s)
+    else:
+        inner = wrapped.unwrapped(index, rows)
+        for stage in in_pieces(pieces_of(inner, query), query.count, query.slice_s):
+            yield replace(stage, ids=inner.outer_ids(stage.ids)) if inner.id_maps else stage
+
+
+def why_whole(query: Query, core: Any) -> str | None:
+    """Why the search cannot be staged, or None if it can."""
+    if query.count == 1 or not len(query.rows):
+        return "one stage was asked for"
+    if type(core) in hnsw.KINDS:
+        return hnsw.why_whole(query.params)
+    if type(core) not in ivf.KINDS + flat.KINDS:
+        return f"{type(core).__name__} is not known here"
+    if reason := wrapped.why_whole(query.index, query.params):
+        return reason
+    if type(core) in ivf.KINDS:
+        return ivf.why_whole(core, len(query.rows), query.params)
+    return flat.why_whole(core, len(query.rows), query.k, query.params)
+
+
+def pieces_of(inner: wrapped.Core, query: Query) -> Pieces:
+    if type(inner.index) in ivf.KINDS:
+        return ivf.IVFPieces(inner.index, inner.rows, query.k, query.params)
+    assert isinstance(inner.index, faiss.IndexFlat)
+    return flat.FlatPieces(inner.index, inner.rows, query.k)

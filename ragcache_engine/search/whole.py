@@ -1,0 +1,12 @@
+"""The search as Faiss does it, as the one and final stage."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ragcache_engine.search.stage import SearchStage, Vectors
+
+
+def whole(index: Any, rows: Vectors, k: int, params: Any) -> SearchStage:
+    distances, ids = index.search(rows, k, params=params)
+    return SearchStage(ids, distances, 1.0, final=True)

@@ -1,0 +1,17 @@
+"""FaissVectorStore and what it is made of, from LangChain's face inwards.
+
+    vectorstore.py    the class itself: embeds, translates, leaves the rest to
+    collection.py     documents and vectors in step, for many threads
+      indexes.py      flat, IVF, HNSW or a given index: built, and built anew
+      rows.py         a search of one among chosen rows
+      selections.py   which rows a filter chooses
+    saves.py          a collection in a folder; community.py reads langchain_community's
+
+and, without any state: entries.py (what is added), searches.py (what is asked), filters.py,
+metric.py, diversity.py; locks.py. Importing this package loads Faiss.
+"""
+
+from ragcache_integrations.langchain.faiss_store.indexes import FlatIndex, HNSWIndex, IVFIndex
+from ragcache_integrations.langchain.faiss_store.vectorstore import FaissVectorStore
+
+__all__ = ["FaissVectorStore", "FlatIndex", "HNSWIndex", "IVFIndex"]

@@ -1,0 +1,218 @@
+"""Documents and their vectors, kept in step, for many threads at once.
+
+Rows and documents change together, in one step that no search sees the middle of. Vectors are added
+to the index before that step, in portions, so that searches wait for one portion at most; an index
+is built anew beside the old one, which goes on answering meanwhile.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from logging import getLogger
+
+import faiss
+import numpy as np
+from langchain_core.documents import Document
+
+from ragcache_engine import QueryShapeError, VectorShapeError
+from ragcache_integrations.langchain.faiss_store.filters import Filter
+from ragcache_integrations.langchain.faiss_store.indexes import IndexKind, wants_rebuild
+from ragcache_integrations.langchain.faiss_store.locks import SharedLock
+from ragcache_integrations.langchain.faiss_store.metric import FloatMatrix, Metric
+from ragcache_integrations.langchain.faiss_store.rows import Effort, Scores, search_rows
+from ragcache_integrations.langchain.faiss_store.selections import Selections
+
+_PORTION = 1_024  # vectors added while searches wait
+
+_logger = getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a search found, nearest first. vectors: shape (n, dimensions), if they were asked for."""
+
+    documents: list[Document]
+    scores: Scores
+    vectors: FloatMatrix | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A whole state.
+
+    index: None if there are no documents. built_from: vectors it had when it was built.
+    rows: the documents by their rows; rows without one do not count.
+    """
+
+    index: faiss.Index | None
+    built_from: int
+    rows: Mapping[int, Document]
+
+
+class Collection:
+    """What a store holds. Its documents are never changed, only replaced; each has an id."""
+
+    def __init__(self, kind: IndexKind, metric: Metric, snapshot: Snapshot | None = None) -> None:
+        self.kind = kind
+        self.metric = metric
+        self._index: faiss.Index | None = None
+        self._built_from = 0
+        self._documents: dict[int, Document] = {}  # by row; only those that live, in order
+        self._rows: dict[str, int] = {}
+        self._selections = Selections()
+        self._lock = SharedLock()
+        self._one_writer = threading.Lock()
+        if snapshot and snapshot.index is not None:
+            self._index, self._built_from = snapshot.index, snapshot.built_from
+            self._documents = dict(snapshot.rows)
+            self._rows = {str(document.id): row for row, document in snapshot.rows.items()}
+
+    @property
+    def index(self) -> faiss.Index | None:
+        return self._index
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def put(self, documents: Sequence[Document], vectors: FloatMatrix) -> None:
+        """Add documents, each in the place of the one with its id. All of them or, on an error, none.
+
+        documents: their ids are distinct. vectors: shape (len(documents), dimensions), finite.
+        Raises VectorShapeError if the dimensions are not the index's.
+        """
+        if not documents:
+            return
+        vectors = self.metric.as_indexed(vectors)
+        with self._changing():
+            if self._index is None:
+                index, first = self.kind.build(vectors, self.metric), 0
+            else:
+                index, first = self._index, self._append(vectors)
+            with self._lock.writing():
+                if self._index is None:
+                    self._index, self._built_from = index, len(vectors)
+                self._drop(document.id for document in documents)
+                for row, document in enumerate(documents, start=first):
+                    self._documents[row] = document
+                    self._rows[str(document.id)] = row
+                self._selections.forget()
+            self._rebuild_if_due()
+
+    def remove(self, ids: Iterable[str] | None) -> None:
+        """Forget these documents; ids not known are gone already. None: all of them."""
+        with self._changing():
+            with self._lock.writing():
+                self._drop(list(self._rows) if ids is None else ids)
+                self._selections.forget()
+                if not self._rows:
+                    # The next documents may come from another embedding model.
+                    self._index, self._built_from = None, 0
+            self._rebuild_if_due()
+
+    def get(self, ids: Iterable[str]) -> list[Document]:
+        with self._lock.reading():
+            return [self._documents[self._rows[name]] for name in ids if name in self._rows]
+
+    def nearest(
+        self,
+        query: FloatMatrix,
+        k: int,
+        filter: Filter | None,
+        effort: Effort,
+        with_vectors: bool = False,
+    ) -> Found:
+        """The k nearest documents that pass the filter; fewer only if fewer pass.
+
+        query: shape (1, dimensions).
+        Raises QueryShapeError if the dimensions are not the index's, InvalidFilter.
+        """
+        query = self.metric.as_indexed(query)
+        with self._lock.reading():
+            if self._index is None:
+                return Found([], np.empty(0, dtype=np.float32), query[:0])
+            self._check_query(query)
+            among = self._selections.of(filter, self._documents, self._index.ntotal)
+            rows, scores = search_rows(self._index, query, k, among, effort)
+            vectors = self._index.reconstruct_batch(rows) if with_vectors else None
+            return Found([self._documents[row] for row in rows.tolist()], scores, vectors)
+
+    def vectors_of_all(self) -> tuple[list[Document], FloatMatrix]:
+        """Every document and its vector as the index stores it, in the order they were added."""
+        with self._lock.reading():
+            return list(self._documents.values()), self._stored_vectors()
+
+    @contextmanager
+    def read(self) -> Iterator[Snapshot]:
+        """The present state, which does not change before the block ends. Other reads go on."""
+        with self._lock.reading():
+            yield Snapshot(self._index, self._built_from, self._documents)
+
+    @contextmanager
+    def held(self) -> Iterator[Snapshot]:
+        """The present state, which does not change before the block ends. Searches go on."""
+        with self._changing():
+            yield Snapshot(self._index, self._built_from, self._documents)
+
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        self._lock.refuse_readers()  # it would wait for a writer that waits for it
+        with self._one_writer:
+            yield
+
+    def _append(self, vectors: FloatMatrix) -> int:
+        """The first row of vectors that no search sees yet. If it fails, they stay unseen."""
+        index = self._index
+        assert index is not None
+        if vectors.shape[1] != index.d:
+            raise VectorShapeError(
+                f"the vectors to add have {vectors.shape[1]} dimensions, the index {index.d}; embed "
+                f"with the model the index was built with, or build it again"
+            )
+        first = int(index.ntotal)
+        for start in range(0, len(vectors), _PORTION):
+            with self._lock.writing():
+                index.add(vectors[start : start + _PORTION])
+        return first
+
+    def _drop(self, ids: Iterable[str | None]) -> None:
+        for name in ids:
+            row = self._rows.pop(str(name), None)
+            if row is not None:
+                del self._documents[row]
+
+    def _rebuild_if_due(self) -> None:
+        index = self._index
+        if index is None or not wants_rebuild(
+            self.kind, self._built_from, len(self._rows), index.ntotal
+        ):
+            return
+        try:
+            rebuilt = self.kind.build(self._stored_vectors(), self.metric)
+        except (MemoryError, RuntimeError):
+            # What the caller asked for is done, and the old index still answers rightly.
+            _logger.warning("the index could not be built anew; it is tried again", exc_info=True)
+            return
+        documents = dict(enumerate(self._documents.values()))
+        rows = {str(document.id): row for row, document in documents.items()}
+        with self._lock.writing():
+            self._index, self._built_from = rebuilt, len(documents)
+            self._documents, self._rows = documents, rows
+            self._selections.forget()
+
+    def _stored_vectors(self) -> FloatMatrix:
+        if self._index is None:
+            return np.empty((0, 0), dtype=np.float32)
+        rows = np.fromiter(self._documents, dtype=np.int64, count=len(self._documents))
+        stored: FloatMatrix = self._index.reconstruct_batch(rows)
+        return stored
+
+    def _check_query(self, query: FloatMatrix) -> None:
+        assert self._index is not None
+        if query.shape[1] != self._index.d:
+            raise QueryShapeError(
+                f"the query's vector has {query.shape[1]} dimensions, the index {self._index.d}; "
+                f"embed queries with the model the index was built with, or build it again"
+            )

@@ -1,0 +1,102 @@
+"""Reads what langchain_community's FAISS store saved: <name>.faiss, and <name>.pkl with the documents.
+
+A pickle can name any function of any package and have it called. This one is read only when its
+owner says that it is trusted, and even then only classes that hold plain values are let in:
+langchain_community itself need not be installed.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import faiss
+from langchain_core.documents import Document
+
+from ragcache_engine import IndexOutOfStep, SaveDamaged, SaveNotFound, UntrustedPickle
+
+_PACKAGES = {"langchain", "langchain_classic", "langchain_community", "langchain_core"}
+_PLAIN = {
+    "builtins": {"set", "frozenset", "complex", "bytearray"},
+    "collections": {"OrderedDict"},
+    "datetime": {"date", "datetime", "time", "timedelta", "timezone"},
+    "decimal": {"Decimal"},
+    "numpy": {"dtype"},
+    "numpy._core.multiarray": {"scalar"},
+    "numpy.core.multiarray": {"scalar"},
+    "pathlib": {"Path", "PosixPath", "PurePosixPath", "PureWindowsPath", "WindowsPath"},
+    "uuid": {"SafeUUID", "UUID"},
+}
+
+
+def read_trusted(folder: Path, name: str, trusted: bool) -> tuple[faiss.Index, list[Document]]:
+    """The index, and the document of each of its rows.
+
+    name: of the two files, without their endings.
+    Raises UntrustedPickle unless trusted, or if the pickle asks for more than plain values;
+    SaveNotFound, SaveDamaged, IndexOutOfStep.
+    """
+    index_file, pickle_file = folder / f"{name}.faiss", folder / f"{name}.pkl"
+    for file in (index_file, pickle_file):
+        if not file.is_file():
+            raise SaveNotFound(
+                f"{file} is not there; give the folder and index_name that langchain_community's "
+                f"save_local() was given"
+            )
+    if not trusted:
+        raise UntrustedPickle(
+            f"{pickle_file} is a pickle, and reading one can run code that was put into it; if you "
+            f"made this file yourself, or trust who did, pass allow_dangerous_deserialization=True"
+        )
+    documents = _documents(pickle_file)
+    try:
+        index = faiss.read_index(str(index_file))
+    except RuntimeError as error:
+        raise SaveDamaged(f"{index_file} is not a Faiss index ({error})") from error
+    if sorted(documents) != list(range(index.ntotal)):
+        raise IndexOutOfStep(
+            f"{index_file} holds {index.ntotal} vectors, {pickle_file} the documents of "
+            f"{len(documents)}; use two files of one save"
+        )
+    return index, [documents[row] for row in range(index.ntotal)]
+
+
+def _documents(file: Path) -> dict[int, Document]:
+    """The documents by their rows."""
+    try:
+        with file.open("rb") as opened:
+            docstore, ids = _PlainUnpickler(opened).load()
+        held: Mapping[str, _Kept] = docstore.state["_dict"]
+        return {int(row): held[name].document(name) for row, name in ids.items() if name in held}
+    except UntrustedPickle:
+        raise
+    except Exception as error:  # a pickle cut short or changed may raise anything at all
+        raise SaveDamaged(f"{file} does not hold a docstore and its ids ({error!r})") from error
+
+
+class _Kept:
+    """Stands for LangChain's Document and InMemoryDocstore: keeps their state and runs nothing."""
+
+    state: dict[str, Any]
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # A pydantic model's fields lie one level deeper, in every version of pydantic.
+        self.state = state.get("__dict__", state)
+
+    def document(self, name: str) -> Document:
+        state = self.state
+        return Document(id=name, page_content=state["page_content"], metadata=state["metadata"])
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if module.split(".")[0] in _PACKAGES and name in ("Document", "InMemoryDocstore"):
+            return _Kept
+        if name in _PLAIN.get(module, ()):
+            return super().find_class(module, name)
+        raise UntrustedPickle(
+            f"the pickle asks for {module}.{name}, which is neither LangChain's nor a plain value; "
+            f"load it with langchain_community, make the metadata plain, and save it again"
+        )

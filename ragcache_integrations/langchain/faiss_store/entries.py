@@ -1,0 +1,121 @@
+"""What a caller adds, checked and paired up before anything is embedded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+from uuid import uuid4
+
+import numpy as np
+from langchain_core.documents import Document
+
+from ragcache_engine import BadRequest, UnequalLengths, VectorShapeError
+from ragcache_integrations.langchain.faiss_store.metric import FloatMatrix
+
+
+@dataclass(frozen=True, slots=True)
+class Entries:
+    """ids: one for every text given. documents: one for every different id, the last text given.
+
+    positions: of the documents' texts among those given.
+    """
+
+    ids: list[str]
+    documents: list[Document]
+    positions: list[int]
+
+
+def paired(
+    texts: Iterable[str],
+    metadatas: Sequence[Mapping[str, Any] | None] | None,
+    ids: Sequence[str | None] | None,
+) -> Entries:
+    """Texts with their metadatas, which are copied, and ids, which are made where there are none.
+
+    Raises UnequalLengths; BadRequest for a text, metadata or id of a wrong type.
+    """
+    texts = [texts] if isinstance(texts, str) else list(texts)
+    check_lengths(texts=texts, metadatas=metadatas, ids=ids)
+    named = [_checked_id(name) for name in ids] if ids is not None else [_new_id() for _ in texts]
+    last = {name: position for position, name in enumerate(named)}
+    positions = sorted(last.values())
+    documents = [
+        Document(
+            id=named[at],
+            page_content=_checked_text(texts[at], at),
+            metadata=_checked_metadata(metadatas[at] if metadatas is not None else None, at),
+        )
+        for at in positions
+    ]
+    return Entries(named, documents, positions)
+
+
+def check_lengths(**lists: Sequence[Any] | None) -> None:
+    """Raises UnequalLengths unless all that are given have one length."""
+    lengths = {name: len(given) for name, given in lists.items() if given is not None}
+    if len(set(lengths.values())) > 1:
+        counts = ", ".join(f"{length} {name}" for name, length in lengths.items())
+        raise UnequalLengths(f"got {counts}; give one of each for every text, or leave them out")
+
+
+def as_matrix(vectors: Any, count: int) -> FloatMatrix:
+    """Vectors as an embedding model returns them, as one matrix of shape (count, dimensions).
+
+    Raises VectorShapeError if they are not so many, not of one size, empty, or not finite.
+    """
+    try:
+        matrix = np.ascontiguousarray(vectors, dtype=np.float32)
+    except (TypeError, ValueError) as error:
+        raise VectorShapeError(
+            f"the vectors are not rows of numbers, all of one size ({error}); check the embedding "
+            f"model"
+        ) from error
+    if matrix.ndim != 2 or len(matrix) != count or matrix.shape[1] == 0:
+        raise VectorShapeError(
+            f"{count} texts need {count} vectors of one size, got an array of shape "
+            f"{matrix.shape}; check the embedding model"
+        )
+    if not np.isfinite(matrix).all():
+        row = int(np.argmin(np.isfinite(matrix).all(axis=1)))
+        raise VectorShapeError(
+            f"vector {row} holds NaN, an infinity, or a number too large for 32 bits; check what "
+            f"the embedding model makes of its text"
+        )
+    return matrix
+
+
+def copied(document: Document) -> Document:
+    """A document the caller may do with as it likes."""
+    return Document(
+        id=document.id,
+        page_content=document.page_content,
+        metadata=deepcopy(document.metadata),
+    )
+
+
+def _new_id() -> str:
+    return str(uuid4())
+
+
+def _checked_id(name: Any) -> str:
+    if name is None:
+        return _new_id()
+    if isinstance(name, bool) or not isinstance(name, (str, int)):
+        raise BadRequest(f"ids are strings, got {name!r}; leave None where one is to be made")
+    return str(name)
+
+
+def _checked_text(text: Any, position: int) -> str:
+    if not isinstance(text, str):
+        raise BadRequest(f"text {position} is a {type(text).__name__}; give a string")
+    return text
+
+
+def _checked_metadata(metadata: Any, position: int) -> dict[str, Any]:
+    if metadata is None:
+        return {}
+    if not isinstance(metadata, Mapping):
+        raise BadRequest(f"metadata {position} is a {type(metadata).__name__}; give a dict")
+    return deepcopy(dict(metadata))

@@ -1,0 +1,178 @@
+"""Metadata filters: from what the user writes to a function of one document's metadata.
+
+    {"topic": "tides"}                              equal
+    {"topic": ["tides", "sky"]}                     any of these
+    {"year": {"$gte": 1990, "$lt": 2000}}           operators; all of them must hold
+    {"author.name": "Ada"}                          a field inside a field
+    {"$or": [{"year": 1999}, {"$not": {"topic": "sky"}}]}
+    lambda metadata: len(metadata["title"]) < 40    anything else
+
+Several keys must all hold. Operators: $eq, $ne (or $neq), $gt, $gte, $lt, $lte, $in, $nin,
+$contains (a list or a string that holds the value), $exists, $not, and $and, $or, $not around whole
+filters.
+
+A field that is missing equals nothing, not even None, and is neither more nor less than anything;
+so $ne, $nin and $not hold for it. Values of different types are unequal and without order: True is
+not 1, and "10" is not more than 9. 1 is 1.0.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from ragcache_engine import InvalidFilter
+
+Metadata = Mapping[str, Any]
+Predicate = Callable[[Metadata], bool]
+Filter = Mapping[str, Any] | Callable[[dict[str, Any]], bool]
+
+_MISSING = object()
+_Test = Callable[[Any], bool]
+_ORDERS: dict[str, Callable[[Any, Any], Any]] = {
+    "$gt": operator.gt,
+    "$gte": operator.ge,
+    "$lt": operator.lt,
+    "$lte": operator.le,
+}
+
+
+def predicate(filter: Filter) -> Predicate:
+    """The filter as one function. Raises InvalidFilter, before any document is looked at."""
+    if callable(filter):
+        return filter  # type: ignore[return-value]
+    if not isinstance(filter, Mapping):
+        raise InvalidFilter(
+            f"a filter is a dict or a function of the metadata, got {type(filter).__name__}"
+        )
+    return _all_of([_clause(key, value) for key, value in filter.items()])
+
+
+def _clause(key: str, value: Any) -> Predicate:
+    if not isinstance(key, str):
+        raise InvalidFilter(f"a filter's keys are field names and operators, got {key!r}")
+    if not key.startswith("$"):
+        return _on_field(key, _condition(value))
+    if key == "$not":
+        inner = predicate(value)
+        return lambda metadata: not inner(metadata)
+    if key in ("$and", "$or"):
+        parts = [predicate(part) for part in _several(key, value)]
+        return _all_of(parts) if key == "$and" else _any_of(parts)
+    raise InvalidFilter(
+        f"{key!r} is not known around filters; use $and, $or or $not, or write "
+        f"{{field: {{{key!r}: ...}}}} if it belongs to a field"
+    )
+
+
+def _on_field(name: str, test: _Test) -> Predicate:
+    path = name.split(".")
+
+    def holds(metadata: Metadata) -> bool:
+        value = metadata.get(name, _MISSING)
+        if value is _MISSING and len(path) > 1:
+            value = _inside(metadata, path)
+        return test(value)
+
+    return holds
+
+
+def _inside(value: Any, path: list[str]) -> Any:
+    for step in path:
+        if not isinstance(value, Mapping) or step not in value:
+            return _MISSING
+        value = value[step]
+    return value
+
+
+def _condition(wanted: Any) -> _Test:
+    """What must hold for the value of one field."""
+    if isinstance(wanted, (list, tuple, set, frozenset)):
+        return _one_of(wanted)
+    if isinstance(wanted, Mapping) and any(str(key).startswith("$") for key in wanted):
+        tests = [_operator(str(name), operand) for name, operand in wanted.items()]
+        if len(tests) == 1:
+            return tests[0]
+        return lambda value: all(test(value) for test in tests)
+    return lambda value: _same(value, wanted)
+
+
+def _operator(name: str, operand: Any) -> _Test:
+    if name in ("$eq", "$ne", "$neq"):
+        equal = name == "$eq"
+        return lambda value: _same(value, operand) == equal
+    if name in ("$in", "$nin"):
+        within, inside = _one_of(_several(name, operand)), name == "$in"
+        return lambda value: within(value) == inside
+    if name == "$exists":
+        if not isinstance(operand, bool):
+            raise InvalidFilter(f"$exists takes True or False, got {operand!r}")
+        return lambda value: (value is not _MISSING) == operand
+    if name == "$not":
+        inner = _condition(operand)
+        return lambda value: not inner(value)
+    if name == "$contains":
+        return lambda value: _contains(value, operand)
+    if name in _ORDERS:
+        order = _ORDERS[name]
+        return lambda value: _ordered(order, value, operand)
+    known = ["$eq", "$ne", "$in", "$nin", *_ORDERS, "$contains", "$exists", "$not"]
+    raise InvalidFilter(f"{name!r} is not known; the operators of a field are {', '.join(known)}")
+
+
+def _one_of(choices: Iterable[Any]) -> _Test:
+    choices = list(choices)
+    try:
+        keys = {_key(choice) for choice in choices}
+    except TypeError:  # something that has no hash, as a list
+        return lambda value: any(_same(value, choice) for choice in choices)
+
+    def among(value: Any) -> bool:
+        try:
+            return _key(value) in keys
+        except TypeError:
+            return False
+
+    return among
+
+
+def _key(value: Any) -> tuple[bool, Any]:
+    return isinstance(value, bool), value
+
+
+def _same(one: Any, other: Any) -> bool:
+    return isinstance(one, bool) == isinstance(other, bool) and bool(one == other)
+
+
+def _ordered(order: Callable[[Any, Any], Any], value: Any, bound: Any) -> bool:
+    if value is _MISSING or isinstance(value, bool) or isinstance(bound, bool):
+        return False
+    try:
+        return bool(order(value, bound))
+    except TypeError:
+        return False
+
+
+def _contains(value: Any, wanted: Any) -> bool:
+    if isinstance(value, str):
+        return isinstance(wanted, str) and wanted in value
+    return isinstance(value, (list, tuple, set, frozenset)) and any(
+        _same(item, wanted) for item in value
+    )
+
+
+def _several(name: str, value: Any) -> list[Any]:
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return list(value)
+    raise InvalidFilter(f"{name} takes a list, got {value!r}")
+
+
+def _all_of(parts: list[Predicate]) -> Predicate:
+    if len(parts) == 1:
+        return parts[0]
+    return lambda metadata: all(part(metadata) for part in parts)
+
+
+def _any_of(parts: list[Predicate]) -> Predicate:
+    return lambda metadata: any(part(metadata) for part in parts)

@@ -1,0 +1,274 @@
+"""The kinds of index a store may have: what each builds, and when it is built anew.
+
+Faiss cannot take a vector out of every kind of index, so none is ever taken out of one: a search is
+told which rows count, and an index too full of rows that do not is built anew from those that do.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from math import sqrt
+from typing import Any, ClassVar, Protocol
+
+import faiss
+import numpy as np
+
+from ragcache_engine import BadRequest, ConfigError, UnsupportedIndex, VectorShapeError
+from ragcache_integrations.langchain.faiss_store.metric import FloatMatrix, Metric
+from ragcache_integrations.langchain.faiss_store.rows import (
+    Effort,
+    Selection,
+    approximate,
+    graph_of,
+)
+
+# At a third, an index of n documents is built anew after n / 2 more deletions at the earliest.
+_MOST_DEAD_SHARE = 1 / 3
+# From Faiss's guidelines: fewer vectors a list make poor centres.
+_LEAST_VECTORS_A_LIST = 39
+
+
+class IndexKind(Protocol):
+    """Builds indexes of one kind and says when the present one no longer serves."""
+
+    name: ClassVar[str]
+
+    def build(self, vectors: FloatMatrix, metric: Metric) -> faiss.Index:
+        """An index that holds these vectors, in this order; shape (n, dimensions), n >= 1."""
+
+    def is_outgrown(self, built_from: int, live: int) -> bool:
+        """Whether an index built from so many vectors is too small for those that live now."""
+
+    def check_effort(self, effort: Effort) -> None:
+        """Raises BadRequest for an effort that this kind knows nothing of."""
+
+
+@dataclass(frozen=True, slots=True)
+class FlatIndex:
+    """Compares the query with every vector. Exact; hard to beat below some ten thousand."""
+
+    name: ClassVar[str] = "flat"
+
+    def build(self, vectors: FloatMatrix, metric: Metric) -> faiss.Index:
+        index = faiss.index_factory(vectors.shape[1], "Flat", metric.in_faiss)
+        index.add(vectors)
+        return index
+
+    def is_outgrown(self, built_from: int, live: int) -> bool:
+        return False
+
+    def check_effort(self, effort: Effort) -> None:
+        _refuse(effort, self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class IVFIndex:
+    """Vectors in lists around centres; a search looks into the nearest `nprobe` lists.
+
+    It trains itself: with fewer than `train_from` vectors it is a flat index, which is exact and
+    quick at that size, and it is trained anew whenever the vectors have become four times as many.
+
+    nlist: lists; by default 4 times the root of the vectors' number, at every training.
+    nprobe: lists a search looks into, unless it says otherwise.
+    train_from: vectors needed for the first training; by default 39 a list, or 5,000.
+    """
+
+    nlist: int | None = None
+    nprobe: int = 16
+    train_from: int | None = None
+
+    name: ClassVar[str] = "ivf"
+
+    def __post_init__(self) -> None:
+        _check_positive(self, "nlist", "nprobe", "train_from")
+        if self.nlist and self.trained_from < self.nlist:
+            raise ConfigError(
+                f"train_from={self.train_from} vectors cannot make nlist={self.nlist} lists; raise "
+                f"train_from or lower nlist"
+            )
+
+    @property
+    def trained_from(self) -> int:
+        return self.train_from or (self.nlist * _LEAST_VECTORS_A_LIST if self.nlist else 5_000)
+
+    def build(self, vectors: FloatMatrix, metric: Metric) -> faiss.Index:
+        count, dimensions = vectors.shape
+        if count < self.trained_from:
+            return FlatIndex().build(vectors, metric)
+        nlist = self.nlist or min(int(4 * sqrt(count)), max(1, count // _LEAST_VECTORS_A_LIST))
+        index = faiss.index_factory(dimensions, f"IVF{nlist},Flat", metric.in_faiss)
+        index.nprobe = self.nprobe
+        index.cp.spherical = metric is Metric.COSINE
+        index.cp.min_points_per_centroid = 1  # the user chose, and Faiss would print
+        index.train(vectors)
+        index.make_direct_map()  # rows can be read back
+        index.add(vectors)
+        return index
+
+    def is_outgrown(self, built_from: int, live: int) -> bool:
+        return live >= self.trained_from and (
+            built_from < self.trained_from or live >= 4 * built_from
+        )
+
+    def check_effort(self, effort: Effort) -> None:
+        _refuse(Effort(ef_search=effort.ef_search), self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class HNSWIndex:
+    """A graph of neighbours that a search walks along. Quick at any size; adding is slow.
+
+    m: neighbours a vector is linked to.
+    ef_construction, ef_search: candidates kept while the graph is made, and while it is searched.
+    """
+
+    m: int = 32
+    ef_construction: int = 200
+    ef_search: int = 64
+
+    name: ClassVar[str] = "hnsw"
+
+    def __post_init__(self) -> None:
+        _check_positive(self, "m", "ef_construction", "ef_search")
+        if self.m < 2:
+            raise ConfigError("m must be at least 2: a vector with one neighbour leads nowhere")
+
+    def build(self, vectors: FloatMatrix, metric: Metric) -> faiss.Index:
+        index = faiss.IndexHNSWFlat(vectors.shape[1], self.m, metric.in_faiss)
+        index.hnsw.efConstruction = self.ef_construction
+        index.hnsw.efSearch = self.ef_search
+        index.add(vectors)
+        return index
+
+    def is_outgrown(self, built_from: int, live: int) -> bool:
+        return False
+
+    def check_effort(self, effort: Effort) -> None:
+        _refuse(Effort(nprobe=effort.nprobe), self.name)
+
+
+class GivenIndex:
+    """An index of the user's own: trained, and empty. Copies of it are filled; it stays as it is.
+
+    Raises UnsupportedIndex for one that is not, and for one that cannot search among chosen rows or
+    read a row back.
+    """
+
+    name: ClassVar[str] = "given"
+
+    def __init__(self, index: faiss.Index) -> None:
+        if not index.is_trained:
+            raise UnsupportedIndex(
+                "the given index is not trained; call its train() with a sample of the vectors, or "
+                "leave training to index='ivf'"
+            )
+        if index.ntotal:
+            raise UnsupportedIndex(
+                f"the given index holds {index.ntotal} vectors whose documents the store does not "
+                f"know; give an empty one, and add the documents"
+            )
+        self._empty = faiss.clone_index(index)
+        _make_readable(self._empty)
+        self._try_out()
+
+    @classmethod
+    def like(cls, filled: faiss.Index) -> GivenIndex:
+        """The kind of an index that already holds vectors."""
+        empty = faiss.clone_index(filled)
+        empty.reset()
+        return cls(empty)
+
+    def build(self, vectors: FloatMatrix, metric: Metric) -> faiss.Index:
+        if vectors.shape[1] != self._empty.d:
+            raise VectorShapeError(
+                f"the vectors have {vectors.shape[1]} dimensions, the given index {self._empty.d}; "
+                f"build the index for this embedding model"
+            )
+        index = faiss.clone_index(self._empty)
+        index.add(vectors)
+        return index
+
+    def is_outgrown(self, built_from: int, live: int) -> bool:
+        return False
+
+    def check_effort(self, effort: Effort) -> None:
+        probes = faiss.try_extract_index_ivf(self._empty) is not None
+        walks = graph_of(self._empty) is not None
+        _refuse(
+            Effort(None if probes else effort.nprobe, None if walks else effort.ef_search),
+            f"given {type(self._empty).__name__}",
+        )
+
+    def _try_out(self) -> None:
+        """Do once, with one vector, everything the store will ask for."""
+        trial = faiss.clone_index(self._empty)
+        vector = np.ones((1, trial.d), dtype=np.float32)
+        try:
+            trial.add(vector)
+            approximate(trial, vector, 1, Selection.of([0], 1), Effort())
+            trial.reconstruct_batch(np.zeros(1, dtype=np.int64))
+        except RuntimeError as error:
+            raise UnsupportedIndex(
+                f"{type(trial).__name__} cannot be searched among chosen rows or read back, which "
+                f"filters and deletion need; flat, IVF, HNSW and scalar-quantizer indexes can, "
+                f"without IDMap around them"
+            ) from error
+
+
+def kind_of(index: object) -> IndexKind:
+    """What the user wrote for an index, as its kind. Raises ConfigError."""
+    if isinstance(index, (FlatIndex, IVFIndex, HNSWIndex, GivenIndex)):
+        return index
+    if isinstance(index, faiss.Index):
+        return GivenIndex(index)
+    if isinstance(index, str) and index in _KINDS:
+        kind: IndexKind = _KINDS[index]()
+        return kind
+    raise ConfigError(
+        f"index={index!r} is not known; choose 'flat', 'ivf' or 'hnsw', one of FlatIndex, IVFIndex "
+        f"and HNSWIndex with its settings, or give a faiss.Index"
+    )
+
+
+def wants_rebuild(kind: IndexKind, built_from: int, live: int, rows: int) -> bool:
+    """Whether the dead rows are too many, or the index was built for fewer vectors than there are."""
+    return (rows - live) > _MOST_DEAD_SHARE * rows or kind.is_outgrown(built_from, live)
+
+
+def settings_of(kind: IndexKind) -> dict[str, Any]:
+    """The kind as JSON; `kind_from` reads it. A given index is known by the index itself."""
+    if isinstance(kind, GivenIndex):
+        return {"kind": kind.name}
+    return {"kind": kind.name, **{f.name: getattr(kind, f.name) for f in fields(kind)}}  # type: ignore[arg-type]
+
+
+def kind_from(settings: dict[str, Any], index: faiss.Index | None) -> IndexKind:
+    """Raises KeyError, TypeError or ConfigError for what `settings_of` did not write."""
+    settings = dict(settings)
+    name = settings.pop("kind")
+    if name == GivenIndex.name:
+        return GivenIndex.like(index)
+    kind: IndexKind = _KINDS[name](**settings)
+    return kind
+
+
+_KINDS: dict[str, Any] = {kind.name: kind for kind in (FlatIndex, IVFIndex, HNSWIndex)}
+
+
+def _make_readable(index: faiss.Index) -> None:
+    ivf = faiss.try_extract_index_ivf(index)
+    if ivf is not None:
+        ivf.make_direct_map()
+
+
+def _refuse(effort: Effort, kind: str) -> None:
+    for name in ("nprobe", "ef_search"):
+        if getattr(effort, name) is not None:
+            raise BadRequest(f"the index is {kind} and has no {name}; leave it out")
+
+
+def _check_positive(settings: object, *names: str) -> None:
+    for name in names:
+        value = getattr(settings, name)
+        if value is not None and value < 1:
+            raise ConfigError(f"{name} must be at least 1, got {value}")

@@ -1,0 +1,65 @@
+"""Many readers or one writer."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class SharedLock:
+    """Readers share it, a writer has it alone, and a writer that waits holds back new readers.
+
+    A thread may read while it reads, as a filter does that looks something up in its own store. It
+    may not write while it reads: it would wait for itself.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._readers = 0
+        self._writers_waiting = 0
+        self._written = False
+        self._thread = threading.local()
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        depth = self._depth()
+        if depth == 0:
+            with self._changed:
+                self._changed.wait_for(lambda: not self._written and not self._writers_waiting)
+                self._readers += 1
+        self._thread.depth = depth + 1
+        try:
+            yield
+        finally:
+            self._thread.depth = depth
+            if depth == 0:
+                with self._changed:
+                    self._readers -= 1
+                    self._changed.notify_all()
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        self.refuse_readers()
+        with self._changed:
+            self._writers_waiting += 1
+            try:
+                self._changed.wait_for(lambda: not self._written and not self._readers)
+                self._written = True
+            finally:
+                self._writers_waiting -= 1
+                self._changed.notify_all()
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._written = False
+                self._changed.notify_all()
+
+    def refuse_readers(self) -> None:
+        """Raises RuntimeError if this thread is reading."""
+        if self._depth():
+            raise RuntimeError("a filter must not change or save the store that it is filtering")
+
+    def _depth(self) -> int:
+        return getattr(self._thread, "depth", 0)

@@ -1,0 +1,135 @@
+"""Searching an index among chosen rows, by its own way or by comparing all of them.
+
+A row is the position of a vector in its index.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import ceil
+from typing import Any
+
+import faiss
+import numpy as np
+from numpy.typing import NDArray
+
+from ragcache_engine import BadRequest
+from ragcache_integrations.langchain.faiss_store.metric import FloatMatrix
+
+Rows = NDArray[np.int64]
+Scores = NDArray[np.float32]
+
+# Below this share of matching rows a graph or a few lists miss too much, and comparing all of them
+# costs little.
+_LEAST_APPROXIMATE_SHARE = 0.1
+_FEW_ROWS = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Effort:
+    """How hard one search tries; None leaves it to the index. Raises BadRequest below 1."""
+
+    nprobe: int | None = None
+    ef_search: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("nprobe", "ef_search"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise BadRequest(
+                    f"{name} must be at least 1, got {value}; leave it out for the default"
+                )
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The rows that count in a search. bits: one a row, lowest bit first."""
+
+    bits: NDArray[np.uint8]
+    count: int
+
+    @classmethod
+    def of(cls, rows: Iterable[int], total: int) -> Selection:
+        numbers = np.fromiter(rows, dtype=np.int64)
+        chosen = np.zeros(total, dtype=bool)
+        chosen[numbers] = True
+        return cls(np.packbits(chosen, bitorder="little"), len(numbers))
+
+    def selector(self) -> faiss.IDSelector:
+        return faiss.IDSelectorBitmap(self.bits)
+
+
+def search_rows(
+    index: faiss.Index, query: FloatMatrix, k: int, among: Selection | None, effort: Effort
+) -> tuple[Rows, Scores]:
+    """The k nearest of the chosen rows, nearest first; fewer only if fewer are chosen.
+
+    query: shape (1, dimensions), as indexed. among: None chooses every row.
+    What an approximate search cannot fill is searched for exactly.
+    """
+    matching = among.count if among else index.ntotal
+    k = min(k, matching)
+    if k == 0:
+        return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.float32)
+    few = matching <= max(_FEW_ROWS, k, _LEAST_APPROXIMATE_SHARE * index.ntotal)
+    if not (among and few):
+        rows, scores = approximate(index, query, k, among, effort)
+        if len(rows) == k:
+            return rows, scores
+    return exhaustive(index, query, k, among)
+
+
+def approximate(
+    index: faiss.Index, query: FloatMatrix, k: int, among: Selection | None, effort: Effort
+) -> tuple[Rows, Scores]:
+    """The index's own search; it may find fewer than k."""
+    return _searched(index, query, k, _parameters(index, among, effort.nprobe, effort.ef_search))
+
+
+def exhaustive(
+    index: faiss.Index, query: FloatMatrix, k: int, among: Selection | None
+) -> tuple[Rows, Scores]:
+    """Compares every chosen row, as the index stores it."""
+    if isinstance(index, faiss.IndexHNSW):
+        # The graph's vectors lie in an index of their own, which has no graph.
+        index = faiss.downcast_index(index.storage)
+    ivf = faiss.try_extract_index_ivf(index)
+    every_list = ivf.nlist if ivf is not None else None
+    return _searched(index, query, k, _parameters(index, among, every_list, index.ntotal))
+
+
+def graph_of(index: faiss.Index) -> Any:
+    """The HNSW index inside, if there is one."""
+    while isinstance(index, faiss.IndexPreTransform):
+        index = faiss.downcast_index(index.index)
+    return index if isinstance(index, faiss.IndexHNSW) else None
+
+
+def _searched(
+    index: faiss.Index, query: FloatMatrix, k: int, parameters: faiss.SearchParameters
+) -> tuple[Rows, Scores]:
+    scores, rows = index.search(query, k, params=parameters)
+    found = rows[0] >= 0
+    return rows[0][found], scores[0][found]
+
+
+def _parameters(
+    index: faiss.Index, among: Selection | None, nprobe: int | None, ef_search: int | None
+) -> faiss.SearchParameters:
+    """Parameters of one search; the index itself stays as it is, since searches run side by side.
+
+    Its own effort is meant for all rows. If only some of them count, it grows until as many of
+    these are met; an effort that was asked for is kept to.
+    """
+    options: dict[str, Any] = {"sel": among.selector()} if among else {}
+    growth = index.ntotal / max(among.count, 1) if among else 1.0
+    ivf = faiss.try_extract_index_ivf(index)
+    if ivf is not None:
+        lists = nprobe or ceil(ivf.nprobe * growth)
+        return faiss.SearchParametersIVF(nprobe=min(lists, ivf.nlist), **options)
+    graph = graph_of(index)
+    if graph is not None:
+        candidates = ef_search or ceil(graph.hnsw.efSearch * growth)
+        return faiss.SearchParametersHNSW(efSearch=candidates, **options)
+    return faiss.SearchParameters(**options)

@@ -1,0 +1,91 @@
+"""One search: checked in full before the query is embedded, then run with its vector."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+
+from ragcache_engine import BadRequest, QueryShapeError
+from ragcache_integrations.langchain.faiss_store.collection import Collection, Found
+from ragcache_integrations.langchain.faiss_store.filters import Filter, predicate
+from ragcache_integrations.langchain.faiss_store.metric import FloatMatrix
+from ragcache_integrations.langchain.faiss_store.rows import Effort
+from ragcache_integrations.searchable import check_top_k
+
+DEFAULT_K = 4
+DEFAULT_FETCH_K = 20
+
+_OPTIONS = ("filter", "score_threshold", "nprobe", "ef_search", "fetch_k")
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """What is wanted. score_threshold: in units of the metric; None lets every document pass."""
+
+    collection: Collection
+    k: int
+    filter: Filter | None
+    score_threshold: float | None
+    effort: Effort
+    fetch_k: int
+    lambda_mult: float
+
+    @classmethod
+    def checked(
+        cls,
+        collection: Collection,
+        k: int,
+        options: Mapping[str, Any],
+        fetch_k: int = DEFAULT_FETCH_K,
+        lambda_mult: float = 0.5,
+    ) -> Self:
+        """Raises InvalidTopK, InvalidFilter; BadRequest for other options that cannot be met."""
+        refuse_options("a search", options, _OPTIONS)
+        check_top_k(k)
+        if fetch_k < 1:
+            raise BadRequest(f"fetch_k must be at least 1, got {fetch_k}")
+        if not 0.0 <= lambda_mult <= 1.0:
+            raise BadRequest(f"lambda_mult lies between 0 and 1, got {lambda_mult}")
+        effort = Effort(options.get("nprobe"), options.get("ef_search"))
+        collection.kind.check_effort(effort)
+        filter = options.get("filter")
+        if filter is not None:
+            predicate(filter)
+        return cls(
+            collection, k, filter, options.get("score_threshold"), effort, fetch_k, lambda_mult
+        )
+
+    def run(self, embedding: Sequence[float], k: int, with_vectors: bool = False) -> Found:
+        """The k nearest that pass the filter, whatever their scores. Raises QueryShapeError."""
+        query = as_query(embedding)
+        return self.collection.nearest(query, k, self.filter, self.effort, with_vectors)
+
+    def is_near_enough(self, score: float) -> bool:
+        if self.score_threshold is None:
+            return True
+        return self.collection.metric.at_least_as_near(score, self.score_threshold)
+
+
+def as_query(embedding: Sequence[float]) -> FloatMatrix:
+    """A query's vector as a matrix of one row. Raises QueryShapeError unless it is a finite vector."""
+    try:
+        query = np.ascontiguousarray(embedding, dtype=np.float32)
+    except (TypeError, ValueError) as error:
+        raise QueryShapeError(f"the query's vector is not a row of numbers ({error})") from error
+    if query.ndim != 1 or not np.isfinite(query).all():
+        raise QueryShapeError(
+            f"the query's vector must be one row of finite numbers, got shape {query.shape}; check "
+            f"the embedding model"
+        )
+    return query.reshape(1, -1)
+
+
+def refuse_options(where: str, options: Mapping[str, Any], known: Sequence[str] = ()) -> None:
+    """Raises BadRequest for an option there is not: most often one that is misspelt."""
+    for name in options:
+        if name not in known:
+            choice = f"the options are {', '.join(known)}" if known else "leave it out"
+            raise BadRequest(f"{where} knows no option {name!r}; {choice}")

@@ -1,0 +1,72 @@
+"""Which rows a filter chooses, worked out once for as long as the documents stay the same."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+
+from langchain_core.documents import Document
+
+from ragcache_integrations.langchain.faiss_store.filters import Filter, predicate
+from ragcache_integrations.langchain.faiss_store.rows import Selection
+
+_MOST_KEPT = 64
+
+
+class Selections:
+    """Finds and remembers selections. A filter is asked about every document: n calls in Python.
+
+    Of filters only dicts are remembered; what a function says may change by itself. Threads may ask
+    at once; `forget` is called while nobody asks.
+    """
+
+    def __init__(self) -> None:
+        self._kept: OrderedDict[str, Selection] = OrderedDict()  # the one used last at the end
+        self._lock = threading.Lock()
+
+    def of(
+        self, filter: Filter | None, documents: Mapping[int, Document], total: int
+    ) -> Selection | None:
+        """The rows of the documents that pass. None: every row counts, and no filter is needed.
+
+        documents: by row. total: rows in the index, of which some may have no document.
+        """
+        if filter is None and len(documents) == total:
+            return None
+        name = "" if filter is None else _name(filter)
+        if name is not None:
+            with self._lock:
+                if kept := self._kept.get(name):
+                    self._kept.move_to_end(name)
+                    return kept
+        selection = Selection.of(_passing(filter, documents), total)
+        if name is not None:
+            with self._lock:
+                self._kept[name] = selection
+                if len(self._kept) > _MOST_KEPT:
+                    self._kept.popitem(last=False)
+        return selection
+
+    def forget(self) -> None:
+        with self._lock:
+            self._kept.clear()
+
+
+def _passing(filter: Filter | None, documents: Mapping[int, Document]) -> Iterable[int]:
+    if filter is None:
+        return documents
+    passes = predicate(filter)
+    return [row for row, document in documents.items() if passes(document.metadata)]
+
+
+def _name(filter: Filter) -> str | None:
+    """A name that no filter with another meaning has; None if that cannot be said."""
+    if callable(filter):
+        return None
+    try:
+        json.dumps(filter)  # plain values only, whose repr tells all of them apart
+    except (TypeError, ValueError):
+        return None
+    return repr(filter)

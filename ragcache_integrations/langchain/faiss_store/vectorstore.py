@@ -1,0 +1,615 @@
+"""FaissVectorStore: LangChain's vector store over a Faiss index in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Self, TypeAlias
+
+import faiss
+import numpy as np
+from langchain_core.documents import Document
+from langchain_core.embeddings import Embeddings
+from langchain_core.runnables.config import run_in_executor
+from langchain_core.vectorstores import VectorStore
+
+from ragcache_engine import BadRequest, EmptyIndex, UnsupportedIndex
+from ragcache_integrations.langchain.faiss_store import community, saves
+from ragcache_integrations.langchain.faiss_store.collection import Collection
+from ragcache_integrations.langchain.faiss_store.diversity import most_diverse
+from ragcache_integrations.langchain.faiss_store.entries import (
+    Entries,
+    as_matrix,
+    copied,
+    paired,
+)
+from ragcache_integrations.langchain.faiss_store.filters import Filter
+from ragcache_integrations.langchain.faiss_store.indexes import (
+    FlatIndex,
+    HNSWIndex,
+    IVFIndex,
+    kind_of,
+)
+from ragcache_integrations.langchain.faiss_store.metric import FloatMatrix, chosen_metric
+from ragcache_integrations.langchain.faiss_store.searches import (
+    DEFAULT_FETCH_K,
+    DEFAULT_K,
+    Search,
+    as_query,
+    refuse_options,
+)
+
+IndexChoice: TypeAlias = (
+    Literal["flat", "ivf", "hnsw"] | FlatIndex | IVFIndex | HNSWIndex | faiss.Index
+)
+_ACCEPTED = ("batch_size",)
+MetricName = Literal["cosine", "l2", "inner_product"]
+
+
+@dataclass(frozen=True, slots=True)
+class IndexView:
+    """A store's index from within.
+
+    index: None if the store is empty; to be left as it is.
+    query: shape (1, dimensions), as the index measures it: of length 1 for the cosine.
+    documents: by row; a row without one was deleted, and is to be skipped.
+    """
+
+    index: faiss.Index | None
+    query: FloatMatrix
+    documents: Mapping[int, Document]
+
+
+class FaissVectorStore(VectorStore):
+    """Documents in memory, searched with Faiss: no server, no pickle, safe among threads.
+
+    Setup:
+        ```bash
+        pip install "ragcache-integrations[langchain]"
+        ```
+
+    Instantiate:
+        ```python
+        from langchain_core.embeddings import DeterministicFakeEmbedding
+        from ragcache_integrations.langchain import FaissVectorStore
+
+        store = FaissVectorStore(DeterministicFakeEmbedding(size=64))
+        ```
+
+    Add, replace, delete:
+        ```python
+        from langchain_core.documents import Document
+
+        store.add_documents(
+            [
+                Document("The tides follow the moon.", id="tides", metadata={"year": 1687}),
+                Document("The sky scatters blue light.", id="sky", metadata={"year": 1871}),
+            ]
+        )
+        store.add_texts(["Tides follow the moon and the sun."], [{"year": 1775}], ids=["tides"])
+        store.delete(["sky"])
+        ```
+
+    Search:
+        ```python
+        store.similarity_search("Why is there a tide?", k=2, filter={"year": {"$gte": 1700}})
+        store.similarity_search_with_score("Why is there a tide?", k=2)
+        await store.asimilarity_search("Why is there a tide?")
+        ```
+
+    Use as a retriever:
+        ```python
+        retriever = store.as_retriever(search_type="mmr", search_kwargs={"k": 2, "fetch_k": 10})
+        retriever.invoke("Why is there a tide?")
+        ```
+
+    Save and load:
+        ```python
+        store.save_local("my_store")
+        store = FaissVectorStore.load_local("my_store", DeterministicFakeEmbedding(size=64))
+        ```
+
+    Every search takes `k`, `filter`, `score_threshold`, `nprobe` (IVF) and `ef_search` (HNSW). The
+    filter is applied during the search, so k documents come back whenever k pass it: see
+    `faiss_store.filters` for what it may say. Documents are copied on their way in and out.
+
+    Errors of a search are raised before the query is embedded where they can be known then:
+    InvalidTopK, InvalidFilter, BadRequest for an option there is not. QueryShapeError follows if the
+    query's vector is not of the index's size. A search of an empty store finds nothing.
+    """
+
+    def __init__(
+        self,
+        embedding: Embeddings,
+        *,
+        index: IndexChoice = "flat",
+        metric: MetricName | None = None,
+        relevance_score_fn: Callable[[float], float] | None = None,
+    ) -> None:
+        """An empty store; the first documents decide the number of dimensions.
+
+        Args:
+            embedding: makes vectors of texts and queries.
+            index: "flat" compares every vector, "ivf" looks into lists of neighbours and trains
+                itself, "hnsw" walks a graph; FlatIndex, IVFIndex and HNSWIndex are the same with
+                settings. Or a trained, empty faiss.Index, of which copies are filled.
+            metric: "cosine" (the default), "l2" or "inner_product"; a faiss.Index has its own.
+            relevance_score_fn: from a score to a relevance in [0, 1], in place of the metric's.
+
+        Raises:
+            ConfigError: for an index or metric there is not, or two that do not fit each other.
+            UnsupportedIndex: for a faiss.Index that cannot be filtered or read back.
+        """
+        self._embedding = embedding
+        self._collection = Collection(kind_of(index), chosen_metric(metric, index))
+        self._relevance_score_fn = relevance_score_fn
+
+    @property
+    def embeddings(self) -> Embeddings:
+        return self._embedding
+
+    @property
+    def metric(self) -> str:
+        return str(self._collection.metric)
+
+    @property
+    def index(self) -> faiss.Index | None:
+        """The Faiss index as it is now; None while the store is empty. Look at it, but leave it so.
+
+        Its rows are not the documents: some belong to documents deleted since.
+        """
+        return self._collection.index
+
+    @property
+    def document_count(self) -> int:
+        return len(self._collection)
+
+    # Adding and deleting
+
+    def add_texts(
+        self,
+        texts: Iterable[str],
+        metadatas: list[dict[str, Any]] | None = None,
+        *,
+        ids: Sequence[str | None] | None = None,
+        **kwargs: Any,
+    ) -> list[str]:
+        """Embed texts and add them; a text whose id is there already takes that document's place.
+
+        All of them are added, in one step, or none.
+
+        Args:
+            texts: the texts.
+            metadatas: one for each text.
+            ids: one for each text; where it is None, or if there are none, one is made. If an id
+                comes more than once, its last text wins.
+            **kwargs: `batch_size` may be there, as LangChain's indexing has it, and changes nothing.
+
+        Returns:
+            The id of each text.
+
+        Raises:
+            UnequalLengths: if there are not as many metadatas or ids as texts.
+            VectorShapeError: if the embedding model's vectors are not of the index's size.
+        """
+        refuse_options("add_texts", kwargs, _ACCEPTED)
+        entries = paired(texts, metadatas, ids)
+        if entries.documents:
+            self._put(entries, self._embedding.embed_documents(_texts(entries)))
+        return entries.ids
+
+    async def aadd_texts(
+        self,
+        texts: Iterable[str],
+        metadatas: list[dict[str, Any]] | None = None,
+        *,
+        ids: Sequence[str | None] | None = None,
+        **kwargs: Any,
+    ) -> list[str]:
+        """`add_texts` by the embedding's own async method, and off the event loop."""
+        refuse_options("aadd_texts", kwargs, _ACCEPTED)
+        entries = paired(texts, metadatas, ids)
+        if entries.documents:
+            vectors = await self._embedding.aembed_documents(_texts(entries))
+            await run_in_executor(None, self._put, entries, vectors)
+        return entries.ids
+
+    def add_embeddings(
+        self,
+        text_embeddings: Iterable[tuple[str, Sequence[float]]],
+        metadatas: list[dict[str, Any]] | None = None,
+        ids: Sequence[str | None] | None = None,
+    ) -> list[str]:
+        """`add_texts` with vectors that are there already. Each pair is a text and its vector."""
+        pairs = list(text_embeddings)
+        entries = paired([text for text, _ in pairs], metadatas, ids)
+        if entries.documents:
+            self._put(entries, [pairs[at][1] for at in entries.positions])
+        return entries.ids
+
+    def delete(self, ids: list[str] | None = None, **kwargs: Any) -> bool:
+        """Delete documents by id; ids there are not are gone already.
+
+        Args:
+            ids: of the documents; None deletes all of them.
+
+        Returns:
+            True.
+        """
+        refuse_options("delete", kwargs)
+        self._collection.remove([ids] if isinstance(ids, str) else ids)
+        return True
+
+    def get_by_ids(self, ids: Sequence[str], /) -> list[Document]:
+        """The documents with these ids, in this order, without those there are not."""
+        return [copied(document) for document in self._collection.get(ids)]
+
+    # Searching by text
+
+    def similarity_search(self, query: str, k: int = DEFAULT_K, **kwargs: Any) -> list[Document]:
+        """The k documents nearest to the query, nearest first.
+
+        Args:
+            query: a text.
+            k: documents wanted; fewer come back only if fewer pass.
+            **kwargs: `filter`, `score_threshold`, `nprobe`, `ef_search`, as in
+                `similarity_search_with_score_by_vector`.
+        """
+        return _documents(self.similarity_search_with_score(query, k, **kwargs))
+
+    async def asimilarity_search(
+        self, query: str, k: int = DEFAULT_K, **kwargs: Any
+    ) -> list[Document]:
+        """`similarity_search` off the event loop."""
+        return _documents(await self.asimilarity_search_with_score(query, k, **kwargs))
+
+    def similarity_search_with_score(
+        self, query: str, k: int = DEFAULT_K, **kwargs: Any
+    ) -> list[tuple[Document, float]]:
+        """`similarity_search` with each document's score, which depends on the metric.
+
+        cosine and inner_product: higher is nearer. l2: the squared distance, lower is nearer.
+        """
+        search = Search.checked(self._collection, k, kwargs)
+        return self._scored(search, self._embedding.embed_query(query))
+
+    async def asimilarity_search_with_score(
+        self, query: str, k: int = DEFAULT_K, **kwargs: Any
+    ) -> list[tuple[Document, float]]:
+        """`similarity_search_with_score` off the event loop."""
+        search = Search.checked(self._collection, k, kwargs)
+        vector = await self._embedding.aembed_query(query)
+        return await run_in_executor(None, self._scored, search, vector)
+
+    def max_marginal_relevance_search(
+        self,
+        query: str,
+        k: int = DEFAULT_K,
+        fetch_k: int = DEFAULT_FETCH_K,
+        lambda_mult: float = 0.5,
+        **kwargs: Any,
+    ) -> list[Document]:
+        """k documents that are near the query and unlike each other, in the order chosen.
+
+        Args:
+            query: a text.
+            k: documents wanted.
+            fetch_k: nearest documents to choose from; at least k are.
+            lambda_mult: from 0, diversity alone, to 1, nearness alone.
+            **kwargs: as in `similarity_search`.
+        """
+        search = Search.checked(self._collection, k, kwargs, fetch_k, lambda_mult)
+        return self._diverse(search, self._embedding.embed_query(query))
+
+    async def amax_marginal_relevance_search(
+        self,
+        query: str,
+        k: int = DEFAULT_K,
+        fetch_k: int = DEFAULT_FETCH_K,
+        lambda_mult: float = 0.5,
+        **kwargs: Any,
+    ) -> list[Document]:
+        """`max_marginal_relevance_search` off the event loop."""
+        search = Search.checked(self._collection, k, kwargs, fetch_k, lambda_mult)
+        vector = await self._embedding.aembed_query(query)
+        return await run_in_executor(None, self._diverse, search, vector)
+
+    # Searching by vector; the async twins that LangChain has run these off the event loop
+
+    def similarity_search_by_vector(
+        self, embedding: Sequence[float], k: int = DEFAULT_K, **kwargs: Any
+    ) -> list[Document]:
+        """`similarity_search` for a query that is embedded already."""
+        return _documents(self.similarity_search_with_score_by_vector(embedding, k, **kwargs))
+
+    def similarity_search_with_score_by_vector(
+        self,
+        embedding: Sequence[float],
+        k: int = DEFAULT_K,
+        *,
+        filter: Filter | None = None,
+        score_threshold: float | None = None,
+        nprobe: int | None = None,
+        ef_search: int | None = None,
+        **kwargs: Any,
+    ) -> list[tuple[Document, float]]:
+        """The k nearest documents and their scores.
+
+        Args:
+            embedding: the query's vector.
+            k: documents wanted; fewer come back only if fewer pass.
+            filter: a dict (`faiss_store.filters` says what it may hold) or a function of the
+                metadata.
+            score_threshold: leaves out documents less near than a document of this score would be;
+                in units of the metric, not of relevance.
+            nprobe: lists an IVF index looks into this time.
+            ef_search: candidates an HNSW index keeps this time.
+            **kwargs: `fetch_k` may be there and changes nothing, as filters do not need it.
+        """
+        options = {
+            "filter": filter,
+            "score_threshold": score_threshold,
+            "nprobe": nprobe,
+            "ef_search": ef_search,
+            **kwargs,
+        }
+        return self._scored(Search.checked(self._collection, k, options), embedding)
+
+    async def asimilarity_search_with_score_by_vector(
+        self, embedding: Sequence[float], k: int = DEFAULT_K, **kwargs: Any
+    ) -> list[tuple[Document, float]]:
+        """`similarity_search_with_score_by_vector` off the event loop."""
+        return await run_in_executor(
+            None, self.similarity_search_with_score_by_vector, embedding, k, **kwargs
+        )
+
+    def max_marginal_relevance_search_by_vector(
+        self,
+        embedding: Sequence[float],
+        k: int = DEFAULT_K,
+        fetch_k: int = DEFAULT_FETCH_K,
+        lambda_mult: float = 0.5,
+        **kwargs: Any,
+    ) -> list[Document]:
+        """`max_marginal_relevance_search` for a query that is embedded already."""
+        search = Search.checked(self._collection, k, kwargs, fetch_k, lambda_mult)
+        return self._diverse(search, embedding)
+
+    def search_by_vector(
+        self, embedding: Sequence[float], search_type: str = "similarity", **kwargs: Any
+    ) -> list[Document]:
+        """`search` for a query that is embedded already: what `as_retriever` would find for it.
+
+        Args:
+            embedding: the query's vector.
+            search_type: "similarity", "mmr" or "similarity_score_threshold".
+            **kwargs: as for the method of that name; for the last, `score_threshold` is the least
+                relevance.
+        """
+        if search_type == "similarity":
+            return self.similarity_search_by_vector(embedding, **kwargs)
+        if search_type == "mmr":
+            return self.max_marginal_relevance_search_by_vector(embedding, **kwargs)
+        if search_type != "similarity_score_threshold":
+            raise BadRequest(
+                f"search_type={search_type!r} is not known; choose 'similarity', 'mmr' or "
+                f"'similarity_score_threshold'"
+            )
+        least = kwargs.pop("score_threshold", None)
+        relevance = self._select_relevance_score_fn()
+        found = self.similarity_search_with_score_by_vector(embedding, **kwargs)
+        return [document for document, score in found if least is None or relevance(score) >= least]
+
+    async def asearch_by_vector(
+        self, embedding: Sequence[float], search_type: str = "similarity", **kwargs: Any
+    ) -> list[Document]:
+        """`search_by_vector` off the event loop."""
+        return await run_in_executor(None, self.search_by_vector, embedding, search_type, **kwargs)
+
+    def check_searchable(self) -> None:
+        """Raises EmptyIndex if there is nothing to find. For retrievers that want to say so."""
+        if not self.document_count:
+            raise EmptyIndex("the store holds no documents; add some before asking")
+
+    @contextmanager
+    def reading(self, embedding: Sequence[float]) -> Iterator[IndexView]:
+        """The index itself and what it needs to be searched, for searches the store does not have.
+
+        Nothing changes before the block ends: adding and deleting waits, other searches go on.
+        """
+        with self._collection.read() as state:
+            query = self._collection.metric.as_indexed(as_query(embedding))
+            yield IndexView(state.index, query, state.rows)
+
+    # Making, saving and loading
+
+    @classmethod
+    def from_texts(
+        cls,
+        texts: list[str],
+        embedding: Embeddings,
+        metadatas: list[dict[str, Any]] | None = None,
+        *,
+        ids: Sequence[str | None] | None = None,
+        **kwargs: Any,
+    ) -> Self:
+        """A store of these texts. kwargs: `index`, `metric`, `relevance_score_fn`."""
+        store = cls(embedding, **kwargs)
+        store.add_texts(texts, metadatas, ids=ids)
+        return store
+
+    @classmethod
+    async def afrom_texts(
+        cls,
+        texts: list[str],
+        embedding: Embeddings,
+        metadatas: list[dict[str, Any]] | None = None,
+        *,
+        ids: Sequence[str | None] | None = None,
+        **kwargs: Any,
+    ) -> Self:
+        """`from_texts` by the embedding's own async method, and off the event loop."""
+        store = cls(embedding, **kwargs)
+        await store.aadd_texts(texts, metadatas, ids=ids)
+        return store
+
+    @classmethod
+    def from_embeddings(
+        cls,
+        text_embeddings: Iterable[tuple[str, Sequence[float]]],
+        embedding: Embeddings,
+        metadatas: list[dict[str, Any]] | None = None,
+        *,
+        ids: Sequence[str | None] | None = None,
+        **kwargs: Any,
+    ) -> Self:
+        """A store of texts whose vectors are there already; `embedding` is for what comes later."""
+        store = cls(embedding, **kwargs)
+        store.add_embeddings(text_embeddings, metadatas, ids)
+        return store
+
+    def merge_from(self, other: FaissVectorStore) -> None:
+        """Add the other store's documents to this one, without embedding them again.
+
+        The vectors are taken as the other index stores them. Documents of one id are replaced.
+
+        Raises:
+            VectorShapeError: if the stores were filled by embedding models of different sizes.
+        """
+        if other is self:
+            return
+        documents, vectors = other._collection.vectors_of_all()
+        self._collection.put(documents, vectors)
+
+    def save_local(self, folder_path: str | Path) -> None:
+        """Save index and documents in a folder, in the place of what was saved there before.
+
+        The files are Faiss's own and JSON; `faiss_store.saves` describes them. A crash leaves the
+        old save or the new one. Searches go on meanwhile; adding and deleting waits.
+
+        Raises:
+            NotStorable: if some metadata has no exact form in JSON; nothing was written.
+            SaveForeign: if the folder holds a file of another program by the manifest's name.
+        """
+        saves.save(self._collection, Path(folder_path))
+
+    async def asave_local(self, folder_path: str | Path) -> None:
+        """`save_local` off the event loop."""
+        await run_in_executor(None, self.save_local, folder_path)
+
+    @classmethod
+    def load_local(
+        cls,
+        folder_path: str | Path,
+        embeddings: Embeddings,
+        *,
+        relevance_score_fn: Callable[[float], float] | None = None,
+    ) -> Self:
+        """The store saved in a folder, with its metric and kind of index.
+
+        Args:
+            folder_path: what `save_local` was given.
+            embeddings: the embedding model it was filled with.
+            relevance_score_fn: as for the constructor.
+
+        Raises:
+            SaveNotFound, SaveDamaged, SaveForeign.
+        """
+        store = cls(embeddings, relevance_score_fn=relevance_score_fn)
+        store._collection = saves.load(Path(folder_path))
+        return store
+
+    @classmethod
+    async def aload_local(
+        cls, folder_path: str | Path, embeddings: Embeddings, **kwargs: Any
+    ) -> Self:
+        """`load_local` off the event loop."""
+        return await run_in_executor(None, cls.load_local, folder_path, embeddings, **kwargs)
+
+    @classmethod
+    def from_langchain_community(
+        cls,
+        folder_path: str | Path,
+        embeddings: Embeddings,
+        *,
+        index_name: str = "index",
+        allow_dangerous_deserialization: bool = False,
+        index: IndexChoice = "flat",
+        metric: MetricName | None = None,
+        relevance_score_fn: Callable[[float], float] | None = None,
+    ) -> Self:
+        """The documents of a folder that langchain_community's FAISS store saved; none is embedded.
+
+        Args:
+            folder_path, index_name: what its save_local() was given.
+            embeddings: the embedding model it was filled with.
+            allow_dangerous_deserialization: that the pickle in the folder comes from you, or from
+                somebody you trust.
+            index: kind of the new index.
+            metric: by default that of the old index, which is "l2" unless it was made otherwise. A
+                store made with normalize_L2 or a cosine distance strategy wants "cosine".
+            relevance_score_fn: as for the constructor.
+
+        Raises:
+            UntrustedPickle: without the permission, or if the pickle holds more than plain values.
+            SaveNotFound, SaveDamaged, IndexOutOfStep: if the folder is not such a save.
+            UnsupportedIndex: if the old index cannot give its vectors back.
+        """
+        old, documents = community.read_trusted(
+            Path(folder_path), index_name, allow_dangerous_deserialization
+        )
+        if metric is None and not isinstance(index, faiss.Index):
+            metric = "l2" if old.metric_type == faiss.METRIC_L2 else "inner_product"
+        store = cls(embeddings, index=index, metric=metric, relevance_score_fn=relevance_score_fn)
+        store._collection.put(documents, _vectors_in(old))
+        return store
+
+    # What LangChain's base class asks for, and the searches themselves
+
+    def _select_relevance_score_fn(self) -> Callable[[float], float]:
+        return self._relevance_score_fn or self._collection.metric.relevance
+
+    def _put(self, entries: Entries, vectors: Any) -> None:
+        self._collection.put(entries.documents, as_matrix(vectors, len(entries.documents)))
+
+    def _scored(self, search: Search, embedding: Sequence[float]) -> list[tuple[Document, float]]:
+        found = search.run(embedding, search.k)
+        return [
+            (copied(document), score)
+            for document, score in zip(found.documents, found.scores.tolist(), strict=True)
+            if search.is_near_enough(score)
+        ]
+
+    def _diverse(self, search: Search, embedding: Sequence[float]) -> list[Document]:
+        found = search.run(embedding, max(search.k, search.fetch_k), with_vectors=True)
+        near = [
+            at for at, score in enumerate(found.scores.tolist()) if search.is_near_enough(score)
+        ]
+        assert found.vectors is not None
+        chosen = most_diverse(
+            as_query(embedding), found.vectors[near], search.k, search.lambda_mult
+        )
+        return [copied(found.documents[near[at]]) for at in chosen]
+
+
+def _texts(entries: Entries) -> list[str]:
+    return [document.page_content for document in entries.documents]
+
+
+def _documents(scored: list[tuple[Document, float]]) -> list[Document]:
+    return [document for document, _ in scored]
+
+
+def _vectors_in(index: faiss.Index) -> FloatMatrix:
+    ivf = faiss.try_extract_index_ivf(index)
+    try:
+        if ivf is not None:
+            ivf.make_direct_map()
+        vectors: FloatMatrix = index.reconstruct_batch(np.arange(index.ntotal))
+    except RuntimeError as error:
+        raise UnsupportedIndex(
+            f"{type(index).__name__} cannot give its vectors back; fill a new store from the texts"
+        ) from error
+    return vectors

@@ -1,0 +1,233 @@
+"""The tiers in vLLM's real scheduler, around a model that computes nothing.
+
+The engine of benchmarks/without_model.py writes into each block what its tokens stand for, and compares
+before it builds on one: tensors in the wrong place raise WrongTensors.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from ragcache_engine.backends.vllm.installed import installed_vllm
+from ragcache_engine.knowledge import POLICIES
+
+pytestmark = pytest.mark.vllm
+
+SYSTEM = [5] * 37
+
+
+@pytest.fixture(scope="module")
+def without_model() -> ModuleType:
+    if installed_vllm() is None:
+        pytest.skip("vLLM is not installed")
+    path = Path(__file__).parents[3] / "benchmarks" / "without_model.py"
+    spec = spec_from_file_location("without_model", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def engine_with(without_model: ModuleType, demo_model: str) -> Iterator[Callable[..., Any]]:
+    from ragcache_engine.backends.vllm.tiers.scheduler import TierScheduler
+
+    with ExitStack() as engines:
+
+        def make(**sizes: Any) -> Any:
+            sizes = {"device_blocks": 64, **sizes}
+            engine = without_model.ModellessEngine(demo_model, scheduler=TierScheduler, **sizes)
+            engines.callback(engine.close)
+            return engine
+
+        yield make
+
+
+def document(name: str, tokens: int = 64) -> list[int]:
+    return [hash((name, at)) % 30_000 for at in range(tokens)]
+
+
+def prompt(*names: str, question: int = 1) -> tuple[list[int], list[tuple[int, str | None]]]:
+    """A prompt's tokens and segments."""
+    tokens = list(SYSTEM)
+    segments: list[tuple[int, str | None]] = [(len(tokens), None)]
+    for name in names:
+        tokens += document(name)
+        segments.append((len(tokens), name))
+    return tokens + [question] * 9, segments
+
+
+def answered(
+    engine: Any, name: str, *names: str, question: int = 1, **asked: Any
+) -> dict[str, Any]:
+    """Ask alone; where the tokens came from."""
+    tokens, segments = prompt(*names, question=question)
+    engine.ask(name, tokens, segments, **asked)
+    told = engine.run()[name]["tokens"]
+    assert isinstance(told, dict)
+    return told
+
+
+def test_a_document_is_computed_once_and_then_found_on_the_device(engine_with: Callable[..., Any]):
+    engine = engine_with()
+    assert answered(engine, "one", "a", "b") == {"device": 0, "host": 0, "disk": 0}
+    again = answered(engine, "two", "a", "b", question=2)
+    assert again == {"device": 160, "host": 0, "disk": 0}  # 37 + 64 + 64 tokens, in whole blocks
+
+
+def test_what_the_device_had_to_give_up_comes_back_from_the_host(engine_with: Callable[..., Any]):
+    engine = engine_with(device_blocks=20, host_blocks=64)
+    answered(engine, "one", "a", "b")
+    answered(engine, "two", "c", "d")
+    answered(engine, "three", "e", "f")
+    assert answered(engine, "four", "a", "b", question=2)["host"] > 0
+
+
+def test_what_the_host_had_to_give_up_comes_back_from_the_disk(
+    engine_with: Callable[..., Any], tmp_path: Path
+):
+    engine = engine_with(device_blocks=20, host_blocks=20, disk_bytes=1 << 20, disk_folder=tmp_path)
+    for number, names in enumerate(["ab", "cd", "ef", "gh"]):
+        answered(engine, f"first {number}", *names)
+    assert answered(engine, "again", "a", "b", question=2)["disk"] > 0
+
+
+def test_a_second_life_starts_with_what_the_first_one_left_on_disk(
+    engine_with: Callable[..., Any], tmp_path: Path
+):
+    disk = {"host_blocks": 40, "disk_bytes": 1 << 20, "disk_folder": tmp_path}
+    first = engine_with(**disk)
+    answered(first, "one", "a", "b")
+    first.close()
+    second = engine_with(**disk)
+    assert answered(second, "one", "a", "b", question=2)["disk"] == 160
+
+
+def test_another_tenant_finds_nothing_of_ours(engine_with: Callable[..., Any], tmp_path: Path):
+    engine = engine_with(host_blocks=40, disk_bytes=1 << 20, disk_folder=tmp_path)
+    answered(engine, "one", "a", "b", tenant="ours")
+    assert sum(answered(engine, "two", "a", "b", tenant="theirs").values()) == 0
+    assert answered(engine, "three", "a", "b", tenant="ours")["device"] == 160
+
+
+def test_a_forgotten_document_leaves_every_tier_and_takes_along_what_stood_on_it(
+    engine_with: Callable[..., Any], tmp_path: Path
+):
+    engine = engine_with(host_blocks=40, disk_bytes=1 << 20, disk_folder=tmp_path)
+    answered(engine, "one", "a", "b")
+    answered(engine, "two", "c")
+    engine.ask("forget", [0], forget=["a"])
+    engine.run()
+    gone = answered(engine, "three", "a", "b", question=2)
+    assert sum(gone.values()) <= 32  # the system text, in whole blocks
+    assert answered(engine, "four", "c", question=2)["device"] == 96
+
+
+def test_prompts_nobody_labelled_share_what_they_have_in_common(engine_with: Callable[..., Any]):
+    engine = engine_with()
+    tokens, _ = prompt("a", "b")
+    engine.ask("one", tokens)
+    engine.run()
+    engine.ask("two", [*tokens[:100], *document("z", 80)])
+    assert engine.run()["two"]["tokens"]["device"] == 96
+    labelled = answered(engine, "three", "a", "b", question=3)
+    assert labelled["device"] == 160
+
+
+def test_among_waiting_requests_the_one_with_most_cached_goes_first(
+    engine_with: Callable[..., Any],
+):
+    engine = engine_with(at_once=1)
+    answered(engine, "warm", "a", "b")
+    order: list[str] = []
+    for name, documents in [("cold", "cd"), ("colder", "ef"), ("cached", "ab")]:
+        tokens, segments = prompt(*documents, question=2)
+        engine.ask(name, tokens, segments, answer_tokens=2)
+    while engine.unfinished:
+        order += engine.step()
+    assert order == ["cached", "cold", "colder"]
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+@pytest.mark.parametrize("seed", [1, 2])
+def test_under_load_with_aborts_forgetting_and_broken_files_no_tensor_is_out_of_place(
+    engine_with: Callable[..., Any], tmp_path: Path, policy: str, seed: int
+):
+    dice = random.Random(seed)
+    engine = engine_with(
+        device_blocks=110,
+        host_blocks=60,
+        disk_bytes=90 * 5200,
+        disk_folder=tmp_path,
+        policy=policy,
+        at_once=4,
+    )
+    texts = {f"d{n}": document(f"d{n}", dice.randint(3, 120)) for n in range(10)}
+    asked = 0
+    while asked < 120:
+        tokens, segments = list(SYSTEM), [(len(SYSTEM), None)]
+        for name in dice.sample(sorted(texts), dice.randint(1, 3)):
+            tokens += texts[name]
+            segments.append((len(tokens), name))
+        tokens += [dice.randrange(50) for _ in range(dice.randint(1, 40))]
+        labelled = dice.random() < 0.7
+        engine.ask(
+            f"r{asked}",
+            tokens,
+            segments if labelled else (),
+            answer_tokens=dice.randint(1, 30),
+            tenant=dice.choice([None, None, "other"]),
+        )
+        asked += 1
+        for _ in range(200):
+            if engine.unfinished <= dice.randint(0, 8):
+                break
+            engine.step()
+        chance = dice.random()
+        if chance < 0.1 and engine.unfinished:
+            engine.abort(dice.choice(sorted(engine.scheduler.requests)))
+        elif chance < 0.15:
+            engine.ask(f"forget{asked}", [0], forget=[dice.choice(sorted(texts))])
+        elif chance < 0.25:
+            break_a_file(tmp_path, dice)
+    ended = engine.run()
+    assert all(sum(told["tokens"].values()) >= 0 for told in ended.values() if told.get("tokens"))
+    counters = engine.keeper.counters
+    assert counters.evicted["device"] > 0
+    assert counters.evicted["host"] > 0
+    assert counters.device_tokens > 0
+    engine.keeper.tree.check()
+    assert not [node for node in engine.keeper.tree.root.downwards() if node.pins]
+
+
+def break_a_file(folder: Path, dice: random.Random) -> None:
+    """Flip a byte, cut the end, swap two files or delete one."""
+    files = sorted(folder.rglob("*.kv"))
+    if len(files) < 2:
+        return
+    victim, other = dice.sample(files, 2)
+    try:
+        content = bytearray(victim.read_bytes())
+        match dice.randrange(4):
+            case 0:
+                content[dice.randrange(len(content))] ^= 255
+                victim.write_bytes(content)
+            case 1:
+                victim.write_bytes(content[: dice.randrange(len(content))])
+            case 2:
+                other.replace(victim)
+            case 3:
+                victim.unlink()
+    except FileNotFoundError:
+        pass  # the engine was quicker
