@@ -203,14 +203,6 @@ def test_tiers_share_no_more_than_their_popularity():
     assert len(tree.evict(HOST, 1)) == 1
 
 
-CUT_GHOSTS = pytest.mark.xfail(
-    strict=True,
-    raises=(KeyError, AssertionError),
-    reason="Ghosts subtracts a node's blocks of today, not those it came with: fewer, if it was cut",
-)
-
-
-@CUT_GHOSTS
 def test_those_who_left_count_with_the_blocks_they_had():
     """ARC and S3-FIFO go by it."""
     tree, ghosts = tree_of(device=8), Ghosts()
@@ -221,7 +213,6 @@ def test_those_who_left_count_with_the_blocks_they_had():
     assert ghosts.blocks == 0
 
 
-@CUT_GHOSTS
 def test_arc_minds_no_cut_of_a_node_that_left():
     tree = tree_of("arc", device=8)
     (node,) = chain(tree, "A")

@@ -130,6 +130,18 @@ def test_a_file_is_removed_after_the_writes_asked_for_before(host: Host):
     assert host.folder.holds(name_of(4))
 
 
+def test_a_file_asked_to_be_removed_counts_as_gone_until_it_is_written_again(host: Host):
+    host.write(1, 1)
+    host.done(1)
+    assert host.transfers.holds(name_of(1))
+    assert not host.transfers.holds(name_of(2))
+    host.transfers.remove(name_of(1))
+    assert not host.transfers.holds(name_of(1))
+    host.write(1, 1)
+    host.done(1)
+    assert host.transfers.holds(name_of(1))
+
+
 def test_a_block_without_room_is_reported_and_no_failure_of_the_disk(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
