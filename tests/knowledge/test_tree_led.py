@@ -5,6 +5,7 @@ Nothing is swapped out then: an eviction frees blocks and copies none.
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 
 import pytest
@@ -178,6 +179,23 @@ def test_a_node_is_split_between_blocks_and_nothing_is_left_over(upper: int, low
         tree.split(node, Segment("u", upper), Segment("l", lower))
     with pytest.raises(ValueError, match="node of the tree"):
         tree.split(tree.root, Segment("u", 0), Segment("l", 0))
+
+
+@pytest.mark.xfail(
+    strict=True,
+    raises=AssertionError,
+    reason="a half without blocks of its own hides what its children hold from the half above it",
+)
+def test_a_half_without_blocks_is_refused_or_keeps_the_tree_in_order():
+    tree = tree_of(block_tokens=3, device=20, host=20)
+    node = tree.child(tree.root, Segment("A", 7))
+    below = tree.child(node, Segment("B", 5))
+    tree.pin([node, below])
+    tree.hold(node, DEVICE, 2)
+    tree.grow(below, HOST, 2)
+    with contextlib.suppress(ValueError):
+        tree.split(node, Segment("A", 6, b"upper"), Segment("A", 1, b"lower"))
+    tree.check()
 
 
 def test_tiers_that_share_their_popularity_count_a_use_once():

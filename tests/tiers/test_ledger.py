@@ -69,7 +69,7 @@ def test_prompts_share_nodes_up_to_where_they_part():
     assert spell(book, book.path("abcd")) == ["ab", "cd"]
     assert spell(book, book.path("abc")) == ["ab", "c"]
     assert spell(book, book.path("abcde")) == ["ab", "c", "d", "e"]
-    assert len(book.ledger) == len("abcd" "xy" "e")
+    assert len(book.ledger) == len("abcdxye")
 
 
 def test_the_same_block_behind_another_one_is_another_block():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -243,10 +244,8 @@ def test_the_quota_holds_whatever_is_asked(
 )
 def test_a_block_computed_from_many_documents_keeps_the_quota_too(tmp_path: Path):
     disk = DiskFolder(tmp_path, OURS, SIZE + 1024)
-    try:
+    with contextlib.suppress(Refused):
         keep(disk, 1, *(f"document {number}" for number in range(100)))
-    except Refused:
-        pass
     assert size_on_disk(tmp_path) <= disk.quota_bytes
 
 
