@@ -143,13 +143,16 @@ def _answer(
 ) -> None:
     if len(settings.questions) > 1:
         console.print(f"[bold]{escape(question)}[/bold]", highlight=False)
-    with engine.retrieval(question) as retrieval:
+
+    def prompt_of(question: str, passages: Sequence[Document]) -> str:
+        return form.filled([passage.text for passage in passages], question)
+
+    options = SamplingOptions(max_tokens=settings.max_tokens)
+    with engine.retrieval(question, template=prompt_of, options=options) as retrieval:
         found = index.nearest(embedder.embed([question])[0], settings.top_k)
         retrieval.found([Document(passage.id, passage.shown) for passage in found])
-    prompt = form.filled([passage.shown for passage in found], question)
     usage: Usage | None = None
-    options = SamplingOptions(max_tokens=settings.max_tokens)
-    with engine.stream(prompt, options=options) as pieces:
+    with engine.stream(prompt_of(question, retrieval.documents), options=options) as pieces:
         for piece in pieces:
             console.print(piece.text, end="", markup=False, highlight=False, soft_wrap=True)
             usage = piece.usage

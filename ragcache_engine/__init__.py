@@ -33,12 +33,14 @@ from ragcache_engine.errors import (
     UnequalLengths,
     UnguardedMain,
     UnknownDocument,
+    UnknownTemplate,
     UnsupportedIndex,
     UnsupportedStore,
     UntrustedPickle,
     VectorShapeError,
 )
 from ragcache_engine.knowledge.tier import Tier
+from ragcache_engine.prompt.template import Template
 from ragcache_engine.streams import AnswerStream
 from ragcache_engine.values import (
     Answer,
@@ -49,9 +51,15 @@ from ragcache_engine.values import (
     ModelLimits,
     Piece,
     SamplingOptions,
+    SpeculationEvent,
+    SpeculationOutcome,
+    SpeculationReport,
+    SpeculationStats,
+    SpeculationStep,
     TokenizedPrompt,
     Usage,
 )
+from ragcache_engine.warming import Warmed
 
 __version__ = "0.1.0"
 
@@ -92,15 +100,23 @@ __all__ = [
     "SaveForeign",
     "SaveNotFound",
     "SavedStoreError",
+    "SpeculationEvent",
+    "SpeculationOutcome",
+    "SpeculationReport",
+    "SpeculationStats",
+    "SpeculationStep",
+    "Template",
     "Tier",
     "TokenizedPrompt",
     "UnequalLengths",
     "UnguardedMain",
     "UnknownDocument",
+    "UnknownTemplate",
     "UnsupportedIndex",
     "UnsupportedStore",
     "UntrustedPickle",
     "Usage",
     "VectorShapeError",
+    "Warmed",
     "__version__",
 ]

@@ -63,16 +63,24 @@ class Heartbeat:
 
 
 async def answered(
-    backend: Backend, request: BackendRequest, heartbeat: Heartbeat, on_failure: OnFailure
+    backend: Backend,
+    request: BackendRequest,
+    heartbeat: Heartbeat,
+    on_failure: OnFailure,
+    begun: AsyncGenerator[Delta, None] | None = None,
 ) -> AsyncGenerator[Delta, None]:
     """Yield the request's deltas, the last one with a finish_reason.
 
+    begun: the deltas of this very request, if it is under way already; that is the first attempt.
     Raises RequestTimedOut, GenerationFailed or EngineDied if the second attempt fails as well.
     """
     progress = _Progress()
     for attempt in range(1, ATTEMPTS + 1):
         try:
-            async with aclosing(_timed(backend, progress.rest_of(request), heartbeat)) as deltas:
+            generated = (
+                begun if begun and attempt == 1 else backend.generate(progress.rest_of(request))
+            )
+            async with aclosing(_timed(generated, request, heartbeat)) as deltas:
                 progress.resume(backend)
                 async for delta in deltas:
                     delta = progress.take(delta, request.options.stop)
@@ -87,9 +95,9 @@ async def answered(
 
 
 async def _timed(
-    backend: Backend, request: BackendRequest, heartbeat: Heartbeat
+    generated: AsyncGenerator[Delta, None], request: BackendRequest, heartbeat: Heartbeat
 ) -> AsyncGenerator[Delta, None]:
-    async with aclosing(backend.generate(request)) as deltas:
+    async with aclosing(generated) as deltas:
         while True:
             # Not wait_for: in Python 3.11 it can swallow a cancel that comes with the token.
             try:

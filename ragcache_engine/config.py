@@ -10,6 +10,7 @@ from pydantic import BaseModel, ByteSize, ConfigDict, Field, field_validator, mo
 from ragcache_engine.knowledge.eviction import DEFAULT_POLICY, POLICIES
 
 BackendName = Literal["auto", "vllm", "memory"]
+SpeculationMode = Literal["auto", "on", "off"]
 
 
 class EngineConfig(BaseModel):
@@ -29,9 +30,15 @@ class EngineConfig(BaseModel):
     policy: who leaves a full tier, a name of knowledge.POLICIES.
     reorder_window: among so many waiting requests, the one with most cached and least to compute goes
       first; no request is overtaken more often than that. 1 is first come, first served.
+    document_order: how retrievers hand over what they found. "retrieved": nearest first, the prompt is
+      what the pipeline writes; "canonical": sorted by id; "cached": what is cached comes first. The last
+      two change the prompt, and with it perhaps the answer, for more reuse.
     cache_depth: only the first so many documents of a prompt are kept; None keeps all.
     request_timeout_s: once the engine has shown no token of any request for this long, those that
       wait are tried once more, then ended with RequestTimedOut. Waiting in a busy queue is no fault.
+    speculation: whether to answer on provisional search results, before the prompt has come. "auto" does
+      where it is measured to gain time: not for searches of a few milliseconds, prompts that cannot be
+      foreseen, or under load. Answers are the same in any case.
     vllm_args: passed to vLLM's AsyncEngineArgs as they are, for example {"dtype": "float32",
       "max_model_len": 4096}. They win over what RAGCache would choose.
     """
@@ -46,8 +53,10 @@ class EngineConfig(BaseModel):
     disk_cache_dir: Path | None = None
     policy: str = DEFAULT_POLICY
     reorder_window: int = Field(default=32, ge=1)
+    document_order: Literal["retrieved", "canonical", "cached"] = "retrieved"
     cache_depth: int | None = Field(default=None, ge=1)
     request_timeout_s: float = Field(default=120.0, gt=0)
+    speculation: SpeculationMode = "auto"
     vllm_args: dict[str, Any] = Field(default_factory=dict)
 
     @field_validator("policy")

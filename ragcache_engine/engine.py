@@ -7,9 +7,10 @@ import atexit
 import logging
 import threading
 import weakref
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Hashable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
 from types import TracebackType
@@ -25,10 +26,23 @@ from ragcache_engine.errors import (
     EngineError,
     PromptTooLong,
     RAGCacheError,
+    UnknownTemplate,
 )
+from ragcache_engine.knowledge import policy_of_tiers
 from ragcache_engine.loop import LoopThread
-from ragcache_engine.prompt import Match, Retrieval, RetrievalLog, find_documents, token_segments
+from ragcache_engine.ordering import DocumentOrdering
+from ragcache_engine.prompt import (
+    Match,
+    Render,
+    Retrieval,
+    RetrievalLog,
+    TemplateBook,
+    as_render,
+    find_documents,
+    token_segments,
+)
 from ragcache_engine.protocols import Backend, BackendRequest
+from ragcache_engine.speculation import Pipeline, Search
 from ragcache_engine.streams import AnswerStream, Item, joined, read_async
 from ragcache_engine.values import (
     Answer,
@@ -38,11 +52,16 @@ from ragcache_engine.values import (
     ModelLimits,
     Piece,
     SamplingOptions,
+    SpeculationOutcome,
     TokenizedPrompt,
     Usage,
 )
+from ragcache_engine.warming import Warmed, head, progress_bar, resolved
 
 logger = logging.getLogger(__name__)
+
+WARM_AT_ONCE = 4
+"""Prompts in the engine at a time while warming: enough for full steps, few beside real questions."""
 
 
 class RAGCacheEngine:
@@ -62,7 +81,7 @@ class RAGCacheEngine:
 
     def __init__(self, config: EngineConfig, *, backend: Backend | None = None) -> None:
         self.config = config
-        self._runtime = _Runtime(backend or choose_backend(config), config.request_timeout_s)
+        self._runtime = _Runtime(backend or choose_backend(config), config)
         self._retrievals = RetrievalLog()
         # Not bound to self: the engine must be collectable while its runtime waits to be closed.
         self._finalizer = weakref.finalize(self, self._runtime.close)
@@ -142,19 +161,115 @@ class RAGCacheEngine:
         return self._runtime.tokenize(prompt)
 
     @contextmanager
-    def retrieval(self, question: str) -> Iterator[RetrievalInProgress]:
+    def retrieval(
+        self,
+        question: str,
+        *,
+        chain: Hashable = None,
+        template: str | Render | None = None,
+        options: SamplingOptions | None = None,
+        tenant: str | None = None,
+    ) -> Iterator[RetrievalInProgress]:
         """Tell the engine of a search, so that it recognises the documents in the prompt to come.
 
             with engine.retrieval(question) as retrieval:
+                retrieval.provisional(guess)     # as often as the search has one
                 retrieval.found(documents)
 
         The time inside the block counts into the TTFT of the first prompt made from the documents.
         If the block raises, nothing is remembered.
+        chain: tells apart what makes prompts of the documents, such as an object for each retriever:
+          the engine learns what the prompts of each look like, to answer them before they come.
+        template: what they look like, if that is known: a text such as "{context}\n\n{question}", a
+          Template, or a function (question, documents) -> prompt. A wrong one costs time only.
+        options: those the first prompt will come with, if that is known; later ones are learned.
+        tenant: that of the prompt; what is begun for another one is of no use to it.
+        Raises ValueError for a text that is no template.
         """
-        in_progress = RetrievalInProgress(question, self._runtime.now())
-        yield in_progress
+        render = None if template is None else as_render(template)
+        search = self._runtime.search(question, chain, render, options, tenant)
+        started_s = search.started_s if search else self._runtime.now()
+        stage = partial(self._runtime.stage, search) if search else _ignore_stage
+        order = partial(self._runtime.ordering.positions, chain=chain)
+        in_progress = RetrievalInProgress(question, started_s, _stage=stage, _order=order)
+        try:
+            yield in_progress
+        except BaseException:
+            in_progress.documents = ()
+            raise
+        finally:
+            if search and not in_progress.documents:
+                self._runtime.abandon(search)
         if in_progress.documents:
-            self._retrievals.add(Retrieval(question, in_progress.documents, in_progress.started_s))
+            self._retrievals.add(
+                Retrieval(
+                    question,
+                    in_progress.documents,
+                    in_progress.started_s,
+                    chain,
+                    render,
+                    search.number if search else None,
+                )
+            )
+
+    def warm(
+        self,
+        document_sets: Iterable[Sequence[Document | str]],
+        *,
+        template: str | Render | None = None,
+        chain: Hashable = None,
+        corpus: Iterable[Document] = (),
+        tenant: str | None = None,
+        progress: bool = False,
+    ) -> Warmed:
+        """Prefill sets of documents, such as those at the top of a query log, before they are asked for.
+
+            engine.warm([["d1", "d2"], ["d3", "d1"]], template=TEMPLATE, corpus=documents)
+
+        document_sets: each in the order in which prompts will have it; ids, or Documents with the texts
+          as they will stand in the prompt.
+        template, chain: what the prompts look like, see `retrieval`; None: as learned from the chain's
+          prompts so far. Only what stands before the question can be prefilled for all questions.
+        corpus: where the texts of ids are; those lately retrieved are known anyway.
+        progress: show a bar on standard error.
+        It counts as a use of the documents. With a disk cache, a later process finds them too.
+        Raises UnknownDocument or UnknownTemplate before any work.
+        """
+        known = {d.id: d for d in (*self._retrievals.documents(), *corpus)}
+        sets = resolved(document_sets, known)
+        heads = [(self._head(each, template, chain, tenant), each) for each in sets if each]
+        options = SamplingOptions(max_tokens=1)
+
+        def prefill(one: tuple[str, Sequence[Document]]) -> Usage:
+            return self.generate(one[0], one[1], options, tenant=tenant).usage
+
+        warmed = Warmed()
+        with (
+            progress_bar(len(heads), progress) as advance,
+            ThreadPoolExecutor(WARM_AT_ONCE) as pool,
+        ):
+            for usage in pool.map(prefill, heads):
+                warmed = warmed.after(usage)
+                advance()
+        return warmed
+
+    def _head(
+        self,
+        documents: Sequence[Document],
+        template: str | Render | None,
+        chain: Hashable,
+        tenant: str | None,
+    ) -> str:
+        render = (
+            self._runtime.template_of(chain, tenant) if template is None else as_render(template)
+        )
+        text = head(render, documents) if render else None
+        if text is None:
+            raise UnknownTemplate(
+                "it is not known what the prompts will look like before the question: give template=, "
+                'such as "{context}\n\nQuestion: {question}", with the documents before the question'
+            )
+        return text
 
     def forget(self, document_ids: Iterable[str]) -> None:
         """A document changed or must go: drop its tensors, and all computed after them, everywhere.
@@ -235,6 +350,14 @@ class RAGCacheEngine:
         )
 
 
+def _ignore_stage(documents: Sequence[Document], final: bool) -> None:
+    """Without speculation, stages say nothing."""
+
+
+def _as_they_are(documents: Sequence[Document]) -> list[int]:
+    return list(range(len(documents)))
+
+
 def _all_ids(document_ids: Iterable[str]) -> list[str]:
     if isinstance(document_ids, str):
         raise TypeError(f"forget takes a sequence of ids: forget([{document_ids!r}])")
@@ -248,10 +371,28 @@ class RetrievalInProgress:
     question: str
     started_s: float
     documents: tuple[Document, ...] = ()
+    _stage: Callable[[Sequence[Document], bool], None] = field(default=_ignore_stage, repr=False)
+    _order: Callable[[Sequence[Document]], list[int]] = field(default=_as_they_are, repr=False)
+
+    def order(self, documents: Sequence[Document]) -> list[int]:
+        """The places of these documents, nearest first, in the order the prompt is to have them.
+
+        As EngineConfig.document_order says; with "retrieved" as they are. Whoever follows it tells the
+        engine of documents in that order, and hands them on so.
+        """
+        return self._order(documents)
+
+    def provisional(self, documents: Sequence[Document]) -> None:
+        """What the search would return if it ended now, nearest first. Quick, and from any thread."""
+        try:
+            self._stage(tuple(documents), False)
+        except Exception as error:  # nothing begun early is worth a search that fails
+            logger.warning("provisional documents were ignored: %r", error)
 
     def found(self, documents: Sequence[Document]) -> None:
         """The final result, nearest first, each text in the form the prompt will contain."""
         self.documents = tuple(documents)
+        self._stage(self.documents, True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,9 +406,19 @@ class _Prepared:
 class _Runtime:
     """What lives on the engine's own event loop: the backend, the running requests, the counters."""
 
-    def __init__(self, backend: Backend, timeout_s: float) -> None:
+    def __init__(self, backend: Backend, config: EngineConfig) -> None:
         self._backend = backend
-        self._heartbeat = Heartbeat(timeout_s)
+        self._heartbeat = Heartbeat(config.request_timeout_s)
+        self._order, self._policy = config.document_order, config.policy
+        self._speculates = config.speculation != "off"
+        self._templates = TemplateBook()
+        self._pipeline = Pipeline(
+            backend,
+            self._templates,
+            is_automatic=config.speculation == "auto",
+            next_request_id=self.next_request_id,
+            sign_of_life=self._heartbeat.beat,
+        )
         self._thread = LoopThread("ragcache-engine")
         self._tasks: set[asyncio.Task[None]] = set()
         self._request_numbers = count()
@@ -280,6 +431,10 @@ class _Runtime:
     def start(self) -> ModelLimits:
         limits = self._thread.submit(self._backend.start()).result()
         self._starts = 1
+        self._pipeline.use_limits(limits)
+        self.ordering = DocumentOrdering(
+            self._order, limits.device_tokens + limits.host_tokens, policy_of_tiers(self._policy)
+        )
         # What is registered last runs first: before multiprocessing's own exit, which would end the
         # backend's processes under running requests.
         atexit.register(self.close)
@@ -293,19 +448,75 @@ class _Runtime:
 
     def tokenize(self, prompt: str) -> TokenizedPrompt:
         self._refuse_if_closed()
-        return self._backend.tokenize(prompt)
+        return self._pipeline.tokenized(prompt) or self._backend.tokenize(prompt)
+
+    def template_of(self, chain: Hashable, tenant: str | None) -> Render | None:
+        """What a chain's prompts look like, as learned; None if that is not known."""
+
+        def render(question: str, documents: Sequence[Document]) -> str:
+            guess = self._templates.guess((chain, tenant), question, documents)
+            return guess.text if guess else ""
+
+        return render if self._templates.may_guess((chain, tenant)) else None
+
+    # What speculation is told, from any thread; nothing of it reaches the caller as an error.
+
+    def search(
+        self,
+        question: str,
+        chain: Hashable,
+        template: Render | None,
+        options: SamplingOptions | None,
+        tenant: str | None,
+    ) -> Search | None:
+        if not self._speculates:
+            return None
+        return self._pipeline.search(question, chain, template, options, tenant)
+
+    def stage(self, search: Search, documents: Sequence[Document], final: bool) -> None:
+        self._thread.soon(lambda: self._pipeline.stage(search, documents, final))
+
+    def abandon(self, search: Search) -> None:
+        self._thread.soon(lambda: self._pipeline.abandon(search))
+
+    def _learn(self, retrieval: Retrieval, request: BackendRequest) -> None:
+        found = {document.id: document for document in retrieval.documents}
+        names = dict.fromkeys(segment.document_id for segment in request.segments)
+        self.ordering.used([found[name] for name in names if name in found], retrieval.chain)
+        if not self._speculates:
+            return
+        try:
+            self._templates.finished(
+                (retrieval.chain, request.tenant),
+                retrieval.question,
+                retrieval.documents,
+                request.prompt.text,
+                request.options,
+                retrieval.template,
+            )
+        except Exception:  # no answer depends on it
+            logger.exception("could not learn from a prompt; please report this")
 
     def clear_cache(self) -> None:
         self._refuse_if_closed()
-        if not self._thread.submit(self._backend.clear_cache()).result():
+        if not self._thread.submit(self._clear_cache()).result():
             raise EngineError("the cache is in use by running requests; wait for them to end")
+
+    async def _clear_cache(self) -> bool:
+        await self._pipeline.end_unclaimed(SpeculationOutcome.EXPIRED)
+        return await self._backend.clear_cache()
 
     def forget(self, document_ids: Sequence[str]) -> None:
         self._refuse_if_closed()
-        self._thread.submit(self._backend.forget(document_ids)).result()
+        self._thread.submit(self._forget(document_ids)).result()
+
+    async def _forget(self, document_ids: Sequence[str]) -> None:
+        # What nobody has asked for yet would keep the documents until it ends.
+        await self._pipeline.end_unclaimed(SpeculationOutcome.EXPIRED, document_ids)
+        await self._backend.forget(document_ids)
 
     def latest_stats(self) -> CacheStats:
-        return replace(self.stats, tiers=self._backend.counters())
+        return replace(self.stats, tiers=self._backend.counters(), speculation=self._pipeline.stats)
 
     def _refuse_if_closed(self) -> None:
         if self._closing:
@@ -351,26 +562,34 @@ class _Runtime:
         # Known before the first attempt: by the time a request learns of a death, others that it hit
         # may have brought the backend up again.
         on_failure = partial(self._on_failure, self._starts)
-        attempts = answered(self._backend, request, self._heartbeat, on_failure)
-        async with aclosing(attempts) as deltas:
-            async for delta in deltas:
-                if first_s is None:
-                    first_s = self.now()
-                cached = delta.cached or cached
-                output_tokens += len(delta.token_ids)
-                usage = None
-                if delta.finish_reason:
-                    usage = Usage(
-                        prompt_tokens=len(request.prompt),
-                        output_tokens=output_tokens,
-                        cached=cached,
-                        ttft_s=first_s - asked_s,
-                        total_s=self.now() - asked_s,
-                        retrieval_s=prepared.asked_s - asked_s,
-                        document_ids=prepared.document_ids,
-                    )
-                if delta.text or delta.token_ids or usage:
-                    yield Piece(delta.text, delta.token_ids, delta.finish_reason, usage)
+        with self._pipeline.claim(request, retrieval.search if retrieval else None) as claim:
+            attempts = answered(self._backend, request, self._heartbeat, on_failure, claim.begun)
+            # Beside the prefill: what a chain's prompts look like is not worth a later first token.
+            loop = asyncio.get_running_loop()
+            learned = retrieval and loop.run_in_executor(None, self._learn, retrieval, request)
+            async with aclosing(attempts) as deltas:
+                async for delta in deltas:
+                    if first_s is None:
+                        first_s = self.now()
+                        claim.first_token(delta.cached or cached)
+                    cached = delta.cached or cached
+                    output_tokens += len(delta.token_ids)
+                    usage = None
+                    if delta.finish_reason:
+                        if learned:
+                            await learned  # before the chain's next question can come
+                        usage = Usage(
+                            prompt_tokens=len(request.prompt),
+                            output_tokens=output_tokens,
+                            cached=cached,
+                            ttft_s=first_s - asked_s,
+                            total_s=self.now() - asked_s,
+                            retrieval_s=prepared.asked_s - asked_s,
+                            document_ids=prepared.document_ids,
+                            speculation=claim.report(),
+                        )
+                    if delta.text or delta.token_ids or usage:
+                        yield Piece(delta.text, delta.token_ids, delta.finish_reason, usage)
 
     async def _on_failure(self, starts: int, failure: Exception) -> None:
         """Make a second attempt possible: bring a dead backend back up, once for all its requests.
@@ -384,6 +603,7 @@ class _Runtime:
             if self._starts > starts:
                 return  # another of its requests already did
             logger.warning("%s; starting it once more", failure)
+            await self._pipeline.end_unclaimed(SpeculationOutcome.FAILED)
             await self._backend.close()
             try:
                 await self._backend.start()
@@ -426,4 +646,5 @@ class _Runtime:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await self._pipeline.close()
         await self._backend.close()

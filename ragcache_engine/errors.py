@@ -9,6 +9,7 @@
     ├── BadRequest (ValueError)           this one request cannot be served; nothing was computed
     │   ├── EmptyPrompt
     │   ├── PromptTooLong                 more tokens than the model's context leaves room for
+    │   ├── UnknownTemplate               it is not known what the prompts to prefill for look like
     │   ├── InvalidTopK                   fewer than one document asked for
     │   ├── InvalidFilter                 a metadata filter says something that has no meaning
     │   ├── UnequalLengths                texts, metadatas, ids and vectors do not pair up
@@ -71,6 +72,10 @@ class EmptyPrompt(BadRequest):
 
 class PromptTooLong(BadRequest):
     """The prompt leaves no room for an answer in the model's context."""
+
+
+class UnknownTemplate(BadRequest):
+    """Nobody has told what the prompts look like that documents are to be prefilled for."""
 
 
 class InvalidTopK(BadRequest):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -31,6 +32,11 @@ class LoopThread:
         except RuntimeError:
             coroutine.close()
             raise
+
+    def soon(self, callback: Callable[[], object]) -> None:
+        """Call it on the loop, after what was submitted before; not at all once stop() was called."""
+        with suppress(RuntimeError):
+            self.loop.call_soon_threadsafe(callback)
 
     def owns_current_thread(self) -> bool:
         return threading.current_thread() is self._thread

@@ -23,6 +23,7 @@ class BackendRequest:
 
     segments: runs of tokens in prompt order, covering all of them; empty if nothing is known.
     tenant: whose tensors it may share; None shares with all others of None.
+    is_guess: nobody has asked for it yet. It is a use of its documents only once it is adopted.
     """
 
     request_id: str
@@ -30,6 +31,7 @@ class BackendRequest:
     segments: Sequence[TokenSegment]
     options: SamplingOptions
     tenant: str | None = None
+    is_guess: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,9 @@ class Backend(Protocol):
 
         What running requests need is dropped when they end.
         """
+
+    def adopted(self, request_id: str) -> None:
+        """A guess was what somebody asked. On the engine's loop; it may have ended already."""
 
     def counters(self) -> Counters:
         """What the tiers have done, as of the request that ended last. Any thread."""

@@ -130,6 +130,50 @@ class CachedTokens:
         return self.device + self.host + self.disk
 
 
+class SpeculationOutcome(StrEnum):
+    """What became of the work begun before the prompt came."""
+
+    NONE = "none"  # nothing was begun
+    ADOPTED = "adopted"  # the answer is the one begun beforehand
+    PREFILLED = "prefilled"  # the prompt up to its documents was computed beforehand, as meant
+    OTHER_DOCUMENTS = "other documents"  # cancelled: the search changed its mind
+    OTHER_PROMPT = "other prompt"  # cancelled: the prompt was not the one expected
+    OTHER_OPTIONS = "other options"  # cancelled: the prompt was, its sampling options were not
+    EXPIRED = "expired"  # nobody came for it in time
+    FAILED = "failed"  # the backend could not do it
+
+
+class SpeculationStep(StrEnum):
+    """What happened to a question between its search and its first token."""
+
+    STAGE = "stage"  # the search had provisional or final documents
+    STARTED = "started"
+    CANCELLED = "cancelled"
+    PROMPT = "prompt"  # the engine was given the finished prompt
+    ADOPTED = "adopted"
+    FIRST_TOKEN = "first token"  # computed; with an adopted answer this may precede the prompt
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationEvent:
+    """at_s: seconds since the question."""
+
+    at_s: float
+    step: SpeculationStep
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationReport:
+    """What was done for one question before its prompt came.
+
+    timeline: in order; empty if speculation is off or no retrieval led to the prompt.
+    """
+
+    outcome: SpeculationOutcome = SpeculationOutcome.NONE
+    timeline: tuple[SpeculationEvent, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class Usage:
     """What one answer cost.
@@ -140,6 +184,7 @@ class Usage:
     retrieval_s: the part of ttft_s before the engine was called; 0 without a retrieval.
     total_s: seconds from the question to the last token.
     document_ids: the documents recognised in the prompt, in its order.
+    speculation: what was done before the prompt came; `cached` is then what that work found cached.
     """
 
     prompt_tokens: int
@@ -149,6 +194,7 @@ class Usage:
     total_s: float
     retrieval_s: float = 0.0
     document_ids: tuple[str, ...] = ()
+    speculation: SpeculationReport = field(default_factory=SpeculationReport)
 
     @property
     def computed_tokens(self) -> int:
@@ -177,6 +223,25 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
+class SpeculationStats:
+    """What became of all work begun before a prompt came.
+
+    started: all of it; those not counted below still run or wait for their prompt.
+    prefilled: did what they were meant for, and computed the prompt up to its documents.
+    wasted_prefill_tokens: prompt tokens computed for the others. Estimated from the time taken where
+      a prefill was cut short; and an upper bound, as later prompts may reuse them from the cache.
+    """
+
+    started: int = 0
+    adopted: int = 0
+    prefilled: int = 0
+    cancelled: int = 0
+    expired: int = 0
+    failed: int = 0
+    wasted_prefill_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class CacheStats:
     """The engine's counters since it started. Unfinished and cancelled requests count no tokens.
 
@@ -192,6 +257,7 @@ class CacheStats:
     prompt_tokens: int = 0
     output_tokens: int = 0
     cached: CachedTokens = field(default_factory=CachedTokens)
+    speculation: SpeculationStats = field(default_factory=SpeculationStats)
     tiers: Counters = field(default_factory=Counters)
 
     @property
@@ -212,13 +278,20 @@ class ModelLimits:
 
     context_tokens: prompt and answer together.
     block_tokens: tokens in one block of KV memory, the grain of caching.
-    device_blocks: blocks in the device tier.
+    device_blocks, host_blocks: blocks in the device tier, and in the host tier.
+    step_tokens: tokens one step of the model computes at most, over all requests.
     """
 
     context_tokens: int
     block_tokens: int
     device_blocks: int
+    step_tokens: int = 2048
+    host_blocks: int = 0
 
     @property
     def device_tokens(self) -> int:
         return self.block_tokens * self.device_blocks
+
+    @property
+    def host_tokens(self) -> int:
+        return self.block_tokens * self.host_blocks

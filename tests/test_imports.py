@@ -27,8 +27,11 @@ MAY_IMPORT = {
     "ragcache_engine.knowledge": ["knowledge"],
     "ragcache_engine.prompt": ["prompt", "values"],
     "ragcache_engine.processes": [],
+    "ragcache_engine.warming": ["prompt", "values", "errors"],
+    "ragcache_engine.ordering": ["knowledge", "values"],
     "ragcache_engine.tiers": ["tiers", "knowledge", "processes"],
     "ragcache_engine.backends.choice": ["backends", "config", "protocols", "errors"],
+    "ragcache_engine.speculation": ["speculation", "prompt", "protocols", "values", "errors"],
     "ragcache_engine.backends": [
         "backends",
         "protocols",

@@ -51,7 +51,6 @@ class _Running:
     cached: int = 0
     prefilled: int = 0
     said: int = 0
-    aborted: bool = False
 
     @property
     def prompt_tokens(self) -> int:
@@ -66,6 +65,7 @@ class MemoryBackend:
     fault: called with the number of the step about to run. It may raise GenerationFailed (the step's
       requests fail), EngineDied (the whole backend is gone until it is started again) or Stall (the
       step does nothing).
+    prefilled_tokens: prompt tokens computed so far. aborted: requests that ended unfinished.
     """
 
     def __init__(
@@ -81,12 +81,13 @@ class MemoryBackend:
         fault: Callable[[int], None] | None = None,
     ) -> None:
         self._reply = reply
-        self._limits = ModelLimits(context_tokens, block_tokens, device_blocks)
+        self._limits = ModelLimits(context_tokens, block_tokens, device_blocks, step_tokens)
         self._step_tokens = step_tokens
         self._prefill_s = prefill_s
         self._decode_s = decode_s
         self._fault = fault
         self._clock_s = 0.0
+        self._waited_s = 0.0
         self._steps = 0
         self._words: dict[int, str] = {}
         # Cached blocks by their chained hash, least recently used first, with the documents that
@@ -97,6 +98,8 @@ class MemoryBackend:
         self._stepper: asyncio.Task[None] | None = None
         self._death: EngineDied | None = None
         self._closed = False
+        self.prefilled_tokens = 0
+        self.aborted = 0
 
     async def start(self) -> ModelLimits:
         self._closed, self._death = False, None
@@ -142,9 +145,9 @@ class MemoryBackend:
                 if delta.finish_reason:
                     return
         finally:
-            running.aborted = True
             if running in self._waiting:
                 self._waiting.remove(running)
+                self.aborted += 1
 
     def _answer(self, request: BackendRequest) -> list[str]:
         """The answer's tokens, as far as they may be said."""
@@ -189,6 +192,7 @@ class MemoryBackend:
                 chunk = min(budget, running.prompt_tokens - running.prefilled)
                 elapsed_s += self._prefill_s(running.prefilled, chunk)
                 running.prefilled += chunk
+                self.prefilled_tokens += chunk
                 budget -= chunk
                 self._keep_blocks(running)
                 if running.prefilled < running.prompt_tokens:
@@ -249,7 +253,11 @@ class MemoryBackend:
         self._waiting.clear()
 
     def now(self) -> float:
-        return self._clock_s
+        return self._clock_s + self._waited_s
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass outside the model, as in a search. From any one thread."""
+        self._waited_s += seconds
 
     async def clear_cache(self) -> bool:
         if self._waiting:
@@ -261,6 +269,9 @@ class MemoryBackend:
         forgotten = frozenset(document_ids)
         for block in [block for block, known in self._blocks.items() if known & forgotten]:
             del self._blocks[block]
+
+    def adopted(self, request_id: str) -> None:
+        pass  # least recently used blocks leave, whoever used them
 
     def counters(self) -> Counters:
         return Counters()

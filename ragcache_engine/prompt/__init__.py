@@ -1,6 +1,20 @@
-"""Prompt text <-> segments: which run of the finished prompt is which document."""
+"""Prompt text <-> segments, and the templates behind the prompts."""
 
 from ragcache_engine.prompt.retrievals import Match, Retrieval, RetrievalLog
 from ragcache_engine.prompt.segments import Span, find_documents, token_segments
+from ragcache_engine.prompt.template import Render, Template, as_render
+from ragcache_engine.prompt.templates import Guess, TemplateBook
 
-__all__ = ["Match", "Retrieval", "RetrievalLog", "Span", "find_documents", "token_segments"]
+__all__ = [
+    "Guess",
+    "Match",
+    "Render",
+    "Retrieval",
+    "RetrievalLog",
+    "Span",
+    "Template",
+    "TemplateBook",
+    "as_render",
+    "find_documents",
+    "token_segments",
+]

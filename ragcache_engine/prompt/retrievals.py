@@ -8,12 +8,13 @@ documents found lately, not against the thread or task that found them.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from threading import Lock
 
 from ragcache_engine.prompt.segments import Span, find_documents
+from ragcache_engine.prompt.template import Render
 from ragcache_engine.values import Document
 
 
@@ -22,11 +23,16 @@ class Retrieval:
     """The documents found for one question, nearest first.
 
     started_s: when the search began, on the backend's clock.
+    chain: tells apart what writes the prompts. template: how it is said to write them.
+    search: what is being done beforehand goes by this number; None: nothing.
     """
 
     question: str
     documents: tuple[Document, ...]
     started_s: float
+    chain: Hashable = None
+    template: Render | None = None
+    search: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +69,11 @@ class RetrievalLog:
             if len(self._entries) > self.capacity:
                 oldest, _ = self._entries.popitem(last=False)
                 self._unclaimed.discard(oldest)
+
+    def documents(self) -> list[Document]:
+        """All that are remembered, those retrieved last coming last."""
+        with self._lock:
+            return [document for entry in self._entries.values() for document in entry.documents]
 
     def match(self, prompt: str) -> Match:
         """Recognise remembered documents in the prompt.

@@ -7,6 +7,7 @@ Source: RAGCache, §5.1, §5.2, Algorithm 1.
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -28,6 +29,9 @@ from ragcache_engine.tiers.disk.transfers import DiskTransfers, Done, Wanted
 from ragcache_engine.tiers.host import HostSlots
 from ragcache_engine.tiers.ledger import BlockLedger, Cut, Key, PerBlock
 from ragcache_engine.tiers.speed import Computing, Copying
+
+MOST_UNADOPTED = 64
+"""Guesses that have ended and may still be adopted; the engine has far fewer of them."""
 
 MOST_WRITES = 256
 """Blocks that may wait to be written. A disk slower than the model computes gets what it can take."""
@@ -74,6 +78,7 @@ class _Asked:
     tokens: dict[Tier, int] | None = None  # cached ones, as first admitted
     asked_to_load_s: float | None = None
     scheduling_s: float = 0.0
+    guess: str | None = None  # its name, while nobody has asked for it
 
 
 class Keeper(Generic[B]):
@@ -123,6 +128,7 @@ class Keeper(Generic[B]):
         self._loading: dict[Key, list[int]] = {}  # slots being copied from, to the device
         self._writing: dict[str, Key] = {}  # from slots to files
         self._reading: dict[str, Key] = {}  # from files to slots
+        self._unadopted: OrderedDict[str, _Asked] = OrderedDict()
         self._doomed: set[str] = set()
         self._is_cached: Callable[[Key], bool] = lambda key: False
         self._drop_cached: Callable[[Iterable[B]], None] = lambda blocks: None
@@ -153,9 +159,9 @@ class Keeper(Generic[B]):
 
     # -- requests ------------------------------------------------------------------------------
 
-    def arrived(self, request: str, prompt: Prompt) -> None:
-        """A request begins to wait."""
-        self._asked[request] = _Asked(prompt)
+    def arrived(self, request: str, prompt: Prompt, *, guess: str | None = None) -> None:
+        """A request begins to wait. guess: its own name, if nobody has asked for it yet."""
+        self._asked[request] = _Asked(prompt, guess=guess)
         if len(self._holding) < self._protect:
             self._protect_path(request)
 
@@ -236,7 +242,13 @@ class Keeper(Generic[B]):
         self.counters.ended += 1
         if completed and asked.tokens is not None:
             self._hold(request, asked)
-            self._count(asked, asked.tokens)
+            self._count_tokens(asked, asked.tokens)
+            if asked.guess is None:
+                self._count_use(asked)
+            else:
+                self._unadopted[asked.guess] = asked
+                if len(self._unadopted) > MOST_UNADOPTED:
+                    self._unadopted.popitem(last=False)
             self._offer_to_disk(asked.nodes)
         self._let_go(request, asked)
         if self._doomed:
@@ -244,6 +256,20 @@ class Keeper(Generic[B]):
         if asked.tokens is None:
             return None
         return {tier.value: tokens for tier, tokens in asked.tokens.items()}
+
+    def adopted(self, guesses: Iterable[str]) -> None:
+        """Guesses turned out to be what was asked: they are, or will be, uses of their documents."""
+        for guess in guesses:
+            asked = self._unadopted.pop(guess, None)
+            if asked is None:
+                for running in self._asked.values():
+                    if running.guess == guess:
+                        running.guess = None
+            else:
+                asked.guess = None
+                self._hold(guess, asked)
+                self._count_use(asked)
+                self._let_go(guess, asked)
 
     def spent(self, request: str, seconds: float) -> None:
         """So much of the scheduler's time went into our part of the request."""
@@ -406,11 +432,14 @@ class Keeper(Generic[B]):
             self._let_go(request, asked)
         return bool(waiting)
 
-    def _count(self, asked: _Asked, tokens: dict[Tier, int]) -> None:
-        cached = sum(tokens.values())
+    def _count_use(self, asked: _Asked) -> None:
+        cached = sum((asked.tokens or {}).values())
         computed = asked.prompt.tokens - cached
         seconds = self.computing.prefill_s(cached, computed) if computed > 0 else 0.0
         self.tree.used_by(asked.nodes, asked.whole, seconds / computed if computed > 0 else 0.0)
+
+    def _count_tokens(self, asked: _Asked, tokens: dict[Tier, int]) -> None:
+        computed = asked.prompt.tokens - sum(tokens.values())
         counters = self.counters
         counters.device_tokens += tokens[Tier.DEVICE]
         counters.host_tokens += tokens[Tier.HOST]

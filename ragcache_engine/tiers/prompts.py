@@ -20,19 +20,29 @@ class MalformedRequest(ValueError):
 
 
 def request_field(
-    segments: Iterable[tuple[int, str | None]] = (), forget: Iterable[str] = ()
+    segments: Iterable[tuple[int, str | None]] = (),
+    forget: Iterable[str] = (),
+    *,
+    guess: str | None = None,
+    adopted: Iterable[str] = (),
 ) -> dict[str, Any]:
     """What a request carries.
 
     segments: for each run of prompt tokens its end and its document's id, None for other text; what
       lies behind the last document is left out. forget: documents to drop, by a request that asks
       nothing else.
+    guess: the request's own name, if nobody has asked for it yet. adopted: guesses that turned out to
+      be what was asked.
     """
     content: dict[str, Any] = {}
     if listed := [[end, document] for end, document in segments]:
         content["segments"] = listed
     if names := list(forget):
         content["forget"] = names
+    if guess is not None:
+        content["guess"] = guess
+    if taken := list(adopted):
+        content["adopted"] = taken
     return {FIELD: content} if content else {}
 
 
@@ -56,8 +66,22 @@ def segments_of(params: Mapping[str, Any] | None) -> list[tuple[int, str | None]
 
 def forgotten_by(params: Mapping[str, Any] | None) -> list[str]:
     """The documents a request asks to forget."""
-    names = _said(params).get("forget", [])
-    return [name for name in names if isinstance(name, str)] if isinstance(names, list) else []
+    return _names(_said(params).get("forget"))
+
+
+def guess_of(params: Mapping[str, Any] | None) -> str | None:
+    """The request's own name, if it is a guess."""
+    name = _said(params).get("guess")
+    return name if isinstance(name, str) else None
+
+
+def adopted_by(params: Mapping[str, Any] | None) -> list[str]:
+    """Guesses that turned out to be what was asked, as this request tells."""
+    return _names(_said(params).get("adopted"))
+
+
+def _names(said: object) -> list[str]:
+    return [name for name in said if isinstance(name, str)] if isinstance(said, list) else []
 
 
 def _said(params: Mapping[str, Any] | None) -> Mapping[str, Any]:

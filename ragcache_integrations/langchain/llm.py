@@ -32,7 +32,7 @@ class RAGCacheLLM(SamplingFields, BaseLLM):
 
     What an answer cost stands in `LLMResult.llm_output["token_usage"]`, summed over the prompts,
     and for each answer in `generation_info`: finish_reason, usage_metadata (input_token_details has
-    cache_read and its tiers), ttft_s, document_ids. Of a stream the last chunk has it.
+    cache_read and its tiers), ttft_s, document_ids, speculation. Of a stream the last chunk has it.
 
     Asking raises BadRequest for what cannot be served (EmptyPrompt, PromptTooLong, a parameter the
     engine does not have), EngineError if the engine cannot finish. If one prompt of a batch fails,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from hashlib import sha256
 from typing import Any, Self
 
@@ -13,10 +14,10 @@ from langchain_core.callbacks import (
 from langchain_core.documents import Document
 from langchain_core.runnables.config import run_in_executor
 from langchain_core.vectorstores import VectorStoreRetriever
-from pydantic import Field
+from pydantic import Field, PrivateAttr, field_validator
 
 import ragcache_engine
-from ragcache_engine import RAGCacheEngine
+from ragcache_engine import RAGCacheEngine, RetrievalInProgress
 from ragcache_integrations.langchain.store import (
     aembed,
     check_searchable,
@@ -24,6 +25,7 @@ from ragcache_integrations.langchain.store import (
     embed,
     nearest,
 )
+from ragcache_integrations.langchain.template import PromptTemplateLike, as_template
 from ragcache_integrations.searchable import check_top_k
 
 DEFAULT_K = 4
@@ -36,7 +38,13 @@ class RAGCacheRetriever(VectorStoreRetriever):
         documents = retriever.invoke("Why is the sky blue?")
 
     The prompt that the chain then makes of the documents is recognised by the engine, which reuses
-    what it has computed for each of them. The time of the search counts into that prompt's TTFT.
+    what it has computed for each of them, and learns what the chain's prompts look like to begin the
+    next ones early. The time of the search counts into that prompt's TTFT.
+
+    template: the chain's prompt, if even its first question is to begin early: a LangChain prompt, a
+      text such as "{context}\\n\\n{question}", or a function (question, documents) -> prompt, to which
+      documents come as ragcache_engine.Document.
+    document_separator: what the chain joins documents with in that template.
 
     Asking raises, before the query is embedded: InvalidTopK; EmptyIndex; IndexOutOfStep if index
     and docstore differ in size. And after it: QueryShapeError if the embedding model is not the one
@@ -44,6 +52,17 @@ class RAGCacheRetriever(VectorStoreRetriever):
     """
 
     engine: RAGCacheEngine = Field(exclude=True, repr=False)
+    template: Any = Field(default=None, exclude=True, repr=False)
+    document_separator: str = "\n\n"
+
+    _chain: object = PrivateAttr(default_factory=object)
+
+    @field_validator("template")
+    @classmethod
+    def _refuse_what_is_no_template(cls, template: Any) -> Any:
+        if template is not None:
+            as_template(template, "")
+        return template
 
     @classmethod
     def from_vectorstore(
@@ -53,6 +72,8 @@ class RAGCacheRetriever(VectorStoreRetriever):
         engine: RAGCacheEngine,
         k: int = DEFAULT_K,
         search_type: str = "similarity",
+        template: PromptTemplateLike | None = None,
+        document_separator: str = "\n\n",
         **search_kwargs: Any,
     ) -> Self:
         """A retriever over a FaissVectorStore, or langchain_community's FAISS.
@@ -61,7 +82,9 @@ class RAGCacheRetriever(VectorStoreRetriever):
         search_type: "similarity", "mmr" or "similarity_score_threshold".
         search_kwargs: what the store's own retriever takes: filter, fetch_k, lambda_mult,
           score_threshold.
-        Raises InvalidTopK, UnsupportedStore; ValueError for a search_type there is not. An index
+        template, document_separator: see the class.
+        Raises InvalidTopK, UnsupportedStore; ValueError for a search_type there is not, or a template
+        whose slots are not known. An index
         that is still empty is no error here, as documents may be added later.
         """
         check_top_k(k)
@@ -71,13 +94,15 @@ class RAGCacheRetriever(VectorStoreRetriever):
             engine=engine,
             search_type=search_type,
             search_kwargs={"k": k, **search_kwargs},
+            template=template,
+            document_separator=document_separator,
         )
 
     def _get_relevant_documents(
         self, query: str, *, run_manager: CallbackManagerForRetrieverRun, **kwargs: Any
     ) -> list[Document]:
         options = self._checked(kwargs)
-        with self.engine.retrieval(query) as retrieval:
+        with self._retrieval(query) as retrieval:
             documents = self._nearest(embed(self.vectorstore, query), options)
             retrieval.found([engine_document(document) for document in documents])
         return documents
@@ -86,11 +111,16 @@ class RAGCacheRetriever(VectorStoreRetriever):
         self, query: str, *, run_manager: AsyncCallbackManagerForRetrieverRun, **kwargs: Any
     ) -> list[Document]:
         options = self._checked(kwargs)
-        with self.engine.retrieval(query) as retrieval:
+        with self._retrieval(query) as retrieval:
             vector = await aembed(self.vectorstore, query)
             documents = await run_in_executor(None, self._nearest, vector, options)
             retrieval.found([engine_document(document) for document in documents])
         return documents
+
+    def _retrieval(self, query: str) -> AbstractContextManager[RetrievalInProgress]:
+        given = self.template
+        template = None if given is None else as_template(given, self.document_separator)
+        return self.engine.retrieval(query, chain=self._chain, template=template)
 
     def _checked(self, changes: dict[str, Any]) -> dict[str, Any]:
         """The search's options, once everything that can be known before it is in order."""

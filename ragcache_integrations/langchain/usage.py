@@ -43,6 +43,7 @@ def _generation_info(finish_reason: FinishReason, usage: Usage) -> dict[str, Any
         "total_s": usage.total_s,
         "retrieval_s": usage.retrieval_s,
         "document_ids": list(usage.document_ids),
+        "speculation": usage.speculation.outcome.value,
     }
 
 

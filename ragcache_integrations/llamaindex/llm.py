@@ -50,8 +50,8 @@ class RAGCacheLLM(SamplingFields, LLM):
 
     What an answer cost stands in the response's `additional_kwargs`: prompt_tokens,
     completion_tokens, total_tokens, cached_tokens and its tiers, ttft_s, finish_reason,
-    document_ids; and in `raw["usage"]`, where TokenCountingHandler looks. Of a stream the last
-    response has it.
+    document_ids, speculation; and in `raw["usage"]`, where TokenCountingHandler looks. Of a stream the
+    last response has it.
 
     Asking raises BadRequest for what cannot be served (EmptyPrompt, PromptTooLong, a parameter the
     engine does not have), EngineError if the engine cannot finish. Closing a stream early or

@@ -58,6 +58,7 @@ def _response(
             "total_s": usage.total_s,
             "retrieval_s": usage.retrieval_s,
             "document_ids": list(usage.document_ids),
+            "speculation": usage.speculation.outcome.value,
         },
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, Self
 
@@ -10,13 +11,14 @@ from llama_index.core.constants import DEFAULT_SIMILARITY_TOP_K
 from llama_index.core.indices.vector_store import VectorIndexRetriever, VectorStoreIndex
 from llama_index.core.schema import BaseNode, MetadataMode, NodeWithScore, QueryBundle
 
-from ragcache_engine import Document, QueryShapeError, RAGCacheEngine
+from ragcache_engine import Document, QueryShapeError, RAGCacheEngine, RetrievalInProgress
 from ragcache_integrations.llamaindex.store import (
     check_searchable,
     check_supported,
     faiss_index,
     missing_nodes_named,
 )
+from ragcache_integrations.llamaindex.template import PromptTemplateLike, as_template
 from ragcache_integrations.searchable import check_top_k, check_vector_size
 
 
@@ -27,8 +29,8 @@ class RAGCacheRetriever(VectorIndexRetriever):
         nodes = retriever.retrieve("Why is the sky blue?")
 
     The prompt that a response synthesizer then makes of the nodes is recognised by the engine,
-    which reuses what it has computed for each of them. The time of the search counts into that
-    prompt's TTFT.
+    which reuses what it has computed for each of them, and learns what the prompts look like to begin
+    the next ones early. The time of the search counts into that prompt's TTFT.
 
     Asking raises, before the query is embedded: InvalidTopK; EmptyIndex; IndexOutOfStep if vectors
     and nodes differ in number. And after it: QueryShapeError if the embedding model is not the one
@@ -41,13 +43,16 @@ class RAGCacheRetriever(VectorIndexRetriever):
         *,
         engine: RAGCacheEngine,
         similarity_top_k: int = DEFAULT_SIMILARITY_TOP_K,
+        template: PromptTemplateLike | None = None,
         **options: Any,
     ) -> None:
-        """options: what VectorIndexRetriever takes. Raises InvalidTopK and UnsupportedStore."""
+        """options: what VectorIndexRetriever takes; template: see `from_index`, also for the errors."""
         check_top_k(similarity_top_k)
         check_supported(index)
         super().__init__(index, similarity_top_k=similarity_top_k, **options)
         self._engine = engine
+        self._template = None if template is None else as_template(template)
+        self._chain = object()
 
     @classmethod
     def from_index(
@@ -56,14 +61,19 @@ class RAGCacheRetriever(VectorIndexRetriever):
         *,
         engine: RAGCacheEngine,
         similarity_top_k: int = DEFAULT_SIMILARITY_TOP_K,
+        template: PromptTemplateLike | None = None,
         **options: Any,
     ) -> Self:
         """A retriever over a VectorStoreIndex whose vectors are in Faiss.
 
         similarity_top_k: nodes a question gets, at most.
+        template: the synthesizer's text_qa_template, if even the first question is to begin early: a
+          LlamaIndex prompt or a text such as "{context_str}\\n\\n{query_str}", both filled as in the
+          mode "compact"; or a function (question, documents) -> prompt, to which nodes come as
+          ragcache_engine.Document.
         options: what `index.as_retriever()` takes.
-        Raises InvalidTopK, UnsupportedStore. An index that is still empty is no error here, as
-        nodes may be inserted later.
+        Raises InvalidTopK, UnsupportedStore; ValueError for a template whose slots are not known. An
+        index that is still empty is no error here, as nodes may be inserted later.
         """
         check_top_k(similarity_top_k)
         check_supported(index)
@@ -72,6 +82,7 @@ class RAGCacheRetriever(VectorIndexRetriever):
             index,
             engine=engine,
             similarity_top_k=similarity_top_k,
+            template=template,
             callback_manager=stock.callback_manager,
             object_map=stock.object_map,
             **options,
@@ -79,19 +90,22 @@ class RAGCacheRetriever(VectorIndexRetriever):
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         self._check()
-        with self._engine.retrieval(query_bundle.query_str) as retrieval:
+        with self._retrieval(query_bundle.query_str) as retrieval:
             nodes = self._search(query_bundle)
             retrieval.found([engine_document(found.node) for found in nodes])
         return nodes
 
     async def _aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         self._check()
-        with self._engine.retrieval(query_bundle.query_str) as retrieval:
+        with self._retrieval(query_bundle.query_str) as retrieval:
             # In a thread as a whole: most local embedding models, and FaissVectorStore, answer
             # their asynchronous calls by computing on the event loop.
             nodes = await asyncio.to_thread(self._search, query_bundle)
             retrieval.found([engine_document(found.node) for found in nodes])
         return nodes
+
+    def _retrieval(self, question: str) -> AbstractContextManager[RetrievalInProgress]:
+        return self._engine.retrieval(question, chain=self._chain, template=self._template)
 
     def _check(self) -> None:
         check_top_k(self.similarity_top_k)

@@ -86,19 +86,9 @@ def _require_room(config: VllmConfig) -> None:
     """Refuse early what vLLM would refuse in its own process, half a minute later."""
     cache_bytes = config.cache_config.kv_cache_memory_bytes
     model = config.model_config
-    has_plain_attention = not (model.use_mla or model.is_hybrid or model.get_sliding_window())
-    if cache_bytes is None or not has_plain_attention:
+    token_bytes = kv_token_bytes(config)
+    if cache_bytes is None or token_bytes is None:
         return
-    parallel = config.parallel_config
-    dtype = model.dtype if config.cache_config.cache_dtype == "auto" else torch.int8  # fp8
-    assert isinstance(dtype, torch.dtype)  # vLLM has resolved "auto" by now
-    token_bytes = (
-        2  # a key and a value
-        * model.get_num_layers(parallel)
-        * model.get_num_kv_heads(parallel)
-        * model.get_head_size()
-        * dtype.itemsize
-    )
     needed = token_bytes * model.max_model_len
     if cache_bytes < needed:
         raise ConfigError(
@@ -106,3 +96,19 @@ def _require_room(config: VllmConfig) -> None:
             f"fewer than one request of {model.max_model_len}: raise device_cache to at least "
             f"{needed / GIB:.2f} GiB, or lower max_model_len in vllm_args"
         )
+
+
+def kv_token_bytes(config: VllmConfig) -> int | None:
+    """Bytes of key-value memory a token takes; None for models that keep something else."""
+    model, parallel = config.model_config, config.parallel_config
+    if model.use_mla or model.is_hybrid or model.get_sliding_window():
+        return None
+    dtype = model.dtype if config.cache_config.cache_dtype == "auto" else torch.int8  # fp8
+    assert isinstance(dtype, torch.dtype)  # vLLM has resolved "auto" by now
+    return (
+        2  # a key and a value
+        * model.get_num_layers(parallel)
+        * model.get_num_kv_heads(parallel)
+        * model.get_head_size()
+        * dtype.itemsize
+    )

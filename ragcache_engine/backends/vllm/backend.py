@@ -13,6 +13,7 @@ from itertools import count
 from typing import Any, cast
 
 from vllm import SamplingParams
+from vllm.config import VllmConfig
 from vllm.exceptions import VLLMError
 from vllm.inputs import TextPrompt, TokensPrompt, tokens_input
 from vllm.outputs import RequestOutput
@@ -23,10 +24,11 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from ragcache_engine.backends.vllm import shared_memory
-from ragcache_engine.backends.vllm.arguments import engine_config
+from ragcache_engine.backends.vllm.arguments import engine_config, kv_token_bytes
 from ragcache_engine.backends.vllm.budget import TierBudget
 from ragcache_engine.backends.vllm.installed import Wheel
 from ragcache_engine.backends.vllm.main_guard import require_guarded_main
+from ragcache_engine.backends.vllm.tiers.settings import TierSettings
 from ragcache_engine.errors import EngineDied, EngineStartFailed, GenerationFailed
 from ragcache_engine.protocols import BackendRequest, Delta
 from ragcache_engine.tiers.counters import Counters
@@ -71,6 +73,7 @@ class VLLMBackend:
         self._engine_id: str | None = None
         self._counters = Counters()
         self._forgetting = count()
+        self._adopted: list[str] = []
 
     async def start(self) -> ModelLimits:
         config = engine_config(self._model, self._device_cache_bytes, self._budget, self._vllm_args)
@@ -100,7 +103,16 @@ class VLLMBackend:
             context_tokens=config.model_config.max_model_len,
             block_tokens=cache.block_size,
             device_blocks=cache.num_gpu_blocks or 0,
+            step_tokens=config.scheduler_config.max_num_batched_tokens,
+            host_blocks=self._host_blocks(config),
         )
+
+    def _host_blocks(self, config: VllmConfig) -> int:
+        transfer, token_bytes = config.kv_transfer_config, kv_token_bytes(config)
+        if not self._has_tiers or transfer is None or token_bytes is None:
+            return 0
+        settings = TierSettings.from_extra_config(transfer.kv_connector_extra_config)
+        return settings.host_bytes // (token_bytes * config.cache_config.block_size)
 
     def _running_llm(self) -> AsyncLLM:
         if self._llm is None:
@@ -127,7 +139,8 @@ class VLLMBackend:
     async def generate(self, request: BackendRequest) -> AsyncGenerator[Delta, None]:
         params = sampling_params(request.options)
         if self._has_tiers:
-            params.extra_args = {"kv_transfer_params": _carried(request)}
+            adopted, self._adopted = self._adopted, []
+            params.extra_args = {"kv_transfer_params": _carried(request, adopted)}
         outputs = self._running_llm().generate(
             tokens_input(
                 list(request.prompt.token_ids),
@@ -175,6 +188,10 @@ class VLLMBackend:
             # Files of earlier lives and of other engines, which the scheduler does not know.
             await asyncio.to_thread(forget_documents, self._budget.folder(), document_ids)
 
+    def adopted(self, request_id: str) -> None:
+        # Told with the next request: until then nothing is decided that could depend on it.
+        self._adopted.append(request_id)
+
     def counters(self) -> Counters:
         return self._counters
 
@@ -209,12 +226,14 @@ def sampling_params(options: SamplingOptions) -> SamplingParams:
     )
 
 
-def _carried(request: BackendRequest) -> dict[str, Any]:
+def _carried(request: BackendRequest, adopted: Sequence[str]) -> dict[str, Any]:
     """What the request tells the scheduler. Never empty: without anything, vLLM would ask why."""
     segments = [(segment.end, segment.document_id) for segment in request.segments]
     while segments and segments[-1][1] is None:
         segments.pop()  # the question is nobody's document
-    return {**request_field(segments), "request": request.request_id}
+    guess = request.request_id if request.is_guess else None
+    field = request_field(segments, guess=guess, adopted=adopted)
+    return {**field, "request": request.request_id}
 
 
 def _delta(output: RequestOutput) -> Delta:

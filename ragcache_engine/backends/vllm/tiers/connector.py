@@ -22,7 +22,9 @@ from ragcache_engine.backends.vllm.tiers.timing import timed
 from ragcache_engine.tiers.prompts import (
     FIELD,
     MalformedRequest,
+    adopted_by,
     forgotten_by,
+    guess_of,
     prompt_of,
     segments_of,
 )
@@ -60,6 +62,7 @@ class TierConnector(OffloadingConnector):
         if forgotten := forgotten_by(request.kv_transfer_params):
             self.keeper.forget(forgotten)
         start = time.perf_counter()
+        self.keeper.adopted(adopted_by(request.kv_transfer_params))
         self._arrived(request)
         self.keeper.spent(request.request_id, time.perf_counter() - start)
         super().on_new_request(request)
@@ -121,4 +124,5 @@ class TierConnector(OffloadingConnector):
             depth=self.settings.cache_depth,
             on_disk=self.settings.disk_bytes > 0,
         )
-        self.keeper.arrived(request.request_id, prompt)
+        guess = guess_of(request.kv_transfer_params)
+        self.keeper.arrived(request.request_id, prompt, guess=guess)

@@ -1,0 +1,244 @@
+"""The fixed text of a prompt, learned from examples: what stays, where the question goes, what counts.
+
+A text stands at a place: before, between or after the documents. It may hold the question, and numbers
+that follow the place ("[2]", "Source 3 of 5:"). A text is filled for a place only if the examples leave
+no doubt what stands there: anything else is answered with None.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from itertools import islice
+
+_DIGITS = re.compile(r"(\d+)")
+_MOST_OCCURRENCES = 8
+
+
+class Slot(Enum):
+    """What is filled in with words of the asker's."""
+
+    QUESTION = "question"
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A number that follows the place: its rank, or how many documents there are, and something more."""
+
+    follows_rank: bool
+    plus: int
+
+    def at(self, place: Place) -> str:
+        return str((place.rank if self.follows_rank else place.count) + self.plus)
+
+
+Atom = str | Slot | Number
+Pattern = tuple[Atom, ...]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Place:
+    """Where a text stands.
+
+    rank: for a text between two documents, that of the one before it, from 1; else 0.
+    count: how many documents the prompt has.
+    """
+
+    rank: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """A text seen at a place.
+
+    question_once: the question stands in the fixed text of this prompt exactly once, here or
+      elsewhere, so that every occurrence of it is meant.
+    """
+
+    place: Place
+    text: str
+    question: str
+    question_once: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LearnedText:
+    """What examples say about the texts of one kind of place.
+
+    seen: the pattern of each place that stood in an example and is certain.
+    general: the pattern for places not seen; None if the examples do not agree on one.
+    new_ranks, new_counts: whether it was seen to hold while the rank, or the count, changed.
+    """
+
+    seen: dict[Place, Pattern]
+    general: Pattern | None
+    new_ranks: bool
+    new_counts: bool
+
+    def filled(self, question: str, place: Place) -> str | None:
+        """The text at that place, or None if the examples leave doubts."""
+        pattern = self.seen.get(place)
+        if pattern is None:
+            pattern = self.general if self._covers(place) else None
+        return None if pattern is None else _filled(pattern, question, place)
+
+    def _covers(self, place: Place) -> bool:
+        return (self.new_ranks or any(place.rank == seen.rank for seen in self.seen)) and (
+            self.new_counts or any(place.count == seen.count for seen in self.seen)
+        )
+
+
+def learned(examples: Sequence[Example]) -> LearnedText | None:
+    """One reading of all examples; None if they contradict each other."""
+    by_place: dict[Place, list[Example]] = {}
+    for example in examples:
+        by_place.setdefault(example.place, []).append(example)
+    seen: dict[Place, Pattern] = {}
+    for place, here in by_place.items():
+        patterns = _patterns_of_one_place(here)
+        if not patterns:
+            return None
+        if len(patterns) == 1 and patterns[0] is not None:
+            seen[place] = patterns[0]
+    return LearnedText(
+        seen,
+        general=_generalised(seen),
+        new_ranks=len({place.rank for place in seen}) > 1,
+        new_counts=len({place.count for place in seen}) > 1,
+    )
+
+
+def occurrences(text: str, question: str) -> int:
+    """How often the question stands in the text, overlapping itself or not."""
+    if not question:
+        return 0
+    number, at = 0, text.find(question)
+    while at >= 0:
+        number, at = number + 1, text.find(question, at + 1)
+    return number
+
+
+def _filled(pattern: Pattern, question: str, place: Place) -> str:
+    def text(atom: Atom) -> str:
+        if isinstance(atom, str):
+            return atom
+        return atom.at(place) if isinstance(atom, Number) else question
+
+    return "".join(map(text, pattern))
+
+
+def _patterns_of_one_place(examples: Sequence[Example]) -> list[Pattern | None]:
+    """None possible: []. One: certain. [None], or several: the examples leave doubts."""
+    newest = examples[-1]
+    other = next((e for e in reversed(examples) if e.question != newest.question), None)
+    if other is None:
+        if any(example.text != newest.text for example in examples):
+            return []
+        if not any(example.question_once for example in examples):
+            return [None]
+        return [_every_occurrence(newest)]
+    if occurrences(newest.text, newest.question) > _MOST_OCCURRENCES:
+        return [None]
+    possible = islice(_readings(newest, other), 8)
+    fitting = [p for p in possible if all(_reproduces(p, example) for example in examples)]
+    meant = [_every_occurrence(example) for example in examples if example.question_once]
+    return [p for p in meant[:1] if p in fitting] or list(dict.fromkeys(fitting))
+
+
+def _reproduces(pattern: Pattern, example: Example) -> bool:
+    return _filled(pattern, example.question, example.place) == example.text
+
+
+def _every_occurrence(example: Example) -> Pattern:
+    if not example.question:
+        return (example.text,)
+    atoms: list[Atom] = []
+    for at, part in enumerate(example.text.split(example.question)):
+        atoms += [Slot.QUESTION, part] if at else [part]
+    return _tidy(atoms)
+
+
+def _readings(first: Example, second: Example) -> Iterator[Pattern]:
+    """Every pattern of both texts, that with most slots at the front first."""
+    for atoms in _aligned(first, second, 0, 0):
+        yield _tidy(atoms)
+
+
+def _aligned(first: Example, second: Example, i: int, j: int) -> Iterator[list[Atom]]:
+    at = first.text.find(first.question, i) if first.question and second.question else -1
+    if at < 0:
+        if first.text[i:] == second.text[j:]:
+            yield [first.text[i:]]
+        return
+    fixed = first.text[i:at]
+    if not second.text.startswith(fixed, j):
+        return
+    j += len(fixed)
+    if second.text.startswith(second.question, j):
+        for rest in _aligned(first, second, at + len(first.question), j + len(second.question)):
+            yield [fixed, Slot.QUESTION, *rest]
+    if second.text.startswith(first.text[at], j):
+        for rest in _aligned(first, second, at + 1, j + 1):
+            yield [fixed, first.text[at], *rest]
+
+
+def _tidy(atoms: Sequence[Atom]) -> Pattern:
+    """Neighbouring strings as one, empty ones left out: equal patterns become equal values."""
+    tidy: list[Atom] = []
+    for atom in atoms:
+        if isinstance(atom, str) and tidy and isinstance(tidy[-1], str):
+            tidy[-1] += atom
+        elif atom != "":
+            tidy.append(atom)
+    return tuple(tidy)
+
+
+def _generalised(seen: dict[Place, Pattern]) -> Pattern | None:
+    """One pattern for all places, with numbers that follow them; None without one that is certain."""
+    split = {place: _digits_apart(pattern) for place, pattern in seen.items()}
+    if len({len(atoms) for atoms in split.values()}) != 1:
+        return None
+    general: list[Atom] = []
+    for column in zip(*split.values(), strict=True):
+        atom = _common(list(split), column)
+        if atom is None:
+            return None
+        general.append(atom)
+    return _tidy(general)
+
+
+def _digits_apart(pattern: Pattern) -> list[Atom]:
+    atoms: list[Atom] = []
+    for atom in pattern:
+        # Text and digits alternate, so that numbers of any length stand in the same column.
+        atoms += _DIGITS.split(atom) if isinstance(atom, str) else [atom]
+    return atoms
+
+
+def _common(places: Sequence[Place], column: Sequence[Atom]) -> Atom | None:
+    if all(atom == column[0] for atom in column):
+        return column[0]
+    numbers = [_number(atom) for atom in column]
+    fits: list[Atom] = []
+    follow: tuple[Callable[[Place], int], Callable[[Place], int]] = (
+        lambda place: place.rank,
+        lambda place: place.count,
+    )
+    for follows_rank, followed in zip((True, False), follow, strict=True):
+        apart = {
+            None if number is None else number - followed(place)
+            for place, number in zip(places, numbers, strict=True)
+        }
+        if len(apart) == 1 and (plus := apart.pop()) is not None:
+            fits.append(Number(follows_rank, plus))
+    return fits[0] if len(fits) == 1 else None
+
+
+def _number(atom: Atom) -> int | None:
+    """None for what str() would not write so, such as "007"."""
+    if not isinstance(atom, str) or not (atom.isascii() and atom.isdigit()):
+        return None
+    return int(atom) if str(int(atom)) == atom else None

@@ -1,0 +1,146 @@
+"""Take a finished prompt apart at its documents: the raw material of templates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ragcache_engine.prompt.patterns import Example, Place, occurrences
+from ragcache_engine.values import Document
+
+_MOST_OCCURRENCES = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """One prompt, taken apart.
+
+    between: the texts between the documents, one fewer than documents.
+    order: for each document in the prompt, its rank in the retrieval, from 0.
+    trimmed: the texts stand there without the whitespace at their ends; None if none had any.
+    """
+
+    question: str
+    before: str
+    between: tuple[str, ...]
+    after: str
+    order: tuple[int, ...]
+    trimmed: bool | None
+
+    @property
+    def count(self) -> int:
+        return len(self.order)
+
+    @property
+    def is_in_order(self) -> bool:
+        return self.order == tuple(range(self.count))
+
+    def examples(self) -> tuple[Example, tuple[Example, ...], Example]:
+        """Of the text before, those between, and that after the documents."""
+        texts = (self.before, *self.between, self.after)
+        once = sum(occurrences(text, self.question) for text in texts) == 1
+
+        def example(text: str, rank: int) -> Example:
+            return Example(Place(rank, self.count), text, self.question, once)
+
+        between = tuple(example(text, rank) for rank, text in enumerate(self.between, 1))
+        return example(self.before, 0), between, example(self.after, 0)
+
+
+def observations(
+    prompt: str, question: str, documents: Sequence[Document]
+) -> tuple[Observation, ...]:
+    """How the prompt may have been made from all the documents: no way, one, or one for each form.
+
+    Nothing is said where doubts are: a document missing, blank, retrieved twice, or standing elsewhere
+    in the prompt too.
+    """
+    exact = [document.text for document in documents]
+    trimmed = [text.strip() for text in exact]
+    if not documents or not all(trimmed) or len(set(trimmed)) < len(trimmed):
+        return ()
+    as_it_is = _observed(prompt, question, exact, None if exact == trimmed else False)
+    if exact == trimmed:
+        return (as_it_is,) if as_it_is else ()
+    if not as_it_is and all(text in prompt for text in exact):
+        return ()
+    without_edges = _observed(prompt, question, trimmed, True)
+    return tuple(one for one in (as_it_is, without_edges) if one)
+
+
+def _observed(
+    prompt: str, question: str, texts: Sequence[str], trimmed: bool | None
+) -> Observation | None:
+    starts = _in_order(prompt, texts)
+    order = tuple(range(len(texts)))
+    if starts is None:
+        singles = _each_once(prompt, texts)
+        if singles is None:
+            return None
+        order = tuple(sorted(order, key=singles.__getitem__))
+        starts = [singles[rank] for rank in order]
+    ends = [start + len(texts[rank]) for start, rank in zip(starts, order, strict=True)]
+    if any(end > start for end, start in zip(ends, starts[1:], strict=False)):
+        return None
+    if not _all_inside(prompt, texts, list(zip(starts, ends, strict=True))):
+        return None
+    return Observation(
+        question=question,
+        before=prompt[: starts[0]],
+        between=tuple(prompt[end:start] for end, start in zip(ends, starts[1:], strict=False)),
+        after=prompt[ends[-1] :],
+        order=order,
+        trimmed=trimmed,
+    )
+
+
+def _in_order(prompt: str, texts: Sequence[str]) -> list[int] | None:
+    """Where the texts start if they stand one behind the other in exactly one way."""
+    # For each text the places it may have, with the number of ways to place those before it.
+    ways: list[dict[int, int]] = []
+    for rank, text in enumerate(texts):
+        starts = _starts(prompt, text)
+        if starts is None:
+            return None
+        here: dict[int, int] = {}
+        for start in starts:
+            number = 1
+            if rank:
+                length = len(texts[rank - 1])
+                number = sum(n for at, n in ways[-1].items() if at + length <= start)
+            if number:
+                here[start] = number
+        ways.append(here)
+    if sum(ways[-1].values()) != 1:
+        return None
+    chain = [next(iter(ways[-1]))]
+    for rank in range(len(texts) - 2, -1, -1):
+        chain.append(next(at for at in ways[rank] if at + len(texts[rank]) <= chain[-1]))
+    return chain[::-1]
+
+
+def _all_inside(prompt: str, texts: Sequence[str], spans: Sequence[tuple[int, int]]) -> bool:
+    """Whether no text also stands outside the documents, where it could be the document itself."""
+    for text in texts:
+        for at in _starts(prompt, text) or ():
+            if not any(start <= at and at + len(text) <= end for start, end in spans):
+                return False
+    return True
+
+
+def _each_once(prompt: str, texts: Sequence[str]) -> list[int] | None:
+    """Where each text starts if every one of them stands there once, in whatever order."""
+    found = [_starts(prompt, text) or [] for text in texts]
+    return [start for (start,) in found] if all(len(starts) == 1 for starts in found) else None
+
+
+def _starts(prompt: str, text: str) -> list[int] | None:
+    """Every place of the text; None if there are too many to make sense of."""
+    starts: list[int] = []
+    at = prompt.find(text)
+    while at >= 0:
+        starts.append(at)
+        if len(starts) > _MOST_OCCURRENCES:
+            return None
+        at = prompt.find(text, at + 1)
+    return starts

@@ -1,0 +1,137 @@
+"""A prompt template known beforehand, so that even a chain's first question can be speculated on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from string import Formatter
+
+from ragcache_engine.prompt.patterns import occurrences
+from ragcache_engine.prompt.placing import observations
+from ragcache_engine.values import Document
+
+Render = Callable[[str, Sequence[Document]], str]
+"""(question, documents nearest first) -> the prompt that the pipeline writes. From any thread."""
+
+CONTEXT_NAMES = ("context", "context_str", "documents", "docs", "sources", "passages", "summaries")
+QUESTION_NAMES = ("question", "query", "query_str", "input", "user_input", "human_input")
+QUESTION = "{question}"
+BETWEEN = "\n\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """The prompt around the documents: before, between and after them.
+
+        Template("Use the passages.\\n\\n", "\\n\\n", "\\n\\nQuestion: {question}\\nAnswer:")
+
+    In `before` and `after` {question} stands for the question; a brace that is meant as one is doubled,
+    as in str.format. Documents and questions may hold any characters. Calling it writes the prompt, so
+    a template may be given wherever a function (question, documents) -> prompt may.
+    Raises ValueError for a slot of another name or a single brace.
+    """
+
+    before: str
+    between: str
+    after: str
+
+    def __post_init__(self) -> None:
+        for text in (self.before, self.after):
+            _parts(text, {QUESTION[1:-1]: None})
+
+    def __call__(self, question: str, documents: Sequence[Document]) -> str:
+        context = self.between.join(document.text for document in documents)
+        return "".join((_filled(self.before, question), context, _filled(self.after, question)))
+
+    @classmethod
+    def from_text(cls, text: str, between: str = BETWEEN) -> Template:
+        """From a format string with one slot for the documents and at most some for the question.
+
+        text: such as "{context}\\n\\nQuestion: {question}"; the names that LangChain and LlamaIndex use
+          are known (CONTEXT_NAMES, QUESTION_NAMES).
+        between: what joins the documents.
+        Raises ValueError for other slots, or if there is not exactly one for the documents.
+        """
+        names = [name for _, name, _, _ in Formatter().parse(text) if name is not None]
+        context, question = cls.slots(names)
+        parts = _parts(text, {context: None} | ({question: QUESTION} if question else {}))
+        at = parts.index(None)
+        return cls("".join(filter(None, parts[:at])), between, "".join(filter(None, parts[at:])))
+
+    @staticmethod
+    def slots(names: Iterable[str]) -> tuple[str, str | None]:
+        """Which slot of a template is for the documents, and which for the question if there is one.
+
+        Raises ValueError if that cannot be told, or there are others.
+        """
+        given = list(names)
+        context = next((name for name in given if name in CONTEXT_NAMES), None)
+        question = next((name for name in given if name in QUESTION_NAMES), None)
+        if context is None or given.count(context) > 1 or set(given) - {context, question}:
+            raise ValueError(
+                f"a template has one slot for the documents ({', '.join(CONTEXT_NAMES)}), and else only "
+                f"the question's ({', '.join(QUESTION_NAMES)}); found {', '.join(given) or 'none'}. A "
+                f"brace that is meant as one is doubled"
+            )
+        return context, question
+
+    @classmethod
+    def from_example(cls, prompt: str, question: str, documents: Sequence[Document]) -> Template:
+        """From a finished prompt with its question and two or more documents, nearest first.
+
+        Raises ValueError if the documents and the question cannot be told from the text around them,
+        or the texts between the documents differ.
+        """
+        found = observations(prompt, question, documents)
+        if not found or not found[0].is_in_order or found[0].trimmed:
+            raise ValueError("the example must hold every document once, as it is and in order")
+        seen = found[0]
+        if len(set(seen.between)) != 1:
+            raise ValueError("the example must hold two documents or more, joined by one text")
+        if occurrences(seen.before, question) + occurrences(seen.after, question) != 1:
+            raise ValueError("the example must hold its question once outside the documents")
+
+        def slotted(text: str) -> str:
+            return QUESTION.join(_escaped(part) for part in text.split(question))
+
+        return cls(slotted(seen.before), seen.between[0], slotted(seen.after))
+
+
+def as_render(template: str | Render) -> Render:
+    """What writes the prompt. Raises ValueError for a text that is no template."""
+    if isinstance(template, str):
+        return Template.from_text(template)
+    if not callable(template):
+        raise TypeError(
+            f"a template is a text with slots, a Template, or a function (question, documents) -> "
+            f"prompt; got {type(template).__name__}"
+        )
+    return template
+
+
+def _parts(text: str, names: dict[str, str | None]) -> list[str | None]:
+    """The text in pieces, its slots replaced by what `names` gives for them; still a format string."""
+    parts: list[str | None] = []
+    for fixed, name, form, conversion in Formatter().parse(text):
+        parts.append(_escaped(fixed))
+        if name is None:
+            continue
+        if name not in names or form or conversion:
+            raise ValueError(
+                f"unknown slot {{{name}}} in {text!r}: known are {', '.join(sorted(names))}, and a "
+                f"brace that is meant as one is doubled"
+            )
+        parts.append(names[name])
+    return parts
+
+
+def _filled(text: str, question: str) -> str:
+    parts = _parts(text, {QUESTION[1:-1]: QUESTION})
+    return "".join(
+        question if part == QUESTION else (part or "").replace("{{", "{").replace("}}", "}")
+        for part in parts
+    )
+
+
+def _escaped(text: str) -> str:
+    return text.replace("{", "{{").replace("}", "}}")

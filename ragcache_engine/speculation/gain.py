@@ -1,0 +1,103 @@
+"""Whether speculating gains time on this machine, with this chain: an estimate from running figures.
+
+What there is to gain is the time between the stage at which the search had its final documents and the
+prompt, as far as the prefill is long enough to fill it (the search time that RAGCache's Table 3 counts as
+overlapped). What there is to lose is the rest of the step that a wrong guess still
+runs when the right prompt comes. All times are seconds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+NEWEST_WEIGHT = 0.25
+LEAST_LEAD_S = 0.003
+"""Below it, starting early costs about what it hides: two threads have to hear of it."""
+LEAST_ADOPTED = 0.2
+QUESTIONS_BETWEEN_TRIALS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """Running means over the questions of one chain. None: not measured yet.
+
+    lead_s: from the stage that first had the final documents to the prompt.
+    adopted: share of the questions, among those speculated on, whose work was of use.
+    wrong: speculations cancelled per question speculated on.
+    """
+
+    lead_s: float | None = None
+    adopted: float = 1.0
+    wrong: float = 0.0
+
+    def after_lead(self, lead_s: float) -> Figures:
+        return replace(self, lead_s=mean(self.lead_s, lead_s))
+
+    def after_question(self, was_of_use: bool, wrong: int) -> Figures:
+        """was_of_use: adopted, or prefilled as meant."""
+        return replace(
+            self, adopted=mean(self.adopted, float(was_of_use)), wrong=mean(self.wrong, wrong)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpeed:
+    """Running means over all requests that had the model to themselves.
+
+    prefill_s: from request to first token. computed_tokens: what was computed in that time.
+    """
+
+    prefill_s: float | None = None
+    computed_tokens: float | None = None
+
+    def after_prefill(self, seconds: float, computed_tokens: int) -> ModelSpeed:
+        return ModelSpeed(
+            mean(self.prefill_s, seconds), mean(self.computed_tokens, computed_tokens)
+        )
+
+    @property
+    def token_s(self) -> float:
+        """Seconds to compute one prompt token; 0 before anything was measured."""
+        return (self.prefill_s or 0.0) / max(1.0, self.computed_tokens or 0.0)
+
+
+def mean(so_far: float | None, newest: float) -> float:
+    return newest if so_far is None else so_far + NEWEST_WEIGHT * (newest - so_far)
+
+
+def expected_gain_s(figures: Figures, speed: ModelSpeed, step_tokens: int) -> float:
+    """Seconds that speculating is expected to take off the next question's TTFT; negative: to add."""
+    if figures.lead_s is None:
+        return 0.0
+    prefill_s = figures.lead_s if speed.prefill_s is None else speed.prefill_s
+    step_s = min(prefill_s, speed.token_s * step_tokens)
+    # A wrong guess is met in the middle of its step, on average.
+    return figures.adopted * min(figures.lead_s, prefill_s) - figures.wrong * step_s / 2
+
+
+def is_worthwhile(figures: Figures, speed: ModelSpeed, step_tokens: int) -> bool:
+    """Optimistic until something was measured."""
+    if figures.adopted < LEAST_ADOPTED:
+        return False
+    if figures.lead_s is None:
+        return True
+    return figures.lead_s >= LEAST_LEAD_S and expected_gain_s(figures, speed, step_tokens) > 0.0
+
+
+@dataclass(slots=True)
+class Estimator:
+    """One chain's figures, and when to try again although they speak against it."""
+
+    figures: Figures = Figures()
+    _skipped: int = 0
+
+    def wants_next(self, speed: ModelSpeed, step_tokens: int) -> bool:
+        """Whether to speculate on the next question. To be asked once a question."""
+        if (
+            is_worthwhile(self.figures, speed, step_tokens)
+            or self._skipped >= QUESTIONS_BETWEEN_TRIALS
+        ):
+            self._skipped = 0
+            return True
+        self._skipped += 1
+        return False

@@ -1,0 +1,39 @@
+"""Theirs to ours: a LangChain prompt as what writes the prompt of documents that are only provisional."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from langchain_core.prompts import BasePromptTemplate
+
+from ragcache_engine import Document, Template
+
+PromptTemplateLike = BasePromptTemplate[Any] | str | Callable[[str, Sequence[Document]], str]
+
+
+def as_template(
+    template: PromptTemplateLike, separator: str
+) -> Callable[[str, Sequence[Document]], str]:
+    """A function (question, documents) -> prompt, as the engine takes it.
+
+    template: the chain's PromptTemplate or ChatPromptTemplate, whose messages are then written as
+      LangChain writes them for an LLM; a text such as "{context}\\n\\n{question}"; or such a function.
+    separator: what the chain joins the documents with. Unused for a function.
+    Raises ValueError for anything else, or slots of which it cannot be told what they are for.
+    """
+    if isinstance(template, str):
+        return Template.from_text(template, separator)
+    if not isinstance(template, BasePromptTemplate):
+        if not callable(template):
+            raise ValueError(f"template takes a prompt, a text or a function, got {template!r}")
+        return template
+    prompt, (context, question) = template, Template.slots(template.input_variables)
+
+    def written(asked: str, documents: Sequence[Document]) -> str:
+        values = {context: separator.join(document.text for document in documents)}
+        if question:
+            values[question] = asked
+        return prompt.format_prompt(**values).to_string()
+
+    return written

@@ -1,0 +1,87 @@
+"""What a query engine's prompts look like: given, or learned from its first question."""
+
+import time
+
+import pytest
+from llama_index.core.postprocessor.types import BaseNodePostprocessor
+from llama_index.core.prompts import PromptTemplate
+from llama_index.core.prompts.default_prompt_selectors import DEFAULT_TEXT_QA_PROMPT_SEL
+from llama_index.core.query_engine import RetrieverQueryEngine
+
+from ragcache_engine import EngineConfig, RAGCacheEngine
+from ragcache_engine.backends.memory import MemoryBackend
+from ragcache_integrations.llamaindex import RAGCacheLLM, RAGCacheRetriever
+
+TEXT = 'Use {"these": 1}:\n{context_str}\nQuestion: {query_str}\n'
+RENAMED = PromptTemplate(
+    "{texts} -- {tone} -- {asked}",
+    template_var_mappings={"context_str": "texts", "query_str": "asked"},
+).partial_format(tone="Be kind.")
+FORMS = {
+    "default": (DEFAULT_TEXT_QA_PROMPT_SEL, DEFAULT_TEXT_QA_PROMPT_SEL),
+    "prompt": (PromptTemplate(TEXT), PromptTemplate(TEXT)),
+    "renamed": (RENAMED, RENAMED),
+    "text": (PromptTemplate(TEXT), TEXT),
+}
+
+
+@pytest.fixture
+def speculating():
+    config = EngineConfig(model="any", backend="memory", speculation="on")
+    with RAGCacheEngine(config, backend=MemoryBackend()) as engine:
+        yield engine
+
+
+class Patience(BaseNodePostprocessor):
+    """Holds the nodes back until the engine has begun on as many questions."""
+
+    started: object
+    waits_for: int = 0
+
+    def _postprocess_nodes(self, nodes, query_bundle=None):
+        deadline = time.monotonic() + 20
+        while self.waits_for > self.started():
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        return nodes
+
+
+@pytest.fixture
+def patience(speculating):
+    return Patience(started=lambda: speculating.stats().speculation.started)
+
+
+def patient_queries(speculating, patience, retriever, prompt):
+    # The engine's own default of tokens, since a first question's options cannot be learned.
+    llm = RAGCacheLLM(engine=speculating, temperature=0, max_new_tokens=256)
+    return RetrieverQueryEngine.from_args(
+        retriever, llm=llm, text_qa_template=prompt, node_postprocessors=[patience]
+    )
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_with_the_text_qa_template_even_the_first_question_begins_early(
+    index, speculating, patience, form
+):
+    prompt, template = FORMS[form]
+    retriever = RAGCacheRetriever.from_index(index, engine=speculating, template=template)
+    patience.waits_for = 1
+    queries = patient_queries(speculating, patience, retriever, prompt)
+    assert str(queries.query("Why is the sky blue?")).startswith("You asked: ")
+    assert speculating.stats().speculation.adopted == 1
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_without_it_the_second_question_does(index, speculating, patience, form):
+    retriever = RAGCacheRetriever.from_index(index, engine=speculating)
+    queries = patient_queries(speculating, patience, retriever, FORMS[form][0])
+    queries.query("Why is the sky blue?")
+    patience.waits_for = 1
+    queries.query("How do bees dance?")
+    assert speculating.stats().speculation.adopted == 1
+
+
+@pytest.mark.parametrize("template", ["{context_str} {history}", 7, PromptTemplate("{x}")])
+def test_what_is_no_template_is_refused_at_birth(index, speculating, template):
+    with pytest.raises(ValueError, match="template"):
+        RAGCacheRetriever.from_index(index, engine=speculating, template=template)

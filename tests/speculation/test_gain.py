@@ -1,0 +1,90 @@
+"""The estimate says no where there is nothing to gain, and never for ever."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ragcache_engine.speculation.gain import (
+    QUESTIONS_BETWEEN_TRIALS,
+    Estimator,
+    Figures,
+    ModelSpeed,
+    expected_gain_s,
+    is_worthwhile,
+)
+
+STEP = 512
+FAST = ModelSpeed().after_prefill(1.0, 1000)
+
+seconds = st.floats(0, 10)
+shares = st.floats(0, 1)
+figures = st.builds(Figures, st.none() | seconds, shares, st.floats(0, 8))
+speeds = st.lists(st.tuples(seconds, st.integers(0, 9000)), max_size=4).map(
+    lambda seen: _after(ModelSpeed(), seen)
+)
+
+
+def _after(speed: ModelSpeed, seen: list[tuple[float, int]]) -> ModelSpeed:
+    for prefill_s, tokens in seen:
+        speed = speed.after_prefill(prefill_s, tokens)
+    return speed
+
+
+def test_nothing_measured_means_try():
+    assert is_worthwhile(Figures(), ModelSpeed(), STEP)
+
+
+def test_a_search_of_half_a_second_is_worth_it_and_one_of_a_millisecond_is_not():
+    assert is_worthwhile(Figures(lead_s=0.5), FAST, STEP)
+    assert not is_worthwhile(Figures(lead_s=0.001), FAST, STEP)
+
+
+def test_wrong_guesses_that_cost_more_than_right_ones_gain_are_not_worth_it():
+    right, wrong = Figures(lead_s=0.1), Figures(lead_s=0.1, adopted=0.3, wrong=2.0)
+    assert is_worthwhile(right, FAST, STEP)
+    assert not is_worthwhile(wrong, FAST, STEP)
+
+
+def test_prompts_that_never_come_as_expected_end_it():
+    seen = Figures(lead_s=0.5)
+    for _ in range(10):
+        seen = seen.after_question(was_of_use=False, wrong=1)
+    assert not is_worthwhile(seen, FAST, STEP)
+
+
+def test_one_bad_question_does_not_end_it():
+    assert is_worthwhile(Figures(lead_s=0.5).after_question(False, 1), FAST, STEP)
+
+
+@given(figures, speeds)
+def test_a_longer_lead_never_gains_less(before: Figures, speed: ModelSpeed):
+    longer = Figures((before.lead_s or 0.0) + 1.0, before.adopted, before.wrong)
+    if before.lead_s is not None and speed.prefill_s is not None:
+        assert expected_gain_s(longer, speed, STEP) >= expected_gain_s(before, speed, STEP)
+
+
+@given(figures, speeds)
+def test_more_wrong_guesses_never_gain_more(before: Figures, speed: ModelSpeed):
+    worse = Figures(before.lead_s, before.adopted, before.wrong + 1)
+    assert expected_gain_s(worse, speed, STEP) <= expected_gain_s(before, speed, STEP)
+
+
+@given(figures, speeds)
+def test_no_more_is_gained_than_there_is_to_hide(before: Figures, speed: ModelSpeed):
+    assert expected_gain_s(before, speed, STEP) <= (before.lead_s or 0.0)
+
+
+@given(figures, speeds)
+def test_it_is_tried_again_now_and_then(before: Figures, speed: ModelSpeed):
+    estimator = Estimator(before)
+    wanted = [estimator.wants_next(speed, STEP) for _ in range(3 * QUESTIONS_BETWEEN_TRIALS)]
+    assert True in wanted[: QUESTIONS_BETWEEN_TRIALS + 1]
+    assert all(wanted) == is_worthwhile(before, speed, STEP)
+
+
+def test_after_a_bad_time_good_trials_bring_it_back():
+    estimator = Estimator(Figures(lead_s=0.5, adopted=0.0, wrong=1.0))
+    for _ in range(4):
+        estimator.figures = estimator.figures.after_question(was_of_use=True, wrong=0)
+    assert estimator.wants_next(FAST, STEP)
