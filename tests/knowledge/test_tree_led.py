@@ -1,0 +1,430 @@
+"""The tree led by an owner who knows where each block is: it splits, holds, grows and drops.
+
+Nothing is swapped out then: an eviction frees blocks and copies none.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from ragcache_engine.knowledge import (
+    POLICIES,
+    KnowledgeTree,
+    Move,
+    MoveKind,
+    Node,
+    Segment,
+    Tier,
+    policy_of_tiers,
+)
+from ragcache_engine.knowledge.eviction import HalfLife
+from ragcache_engine.knowledge.eviction.ghosts import Ghosts
+
+DEVICE, HOST, DISK = Tier
+
+
+def tree_of(policy: str = "lru", block_tokens: int = 1, **blocks: int) -> KnowledgeTree:
+    return KnowledgeTree(
+        {Tier(name): count for name, count in blocks.items()},
+        policy_of_tiers(policy),
+        block_tokens=block_tokens,
+        swap_out=False,
+    )
+
+
+def chain(tree: KnowledgeTree, *names: str, tokens: int = 4) -> list[Node]:
+    """Nodes one below the other, pinned."""
+    nodes, node = [], tree.root
+    for name in names:
+        node = tree.child(node, Segment(name, tokens))
+        nodes.append(node)
+    tree.pin(nodes)
+    return nodes
+
+
+def freed(moves: list[Move]) -> list[tuple[str, str, int, int]]:
+    assert all(move.kind is MoveKind.FREE and move.target is None for move in moves)
+    return [(m.node.segment.name, m.source.value, m.start, m.end) for m in moves]
+
+
+def test_a_node_nobody_used_or_pinned_is_forgotten_when_its_last_pin_goes():
+    gone: list[Node] = []
+    tree = KnowledgeTree({}, POLICIES["lru"], block_tokens=1, forgotten=gone.append)
+    upper, lower = chain(tree, "A", "B")
+    tree.unpin([upper])
+    assert not gone
+    tree.unpin([lower])
+    assert gone == [lower, upper]
+    assert len(tree) == 0
+
+
+def test_asking_for_a_child_twice_gives_the_same_one():
+    tree = tree_of(device=8)
+    assert tree.child(tree.root, Segment("A", 4)) is tree.child(tree.root, Segment("A", 4))
+    assert len(tree) == 1
+
+
+def test_what_is_held_is_there_without_asking_the_policy():
+    tree = tree_of(device=8)
+    upper, lower = chain(tree, "A", "B")
+    tree.hold(lower, DEVICE, 4)
+    assert tree.used(DEVICE) == 0  # what it stands on is not there
+    tree.hold(upper, DEVICE, 4)
+    tree.hold(lower, DEVICE, 3)
+    tree.hold(lower, DEVICE, 2)  # no way to make it less
+    assert (upper.resident[0], lower.resident[0]) == (4, 3)
+    tree.check()
+
+
+def test_nothing_is_held_of_a_node_the_tree_has_forgotten():
+    tree = tree_of(device=8)
+    (node,) = chain(tree, "A")
+    tree.unpin([node])
+    tree.hold(node, DEVICE, 4)
+    assert tree.used(DEVICE) == 0
+
+
+def test_blocks_grow_by_freeing_others_and_copy_nothing():
+    tree = tree_of(device=8, host=4)
+    (first,), (second,) = chain(tree, "A"), chain(tree, "B")
+    assert tree.grow(first, HOST, 4) == []
+    tree.unpin([first])
+    assert freed(tree.grow(second, HOST, 3)) == [("A", "host", 1, 4)]
+    assert (first.resident[1], second.resident[1]) == (1, 3)
+
+
+def test_a_policy_that_prefers_what_is_there_is_overruled_by_force():
+    tree = tree_of("halflife", host=4)
+    (favourite,), (newcomer,) = chain(tree, "A"), chain(tree, "B")
+    tree.grow(favourite, HOST, 4)
+    for _ in range(3):
+        tree.used_by([favourite], 1, 0.0)
+    tree.used_by([newcomer], 0, 0.0)
+    tree.unpin([favourite])
+    assert tree.grow(newcomer, HOST, 4) == []
+    assert newcomer.resident[1] == 0
+    assert freed(tree.grow(newcomer, HOST, 4, force=True)) == [("A", "host", 0, 4)]
+    assert newcomer.resident[1] == 4
+
+
+def test_evicting_takes_from_the_leaves_upwards_and_spares_the_pinned():
+    tree = tree_of(device=100)
+    nodes = chain(tree, "A", "B", "C")
+    for node in nodes:
+        tree.hold(node, DEVICE, 4)
+    assert tree.evict(DEVICE, 5) == []
+    tree.unpin(nodes[1:])
+    assert freed(tree.evict(DEVICE, 5)) == [("C", "device", 0, 4), ("B", "device", 3, 4)]
+    assert freed(tree.evict(DEVICE, 100)) == [("B", "device", 0, 3)]
+
+
+def test_what_stood_on_dropped_blocks_goes_with_them_unless_another_tier_carries_it():
+    tree = tree_of(device=100, host=100)
+    upper, lower = chain(tree, "A", "B")
+    for node in (upper, lower):
+        tree.hold(node, DEVICE, 4)
+    tree.grow(upper, HOST, 4)
+    tree.grow(lower, HOST, 4)
+    assert freed(tree.drop(upper, DEVICE, 2)) == [("A", "device", 2, 4), ("B", "device", 0, 4)]
+    assert freed(tree.drop(upper, HOST, 3)) == [("A", "host", 3, 4), ("B", "host", 0, 4)]
+    tree.check()
+
+
+def test_removing_a_node_removes_all_below_it_once():
+    gone: Counter[Node] = Counter()
+    tree = KnowledgeTree(
+        {DEVICE: 100}, POLICIES["lru"], block_tokens=1, swap_out=False,
+        forgotten=lambda node: gone.update([node]),
+    )  # fmt: skip
+    nodes = chain(tree, "A", "B", "C")
+    for node in nodes:
+        tree.hold(node, DEVICE, 4)
+    tree.used_by(nodes, 0, 1.0)
+    tree.unpin(nodes)
+    moves = tree.remove([nodes[1], nodes[2]])
+    assert {move.node for move in moves} == set(nodes[1:])
+    assert gone == Counter(nodes[1:])
+    assert len(tree) == 1
+    tree.check()
+
+
+def test_the_halves_of_a_node_keep_its_blocks_where_they_are():
+    tree = tree_of(block_tokens=2, device=100, host=100, disk=100)
+    (node,) = chain(tree, "A", tokens=10)
+    tree.hold(node, DEVICE, 5)
+    tree.grow(node, HOST, 4)
+    tree.grow(node, DISK, 1)
+    tree.used_by([node], 0, 0.5)
+    upper = tree.split(node, Segment("A", 6, b"upper"), Segment("A", 4, b"lower"))
+    assert (upper.resident, node.resident) == ([3, 3, 1], [2, 1, 0])
+    assert (upper.blocks, node.blocks) == (3, 2)
+    assert (upper.uses, node.uses) == (0, 1)
+    assert (upper.pins, node.pins) == (0, 1)
+    assert upper.cost_s_per_token == node.cost_s_per_token == 0.5
+    assert node.parent is upper
+    tree.check()
+
+
+@pytest.mark.parametrize(("upper", "lower"), [(3, 5), (4, 5), (9, 1)])
+def test_a_node_is_split_between_blocks_and_nothing_is_left_over(upper: int, lower: int):
+    tree = tree_of(block_tokens=2, device=100)
+    (node,) = chain(tree, "A", tokens=8)
+    with pytest.raises(ValueError, match="no split"):
+        tree.split(node, Segment("u", upper), Segment("l", lower))
+    with pytest.raises(ValueError, match="node of the tree"):
+        tree.split(tree.root, Segment("u", 0), Segment("l", 0))
+
+
+@pytest.mark.xfail(
+    strict=True,
+    raises=AssertionError,
+    reason="a half without blocks of its own hides what its children hold from the half above it",
+)
+def test_a_half_without_blocks_is_refused_or_keeps_the_tree_in_order():
+    tree = tree_of(block_tokens=3, device=20, host=20)
+    node = tree.child(tree.root, Segment("A", 7))
+    below = tree.child(node, Segment("B", 5))
+    tree.pin([node, below])
+    tree.hold(node, DEVICE, 2)
+    tree.grow(below, HOST, 2)
+    with contextlib.suppress(ValueError):
+        tree.split(node, Segment("A", 6, b"upper"), Segment("A", 1, b"lower"))
+    tree.check()
+
+
+def test_tiers_that_share_their_popularity_count_a_use_once():
+    shared, alone = tree_of("halflife", device=9, host=9, disk=9), tree_of("halflife", device=9)
+    policies = []
+    for tree in (shared, alone):
+        nodes = {name: chain(tree, name)[0] for name in "ABC"}
+        for name in "AABACBAAB":
+            tree.used_by([nodes[name]], 0, 0.1)
+        policy = tree.policy(DEVICE)
+        assert isinstance(policy, HalfLife)
+        policies.append([policy.rank(node) for node in nodes.values()])
+    assert policies[0] == policies[1]
+
+
+def test_tiers_share_no_more_than_their_popularity():
+    tree = tree_of("halflife", device=9, host=9)
+    (node,) = chain(tree, "A")
+    tree.used_by([node], 0, 0.1)
+    tree.grow(node, HOST, 4)
+    tree.unpin([node])
+    assert tree.evict(DEVICE, 1) == []
+    assert len(tree.evict(HOST, 1)) == 1
+
+
+def test_those_who_left_count_with_the_blocks_they_had():
+    """ARC and S3-FIFO go by it."""
+    tree, ghosts = tree_of(device=8), Ghosts()
+    (node,) = chain(tree, "A")
+    ghosts.add(node)
+    tree.split(node, Segment("A", 3), Segment("A", 1))
+    ghosts.trim(3)
+    assert ghosts.blocks == 0
+
+
+def test_arc_minds_no_cut_of_a_node_that_left():
+    tree = tree_of("arc", device=8)
+    (node,) = chain(tree, "A")
+    tree.used_by([node], 0, 0.1)
+    tree.hold(node, DEVICE, 4)
+    tree.unpin([node])
+    tree.evict(DEVICE, 4)
+    upper = tree.split(node, Segment("A", 3), Segment("A", 1))
+    tree.hold(upper, DEVICE, 3)
+    tree.hold(node, DEVICE, 1)
+    tree.evict(DEVICE, 4)
+    tree.check()
+
+
+NAMES = "ABCD"
+TOKENS = {"A": 2, "B": 3, "C": 9, "D": 7}  # with blocks of 3, some own none
+
+
+class LedInAnyOrder(RuleBasedStateMachine):
+    policy = "lru"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gone: Counter[Node] = Counter()
+        self.known: set[Node] = set()
+        self.tree = KnowledgeTree(
+            {DEVICE: 8, HOST: 6, DISK: 5},
+            policy_of_tiers(self.policy),
+            block_tokens=3,
+            frequency_window=12,
+            swap_out=False,
+            forgotten=lambda node: self.gone.update([node]),
+        )
+        self.running: list[list[Node]] = []
+        self.held: Counter[tuple[Node, Tier]] = Counter()
+        self.splits = 0
+
+    def carry_out(self, moves: list[Move]) -> None:
+        for move in moves:
+            assert move.kind is MoveKind.FREE
+            assert move.target is None
+            assert 0 <= move.start < move.end
+            assert self.held[move.node, move.source] == move.end, "it frees what is not there"
+            self.held[move.node, move.source] = move.start
+
+    def one_of_the_nodes(self, which: int) -> Node | None:
+        nodes = sorted(self.present(), key=lambda node: (node.end, node.segment))
+        return nodes[which % len(nodes)] if nodes else None
+
+    def present(self) -> list[Node]:
+        return [node for node in self.tree.root.downwards() if node is not self.tree.root]
+
+    @rule(names=st.lists(st.sampled_from(NAMES), min_size=1, max_size=4, unique=True))
+    def begin(self, names: list[str]) -> None:
+        """Walk down the path, through the halves of what was split."""
+        node, nodes = self.tree.root, []
+        for name in names:
+            left = TOKENS[name]
+            while left:
+                below = [
+                    child
+                    for child in (node.children or {}).values()
+                    if child.segment.name == name and child.segment.tokens <= left
+                ]
+                node = below[0] if below else self.tree.child(node, Segment(name, left))
+                left -= node.segment.tokens
+                nodes.append(node)
+        self.tree.pin(nodes)
+        self.known.update(nodes)
+        self.running.append(nodes)
+
+    @precondition(lambda self: self.running)
+    @rule(which=st.integers(0, 9), uses=st.integers(0, 2), whole=st.integers(0, 2))
+    def end(self, which: int, uses: int, whole: int) -> None:
+        nodes = self.running.pop(which % len(self.running))
+        for _ in range(uses):
+            self.tree.used_by(nodes, whole, 0.1)
+        self.tree.unpin(nodes)
+
+    @rule(which=st.integers(0, 99), at=st.integers(1, 3))
+    def split(self, which: int, at: int) -> None:
+        node = self.one_of_the_nodes(which)
+        # What has no blocks of its own is never cut, nor is a half without any left.
+        if node is None or at >= node.blocks or not node.segment.tokens > at * 3:
+            return
+        whole = node.segment
+        before, blocks = list(node.resident), node.blocks
+        self.splits += 1
+        mark = b"%d" % self.splits
+        upper = self.tree.split(
+            node,
+            Segment(whole.name, at * 3, mark),
+            Segment(whole.name, whole.tokens - at * 3, mark),
+        )
+        assert upper.blocks + node.blocks == blocks
+        self.known.add(upper)
+        for rank, tier in enumerate(Tier):
+            assert upper.resident[rank] + node.resident[rank] == before[rank]
+            self.held[upper, tier] = upper.resident[rank]
+            self.held[node, tier] = node.resident[rank]
+        self.tree.pin([upper])
+        for nodes in self.running:
+            if node in nodes:
+                nodes.insert(nodes.index(node), upper)
+                self.tree.pin([upper])
+        with self.tree.pinned([node]):
+            pass  # what holds nothing and was never used is forgotten
+        self.tree.unpin([upper])
+
+    @rule(which=st.integers(0, 99), tier=st.sampled_from(list(Tier)), blocks=st.integers(0, 4))
+    def hold(self, which: int, tier: Tier, blocks: int) -> None:
+        node = self.one_of_the_nodes(which)
+        room = self.tree.capacity(tier) - self.tree.used(tier)
+        if node is None or blocks - node.resident[list(Tier).index(tier)] > room:
+            return  # the owner holds no more blocks than it has
+        self.tree.hold(node, tier, blocks)
+        self.held[node, tier] = node.resident[list(Tier).index(tier)]
+
+    @rule(
+        which=st.integers(0, 99),
+        tier=st.sampled_from(list(Tier)),
+        blocks=st.integers(0, 4),
+        force=st.booleans(),
+    )
+    def grow(self, which: int, tier: Tier, blocks: int, force: bool) -> None:
+        node = self.one_of_the_nodes(which)
+        if node is None:
+            return
+        before = self.held[node, tier]
+        self.carry_out(self.tree.grow(node, tier, blocks, force=force))
+        after = node.resident[list(Tier).index(tier)]
+        assert after <= max(before, blocks)
+        assert after >= self.held[node, tier]
+        self.held[node, tier] = after
+
+    @rule(tier=st.sampled_from(list(Tier)), blocks=st.integers(0, 9))
+    def evict(self, tier: Tier, blocks: int) -> None:
+        before = self.tree.used(tier)
+        moves = self.tree.evict(tier, blocks)
+        assert sum(move.blocks for move in moves if move.source is tier) >= min(
+            blocks, before - self.tree.used(tier)
+        )
+        self.carry_out(moves)
+        if before - self.tree.used(tier) < blocks:
+            rank = list(Tier).index(tier)
+            assert not any(
+                node.resident[rank] and not node.pins and not node.below[rank]
+                for node in self.present()
+            ), "it gave up too early"
+
+    @rule(which=st.integers(0, 99), tier=st.sampled_from(list(Tier)), keep=st.integers(0, 3))
+    def drop(self, which: int, tier: Tier, keep: int) -> None:
+        node = self.one_of_the_nodes(which)
+        if node is not None:
+            self.carry_out(self.tree.drop(node, tier, keep))
+            assert node.resident[list(Tier).index(tier)] <= keep
+
+    @rule(which=st.lists(st.integers(0, 99), max_size=3))
+    def remove(self, which: list[int]) -> None:
+        doomed = [node for node in map(self.one_of_the_nodes, which) if node is not None]
+        if any(below.pins for node in doomed for below in node.downwards()):
+            return
+        self.carry_out(self.tree.remove(doomed))
+        assert all(self.gone[node] == 1 for node in doomed)
+
+    @rule(tier=st.sampled_from(list(Tier)), blocks=st.integers(0, 9))
+    def resize(self, tier: Tier, blocks: int) -> None:
+        before = self.tree.capacity(tier)
+        try:
+            self.carry_out(self.tree.set_capacity(tier, blocks))
+        except ValueError:
+            assert self.tree.capacity(tier) == before
+        else:
+            assert self.tree.used(tier) <= blocks
+
+    @invariant()
+    def every_invariant_holds(self) -> None:
+        self.tree.check()
+
+    @invariant()
+    def the_moves_tell_what_is_where(self) -> None:
+        for (node, tier), blocks in self.held.items():
+            assert node.resident[list(Tier).index(tier)] == blocks
+
+    @invariant()
+    def the_forgotten_are_told_once(self) -> None:
+        present = set(self.present())
+        assert present <= self.known
+        assert self.gone == Counter(self.known - present)
+        assert all(node.parent is None and not any(node.resident) for node in self.gone)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_tree_that_is_led_keeps_its_invariants_under(policy: str):
+    machine = type("Machine", (LedInAnyOrder,), {"policy": policy})
+    machine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+    machine.TestCase().runTest()

@@ -1,0 +1,193 @@
+"""What a request tells of its prompt becomes cuts and file names, or is refused with a reason."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ragcache_engine.tiers.disk.block_file import document_mark
+from ragcache_engine.tiers.ledger import Cut
+from ragcache_engine.tiers.prompts import (
+    FIELD,
+    MalformedRequest,
+    cuts_of,
+    file_names,
+    forgotten_by,
+    prompt_of,
+    request_field,
+    segments_of,
+)
+
+Segments = list[tuple[int, str | None]]
+
+
+def cuts(segments: Segments, *, tokens: int = 1000, block: int = 10, depth: int | None = None):
+    return cuts_of(segments, prompt_tokens=tokens, block_tokens=block, depth=depth)
+
+
+def test_what_a_request_carries_survives_the_way_to_vllm():
+    field = request_field([(5, None), (20, "d1"), (20, "d2")], ["d3"])
+    arrived = json.loads(json.dumps(field))
+    assert segments_of(arrived) == [(5, None), (20, "d1"), (20, "d2")]
+    assert forgotten_by(arrived) == ["d3"]
+
+
+def test_a_request_that_says_nothing_carries_nothing():
+    assert request_field() == {}
+    for params in (None, {}, {"other": 1}, {FIELD: None}, {FIELD: []}, {FIELD: {}}):
+        assert segments_of(params) == []
+        assert forgotten_by(params) == []
+
+
+@pytest.mark.parametrize(
+    "segments",
+    [
+        "text",
+        {"end": 5},
+        [5],
+        [[5]],
+        [[5, "d1", "d2"]],
+        [["5", "d1"]],
+        [[5.5, "d1"]],
+        [[None, "d1"]],
+        [[-1, "d1"]],
+        [[20, "d1"], [10, "d2"]],
+        [[5, 7]],
+        [[5, ["d1"]]],
+    ],
+)
+def test_segments_that_cannot_be_so_are_refused(segments: Any):
+    with pytest.raises(MalformedRequest):
+        segments_of({FIELD: {"segments": segments}})
+
+
+def test_names_to_forget_that_are_no_names_are_passed_over():
+    assert forgotten_by({FIELD: {"forget": ["d1", 7, None]}}) == ["d1"]
+    assert forgotten_by({FIELD: {"forget": "d1"}}) == []
+
+
+def test_a_prompt_without_segments_is_one_run_of_full_blocks():
+    assert cuts([], tokens=39) == [Cut(3)]
+    assert cuts([], tokens=9) == []
+
+
+def test_a_document_ends_with_the_block_of_its_last_token_at_the_latest():
+    assert cuts([(12, None), (30, "d1"), (45, "d2")]) == [
+        Cut(1),
+        Cut(3, ("d1",)),
+        Cut(4, ("d2",)),
+    ]
+
+
+def test_a_document_too_short_for_a_block_of_its_own_shares_the_next_ones():
+    assert cuts([(12, "d1"), (15, "d2"), (31, "d3")]) == [
+        Cut(1, ("d1",)),
+        Cut(3, ("d2", "d3")),
+    ]
+    assert cuts([(3, "d1"), (9, "d2")]) == []
+
+
+def test_what_is_behind_the_prompts_end_is_not_there():
+    assert cuts([(12, "d1"), (2000, "d2")], tokens=35) == [Cut(1, ("d1",)), Cut(3, ("d2",))]
+
+
+def test_only_the_first_documents_are_kept_if_so_asked_however_many_texts_are_between():
+    segments: Segments = [(10, None), (20, "d1"), (30, None), (40, "d2"), (50, "d3")]
+    assert cuts(segments, depth=2) == cuts(segments[:4])
+    assert cuts(segments, depth=1) == cuts(segments[:3])
+    assert cuts(segments, depth=9) == cuts(segments)
+
+
+documents = st.none() | st.sampled_from("abcdef")
+drawn_segments = st.lists(st.tuples(st.integers(0, 120), documents), max_size=8).map(
+    lambda drawn: sorted(drawn, key=lambda segment: segment[0])
+)
+
+
+@given(drawn_segments, st.integers(1, 100), st.integers(1, 20), st.none() | st.integers(1, 4))
+@settings(max_examples=300, deadline=None)
+def test_cuts_rise_within_the_prompt_and_name_whoever_has_tokens_in_their_blocks(
+    segments: Segments, tokens: int, block: int, depth: int | None
+):
+    made = cuts(segments, tokens=tokens, block=block, depth=depth)
+    ends = [cut.end for cut in made]
+    assert ends == sorted(set(ends))
+    assert all(0 < end <= tokens // block for end in ends)
+    if not segments:
+        return
+    start = 0
+    for cut in made:
+        for at in range(start * block, cut.end * block):
+            (owner,) = [d for end, d in segments if end > at][:1]
+            # It stands on the node of its block, or on an earlier one, with all computed after it.
+            told = {name for each in made for name in each.names if each.end <= cut.end}
+            assert owner is None or owner in told
+        start = cut.end
+
+
+def test_file_names_stand_for_all_tokens_up_to_them_and_the_tenant():
+    names = file_names([1, 2, 3, 4, 5, 6], None, blocks=3, block_tokens=2)
+    assert len(set(names)) == 3
+    assert all(len(name) == 40 and name.isalnum() for name in names)
+    assert file_names([1, 2, 3, 4, 5, 6, 7], "", blocks=3, block_tokens=2) == names
+    assert file_names([1, 2, 3, 4, 9, 6], None, blocks=3, block_tokens=2)[:2] == names[:2]
+    for others in (
+        file_names([9, 2, 3, 4, 5, 6], None, blocks=3, block_tokens=2),
+        file_names([1, 2, 3, 4, 5, 6], "tenant", blocks=3, block_tokens=2),
+        file_names([1, 2, 3, 4, 5, 6], None, blocks=1, block_tokens=6),
+    ):
+        assert set(others).isdisjoint(names)
+
+
+def test_file_names_outlive_the_process():
+    # A name that changed would make every file of an earlier version a miss.
+    assert file_names(range(32), "t", blocks=2, block_tokens=16) == [
+        "c6dd72fffb8ba4a52761b263d393d536954d17eb",
+        "a7837ead344c04addb598a6da317f009184033f3",
+    ]
+
+
+def prompt(**changes: Any):
+    told: dict[str, Any] = {
+        "keys": [b"1", b"2", b"3", b"4"],
+        "token_ids": range(45),
+        "prompt_tokens": 45,
+        "segments": [(10, None), (20, "d1"), (25, "d2"), (32, "d3"), (45, None)],
+        "tenant": None,
+        "block_tokens": 10,
+        "depth": None,
+        "on_disk": True,
+    }
+    return prompt_of(**{**told, **changes})
+
+
+def test_a_prompt_has_names_and_documents_for_all_that_is_kept():
+    made = prompt()
+    assert [cut.end for cut in made.cuts] == [1, 2, 3, 4]
+    assert made.tokens == 45
+    assert list(made.names) == file_names(range(45), None, blocks=4, block_tokens=10)
+    marks = [document_mark(name) for name in ("d1", "d2", "d3")]
+    assert [list(each) for each in made.documents] == [[], marks[:1], marks, marks]
+
+
+def test_a_prompt_off_the_disk_has_no_names():
+    for made in (prompt(on_disk=False), prompt(token_ids=None)):
+        assert list(made.names) == list(made.documents) == []
+        assert [cut.end for cut in made.cuts] == [1, 2, 3, 4]
+
+
+def test_blocks_without_a_key_are_not_kept():
+    made = prompt(keys=[b"1", b"2"])
+    assert [cut.end for cut in made.cuts] == [1, 2]
+    assert len(made.names) == 2
+    assert prompt(keys=[]).cuts == []
+
+
+def test_only_the_first_documents_of_a_prompt_are_kept_if_so_asked():
+    made = prompt(depth=1)
+    assert [cut.names for cut in made.cuts] == [(), ("d1",)]
+    assert len(made.names) == 2

@@ -1,0 +1,124 @@
+"""What was measured decides between loading and computing."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ragcache_engine.knowledge import CostProfile
+from ragcache_engine.tiers.speed import SHARE_OF_LATEST, SHORTEST_STEP_TOKENS, Computing, Copying
+
+PROFILE = CostProfile.default()
+
+
+def worth(computing: Computing, copying: Copying, **changes: int) -> int:
+    asked = {
+        "cached_tokens": 0,
+        "computed_tokens": 1000,
+        "loadable_blocks": 20,
+        "block_tokens": 16,
+        "block_bytes": 10_000,
+    }
+    return computing.blocks_worth_loading(copying, **{**asked, **changes})
+
+
+def test_the_bandwidth_follows_what_is_seen():
+    copying = Copying(1e9)
+    copying.copied(2_000_000, 1e-3)
+    assert copying.bandwidth_bytes_per_s == pytest.approx(1e9 + SHARE_OF_LATEST * 1e9)
+    for _ in range(100):
+        copying.copied(500, 1e-6)
+    assert copying.bandwidth_bytes_per_s == pytest.approx(5e8)
+
+
+@pytest.mark.parametrize(("size_bytes", "seconds"), [(0, 1.0), (100, 0.0), (0, 0.0)])
+def test_a_copy_of_nothing_or_in_no_time_says_nothing(size_bytes: int, seconds: float):
+    copying = Copying(1e9)
+    copying.copied(size_bytes, seconds)
+    assert copying.bandwidth_bytes_per_s == 1e9
+
+
+def test_what_was_waited_for_beyond_the_copying_is_latency():
+    copying = Copying(1e6)
+    for _ in range(100):
+        copying.waited(1_000_000, 1.5)
+    assert copying.latency_s == pytest.approx(0.5)
+    for _ in range(100):
+        copying.waited(1_000_000, 0.5)  # quicker than the bandwidth says: no latency at all
+    assert copying.latency_s == pytest.approx(0.0, abs=1e-6)
+
+
+def test_times_are_the_profiles_until_a_step_was_seen():
+    computing = Computing(PROFILE)
+    assert computing.prefill_s(100, 500) == PROFILE.prefill_s(100, 500)
+    computing.stepped(0, 500, 3 * PROFILE.prefill_s(0, 500))
+    assert computing.prefill_s(100, 500) == pytest.approx(3 * PROFILE.prefill_s(100, 500))
+    for _ in range(100):
+        computing.stepped(0, 700, 2 * PROFILE.prefill_s(0, 700))
+    assert computing.prefill_s(100, 500) == pytest.approx(2 * PROFILE.prefill_s(100, 500))
+
+
+def test_short_steps_and_those_in_no_time_say_nothing():
+    computing = Computing(PROFILE)
+    computing.stepped(0, SHORTEST_STEP_TOKENS - 1, 99.0)
+    computing.stepped(0, 500, 0.0)
+    computing.stepped(0, 500, -1.0)
+    assert computing.prefill_s(0, 500) == PROFILE.prefill_s(0, 500)
+
+
+def test_fast_copies_are_worth_it_and_slow_ones_are_not():
+    computing = Computing(PROFILE)
+    assert worth(computing, Copying(1e9)) == 20
+    assert worth(computing, Copying(1e6)) == 0
+    assert worth(computing, Copying(1e9), loadable_blocks=0) == 0
+
+
+def test_a_latency_longer_than_the_computing_speaks_against_loading():
+    copying = Copying(1e9)
+    copying.latency_s = 10.0
+    assert worth(Computing(PROFILE), copying) == 0
+
+
+def test_a_machine_slower_than_its_profile_loads_what_a_fast_one_computes():
+    computing, copying = Computing(PROFILE), Copying(3e6)
+    assert worth(computing, copying) == 0
+    computing.stepped(0, 500, 10 * PROFILE.prefill_s(0, 500))
+    assert worth(computing, copying) == 20
+    computing = Computing(PROFILE)
+    copying.bandwidth_bytes_per_s, copying.latency_s = 1e9, 0.05
+    assert worth(computing, copying) == 0
+    computing.stepped(0, 500, 10 * PROFILE.prefill_s(0, 500))
+    assert worth(computing, copying) == 20
+
+
+@given(
+    stretch=st.floats(0.1, 10),
+    bandwidth=st.floats(1e5, 1e10),
+    latency=st.floats(0, 1),
+    cached=st.integers(0, 5000),
+    computed=st.integers(1, 5000),
+    loadable=st.integers(0, 300),
+)
+@settings(max_examples=200, deadline=None)
+def test_loading_never_takes_longer_than_computing_as_far_as_is_known(
+    stretch: float, bandwidth: float, latency: float, cached: int, computed: int, loadable: int
+):
+    computing, copying = Computing(PROFILE), Copying(bandwidth)
+    computing.stepped(0, 1000, stretch * PROFILE.prefill_s(0, 1000))
+    copying.latency_s = latency
+    loadable = min(loadable, (computed - 1) // 16)
+    blocks = worth(
+        computing,
+        copying,
+        cached_tokens=cached,
+        computed_tokens=computed,
+        loadable_blocks=loadable,
+    )
+    assert 0 <= blocks <= loadable
+
+    def done_s(blocks: int) -> float:
+        copied = latency + blocks * 10_000 / bandwidth if blocks else 0.0
+        return copied + computing.prefill_s(cached + 16 * blocks, computed - 16 * blocks)
+
+    assert done_s(blocks) <= min(map(done_s, range(loadable + 1))) * (1 + 1e-6) + 1e-9
