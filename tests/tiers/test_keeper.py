@@ -305,7 +305,11 @@ class VLLM:
     # -- what happens from outside
 
     def arrive(
-        self, *documents: str, question: Sequence[int] = (9,), labelled: bool = True
+        self,
+        *documents: str,
+        question: Sequence[int] = (9,),
+        labelled: bool = True,
+        guess: str | None = None,
     ) -> Request:
         token_ids, segments = [], []
         for document in documents:
@@ -319,7 +323,7 @@ class VLLM:
         prompt = self.prompt(request, segments if labelled else [])
         for name, key in zip(prompt.names, prompt.keys, strict=False):
             self.disk.named[name] = key
-        self.keeper.arrived(request.name, prompt)
+        self.keeper.arrived(request.name, prompt, guess=guess)
         self.waiting.append(request)
         return request
 
@@ -783,6 +787,20 @@ def test_an_aborted_request_was_no_use():
     vllm.check_at_rest()
 
 
+def test_a_guess_is_a_use_when_it_is_adopted_be_it_before_or_after_its_end():
+    for adopt_first in (True, False):
+        vllm = VLLM()
+        request = vllm.arrive("S", "A", guess="guess")
+        if adopt_first:
+            vllm.keeper.adopted(["guess"])
+        vllm.run(request)
+        assert {node.uses for node in vllm.nodes()} == {int(adopt_first)}
+        vllm.keeper.adopted(["guess", "unheard of"])
+        vllm.keeper.adopted(["guess"])
+        assert {node.uses for node in vllm.nodes()} == {1}
+        vllm.check_at_rest()
+
+
 def test_a_request_that_never_ran_tells_nothing():
     vllm = VLLM()
     assert vllm.end(vllm.arrive("S", "A"), completed=False) is None
@@ -982,17 +1000,26 @@ class AnythingVLLMDoes(RuleBasedStateMachine):
     def one_of(self, things: Sequence[Any], which: int) -> Any:
         return things[which % len(things)]
 
-    @rule(several=st.lists(st.tuples(prompts, questions, st.booleans()), min_size=1, max_size=3))
-    def arrive(self, several: list[tuple[tuple[str, ...], tuple[int, ...], bool]]) -> None:
-        for documents, question, labelled in several:
-            self.arrives(documents, question, labelled)
+    @rule(
+        several=st.lists(
+            st.tuples(prompts, questions, st.booleans(), seldom), min_size=1, max_size=3
+        )
+    )
+    def arrive(self, several: list[tuple[tuple[str, ...], tuple[int, ...], bool, bool]]) -> None:
+        for documents, question, labelled, is_guess in several:
+            self.arrives(documents, question, labelled, is_guess)
 
     def arrives(
-        self, documents: tuple[str, ...], question: tuple[int, ...], labelled: bool
+        self,
+        documents: tuple[str, ...],
+        question: tuple[int, ...],
+        labelled: bool,
+        is_guess: bool,
     ) -> None:
         if len(self.vllm.requests) >= 5:
             return
-        request = self.vllm.arrive(*documents, question=question, labelled=labelled)
+        guess = f"guess {self.vllm.count}" if is_guess else None
+        request = self.vllm.arrive(*documents, question=question, labelled=labelled, guess=guess)
         self.clock += 1
         for key in request.keys:
             self.asked_at[key] = self.clock
@@ -1043,6 +1070,10 @@ class AnythingVLLMDoes(RuleBasedStateMachine):
         if not applies:
             return
         self.vllm.end(self.one_of(self.vllm.requests, which), completed=False, late=late)
+
+    @rule(numbers=st.lists(whichever, max_size=3))
+    def guesses_are_adopted(self, numbers: list[int]) -> None:
+        self.vllm.keeper.adopted(f"guess {number % (self.vllm.count + 1)}" for number in numbers)
 
     @precondition(lambda self: self.vllm.later)
     @rule()

@@ -14,9 +14,11 @@ from ragcache_engine.tiers.ledger import Cut
 from ragcache_engine.tiers.prompts import (
     FIELD,
     MalformedRequest,
+    adopted_by,
     cuts_of,
     file_names,
     forgotten_by,
+    guess_of,
     prompt_of,
     request_field,
     segments_of,
@@ -30,17 +32,22 @@ def cuts(segments: Segments, *, tokens: int = 1000, block: int = 10, depth: int 
 
 
 def test_what_a_request_carries_survives_the_way_to_vllm():
-    field = request_field([(5, None), (20, "d1"), (20, "d2")], ["d3"])
+    field = request_field(
+        [(5, None), (20, "d1"), (20, "d2")], ["d3"], guess="g1", adopted=["g2", "g3"]
+    )
     arrived = json.loads(json.dumps(field))
     assert segments_of(arrived) == [(5, None), (20, "d1"), (20, "d2")]
     assert forgotten_by(arrived) == ["d3"]
+    assert guess_of(arrived) == "g1"
+    assert adopted_by(arrived) == ["g2", "g3"]
 
 
 def test_a_request_that_says_nothing_carries_nothing():
     assert request_field() == {}
     for params in (None, {}, {"other": 1}, {FIELD: None}, {FIELD: []}, {FIELD: {}}):
         assert segments_of(params) == []
-        assert forgotten_by(params) == []
+        assert forgotten_by(params) == adopted_by(params) == []
+        assert guess_of(params) is None
 
 
 @pytest.mark.parametrize(
