@@ -317,6 +317,8 @@ class KnowledgeTree:
             raise ValueError("only a node of the tree can be split")
         if upper.tokens % self.block_tokens or upper.tokens + lower.tokens != node.segment.tokens:
             raise ValueError(f"{upper.tokens} + {lower.tokens} tokens are no split of {node}")
+        if not 0 < upper.tokens // self.block_tokens < node.blocks:
+            raise ValueError(f"{node} has {node.blocks} blocks, and each half needs one of its own")
         resident = list(node.resident)
         for rank, blocks in enumerate(resident):
             if blocks:
@@ -336,6 +338,13 @@ class KnowledgeTree:
                 if blocks:
                     self._set(part, rank, blocks)
         return half
+
+    def prune(self, node: Node) -> None:
+        """Forget the node, and those above it, that nothing is kept for: no block, use, pin or child.
+
+        To be asked of the lower half of a split, once the upper one is pinned.
+        """
+        self._prune(node)
 
     def hold(self, node: Node, tier: Tier, blocks: int) -> None:
         """The node's first `blocks` blocks are in the tier now, whatever its policy thinks of them.

@@ -33,6 +33,7 @@ class DeviceBlocks(Generic[B]):
     key_of: what a block holds, None for nothing.
     carry_out: frees what the tree moves out of any tier; for the device, it calls `freed`.
     relent: gives up what is kept for requests that only wait; False if there was nothing of it.
+    drop_cached: makes the device forget what blocks hold.
     """
 
     def __init__(
@@ -42,12 +43,16 @@ class DeviceBlocks(Generic[B]):
         key_of: Callable[[B], Key | None],
         carry_out: Callable[[Iterable[Move]], None],
         relent: Callable[[], bool],
+        drop_cached: Callable[[Iterable[B]], None],
     ) -> None:
         self._tree = tree
         self._ledger = ledger
         self._key_of = key_of
         self._carry_out = carry_out
         self._relent = relent
+        self._drop_cached = drop_cached
+        self._known: set[int] = set()  # every block's number
+        self._suspect: set[int] = set()  # in use since before something was forgotten
         self._empty: OrderedDict[int, B] = OrderedDict()
         self._loose: OrderedDict[int, B] = OrderedDict()
         self._owned: dict[int, B] = {}  # in the tree, and free
@@ -64,7 +69,13 @@ class DeviceBlocks(Generic[B]):
         """Blocks that no request computes with any more."""
         owned: dict[Node, list[int]] = {}
         for block in blocks:
+            self._known.add(block.block_id)
+            is_suspect = block.block_id in self._suspect
+            self._suspect.discard(block.block_id)
             key = self._key_of(block)
+            if is_suspect and key is not None and self._ledger.owner(key) is None:
+                self._drop_cached([block])
+                key = None
             if key is None:
                 self._empty[block.block_id] = block
                 continue
@@ -110,6 +121,7 @@ class DeviceBlocks(Generic[B]):
         """Blocks outside the tree are the first to be overwritten from now on."""
         self._empty.update(self._loose)
         self._loose.clear()
+        self._suspect = self._known - self._empty.keys() - self._owned.keys()
 
     def left_over(self) -> list[B]:
         """Free blocks that still hold what the tree has given up."""

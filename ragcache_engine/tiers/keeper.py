@@ -30,6 +30,9 @@ from ragcache_engine.tiers.host import HostSlots
 from ragcache_engine.tiers.ledger import BlockLedger, Cut, Key, PerBlock
 from ragcache_engine.tiers.speed import Computing, Copying
 
+STEPS_TO_FLUSH = 8
+"""After the cache was cleared, copies under way end within the next steps, and nobody tells when."""
+
 MOST_UNADOPTED = 64
 """Guesses that have ended and may still be adopted; the engine has far fewer of them."""
 
@@ -73,7 +76,6 @@ class _Asked:
     device_blocks: int = 0
     load_blocks: int = 0
     passed_over: int = 0  # blocks that could be loaded, and are computed since that is quicker
-    whole: int = 0  # nodes that were cached to their last block when it was admitted
     from_disk: set[Key] = field(default_factory=set)
     tokens: dict[Tier, int] | None = None  # cached ones, as first admitted
     asked_to_load_s: float | None = None
@@ -129,7 +131,13 @@ class Keeper(Generic[B]):
         self._writing: dict[str, Key] = {}  # from slots to files
         self._reading: dict[str, Key] = {}  # from files to slots
         self._unadopted: OrderedDict[str, _Asked] = OrderedDict()
-        self._doomed: set[str] = set()
+        # Documents to forget, with the requests that were there before and may compute them again.
+        self._doomed: dict[str, set[str]] = {}
+        self._tried: str | None = None  # the request the scheduler is trying to admit
+        self._stale: list[
+            tuple[int, int]
+        ] = []  # slots of copies nobody will report, and steps to wait
+        self._parted: list[Node] = []  # lower halves of nodes just cut
         self._is_cached: Callable[[Key], bool] = lambda key: False
         self._drop_cached: Callable[[Iterable[B]], None] = lambda blocks: None
 
@@ -144,7 +152,9 @@ class Keeper(Generic[B]):
         """Decide over these blocks of device memory, all of them free."""
         blocks = list(free)
         self.tree.set_capacity(Tier.DEVICE, len(blocks))
-        self.device = DeviceBlocks(self.tree, self.ledger, key_of, self._carry_out, self._relent)
+        self.device = DeviceBlocks(
+            self.tree, self.ledger, key_of, self._carry_out, self._relent, drop_cached
+        )
         self.device.put_back(blocks)
         self._is_cached, self._drop_cached = is_cached, drop_cached
         return self.device
@@ -190,7 +200,7 @@ class Keeper(Generic[B]):
         """
         asked = self._asked[request]
         self._hold(request, asked)
-        asked.runs = True
+        self._tried = request
         asked.device_blocks = device_tokens // self.block_tokens
         self._plan(asked)
         if asked.load_blocks and asked.asked_to_load_s is None:
@@ -213,11 +223,13 @@ class Keeper(Generic[B]):
     def admitted(self, request: str, loaded_tokens: int) -> None:
         """The request has its device memory; so many tokens are on their way from the host."""
         asked = self._asked[request]
-        blocks = asked.device_blocks + loaded_tokens // self.block_tokens
-        asked.whole = self._know_on_device(asked, blocks)
+        asked.runs = True
+        # What is on its way counts as there when it is offered to the host: the request may be aborted.
+        self._know_on_device(asked, asked.device_blocks)
         if asked.tokens is None:
-            from_disk = len(asked.from_disk) * self.block_tokens
-            disk_tokens = min(from_disk, loaded_tokens)
+            first, loaded = asked.device_blocks, loaded_tokens // self.block_tokens
+            keys = asked.prompt.keys[first : first + loaded]
+            disk_tokens = sum(key in asked.from_disk for key in keys) * self.block_tokens
             asked.tokens = {
                 Tier.DEVICE: asked.device_blocks * self.block_tokens,
                 Tier.HOST: loaded_tokens - disk_tokens,
@@ -345,7 +357,17 @@ class Keeper(Generic[B]):
     # -- between host and disk -------------------------------------------------------------------
 
     def step(self) -> None:
-        """Take in what has been read from and written to the disk."""
+        """Once in each step of the scheduler: take in what was read from and written to the disk."""
+        stale, self._stale = self._stale, []
+        for steps, slot in stale:
+            if steps > 1:
+                self._stale.append((steps - 1, slot))
+            else:
+                self.host.release(slot)
+        self.take_in()
+
+    def take_in(self) -> None:
+        """What has been read from and written to the disk since the last time."""
         if self._disk is not None:
             for done in self._disk.finished():
                 if done.is_read:
@@ -375,7 +397,12 @@ class Keeper(Generic[B]):
 
         Those that running requests need are dropped when the last of these ends.
         """
-        self._doomed.update(documents)
+        for name in documents:
+            self._doomed.setdefault(name, set()).update(
+                request
+                for request, asked in self._asked.items()
+                if any(name in cut.names for cut in asked.prompt.cuts)
+            )
         self._try_doomed()
         return len(self._doomed)
 
@@ -391,10 +418,9 @@ class Keeper(Generic[B]):
         for key, slot in list(self._filling.items()):
             if key not in being_read:
                 del self._filling[key]
-                self.host.release(slot)
+                self._stale.append((STEPS_TO_FLUSH, slot))
         for slots in self._loading.values():
-            for slot in slots:
-                self.host.release(slot)
+            self._stale += [(STEPS_TO_FLUSH, slot) for slot in slots]
         self._loading.clear()
         self._drop_all(Tier.HOST)
 
@@ -414,6 +440,8 @@ class Keeper(Generic[B]):
         self.tree.pin(nodes)
         asked.nodes = nodes
         self._holding[request] = asked
+        while self._parted:
+            self.tree.prune(self._parted.pop())
         if prompt.names and self._disk is not None:
             self._know_files(asked)
 
@@ -433,7 +461,11 @@ class Keeper(Generic[B]):
 
     def _relent(self) -> bool:
         """Let go of what only waits; it may be evicted now. False if there was nothing."""
-        waiting = [item for item in self._holding.items() if not item[1].runs]
+        waiting = [
+            (request, asked)
+            for request, asked in self._holding.items()
+            if not asked.runs and request != self._tried
+        ]
         for request, asked in waiting:
             self._let_go(request, asked)
         return bool(waiting)
@@ -442,7 +474,8 @@ class Keeper(Generic[B]):
         cached = sum((asked.tokens or {}).values())
         computed = asked.prompt.tokens - cached
         seconds = self.computing.prefill_s(cached, computed) if computed > 0 else 0.0
-        self.tree.used_by(asked.nodes, asked.whole, seconds / computed if computed > 0 else 0.0)
+        whole = _whole(asked.nodes, cached // self.block_tokens)
+        self.tree.used_by(asked.nodes, whole, seconds / computed if computed > 0 else 0.0)
 
     def _count_tokens(self, asked: _Asked, tokens: dict[Tier, int]) -> None:
         computed = asked.prompt.tokens - sum(tokens.values())
@@ -454,17 +487,14 @@ class Keeper(Generic[B]):
         counters.recomputed += asked.passed_over
         counters.scheduled(asked.scheduling_s)
 
-    def _know_on_device(self, asked: _Asked, blocks: int) -> int:
-        """The device has the prompt's first `blocks` blocks; how many nodes those cover wholly."""
-        whole = 0
+    def _know_on_device(self, asked: _Asked, blocks: int) -> None:
+        """The device has the prompt's first `blocks` blocks."""
         for node in asked.nodes:
             here = min(node.blocks, blocks)
             self.tree.hold(node, Tier.DEVICE, here)
             blocks -= here
             if here < node.blocks:
                 break
-            whole += 1
-        return whole
 
     def _blocks_on_device(self, asked: _Asked) -> int:
         blocks = 0
@@ -654,7 +684,9 @@ class Keeper(Generic[B]):
         for node in asked.nodes:
             while prompt.cuts[cut].end < at + node.blocks:
                 cut += 1
-            self._marks[node] = prompt.documents[cut]
+            self._marks[node] = tuple(
+                {**dict.fromkeys(self._marks.get(node, ())), **dict.fromkeys(prompt.documents[cut])}
+            )
             for place in range(node.blocks):
                 self._names.put(node, place, prompt.names[at + place])
             known = upto = node.resident[DISK]
@@ -693,13 +725,15 @@ class Keeper(Generic[B]):
 
     def _try_doomed(self) -> None:
         self._relent()
-        for name in list(self._doomed):
+        for name, needing in list(self._doomed.items()):
             nodes = self.ledger.named(name)
             if any(below.pins for node in nodes for below in node.downwards()):
                 continue
             self._carry_out(self.tree.remove(nodes), counted=False)
-            self._doomed.discard(name)
-            self.counters.forgotten += 1
+            needing &= self._asked.keys()
+            if not needing:
+                del self._doomed[name]
+                self.counters.forgotten += 1
         if self.device:
             # What nobody owns may have been computed from them, and is worth little in any case.
             self.device.forget_loose()
@@ -710,6 +744,7 @@ class Keeper(Generic[B]):
         self._names.split(upper, lower)
         if self.device:
             self.device.split(upper, lower)
+        self._parted.append(lower)
         if marks := self._marks.get(lower):
             self._marks[upper] = marks
         for asked in self._holding.values():
@@ -731,3 +766,14 @@ class Keeper(Generic[B]):
             if name in self._known_files and name is not None and self._disk is not None:
                 self._known_files.discard(name)
                 self._disk.remove(name)
+
+
+def _whole(nodes: Iterable[Node], blocks: int) -> int:
+    """How many of a path's nodes its first `blocks` blocks cover to their last."""
+    whole = 0
+    for node in nodes:
+        blocks -= node.blocks
+        if blocks < 0:
+            break
+        whole += 1
+    return whole

@@ -78,7 +78,7 @@ class BlockLedger:
         self._split = split
         self._owner: dict[Key, tuple[Node, int]] = {}
         self._keys: dict[Node, list[Key]] = {}
-        self._named: dict[str, set[Node]] = {}
+        self._named: dict[str, dict[Node, None]] = {}  # in order of appearance
         self._names: dict[Node, set[str]] = {}
 
     def __len__(self) -> int:
@@ -123,7 +123,7 @@ class BlockLedger:
             del self._owner[key]
         for name in self._names.pop(node, ()):
             nodes = self._named[name]
-            nodes.discard(node)
+            nodes.pop(node, None)
             if not nodes:
                 del self._named[name]
 
@@ -163,4 +163,4 @@ class BlockLedger:
         for name in names:
             if name not in known:
                 known.add(name)
-                self._named.setdefault(name, set()).add(node)
+                self._named.setdefault(name, {})[node] = None

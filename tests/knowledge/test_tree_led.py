@@ -181,11 +181,6 @@ def test_a_node_is_split_between_blocks_and_nothing_is_left_over(upper: int, low
         tree.split(tree.root, Segment("u", 0), Segment("l", 0))
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="a half without blocks of its own hides what its children hold from the half above it",
-)
 def test_a_half_without_blocks_is_refused_or_keeps_the_tree_in_order():
     tree = tree_of(block_tokens=3, device=20, host=20)
     node = tree.child(tree.root, Segment("A", 7))

@@ -846,11 +846,6 @@ def test_a_document_a_request_computes_with_is_forgotten_when_that_ends():
     assert set(vllm.in_host()) == set(vllm.disk.files.values()) == set(request.keys[:1])
 
 
-def xfail(reason: str) -> pytest.MarkDecorator:
-    return pytest.mark.xfail(strict=True, raises=AssertionError, reason=reason)
-
-
-@xfail("the device is swept as the request ends, and its blocks come back after that")
 def test_a_document_forgotten_while_a_request_runs_is_not_found():
     vllm = VLLM()
     request = vllm.arrive("S", "A")
@@ -861,7 +856,6 @@ def test_a_document_forgotten_while_a_request_runs_is_not_found():
     assert len(vllm.pool.longest(request.keys)) <= 1
 
 
-@xfail("a request that waited when its document was forgotten computes it, and it is kept again")
 def test_a_document_forgotten_while_a_request_waits_does_not_come_back_with_it():
     vllm = VLLM()
     request = vllm.arrive("S", "A")
@@ -880,7 +874,6 @@ def test_a_file_about_to_be_removed_is_not_taken_for_one_that_stays():
     assert not any(node.resident[DISK] for node in vllm.nodes())
 
 
-@xfail("the lower half of a node that was cut holds nothing, and nobody prunes it")
 def test_the_rest_of_a_prompt_nobody_finished_is_forgotten_when_another_cuts_it():
     vllm = VLLM(chunk_blocks=1)
     request = vllm.arrive("S", "A", "B", labelled=False)
@@ -890,7 +883,6 @@ def test_the_rest_of_a_prompt_nobody_finished_is_forgotten_when_another_cuts_it(
     vllm.keeper.tree.check()
 
 
-@xfail("what is being loaded counts as being there, also when its request is aborted meanwhile")
 def test_blocks_whose_load_was_aborted_are_not_on_the_device():
     vllm = VLLM(device=12)
     vllm.run(vllm.arrive("A"))
@@ -906,9 +898,6 @@ def test_blocks_whose_load_was_aborted_are_not_on_the_device():
     assert vllm.keeper.tree.used(Tier.DEVICE) <= 12
 
 
-@xfail(
-    "its second admission, after the load, tells of no loaded tokens, and overwrites the first's"
-)
 def test_a_node_that_was_loaded_was_not_computed():
     vllm = VLLM()
     vllm.run(vllm.arrive("A"))
@@ -918,7 +907,6 @@ def test_a_node_that_was_loaded_was_not_computed():
     assert (node.uses, node.prefills) == (2, 1)
 
 
-@xfail("how many nodes were cached is counted when it is admitted, and one of them is cut later")
 def test_a_node_that_is_cut_while_a_request_runs_counts_as_cached_in_both_halves():
     vllm = VLLM()
     vllm.run(vllm.arrive("S", "A", "D", labelled=False))
@@ -931,7 +919,6 @@ def test_a_node_that_is_cut_while_a_request_runs_counts_as_cached_in_both_halves
     assert [node.prefills for node in halves] == [1, 1]
 
 
-@xfail("the latest request's marks replace those before, and it may know less")
 def test_a_file_tells_of_a_document_though_a_later_prompt_does_not():
     vllm = VLLM(disk=100)
     vllm.arrive("A")

@@ -73,11 +73,7 @@ def write(
 
     documents: marks of all documents up to and with this block.
     """
-    header = json.dumps(
-        {"origin": origin.as_dict(), "name": name, "documents": list(documents)}
-        | {"payload_bytes": payload.nbytes},
-        separators=(",", ":"),
-    ).encode()
+    header = _header(origin, name, documents, payload)
     parts: tuple[bytes | memoryview, ...] = (
         MAGIC,
         len(header).to_bytes(4, "little"),
@@ -87,7 +83,8 @@ def write(
     checksum = blake2b(digest_size=CHECKSUM_BYTES)
     for part in parts:
         checksum.update(part)
-    unfinished = path.with_name(f"{path.name}.{os.getpid()}{WRITING}")
+    # Processes in containers may share a number, and engines a process.
+    unfinished = path.with_name(f"{path.name}.{os.urandom(4).hex()}.{os.getpid()}{WRITING}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(unfinished, "wb", buffering=0) as file:
@@ -136,6 +133,20 @@ def documents_in(path: Path) -> frozenset[str]:
     return frozenset(map(str, documents))
 
 
+def file_bytes(origin: Origin, name: str, documents: Sequence[str], payload: memoryview) -> int:
+    """How long the file of a block will be."""
+    header = _header(origin, name, documents, payload)
+    return len(MAGIC) + 4 + len(header) + payload.nbytes + CHECKSUM_BYTES
+
+
+def _header(origin: Origin, name: str, documents: Sequence[str], payload: memoryview) -> bytes:
+    return json.dumps(
+        {"origin": origin.as_dict(), "name": name, "documents": list(documents)}
+        | {"payload_bytes": payload.nbytes},
+        separators=(",", ":"),
+    ).encode()
+
+
 def _read_header(descriptor: int) -> tuple[bytes, dict[str, Any]]:
     """All bytes up to the payload, and the header among them."""
     start = _read_exactly(descriptor, len(MAGIC) + 4)
@@ -147,7 +158,7 @@ def _read_header(descriptor: int) -> tuple[bytes, dict[str, Any]]:
     text = _read_exactly(descriptor, length)
     try:
         header = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UnusableFile("its header is damaged") from error
     if not isinstance(header, dict):
         raise UnusableFile("its header is damaged")

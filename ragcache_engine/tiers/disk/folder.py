@@ -26,6 +26,10 @@ ABANDONED_AFTER_S = 600.0
 """An unfinished file as old as this belongs to a process that has died."""
 
 
+COUNTS_IN_A_QUOTA = 16
+"""How often what others write is counted while this engine writes a quota: so far it may be exceeded."""
+
+
 class Refused(Exception):
     """The quota has no room for the block: what fills it belongs to others, or was used since."""
 
@@ -54,6 +58,7 @@ class DiskFolder:
         _require_writable(self._home)
         _remove_abandoned(folder)
         self.used_bytes = sum(found.size_bytes for found in _files(folder))
+        self._uncounted_bytes = 0  # written since
 
     def holds(self, name: str) -> bool:
         """Whether there is a file of this name; reading may still find it unusable. Any thread."""
@@ -74,8 +79,12 @@ class DiskFolder:
         path = self._path(name)
         if path.exists():
             return 0
-        needed = payload.nbytes + 1024
-        if self.used_bytes + needed > self.quota_bytes:
+        needed = block_file.file_bytes(self._origin, name, documents, payload)
+        self._uncounted_bytes += needed
+        if (
+            self.used_bytes + needed > self.quota_bytes
+            or self._uncounted_bytes > self.quota_bytes // COUNTS_IN_A_QUOTA
+        ):
             self._make_room(needed, is_known)
         size_bytes = block_file.write(path, self._origin, name, documents, payload)
         with self._lock:
@@ -113,6 +122,7 @@ class DiskFolder:
         files = sorted(_files(self.folder))
         with self._lock:
             self.used_bytes = sum(found.size_bytes for found in files)
+            self._uncounted_bytes = 0
         for found in files:
             if self.used_bytes + needed <= self.quota_bytes:
                 return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from queue import SimpleQueue
@@ -62,7 +63,7 @@ class DiskTransfers:
         self.reading = self.writing = 0
         self.is_writable = True
         self._failed_writes = 0
-        self._leaving: set[str] = set()
+        self._leaving: Counter[str] = Counter()  # removals asked for and not yet done
         self._warned: set[str] = set()
         self._threads = [
             threading.Thread(target=run, name=name, daemon=True)
@@ -80,16 +81,16 @@ class DiskTransfers:
 
     def holds(self, name: str) -> bool:
         """Whether there is a file of this name, and it is to stay."""
-        return name not in self._leaving and self._folder.holds(name)
+        return not self._leaving[name] and self._folder.holds(name)
 
     def write(self, wanted: Wanted) -> None:
         self.writing += 1
-        self._leaving.discard(wanted.name)
+        self._leaving.pop(wanted.name, None)
         self._writes.put(wanted)
 
     def remove(self, name: str) -> None:
         """Remove a file, after the writes asked for before. From now on it counts as gone."""
-        self._leaving.add(name)
+        self._leaving[name] += 1
         self._writes.put(name)
 
     def finished(self) -> list[Done]:
@@ -143,7 +144,9 @@ class DiskTransfers:
         while (wanted := self._writes.get()) is not None:
             if isinstance(wanted, str):
                 self._folder.remove(wanted)
-                self._leaving.discard(wanted)
+                self._leaving[wanted] -= 1
+                if self._leaving[wanted] < 1:
+                    self._leaving.pop(wanted, None)
                 continue
             start = time.perf_counter()
             size_bytes, failure = 0, None

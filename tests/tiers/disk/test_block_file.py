@@ -148,12 +148,6 @@ def test_a_header_longer_than_any_is_not_read(path: Path):
         read(path)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=RecursionError,
-    reason="json gives up on it with a RecursionError, which is no ValueError: the file is never "
-    "removed, and forget_documents fails on it",
-)
 def test_a_header_nested_beyond_reason_is_unusable(path: Path):
     path.parent.mkdir()
     header = b"[" * 200_000
@@ -238,12 +232,6 @@ def test_many_processes_may_write_one_block_at_once(path: Path):
     assert [each.name for each in path.parent.iterdir()] == [path.name]
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=(FileNotFoundError, UnusableFile),
-    reason="the unfinished file is named by the process alone: engines in one process, or in "
-    "containers that share a folder and have one number each, write into each other's",
-)
 def test_two_writers_with_one_process_number_do_not_disturb_each_other(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -181,12 +181,6 @@ def test_two_engines_over_one_folder_find_each_others_blocks(tmp_path: Path):
         get(first, 1)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="each counts what others write only when its own count says that the folder is full, "
-    "so that several engines fill it several times over",
-)
 def test_two_engines_over_one_folder_keep_one_quota(tmp_path: Path):
     first, second = (DiskFolder(tmp_path, OURS, 7_500) for _ in range(2))
     for number in range(12):
@@ -237,11 +231,6 @@ def test_the_quota_holds_whatever_is_asked(
         assert size_on_disk(disk.folder) == disk.used_bytes <= quota
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=AssertionError,
-    reason="room is made for a header of 1,024 bytes, and marks of some 40 documents take more",
-)
 def test_a_block_computed_from_many_documents_keeps_the_quota_too(tmp_path: Path):
     disk = DiskFolder(tmp_path, OURS, SIZE + 1024)
     with contextlib.suppress(Refused):

@@ -71,7 +71,7 @@ class TierConnector(OffloadingConnector):
         self, request: Request, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
         keeper = self.keeper
-        keeper.step()
+        keeper.take_in()
         with timed(keeper, request.request_id):
             keeper.looks(request.request_id, num_computed_tokens, time.monotonic())
         return super().get_num_new_matched_tokens(request, num_computed_tokens)

@@ -62,9 +62,12 @@ class TierScheduler(AsyncScheduler):
     def reset_prefix_cache(
         self, reset_running_requests: bool = False, reset_connector: bool = False
     ) -> bool:
-        done = super().reset_prefix_cache(reset_running_requests, reset_connector)
+        # All or nothing: while requests hold blocks, the slower tiers are left alone as well.
+        done = super().reset_prefix_cache(reset_running_requests, False)
         if done:
             self._keeper.device_cleared()
+            if reset_connector:
+                done = self.reset_connector_cache()
         return done
 
     def _ratio(self, request: Request) -> float | None:
