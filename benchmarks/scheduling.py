@@ -2,9 +2,10 @@
 
     python benchmarks/scheduling.py --nodes 10000
 
-vLLM's stock scheduler and ours take the same requests in turn, around a model that computes nothing
-(without_model.py), once the knowledge tree has as many nodes as asked for. Timed is all that runs in the
-scheduler's process for one request, from its arrival to its end; the copying of blocks is not in it.
+vLLM's stock scheduler, the same with vLLM's own host offload, and ours take the same requests in turn,
+around a model that computes nothing (without_model.py), once the knowledge tree has as many nodes as
+asked for. Timed is all that runs in the scheduler's process for one request, from its arrival to its end;
+the copying of blocks is not in it.
 """
 
 from __future__ import annotations
@@ -72,6 +73,7 @@ def main() -> None:
     stock = ModellessEngine(model, scheduler=AsyncScheduler, **sizes)
     # The host has room for what so many nodes hold, so that matching and storing are not idle.
     host_blocks = arguments.nodes * DOCUMENT_TOKENS // 16
+    offload = ModellessEngine(model, scheduler=AsyncScheduler, host_blocks=host_blocks, **sizes)
     ours = ModellessEngine(
         model,
         scheduler=TierScheduler,
@@ -83,32 +85,35 @@ def main() -> None:
     number = 0
     while len(ours.keeper.tree) < arguments.nodes:
         tokens, segments = requests.next()
-        for engine in (stock, ours):
+        for engine in (stock, offload, ours):
             engine.ask(f"warm{number}", tokens, segments, answer_tokens=1)
             engine.run()
         number += 1
         if number % 500 == 0:
             print(f"  {len(ours.keeper.tree)} nodes after {number} requests", file=sys.stderr)
-    took: dict[str, list[float]] = {"vLLM": [], "RAGCache": []}
+    systems = {"vLLM": stock, "vLLM offload": offload, "RAGCache": ours}
+    took: dict[str, list[float]] = {name: [] for name in systems}
     for at in range(arguments.requests):
         request = requests.next()
-        pair = [("vLLM", stock), ("RAGCache", ours)]
-        for name, engine in pair if at % 2 else reversed(pair):
-            took[name].append(scheduling_s(engine, f"{at}", request))
-    added = [mine - theirs for theirs, mine in zip(took["vLLM"], took["RAGCache"], strict=True)]
-    rows = {**took, "added": added}
+        names = list(systems)
+        for name in names[at % 3 :] + names[: at % 3]:
+            took[name].append(scheduling_s(systems[name], f"{at}", request))
+    rows = dict(took)
+    for name in ("vLLM", "vLLM offload"):
+        pairs = zip(took[name], took["RAGCache"], strict=True)
+        rows[f"added to {name}"] = [mine - theirs for theirs, mine in pairs]
     print(f"\nScheduling a request, {len(ours.keeper.tree)} nodes, ms")
-    print(f"  {'':10} {'median':>8} {'p25':>8} {'p75':>8} {'p99':>8}")
+    print(f"  {'':22} {'median':>8} {'p25':>8} {'p75':>8} {'p99':>8}")
     result: dict[str, Any] = {"nodes": len(ours.keeper.tree), "policy": arguments.policy}
     for name, seconds in rows.items():
         p25, median, p75 = statistics.quantiles(seconds, n=4)
         p99 = statistics.quantiles(seconds, n=100)[-1]
         result[name] = {"median": median, "p25": p25, "p75": p75, "p99": p99}
-        print(f"  {name:10} " + " ".join(f"{1e3 * s:8.3f}" for s in (median, p25, p75, p99)))
+        print(f"  {name:22} " + " ".join(f"{1e3 * s:8.3f}" for s in (median, p25, p75, p99)))
     if arguments.out:
         arguments.out.mkdir(parents=True, exist_ok=True)
         (arguments.out / "scheduling.json").write_text(json.dumps(result, indent=1))
-    for engine in (stock, ours):
+    for engine in systems.values():
         engine.close()
 
 

@@ -2,11 +2,13 @@
 
     python benchmarks/tiers.py --out benchmarks/results/tiers            # a quarter of an hour
     python benchmarks/tiers.py --reordering --out benchmarks/results/tiers
+    python benchmarks/tiers.py --restart --out benchmarks/results/tiers
 
 The same questions go in turn to three engines that are up at the same time: vLLM's own offload with LRU
 and with ARC, and RAGCache. Each has the same device and host bytes; the host is sized so that what the
 trace asks for is 0.9, 1.8 and 3.7 times as large. One question at a time, so that nothing but the
 cache makes a difference. With --reordering, bursts of questions wait in a queue, with and without it.
+With --restart, an engine with a disk cache is asked, ended, and made and asked again.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from same_answers import DATA, read, written
@@ -158,6 +161,26 @@ def summary(seconds: Sequence[float]) -> dict[str, float]:
     }
 
 
+def restart(model: str, asked: Sequence[Asked]) -> dict[str, Any]:
+    """The same different questions to an engine's first life and to its second."""
+    different = list({one.documents: one for one in asked}.values())[:40]
+    lives: list[list[Usage]] = []
+    with TemporaryDirectory() as folder:
+        disk = {"disk_cache": 2 << 30, "disk_cache_dir": Path(folder)}
+        for _ in range(2):
+            with RAGCacheEngine(engine_config(model, "RAGCache", 256 << 20, **disk)) as engine:
+                answers = [engine.generate(a.prompt, list(a.documents), OPTIONS) for a in different]
+                lives.append([answer.usage for answer in answers])
+    return {
+        name: summary([usage.ttft_s for usage in life])
+        | {
+            "disk_share": sum(usage.cached.disk for usage in life)
+            / sum(usage.prompt_tokens for usage in life)
+        }
+        for name, life in zip(("first life", "second life"), lives, strict=True)
+    }
+
+
 def reordering(model: str, asked: Sequence[Asked], rounds: int) -> dict[str, Any]:
     """Bursts of waiting questions, some of their documents cached; TTFT by queue."""
     windows = {"reordered": 32, "first come": 1}
@@ -203,6 +226,7 @@ def main() -> None:
     parser.add_argument("--ratios", type=float, nargs="+", default=RATIOS)
     parser.add_argument("--skew", type=float, default=1.0, help="Zipf exponent; 0: as they came")
     parser.add_argument("--reordering", action="store_true")
+    parser.add_argument("--restart", action="store_true")
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/tiers"))
     arguments = parser.parse_args()
@@ -226,6 +250,16 @@ def main() -> None:
         return
     token_bytes = model_size(Path(model)).kv_token_bytes
     assert token_bytes is not None
+    if arguments.restart:
+        result = restart(model, asked)
+        print("\nTTFT of the same questions in two lives of an engine with a disk cache, s")
+        for name, row in result.items():
+            print(
+                f"  {name:12} mean {row['mean']:.3f}, p50 {row['p50']:.3f}, p99 {row['p99']:.3f}; "
+                f"{row['disk_share']:.0%} of the prompt tokens from disk"
+            )
+        (arguments.out / "restart.json").write_text(json.dumps(result, indent=1))
+        return
     block_bytes = BLOCK_TOKENS * token_bytes
     live_bytes = live_blocks(model, asked) * block_bytes
     print(f"Live set: {live_bytes >> 20} MiB of key-value tensors")

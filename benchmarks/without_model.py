@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from stock_offload import stock_offload
 from vllm import SamplingParams
 from vllm.config import VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import (
@@ -29,13 +30,13 @@ from vllm.v1.kv_cache_interface import (
     KVCacheTensor,
 )
 from vllm.v1.kv_offload.base import CanonicalKVCacheRef, CanonicalKVCaches, CanonicalKVCacheTensor
+from vllm.v1.kv_offload.factory import OffloadingSpecFactory
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
 from ragcache_engine.backends.vllm.arguments import engine_config
 from ragcache_engine.backends.vllm.budget import TierBudget
-from ragcache_engine.backends.vllm.tiers.spec import TierSpec
 from ragcache_engine.knowledge import CostProfile
 from ragcache_engine.tiers.prompts import request_field
 from ragcache_engine.tiers.speed import Computing
@@ -43,6 +44,7 @@ from ragcache_engine.tiers.speed import Computing
 BLOCK_TOKENS = 16
 STEP_TOKENS = 512
 PAGE_BYTES = 4096
+NO_CONNECTOR = {"kv_transfer_config": None}
 TOKEN_S = 1e-3
 """What the model that is not there would take for a token of a prompt."""
 ANSWER = 7
@@ -61,7 +63,8 @@ class WrongTensors(AssertionError):
 
 
 class ModellessEngine:
-    """Steps vLLM's scheduler. scheduler: the class, stock or ours.
+    """Steps vLLM's scheduler. scheduler: the class, stock or ours. host_blocks: for vLLM's own offload
+    with the stock one, for our tiers with ours.
 
     model: a folder; only its configuration is read. Each step, all blocks a request builds on are
     compared with what its tokens say they must hold.
@@ -96,7 +99,7 @@ class ModellessEngine:
             "max_model_len": 8192,
         }
         if not with_tiers:
-            arguments["kv_transfer_config"] = None
+            arguments |= stock_offload("lru", budget.host_bytes) if host_blocks else NO_CONNECTOR
         self.config: VllmConfig = engine_config(model, 8 << 30, budget, arguments)
         self._check = check
         self._device = torch.zeros((device_blocks, PAGE_BYTES), dtype=torch.int8)
@@ -112,7 +115,8 @@ class ModellessEngine:
             block_size=BLOCK_TOKENS,
             hash_block_size=BLOCK_TOKENS,
         )
-        self._worker = self._make_worker() if with_tiers else None
+        self._worker = self._make_worker() if with_tiers or host_blocks else None
+        self.keeper: Any = None
         if with_tiers:
             self.keeper = self.scheduler.connector.keeper
             self.keeper.computing = _OfAModel(CostProfile.default())
@@ -190,7 +194,7 @@ class ModellessEngine:
         raise AssertionError(f"{self.unfinished} requests still wait after {most_steps} steps")
 
     def _wait_for_disk(self) -> None:
-        while self._worker and self.keeper.writes_to_disk:
+        while self.keeper and self.keeper.writes_to_disk:
             time.sleep(0.001)
             self.keeper.step()
 
@@ -200,7 +204,9 @@ class ModellessEngine:
             self._worker.shutdown()
 
     def _make_worker(self) -> Any:
-        spec = TierSpec(connector_spec_config(self.config, self.scheduler.kv_cache_config))
+        spec = OffloadingSpecFactory.create_spec(
+            connector_spec_config(self.config, self.scheduler.kv_cache_config)
+        )
         tensor = CanonicalKVCacheTensor(self._device, PAGE_BYTES)
         return spec.get_worker(CanonicalKVCaches([tensor], [[CanonicalKVCacheRef(0, PAGE_BYTES)]]))
 

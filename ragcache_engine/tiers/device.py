@@ -51,7 +51,7 @@ class DeviceBlocks(Generic[B]):
         self._carry_out = carry_out
         self._relent = relent
         self._drop_cached = drop_cached
-        self._known: set[int] = set()  # every block's number
+        self._numbers: frozenset[int] = frozenset()  # of all blocks
         self._suspect: set[int] = set()  # in use since before something was forgotten
         self._empty: OrderedDict[int, B] = OrderedDict()
         self._loose: OrderedDict[int, B] = OrderedDict()
@@ -61,6 +61,11 @@ class DeviceBlocks(Generic[B]):
     def __len__(self) -> int:
         return len(self._empty) + len(self._loose) + len(self._owned)
 
+    def begin(self, blocks: Iterable[B]) -> None:
+        """These are all the blocks there are, and they are free."""
+        self._empty = OrderedDict((block.block_id, block) for block in blocks)
+        self._numbers = frozenset(self._empty)
+
     def all(self) -> list[B]:
         """In no order that matters but for the first ones."""
         return [*self._empty.values(), *self._loose.values(), *self._owned.values()]
@@ -68,24 +73,27 @@ class DeviceBlocks(Generic[B]):
     def put_back(self, blocks: Iterable[B]) -> None:
         """Blocks that no request computes with any more."""
         owned: dict[Node, list[int]] = {}
+        key_of, owner = self._key_of, self._ledger.owner
         for block in blocks:
-            self._known.add(block.block_id)
-            is_suspect = block.block_id in self._suspect
-            self._suspect.discard(block.block_id)
-            key = self._key_of(block)
-            if is_suspect and key is not None and self._ledger.owner(key) is None:
-                self._drop_cached([block])
-                key = None
+            number = block.block_id
+            key = key_of(block)
             if key is None:
-                self._empty[block.block_id] = block
+                self._empty[number] = block
+                self._suspect.discard(number)
                 continue
-            found = self._ledger.owner(key)
+            found = owner(key)
+            if number in self._suspect:
+                self._suspect.discard(number)
+                if found is None:
+                    self._drop_cached([block])
+                    self._empty[number] = block
+                    continue
             if found is None or self._is_copy(block, *found):
-                self._loose[block.block_id] = block
+                self._loose[number] = block
                 continue
             node, at = found
             self._blocks.put(node, at, block)
-            self._owned[block.block_id] = block
+            self._owned[number] = block
             owned.setdefault(node, []).append(at)
         for node in sorted(owned, key=lambda node: node.end):
             self._settle(node, owned[node])
@@ -121,7 +129,7 @@ class DeviceBlocks(Generic[B]):
         """Blocks outside the tree are the first to be overwritten from now on."""
         self._empty.update(self._loose)
         self._loose.clear()
-        self._suspect = self._known - self._empty.keys() - self._owned.keys()
+        self._suspect = set(self._numbers - self._empty.keys() - self._owned.keys())
 
     def left_over(self) -> list[B]:
         """Free blocks that still hold what the tree has given up."""

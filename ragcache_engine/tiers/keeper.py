@@ -155,7 +155,7 @@ class Keeper(Generic[B]):
         self.device = DeviceBlocks(
             self.tree, self.ledger, key_of, self._carry_out, self._relent, drop_cached
         )
-        self.device.put_back(blocks)
+        self.device.begin(blocks)
         self._is_cached, self._drop_cached = is_cached, drop_cached
         return self.device
 
@@ -213,11 +213,11 @@ class Keeper(Generic[B]):
         if asked is None or found is None:
             return Presence.AWAY
         node, at = found
-        above = node.parent.end if node.parent else 0
-        if above // self.block_tokens + at >= asked.device_blocks + asked.load_blocks:
-            return Presence.AWAY  # computing it is quicker
         if at >= node.resident[HOST]:
             return Presence.AWAY
+        place = node.end // self.block_tokens - node.blocks + at
+        if place >= asked.device_blocks + asked.load_blocks:
+            return Presence.AWAY  # computing it is quicker
         return Presence.COMING if key in self._filling else Presence.HERE
 
     def admitted(self, request: str, loaded_tokens: int) -> None:
@@ -358,12 +358,13 @@ class Keeper(Generic[B]):
 
     def step(self) -> None:
         """Once in each step of the scheduler: take in what was read from and written to the disk."""
-        stale, self._stale = self._stale, []
-        for steps, slot in stale:
-            if steps > 1:
-                self._stale.append((steps - 1, slot))
-            else:
-                self.host.release(slot)
+        if self._stale:
+            stale, self._stale = self._stale, []
+            for steps, slot in stale:
+                if steps > 1:
+                    self._stale.append((steps - 1, slot))
+                else:
+                    self.host.release(slot)
         self.take_in()
 
     def take_in(self) -> None:

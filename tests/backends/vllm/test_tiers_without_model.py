@@ -30,6 +30,7 @@ def without_model() -> ModuleType:
     if installed_vllm() is None:
         pytest.skip("vLLM is not installed")
     path = Path(__file__).parents[3] / "benchmarks" / "without_model.py"
+    sys.path.insert(0, str(path.parent))  # it imports its neighbour
     spec = spec_from_file_location("without_model", path)
     assert spec is not None
     assert spec.loader is not None

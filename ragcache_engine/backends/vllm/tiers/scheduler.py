@@ -43,9 +43,9 @@ class TierScheduler(AsyncScheduler):
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         output = super().schedule(throttle_prefills)
-        computing = [tokens for tokens in output.num_scheduled_tokens.values() if tokens > 1]
-        if computing:
-            self._steps[id(output)] = (time.monotonic(), sum(computing))
+        if output.total_num_scheduled_tokens > len(output.num_scheduled_tokens):
+            prompts = sum(n for n in output.num_scheduled_tokens.values() if n > 1)
+            self._steps[id(output)] = (time.monotonic(), prompts)
         return output
 
     def update_from_output(
