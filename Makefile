@@ -68,7 +68,15 @@ bench-search: $(READY) ## what search stages cost, and how early the final answe
 	@$(PYTHON) benchmarks/staged_search.py --out benchmarks/results/search
 	@$(PYTHON) benchmarks/early_results.py --out benchmarks/results/search
 
+.PHONY: bench-tiers
+bench-tiers: $(READY) ## the tiers against vLLM's own host offload; reordering; restart; scheduling (25 minutes)
+	@$(PYTHON) benchmarks/tiers.py --out benchmarks/results/tiers
+	@$(PYTHON) benchmarks/tiers.py --reordering --out benchmarks/results/tiers
+	@$(PYTHON) benchmarks/tiers.py --restart --out benchmarks/results/tiers
+	@$(PYTHON) benchmarks/scheduling.py --nodes 10000 --out benchmarks/results/tiers
+
 .PHONY: same-answers
-same-answers: $(READY) ## count answers that differ from stock vLLM's, in float32 and bfloat16 (20 minutes)
+same-answers: $(READY) ## count answers that differ from stock vLLM's, in float32 and bfloat16 (30 minutes)
 	@$(PYTHON) benchmarks/same_answers.py --dtype float32 --at-once 8
 	@$(PYTHON) benchmarks/same_answers.py --dtype bfloat16
+	@$(PYTHON) benchmarks/same_answers.py --small-tiers --questions 200
