@@ -1,6 +1,6 @@
 """The free blocks of device memory, in the order in which they are to be overwritten.
 
-First those that hold nothing, then those nobody will ask for again (questions, answers, and copies of
+First those that hold nothing, then those nobody will ask for again (answers, and copies of
 what is there already), oldest first, then what the knowledge tree gives up.
 """
 

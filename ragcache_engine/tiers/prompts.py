@@ -96,7 +96,7 @@ def cuts_of(
     block_tokens: int,
     depth: int | None,
 ) -> list[Cut]:
-    """Where the prompt's blocks are cut.
+    """Where the prompt's blocks are cut: at the end of each segment, and of the question behind them.
 
     segments: as a request carries them. Without any, all full blocks belong together.
     depth: only so many documents are kept; None keeps all.
@@ -107,7 +107,7 @@ def cuts_of(
     cuts: list[Cut] = []
     names: list[str] = []
     documents = 0
-    for end, document in segments:
+    for end, document in (*segments, (prompt_tokens, None)):  # the question comes last
         if document is not None:
             documents += 1
             if depth is not None and documents > depth:

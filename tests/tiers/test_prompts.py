@@ -83,19 +83,24 @@ def test_a_prompt_without_segments_is_one_run_of_full_blocks():
 
 
 def test_a_document_ends_with_the_block_of_its_last_token_at_the_latest():
-    assert cuts([(12, None), (30, "d1"), (45, "d2")]) == [
+    assert cuts([(12, None), (30, "d1"), (45, "d2")], tokens=49) == [
         Cut(1),
         Cut(3, ("d1",)),
         Cut(4, ("d2",)),
     ]
 
 
+def test_the_question_behind_the_documents_is_the_last_to_be_cut_off():
+    assert cuts([(12, None), (30, "d1")], tokens=59) == [Cut(1), Cut(3, ("d1",)), Cut(5)]
+
+
 def test_a_document_too_short_for_a_block_of_its_own_shares_the_next_ones():
-    assert cuts([(12, "d1"), (15, "d2"), (31, "d3")]) == [
+    assert cuts([(12, "d1"), (15, "d2"), (31, "d3")], tokens=39) == [
         Cut(1, ("d1",)),
         Cut(3, ("d2", "d3")),
     ]
-    assert cuts([(3, "d1"), (9, "d2")]) == []
+    assert cuts([(3, "d1"), (9, "d2")], tokens=9) == []
+    assert cuts([(3, "d1"), (9, "d2")], tokens=12) == [Cut(1, ("d1", "d2"))]
 
 
 def test_what_is_behind_the_prompts_end_is_not_there():
@@ -104,9 +109,10 @@ def test_what_is_behind_the_prompts_end_is_not_there():
 
 def test_only_the_first_documents_are_kept_if_so_asked_however_many_texts_are_between():
     segments: Segments = [(10, None), (20, "d1"), (30, None), (40, "d2"), (50, "d3")]
-    assert cuts(segments, depth=2) == cuts(segments[:4])
-    assert cuts(segments, depth=1) == cuts(segments[:3])
-    assert cuts(segments, depth=9) == cuts(segments)
+    whole = cuts(segments)
+    assert cuts(segments, depth=2) == [cut for cut in whole if cut.end <= 4]
+    assert cuts(segments, depth=1) == [cut for cut in whole if cut.end <= 3]
+    assert cuts(segments, depth=9) == whole
 
 
 documents = st.none() | st.sampled_from("abcdef")
@@ -129,7 +135,7 @@ def test_cuts_rise_within_the_prompt_and_name_whoever_has_tokens_in_their_blocks
     start = 0
     for cut in made:
         for at in range(start * block, cut.end * block):
-            (owner,) = [d for end, d in segments if end > at][:1]
+            owner = next((d for end, d in segments if end > at), None)
             # It stands on the node of its block, or on an earlier one, with all computed after it.
             told = {name for each in made for name in each.names if each.end <= cut.end}
             assert owner is None or owner in told
