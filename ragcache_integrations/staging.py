@@ -11,12 +11,12 @@ from __future__ import annotations
 import contextvars
 import logging
 import threading
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, closing
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from ragcache_engine import Document, RAGCacheError, RetrievalInProgress
+from ragcache_engine import Document, RetrievalInProgress
 
 if TYPE_CHECKING:
     from ragcache_engine.search import SearchStage
@@ -50,16 +50,27 @@ def search_in_stages(
     from ragcache_engine.search import stages
 
     try:
-        drawn: Iterable[SearchStage] = stages(index, query, k, params=params, slice_s=SLICE_S)
-    except RAGCacheError:
-        drawn = ()  # Faiss, or what stands for it, may well have an answer: an empty one to NaN
-    for stage in drawn:
-        if stage.final:
-            # Stages share their arrays and protect them; those of a search are the caller's own.
-            return stage.distances.copy(), stage.ids.copy()
+        drawn = stages(index, query, k, params=params, slice_s=SLICE_S)
+        stage = next(drawn)
+    except Exception as error:
+        # Faiss, or what stands for it, may well have an answer: an empty one to NaN, say.
+        return _in_one_go(error, index, query, k, params)
+    while not stage.final:
         if (stage.ids >= 0).all():
             on_stage(stage)
-    return index.search(query, k) if params is None else index.search(query, k, params=params)  # type: ignore[no-any-return]
+        try:
+            stage = next(drawn)
+        except Exception as error:
+            return _in_one_go(error, index, query, k, params)
+    # Stages share their arrays and protect them; those of a search are the caller's own.
+    return stage.distances.copy(), stage.ids.copy()
+
+
+def _in_one_go(error: Exception, index: Any, query: Any, k: int, params: Any) -> tuple[Any, Any]:
+    logger.debug("searched in one go: %r", error)
+    options = {} if params is None else {"params": params}
+    distances, ids = index.search(query, k, **options)
+    return distances, ids
 
 
 class _StandIn:

@@ -6,6 +6,7 @@ import faiss
 import numpy as np
 import pytest
 
+import ragcache_engine.search
 from ragcache_engine import Document, EngineConfig, RAGCacheEngine
 from ragcache_engine.backends.memory import MemoryBackend
 from ragcache_integrations import staging
@@ -66,6 +67,18 @@ def test_what_stages_refuse_is_asked_of_the_index_itself(index):
     found = search_in_stages(index, query, 3, seen.append)
     assert np.array_equal(found[1], index.search(query, 3)[1])
     assert not seen
+
+
+def test_stages_that_break_off_cost_no_answer(index, monkeypatch):
+    def breaks(*args, stages_of=ragcache_engine.search.stages, **kwargs):
+        yield next(stages_of(*args, **kwargs))
+        raise IndexError("as over an ID map that is out of step")
+
+    monkeypatch.setattr(ragcache_engine.search, "stages", breaks)
+    seen = []
+    found = search_in_stages(index, QUERY, 3, seen.append)
+    assert np.array_equal(found[1], index.search(QUERY, 3)[1])
+    assert len(seen) == 1
 
 
 def test_an_index_of_another_make_is_searched_as_it_is():
