@@ -27,7 +27,7 @@ FAMILIES = ("flat", "ivf", "hnsw", "map flat", "map ivf")
 
 
 class Numbers(BaseEmbedding):
-    """Text "7" is a point drawn with the seed 7; so is a longer one that ends in it. Rounded, so that some are equal."""
+    """Text that ends in 7 is a point drawn with the seed 7. Rounded, so that some are equally near."""
 
     def _get_text_embedding(self, text):
         seed = int(text.split()[-1])
