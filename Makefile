@@ -72,3 +72,7 @@ bench-search: $(READY) ## what search stages cost, and how early the final answe
 same-answers: $(READY) ## count answers that differ from stock vLLM's, in float32 and bfloat16 (20 minutes)
 	@$(PYTHON) benchmarks/same_answers.py --dtype float32 --at-once 8
 	@$(PYTHON) benchmarks/same_answers.py --dtype bfloat16
+
+.PHONY: bench-overlap
+bench-overlap: $(READY) ## how much of a search the prefill hides, and what wrong guesses cost (an hour, two quiet cores)
+	@$(PYTHON) benchmarks/overlap.py --out benchmarks/results/overlap
