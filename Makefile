@@ -80,3 +80,7 @@ same-answers: $(READY) ## count answers that differ from stock vLLM's, in float3
 	@$(PYTHON) benchmarks/same_answers.py --dtype float32 --at-once 8
 	@$(PYTHON) benchmarks/same_answers.py --dtype bfloat16
 	@$(PYTHON) benchmarks/same_answers.py --small-tiers --questions 200
+
+.PHONY: bench-overlap
+bench-overlap: $(READY) ## how much of a search the prefill hides, and what wrong guesses cost (an hour, two quiet cores)
+	@$(PYTHON) benchmarks/overlap.py --out benchmarks/results/overlap

@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.markup import escape
 
-from ragcache_cli import embedding
+from ragcache_cli import embedding, timeline
 from ragcache_cli.embedding import Embedder
 from ragcache_cli.files import INDEX_FOLDER, folder_sources
 from ragcache_cli.folders import cache_home
@@ -38,7 +38,10 @@ ASK_INSTRUCTION = INSTRUCTION.format(about="").replace("  ", " ")
 
 @dataclass(frozen=True, slots=True)
 class AskSettings:
-    """questions: none means: read them from standard input, a line each."""
+    """questions: none means: read them from standard input, a line each.
+
+    timeline: whether to show what happened when; pictures: a folder or a PNG file for it as well.
+    """
 
     questions: tuple[str, ...]
     corpus: Path
@@ -47,6 +50,8 @@ class AskSettings:
     dtype: str
     top_k: int
     max_tokens: int
+    timeline: bool = False
+    pictures: Path | None = None
 
     def __post_init__(self) -> None:
         if self.top_k < 1:
@@ -70,9 +75,11 @@ def ask(settings: AskSettings, console: Console) -> int:
     with notes.waiting("Starting the engine"):
         engine = RAGCacheEngine(config)
     with engine:
-        for question in settings.questions or _typed(console):
+        for number, question in enumerate(settings.questions or _typed(console), 1):
             try:
-                _answer(question, engine, index, embedder, form, settings, console)
+                usage = _answer(question, engine, index, embedder, form, settings, console)
+                if usage and settings.timeline:
+                    _timeline(question, usage, number, settings, console)
             except RAGCacheError as error:
                 failed += 1
                 notes.console.print(f"[red]error:[/red] {escape(str(error))}", highlight=False)
@@ -144,7 +151,7 @@ def _answer(
     form: PromptForm,
     settings: AskSettings,
     console: Console,
-) -> None:
+) -> Usage | None:
     if len(settings.questions) > 1:
         console.print(f"[bold]{escape(question)}[/bold]", highlight=False)
 
@@ -153,8 +160,9 @@ def _answer(
 
     options = SamplingOptions(max_tokens=settings.max_tokens)
     with engine.retrieval(question, template=prompt_of, options=options) as retrieval:
-        found = index.nearest(embedder.embed([question])[0], settings.top_k)
-        retrieval.found([Document(passage.id, passage.shown) for passage in found])
+        for found, is_final in index.in_stages(embedder.embed([question])[0], settings.top_k):
+            documents = [Document(passage.id, passage.shown) for passage in found]
+            (retrieval.found if is_final else retrieval.provisional)(documents)
     usage: Usage | None = None
     with engine.stream(prompt_of(question, retrieval.documents), options=options) as pieces:
         for piece in pieces:
@@ -164,6 +172,18 @@ def _answer(
     _sources(found, console)
     if usage:
         console.print(f"[dim]{usage_line(usage)}[/dim]\n", highlight=False, soft_wrap=True)
+    return usage
+
+
+def _timeline(
+    question: str, usage: Usage, number: int, settings: AskSettings, console: Console
+) -> None:
+    timeline.show(usage.speculation, console)
+    if settings.pictures:
+        path = timeline.picture_path(settings.pictures, number)
+        timeline.draw(question, usage, path)
+        console.print(f"[dim]{escape(str(path))}[/dim]", highlight=False, soft_wrap=True)
+    console.print()
 
 
 def _sources(found: Sequence[Passage], console: Console) -> None:

@@ -11,7 +11,7 @@ import json
 import math
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,6 +38,8 @@ VECTORS_PER_LIST = 16
 PROBED_SHARE = 2
 """One list in so many is searched, at least PROBED_LEAST: recall first, these indexes are small."""
 PROBED_LEAST = 8
+SLICE_S = 0.002
+"""Seconds of searching between two stages, at least."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +92,13 @@ class PassageIndex:
         """At most k passages, nearest first. vector: shape (dimension,), length 1."""
         _, rows = self.faiss_index.search(vector[None, :], k)
         return [self.passages[row] for row in rows[0] if row >= 0]
+
+    def in_stages(self, vector: Vectors, k: int) -> Iterator[tuple[list[Passage], bool]]:
+        """What `nearest` would return if it ended now, at last what it returns; and which it is."""
+        from ragcache_engine.search import stages
+
+        for stage in stages(self.faiss_index, vector, k, slice_s=SLICE_S):
+            yield [self.passages[row] for row in stage.ids if row >= 0], stage.final
 
 
 @dataclass(frozen=True, slots=True)

@@ -133,6 +133,14 @@ def _add_ask(command: argparse.ArgumentParser) -> None:
         "--top-k", type=int, default=3, metavar="K", help="passages a question (3)"
     )
     _add_max_tokens(command, 200)
+    command.add_argument(
+        "--timeline",
+        nargs="?",
+        type=_picture,
+        const=True,
+        metavar="FILE.png|FOLDER/",
+        help="show what happened between question and first token; with a file or a folder, draw it too",
+    )
     command.set_defaults(run=_run_ask)
 
 
@@ -297,6 +305,14 @@ class _WholeNumber:
         return number
 
 
+def _picture(text: str) -> Path:
+    if text.lower().endswith(".png") or text.endswith("/") or Path(text).is_dir():
+        return Path(text)
+    raise argparse.ArgumentTypeError(
+        f"{text!r} is neither a file ending in .png nor a folder; questions go before --timeline"
+    )
+
+
 # Commands are imported when they run, so that `ragcache --help` answers at once.
 
 
@@ -323,6 +339,8 @@ def _run_ask(parsed: argparse.Namespace, console: Console) -> int:
         dtype=parsed.dtype,
         top_k=parsed.top_k,
         max_tokens=parsed.max_tokens,
+        timeline=parsed.timeline is not None,
+        pictures=parsed.timeline if isinstance(parsed.timeline, Path) else None,
     )
     return 1 if ask(settings, console) else 0
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from contextlib import AbstractContextManager
 from hashlib import sha256
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from langchain_core.callbacks import (
     AsyncCallbackManagerForRetrieverRun,
@@ -27,8 +27,21 @@ from ragcache_integrations.langchain.store import (
 )
 from ragcache_integrations.langchain.template import PromptTemplateLike, as_template
 from ragcache_integrations.searchable import check_top_k
+from ragcache_integrations.staging import OnStage, engine_told, told_stages
 
 DEFAULT_K = 4
+
+
+class DocumentStage(NamedTuple):
+    """What a search would return if it ended now.
+
+    documents: nearest first. fraction_done: share of the search that is behind, in (0, 1].
+    final: these are what `invoke` returns.
+    """
+
+    documents: list[Document]
+    fraction_done: float
+    final: bool
 
 
 class RAGCacheRetriever(VectorStoreRetriever):
@@ -39,7 +52,9 @@ class RAGCacheRetriever(VectorStoreRetriever):
 
     The prompt that the chain then makes of the documents is recognised by the engine, which reuses
     what it has computed for each of them, and learns what the chain's prompts look like to begin the
-    next ones early. The time of the search counts into that prompt's TTFT.
+    next ones early: while the search still runs, on what it has found by then, unless the engine's
+    `speculation` is "off". The time of the search counts into that prompt's TTFT. A filter that is a
+    function is then asked about provisional documents too.
 
     template: the chain's prompt, if even its first question is to begin early: a LangChain prompt, a
       text such as "{context}\\n\\n{question}", or a function (question, documents) -> prompt, to which
@@ -103,7 +118,8 @@ class RAGCacheRetriever(VectorStoreRetriever):
     ) -> list[Document]:
         options = self._checked(kwargs)
         with self._retrieval(query) as retrieval:
-            documents = self._nearest(embed(self.vectorstore, query), options)
+            on_stage = self._on_stage(retrieval)
+            documents = self._nearest(embed(self.vectorstore, query), options, on_stage)
             retrieval.found([engine_document(document) for document in documents])
         return documents
 
@@ -113,9 +129,35 @@ class RAGCacheRetriever(VectorStoreRetriever):
         options = self._checked(kwargs)
         with self._retrieval(query) as retrieval:
             vector = await aembed(self.vectorstore, query)
-            documents = await run_in_executor(None, self._nearest, vector, options)
+            on_stage = self._on_stage(retrieval)
+            documents = await run_in_executor(None, self._nearest, vector, options, on_stage)
             retrieval.found([engine_document(document) for document in documents])
         return documents
+
+    def stream_stages(self, query: str, **kwargs: Any) -> Generator[DocumentStage]:
+        """What `invoke` would return if the search ended now, ever better, and at last what it returns.
+
+            for stage in retriever.stream_stages("Why is the sky blue?"):
+                show(stage.documents, stage.final)
+
+        Stages lie some milliseconds apart, so a quick search has only the last one; see docs/search.md
+        for which indexes are searched in stages. Closing the generator stops the search. The engine is
+        told as by `invoke`; callbacks are not. kwargs and errors: those of `invoke`, the errors with
+        the first stage.
+        """
+        options = self._checked(kwargs)
+
+        def search(on_stage: OnStage[list[Document]]) -> list[Document]:
+            return self._nearest(embed(self.vectorstore, query), options, on_stage)
+
+        for stage in told_stages(self._retrieval(query), engine_document, search):
+            yield DocumentStage(*stage)
+
+    def _on_stage(self, retrieval: RetrievalInProgress) -> OnStage[list[Document]] | None:
+        """None: nobody wants to know, so the search is the store's own, in one go."""
+        if self.engine.config.speculation == "off":
+            return None
+        return engine_told(retrieval, engine_document)
 
     def _retrieval(self, query: str) -> AbstractContextManager[RetrievalInProgress]:
         given = self.template
@@ -130,9 +172,14 @@ class RAGCacheRetriever(VectorStoreRetriever):
         check_searchable(self.vectorstore)
         return options
 
-    def _nearest(self, vector: Sequence[float], options: dict[str, Any]) -> list[Document]:
+    def _nearest(
+        self,
+        vector: Sequence[float],
+        options: dict[str, Any],
+        on_stage: OnStage[list[Document]] | None,
+    ) -> list[Document]:
         """The query's vector to its documents."""
-        return nearest(self.vectorstore, vector, self.search_type, options)
+        return nearest(self.vectorstore, vector, self.search_type, options, on_stage)
 
 
 def engine_document(document: Document) -> ragcache_engine.Document:

@@ -8,6 +8,7 @@ langchain-community need not be installed.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 from langchain_core.documents import Document
@@ -21,6 +22,7 @@ from ragcache_integrations.searchable import (
     check_vector_size,
     is_faiss_index,
 )
+from ragcache_integrations.staging import OnStage, staged
 
 _PARTS = ("index", "docstore", "index_to_docstore_id", "similarity_search_by_vector")
 
@@ -37,7 +39,8 @@ class SearchedByVector(Protocol):
     ) -> list[Document]:
         """What the store's own retriever finds. Raises QueryShapeError for a vector of another size.
 
-        search_type, kwargs: as a VectorStoreRetriever has them, "k" among the latter.
+        search_type, kwargs: as a VectorStoreRetriever has them, "k" among the latter. There may also be
+          `on_stage`, an OnStage[list[Document]] to be told of provisional results.
         """
 
 
@@ -81,19 +84,27 @@ async def aembed(store: Any, query: str) -> Sequence[float]:
 
 
 def nearest(
-    store: Any, vector: Sequence[float], search_type: str, options: Mapping[str, Any]
+    store: Any,
+    vector: Sequence[float],
+    search_type: str,
+    options: Mapping[str, Any],
+    on_stage: OnStage[list[Document]] | None = None,
 ) -> list[Document]:
     """What the store's own retriever finds for a query of this vector, in its order.
 
+    on_stage: searches in stages, and is told what it would find if it ended now.
     Raises QueryShapeError if the vector is not of the index's size; UnknownDocument if the index
     names a document that the docstore does not hold.
     """
     if isinstance(store, SearchedByVector):
-        return store.search_by_vector(vector, search_type, **options)
+        told = {} if on_stage is None else {"on_stage": on_stage}
+        return store.search_by_vector(vector, search_type, **options, **told)
     check_vector_size(len(vector), store.index)
-    search = _SEARCHES[search_type]
+    search = partial(_searched, store, vector, search_type, options)
     try:
-        return search(store, vector, dict(options))
+        if on_stage is None or not _can_be_staged(store):
+            return search(None)
+        return staged(store.index, search, on_stage)
     except (KeyError, ValueError) as error:
         # A filter or an option may raise these as well: say so only if something is missing.
         if missing := _missing(store):
@@ -106,6 +117,33 @@ def nearest(
 
 def _is_community(store: VectorStore) -> bool:
     return all(hasattr(store, part) for part in _PARTS) and is_faiss_index(store.index)  # type: ignore[attr-defined]
+
+
+def _searched(
+    store: Any,
+    vector: Sequence[float],
+    search_type: str,
+    options: Mapping[str, Any],
+    stand_in: Any,
+) -> list[Document]:
+    """The store's own search; of the stand-in for its index, if there is one."""
+    view = store if stand_in is None else _with_index(store, stand_in)
+    return _SEARCHES[search_type](view, vector, dict(options))
+
+
+def _can_be_staged(store: Any) -> bool:
+    try:
+        return _with_index(store, store.index).index is store.index
+    except Exception:  # a store of another make, searched as it always was
+        return False
+
+
+def _with_index(store: Any, index: Any) -> Any:
+    """The same store over another index. It shares everything else, and is gone after one search."""
+    # Not copy.copy: a store may leave its index or its embeddings out of what it lets be copied.
+    view = object.__new__(type(store))
+    view.__dict__.update(store.__dict__, index=index)
+    return view
 
 
 def _similar(store: Any, vector: Sequence[float], options: dict[str, Any]) -> list[Document]:

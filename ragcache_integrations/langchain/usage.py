@@ -8,6 +8,7 @@ from typing import Any
 from langchain_core.outputs import Generation, GenerationChunk, LLMResult
 
 from ragcache_engine import Answer, FinishReason, Piece, Tier, Usage
+from ragcache_integrations.timeline import plain_timeline
 
 
 def llm_result(answers: Sequence[Answer], model_name: str) -> LLMResult:
@@ -44,6 +45,7 @@ def _generation_info(finish_reason: FinishReason, usage: Usage) -> dict[str, Any
         "retrieval_s": usage.retrieval_s,
         "document_ids": list(usage.document_ids),
         "speculation": usage.speculation.outcome.value,
+        "speculation_timeline": plain_timeline(usage.speculation),
     }
 
 

@@ -12,6 +12,7 @@ from llama_index.core.base.llms.types import (
 )
 
 from ragcache_engine import Answer, FinishReason, Piece, Tier, Usage
+from ragcache_integrations.timeline import plain_timeline
 
 
 def completion(answer: Answer) -> CompletionResponse:
@@ -59,6 +60,7 @@ def _response(
             "retrieval_s": usage.retrieval_s,
             "document_ids": list(usage.document_ids),
             "speculation": usage.speculation.outcome.value,
+            "speculation_timeline": plain_timeline(usage.speculation),
         },
     )
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Generator
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Any, Self
+from logging import getLogger
+from typing import Any, NamedTuple, Self
 
 from llama_index.core.constants import DEFAULT_SIMILARITY_TOP_K
 from llama_index.core.indices.vector_store import VectorIndexRetriever, VectorStoreIndex
@@ -17,9 +19,26 @@ from ragcache_integrations.llamaindex.store import (
     check_supported,
     faiss_index,
     missing_nodes_named,
+    provisional_nodes,
+    retriever_over,
 )
 from ragcache_integrations.llamaindex.template import PromptTemplateLike, as_template
 from ragcache_integrations.searchable import check_top_k, check_vector_size
+from ragcache_integrations.staging import OnStage, engine_told, staged, told_stages
+
+logger = getLogger(__name__)
+
+
+class NodeStage(NamedTuple):
+    """What a search would return if it ended now.
+
+    nodes: nearest first. fraction_done: share of the search that is behind, in (0, 1].
+    final: these are what `retrieve` returns.
+    """
+
+    nodes: list[NodeWithScore]
+    fraction_done: float
+    final: bool
 
 
 class RAGCacheRetriever(VectorIndexRetriever):
@@ -30,7 +49,8 @@ class RAGCacheRetriever(VectorIndexRetriever):
 
     The prompt that a response synthesizer then makes of the nodes is recognised by the engine,
     which reuses what it has computed for each of them, and learns what the prompts look like to begin
-    the next ones early. The time of the search counts into that prompt's TTFT.
+    the next ones early: while the search still runs, on what it has found by then, unless the engine's
+    `speculation` is "off". The time of the search counts into that prompt's TTFT.
 
     Asking raises, before the query is embedded: InvalidTopK; EmptyIndex; IndexOutOfStep if vectors
     and nodes differ in number. And after it: QueryShapeError if the embedding model is not the one
@@ -91,8 +111,8 @@ class RAGCacheRetriever(VectorIndexRetriever):
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         self._check()
         with self._retrieval(query_bundle.query_str) as retrieval:
-            nodes = self._search(query_bundle)
-            retrieval.found([engine_document(found.node) for found in nodes])
+            nodes = self._search(query_bundle, self._on_stage(retrieval))
+            retrieval.found([_of_found(found) for found in nodes])
         return nodes
 
     async def _aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
@@ -100,9 +120,35 @@ class RAGCacheRetriever(VectorIndexRetriever):
         with self._retrieval(query_bundle.query_str) as retrieval:
             # In a thread as a whole: most local embedding models, and FaissVectorStore, answer
             # their asynchronous calls by computing on the event loop.
-            nodes = await asyncio.to_thread(self._search, query_bundle)
-            retrieval.found([engine_document(found.node) for found in nodes])
+            nodes = await asyncio.to_thread(self._search, query_bundle, self._on_stage(retrieval))
+            retrieval.found([_of_found(found) for found in nodes])
         return nodes
+
+    def stream_stages(self, query: str | QueryBundle) -> Generator[NodeStage]:
+        """What `retrieve` would return if the search ended now, ever better, and at last what it returns.
+
+            for stage in retriever.stream_stages("Why is the sky blue?"):
+                show(stage.nodes, stage.final)
+
+        Stages lie some milliseconds apart, so a quick search has only the last one; see docs/search.md
+        for which indexes are searched in stages. Closing the generator stops the search. The engine is
+        told as by `retrieve`; callbacks are not, and nodes that stand for other objects are not followed.
+        Errors: those of `retrieve`, with the first stage.
+        """
+        self._check()
+        bundle = QueryBundle(query) if isinstance(query, str) else query
+
+        def search(on_stage: OnStage[list[NodeWithScore]]) -> list[NodeWithScore]:
+            return self._search(bundle, on_stage)
+
+        for stage in told_stages(self._retrieval(bundle.query_str), _of_found, search):
+            yield NodeStage(*stage)
+
+    def _on_stage(self, retrieval: RetrievalInProgress) -> OnStage[list[NodeWithScore]] | None:
+        """None: nobody wants to know, so the search is the index's own, in one go."""
+        if self._engine.config.speculation == "off":
+            return None
+        return engine_told(retrieval, _of_found)
 
     def _retrieval(self, question: str) -> AbstractContextManager[RetrievalInProgress]:
         return self._engine.retrieval(question, chain=self._chain, template=self._template)
@@ -111,12 +157,14 @@ class RAGCacheRetriever(VectorIndexRetriever):
         check_top_k(self.similarity_top_k)
         check_searchable(self._index)
 
-    def _search(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
+    def _search(
+        self, query_bundle: QueryBundle, on_stage: OnStage[list[NodeWithScore]] | None
+    ) -> list[NodeWithScore]:
         vector = query_bundle.embedding
         if vector is None:
             vector = self._embed(query_bundle)
         check_vector_size(len(vector), faiss_index(self._index))
-        return self._nearest(replace(query_bundle, embedding=vector))
+        return self._nearest(replace(query_bundle, embedding=vector), on_stage)
 
     def _embed(self, query_bundle: QueryBundle) -> list[float]:
         if not query_bundle.embedding_strs:
@@ -125,10 +173,31 @@ class RAGCacheRetriever(VectorIndexRetriever):
             )
         return self._embed_model.get_agg_embedding_from_queries(query_bundle.embedding_strs)
 
-    def _nearest(self, embedded: QueryBundle) -> list[NodeWithScore]:
+    def _nearest(
+        self, embedded: QueryBundle, on_stage: OnStage[list[NodeWithScore]] | None
+    ) -> list[NodeWithScore]:
         """The query's vector to its nodes. embedded.embedding: shape (faiss_index.d,)."""
         with missing_nodes_named(self._index):
-            return super()._retrieve(embedded)
+            if on_stage is None or not self._can_be_staged():
+                return super()._retrieve(embedded)
+            return staged(
+                faiss_index(self._index),
+                lambda index: VectorIndexRetriever._retrieve(retriever_over(self, index), embedded),
+                on_stage,
+                lambda index: provisional_nodes(retriever_over(self, index), embedded),
+            )
+
+    def _can_be_staged(self) -> bool:
+        try:
+            retriever_over(self, faiss_index(self._index))
+        except Exception as error:  # a store of another make, searched as it always was
+            logger.debug("searched in one go: %r", error)
+            return False
+        return True
+
+
+def _of_found(found: NodeWithScore) -> Document:
+    return engine_document(found.node)
 
 
 def engine_document(node: BaseNode) -> Document:

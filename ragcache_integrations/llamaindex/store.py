@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import copy
 from typing import Any
 
-from llama_index.core.indices.vector_store import VectorStoreIndex
+from llama_index.core.indices.vector_store import VectorIndexRetriever, VectorStoreIndex
+from llama_index.core.schema import NodeWithScore, QueryBundle
 
 from ragcache_engine import UnknownDocument, UnsupportedStore
 from ragcache_integrations.searchable import check_counts, check_filled, is_faiss_index
@@ -18,6 +20,31 @@ from ragcache_integrations.searchable import check_counts, check_filled, is_fais
 def faiss_index(index: VectorStoreIndex) -> Any:
     """The faiss.Index below."""
     return index.vector_store.client
+
+
+def retriever_over(retriever: VectorIndexRetriever, index: Any) -> Any:
+    """The same retriever over another faiss.Index: shares everything else, is gone after one search.
+
+    Two private names: a retriever keeps its store as `_vector_store`, and the Faiss stores their index as
+    `_faiss_index`; neither can be given another way. Raises AttributeError if they have moved.
+    """
+    store: Any = copy(
+        retriever._vector_store
+    )  # pydantic's copy: shallow, and private fields with it
+    if store._faiss_index is not store.client:
+        raise AttributeError(f"{type(store).__name__} does not search its _faiss_index")
+    store._faiss_index = index
+    view = object.__new__(type(retriever))
+    view.__dict__.update(retriever.__dict__, _vector_store=store)
+    return view
+
+
+def provisional_nodes(view: VectorIndexRetriever, embedded: QueryBundle) -> list[NodeWithScore]:
+    """What a view's search finds. embedded: has its embedding.
+
+    Private, because the public way leaves a trace, and what is found provisionally is no retrieval.
+    """
+    return view._get_nodes_with_embeddings(embedded)
 
 
 def check_supported(index: Any) -> None:

@@ -66,6 +66,23 @@ def test_ask_answers_names_its_sources_and_says_what_it_cost(corpus, capsys):
     assert "prompt tokens, 0 cached" in out
 
 
+def test_ask_shows_the_timeline_of_each_answer_and_draws_it(corpus, capsys, tmp_path):
+    asked = ("Why do dogs bark?", "Do cats purr?", "--corpus", corpus, "--timeline")
+    assert ask(*asked) == 0
+    out = capsys.readouterr().out
+    assert out.count("first token after") == out.count("speculation: ") == 2
+    assert "final: " in out
+    assert ask(*asked, tmp_path / "drawn.png") == 0
+    assert (tmp_path / "drawn.png").exists()
+    assert (tmp_path / "drawn-2.png").exists()
+
+
+def test_a_question_after_timeline_is_not_taken_for_a_picture(corpus, capsys):
+    with pytest.raises(SystemExit):
+        ask("--corpus", corpus, "--timeline", "Why do dogs bark?")
+    assert "questions go before --timeline" in capsys.readouterr().err
+
+
 def test_ask_keeps_its_index_beside_the_files_and_uses_it_again(corpus, capsys, monkeypatch):
     assert ask("Why?", "--corpus", corpus) == 0
     assert (corpus / ".ragcache" / "index" / "manifest.json").is_file()

@@ -22,8 +22,15 @@ from ragcache_integrations.langchain.faiss_store.filters import Filter
 from ragcache_integrations.langchain.faiss_store.indexes import IndexKind, wants_rebuild
 from ragcache_integrations.langchain.faiss_store.locks import SharedLock
 from ragcache_integrations.langchain.faiss_store.metric import FloatMatrix, Metric
-from ragcache_integrations.langchain.faiss_store.rows import Effort, Scores, search_rows
+from ragcache_integrations.langchain.faiss_store.rows import (
+    Effort,
+    OnRows,
+    Rows,
+    Scores,
+    search_rows,
+)
 from ragcache_integrations.langchain.faiss_store.selections import Selections
+from ragcache_integrations.staging import OnStage
 
 _PORTION = 1_024  # vectors added while searches wait
 
@@ -123,10 +130,12 @@ class Collection:
         filter: Filter | None,
         effort: Effort,
         with_vectors: bool = False,
+        on_stage: OnStage[Found] | None = None,
     ) -> Found:
         """The k nearest documents that pass the filter; fewer only if fewer pass.
 
-        query: shape (1, dimensions).
+        query: shape (1, dimensions). on_stage: searches in stages, and is told of each while the
+        collection stands still; what it raises ends the search.
         Raises QueryShapeError if the dimensions are not the index's, InvalidFilter.
         """
         query = self.metric.as_indexed(query)
@@ -135,9 +144,19 @@ class Collection:
                 return Found([], np.empty(0, dtype=np.float32), query[:0])
             self._check_query(query)
             among = self._selections.of(filter, self._documents, self._index.ntotal)
-            rows, scores = search_rows(self._index, query, k, among, effort)
-            vectors = self._index.reconstruct_batch(rows) if with_vectors else None
-            return Found([self._documents[row] for row in rows.tolist()], scores, vectors)
+            on_rows: OnRows | None = None
+            if on_stage is not None:
+
+                def on_rows(rows: Rows, scores: Scores, fraction_done: float) -> None:
+                    on_stage(self._found(rows, scores, with_vectors), fraction_done)
+
+            rows, scores = search_rows(self._index, query, k, among, effort, on_rows)
+            return self._found(rows, scores, with_vectors)
+
+    def _found(self, rows: Rows, scores: Scores, with_vectors: bool) -> Found:
+        assert self._index is not None
+        vectors = self._index.reconstruct_batch(rows) if with_vectors else None
+        return Found([self._documents[row] for row in rows.tolist()], scores, vectors)
 
     def vectors_of_all(self) -> tuple[list[Document], FloatMatrix]:
         """Every document and its vector as the index stores it, in the order they were added."""

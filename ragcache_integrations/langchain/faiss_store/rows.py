@@ -5,7 +5,7 @@ A row is the position of a vector in its index.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from math import ceil
 from typing import Any
@@ -15,10 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ragcache_engine import BadRequest
+from ragcache_engine.search import SearchStage
 from ragcache_integrations.langchain.faiss_store.metric import FloatMatrix
+from ragcache_integrations.staging import search_in_stages
 
 Rows = NDArray[np.int64]
 Scores = NDArray[np.float32]
+OnRows = Callable[[Rows, Scores, float], None]
+"""Told what a search would find if it ended now, and the share of it that is behind."""
 
 # Below this share of matching rows a graph or a few lists miss too much, and comparing all of them
 # costs little.
@@ -61,12 +65,17 @@ class Selection:
 
 
 def search_rows(
-    index: faiss.Index, query: FloatMatrix, k: int, among: Selection | None, effort: Effort
+    index: faiss.Index,
+    query: FloatMatrix,
+    k: int,
+    among: Selection | None,
+    effort: Effort,
+    on_rows: OnRows | None = None,
 ) -> tuple[Rows, Scores]:
     """The k nearest of the chosen rows, nearest first; fewer only if fewer are chosen.
 
     query: shape (1, dimensions), as indexed. among: None chooses every row.
-    What an approximate search cannot fill is searched for exactly.
+    What an approximate search cannot fill is searched for exactly; then on_rows hears of both searches.
     """
     matching = among.count if among else index.ntotal
     k = min(k, matching)
@@ -74,21 +83,31 @@ def search_rows(
         return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.float32)
     few = matching <= max(_FEW_ROWS, k, _LEAST_APPROXIMATE_SHARE * index.ntotal)
     if not (among and few):
-        rows, scores = approximate(index, query, k, among, effort)
+        rows, scores = approximate(index, query, k, among, effort, on_rows)
         if len(rows) == k:
             return rows, scores
-    return exhaustive(index, query, k, among)
+    return exhaustive(index, query, k, among, on_rows)
 
 
 def approximate(
-    index: faiss.Index, query: FloatMatrix, k: int, among: Selection | None, effort: Effort
+    index: faiss.Index,
+    query: FloatMatrix,
+    k: int,
+    among: Selection | None,
+    effort: Effort,
+    on_rows: OnRows | None = None,
 ) -> tuple[Rows, Scores]:
     """The index's own search; it may find fewer than k."""
-    return _searched(index, query, k, _parameters(index, among, effort.nprobe, effort.ef_search))
+    parameters = _parameters(index, among, effort.nprobe, effort.ef_search)
+    return _searched(index, query, k, parameters, on_rows)
 
 
 def exhaustive(
-    index: faiss.Index, query: FloatMatrix, k: int, among: Selection | None
+    index: faiss.Index,
+    query: FloatMatrix,
+    k: int,
+    among: Selection | None,
+    on_rows: OnRows | None = None,
 ) -> tuple[Rows, Scores]:
     """Compares every chosen row, as the index stores it."""
     if isinstance(index, faiss.IndexHNSW):
@@ -96,7 +115,8 @@ def exhaustive(
         index = faiss.downcast_index(index.storage)
     ivf = faiss.try_extract_index_ivf(index)
     every_list = ivf.nlist if ivf is not None else None
-    return _searched(index, query, k, _parameters(index, among, every_list, index.ntotal))
+    parameters = _parameters(index, among, every_list, index.ntotal)
+    return _searched(index, query, k, parameters, on_rows)
 
 
 def graph_of(index: faiss.Index) -> Any:
@@ -107,9 +127,20 @@ def graph_of(index: faiss.Index) -> Any:
 
 
 def _searched(
-    index: faiss.Index, query: FloatMatrix, k: int, parameters: faiss.SearchParameters
+    index: faiss.Index,
+    query: FloatMatrix,
+    k: int,
+    parameters: faiss.SearchParameters,
+    on_rows: OnRows | None,
 ) -> tuple[Rows, Scores]:
-    scores, rows = index.search(query, k, params=parameters)
+    if on_rows is None:
+        scores, rows = index.search(query, k, params=parameters)
+    else:
+
+        def show(stage: SearchStage) -> None:
+            on_rows(stage.ids[0], stage.distances[0], stage.fraction_done)
+
+        scores, rows = search_in_stages(index, query, k, show, parameters)
     found = rows[0] >= 0
     return rows[0][found], scores[0][found]
 

@@ -14,6 +14,7 @@ from ragcache_integrations.langchain.faiss_store.filters import Filter, predicat
 from ragcache_integrations.langchain.faiss_store.metric import FloatMatrix
 from ragcache_integrations.langchain.faiss_store.rows import Effort
 from ragcache_integrations.searchable import check_top_k
+from ragcache_integrations.staging import OnStage
 
 DEFAULT_K = 4
 DEFAULT_FETCH_K = 20
@@ -58,10 +59,16 @@ class Search:
             collection, k, filter, options.get("score_threshold"), effort, fetch_k, lambda_mult
         )
 
-    def run(self, embedding: Sequence[float], k: int, with_vectors: bool = False) -> Found:
+    def run(
+        self,
+        embedding: Sequence[float],
+        k: int,
+        with_vectors: bool = False,
+        on_stage: OnStage[Found] | None = None,
+    ) -> Found:
         """The k nearest that pass the filter, whatever their scores. Raises QueryShapeError."""
         query = as_query(embedding)
-        return self.collection.nearest(query, k, self.filter, self.effort, with_vectors)
+        return self.collection.nearest(query, k, self.filter, self.effort, with_vectors, on_stage)
 
     def is_near_enough(self, score: float) -> bool:
         if self.score_threshold is None:

@@ -17,7 +17,7 @@ from langchain_core.vectorstores import VectorStore
 
 from ragcache_engine import BadRequest, EmptyIndex, UnsupportedIndex
 from ragcache_integrations.langchain.faiss_store import community, saves
-from ragcache_integrations.langchain.faiss_store.collection import Collection
+from ragcache_integrations.langchain.faiss_store.collection import Collection, Found
 from ragcache_integrations.langchain.faiss_store.diversity import most_diverse
 from ragcache_integrations.langchain.faiss_store.entries import (
     Entries,
@@ -40,6 +40,7 @@ from ragcache_integrations.langchain.faiss_store.searches import (
     as_query,
     refuse_options,
 )
+from ragcache_integrations.staging import OnStage, seen_as
 
 IndexChoice: TypeAlias = (
     Literal["flat", "ivf", "hnsw"] | FlatIndex | IVFIndex | HNSWIndex | faiss.Index
@@ -319,9 +320,16 @@ class FaissVectorStore(VectorStore):
     # Searching by vector; the async twins that LangChain has run these off the event loop
 
     def similarity_search_by_vector(
-        self, embedding: Sequence[float], k: int = DEFAULT_K, **kwargs: Any
+        self,
+        embedding: Sequence[float],
+        k: int = DEFAULT_K,
+        *,
+        on_stage: OnStage[list[Document]] | None = None,
+        **kwargs: Any,
     ) -> list[Document]:
-        """`similarity_search` for a query that is embedded already."""
+        """`similarity_search` for a query that is embedded already. on_stage: as `search_by_vector`."""
+        if on_stage is not None:
+            kwargs["on_stage"] = seen_as(_documents, on_stage)
         return _documents(self.similarity_search_with_score_by_vector(embedding, k, **kwargs))
 
     def similarity_search_with_score_by_vector(
@@ -333,6 +341,7 @@ class FaissVectorStore(VectorStore):
         score_threshold: float | None = None,
         nprobe: int | None = None,
         ef_search: int | None = None,
+        on_stage: OnStage[list[tuple[Document, float]]] | None = None,
         **kwargs: Any,
     ) -> list[tuple[Document, float]]:
         """The k nearest documents and their scores.
@@ -346,6 +355,7 @@ class FaissVectorStore(VectorStore):
                 in units of the metric, not of relevance.
             nprobe: lists an IVF index looks into this time.
             ef_search: candidates an HNSW index keeps this time.
+            on_stage: as in `search_by_vector`, with the scores.
             **kwargs: `fetch_k` may be there and changes nothing, as filters do not need it.
         """
         options = {
@@ -355,7 +365,7 @@ class FaissVectorStore(VectorStore):
             "ef_search": ef_search,
             **kwargs,
         }
-        return self._scored(Search.checked(self._collection, k, options), embedding)
+        return self._scored(Search.checked(self._collection, k, options), embedding, on_stage)
 
     async def asimilarity_search_with_score_by_vector(
         self, embedding: Sequence[float], k: int = DEFAULT_K, **kwargs: Any
@@ -371,27 +381,43 @@ class FaissVectorStore(VectorStore):
         k: int = DEFAULT_K,
         fetch_k: int = DEFAULT_FETCH_K,
         lambda_mult: float = 0.5,
+        *,
+        on_stage: OnStage[list[Document]] | None = None,
         **kwargs: Any,
     ) -> list[Document]:
-        """`max_marginal_relevance_search` for a query that is embedded already."""
+        """`max_marginal_relevance_search` for a query that is embedded already.
+
+        on_stage: as in `search_by_vector`.
+        """
         search = Search.checked(self._collection, k, kwargs, fetch_k, lambda_mult)
-        return self._diverse(search, embedding)
+        return self._diverse(search, embedding, on_stage)
 
     def search_by_vector(
-        self, embedding: Sequence[float], search_type: str = "similarity", **kwargs: Any
+        self,
+        embedding: Sequence[float],
+        search_type: str = "similarity",
+        *,
+        on_stage: OnStage[list[Document]] | None = None,
+        **kwargs: Any,
     ) -> list[Document]:
         """`search` for a query that is embedded already: what `as_retriever` would find for it.
 
         Args:
             embedding: the query's vector.
             search_type: "similarity", "mmr" or "similarity_score_threshold".
+            on_stage: searches in stages (docs/search.md says which indexes), and is called with the
+                documents that this call would return if the search ended now, and with the share of
+                it that is behind. Filters, thresholds and deletions hold. It must not change the
+                store, which waits for it; what it raises ends the search.
             **kwargs: as for the method of that name; for the last, `score_threshold` is the least
                 relevance.
         """
+        # Only where it is wanted: subclasses may have searches that do not know it.
+        told: dict[str, Any] = {} if on_stage is None else {"on_stage": on_stage}
         if search_type == "similarity":
-            return self.similarity_search_by_vector(embedding, **kwargs)
+            return self.similarity_search_by_vector(embedding, **kwargs, **told)
         if search_type == "mmr":
-            return self.max_marginal_relevance_search_by_vector(embedding, **kwargs)
+            return self.max_marginal_relevance_search_by_vector(embedding, **kwargs, **told)
         if search_type != "similarity_score_threshold":
             raise BadRequest(
                 f"search_type={search_type!r} is not known; choose 'similarity', 'mmr' or "
@@ -399,8 +425,15 @@ class FaissVectorStore(VectorStore):
             )
         least = kwargs.pop("score_threshold", None)
         relevance = self._select_relevance_score_fn()
-        found = self.similarity_search_with_score_by_vector(embedding, **kwargs)
-        return [document for document, score in found if least is None or relevance(score) >= least]
+
+        def near(scored: list[tuple[Document, float]]) -> list[Document]:
+            return [
+                document for document, score in scored if least is None or relevance(score) >= least
+            ]
+
+        if on_stage is not None:
+            kwargs["on_stage"] = seen_as(near, on_stage)
+        return near(self.similarity_search_with_score_by_vector(embedding, **kwargs))
 
     async def asearch_by_vector(
         self, embedding: Sequence[float], search_type: str = "similarity", **kwargs: Any
@@ -574,24 +607,38 @@ class FaissVectorStore(VectorStore):
     def _put(self, entries: Entries, vectors: Any) -> None:
         self._collection.put(entries.documents, as_matrix(vectors, len(entries.documents)))
 
-    def _scored(self, search: Search, embedding: Sequence[float]) -> list[tuple[Document, float]]:
-        found = search.run(embedding, search.k)
-        return [
-            (copied(document), score)
-            for document, score in zip(found.documents, found.scores.tolist(), strict=True)
-            if search.is_near_enough(score)
-        ]
+    def _scored(
+        self,
+        search: Search,
+        embedding: Sequence[float],
+        on_stage: OnStage[list[tuple[Document, float]]] | None = None,
+    ) -> list[tuple[Document, float]]:
+        def near(found: Found) -> list[tuple[Document, float]]:
+            return [
+                (copied(document), score)
+                for document, score in zip(found.documents, found.scores.tolist(), strict=True)
+                if search.is_near_enough(score)
+            ]
 
-    def _diverse(self, search: Search, embedding: Sequence[float]) -> list[Document]:
-        found = search.run(embedding, max(search.k, search.fetch_k), with_vectors=True)
-        near = [
-            at for at, score in enumerate(found.scores.tolist()) if search.is_near_enough(score)
-        ]
-        assert found.vectors is not None
-        chosen = most_diverse(
-            as_query(embedding), found.vectors[near], search.k, search.lambda_mult
-        )
-        return [copied(found.documents[near[at]]) for at in chosen]
+        return near(search.run(embedding, search.k, on_stage=seen_as(near, on_stage)))
+
+    def _diverse(
+        self,
+        search: Search,
+        embedding: Sequence[float],
+        on_stage: OnStage[list[Document]] | None = None,
+    ) -> list[Document]:
+        def diverse(found: Found) -> list[Document]:
+            scores = found.scores.tolist()
+            near = [at for at, score in enumerate(scores) if search.is_near_enough(score)]
+            assert found.vectors is not None
+            chosen = most_diverse(
+                as_query(embedding), found.vectors[near], search.k, search.lambda_mult
+            )
+            return [copied(found.documents[near[at]]) for at in chosen]
+
+        fetched = max(search.k, search.fetch_k)
+        return diverse(search.run(embedding, fetched, True, seen_as(diverse, on_stage)))
 
 
 def _texts(entries: Entries) -> list[str]:

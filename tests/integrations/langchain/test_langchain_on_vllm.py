@@ -1,10 +1,14 @@
 """The chain on the real model: what the fake cannot show."""
 
+import time
+
 import pytest
 from langchain_core.runnables import RunnableLambda
 
+import ragcache_engine.search
 from ragcache_engine import SamplingOptions
-from ragcache_integrations.langchain import RAGCacheLLM, RAGCacheRetriever
+from ragcache_integrations import staging
+from ragcache_integrations.langchain import FaissVectorStore, RAGCacheLLM, RAGCacheRetriever
 
 pytestmark = pytest.mark.vllm
 
@@ -52,3 +56,32 @@ def test_the_chain_says_what_the_model_says_to_its_prompt(chat, store, vllm_engi
     )
     answer = vllm_engine.generate(prompt, options=SamplingOptions(max_tokens=16))
     assert chain.invoke(QUESTION) == answer.text
+
+
+def test_a_slow_search_is_overlapped_and_the_answers_are_as_without(
+    chat, corpus, embeddings, vllm_engine, monkeypatch
+):
+    def slow(*args, stages_of=ragcache_engine.search.stages, **kwargs):
+        for stage in stages_of(*args, **kwargs):
+            yield stage
+            if not stage.final:
+                time.sleep(0.1)
+
+    texts = [*corpus.values(), *(f"Note {n} says nothing of interest." for n in range(4_000))]
+    store = FaissVectorStore.from_texts(texts, embeddings, index="flat")
+    llm = RAGCacheLLM(engine=vllm_engine, temperature=0, max_tokens=8)
+    questions = [
+        QUESTION,
+        "Why does bread rise in the oven?",
+        "How do bees tell where flowers are?",
+    ]
+    vllm_engine.clear_cache()
+    plain = chat(store.as_retriever(search_kwargs={"k": 2}), llm).batch(questions)
+    vllm_engine.clear_cache()
+    monkeypatch.setattr(ragcache_engine.search, "stages", slow)
+    monkeypatch.setattr(staging, "SLICE_S", 0.0)
+    before = vllm_engine.stats().speculation
+    chain = chat(RAGCacheRetriever.from_vectorstore(store, engine=vllm_engine, k=2), llm)
+    for question, answer in zip([*questions, *questions], [*plain, *plain], strict=True):
+        assert chain.invoke(question) == answer
+    assert vllm_engine.stats().speculation.adopted > before.adopted

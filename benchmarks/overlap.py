@@ -1,0 +1,429 @@
+"""How much of the search does the prefill hide, and what do wrong guesses cost?
+
+    python benchmarks/overlap.py --out benchmarks/results/overlap      # an hour, on a quiet machine
+    python benchmarks/overlap.py --quick --out /tmp/overlap            # two minutes, says nothing
+
+**Hidden search** (RAGCache's Table 3). 300,000 vectors, made of the documents of four question sets as in
+early_results.py, in an IVF index of 1,024 lists, of which 12.5 to 100% are searched. Real squad
+questions, one at a time, through LangChain's FAISS store. Each is asked twice, in alternating order and
+with an empty cache: through `store.as_retriever()`, and `RAGCacheRetriever`, which tells the engine
+of the stages. The model has one core to itself and the search, with all else of this process, the other;
+Faiss has one thread. The timeline of one question at each share is drawn too.
+
+    prefill        = TTFT of the stock retriever - its search
+    not overlapped = TTFT of RAGCacheRetriever - prefill      what the search still adds to the TTFT
+    hidden         = 1 - not overlapped / search of the stock retriever
+
+each for one question, so that its own prefill counts; printed are medians and quartiles. Noise and the
+cost of staging are in "not overlapped", which may exceed the search: hidden is negative then. Where a
+prefill takes ten times as long as its search, its noise drowns the difference; so there is also, from the
+timeline of RAGCacheRetriever alone, the share of its search that had passed after the adopted
+speculation began (0 if none was adopted), whatever that has cost.
+
+**Wrong guesses.** A search that only waits and has other documents at each of eight stages, against one
+that waits as long and says nothing: TTFT with over TTFT without, a question at a time (goal: at most
+1.05), and in rounds of eight questions at once (goal: at most 1.02), in both modes of speculation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import statistics
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import faiss
+import matplotlib as mpl
+import numpy as np
+from early_results import DATA, LISTS, SETS, SHARES, embedded, read, scaled_up, texts
+from langchain_community.docstore.in_memory import InMemoryDocstore
+from langchain_community.vectorstores import FAISS
+from langchain_core.documents import Document as LangChainDocument
+from langchain_core.embeddings import Embeddings
+
+from ragcache_cli import timeline
+from ragcache_cli.models import demo_model
+from ragcache_engine import (
+    Document,
+    EngineConfig,
+    EngineError,
+    RAGCacheEngine,
+    SamplingOptions,
+    SpeculationOutcome,
+    SpeculationReport,
+    Template,
+)
+from ragcache_engine.config import SpeculationMode
+from ragcache_integrations.langchain import RAGCacheRetriever
+
+mpl.use("Agg")
+from matplotlib import pyplot as plt
+
+TOP_K = 2
+CONTEXT_TOKENS = 2_048
+OPTIONS = SamplingOptions(max_tokens=2, ignore_eos=True)
+TEMPLATE = Template(
+    "<|im_start|>user\nAnswer from these passages.\n\n",
+    "\n\n",
+    "\n\nQuestion: {question}<|im_end|>\n<|im_start|>assistant\n",
+)
+SEARCH_CORE, MODEL_CORE = 0, 1
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+STAGES = 8
+AT_ONCE = 8
+SEED = 1
+
+
+class Known(Embeddings):
+    """Questions whose vectors are there already: embedding them is no part of the search."""
+
+    def __init__(self, vectors: dict[str, list[float]]) -> None:
+        self._vectors = vectors
+
+    def embed_query(self, text: str) -> list[float]:
+        return self._vectors[text]
+
+    def embed_documents(self, texts: list[str]) -> list[list[float]]:
+        return [self._vectors[text] for text in texts]
+
+
+@contextmanager
+def engine_beside_search(mode: SpeculationMode, *, pinned: bool) -> Iterator[RAGCacheEngine]:
+    """An engine on one core, and every thread of this process on another.
+
+    Raises SystemExit on a machine with fewer than two.
+    """
+    if pinned and not {SEARCH_CORE, MODEL_CORE} <= os.sched_getaffinity(0):
+        raise SystemExit(f"cores {SEARCH_CORE} and {MODEL_CORE} are needed, or --not-pinned")
+    if pinned:
+        os.environ["VLLM_CPU_OMP_THREADS_BIND"] = str(MODEL_CORE)
+    config = EngineConfig(
+        model=str(demo_model()),
+        backend="vllm",
+        device_cache="512MiB",
+        speculation=mode,
+        vllm_args={"max_model_len": CONTEXT_TOKENS},
+    )
+    with RAGCacheEngine(config) as engine:
+        if pinned:
+            _pin()
+        yield engine
+    if pinned:
+        _on_cores(os.getpid(), {SEARCH_CORE, MODEL_CORE})
+
+
+def _pin() -> None:
+    import psutil
+
+    for child in psutil.Process().children(recursive=True):
+        _on_cores(child.pid, {MODEL_CORE})
+    _on_cores(os.getpid(), {SEARCH_CORE})
+
+
+def _on_cores(process: int, cores: set[int]) -> None:
+    for thread in os.listdir(f"/proc/{process}/task"):  # those to come inherit it from their makers
+        with suppress(ProcessLookupError):
+            os.sched_setaffinity(int(thread), cores)
+
+
+def emptied(engine: RAGCacheEngine) -> None:
+    """Clear the cache; what was cancelled may run to the end of its step first."""
+    for _ in range(1_000):
+        try:
+            return engine.clear_cache()
+        except EngineError:
+            time.sleep(0.01)
+    raise SystemExit("the engine does not come to rest")
+
+
+def first_token(
+    engine: RAGCacheEngine, prompt: str, documents: Sequence[Document] | None
+) -> tuple[float, Any]:
+    """When the first token was there, by our clock, and the usage."""
+    at_s, usage = 0.0, None
+    with engine.stream(prompt, documents, OPTIONS) as pieces:
+        for piece in pieces:
+            at_s = at_s or time.perf_counter()
+            usage = piece.usage
+    return at_s, usage
+
+
+def store_of(
+    vectors: Any, passages: Sequence[str], questions: dict[str, list[float]], lists: int
+) -> FAISS:
+    """A LangChain store as a user would have it; copies of a passage's vector stand for its text."""
+    index = faiss.IndexIVFFlat(faiss.IndexFlatL2(vectors.shape[1]), vectors.shape[1], lists)
+    index.train(vectors[:: max(1, len(vectors) // (40 * lists))])
+    index.add(vectors)
+    names = {row: f"p{row}" for row in range(len(vectors))}
+    documents = {
+        name: LangChainDocument(passages[row % len(passages)], id=name)
+        for row, name in names.items()
+    }
+    return FAISS(Known(questions), index, InMemoryDocstore(documents), names)
+
+
+def ours(documents: Sequence[LangChainDocument]) -> list[Document]:
+    return [Document(str(document.id), document.page_content) for document in documents]
+
+
+def under_way(report: SpeculationReport) -> float:
+    """The share of the search that ran beside the speculation that was adopted."""
+    seen = timeline.lanes(report)
+    if report.outcome is not SpeculationOutcome.ADOPTED or not seen.begun:
+        return 0.0
+    ended_s = seen.stages_s[-1]
+    return max(0.0, ended_s - seen.begun[-1].start_s) / ended_s
+
+
+def hidden(engine: RAGCacheEngine, store: FAISS, asked: Sequence[str], share: float) -> dict:
+    """Every question with and without stages, at one share of the lists."""
+    store.index.nprobe = int(share * store.index.nlist)
+    plain = store.as_retriever(search_kwargs={"k": TOP_K})
+    staged = RAGCacheRetriever.from_vectorstore(store, engine=engine, k=TOP_K, template=TEMPLATE)
+    rows, outcomes, stages, started = [], Counter[str](), [], 0
+    # The first questions teach the engine the sampling options.
+    for number, question in enumerate([*asked[:2], *asked], -2):
+        row: dict[str, Any] = {"question": question}
+        for arm in ("plain", "staged") if number % 2 else ("staged", "plain"):
+            emptied(engine)
+            began_s = time.perf_counter()
+            documents = (plain if arm == "plain" else staged).invoke(question)
+            searched_s = time.perf_counter()
+            prompt = TEMPLATE(question, ours(documents))
+            given = ours(documents) if arm == "plain" else None
+            token_s, usage = first_token(engine, prompt, given)
+            row[f"{arm}_search_s"] = searched_s - began_s
+            row[f"{arm}_ttft_s"] = token_s - began_s
+            if arm == "staged":
+                row["usage"] = usage
+        usage = row.pop("usage")
+        report = usage.speculation
+        row["outcome"] = report.outcome.value
+        row["prefill_s"] = row["plain_ttft_s"] - row["plain_search_s"]
+        row["not_overlapped_s"] = row["staged_ttft_s"] - row["prefill_s"]
+        row["under_way"] = under_way(report)
+        row["hidden"] = 1 - row["not_overlapped_s"] / row["plain_search_s"]
+        if number >= 0:
+            rows.append(row)
+            outcomes[report.outcome.value] += 1
+            stages.append(sum(event.step == "stage" for event in report.timeline))
+            started += sum(event.step == "started" for event in report.timeline)
+    names = ("plain_search_s", "staged_search_s", "prefill_s", "plain_ttft_s", "staged_ttft_s")
+    return {
+        "share": share,
+        "questions": len(rows),
+        **{name: quartiles([row[name] for row in rows]) for name in names},
+        "not_overlapped_s": quartiles([row["not_overlapped_s"] for row in rows]),
+        "hidden": quartiles([row["hidden"] for row in rows]),
+        "under_way": quartiles([row["under_way"] for row in rows]),
+        "stages": statistics.fmean(stages),
+        "speculations": started / len(rows),
+        "outcomes": dict(outcomes),
+        "rows": rows,
+        "last": (question, usage),
+    }
+
+
+def ask_misled(
+    engine: RAGCacheEngine,
+    question: str,
+    passages: Sequence[Document],
+    seed: int,
+    search_s: float,
+    *,
+    told: bool,
+) -> float:
+    """One question whose search waits, and if told changes its mind at every stage. Returns the TTFT."""
+    dice = random.Random(seed)
+    guesses = [dice.sample(list(passages), TOP_K) for _ in range(STAGES)]
+    began_s = time.perf_counter()
+    if not told:
+        time.sleep(search_s)
+        token_s, _ = first_token(engine, TEMPLATE(question, guesses[-1]), guesses[-1])
+        return float(token_s - began_s)
+    chain = "misled"
+    with engine.retrieval(question, chain=chain, template=TEMPLATE, options=OPTIONS) as retrieval:
+        for guess in guesses[:-1]:
+            time.sleep(search_s / STAGES)
+            retrieval.provisional(guess)
+        time.sleep(search_s / STAGES)
+        retrieval.found(guesses[-1])
+    token_s, _ = first_token(engine, TEMPLATE(question, guesses[-1]), None)
+    return float(token_s - began_s)
+
+
+def misled(
+    engine: RAGCacheEngine,
+    asked: Sequence[str],
+    passages: Sequence[Document],
+    search_s: float,
+    at_once: int,
+) -> dict:
+    """Rounds of `at_once` questions, each round with and without wrong guesses; ratios of mean TTFTs."""
+    means: dict[bool, list[float]] = {True: [], False: []}
+    before = engine.stats().speculation
+    with ThreadPoolExecutor(at_once) as pool:
+        for number in range(len(asked) // at_once):
+            questions = asked[number * at_once : (number + 1) * at_once]
+            for told in (True, False) if number % 2 else (False, True):
+                emptied(engine)
+
+                def ask(place: int, told: bool = told, number: int = number) -> float:
+                    seed = number * at_once + place
+                    question = questions[place]  # noqa: B023  # used before the next round
+                    return ask_misled(engine, question, passages, seed, search_s, told=told)
+
+                means[told].append(statistics.fmean(pool.map(ask, range(at_once))))
+    after = engine.stats().speculation
+    pairs = zip(means[True], means[False], strict=True)
+    return {
+        "at_once": at_once,
+        "rounds": len(means[True]),
+        "told_s": quartiles(means[True]),
+        "silent_s": quartiles(means[False]),
+        "ratio": quartiles([told / silent for told, silent in pairs]),
+        "started": after.started - before.started,
+        "wasted_prefill_tokens": after.wasted_prefill_tokens - before.wasted_prefill_tokens,
+    }
+
+
+def quartiles(values: Sequence[float]) -> list[float]:
+    """25, 50, 75%."""
+    return [float(value) for value in np.quantile(values, (0.25, 0.5, 0.75))]
+
+
+def ms(three: Sequence[float]) -> str:
+    low, middle, high = (1_000 * value for value in three)
+    return f"{middle:.0f} ({low:.0f} to {high:.0f})"
+
+
+def table(result: dict[str, Any]) -> Iterator[str]:
+    if result["hidden"]:
+        yield (
+            "| lists searched | search, ms | not overlapped, ms | hidden | by timeline | prefill, ms "
+            "| TTFT without, ms | TTFT with, ms | stages | begun | adopted |"
+        )
+        yield "|" + "---|" * 11
+    for row in result["hidden"]:
+        shown = [
+            f"{middle:.0%} ({low:.0%} to {high:.0%})"
+            for low, middle, high in (row["hidden"], row["under_way"])
+        ]
+        adopted = row["outcomes"].get(SpeculationOutcome.ADOPTED.value, 0)
+        yield (
+            f"| {row['share']:.1%} | {ms(row['plain_search_s'])} | {ms(row['not_overlapped_s'])} "
+            f"| {shown[0]} | {shown[1]} | {ms(row['prefill_s'])} "
+            f"| {ms(row['plain_ttft_s'])} | {ms(row['staged_ttft_s'])} | {row['stages']:.1f} "
+            f"| {row['speculations']:.1f} | {adopted} of {row['questions']} |"
+        )
+    yield ""
+    if result["misled"]:
+        yield (
+            "| wrong guesses | at once | TTFT with, ms | without, ms | with / without | rounds "
+            "| begun |"
+        )
+        yield "|" + "---|" * 7
+    for row in result["misled"]:
+        low, middle, high = row["ratio"]
+        yield (
+            f"| {row['mode']} | {row['at_once']} | {ms(row['told_s'])} | {ms(row['silent_s'])} "
+            f"| {middle:.3f} ({low:.3f} to {high:.3f}) | {row['rounds']} | {row['started']} |"
+        )
+
+
+def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
+    figure, axes = plt.subplots(figsize=(6.4, 3.8))
+    places = np.arange(len(rows))
+    for offset, name, label in (
+        (-0.2, "plain_search_s", "search, without overlap"),
+        (0.2, "not_overlapped_s", "search not overlapped, with it"),
+    ):
+        low, middle, high = (1_000 * np.array([row[name][at] for row in rows]) for at in range(3))
+        spread = np.maximum([middle - low, high - middle], 0)
+        axes.bar(places + offset, middle, 0.38, yerr=spread, capsize=3, label=label)
+    axes.set_xticks(places, [f"{row['share']:.1%}" for row in rows])
+    axes.set(xlabel="lists searched", ylabel="ms added to the TTFT (median, quartiles)")
+    axes.axhline(0, color="black", linewidth=0.6)
+    axes.grid(axis="y", alpha=0.3)
+    axes.legend()
+    figure.tight_layout()
+    figure.savefig(path, dpi=130)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, required=True, help="folder for the results")
+    parser.add_argument("--data", type=Path, default=DATA)
+    parser.add_argument("--vectors", type=int, default=300_000)
+    parser.add_argument("--lists", type=int, default=LISTS)
+    parser.add_argument("--questions", type=int, default=100, help="at each share of the lists")
+    parser.add_argument("--shares", type=float, nargs="*", default=SHARES)
+    parser.add_argument("--document-words", type=int, default=250, help="longer ones are cut")
+    parser.add_argument("--misled", type=int, default=96, help="questions with wrong guesses")
+    parser.add_argument("--search-s", type=float, default=0.4, help="of a search that only waits")
+    parser.add_argument("--modes", nargs="*", default=("on", "auto"), choices=("on", "auto"))
+    parser.add_argument("--not-pinned", action="store_true", help="leave the cores to the system")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, to see that it runs")
+    given = parser.parse_args(arguments)
+    if given.quick:
+        given.vectors, given.lists, given.questions, given.misled = 45_000, 64, 3, 8
+        given.shares, given.modes, given.document_words = (1.0,), ("on",), 60
+    faiss.omp_set_num_threads(1)
+
+    documents = embedded("documents", given.data)
+    passages = [
+        " ".join(text.split()[: given.document_words])
+        for name in SETS
+        for text in texts(name, "documents", given.data)
+    ]
+    squad = [row["query"] for row in read(given.data / "squad" / "queries.jsonl.gz")]
+    drawn = list(dict.fromkeys(random.Random(SEED).sample(squad, len(squad))))
+    vectors = embedded("questions", given.data)
+    known = {question: vectors[at].tolist() for at, question in enumerate(squad)}
+    result: dict[str, Any] = {
+        "vectors": given.vectors,
+        "pinned": not given.not_pinned,
+        "load_average": os.getloadavg(),
+        "hidden": [],
+        "misled": [],
+    }
+    given.out.mkdir(parents=True, exist_ok=True)
+    if given.shares and given.questions:
+        store = store_of(scaled_up(documents, given.vectors), passages, known, given.lists)
+        with engine_beside_search("on", pinned=not given.not_pinned) as engine:
+            for share in given.shares:
+                print(f"searching {share:.1%} of the lists", flush=True)
+                row = hidden(engine, store, drawn[: given.questions], share)
+                timeline.draw(*row.pop("last"), given.out / f"timeline-{100 * share:g}.png")
+                result["hidden"].append(row)
+        del store
+        draw(result["hidden"], given.out / "overlap.png")
+    some = [Document(f"p{at}", text) for at, text in enumerate(passages)]
+    for mode in given.modes if given.misled else ():
+        print(f"wrong guesses, speculation {mode}", flush=True)
+        with engine_beside_search(mode, pinned=not given.not_pinned) as engine:
+            ask_misled(engine, drawn[0], some, SEED, 0.01, told=True)
+            for at_once in (1, AT_ONCE):
+                asked = drawn[: given.misled]
+                row = misled(engine, asked, some, given.search_s, at_once)
+                result["misled"].append({"mode": mode, **row})
+    lines = [*table(result), ""]
+    print(*lines, sep="\n")
+    (given.out / "overlap.md").write_text("\n".join(lines), encoding="utf-8")
+    (given.out / "overlap.json").write_text(json.dumps(result, indent=1), encoding="utf-8")
+
+
+# vLLM starts processes that import this file again.
+if __name__ == "__main__":
+    main()

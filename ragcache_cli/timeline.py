@@ -1,0 +1,147 @@
+"""What happened between a question and its first token: a table, and a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from ragcache_cli.extras import needed
+from ragcache_engine import SpeculationEvent, SpeculationReport, SpeculationStep, Usage
+
+SEARCH, KEPT, LOST, MODEL = "#4878a8", "#55a868", "#c0504d", "#8172b2"
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A speculation. fate: "adopted", "prefilled", or why it was cancelled."""
+
+    start_s: float
+    end_s: float
+    fate: str
+
+    @property
+    def was_of_use(self) -> bool:
+        return self.fate in ("adopted", "prefilled")
+
+
+@dataclass(frozen=True, slots=True)
+class Lanes:
+    """A timeline as it is drawn; seconds since the question.
+
+    stages_s: when the search had documents. new_s: those of them at which they were other ones.
+    model_s: when the computation that led to the first token began; None if none did.
+    """
+
+    stages_s: tuple[float, ...]
+    new_s: tuple[float, ...]
+    begun: tuple[Begun, ...]
+    prompt_s: float | None
+    model_s: float | None
+    first_token_s: float | None
+
+
+def lanes(report: SpeculationReport) -> Lanes:
+    stages = [event for event in report.timeline if event.step is SpeculationStep.STAGE]
+    named = [event.detail.removeprefix("final: ") for event in stages]
+    new = [event.at_s for at, event in enumerate(stages) if at == 0 or named[at] != named[at - 1]]
+    prompt_s = _when(report.timeline, SpeculationStep.PROMPT)
+    begun = _begun(report, prompt_s)
+    model_s = begun[-1].start_s if begun and begun[-1].fate == "adopted" else prompt_s
+    return Lanes(
+        stages_s=tuple(event.at_s for event in stages),
+        new_s=tuple(new),
+        begun=begun,
+        prompt_s=prompt_s,
+        model_s=model_s,
+        first_token_s=_when(report.timeline, SpeculationStep.FIRST_TOKEN),
+    )
+
+
+def _begun(report: SpeculationReport, prompt_s: float | None) -> tuple[Begun, ...]:
+    found: list[Begun] = []
+    start_s: float | None = None
+    for event in report.timeline:
+        if event.step is SpeculationStep.STARTED:
+            start_s = event.at_s
+        elif start_s is not None and event.step in (
+            SpeculationStep.CANCELLED,
+            SpeculationStep.ADOPTED,
+        ):
+            fate = event.detail or event.step.value
+            found.append(Begun(start_s, event.at_s, fate))
+            start_s = None
+    if start_s is not None:  # what has done all it was meant for is not said to be cancelled
+        found.append(Begun(start_s, start_s if prompt_s is None else prompt_s, "prefilled"))
+    return tuple(found)
+
+
+def _when(timeline: Sequence[SpeculationEvent], step: SpeculationStep) -> float | None:
+    return next((event.at_s for event in timeline if event.step is step), None)
+
+
+def show(report: SpeculationReport, console: Console) -> None:
+    """A line an event."""
+    table = Table(box=None, pad_edge=False, title_justify="left", show_header=False)
+    table.add_column(justify="right", style="dim")
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True, overflow="ellipsis", style="dim")
+    for event in report.timeline:
+        table.add_row(f"{event.at_s:.3f} s", event.step.value, escape(event.detail))
+    console.print(table)
+    console.print(f"[dim]speculation: {report.outcome.value}[/dim]", highlight=False)
+
+
+def draw(question: str, usage: Usage, path: Path) -> None:
+    """The timeline as a PNG: a lane each for search, speculation and model. Raises MissingExtra."""
+    with needed("the picture"):
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    seen = lanes(usage.speculation)
+    figure = Figure(figsize=(9, 2.9), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    if seen.stages_s:
+        axes.barh(2, seen.stages_s[-1], height=0.5, color=SEARCH, alpha=0.45)
+        axes.vlines(seen.stages_s, 1.75, 2.25, colors=SEARCH, linewidth=1)
+        axes.plot(seen.new_s, [2] * len(seen.new_s), "o", color=SEARCH, markersize=5)
+    for begun in seen.begun:
+        colour = KEPT if begun.was_of_use else LOST
+        axes.barh(1, begun.end_s - begun.start_s, 0.5, begun.start_s, color=colour, alpha=0.6)
+        axes.text(begun.start_s, 1.3, begun.fate, fontsize=8, color=colour, va="bottom")
+    if seen.model_s is not None and seen.first_token_s is not None:
+        width = seen.first_token_s - seen.model_s
+        axes.barh(0, width, 0.5, seen.model_s, color=MODEL, alpha=0.6)
+        axes.plot(seen.first_token_s, 0, "D", color=MODEL, markersize=7)
+        axes.annotate(
+            "first token", (seen.first_token_s, 0), (7, 0), textcoords="offset points", va="center"
+        )
+    if seen.prompt_s is not None:
+        axes.axvline(seen.prompt_s, color="black", linewidth=1, linestyle=":")
+        axes.text(seen.prompt_s, 2.45, " prompt", fontsize=8, va="bottom")
+    axes.set_yticks([2, 1, 0], ["search\n(dots: new documents)", "speculation", "model"])
+    axes.set_ylim(-0.5, 2.8)
+    axes.set_xlim(0, max(0.001, usage.ttft_s, *seen.stages_s, seen.prompt_s or 0) * 1.12)
+    axes.set_xlabel("seconds since the question")
+    axes.xaxis.grid(visible=True, color="#dddddd")
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.tick_params(axis="y", length=0)
+    short = question if len(question) <= 80 else question[:79] + "…"
+    figure.suptitle(f"{short}  (TTFT {usage.ttft_s:.3f} s)", fontsize=11)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=130)
+
+
+def picture_path(given: Path, number: int) -> Path:
+    """Where the picture of the question of this number (from 1) goes.
+
+    given: a folder, or a file ending in .png; several questions have a number in their names.
+    """
+    if given.suffix.lower() != ".png":
+        return given / f"timeline-{number}.png"
+    return given if number == 1 else given.with_stem(f"{given.stem}-{number}")

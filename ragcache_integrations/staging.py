@@ -1,0 +1,239 @@
+"""A framework's own search, made in stages: told what it would return if it ended now, then what it does.
+
+The framework searches a stand-in for its Faiss index. The stand-in searches the real index in stages,
+whose last is the real index's own answer, and runs the framework's search again on each stage before: on
+another stand-in that answers with that stage. So filters, thresholds and whatever else the framework does
+with what Faiss found hold for every stage, and what is returned is what the framework returns by itself.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import logging
+import threading
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, closing
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+
+from ragcache_engine import Document, RetrievalInProgress
+
+if TYPE_CHECKING:
+    from ragcache_engine.search import SearchStage
+
+logger = logging.getLogger(__name__)
+
+SLICE_S = 0.002
+"""Seconds of searching between stages, at least: what a prefill gains by starting less early is less."""
+
+Found = TypeVar("Found")
+Raw = TypeVar("Raw")
+Item = TypeVar("Item")
+
+OnStage: TypeAlias = Callable[[Found, float], None]
+"""Told what a search would return if it ended now, and the share of it that is behind."""
+
+
+class SearchStopped(BaseException):
+    """Ends a search from within. No error, so that nobody on the way out handles it as one."""
+
+
+def search_in_stages(
+    index: Any, query: Any, k: int, on_stage: Callable[[SearchStage], None], params: Any = None
+) -> tuple[Any, Any]:
+    """`index.search(query, k, params=params)`: distances and ids, shape (n, k) each.
+
+    query: float32, shape (n, dimensions). on_stage: told of stages in which k were found. What it raises
+    ends the search.
+    """
+    # Here, since it loads Faiss, which an integration does without until it searches.
+    from ragcache_engine.search import stages
+
+    try:
+        drawn = stages(index, query, k, params=params, slice_s=SLICE_S)
+        stage = next(drawn)
+    except Exception as error:
+        # Faiss, or what stands for it, may well have an answer: an empty one to NaN, say.
+        return _in_one_go(error, index, query, k, params)
+    while not stage.final:
+        if (stage.ids >= 0).all():
+            on_stage(stage)
+        try:
+            stage = next(drawn)
+        except Exception as error:
+            return _in_one_go(error, index, query, k, params)
+    # Stages share their arrays and protect them; those of a search are the caller's own.
+    return stage.distances.copy(), stage.ids.copy()
+
+
+def _in_one_go(error: Exception, index: Any, query: Any, k: int, params: Any) -> tuple[Any, Any]:
+    logger.debug("searched in one go: %r", error)
+    options = {} if params is None else {"params": params}
+    distances, ids = index.search(query, k, **options)
+    return distances, ids
+
+
+class _StandIn:
+    """Everything but `search` is the index's own."""
+
+    def __init__(self, index: Any) -> None:
+        self._index = index
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_index":  # while it is being copied
+            raise AttributeError(name)
+        return getattr(self._index, name)
+
+
+class StagedIndex(_StandIn):
+    """Searches in stages. on_stage: see `search_in_stages`."""
+
+    def __init__(self, index: Any, on_stage: Callable[[SearchStage], None]) -> None:
+        super().__init__(index)
+        self._on_stage = on_stage
+
+    def search(self, query: Any, k: int, *, params: Any = None, **options: Any) -> Any:
+        if options:
+            return self._index.search(query, k, params=params, **options)
+        return search_in_stages(self._index, query, k, self._on_stage, params)
+
+
+class AnsweredIndex(_StandIn):
+    """Answers its only question with one stage."""
+
+    def __init__(self, index: Any, stage: SearchStage) -> None:
+        super().__init__(index)
+        self._stage = stage
+
+    def search(self, query: Any, k: int, *, params: Any = None, **options: Any) -> Any:
+        asked, known = (len(query), k), self._stage.ids.shape
+        if asked != known:
+            raise LookupError(f"the stage answers a search of shape {known}, not {asked}")
+        return self._stage.distances.copy(), self._stage.ids.copy()
+
+
+def staged(
+    index: Any,
+    search: Callable[[Any], Found],
+    on_stage: OnStage[Found],
+    preview: Callable[[Any], Found] | None = None,
+) -> Found:
+    """What `search(index)` returns, told in stages on the way.
+
+    search: the framework's own, of the index or a stand-in for it. preview: the same without traces, for
+    what is not the answer. A stage of which it can make nothing is left out.
+    """
+    made_of: SearchStage | None = None
+    made: Found
+
+    def show(stage: SearchStage) -> None:
+        nonlocal made_of, made
+        try:
+            if made_of is None or not _is_same(made_of, stage):
+                made = (preview or search)(AnsweredIndex(index, stage))
+                made_of = stage
+            on_stage(made, stage.fraction_done)
+        except Exception as error:  # a guess; the answer will say what is wrong, if anything is
+            logger.debug("a provisional result was left out: %r", error)
+
+    return search(StagedIndex(index, show))
+
+
+def _is_same(one: SearchStage, other: SearchStage) -> bool:
+    return bool((one.ids == other.ids).all() and (one.distances == other.distances).all())
+
+
+def seen_as(
+    translate: Callable[[Raw], Found], on_stage: OnStage[Found] | None
+) -> OnStage[Raw] | None:
+    """To be told of what is translated for `on_stage`; None if nobody is to be told."""
+    if on_stage is None:
+        return None
+
+    def tell(raw: Raw, fraction_done: float) -> None:
+        on_stage(translate(raw), fraction_done)
+
+    return tell
+
+
+def engine_told(
+    retrieval: RetrievalInProgress, as_document: Callable[[Item], Document]
+) -> OnStage[list[Item]]:
+    """Tells the engine, and leaves out what cannot be told: no search fails for that."""
+
+    def tell(found: list[Item], fraction_done: float) -> None:
+        try:
+            documents = [as_document(item) for item in found]
+        except Exception as error:
+            logger.debug("a provisional result was left out: %r", error)
+        else:
+            retrieval.provisional(documents)
+
+    return tell
+
+
+def told_stages(
+    retrieving: AbstractContextManager[RetrievalInProgress],
+    as_document: Callable[[Item], Document],
+    search: Callable[[OnStage[list[Item]]], list[Item]],
+) -> Generator[tuple[list[Item], float, bool]]:
+    """`streamed`, and the engine is told of each stage as well."""
+    with retrieving as retrieval:
+        tell = engine_told(retrieval, as_document)
+
+        def told(show: OnStage[list[Item]]) -> list[Item]:
+            def both(found: list[Item], fraction_done: float) -> None:
+                tell(found, fraction_done)
+                show(found, fraction_done)
+
+            return search(both)
+
+        with closing(streamed(told)) as stages:
+            for stage in stages:
+                answer, _, is_final = stage
+                if not is_final:
+                    yield stage
+        retrieval.found([as_document(item) for item in answer])
+    # Outside: whoever has seen the answer may close us, and has had a whole search all the same.
+    yield answer, 1.0, True
+
+
+def streamed(search: Callable[[OnStage[Found]], Found]) -> Generator[tuple[Found, float, bool]]:
+    """The stages of a search: what was found, the share of it that is behind, whether it is the answer.
+
+    It runs in a thread from the first `next` on, and does not wait for its reader. Closing stops it,
+    and waits for the piece that is being searched. What it raises is raised here.
+    """
+    import faiss
+
+    arrived: SimpleQueue[tuple[Found, float, bool] | BaseException] = SimpleQueue()
+    is_closed = threading.Event()
+    # A thread starts with Faiss's default, not with what its maker has set.
+    faiss_threads = faiss.omp_get_max_threads()
+
+    def put(found: Found, fraction_done: float) -> None:
+        if is_closed.is_set():
+            raise SearchStopped
+        arrived.put((found, fraction_done, False))
+
+    def run() -> None:
+        faiss.omp_set_num_threads(faiss_threads)
+        try:
+            arrived.put((search(put), 1.0, True))
+        except BaseException as error:
+            arrived.put(error)
+
+    context = contextvars.copy_context()
+    thread = threading.Thread(target=context.run, args=(run,), name="ragcache-search")
+    thread.start()
+    try:
+        is_final = False
+        while not is_final:
+            what = arrived.get()
+            if isinstance(what, BaseException):
+                raise what
+            _, _, is_final = what
+            yield what
+    finally:
+        is_closed.set()
+        thread.join()

@@ -1,0 +1,196 @@
+"""The stand-ins for an index, and searches as generators, without any framework."""
+
+import threading
+
+import faiss
+import numpy as np
+import pytest
+
+import ragcache_engine.search
+from ragcache_engine import Document, EngineConfig, RAGCacheEngine
+from ragcache_engine.backends.memory import MemoryBackend
+from ragcache_integrations import staging
+from ragcache_integrations.staging import (
+    AnsweredIndex,
+    SearchStopped,
+    engine_told,
+    search_in_stages,
+    staged,
+    streamed,
+    told_stages,
+)
+
+QUERY = np.random.default_rng(2).standard_normal((1, 8), dtype=np.float32)
+
+
+@pytest.fixture(autouse=True)
+def every_stage(monkeypatch):
+    monkeypatch.setattr(staging, "SLICE_S", 0.0)
+
+
+@pytest.fixture
+def index():
+    vectors = np.random.default_rng(1).standard_normal((400, 8), dtype=np.float32)
+    index = faiss.IndexIVFFlat(faiss.IndexFlatL2(8), 8, 16)
+    index.train(vectors)
+    index.add(vectors)
+    index.nprobe = 16
+    return index
+
+
+def ids_in(index):
+    return index.search(QUERY, 3)[1][0].tolist()
+
+
+def test_a_staged_search_returns_what_the_index_returns(index):
+    seen = []
+    distances, ids = search_in_stages(index, QUERY, 3, seen.append)
+    wanted = index.search(QUERY, 3)
+    assert np.array_equal(distances, wanted[0])
+    assert np.array_equal(ids, wanted[1])
+    assert len(seen) == 7  # of eight stages, the last one is the answer
+    ids[0, 0] = 5  # as of any search, the arrays are the caller's
+    fractions = [stage.fraction_done for stage in seen]
+    assert fractions == sorted(fractions)
+
+
+def test_stages_that_have_not_found_enough_are_not_told(index):
+    seen = []
+    found = search_in_stages(index, QUERY, 380, seen.append)
+    assert np.array_equal(found[1], index.search(QUERY, 380)[1])
+    assert len(seen) < 7
+    assert all((stage.ids >= 0).all() for stage in seen)
+
+
+def test_what_stages_refuse_is_asked_of_the_index_itself(index):
+    query, seen = np.full((1, 8), np.nan, dtype=np.float32), []
+    found = search_in_stages(index, query, 3, seen.append)
+    assert np.array_equal(found[1], index.search(query, 3)[1])
+    assert not seen
+
+
+def test_stages_that_break_off_cost_no_answer(index, monkeypatch):
+    def breaks(*args, stages_of=ragcache_engine.search.stages, **kwargs):
+        yield next(stages_of(*args, **kwargs))
+        raise IndexError("as over an ID map that is out of step")
+
+    monkeypatch.setattr(ragcache_engine.search, "stages", breaks)
+    seen = []
+    found = search_in_stages(index, QUERY, 3, seen.append)
+    assert np.array_equal(found[1], index.search(QUERY, 3)[1])
+    assert len(seen) == 1
+
+
+def test_an_index_of_another_make_is_searched_as_it_is():
+    class Other:
+        ntotal, d = 5, 8
+
+        def search(self, query, k):
+            return [[0.0] * k], [[7] * k]
+
+    assert staged(Other(), lambda index: index.search(QUERY, 2), print) == ([[0.0] * 2], [[7] * 2])
+
+
+def test_the_search_is_run_on_each_stage_and_told(index):
+    told = []
+    answer = staged(index, ids_in, lambda ids, done: told.append((ids, done)))
+    assert answer == ids_in(index)
+    assert len(told) == 7
+    assert told[-1][0] == answer
+    assert all(len(ids) == 3 for ids, _ in told)
+
+
+def test_a_stage_of_which_nothing_can_be_made_costs_no_answer(index):
+    def fails(stand_in):
+        if isinstance(stand_in, AnsweredIndex):
+            raise KeyError("a document that is not there")
+        return ids_in(stand_in)
+
+    told = []
+    assert staged(index, fails, lambda *stage: told.append(stage)) == ids_in(index)
+    assert not told
+
+
+def test_a_listener_that_fails_costs_no_answer(index):
+    def fails(ids, fraction_done):
+        raise ValueError("no")
+
+    assert staged(index, ids_in, fails) == ids_in(index)
+
+
+def test_a_stage_answers_only_the_search_it_is_of(index):
+    def widens(stand_in):
+        """As a store does that fetches more if a filter leaves too few."""
+        stand_in.search(QUERY, 3)
+        return stand_in.search(QUERY, 30)[1][0].tolist()
+
+    told = []
+    assert staged(index, widens, lambda *stage: told.append(stage)) == widens(index)
+    assert not told
+
+
+def test_everything_but_the_search_is_the_indexs_own(index):
+    def looks(stand_in):
+        assert (stand_in.ntotal, stand_in.d, stand_in.nprobe) == (400, 8, 16)
+        return stand_in.search(QUERY, 1)[1].tolist()
+
+    assert staged(index, looks, lambda *stage: None) == index.search(QUERY, 1)[1].tolist()
+
+
+def test_what_cannot_be_told_the_engine_is_left_out():
+    with RAGCacheEngine(
+        EngineConfig(model="any", backend="memory"), backend=MemoryBackend()
+    ) as engine:
+
+        def fails(item):
+            raise ValueError(item)
+
+        with engine.retrieval("Why?") as retrieval:
+            engine_told(retrieval, fails)(["a"], 0.5)
+            retrieval.found([])
+
+
+def test_a_search_as_a_generator_gives_its_stages_and_the_answer(index):
+    stages = list(streamed(lambda put: staged(index, ids_in, put)))
+    assert [final for _, _, final in stages] == [False] * 7 + [True]
+    assert stages[-1] == (ids_in(index), 1.0, True)
+
+
+def test_closing_it_stops_the_search():
+    stopped = threading.Event()
+
+    def endless(put):
+        try:
+            while True:
+                put(["a"], 0.1)
+        except SearchStopped:
+            stopped.set()
+            raise
+
+    stages = streamed(endless)
+    assert next(stages) == (["a"], 0.1, False)
+    stages.close()
+    assert stopped.is_set()
+    assert "ragcache-search" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_what_the_search_raises_is_raised_to_the_reader():
+    def fails(put):
+        put(["a"], 0.5)
+        raise KeyError("lost")
+
+    stages = streamed(fails)
+    assert next(stages)[0] == ["a"]
+    with pytest.raises(KeyError, match="lost"):
+        next(stages)
+
+
+def test_the_engine_knows_the_answer_even_if_its_reader_stops_there():
+    documents = [Document("d1", "One tells of the first thing there is to tell.")]
+    with RAGCacheEngine(
+        EngineConfig(model="any", backend="memory"), backend=MemoryBackend()
+    ) as engine:
+        stages = told_stages(engine.retrieval("Why?"), lambda item: item, lambda put: documents)
+        assert next(stages) == (documents, 1.0, True)
+        stages.close()
+        assert engine.generate(f"{documents[0].text} Why?").usage.document_ids == ("d1",)
