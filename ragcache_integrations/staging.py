@@ -164,12 +164,23 @@ def engine_told(
     def tell(found: list[Item], fraction_done: float) -> None:
         try:
             documents = [as_document(item) for item in found]
+            documents = [documents[place] for place in retrieval.order(documents)]
         except Exception as error:
             logger.debug("a provisional result was left out: %r", error)
         else:
             retrieval.provisional(documents)
 
     return tell
+
+
+def handed_over(
+    retrieval: RetrievalInProgress, found: list[Item], as_document: Callable[[Item], Document]
+) -> list[Item]:
+    """What a search found, in the order that `document_order` asks for; the engine is told."""
+    documents = [as_document(item) for item in found]
+    places = retrieval.order(documents)
+    retrieval.found([documents[place] for place in places])
+    return [found[place] for place in places]
 
 
 def told_stages(
@@ -193,7 +204,7 @@ def told_stages(
                 answer, _, is_final = stage
                 if not is_final:
                     yield stage
-        retrieval.found([as_document(item) for item in answer])
+        answer = handed_over(retrieval, answer, as_document)
     # Outside: whoever has seen the answer may close us, and has had a whole search all the same.
     yield answer, 1.0, True
 

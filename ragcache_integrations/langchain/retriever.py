@@ -27,7 +27,7 @@ from ragcache_integrations.langchain.store import (
 )
 from ragcache_integrations.langchain.template import PromptTemplateLike, as_template
 from ragcache_integrations.searchable import check_top_k
-from ragcache_integrations.staging import OnStage, engine_told, told_stages
+from ragcache_integrations.staging import OnStage, engine_told, handed_over, told_stages
 
 DEFAULT_K = 4
 
@@ -120,8 +120,7 @@ class RAGCacheRetriever(VectorStoreRetriever):
         with self._retrieval(query) as retrieval:
             on_stage = self._on_stage(retrieval)
             documents = self._nearest(embed(self.vectorstore, query), options, on_stage)
-            retrieval.found([engine_document(document) for document in documents])
-        return documents
+            return handed_over(retrieval, documents, engine_document)
 
     async def _aget_relevant_documents(
         self, query: str, *, run_manager: AsyncCallbackManagerForRetrieverRun, **kwargs: Any
@@ -131,8 +130,7 @@ class RAGCacheRetriever(VectorStoreRetriever):
             vector = await aembed(self.vectorstore, query)
             on_stage = self._on_stage(retrieval)
             documents = await run_in_executor(None, self._nearest, vector, options, on_stage)
-            retrieval.found([engine_document(document) for document in documents])
-        return documents
+            return handed_over(retrieval, documents, engine_document)
 
     def stream_stages(self, query: str, **kwargs: Any) -> Generator[DocumentStage]:
         """What `invoke` would return if the search ended now, ever better, and at last what it returns.

@@ -24,7 +24,7 @@ from ragcache_integrations.llamaindex.store import (
 )
 from ragcache_integrations.llamaindex.template import PromptTemplateLike, as_template
 from ragcache_integrations.searchable import check_top_k, check_vector_size
-from ragcache_integrations.staging import OnStage, engine_told, staged, told_stages
+from ragcache_integrations.staging import OnStage, engine_told, handed_over, staged, told_stages
 
 logger = getLogger(__name__)
 
@@ -112,8 +112,7 @@ class RAGCacheRetriever(VectorIndexRetriever):
         self._check()
         with self._retrieval(query_bundle.query_str) as retrieval:
             nodes = self._search(query_bundle, self._on_stage(retrieval))
-            retrieval.found([_of_found(found) for found in nodes])
-        return nodes
+            return handed_over(retrieval, nodes, _of_found)
 
     async def _aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         self._check()
@@ -121,8 +120,7 @@ class RAGCacheRetriever(VectorIndexRetriever):
             # In a thread as a whole: most local embedding models, and FaissVectorStore, answer
             # their asynchronous calls by computing on the event loop.
             nodes = await asyncio.to_thread(self._search, query_bundle, self._on_stage(retrieval))
-            retrieval.found([_of_found(found) for found in nodes])
-        return nodes
+            return handed_over(retrieval, nodes, _of_found)
 
     def stream_stages(self, query: str | QueryBundle) -> Generator[NodeStage]:
         """What `retrieve` would return if the search ended now, ever better, and at last what it returns.
