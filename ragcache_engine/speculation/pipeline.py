@@ -41,6 +41,8 @@ logger = logging.getLogger(__name__)
 
 UNCLAIMED_S = 10.0
 MOST_UNCLAIMED = 8
+SOON_S = 0.5
+"""After its search, so long a prompt is waited for before it counts as one that will not come."""
 MOST_SEARCHES = 256
 MOST_CHAINS = 64
 
@@ -145,7 +147,7 @@ class Pipeline:
         move = decide(
             running.documents if running else None,
             documents,
-            pending_prefills=len(self._prefilling) - (running in self._prefilling),
+            pending_prefills=self._pending_prefills(search, now_s),
             max_prefill_requests=self._max_prefill_requests(),
             # Under load, even what is certain to be asked is left to the queue's own order.
             final=final and not self._is_automatic,
@@ -174,6 +176,22 @@ class Pipeline:
                 self._speed, self._limits.step_tokens
             )
         return search.is_wanted
+
+    def _pending_prefills(self, search: Search, now_s: float) -> int:
+        """Prefills beside the search's own that are under way, and in "auto" also those about to come.
+
+        Other searches of the moment have their prompts soon, and no idle model is left to guess with.
+        """
+        pending = len(self._prefilling) - (search.speculation in self._prefilling)
+        if not self._is_automatic:
+            return pending
+        return pending + sum(
+            other is not search
+            and not other.is_closed
+            and other.speculation is None
+            and (other.over_s is None or now_s - other.over_s < SOON_S)
+            for other in self._searches.values()
+        )
 
     def _max_prefill_requests(self) -> int:
         limits = self._limits

@@ -134,9 +134,8 @@ class Keeper(Generic[B]):
         # Documents to forget, with the requests that were there before and may compute them again.
         self._doomed: dict[str, set[str]] = {}
         self._tried: str | None = None  # the request the scheduler is trying to admit
-        self._stale: list[
-            tuple[int, int]
-        ] = []  # slots of copies nobody will report, and steps to wait
+        # Steps to wait, and slots of copies that nobody will report.
+        self._stale: list[tuple[int, int]] = []
         self._parted: list[Node] = []  # lower halves of nodes just cut
         self._is_cached: Callable[[Key], bool] = lambda key: False
         self._drop_cached: Callable[[Iterable[B]], None] = lambda blocks: None

@@ -141,6 +141,9 @@ class _listening:  # noqa: N801
         self.engine.provisional.append([document.id for document in documents])
         self.in_progress.provisional(documents)
 
+    def order(self, documents):
+        return self.in_progress.order(documents)
+
     def found(self, documents):
         self.engine.found = [document.id for document in documents]
         self.in_progress.found(documents)
@@ -490,12 +493,22 @@ def test_a_chain_as_it_is_adopts_what_was_begun_during_the_search(
     assert plain.stats().speculation.started == 0
 
 
+def settled(engine: RAGCacheEngine) -> None:
+    """Wait until the engine has taken in the latest stage and speculates on it."""
+
+    def under_way() -> int:
+        s = engine.stats().speculation
+        return s.started - s.adopted - s.prefilled - s.cancelled - s.expired - s.failed
+
+    time.sleep(0.05)  # a stage is told, not waited for
+    eventually(lambda: under_way() == 1)
+
+
 def test_the_timeline_says_what_happened(every_stage, engine_on, monkeypatch):
     def waits(*args, stages_of=ragcache_engine.search.stages, **kwargs):
-        before = engine.stats().speculation.started
         for stage in stages_of(*args, **kwargs):
             yield stage
-            eventually(lambda: engine.stats().speculation.started > before)
+            settled(engine)
 
     monkeypatch.setattr(ragcache_engine.search, "stages", waits)
     engine = engine_on(MemoryBackend(), speculation="on")
@@ -506,6 +519,7 @@ def test_the_timeline_says_what_happened(every_stage, engine_on, monkeypatch):
     infos = []
     for question in ("3", "5"):
         found = retriever.invoke(question)
+        settled(engine)
         text = "\n\n".join(document.page_content for document in found)
         result = llm.generate([TEMPLATE.format(context=text, question=question)])
         infos.append(result.generations[0][0].generation_info)
