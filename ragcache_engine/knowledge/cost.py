@@ -70,12 +70,25 @@ class CostProfile:
         carried on. Computing 0 tokens costs what the two shortest measured lengths point to: the
         fixed cost of a step, or 0.
         """
-        row = self._row_at(cached)
         at, share = _place(self.computed_tokens, computed)
-        rise = row[at + 1] - row[at]
+        start, end = self._between(cached, at)
+        rise = end - start
         if share > 1:
-            return row[at + 1] + (share - 1) * max(0.0, rise)
-        return max(0.0, row[at] + share * rise)
+            return end + (share - 1) * max(0.0, rise)
+        return max(0.0, start + share * rise)
+
+    def _between(self, cached: float, at: int) -> tuple[float, float]:
+        """The times of two neighbouring computed lengths, for one cached length."""
+        if len(self.cached_tokens) > 1:
+            below, share = _place(self.cached_tokens, cached)
+            if 0 <= share <= 1:  # nearly always: asked several times for each request
+                low, high = self.seconds[below], self.seconds[below + 1]
+                return (
+                    low[at] + share * (high[at] - low[at]),
+                    low[at + 1] + share * (high[at + 1] - low[at + 1]),
+                )
+        row = self._row_at(cached)
+        return row[at], row[at + 1]
 
     def _row_at(self, cached: float) -> Sequence[float]:
         """The measured times of one cached length, as if it stood in the grid."""

@@ -7,7 +7,7 @@ what is there already), oldest first, then what the knowledge tree gives up.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Generic, Protocol, TypeVar
 
 from ragcache_engine.knowledge import KnowledgeTree, Move, Node, Tier
@@ -72,8 +72,11 @@ class DeviceBlocks(Generic[B]):
 
     def put_back(self, blocks: Iterable[B]) -> None:
         """Blocks that no request computes with any more."""
-        owned: dict[Node, list[int]] = {}
-        key_of, owner = self._key_of, self._ledger.owner
+        returned: dict[Node, list[int]] = {}
+        key_of, owner, owned = self._key_of, self._ledger.owner, self._owned
+        latest: Node | None = None  # blocks of a node come together
+        line: list[B | None] = []
+        places: list[int] = []
         for block in blocks:
             number = block.block_id
             key = key_of(block)
@@ -88,15 +91,22 @@ class DeviceBlocks(Generic[B]):
                     self._drop_cached([block])
                     self._empty[number] = block
                     continue
-            if found is None or self._is_copy(block, *found):
+            if found is None:
                 self._loose[number] = block
                 continue
             node, at = found
-            self._blocks.put(node, at, block)
-            self._owned[number] = block
-            owned.setdefault(node, []).append(at)
-        for node in sorted(owned, key=lambda node: node.end):
-            self._settle(node, owned[node])
+            if node is not latest:
+                latest, line = node, self._blocks.line(node)
+                places = returned.setdefault(node, [])
+            other = line[at]
+            if other is not None and other is not block and other.block_id in owned:
+                self._loose[number] = block  # a copy of what is here already
+                continue
+            line[at] = block
+            owned[number] = block
+            places.append(at)
+        for node in sorted(returned, key=lambda node: node.end):
+            self._settle(node, returned[node])
 
     def take(self, count: int) -> list[B]:
         """So many blocks, to be overwritten. The caller has made sure that there are as many."""
@@ -151,12 +161,6 @@ class DeviceBlocks(Generic[B]):
         for block in self._blocks.forget(node):
             if self._owned.pop(block.block_id, None) is not None:
                 self._empty[block.block_id] = block
-
-    def _is_copy(self, block: B, node: Node, at: int) -> bool:
-        """Whether another block with the same content is free already."""
-        known: Sequence[B | None] = self._blocks.of(node)
-        other = known[at] if known else None
-        return other is not None and other is not block and other.block_id in self._owned
 
     def _settle(self, node: Node, places: Iterable[int]) -> None:
         """Tell the tree of blocks it did not know to be here; those it cannot take are loose."""

@@ -39,11 +39,15 @@ class PerBlock(Generic[T]):
     def of(self, node: Node) -> Sequence[T | None]:
         return self._of.get(node, ())
 
-    def put(self, node: Node, at: int, value: T) -> None:
+    def line(self, node: Node) -> list[T | None]:
+        """What is known of each of the node's blocks; to be written to."""
         values = self._of.get(node)
         if values is None:
             values = self._of[node] = [None] * node.blocks
-        values[at] = value
+        return values
+
+    def put(self, node: Node, at: int, value: T) -> None:
+        self.line(node)[at] = value
 
     def take(self, node: Node, at: int) -> T | None:
         """What was known of the block, which is forgotten."""
@@ -77,6 +81,8 @@ class BlockLedger:
         self._tree = tree
         self._split = split
         self._owner: dict[Key, tuple[Node, int]] = {}
+        self.owner = self._owner.get
+        """The node that owns a block, and its place in it; None if nobody does. Asked for every block."""
         self._keys: dict[Node, list[Key]] = {}
         self._named: dict[str, dict[Node, None]] = {}  # in order of appearance
         self._names: dict[Node, set[str]] = {}
@@ -84,10 +90,6 @@ class BlockLedger:
     def __len__(self) -> int:
         """How many blocks are known."""
         return len(self._owner)
-
-    def owner(self, key: Key) -> tuple[Node, int] | None:
-        """The node that owns the block, and its place in it."""
-        return self._owner.get(key)
 
     def keys(self, node: Node) -> Sequence[Key]:
         return self._keys.get(node, ())

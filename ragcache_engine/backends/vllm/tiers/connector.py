@@ -18,7 +18,6 @@ from vllm.v1.request import Request, RequestStatus
 
 from ragcache_engine.backends.vllm.tiers.manager import TierManager
 from ragcache_engine.backends.vllm.tiers.settings import TierSettings
-from ragcache_engine.backends.vllm.tiers.timing import timed
 from ragcache_engine.tiers.prompts import (
     FIELD,
     MalformedRequest,
@@ -70,27 +69,28 @@ class TierConnector(OffloadingConnector):
     def get_num_new_matched_tokens(
         self, request: Request, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
-        keeper = self.keeper
+        keeper, start = self.keeper, time.perf_counter()
         keeper.take_in()
-        with timed(keeper, request.request_id):
-            keeper.looks(request.request_id, num_computed_tokens, time.monotonic())
+        keeper.looks(request.request_id, num_computed_tokens, time.monotonic())
+        keeper.spent(request.request_id, time.perf_counter() - start)
         return super().get_num_new_matched_tokens(request, num_computed_tokens)
 
     def update_state_after_alloc(
         self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int
     ) -> None:
         super().update_state_after_alloc(request, blocks, num_external_tokens)
-        with timed(self.keeper, request.request_id):
-            self.keeper.admitted(request.request_id, num_external_tokens)
+        keeper, start = self.keeper, time.perf_counter()
+        keeper.admitted(request.request_id, num_external_tokens)
+        keeper.spent(request.request_id, time.perf_counter() - start)
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         copied = connector_output.kv_connector_worker_meta
         if isinstance(copied, OffloadingWorkerMetadata):
             loads = copied.transfer_stats.load
-            self.keeper.from_host.copied(loads.bytes, loads.time)
-            now_s = time.monotonic()
+            if loads.bytes:
+                self.keeper.from_host.copied(loads.bytes, loads.time)
             for request in connector_output.finished_recving or ():
-                self.keeper.arrived_on_device(request, loads.bytes, now_s)
+                self.keeper.arrived_on_device(request, loads.bytes, time.monotonic())
         super().update_connector_output(connector_output)
 
     def request_finished_all_groups(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection
 
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import (
@@ -23,7 +24,6 @@ from vllm.v1.kv_offload.base import (
 from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
 
 from ragcache_engine.backends.vllm.tiers.metrics import Reporter
-from ragcache_engine.backends.vllm.tiers.timing import timed
 from ragcache_engine.tiers.keeper import Keeper, Presence
 
 _ANSWERS = {
@@ -61,10 +61,11 @@ class TierManager(OffloadingManager):
     def prepare_store(
         self, keys: Collection[OffloadKey], req_context: ReqContext
     ) -> PrepareStoreOutput:
-        with timed(self.keeper, req_context.req_id):
-            stored = self.keeper.store(
-                req_context.req_id, [get_offload_block_hash(key) for key in keys]
-            )
+        start = time.perf_counter()
+        stored = self.keeper.store(
+            req_context.req_id, [get_offload_block_hash(key) for key in keys]
+        )
+        self.keeper.spent(req_context.req_id, time.perf_counter() - start)
         return PrepareStoreOutput(
             keys_to_store=[make_offload_key(key, ONLY_GROUP) for key, _ in stored],
             store_spec=CPULoadStoreSpec([slot for _, slot in stored]),
