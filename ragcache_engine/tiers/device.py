@@ -135,15 +135,16 @@ class DeviceBlocks(Generic[B]):
             if block is not None and self._owned.pop(block.block_id, None) is not None:
                 self._empty[block.block_id] = block
 
-    def forget_loose(self) -> None:
-        """Blocks outside the tree are the first to be overwritten from now on."""
+    def sweep(self) -> None:
+        """No free block holds what the tree has given up, or what nobody owns, any more.
+
+        Blocks in use that nobody owns when they come back hold nothing from then on either.
+        """
         self._empty.update(self._loose)
         self._loose.clear()
         self._suspect = set(self._numbers - self._empty.keys() - self._owned.keys())
-
-    def left_over(self) -> list[B]:
-        """Free blocks that still hold what the tree has given up."""
-        return [block for block in self._empty.values() if self._key_of(block) is not None]
+        held = [block for block in self._empty.values() if self._key_of(block) is not None]
+        self._drop_cached(held)
 
     def clear(self) -> None:
         """No block holds anything any more."""

@@ -88,8 +88,7 @@ class Keeper(Generic[B]):
 
     policy: makes each tier's policy. device_blocks: of the pool. host: the host tier's slots.
     block_bytes: of one block in a slower tier. protect: how many of the waiting requests keep their
-      nodes from eviction. is_cached: whether the device holds a block now, whoever computes with it.
-    drop_cached: makes the device forget what blocks hold.
+      nodes from eviction.
     """
 
     def __init__(
@@ -138,7 +137,6 @@ class Keeper(Generic[B]):
         self._stale: list[tuple[int, int]] = []
         self._parted: list[Node] = []  # lower halves of nodes just cut
         self._is_cached: Callable[[Key], bool] = lambda key: False
-        self._drop_cached: Callable[[Iterable[B]], None] = lambda blocks: None
 
     def attach_device(
         self,
@@ -148,14 +146,18 @@ class Keeper(Generic[B]):
         is_cached: Callable[[Key], bool],
         drop_cached: Callable[[Iterable[B]], None],
     ) -> DeviceBlocks[B]:
-        """Decide over these blocks of device memory, all of them free."""
+        """Decide over these blocks of device memory, all of them free.
+
+        key_of: what a block holds, None for nothing. is_cached: whether the device holds this now,
+          whoever computes with it. drop_cached: makes vLLM forget what blocks hold.
+        """
         blocks = list(free)
         self.tree.set_capacity(Tier.DEVICE, len(blocks))
         self.device = DeviceBlocks(
             self.tree, self.ledger, key_of, self._carry_out, self._relent, drop_cached
         )
         self.device.begin(blocks)
-        self._is_cached, self._drop_cached = is_cached, drop_cached
+        self._is_cached = is_cached
         return self.device
 
     def attach_disk(self, disk: DiskTransfers) -> None:
@@ -736,8 +738,7 @@ class Keeper(Generic[B]):
                 self.counters.forgotten += 1
         if self.device:
             # What nobody owns may have been computed from them, and is worth little in any case.
-            self.device.forget_loose()
-            self._drop_cached(self.device.left_over())
+            self.device.sweep()
 
     def _split(self, upper: Node, lower: Node) -> None:
         self.host.split(upper, lower)

@@ -28,14 +28,13 @@ class TierScheduler(AsyncScheduler):
         settings = self.connector.settings
         self._keeper = keeper = self.connector.keeper
         pool = self.kv_cache_manager.block_pool
-        if settings.own_device_order:
-            device = keeper.attach_device(
-                pool.free_block_queue.get_all_free_blocks(),
-                key_of=_key_of,
-                is_cached=lambda key: pool.get_cached_block(key, [0]) is not None,  # type: ignore[arg-type]
-                drop_cached=lambda blocks: pool.evict_blocks({b.block_id for b in blocks}),
-            )
-            pool.free_block_queue = FreeBlocks(device)
+        device = keeper.attach_device(
+            pool.free_block_queue.get_all_free_blocks(),
+            key_of=_key_of,
+            is_cached=lambda key: pool.get_cached_block(key, [0]) is not None,  # type: ignore[arg-type]
+            drop_cached=lambda blocks: pool.evict_blocks({b.block_id for b in blocks}),
+        )
+        pool.free_block_queue = FreeBlocks(device)
         if self.policy is SchedulingPolicy.FCFS and settings.reorder_window > 1:
             self.waiting = WaitingQueue(self._ratio, settings.reorder_window)
         self._steps: dict[int, tuple[float, int]] = {}

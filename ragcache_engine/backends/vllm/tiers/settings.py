@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 FIELD = "ragcache"
@@ -29,7 +29,6 @@ class TierSettings:
     model: str = ""
     rope: str = ""
     profile: str | None = None
-    own_device_order: bool = field(default=True)
 
     def to_extra_config(self) -> dict[str, Any]:
         """vLLM's `kv_connector_extra_config`."""
