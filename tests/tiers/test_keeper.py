@@ -32,7 +32,7 @@ from ragcache_engine.knowledge.tier import RANK
 from ragcache_engine.tiers.disk.block_file import document_mark
 from ragcache_engine.tiers.disk.transfers import Done, Wanted
 from ragcache_engine.tiers.host import HostSlots
-from ragcache_engine.tiers.keeper import Keeper, Presence, Prompt
+from ragcache_engine.tiers.keeper import STEPS_TO_FLUSH, Keeper, Presence, Prompt
 from ragcache_engine.tiers.prompts import prompt_of
 
 BLOCK_TOKENS = 4
@@ -673,6 +673,8 @@ class VLLM:
         """What must hold when all requests have ended and all copies are done."""
         self.check()
         keeper, host = self.keeper, self.host
+        for _ in range(STEPS_TO_FLUSH):  # copies that a reset cut off are given so long to end
+            keeper.step()
         assert self.pool.free_count == len(self.pool.blocks)
         assert not any(node.pins for node in self.nodes())
         assert not host._busy
