@@ -104,9 +104,7 @@ class VLLMBackend:
                 f"vLLM did not start {self._model}: {error} (the cause is in vLLM's log above; "
                 f"VLLM_LOGGING_LEVEL=INFO tells more, and `ragcache doctor` checks the machine)"
             ) from error
-        self._llm = llm
-        self._tokenize_params = _for_segments(llm.renderer.default_cmpl_tok_params)
-        self._chat_tokenize_params = _for_segments(llm.renderer.default_chat_tok_params)
+        self.use(llm)
         cache = config.cache_config
         return ModelLimits(
             context_tokens=config.model_config.max_model_len,
@@ -115,6 +113,12 @@ class VLLMBackend:
             step_tokens=config.scheduler_config.max_num_batched_tokens,
             host_blocks=self._host_blocks(config),
         )
+
+    def use(self, llm: AsyncLLM) -> None:
+        """Read, render and generate with this one."""
+        self._llm = llm
+        self._tokenize_params = _for_segments(llm.renderer.default_cmpl_tok_params)
+        self._chat_tokenize_params = _for_segments(llm.renderer.default_chat_tok_params)
 
     def _host_blocks(self, config: VllmConfig) -> int:
         transfer, token_bytes = config.kv_transfer_config, kv_token_bytes(config)
