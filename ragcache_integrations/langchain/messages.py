@@ -80,7 +80,7 @@ def _response_metadata(answer: Answer | Piece, model_name: str) -> dict[str, Any
 
 def _tool_call(call: ToolCall) -> Any:
     try:
-        arguments = json.loads(call.arguments or "{}")
+        arguments = json.loads(call.arguments)
     except ValueError:
         arguments = None
     if isinstance(arguments, dict):
