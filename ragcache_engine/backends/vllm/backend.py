@@ -32,7 +32,6 @@ from ragcache_engine.backends.vllm.guides import require_servable, structured_ou
 from ragcache_engine.backends.vllm.installed import Wheel
 from ragcache_engine.backends.vllm.main_guard import require_guarded_main
 from ragcache_engine.backends.vllm.tiers.settings import TierSettings
-from ragcache_engine.backends.vllm.tool_parsers import ParserReader, require_parser
 from ragcache_engine.chat import CallReader, ToolReader
 from ragcache_engine.errors import EngineDied, EngineStartFailed, GenerationFailed
 from ragcache_engine.guide import Guide
@@ -73,6 +72,8 @@ class VLLMBackend:
         if wheel.is_cpu:  # vLLM always spawns its processes there
             require_guarded_main()
         if tool_parser is not None:
+            from ragcache_engine.backends.vllm.tool_parsers import require_parser
+
             require_parser(tool_parser)
         self._tool_parser = tool_parser
         self._model = model
@@ -167,6 +168,9 @@ class VLLMBackend:
     def tool_reader(self, tools: Sequence[Mapping[str, Any]]) -> ToolReader:
         if self._tool_parser is None:
             return CallReader()
+        # Half of vLLM's server comes with it, which most engines never need.
+        from ragcache_engine.backends.vllm.tool_parsers import ParserReader
+
         return ParserReader(self._tool_parser, self._running_llm().get_tokenizer(), tools)
 
     async def generate(self, request: BackendRequest) -> AsyncGenerator[Delta, None]:
