@@ -16,6 +16,11 @@ class OnTheEngine:
     def _use_engine(self, vllm_engine):
         self.engine = vllm_engine
 
+    @pytest.fixture
+    def benchmark(self):
+        # In place of pytest-benchmark's, see pyproject.toml: run once, and not timed.
+        return lambda run: run()
+
     @property
     def chat_model_class(self):
         return ChatRAGCache
@@ -50,6 +55,15 @@ class TestUnit(OnTheEngine, ChatModelUnitTests):
         # The one thing that does not travel with a saved model. A small engine in memory is loaded.
         config = f'{{"model": "{self.engine.config.model}", "backend": "memory"}}'
         return {"RAGCACHE_ENGINE": config}, {"engine": config}, {"max_new_tokens": 512}
+
+    @pytest.mark.xfail(
+        strict=True,
+        raises=ValueError,
+        reason="it loads with allowed_objects='all', which are the classes that langchain-core lists "
+        "itself; test_langchain_chat.py loads with ours allowed by name",
+    )
+    def test_serdes(self, model, snapshot):
+        super().test_serdes(model, snapshot)
 
 
 class TestIntegration(OnTheEngine, ChatModelIntegrationTests):
