@@ -12,9 +12,16 @@ from typing import Any
 import pytest
 from langchain_community.llms import VLLM
 from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.language_models import SimpleChatModel
+from langchain_core.messages import convert_to_openai_messages, get_buffer_string
 from langchain_core.retrievers import BaseRetriever
 
-from ragcache_integrations.langchain import FaissVectorStore, RAGCacheLLM, RAGCacheRetriever
+from ragcache_integrations.langchain import (
+    ChatRAGCache,
+    FaissVectorStore,
+    RAGCacheLLM,
+    RAGCacheRetriever,
+)
 
 K = 3
 MAX_TOKENS = 16
@@ -63,6 +70,43 @@ class OneAtATime:
         with self._lock:
             return self._llm.generate(prompts, params, use_tqdm=False)
 
+    def chat(self, conversation: Any, params: Any) -> str:
+        with self._lock:
+            (output,) = self._llm.chat(conversation, params, use_tqdm=False)
+        return output.outputs[0].text
+
+
+class StockChat(SimpleChatModel):
+    """vLLM's own chat, for which LangChain has no class of its own."""
+
+    client: Any
+
+    @property
+    def _llm_type(self):
+        return "vllm-chat"
+
+    def _call(self, messages, stop=None, run_manager=None, **kwargs):
+        from vllm import SamplingParams
+
+        params = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, stop=stop)
+        return self.client.chat(convert_to_openai_messages(messages), params)
+
+    def completed(self, prompt, max_tokens):
+        """What vLLM says to a prompt that a chat template has written."""
+        from vllm import SamplingParams
+
+        params = SamplingParams(temperature=0, max_tokens=max_tokens)
+        (output,) = self.client.generate([str(prompt)], params)
+        return output.outputs[0].text
+
+
+def info_of(generation):
+    """What a generation says of itself; of a chat model, its message says it."""
+    message = getattr(generation, "message", None)
+    if message is None:
+        return generation.generation_info
+    return {"usage_metadata": message.usage_metadata, **message.response_metadata}
+
 
 class Heard(BaseCallbackHandler):
     """Every prompt an LLM was given, and what each answer was said to cost."""
@@ -73,8 +117,11 @@ class Heard(BaseCallbackHandler):
     def on_llm_start(self, serialized, prompts, **kwargs):
         self.prompts += prompts
 
+    def on_chat_model_start(self, serialized, messages, **kwargs):
+        self.prompts += [get_buffer_string(conversation) for conversation in messages]
+
     def on_llm_end(self, response, **kwargs):
-        self.infos += [each.generation_info for (each,) in response.generations]
+        self.infos += [info_of(generation) for (generation,) in response.generations]
 
     @property
     def cached(self):
@@ -141,21 +188,41 @@ def stock_llm(stock_vllm):
     )
 
 
-@pytest.fixture
-def swap(long_store, stock_llm, vllm_engine):
-    llm = RAGCacheLLM(engine=vllm_engine, temperature=0, max_new_tokens=MAX_TOKENS)
+@pytest.fixture(scope="session")
+def stock_chat(stock_llm):
+    return StockChat(client=stock_llm.client)
 
+
+def swap_of(store, stock_model, our_model):
     def stock_over(store, k=K):
         return store.as_retriever(search_kwargs={"k": k})
 
     def ours_over(store, k=K):
-        return RAGCacheRetriever.from_vectorstore(store, engine=vllm_engine, k=k)
+        return RAGCacheRetriever.from_vectorstore(store, engine=our_model.engine, k=k)
 
     return Swap(
-        stock=Side(stock_llm, stock_over(long_store), stock_over),
-        ours=Side(llm, ours_over(long_store), ours_over),
-        engine=vllm_engine,
+        stock=Side(stock_model, stock_over(store), stock_over),
+        ours=Side(our_model, ours_over(store), ours_over),
+        engine=our_model.engine,
     )
+
+
+@pytest.fixture
+def swap(long_store, stock_llm, vllm_engine):
+    llm = RAGCacheLLM(engine=vllm_engine, temperature=0, max_new_tokens=MAX_TOKENS)
+    return swap_of(long_store, stock_llm, llm)
+
+
+@pytest.fixture
+def chat_swap(long_store, stock_chat, vllm_engine):
+    chat = ChatRAGCache(engine=vllm_engine, temperature=0, max_tokens=MAX_TOKENS)
+    return swap_of(long_store, stock_chat, chat)
+
+
+@pytest.fixture(params=["llm", "chat"])
+def either_swap(request):
+    """The pattern with an LLM, and with a chat model."""
+    return request.getfixturevalue({"llm": "swap", "chat": "chat_swap"}[request.param])
 
 
 @pytest.fixture

@@ -46,19 +46,21 @@ def qa_of(chain_type):
     return build
 
 
-def test_a_retrieval_chain_answers_alike_and_its_documents_are_recognised(swap, questions, found):
+def test_a_retrieval_chain_answers_alike_and_its_documents_are_recognised(
+    either_swap, questions, found
+):
     asked = {"input": questions[0]}
-    answer, cold, _ = swap.answers_alike(retrieval_chain, asked)
+    answer, cold, _ = either_swap.answers_alike(retrieval_chain, asked)
     assert [document.id for document in answer["context"]] == found(questions[0])
     assert cold.document_ids == [found(questions[0])]
 
 
-def test_a_retrieval_chain_streams_the_same_answer(swap, questions):
+def test_a_retrieval_chain_streams_the_same_answer(either_swap, questions):
     def ask(chain, asked, config):
         return "".join(chunk.get("answer", "") for chunk in chain.stream(asked, config))
 
-    answer, _, _ = swap.answers_alike(retrieval_chain, {"input": questions[1]}, ask)
-    assert answer == retrieval_chain(swap.stock).invoke({"input": questions[1]})["answer"]
+    answer, _, _ = either_swap.answers_alike(retrieval_chain, {"input": questions[1]}, ask)
+    assert answer == retrieval_chain(either_swap.stock).invoke({"input": questions[1]})["answer"]
 
 
 @pytest.mark.parametrize("chain_type", ["stuff", "map_reduce", "refine", "map_rerank"])
@@ -67,6 +69,12 @@ def test_retrieval_qa_answers_alike_with_every_chain_type(swap, questions, found
     assert answer["result"].strip()
     recognised = sorted(name for ids in cold.document_ids for name in ids)
     assert recognised == sorted(found(questions[2]))
+
+
+def test_retrieval_qa_asks_a_chat_model_in_messages(chat_swap, questions, found):
+    _, cold, _ = chat_swap.answers_alike(qa_of("stuff"), {"query": questions[2]})
+    assert cold.document_ids == [found(questions[2])]
+    assert cold.prompts[0].startswith("System: ")
 
 
 def test_retrieval_qa_answers_coroutines_alike(swap, questions):
