@@ -23,11 +23,7 @@ def first_pieces(pieces):
 
 
 def as_it_is(pieces):
-    return pieces
-
-
-def without_blanks(pieces):
-    return filter(None, pieces)
+    yield from pieces
 
 
 # What stands behind a model. None of these may lose a piece.
@@ -36,8 +32,6 @@ STEPS = {
     "two parsers": lambda model: model | StrOutputParser() | StrOutputParser(),
     "nothing": lambda model: model | RunnablePassthrough() | StrOutputParser(),
     "its own pieces": lambda model: model | RunnableGenerator(as_it_is) | StrOutputParser(),
-    "a filter": lambda model: model | StrOutputParser() | RunnableGenerator(without_blanks),
-    "a filter at once": lambda model: model | RunnableGenerator(without_blanks) | StrOutputParser(),
     "bound": lambda model: model.bind(stop=["never said"]) | StrOutputParser(),
     "configured": lambda model: model.with_config(tags=["x"]) | StrOutputParser(),
     "bound, nothing": lambda model: model.bind(seed=3) | RunnablePassthrough() | StrOutputParser(),
@@ -47,6 +41,9 @@ STEPS = {
 }
 FORKS = {
     "steps": lambda model: model | {"one": StrOutputParser(), "two": StrOutputParser()},
+    "steps behind a step": lambda model: (
+        model | RunnablePassthrough() | {"one": StrOutputParser(), "two": StrOutputParser()}
+    ),
     "models": lambda model: {
         "one": model | StrOutputParser(),
         "two": model.bind(seed=3) | StrOutputParser(),
