@@ -9,7 +9,9 @@ from langchain_core.runnables import RunnablePassthrough
 
 pytestmark = pytest.mark.vllm
 
-PROMPT = PromptTemplate.from_template("{context}\n\nQuestion: {question}\nAnswer:")
+PROMPT = PromptTemplate.from_template(
+    "<|im_start|>user\n{context}\n\n{question}<|im_end|>\n<|im_start|>assistant\n"
+)
 
 
 def joined(documents):

@@ -94,15 +94,13 @@ def test_a_batch_answers_each_question_as_if_it_were_alone(swap, questions, way)
     assert len(cold.infos) == len(questions)
 
 
-def test_another_question_on_the_same_documents_reuses_them(swap, questions, heard):
+def test_another_question_on_the_same_documents_reuses_them(swap, questions, found, heard):
+    other = "Why does the sky look violet and not blue?"
+    assert found(other) == found(questions[0])
     chain = plain_chain(swap.ours)
     swap.engine.clear_cache()
     chain.invoke(questions[0])
-    rephrased = questions[0].replace("violet", "green")
-    assert chain.invoke(rephrased, {"callbacks": [heard]}) == plain_chain(swap.stock).invoke(
-        rephrased
-    )
-    (info,) = heard.infos
+    answer = chain.invoke(other, {"callbacks": [heard]})
+    assert answer == plain_chain(swap.stock).invoke(other)
     documents_tokens = len(swap.engine.tokenize(heard.prompts[0].split("Question:")[0]).token_ids)
     assert heard.cached >= documents_tokens - swap.engine.limits.block_tokens
-    assert info["usage_metadata"]["input_tokens"] > heard.cached

@@ -5,6 +5,7 @@ be answered from, and never be taken for the document it was made of.
 """
 
 import asyncio
+from operator import itemgetter
 
 import pytest
 from langchain_classic.chains import (
@@ -33,7 +34,8 @@ from ragcache_integrations.langchain import FaissVectorStore
 pytestmark = pytest.mark.vllm
 
 ANSWERING = PromptTemplate.from_template(
-    "Answer from these texts.\n\n{context}\n\nQuestion: {input}\nAnswer:"
+    "<|im_start|>user\nAnswer from these texts.\n\n{context}\n\n{input}<|im_end|>\n"
+    "<|im_start|>assistant\n"
 )
 
 
@@ -158,11 +160,11 @@ def test_an_ensemble_with_a_keyword_search_answers_alike(swap, questions, long_c
 
 
 def test_an_ensemble_over_two_stores_recognises_the_documents_of_both(
-    swap, questions, long_corpus, embeddings
+    swap, questions, long_corpus, telling_words
 ):
     other = FaissVectorStore.from_texts(
         ["A cuckoo lays its eggs into the nests of other birds, which hatch them as their own."],
-        embeddings,
+        telling_words,
         ids=["sky"],  # an id that the first store has, too
     )
 
@@ -202,9 +204,9 @@ def test_documents_that_were_dropped_or_turned_round_are_recognised_where_they_s
 
 
 def test_documents_that_were_filtered_by_their_embedding_are_recognised(
-    swap, questions, found, embeddings
+    swap, questions, found, telling_words
 ):
-    nearest_two = EmbeddingsFilter(embeddings=embeddings, k=2)
+    nearest_two = EmbeddingsFilter(embeddings=telling_words, k=2)
     answer, cold, _ = swap.answers_alike(compressed(nearest_two), {"input": questions[0]})
     assert cold.document_ids == [found(questions[0])[:2]]
     assert len(answer["context"]) == 2
@@ -223,31 +225,31 @@ def test_extracts_that_the_model_made_are_answered_from(swap, questions):
     assert answering == []
 
 
-def test_parts_of_documents_are_no_documents(swap, questions, embeddings):
+def test_parts_of_documents_are_no_documents(swap, questions, telling_words):
     splitter = CharacterTextSplitter(chunk_size=120, chunk_overlap=0, separator=". ")
     parts = DocumentCompressorPipeline(
-        transformers=[splitter, EmbeddingsFilter(embeddings=embeddings, k=3)]
+        transformers=[splitter, EmbeddingsFilter(embeddings=telling_words, k=3)]
     )
     answer, cold, _ = swap.answers_alike(compressed(parts), {"input": questions[0]})
     assert cold.document_ids == [[]]
     assert len(answer["context"]) == 3
 
 
-def test_parents_found_by_their_children_answer_alike(swap, questions, long_corpus, embeddings):
+def test_parents_found_by_their_children_answer_alike(swap, questions, long_corpus, telling_words):
     """As ParentDocumentRetriever does: small pieces are searched, the whole texts are read."""
     children = [
         Document(sentence, id=f"{name}-{n}", metadata={"parent": name})
         for name, text in long_corpus.items()
         for n, sentence in enumerate(text.split(". "))
     ]
-    store = FaissVectorStore.from_documents(children, embeddings)
+    store = FaissVectorStore.from_documents(children, telling_words)
 
     def parents_of(found):
         names = dict.fromkeys(child.metadata["parent"] for child in found)
         return [Document(long_corpus[name], id=name) for name in names]
 
     def build(side):
-        return chain_of(side, side.over(store) | parents_of)
+        return chain_of(side, itemgetter("input") | side.over(store) | parents_of)
 
     answer, cold, _ = swap.answers_alike(build, {"input": questions[0]})
     (recognised,) = cold.document_ids

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.vllm
 
 # Chains differ in everything that could be mixed up: text before, between and behind the documents.
 FORMS = [
-    ("Answer from these texts.\n\n{context}\n\nQuestion: {question}\nAnswer:", "\n\n"),
+    ("<|im_start|>user\n{context}\n\n{question}<|im_end|>\n<|im_start|>assistant\n", "\n\n"),
     ("{context}\n\n{question}\n", "\n---\n"),
     ("You are asked: {question}\nThis is known:\n{context}\nTherefore,", "\n* "),
 ]
