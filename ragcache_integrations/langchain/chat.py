@@ -10,7 +10,7 @@ from typing import Any
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
 from langchain_core.language_models import LangSmithParams, LanguageModelInput
 from langchain_core.language_models.chat_models import BaseChatModel
-from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage
+from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.runnables.config import get_config_list
@@ -155,7 +155,7 @@ class ChatRAGCache(SamplingFields, BaseChatModel):
         tools: Sequence[Mapping[str, Any] | type | Callable[..., Any] | BaseTool] | None = None,
     ) -> int:
         """Tokens of the whole prompt that these messages make, with the template's own."""
-        told = [convert_to_openai_tool(tool) for tool in tools or ()]  # type: ignore[arg-type]
+        told = [convert_to_openai_tool(tool) for tool in tools or ()]
         return len(self.engine.tokenize(self.render(list(messages), tools=told)))
 
     def bind_tools(
@@ -241,7 +241,7 @@ class ChatRAGCache(SamplingFields, BaseChatModel):
         input: Iterator[LanguageModelInput],
         config: RunnableConfig | None = None,
         **kwargs: Any,
-    ) -> Iterator[AIMessageChunk]:
+    ) -> Iterator[AIMessage]:
         return StoppedWhenLeft(super().transform(input, config, **kwargs))
 
     def _generate(
