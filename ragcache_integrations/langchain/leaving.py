@@ -35,7 +35,7 @@ class StoppedWhenLeft(Iterator[T], Generic[T]):
         self._first_readers: list[int] | None = None
 
     def __next__(self) -> T:
-        readers = _readers(sys._getframe(1))
+        readers = _readers(sys._getframe(1), self._first_readers)
         if self._first_readers is None:
             self._first_readers = list(reversed(readers))
         elif _is_left(self._first_readers, readers):
@@ -61,11 +61,12 @@ def _is_left(first_readers: list[int], readers: dict[int, bool]) -> bool:
     return False
 
 
-def _readers(frame: FrameType | None) -> dict[int, bool]:
+def _readers(frame: FrameType | None, first_readers: list[int] | None) -> dict[int, bool]:
     """The steps that wait for a piece, innermost first, and whether each reads by itself.
 
-    Empty if branches share it.
+    Empty if branches share it. What stands around the first of first_readers is left out.
     """
+    outermost = first_readers[0] if first_readers else None
     readers: dict[int, bool] = {}
     inner = "transform"  # the model's own
     while frame:
@@ -74,5 +75,7 @@ def _readers(frame: FrameType | None) -> dict[int, bool]:
             return {}
         if (frame.f_globals.get("__name__"), name) == _STEP:
             readers[id(frame)] = inner in _HANDING_ON
+            if id(frame) == outermost:
+                break
         inner, frame = name, frame.f_back
     return readers
