@@ -9,11 +9,13 @@ from dataclasses import replace
 from logging import getLogger
 from typing import Any, NamedTuple, Self
 
+from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.constants import DEFAULT_SIMILARITY_TOP_K
 from llama_index.core.indices.vector_store import VectorIndexRetriever, VectorStoreIndex
 from llama_index.core.schema import BaseNode, MetadataMode, NodeWithScore, QueryBundle
 
 from ragcache_engine import Document, QueryShapeError, RAGCacheEngine, RetrievalInProgress
+from ragcache_integrations.llamaindex.bare_index import BareNodes, index_over, objects_of
 from ragcache_integrations.llamaindex.store import (
     check_searchable,
     check_supported,
@@ -106,6 +108,37 @@ class RAGCacheRetriever(VectorIndexRetriever):
             callback_manager=stock.callback_manager,
             object_map=stock.object_map,
             **options,
+        )
+
+    @classmethod
+    def from_faiss(
+        cls,
+        faiss_index: Any,
+        nodes: BareNodes,
+        *,
+        engine: RAGCacheEngine,
+        embed_model: BaseEmbedding | None = None,
+        similarity_top_k: int = DEFAULT_SIMILARITY_TOP_K,
+        template: PromptTemplateLike | None = None,
+        **options: Any,
+    ) -> Self:
+        """A retriever over a Faiss index that something else has built, and the nodes of its vectors.
+
+        faiss_index: any faiss.Index; it is searched as it is, and not copied.
+        nodes: one for each vector, in the order of the vectors; or a mapping from the ids the index
+          gives out (those of an IndexIDMap, say) to nodes. They need no embedding.
+        embed_model: what the vectors were made with; None: that of Settings.
+        similarity_top_k, template: see `from_index`. options: what VectorIndexRetriever takes.
+        Raises InvalidTopK; UnsupportedStore for what is no Faiss index; IndexOutOfStep unless each vector
+        has one node; ValueError for a template whose slots are not known. Nothing is embedded here.
+        """
+        check_top_k(similarity_top_k)
+        return cls(
+            index_over(faiss_index, nodes, embed_model),
+            engine=engine,
+            similarity_top_k=similarity_top_k,
+            template=template,
+            **{"object_map": objects_of(nodes), **options},
         )
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:

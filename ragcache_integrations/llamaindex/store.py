@@ -86,11 +86,14 @@ def missing_nodes_named(index: VectorStoreIndex) -> Iterator[None]:
 
 
 def _missing(index: VectorStoreIndex) -> list[str]:
-    """Nodes the docstore does not hold, and positions that have no node."""
+    """Nodes the docstore does not hold, and positions that have no node.
+
+    Positions come last: an index may have given its vectors other ids.
+    """
     nodes = index.index_struct.nodes_dict
     positions = map(str, range(faiss_index(index).ntotal))
     named_by_node = all(key == node_id for key, node_id in nodes.items())
     lost = [] if named_by_node else [at for at in positions if at not in nodes]
-    return lost + [
+    return [
         node_id for node_id in nodes.values() if not index.docstore.document_exists(node_id)
-    ]
+    ] + lost
