@@ -39,6 +39,8 @@ class EngineConfig(BaseModel):
     speculation: whether to answer on provisional search results, before the prompt has come. "auto" does
       where it is measured to gain time: not for searches of a few milliseconds, prompts that cannot be
       foreseen, or under load. Answers are the same in any case.
+    chat_template: the Jinja text that conversations are written with, or the path of a file with it; None
+      is the model's own.
     vllm_args: passed to vLLM's AsyncEngineArgs as they are, for example {"dtype": "float32",
       "max_model_len": 4096}. They win over what RAGCache would choose.
     """
@@ -57,6 +59,7 @@ class EngineConfig(BaseModel):
     cache_depth: int | None = Field(default=None, ge=1)
     request_timeout_s: float = Field(default=120.0, gt=0)
     speculation: SpeculationMode = "auto"
+    chat_template: str | None = None
     vllm_args: dict[str, Any] = Field(default_factory=dict)
 
     @field_validator("policy")
@@ -65,6 +68,18 @@ class EngineConfig(BaseModel):
         if name not in POLICIES:
             raise ValueError(f"there is no policy {name!r}; choose one of {', '.join(POLICIES)}")
         return name
+
+    @field_validator("chat_template", mode="before")
+    @classmethod
+    def _read_chat_template(cls, template: Any) -> Any:
+        if template is None or "{" in str(template):
+            return template
+        try:
+            return Path(template).expanduser().read_text(encoding="utf-8")
+        except OSError as error:
+            raise ValueError(
+                f"chat_template is neither a Jinja text nor a file that can be read: {error}"
+            ) from error
 
     @model_validator(mode="after")
     def _disk_stands_on_host(self) -> Self:

@@ -7,17 +7,26 @@ import atexit
 import logging
 import threading
 import weakref
-from collections.abc import AsyncGenerator, Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    Callable,
+    Hashable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from ragcache_engine.attempts import Heartbeat, answered
 from ragcache_engine.backends.choice import choose_backend
+from ragcache_engine.chat import checked
 from ragcache_engine.config import EngineConfig
 from ragcache_engine.errors import (
     EmptyPrompt,
@@ -26,6 +35,7 @@ from ragcache_engine.errors import (
     EngineError,
     PromptTooLong,
     RAGCacheError,
+    RefusedMessages,
     UnknownTemplate,
 )
 from ragcache_engine.knowledge import policy_of_tiers
@@ -41,13 +51,14 @@ from ragcache_engine.prompt import (
     find_documents,
     token_segments,
 )
-from ragcache_engine.protocols import Backend, BackendRequest
+from ragcache_engine.protocols import Backend, BackendRequest, Conversation
 from ragcache_engine.speculation import Pipeline, Search
 from ragcache_engine.streams import AnswerStream, Item, joined, read_async
 from ragcache_engine.values import (
     Answer,
     CachedTokens,
     CacheStats,
+    ChatPrompt,
     Document,
     ModelLimits,
     Piece,
@@ -105,7 +116,7 @@ class RAGCacheEngine:
           engine looks for what was lately retrieved through it (see `retrieval`).
         options: how to draw the answer; greedy by default.
         tenant: whose tensors may be shared; requests of another tenant, or of none, never share.
-        Raises EmptyPrompt or PromptTooLong before any work; EngineClosed, EngineDied,
+        Raises EmptyPrompt, PromptTooLong or UnsupportedGuide before any work; EngineClosed, EngineDied,
         GenerationFailed or RequestTimedOut.
         """
         return self.stream(prompt, documents, options, tenant=tenant).answer()
@@ -156,9 +167,55 @@ class RAGCacheEngine:
             async for piece in pieces:
                 yield piece
 
-    def tokenize(self, prompt: str) -> TokenizedPrompt:
-        """The prompt's tokens exactly as the model reads them, with the characters they stand for."""
-        return self._runtime.tokenize(prompt)
+    def tokenize(self, prompt: str, *, add_special_tokens: bool = True) -> TokenizedPrompt:
+        """The prompt's tokens exactly as the model reads them, with the characters they stand for.
+
+        add_special_tokens: as in SamplingOptions; a ChatPrompt gets none in any case.
+        """
+        is_chat = isinstance(prompt, ChatPrompt)
+        return self._runtime.tokenize(prompt, add_special_tokens and not is_chat)
+
+    def chat_prompt(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        template_args: Mapping[str, Any] | None = None,
+    ) -> ChatPrompt:
+        """A conversation as the prompt that the model was trained on, by its own chat template.
+
+            prompt = engine.chat_prompt([{"role": "user", "content": "Why is the sky blue?"}])
+            answer = engine.generate(prompt, documents)
+
+        The request then has the very tokens that vLLM's own chat endpoint would make of it. Call it
+        as often as you like: nothing is computed.
+        messages: as in OpenAI's chat API; the contents are texts.
+        tools: functions the model may call, as in that API: {"type": "function", "function": {...}}.
+        add_generation_prompt: end with what begins the assistant's answer.
+        continue_final_message: leave the last message open, for the model to go on with it; then
+          there is no generation prompt.
+        template_args: further variables of the template, such as {"enable_thinking": False}.
+        Raises NoChatTemplate, or RefusedMessages for what the template cannot write.
+        """
+        if continue_final_message and add_generation_prompt:
+            raise RefusedMessages(
+                "a message that is gone on with needs no new answer begun: with "
+                "continue_final_message=True, set add_generation_prompt=False"
+            )
+        return ChatPrompt(
+            self._runtime.render(
+                Conversation(
+                    messages=checked(messages),
+                    tools=list(tools or ()),
+                    add_generation_prompt=add_generation_prompt,
+                    continue_final_message=continue_final_message,
+                    template=self.config.chat_template,
+                    template_args=dict(template_args or {}),
+                )
+            )
+        )
 
     @contextmanager
     def retrieval(
@@ -321,7 +378,12 @@ class RAGCacheEngine:
         asked_s = self._runtime.now()
         if not isinstance(prompt, str):
             raise TypeError(f"a prompt is a string, got {type(prompt).__name__}")
-        tokenized = self.tokenize(prompt)
+        options = options or SamplingOptions()
+        if isinstance(prompt, ChatPrompt):
+            options = replace(options, add_special_tokens=False)
+        if options.guide:
+            self._runtime.check(options)
+        tokenized = self.tokenize(prompt, add_special_tokens=options.add_special_tokens)
         if not len(tokenized):
             raise EmptyPrompt(
                 "the prompt is empty: check what your prompt template was filled with"
@@ -341,7 +403,7 @@ class RAGCacheEngine:
                 request_id=self._runtime.next_request_id(),
                 prompt=tokenized,
                 segments=token_segments(tokenized, match.spans),
-                options=options or SamplingOptions(),
+                options=options,
                 tenant=tenant,
             ),
             document_ids=tuple(span.document_id for span in match.spans),
@@ -446,9 +508,18 @@ class _Runtime:
     def next_request_id(self) -> str:
         return f"ragcache-{next(self._request_numbers)}"
 
-    def tokenize(self, prompt: str) -> TokenizedPrompt:
+    def tokenize(self, prompt: str, add_special_tokens: bool) -> TokenizedPrompt:
         self._refuse_if_closed()
-        return self._pipeline.tokenized(prompt) or self._backend.tokenize(prompt)
+        known = self._pipeline.tokenized(prompt, add_special_tokens)
+        return known or self._backend.tokenize(prompt, add_special_tokens)
+
+    def check(self, options: SamplingOptions) -> None:
+        self._refuse_if_closed()
+        self._backend.check(options)
+
+    def render(self, conversation: Conversation) -> str:
+        self._refuse_if_closed()
+        return self._backend.render(conversation)
 
     def template_of(self, chain: Hashable, tenant: str | None) -> Render | None:
         """What a chain's prompts look like, as learned; None if that is not known."""
