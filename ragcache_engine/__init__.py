@@ -6,6 +6,7 @@ Importing this package loads neither torch, vLLM, Faiss nor a framework; making 
 from ragcache_engine.config import EngineConfig
 from ragcache_engine.engine import RAGCacheEngine, RetrievalInProgress
 from ragcache_engine.errors import (
+    AnswerCutShort,
     BackendUnavailable,
     BadRequest,
     ConfigError,
@@ -14,6 +15,7 @@ from ragcache_engine.errors import (
     EngineClosed,
     EngineDied,
     EngineError,
+    EngineNeeded,
     EngineStartFailed,
     GenerationFailed,
     IndexOutOfStep,
@@ -70,6 +72,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Answer",
+    "AnswerCutShort",
     "AnswerStream",
     "BackendUnavailable",
     "BadRequest",
@@ -84,6 +87,7 @@ __all__ = [
     "EngineConfig",
     "EngineDied",
     "EngineError",
+    "EngineNeeded",
     "EngineStartFailed",
     "FinishReason",
     "GenerationFailed",

@@ -24,6 +24,22 @@ CORPUS = {
 }
 
 
+@pytest.fixture(scope="session")
+def stock_vllm(demo_model):
+    """vLLM's own LLM class on the small model, in the numbers of `vllm_engine`: the answers to equal."""
+    from vllm import LLM
+
+    llm = LLM(
+        model=demo_model,
+        dtype="float32",
+        max_model_len=4096,
+        kv_cache_memory_bytes=256 << 20,
+        enforce_eager=True,
+    )
+    yield llm
+    llm.llm_engine.engine_core.shutdown()
+
+
 @pytest.fixture
 def corpus():
     return dict(CORPUS)
@@ -68,6 +84,12 @@ def make_engine():
     yield make
     for engine in engines:
         engine.close()
+
+
+@pytest.fixture
+def recording():
+    """The class of the backend that remembers, for tests that change it."""
+    return RecordingBackend
 
 
 @pytest.fixture
