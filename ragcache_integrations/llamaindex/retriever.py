@@ -49,6 +49,32 @@ class RAGCacheRetriever(VectorIndexRetriever):
         retriever = RAGCacheRetriever.from_index(index, engine=engine, similarity_top_k=2)
         nodes = retriever.retrieve("Why is the sky blue?")
 
+    Examples:
+        On an index made without a model, and the engine without one:
+
+        >>> import faiss, numpy
+        >>> from llama_index.core import MockEmbedding
+        >>> from llama_index.core.query_engine import RetrieverQueryEngine
+        >>> from llama_index.core.schema import TextNode
+        >>> from ragcache_engine import EngineConfig, RAGCacheEngine
+        >>> from ragcache_integrations.llamaindex import RAGCacheLLM, RAGCacheRetriever
+        >>> engine = RAGCacheEngine(EngineConfig(model="any", backend="memory"))
+        >>> embed_model = MockEmbedding(embed_dim=4)
+        >>> nodes = [TextNode(id_="sky", text="The sky looks blue because air scatters light.")]
+        >>> vectors = faiss.IndexFlatL2(4)
+        >>> embedded = embed_model.get_text_embedding_batch([node.text for node in nodes])
+        >>> vectors.add(numpy.array(embedded, dtype="float32"))
+        >>> retriever = RAGCacheRetriever.from_faiss(
+        ...     vectors, nodes, engine=engine, embed_model=embed_model, similarity_top_k=1
+        ... )
+        >>> [found.node.node_id for found in retriever.retrieve("Why is the sky blue?")]
+        ['sky']
+        >>> llm = RAGCacheLLM(engine=engine, temperature=0)
+        >>> answer = RetrieverQueryEngine.from_args(retriever, llm=llm).query("Why is it blue?")
+        >>> [found.node.node_id for found in answer.source_nodes]
+        ['sky']
+        >>> engine.close()
+
     The prompt that a response synthesizer then makes of the nodes is recognised by the engine,
     which reuses what it has computed for each of them, and learns what the prompts look like to begin
     the next ones early: while the search still runs, on what it has found by then, unless the engine's

@@ -100,9 +100,7 @@ class CutShort(MemoryBackend):
     def _answer(self, request):
         from dataclasses import replace
 
-        return super()._answer(
-            replace(request, options=replace(request.options, guide=None))
-        )
+        return super()._answer(replace(request, options=replace(request.options, guide=None)))
 
 
 def test_what_a_schema_cannot_say_is_pydantics_to_refuse(engine):
@@ -130,9 +128,7 @@ def test_a_schema_that_cannot_guide_is_named_before_any_work(engine, recorded):
 @pytest.mark.vllm
 @pytest.mark.parametrize("is_chat_model", [False, True])
 def test_the_real_model_cannot_leave_the_schema(vllm_engine, is_chat_model):
-    llm = RAGCacheLLM(
-        engine=vllm_engine, temperature=0, max_tokens=48, is_chat_model=is_chat_model
-    )
+    llm = RAGCacheLLM(engine=vllm_engine, temperature=0, max_tokens=48, is_chat_model=is_chat_model)
     for output in every_way(llm):
         assert Verdict.model_validate(output.model_dump())
 

@@ -1,0 +1,287 @@
+"""What people build on LlamaIndex, on the real model: the stock classes' answers, and a cache that helps.
+
+Each pattern is a function of a retriever and an LLM, so that nothing but these two is swapped.
+"""
+
+import asyncio
+
+import pytest
+from llama_index.core.chat_engine import (
+    CondensePlusContextChatEngine,
+    ContextChatEngine,
+    SimpleChatEngine,
+)
+from llama_index.core.indices.query.query_transform.base import BaseQueryTransform
+from llama_index.core.postprocessor import (
+    LongContextReorder,
+    MetadataReplacementPostProcessor,
+    SimilarityPostprocessor,
+)
+from llama_index.core.query_engine import (
+    CitationQueryEngine,
+    RetrieverQueryEngine,
+    RouterQueryEngine,
+    SubQuestionQueryEngine,
+    TransformQueryEngine,
+)
+from llama_index.core.question_gen.types import BaseQuestionGenerator, SubQuestion
+from llama_index.core.response_synthesizers import (
+    ResponseMode,
+    TreeSummarize,
+    get_response_synthesizer,
+)
+from llama_index.core.schema import QueryBundle
+from llama_index.core.selectors import EmbeddingSingleSelector
+from llama_index.core.tools import QueryEngineTool
+
+from ragcache_integrations.llamaindex import RAGCacheLLM, RAGCacheRetriever
+
+pytestmark = pytest.mark.vllm
+
+QUESTION = "Why does the sky look blue and not violet?"
+OTHER = "What makes bread rise?"
+TOKENS = 8
+ASKS_NOTHING = {ResponseMode.NO_TEXT, ResponseMode.CONTEXT_ONLY}
+
+
+def query_engine(**options):
+    return lambda retriever, llm: RetrieverQueryEngine.from_args(retriever, llm=llm, **options)
+
+
+class FixedSubQuestions(BaseQuestionGenerator):
+    """Two questions, whatever is asked: a model this small thinks of none."""
+
+    def generate(self, tools, query):
+        return [
+            SubQuestion(sub_question=question, tool_name=tools[0].name)
+            for question in (QUESTION, OTHER)
+        ]
+
+    async def agenerate(self, tools, query):
+        return self.generate(tools, query)
+
+    def _get_prompts(self):
+        return {}
+
+    def _update_prompts(self, prompts):
+        pass
+
+
+def sub_questions(retriever, llm):
+    tool = QueryEngineTool.from_defaults(
+        query_engine=RetrieverQueryEngine.from_args(retriever, llm=llm),
+        name="world",
+        description="What the world is like.",
+    )
+    return SubQuestionQueryEngine.from_defaults(
+        [tool],
+        llm=llm,
+        question_gen=FixedSubQuestions(),
+        response_synthesizer=get_response_synthesizer(llm=llm, response_mode="compact"),
+        verbose=False,
+    )
+
+
+def tools_of(retriever, llm):
+    about = {"compact": "Questions about the sky and its light.", "accumulate": "Kitchens."}
+    return [
+        QueryEngineTool.from_defaults(
+            RetrieverQueryEngine.from_args(retriever, llm=llm, response_mode=mode),
+            name=mode,
+            description=description,
+        )
+        for mode, description in about.items()
+    ]
+
+
+def router(retriever, llm):
+    selector = EmbeddingSingleSelector.from_defaults(embed_model=retriever._embed_model)
+    return RouterQueryEngine(
+        selector, tools_of(retriever, llm), llm=llm, summarizer=TreeSummarize(llm=llm)
+    )
+
+
+class Shouted(BaseQueryTransform):
+    """Asks the index something else than the reader asks."""
+
+    def _run(self, query_bundle, metadata):
+        return QueryBundle(query_bundle.query_str, custom_embedding_strs=[OTHER])
+
+    def _get_prompts(self):
+        return {}
+
+    def _update_prompts(self, prompts):
+        pass
+
+
+def transformed(retriever, llm):
+    return TransformQueryEngine(RetrieverQueryEngine.from_args(retriever, llm=llm), Shouted())
+
+
+def citations(retriever, llm):
+    synthesizer = get_response_synthesizer(llm=llm, response_mode="compact")
+    return CitationQueryEngine(
+        retriever,
+        llm=llm,
+        response_synthesizer=synthesizer,
+        citation_chunk_size=64,
+        citation_chunk_overlap=0,
+    )
+
+
+class LastFirst(LongContextReorder):
+    """Worst first: any order must do."""
+
+    def _postprocess_nodes(self, nodes, query_bundle=None):
+        return nodes[::-1]
+
+
+PATTERNS = {
+    **{f"response mode {mode.value}": query_engine(response_mode=mode) for mode in ResponseMode},
+    "nodes dropped": query_engine(
+        node_postprocessors=[SimilarityPostprocessor(similarity_cutoff=1.5)]
+    ),
+    "nodes for long contexts": query_engine(node_postprocessors=[LongContextReorder()]),
+    "nodes turned round": query_engine(node_postprocessors=[LastFirst()]),
+    "nodes replaced": query_engine(
+        node_postprocessors=[MetadataReplacementPostProcessor(target_metadata_key="source")]
+    ),
+    "citations": citations,
+    "sub-questions": sub_questions,
+    "router": router,
+    "another question for the index": transformed,
+}
+
+
+@pytest.fixture
+def ours(vllm_engine):
+    def make(is_chat_model=False):
+        return RAGCacheLLM(
+            engine=vllm_engine, temperature=0, max_tokens=TOKENS, is_chat_model=is_chat_model
+        )
+
+    return make
+
+
+@pytest.fixture
+def retrievers(index, vllm_engine):
+    """(stock, ours)"""
+    return (
+        index.as_retriever(similarity_top_k=3),
+        RAGCacheRetriever.from_index(index, engine=vllm_engine, similarity_top_k=3),
+    )
+
+
+@pytest.fixture
+def cached_by(vllm_engine):
+    """Runs something; returns what it returns, and the share of its prompt tokens that were cached."""
+
+    def run(ask):
+        before = vllm_engine.stats()
+        answer = ask()
+        after = vllm_engine.stats()
+        prompts = after.prompt_tokens - before.prompt_tokens
+        return answer, (after.cached.total - before.cached.total) / prompts if prompts else None
+
+    return run
+
+
+async def streamed(queries, question):
+    response = await queries.aquery(question)
+    return "".join([token async for token in response.async_response_gen()])
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_a_query_engine_answers_as_stock_does_and_the_second_time_from_the_cache(
+    pattern, ours, stock_llm, retrievers, cached_by, vllm_engine
+):
+    make = PATTERNS[pattern]
+    expected = make(retrievers[0], stock_llm(TOKENS)).query(QUESTION)
+    queries = make(retrievers[1], ours())
+    vllm_engine.clear_cache()
+    first, cold = cached_by(lambda: queries.query(QUESTION))
+    second, warm = cached_by(lambda: asyncio.run(queries.aquery(QUESTION)))
+    assert str(first) == str(second) == str(expected)
+    assert [n.node_id for n in first.source_nodes] == [
+        n.node_id for n in expected.source_nodes
+    ] or (
+        pattern == "citations"  # cuts nodes into new ones, whose ids are drawn
+    )
+    if any(mode.value == pattern.removeprefix("response mode ") for mode in ASKS_NOTHING):
+        assert cold is None
+    else:
+        assert str(first).strip()
+        assert warm > max(cold, 0.4)
+
+
+@pytest.mark.parametrize("mode", [ResponseMode.COMPACT, ResponseMode.TREE_SUMMARIZE])
+def test_a_streaming_query_engine_answers_as_stock_does(
+    mode, ours, stock_llm, retrievers, cached_by, vllm_engine
+):
+    make = query_engine(response_mode=mode, streaming=True)
+    expected = "".join(make(retrievers[0], stock_llm(TOKENS)).query(QUESTION).response_gen)
+    queries = make(retrievers[1], ours())
+    vllm_engine.clear_cache()
+    first, cold = cached_by(lambda: "".join(queries.query(QUESTION).response_gen))
+    second, warm = cached_by(lambda: asyncio.run(streamed(queries, QUESTION)))
+    assert first == second == expected
+    assert warm > max(cold, 0.4)
+
+
+def test_an_indexs_own_query_engine_answers_on_our_llm(index, ours, stock_llm):
+    ask = {"similarity_top_k": 2, "response_mode": "compact"}
+    expected = str(index.as_query_engine(llm=stock_llm(TOKENS), **ask).query(QUESTION))
+    assert str(index.as_query_engine(llm=ours(), **ask).query(QUESTION)) == expected
+
+
+CHATS = {
+    "context": lambda retriever, llm: ContextChatEngine.from_defaults(retriever, llm=llm),
+    "condense_plus_context": lambda retriever, llm: CondensePlusContextChatEngine.from_defaults(
+        retriever, llm=llm
+    ),
+    "simple": lambda _, llm: SimpleChatEngine.from_defaults(llm=llm),
+}
+
+
+def talked(chat):
+    return [str(chat.chat(QUESTION)), str(chat.chat("And why not green?"))]
+
+
+def stream_talked(chat):
+    return ["".join(chat.stream_chat(asked).response_gen) for asked in TURNS]
+
+
+async def atalked(chat):
+    return [str(await chat.achat(asked)) for asked in TURNS]
+
+
+async def astream_talked(chat):
+    answers = []
+    for asked in TURNS:
+        response = await chat.astream_chat(asked)
+        answers.append("".join([token async for token in response.async_response_gen()]))
+    return answers
+
+
+TURNS = (QUESTION, "And why not green?")
+
+
+@pytest.mark.parametrize("is_chat_model", [False, True])
+@pytest.mark.parametrize("kind", CHATS)
+def test_a_chat_engine_answers_as_stock_does_and_the_second_time_from_the_cache(
+    kind, is_chat_model, ours, stock_llm, retrievers, cached_by, vllm_engine
+):
+    make = CHATS[kind]
+    expected = talked(make(retrievers[0], stock_llm(TOKENS, is_chat_model)))
+    vllm_engine.clear_cache()
+    llm = ours(is_chat_model)
+    first, cold = cached_by(lambda: talked(make(retrievers[1], llm)))
+    second, warm = cached_by(lambda: asyncio.run(atalked(make(retrievers[1], llm))))
+    assert first == second == expected
+    assert warm > cold
+    if not is_chat_model:
+        return
+    stripped = [answer.strip() for answer in expected]
+    assert [answer.strip() for answer in stream_talked(make(retrievers[1], llm))] == stripped
+    later = asyncio.run(astream_talked(make(retrievers[1], llm)))
+    assert [answer.strip() for answer in later] == stripped
