@@ -3,6 +3,7 @@
 Importing this package loads neither torch, vLLM, Faiss nor a framework; making an engine does.
 """
 
+from ragcache_engine.chat import ToolAnswer, ToolAnswerPart, ToolCall, ToolCallPart, ToolReader
 from ragcache_engine.config import EngineConfig
 from ragcache_engine.engine import RAGCacheEngine, RetrievalInProgress
 from ragcache_engine.errors import (
@@ -122,6 +123,11 @@ __all__ = [
     "Template",
     "Tier",
     "TokenizedPrompt",
+    "ToolAnswer",
+    "ToolAnswerPart",
+    "ToolCall",
+    "ToolCallPart",
+    "ToolReader",
     "UnequalLengths",
     "UnguardedMain",
     "UnknownDocument",

@@ -41,6 +41,9 @@ class EngineConfig(BaseModel):
       foreseen, or under load. Answers are the same in any case.
     chat_template: the Jinja text that conversations are written with, or the path of a file with it; None
       is the model's own.
+    tool_parser: the name of vLLM's parser for the model's tool calls, as `--tool-call-parser` of its
+      server: "hermes", "llama3_json", ... None reads JSON between <tool_call> tags, which Qwen2.5,
+      SmolLM3 and Hermes models write, and all that are told of tools in the system message.
     vllm_args: passed to vLLM's AsyncEngineArgs as they are, for example {"dtype": "float32",
       "max_model_len": 4096}. They win over what RAGCache would choose.
     """
@@ -60,6 +63,7 @@ class EngineConfig(BaseModel):
     request_timeout_s: float = Field(default=120.0, gt=0)
     speculation: SpeculationMode = "auto"
     chat_template: str | None = None
+    tool_parser: str | None = None
     vllm_args: dict[str, Any] = Field(default_factory=dict)
 
     @field_validator("policy")

@@ -26,7 +26,7 @@ from typing import Any, Self
 
 from ragcache_engine.attempts import Heartbeat, answered
 from ragcache_engine.backends.choice import choose_backend
-from ragcache_engine.chat import checked
+from ragcache_engine.chat import GuidedReader, ToolReader, call_guide, checked, described
 from ragcache_engine.config import EngineConfig
 from ragcache_engine.errors import (
     EmptyPrompt,
@@ -94,6 +94,7 @@ class RAGCacheEngine:
         self.config = config
         self._runtime = _Runtime(backend or choose_backend(config), config)
         self._retrievals = RetrievalLog()
+        self._takes_tools: bool | None = None
         # Not bound to self: the engine must be collectable while its runtime waits to be closed.
         self._finalizer = weakref.finalize(self, self._runtime.close)
         try:
@@ -193,6 +194,7 @@ class RAGCacheEngine:
         as often as you like: nothing is computed.
         messages: as in OpenAI's chat API; the contents are texts.
         tools: functions the model may call, as in that API: {"type": "function", "function": {...}}.
+          Where the template has no place for them they are described in the system message.
         add_generation_prompt: end with what begins the assistant's answer.
         continue_final_message: leave the last message open, for the model to go on with it; then
           there is no generation prompt.
@@ -204,18 +206,70 @@ class RAGCacheEngine:
                 "a message that is gone on with needs no new answer begun: with "
                 "continue_final_message=True, set add_generation_prompt=False"
             )
-        return ChatPrompt(
-            self._runtime.render(
-                Conversation(
-                    messages=checked(messages),
-                    tools=list(tools or ()),
-                    add_generation_prompt=add_generation_prompt,
-                    continue_final_message=continue_final_message,
-                    template=self.config.chat_template,
-                    template_args=dict(template_args or {}),
-                )
-            )
+        conversation = Conversation(
+            messages=checked(messages),
+            tools=list(tools or ()),
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            template=self.config.chat_template,
+            template_args=dict(template_args or {}),
         )
+        speaks_of_tools = tools or any(m["role"] == "tool" or m.get("tool_calls") for m in messages)
+        if speaks_of_tools and not self.takes_tools:
+            in_words = described(conversation.messages, conversation.tools)
+            conversation = replace(conversation, messages=in_words, tools=())
+        return ChatPrompt(self._runtime.render(conversation))
+
+    @property
+    def takes_tools(self) -> bool:
+        """Whether the model's chat template has a place for tools.
+
+        For others, `chat_prompt` describes them in the system message; how well a model then calls
+        them is up to the model. Raises NoChatTemplate.
+        """
+        if self._takes_tools is None:
+            probe = {"name": "is_there_a_place", "description": "", "parameters": {}}
+            conversation = Conversation(
+                [{"role": "user", "content": "Hello."}],
+                [{"type": "function", "function": probe}],
+                template=self.config.chat_template,
+            )
+            try:
+                self._takes_tools = str(probe["name"]) in self._runtime.render(conversation)
+            except RefusedMessages:
+                self._takes_tools = False
+        return self._takes_tools
+
+    def tool_options(
+        self,
+        options: SamplingOptions,
+        tools: Sequence[Mapping[str, Any]],
+        *,
+        must_call: bool = False,
+        name: str | None = None,
+    ) -> SamplingOptions:
+        """The options for an answer of a model that may call these tools, or must.
+
+        must_call: the answer is held to be a call of one of them, or of the one named: any model
+          then makes a sound call, if max_tokens leaves room for it.
+        Raises BadRequest if there is no such tool.
+        """
+        if must_call or name is not None:
+            return replace(options, guide=call_guide(tools, name))
+        if self.config.tool_parser is not None:
+            return replace(options, skip_special_tokens=False)
+        return options
+
+    def tool_reader(
+        self, tools: Sequence[Mapping[str, Any]], *, must_call: bool = False
+    ) -> ToolReader:
+        """What reads the calls out of one answer, whole or as it comes; see `tool_options`.
+
+        reader = engine.tool_reader(tools)
+        answer = reader.whole(engine.generate(prompt, options=options).text)
+        answer.text, answer.calls
+        """
+        return GuidedReader() if must_call else self._runtime.tool_reader(tools)
 
     @contextmanager
     def retrieval(
@@ -520,6 +574,10 @@ class _Runtime:
     def render(self, conversation: Conversation) -> str:
         self._refuse_if_closed()
         return self._backend.render(conversation)
+
+    def tool_reader(self, tools: Sequence[Mapping[str, Any]]) -> ToolReader:
+        self._refuse_if_closed()
+        return self._backend.tool_reader(tools)
 
     def template_of(self, chain: Hashable, tenant: str | None) -> Render | None:
         """What a chain's prompts look like, as learned; None if that is not known."""

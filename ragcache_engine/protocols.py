@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from ragcache_engine.chat import ToolReader
 from ragcache_engine.tiers.counters import Counters
 from ragcache_engine.values import (
     CachedTokens,
@@ -81,6 +82,9 @@ class Backend(Protocol):
 
         Raises NoChatTemplate, or RefusedMessages for what the template does not take.
         """
+
+    def tool_reader(self, tools: Sequence[Mapping[str, Any]]) -> ToolReader:
+        """What reads the calls of these tools out of one answer. Callable from any thread."""
 
     def generate(self, request: BackendRequest) -> AsyncGenerator[Delta, None]:
         """Yield the answer as it is made. Closing the generator aborts it and frees its memory.

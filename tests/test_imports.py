@@ -24,7 +24,7 @@ MAY_IMPORT = {
     "ragcache_engine.values": ["knowledge", "tiers.counters", "guide"],
     "ragcache_engine.config": ["knowledge"],
     "ragcache_engine.loop": [],
-    "ragcache_engine.protocols": ["values", "tiers.counters"],
+    "ragcache_engine.protocols": ["values", "tiers.counters", "chat"],
     "ragcache_engine.streams": ["values"],
     "ragcache_engine.knowledge": ["knowledge"],
     "ragcache_engine.prompt": ["prompt", "values"],

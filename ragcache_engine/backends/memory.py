@@ -12,10 +12,12 @@ import asyncio
 import json
 import re
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 from zlib import crc32
 
+from ragcache_engine.chat import CallReader, ToolReader
 from ragcache_engine.chat.instances import instance
 from ragcache_engine.chat.plain import TAG, written
 from ragcache_engine.errors import (
@@ -182,6 +184,9 @@ class MemoryBackend:
             add_generation_prompt=conversation.add_generation_prompt,
             continue_final_message=conversation.continue_final_message,
         )
+
+    def tool_reader(self, tools: Sequence[Mapping[str, Any]]) -> ToolReader:
+        return CallReader()
 
     def _learn(self, word: str) -> int:
         token_id = crc32(word.encode())

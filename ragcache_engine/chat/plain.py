@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ragcache_engine.chat.messages import plain_text
+from ragcache_engine.chat.tools import call_text
 
 TAG = re.compile(r"\s*</?(system|user|assistant|tool|tools|tool_call)>\s*")
 """A line that the template wrote, and nobody said."""
@@ -36,9 +37,6 @@ def _tools(tools: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _said(message: Mapping[str, Any]) -> str:
-    calls = [
-        f"<tool_call>\n{json.dumps(call.get('function', call), ensure_ascii=False)}\n</tool_call>"
-        for call in message.get("tool_calls") or ()
-    ]
+    calls = [call_text(call) for call in message.get("tool_calls") or ()]
     text = plain_text(message.get("content"))
     return "\n".join([*([text] if text else []), *calls])

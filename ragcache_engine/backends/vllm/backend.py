@@ -32,6 +32,8 @@ from ragcache_engine.backends.vllm.guides import require_servable, structured_ou
 from ragcache_engine.backends.vllm.installed import Wheel
 from ragcache_engine.backends.vllm.main_guard import require_guarded_main
 from ragcache_engine.backends.vllm.tiers.settings import TierSettings
+from ragcache_engine.backends.vllm.tool_parsers import ParserReader, require_parser
+from ragcache_engine.chat import CallReader, ToolReader
 from ragcache_engine.errors import EngineDied, EngineStartFailed, GenerationFailed
 from ragcache_engine.guide import Guide
 from ragcache_engine.protocols import BackendRequest, Conversation, Delta
@@ -54,8 +56,8 @@ SHUTDOWN_S = 30.0
 class VLLMBackend:
     """Runs a model in vLLM's own processes, started and ended with it.
 
-    model, device_cache_bytes, vllm_args: as in EngineConfig. budget: of the other tiers.
-    Raises UnguardedMain, ModelNotFound.
+    model, device_cache_bytes, vllm_args, tool_parser: as in EngineConfig. budget: of the other tiers.
+    Raises UnguardedMain, ModelNotFound, ConfigError.
     """
 
     def __init__(
@@ -66,9 +68,13 @@ class VLLMBackend:
         vllm_args: Mapping[str, Any],
         *,
         wheel: Wheel,
+        tool_parser: str | None = None,
     ) -> None:
         if wheel.is_cpu:  # vLLM always spawns its processes there
             require_guarded_main()
+        if tool_parser is not None:
+            require_parser(tool_parser)
+        self._tool_parser = tool_parser
         self._model = model
         self._device_cache_bytes = device_cache_bytes
         self._budget = budget
@@ -153,6 +159,11 @@ class VLLMBackend:
 
     def render(self, conversation: Conversation) -> str:
         return rendered(conversation, self._running_llm().renderer)
+
+    def tool_reader(self, tools: Sequence[Mapping[str, Any]]) -> ToolReader:
+        if self._tool_parser is None:
+            return CallReader()
+        return ParserReader(self._tool_parser, self._running_llm().get_tokenizer(), tools)
 
     async def generate(self, request: BackendRequest) -> AsyncGenerator[Delta, None]:
         params = sampling_params(request.options)
