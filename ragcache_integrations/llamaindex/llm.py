@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Generator, Sequence
 from contextlib import aclosing
-from dataclasses import replace
 from functools import partial
 from typing import Any, Self
 
@@ -26,7 +25,8 @@ from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_ca
 from llama_index.core.prompts import BasePromptTemplate
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
-from ragcache_engine import EngineNeeded, RAGCacheEngine, SamplingOptions
+from ragcache_engine import EngineNeeded, SamplingOptions
+from ragcache_integrations.engines import Engine
 from ragcache_integrations.llamaindex.conversations import by_chat_template
 from ragcache_integrations.llamaindex.responses import (
     chat_response,
@@ -69,8 +69,10 @@ class RAGCacheLLM(SamplingFields, GuidedPrediction):
 
     Parameters of the model itself (dtype, tensor_parallel_size, ...) go into the engine's
     configuration and are refused here. A call may set any sampling parameter for itself:
-    `llm.complete(prompt, temperature=0.7, max_tokens=32, stop=["."])`; and a form that its answer
-    keeps to: `guide=Guide.choice(["yes", "no"])`.
+    `llm.complete(prompt, temperature=0.7, max_tokens=32, stop=["."])`; or a form that its answer
+    keeps to, such as `guide=Guide.choice(["yes", "no"])`.
+    engine: a running engine, shared by all who are given it; or an EngineConfig, to start one.
+    tenant: whose cached tensors may be shared; prompts of another tenant never share.
 
     A prompt goes through completion_to_prompt unless the call says formatted=True, as query engines
     do. A conversation is written by the model's own chat template; by LlamaIndex's "user: ..." if it
@@ -93,7 +95,8 @@ class RAGCacheLLM(SamplingFields, GuidedPrediction):
 
     model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
 
-    engine: RAGCacheEngine = Field(exclude=True, repr=False)
+    engine: Engine = Field(exclude=True, repr=False)
+    tenant: str | None = None
     is_chat_model: bool = False
 
     @field_validator("callback_manager", mode="before")
@@ -164,62 +167,62 @@ class RAGCacheLLM(SamplingFields, GuidedPrediction):
 
     @llm_completion_callback()
     def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
-        return self._complete(self._formatted(prompt, formatted), self._options(kwargs))
+        return self._complete(self._formatted(prompt, formatted), self.sampling_options(kwargs))
 
     @reported_stream(llm_completion_callback())
     def stream_complete(
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponseGen:
-        return self._stream(self._formatted(prompt, formatted), self._options(kwargs))
+        return self._stream(self._formatted(prompt, formatted), self.sampling_options(kwargs))
 
     @llm_completion_callback()
     async def acomplete(
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponse:
-        options = self._options(kwargs)
+        options = self.sampling_options(kwargs)
         return await self._acomplete(self._formatted(prompt, formatted), options)
 
     @reported_astream(llm_completion_callback())
     async def astream_complete(
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponseAsyncGen:
-        return self._astream(self._formatted(prompt, formatted), self._options(kwargs))
+        return self._astream(self._formatted(prompt, formatted), self.sampling_options(kwargs))
 
     @llm_chat_callback()
     def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
-        return chat_response(self._complete(self._prompt(messages), self._options(kwargs)))
+        return chat_response(self._complete(self._prompt(messages), self.sampling_options(kwargs)))
 
     @reported_stream(llm_chat_callback())
     def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
-        completions = self._stream(self._prompt(messages), self._options(kwargs))
+        completions = self._stream(self._prompt(messages), self.sampling_options(kwargs))
         return each(chat_response, completions)
 
     @llm_chat_callback()
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
-        options = self._options(kwargs)
+        options = self.sampling_options(kwargs)
         return chat_response(await self._acomplete(self._prompt(messages), options))
 
     @reported_astream(llm_chat_callback())
     async def astream_chat(
         self, messages: Sequence[ChatMessage], **kwargs: Any
     ) -> ChatResponseAsyncGen:
-        completions = self._astream(self._prompt(messages), self._options(kwargs))
+        completions = self._astream(self._prompt(messages), self.sampling_options(kwargs))
         return aeach(chat_response, completions)
 
     # The public methods above report to LlamaIndex's callbacks; these do the work, so that a chat
     # is reported once and not as a completion too.
 
     def _complete(self, prompt: str, options: SamplingOptions) -> CompletionResponse:
-        return completion(self.engine.generate(prompt, options=options))
+        return completion(self.engine.generate(prompt, options=options, tenant=self.tenant))
 
     async def _acomplete(self, prompt: str, options: SamplingOptions) -> CompletionResponse:
-        return completion(await self.engine.agenerate(prompt, options=options))
+        return completion(await self.engine.agenerate(prompt, options=options, tenant=self.tenant))
 
     def _stream(
         self, prompt: str, options: SamplingOptions
     ) -> Generator[CompletionResponse, None, None]:
         # Asked here and not in the generator: bad input is then raised by the call itself.
-        stream = self.engine.stream(prompt, options=options)
+        stream = self.engine.stream(prompt, options=options, tenant=self.tenant)
 
         def responses() -> Generator[CompletionResponse, None, None]:
             text = ""
@@ -234,7 +237,9 @@ class RAGCacheLLM(SamplingFields, GuidedPrediction):
         self, prompt: str, options: SamplingOptions
     ) -> AsyncGenerator[CompletionResponse, None]:
         text = ""
-        async with aclosing(self.engine.astream(prompt, options=options)) as pieces:
+        async with aclosing(
+            self.engine.astream(prompt, options=options, tenant=self.tenant)
+        ) as pieces:
             async for piece in pieces:
                 text += piece.text
                 yield completion_so_far(text, piece)
@@ -247,8 +252,3 @@ class RAGCacheLLM(SamplingFields, GuidedPrediction):
     def _prompt(self, messages: Sequence[ChatMessage]) -> str:
         assert self.messages_to_prompt is not None  # LLM fills it in
         return self.messages_to_prompt(messages)
-
-    def _options(self, changes: Mapping[str, Any]) -> SamplingOptions:
-        """changes: what one call says otherwise, `guide` among it."""
-        options = self.sampling_options({k: v for k, v in changes.items() if k != "guide"})
-        return replace(options, guide=changes.get("guide"))
