@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Hashable, Sequence
 from contextlib import AbstractContextManager
 from hashlib import sha256
 from typing import Any, NamedTuple, Self
@@ -14,7 +14,7 @@ from langchain_core.callbacks import (
 from langchain_core.documents import Document
 from langchain_core.runnables.config import run_in_executor
 from langchain_core.vectorstores import VectorStoreRetriever
-from pydantic import Field, PrivateAttr, field_validator
+from pydantic import Field, field_validator
 
 import ragcache_engine
 from ragcache_engine import RAGCacheEngine, RetrievalInProgress
@@ -60,6 +60,8 @@ class RAGCacheRetriever(VectorStoreRetriever):
       text such as "{context}\\n\\n{question}", or a function (question, documents) -> prompt, to which
       documents come as ragcache_engine.Document.
     document_separator: what the chain joins documents with in that template.
+    chain: what tells this retriever's prompts from those of others; by default its own. It is
+      what `engine.warm(chain=...)` takes, to write prompts as this retriever's were.
 
     Asking raises, before the query is embedded: InvalidTopK; EmptyIndex; IndexOutOfStep if index
     and docstore differ in size. And after it: QueryShapeError if the embedding model is not the one
@@ -69,8 +71,8 @@ class RAGCacheRetriever(VectorStoreRetriever):
     engine: RAGCacheEngine = Field(exclude=True, repr=False)
     template: Any = Field(default=None, exclude=True, repr=False)
     document_separator: str = "\n\n"
-
-    _chain: object = PrivateAttr(default_factory=object)
+    # A field, since configurable fields make a new retriever of the fields for each call.
+    chain: Hashable = Field(default_factory=object, exclude=True, repr=False)
 
     @field_validator("template")
     @classmethod
@@ -160,7 +162,7 @@ class RAGCacheRetriever(VectorStoreRetriever):
     def _retrieval(self, query: str) -> AbstractContextManager[RetrievalInProgress]:
         given = self.template
         template = None if given is None else as_template(given, self.document_separator)
-        return self.engine.retrieval(query, chain=self._chain, template=template)
+        return self.engine.retrieval(query, chain=self.chain, template=template)
 
     def _checked(self, changes: dict[str, Any]) -> dict[str, Any]:
         """The search's options, once everything that can be known before it is in order."""
