@@ -134,7 +134,7 @@ class RAGCacheLLM(SamplingFields, GuidedPrediction):
         """
         return list(self.engine.tokenize(text).token_ids)
 
-    def prompt_of(self, template: BasePromptTemplate, **prompt_args: Any) -> str:
+    def render(self, template: BasePromptTemplate, **prompt_args: Any) -> str:
         """The prompt that `predict(template, **prompt_args)` asks the engine, to the character."""
         if self.is_chat_model:
             return self._prompt(self._get_messages(template, **prompt_args))

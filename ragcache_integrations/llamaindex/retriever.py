@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator
+from collections.abc import Generator, Hashable
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from logging import getLogger
@@ -16,6 +16,7 @@ from llama_index.core.schema import BaseNode, MetadataMode, NodeWithScore, Query
 
 from ragcache_engine import Document, QueryShapeError, RAGCacheEngine, RetrievalInProgress
 from ragcache_integrations.llamaindex.bare_index import BareNodes, index_over, objects_of
+from ragcache_integrations.llamaindex.llm import RAGCacheLLM
 from ragcache_integrations.llamaindex.store import (
     check_searchable,
     check_supported,
@@ -92,15 +93,18 @@ class RAGCacheRetriever(VectorIndexRetriever):
         engine: RAGCacheEngine,
         similarity_top_k: int = DEFAULT_SIMILARITY_TOP_K,
         template: PromptTemplateLike | None = None,
+        llm: RAGCacheLLM | None = None,
+        chain: Hashable = None,
         **options: Any,
     ) -> None:
-        """options: what VectorIndexRetriever takes; template: see `from_index`, also for the errors."""
+        """options: what VectorIndexRetriever takes; the others and errors: see `from_index`."""
         check_top_k(similarity_top_k)
         check_supported(index)
         super().__init__(index, similarity_top_k=similarity_top_k, **options)
         self._engine = engine
-        self._template = None if template is None else as_template(template)
-        self._chain = object()
+        self._template = None if template is None else as_template(template, llm)
+        self._llm = llm
+        self.chain = object() if chain is None else chain
 
     @classmethod
     def from_index(
@@ -110,6 +114,8 @@ class RAGCacheRetriever(VectorIndexRetriever):
         engine: RAGCacheEngine,
         similarity_top_k: int = DEFAULT_SIMILARITY_TOP_K,
         template: PromptTemplateLike | None = None,
+        llm: RAGCacheLLM | None = None,
+        chain: Hashable = None,
         **options: Any,
     ) -> Self:
         """A retriever over a VectorStoreIndex whose vectors are in Faiss.
@@ -119,6 +125,10 @@ class RAGCacheRetriever(VectorIndexRetriever):
           LlamaIndex prompt or a text such as "{context_str}\\n\\n{query_str}", both filled as in the
           mode "compact"; or a function (question, documents) -> prompt, to which nodes come as
           ragcache_engine.Document.
+        llm: the LLM that will be asked, if even the first question is to begin early: how it draws its
+          answers, whose tenant it is, and how it writes the template are then known too.
+        chain: what tells this retriever's prompts from those of others; by default its own. It is
+          what `engine.warm(chain=...)` takes, to write prompts as this retriever's were.
         options: what `index.as_retriever()` takes.
         Raises InvalidTopK, UnsupportedStore; ValueError for a template whose slots are not known. An
         index that is still empty is no error here, as nodes may be inserted later.
@@ -131,6 +141,8 @@ class RAGCacheRetriever(VectorIndexRetriever):
             engine=engine,
             similarity_top_k=similarity_top_k,
             template=template,
+            llm=llm,
+            chain=chain,
             callback_manager=stock.callback_manager,
             object_map=stock.object_map,
             **options,
@@ -146,6 +158,8 @@ class RAGCacheRetriever(VectorIndexRetriever):
         embed_model: BaseEmbedding | None = None,
         similarity_top_k: int = DEFAULT_SIMILARITY_TOP_K,
         template: PromptTemplateLike | None = None,
+        llm: RAGCacheLLM | None = None,
+        chain: Hashable = None,
         **options: Any,
     ) -> Self:
         """A retriever over a Faiss index that something else has built, and the nodes of its vectors.
@@ -154,7 +168,8 @@ class RAGCacheRetriever(VectorIndexRetriever):
         nodes: one for each vector, in the order of the vectors; or a mapping from the ids the index
           gives out (those of an IndexIDMap, say) to nodes. They need no embedding.
         embed_model: what the vectors were made with; None: that of Settings.
-        similarity_top_k, template: see `from_index`. options: what VectorIndexRetriever takes.
+        similarity_top_k, template, llm, chain: see `from_index`.
+        options: what VectorIndexRetriever takes.
         Raises InvalidTopK; UnsupportedStore for what is no Faiss index; IndexOutOfStep unless each vector
         has one node; ValueError for a template whose slots are not known. Nothing is embedded here.
         """
@@ -164,6 +179,8 @@ class RAGCacheRetriever(VectorIndexRetriever):
             engine=engine,
             similarity_top_k=similarity_top_k,
             template=template,
+            llm=llm,
+            chain=chain,
             **{"object_map": objects_of(nodes), **options},
         )
 
@@ -208,7 +225,13 @@ class RAGCacheRetriever(VectorIndexRetriever):
         return engine_told(retrieval, _of_found)
 
     def _retrieval(self, question: str) -> AbstractContextManager[RetrievalInProgress]:
-        return self._engine.retrieval(question, chain=self._chain, template=self._template)
+        return self._engine.retrieval(
+            question,
+            chain=self.chain,
+            template=self._template,
+            options=self._llm.sampling_options() if self._llm else None,
+            tenant=self._llm.tenant if self._llm else None,
+        )
 
     def _check(self) -> None:
         check_top_k(self.similarity_top_k)

@@ -24,22 +24,6 @@ CORPUS = {
 }
 
 
-@pytest.fixture(scope="session")
-def stock_vllm(demo_model):
-    """vLLM's own LLM class on the small model, in the numbers of `vllm_engine`: the answers to equal."""
-    from vllm import LLM
-
-    llm = LLM(
-        model=demo_model,
-        dtype="float32",
-        max_model_len=4096,
-        kv_cache_memory_bytes=256 << 20,
-        enforce_eager=True,
-    )
-    yield llm
-    llm.llm_engine.engine_core.shutdown()
-
-
 @pytest.fixture
 def corpus():
     return dict(CORPUS)

@@ -98,7 +98,7 @@ def test_chat_prompts_go_the_same_way_whether_predicted_or_chatted(engine, recor
         llm = RAGCacheLLM(engine=engine, is_chat_model=is_chat_model)
         llm.predict(prompt, word="blue")
         llm.chat(prompt.format_messages(word="blue"))
-        assert llm.prompt_of(prompt, word="blue") == recorded[0][0]
+        assert llm.render(prompt, word="blue") == recorded[0][0]
     assert len({asked for asked, _ in recorded}) == 1
 
 
@@ -108,7 +108,7 @@ def test_a_chat_model_gets_its_query_prompts_as_conversations(engine, recorded):
     template = PromptTemplate("Say {word}")
     llm.predict(template, word="moo")
     wanted = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Say moo"}]
-    assert recorded[0][0] == engine.chat_prompt(wanted) == llm.prompt_of(template, word="moo")
+    assert recorded[0][0] == engine.chat_prompt(wanted) == llm.render(template, word="moo")
 
 
 def test_it_can_tell_the_prompt_that_predict_asks(engine, recorded):
@@ -116,7 +116,7 @@ def test_it_can_tell_the_prompt_that_predict_asks(engine, recorded):
         engine=engine, system_prompt="Be kind.", completion_to_prompt=lambda prompt: f"[{prompt}]"
     )
     llm.predict(PromptTemplate("Say {word}"), word="moo")
-    assert recorded[0][0] == llm.prompt_of(PromptTemplate("Say {word}"), word="moo")
+    assert recorded[0][0] == llm.render(PromptTemplate("Say {word}"), word="moo")
 
 
 def test_an_answer_keeps_to_a_guide(llm, recorded):
