@@ -52,7 +52,6 @@ class RAGCacheLLM(SamplingFields, GuidedPrediction):
     Examples:
         The engine without a model answers with the prompt's last line, and shows how all of it works:
 
-        >>> from llama_index.core import Settings
         >>> from llama_index.core.llms import ChatMessage
         >>> from ragcache_engine import EngineConfig, RAGCacheEngine
         >>> from ragcache_integrations.llamaindex import RAGCacheLLM
@@ -63,8 +62,8 @@ class RAGCacheLLM(SamplingFields, GuidedPrediction):
         >>> response = llm.chat([ChatMessage("Why is the sea?")])
         >>> response.message.content, response.raw["usage"]["completion_tokens"]
         ('You asked: Why is the sea?', 8)
-        >>> Settings.llm, Settings.tokenizer = llm, llm.tokenize
-        >>> Settings.tokenizer = None
+        >>> len(llm.tokenize("one two three"))  # Settings.tokenizer = llm.tokenize
+        3
         >>> engine.close()
 
     Parameters of the model itself (dtype, tensor_parallel_size, ...) go into the engine's

@@ -32,10 +32,7 @@ def test_it_says_whether_there_are_examples(hub):
 
 
 @pytest.mark.parametrize("module", [llm, retriever])
-def test_the_examples_in_the_docstrings_run(module, monkeypatch):
-    from llama_index.core import Settings
-
-    monkeypatch.setattr(Settings, "_llm", None)
+def test_the_examples_in_the_docstrings_run(module):
     failed, tried = doctest.testmod(module)
     assert tried
     assert not failed

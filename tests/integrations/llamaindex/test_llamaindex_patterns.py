@@ -4,8 +4,14 @@ Each pattern is a function of a retriever and an LLM, so that nothing but these 
 """
 
 import asyncio
+from typing import Literal
 
 import pytest
+from llama_index.core.base.base_selector import (
+    BaseSelector,
+    SelectorResult,
+    SingleSelection,
+)
 from llama_index.core.chat_engine import (
     CondensePlusContextChatEngine,
     ContextChatEngine,
@@ -17,6 +23,7 @@ from llama_index.core.postprocessor import (
     MetadataReplacementPostProcessor,
     SimilarityPostprocessor,
 )
+from llama_index.core.prompts import PromptTemplate
 from llama_index.core.query_engine import (
     CitationQueryEngine,
     RetrieverQueryEngine,
@@ -33,6 +40,7 @@ from llama_index.core.response_synthesizers import (
 from llama_index.core.schema import QueryBundle
 from llama_index.core.selectors import EmbeddingSingleSelector
 from llama_index.core.tools import QueryEngineTool
+from pydantic import BaseModel
 
 from ragcache_integrations.llamaindex import RAGCacheLLM, RAGCacheRetriever
 
@@ -40,6 +48,7 @@ pytestmark = pytest.mark.vllm
 
 QUESTION = "Why does the sky look blue and not violet?"
 OTHER = "What makes bread rise?"
+TURNS = (QUESTION, "And why not green?")
 TOKENS = 8
 ASKS_NOTHING = {ResponseMode.NO_TEXT, ResponseMode.CONTEXT_ONLY}
 
@@ -101,7 +110,35 @@ def router(retriever, llm):
     )
 
 
-class Shouted(BaseQueryTransform):
+class Choice(BaseModel):
+    """One of the tools."""
+
+    number: Literal[0, 1]
+
+
+class GuidedSelector(BaseSelector):
+    """Lets the model choose, and leaves it nothing but the choices."""
+
+    def __init__(self, llm):
+        self.llm = llm
+
+    def _select(self, choices, query):
+        told = "\n".join(f"{n}: {choice.description}" for n, choice in enumerate(choices))
+        prompt = PromptTemplate("{told}\nWhich number fits the question {query}?")
+        chosen = self.llm.structured_predict(Choice, prompt, told=told, query=query.query_str)
+        return SelectorResult(selections=[SingleSelection(index=chosen.number, reason="")])
+
+    async def _aselect(self, choices, query):
+        return await asyncio.to_thread(self._select, choices, query)
+
+    def _get_prompts(self):
+        return {}
+
+    def _update_prompts(self, prompts):
+        pass
+
+
+class Misled(BaseQueryTransform):
     """Asks the index something else than the reader asks."""
 
     def _run(self, query_bundle, metadata):
@@ -115,7 +152,7 @@ class Shouted(BaseQueryTransform):
 
 
 def transformed(retriever, llm):
-    return TransformQueryEngine(RetrieverQueryEngine.from_args(retriever, llm=llm), Shouted())
+    return TransformQueryEngine(RetrieverQueryEngine.from_args(retriever, llm=llm), Misled())
 
 
 def citations(retriever, llm):
@@ -234,6 +271,15 @@ def test_an_indexs_own_query_engine_answers_on_our_llm(index, ours, stock_llm):
     assert str(index.as_query_engine(llm=ours(), **ask).query(QUESTION)) == expected
 
 
+def test_a_router_may_let_the_model_choose(ours, retrievers):
+    llm = ours()
+    tools = tools_of(retrievers[1], llm)
+    guided = GuidedSelector(RAGCacheLLM(engine=llm.engine, temperature=0, max_tokens=24))
+    response = RouterQueryEngine(guided, tools, llm=llm).query(QUESTION)
+    chosen = tools[response.metadata["selector_result"].ind]
+    assert str(response) == str(chosen.query_engine.query(QUESTION))
+
+
 CHATS = {
     "context": lambda retriever, llm: ContextChatEngine.from_defaults(retriever, llm=llm),
     "condense_plus_context": lambda retriever, llm: CondensePlusContextChatEngine.from_defaults(
@@ -244,7 +290,7 @@ CHATS = {
 
 
 def talked(chat):
-    return [str(chat.chat(QUESTION)), str(chat.chat("And why not green?"))]
+    return [str(chat.chat(asked)) for asked in TURNS]
 
 
 def stream_talked(chat):
@@ -261,9 +307,6 @@ async def astream_talked(chat):
         response = await chat.astream_chat(asked)
         answers.append("".join([token async for token in response.async_response_gen()]))
     return answers
-
-
-TURNS = (QUESTION, "And why not green?")
 
 
 @pytest.mark.parametrize("is_chat_model", [False, True])
