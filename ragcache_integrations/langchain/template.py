@@ -23,12 +23,10 @@ def as_template(
     llm: what is asked with it; a chat model's `render` writes the prompt.
     Raises ValueError for anything else, or slots of which it cannot be told what they are for.
     """
-    render = getattr(llm, "render", None)
-    if isinstance(template, str) and render is None:
-        return Template.from_text(template, separator)
+    render: Callable[[Any], str] | None = getattr(llm, "render", None)
     if isinstance(template, str):
         text = Template.from_text(template, separator)
-        return lambda question, documents: render(text(question, documents))
+        return _rendered(text, render) if render else text
     if not isinstance(template, BasePromptTemplate):
         if not callable(template):
             raise ValueError(f"template takes a prompt, a text or a function, got {template!r}")
@@ -43,3 +41,9 @@ def as_template(
         return render(value) if render else value.to_string()
 
     return written
+
+
+def _rendered(
+    template: Template, render: Callable[[Any], str]
+) -> Callable[[str, Sequence[Document]], str]:
+    return lambda question, documents: render(template(question, documents))

@@ -37,9 +37,10 @@ class GuidedPrediction(LLM):
         the answer ended inside its form; pydantic's ValidationError for what the schema cannot say.
         """
         with _cut_short_named():
-            return super().structured_predict(
+            predicted: Model = super().structured_predict(
                 output_cls, prompt, _guided(output_cls, llm_kwargs), **prompt_args
             )
+        return predicted
 
     async def astructured_predict(
         self,
@@ -50,9 +51,10 @@ class GuidedPrediction(LLM):
     ) -> Model:
         """`structured_predict` for coroutines."""
         with _cut_short_named():
-            return await super().astructured_predict(
+            predicted: Model = await super().astructured_predict(
                 output_cls, prompt, _guided(output_cls, llm_kwargs), **prompt_args
             )
+        return predicted
 
     def stream_structured_predict(
         self,
