@@ -31,6 +31,8 @@ from ragcache_integrations.staging import OnStage, engine_told, handed_over, sta
 
 logger = getLogger(__name__)
 
+_THE_INDEXS_OWN = ("callback_manager", "object_map")
+
 
 class NodeStage(NamedTuple):
     """What a search would return if it ended now.
@@ -129,13 +131,16 @@ class RAGCacheRetriever(VectorIndexRetriever):
           answers, whose tenant it is, and how it writes the template are then known too.
         chain: what tells this retriever's prompts from those of others; by default its own. It is
           what `engine.warm(chain=...)` takes, to write prompts as this retriever's were.
-        options: what `index.as_retriever()` takes.
+        options: what `index.as_retriever()` takes, and callback_manager.
         Raises InvalidTopK, UnsupportedStore; ValueError for a template whose slots are not known. An
         index that is still empty is no error here, as nodes may be inserted later.
         """
         check_top_k(similarity_top_k)
         check_supported(index)
+        # What an index gives its retrievers, and will not be told otherwise.
+        own = {name: options.pop(name) for name in _THE_INDEXS_OWN if name in options}
         stock = index.as_retriever(similarity_top_k=similarity_top_k, **options)
+        own = {name: getattr(stock, name) for name in _THE_INDEXS_OWN} | own
         return cls(
             index,
             engine=engine,
@@ -143,8 +148,7 @@ class RAGCacheRetriever(VectorIndexRetriever):
             template=template,
             llm=llm,
             chain=chain,
-            callback_manager=stock.callback_manager,
-            object_map=stock.object_map,
+            **own,
             **options,
         )
 

@@ -41,7 +41,7 @@ def stopped(endless):
     return stopped
 
 
-@pytest.mark.parametrize("mode", ["compact", "tree_summarize", "refine"])
+@pytest.mark.parametrize("mode", ["compact", "tree_summarize"])
 def test_closing_the_stream_of_a_query_engine_stops_the_engine(retriever, llm, stopped, mode):
     queries = RetrieverQueryEngine.from_args(retriever, llm=llm, streaming=True, response_mode=mode)
     tokens = queries.query(QUESTION).response_gen

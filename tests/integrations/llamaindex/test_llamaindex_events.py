@@ -27,6 +27,7 @@ from llama_index.core.instrumentation.events.retrieval import (
 from llama_index.core.prompts import PromptTemplate
 from pydantic import BaseModel, PrivateAttr
 
+from ragcache_engine.backends.memory import MemoryBackend
 from ragcache_integrations.llamaindex import RAGCacheLLM, RAGCacheRetriever
 
 PROMPT = "Why is the sky blue?"
@@ -124,7 +125,7 @@ def test_predictions_are_told(llm, ears):
     ],
 )
 def test_a_retrieval_is_told_once_however_many_stages_it_had(index, make_engine, ears, ask):
-    engine = make_engine(None)
+    engine = make_engine(MemoryBackend())
     trace = LlamaDebugHandler(print_trace_on_end=False)
     retriever = RAGCacheRetriever.from_index(
         index, engine=engine, callback_manager=CallbackManager([trace])

@@ -177,6 +177,7 @@ def test_the_defaults_are_those_of_vllm_in_llamaindex(engine):
         "stop": None,
         "ignore_eos": False,
         "seed": None,
+        "guide": None,
     }
 
 
