@@ -30,10 +30,13 @@ TOKENS = 8
 
 class LangChainWords(Embeddings):
     def __init__(self, embed):
-        self.embed_query = embed
+        self.embed = embed
+
+    def embed_query(self, text):
+        return self.embed(text)
 
     def embed_documents(self, texts):
-        return [self.embed_query(text) for text in texts]
+        return [self.embed(text) for text in texts]
 
 
 class LlamaIndexWords(BaseEmbedding):

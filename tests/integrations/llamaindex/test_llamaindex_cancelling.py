@@ -122,10 +122,16 @@ def test_leaving_a_structured_stream_stops_the_engine(llm, stopped):
     assert stopped()
 
 
-def test_a_timeout_stops_the_engine(llm, stopped):
+def test_a_timeout_stops_the_engine(llm, endless, stopped):
     async def wait():
-        async with asyncio.timeout(0.05):
+        async def expire_once_begun(limit):
+            await begun(endless)
+            limit.reschedule(asyncio.get_running_loop().time())
+
+        async with asyncio.timeout(None) as limit:
+            expiring = asyncio.create_task(expire_once_begun(limit))
             await llm.acomplete(QUESTION)
+        await expiring
 
     with pytest.raises(TimeoutError):
         asyncio.run(wait())
