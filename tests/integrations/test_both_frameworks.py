@@ -94,6 +94,6 @@ def test_one_engine_answers_both_at_once_as_it_answers_each_alone(shared, corpus
         at_once = [[answer.result() for answer in each] for each in running]
     after = shared.stats()
     assert at_once == alone
-    assert all(answer.strip() for answers in alone for answer in answers)
+    assert all(any(answer.strip() for answer in answers) for answers in alone)
     assert after.finished - before.finished == 2 * len(QUESTIONS)
     assert after.cached.total - before.cached.total > 0
