@@ -85,6 +85,7 @@ class CallReader:
 
     _held: str = ""
     _calls: int = 0
+    _is_after_call: bool = False
     _make_id: Callable[[], str] = field(default=new_id)
 
     def read(self, text: str, token_ids: Sequence[int] = ()) -> ToolAnswerPart:
@@ -113,6 +114,8 @@ class CallReader:
 
     def _next(self) -> ToolAnswerPart | None:
         """The text up to the next call, and the call; None if there is no whole one."""
+        if self._held and self._is_after_call:  # line breaks around a call belong to its form
+            self._held, self._is_after_call = self._held.removeprefix("\n"), False
         start = self._held.find(OPEN)
         end = self._held.find(CLOSE, start)
         if start < 0 or end < 0:
@@ -123,8 +126,7 @@ class CallReader:
         call = self._call(inside)
         if call is None:
             return ToolAnswerPart(all_of_it)
-        # Line breaks around a call belong to its form.
-        self._held = self._held.removeprefix("\n")
+        self._is_after_call = True
         return ToolAnswerPart(before.removesuffix("\n"), (call,))
 
     def _ready(self) -> str:

@@ -78,6 +78,8 @@ ANSWERS: list[tuple[str, str, list[tuple[str, Any]]]] = [
     (WRITTEN, "", [("add", {"a": 1})]),
     (f"First.\n{WRITTEN}\n{WRITTEN}", "First.", [("add", {"a": 1})] * 2),
     (f"{WRITTEN} Then.", " Then.", [("add", {"a": 1})]),
+    (f"{WRITTEN}\nThen.", "Then.", [("add", {"a": 1})]),
+    (f"{WRITTEN}\n", "", [("add", {"a": 1})]),
     (WRITTEN.removesuffix("</tool_call>"), "", [("add", {"a": 1})]),
     ("<tool_call>no</tool_call>", "<tool_call>no</tool_call>", []),
     ("a < b <tool", "a < b <tool", []),
