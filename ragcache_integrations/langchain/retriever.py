@@ -18,6 +18,8 @@ from pydantic import Field, field_validator
 
 import ragcache_engine
 from ragcache_engine import RAGCacheEngine, RetrievalInProgress
+from ragcache_integrations.langchain.chat import ChatRAGCache
+from ragcache_integrations.langchain.llm import RAGCacheLLM
 from ragcache_integrations.langchain.store import (
     aembed,
     check_searchable,
@@ -60,6 +62,8 @@ class RAGCacheRetriever(VectorStoreRetriever):
       text such as "{context}\\n\\n{question}", or a function (question, documents) -> prompt, to which
       documents come as ragcache_engine.Document.
     document_separator: what the chain joins documents with in that template.
+    llm: the RAGCacheLLM or ChatRAGCache that the chain asks, if even its first question is to begin
+      early: how it draws its answers, whose tenant it is, and how it writes the template are then known.
     chain: what tells this retriever's prompts from those of others; by default its own. It is
       what `engine.warm(chain=...)` takes, to write prompts as this retriever's were.
 
@@ -71,6 +75,7 @@ class RAGCacheRetriever(VectorStoreRetriever):
     engine: RAGCacheEngine = Field(exclude=True, repr=False)
     template: Any = Field(default=None, exclude=True, repr=False)
     document_separator: str = "\n\n"
+    llm: Any = Field(default=None, exclude=True, repr=False)
     # A field, since configurable fields make a new retriever of the fields for each call.
     chain: Hashable = Field(default_factory=object, exclude=True, repr=False)
 
@@ -91,6 +96,7 @@ class RAGCacheRetriever(VectorStoreRetriever):
         search_type: str = "similarity",
         template: PromptTemplateLike | None = None,
         document_separator: str = "\n\n",
+        llm: RAGCacheLLM | ChatRAGCache | None = None,
         **search_kwargs: Any,
     ) -> Self:
         """A retriever over a FaissVectorStore, or langchain_community's FAISS.
@@ -99,7 +105,7 @@ class RAGCacheRetriever(VectorStoreRetriever):
         search_type: "similarity", "mmr" or "similarity_score_threshold".
         search_kwargs: what the store's own retriever takes: filter, fetch_k, lambda_mult,
           score_threshold.
-        template, document_separator: see the class.
+        template, document_separator, llm: see the class.
         Raises InvalidTopK, UnsupportedStore; ValueError for a search_type there is not, or a template
         whose slots are not known. An index
         that is still empty is no error here, as documents may be added later.
@@ -113,6 +119,7 @@ class RAGCacheRetriever(VectorStoreRetriever):
             search_kwargs={"k": k, **search_kwargs},
             template=template,
             document_separator=document_separator,
+            llm=llm,
         )
 
     def _get_relevant_documents(
@@ -160,9 +167,14 @@ class RAGCacheRetriever(VectorStoreRetriever):
         return engine_told(retrieval, engine_document)
 
     def _retrieval(self, query: str) -> AbstractContextManager[RetrievalInProgress]:
-        given = self.template
-        template = None if given is None else as_template(given, self.document_separator)
-        return self.engine.retrieval(query, chain=self.chain, template=template)
+        given, llm = self.template, self.llm
+        return self.engine.retrieval(
+            query,
+            chain=self.chain,
+            template=None if given is None else as_template(given, self.document_separator, llm),
+            options=llm.sampling_options() if llm else None,
+            tenant=llm.tenant if llm else None,
+        )
 
     def _checked(self, changes: dict[str, Any]) -> dict[str, Any]:
         """The search's options, once everything that can be known before it is in order."""
