@@ -3,6 +3,7 @@
 Importing this package loads neither torch, vLLM, Faiss nor a framework; making an engine does.
 """
 
+from ragcache_engine.chat import ToolAnswer, ToolAnswerPart, ToolCall, ToolCallPart, ToolReader
 from ragcache_engine.config import EngineConfig
 from ragcache_engine.engine import RAGCacheEngine, RetrievalInProgress
 from ragcache_engine.errors import (
@@ -20,10 +21,12 @@ from ragcache_engine.errors import (
     InvalidFilter,
     InvalidTopK,
     ModelNotFound,
+    NoChatTemplate,
     NotStorable,
     PromptTooLong,
     QueryShapeError,
     RAGCacheError,
+    RefusedMessages,
     RequestTimedOut,
     RetrievalError,
     SaveDamaged,
@@ -34,11 +37,13 @@ from ragcache_engine.errors import (
     UnguardedMain,
     UnknownDocument,
     UnknownTemplate,
+    UnsupportedGuide,
     UnsupportedIndex,
     UnsupportedStore,
     UntrustedPickle,
     VectorShapeError,
 )
+from ragcache_engine.guide import Guide, GuideKind
 from ragcache_engine.knowledge.tier import Tier
 from ragcache_engine.prompt.template import Template
 from ragcache_engine.streams import AnswerStream
@@ -46,6 +51,7 @@ from ragcache_engine.values import (
     Answer,
     CachedTokens,
     CacheStats,
+    ChatPrompt,
     Document,
     FinishReason,
     ModelLimits,
@@ -70,6 +76,7 @@ __all__ = [
     "BadRequest",
     "CacheStats",
     "CachedTokens",
+    "ChatPrompt",
     "ConfigError",
     "Document",
     "EmptyIndex",
@@ -81,17 +88,21 @@ __all__ = [
     "EngineStartFailed",
     "FinishReason",
     "GenerationFailed",
+    "Guide",
+    "GuideKind",
     "IndexOutOfStep",
     "InvalidFilter",
     "InvalidTopK",
     "ModelLimits",
     "ModelNotFound",
+    "NoChatTemplate",
     "NotStorable",
     "Piece",
     "PromptTooLong",
     "QueryShapeError",
     "RAGCacheEngine",
     "RAGCacheError",
+    "RefusedMessages",
     "RequestTimedOut",
     "RetrievalError",
     "RetrievalInProgress",
@@ -108,10 +119,16 @@ __all__ = [
     "Template",
     "Tier",
     "TokenizedPrompt",
+    "ToolAnswer",
+    "ToolAnswerPart",
+    "ToolCall",
+    "ToolCallPart",
+    "ToolReader",
     "UnequalLengths",
     "UnguardedMain",
     "UnknownDocument",
     "UnknownTemplate",
+    "UnsupportedGuide",
     "UnsupportedIndex",
     "UnsupportedStore",
     "UntrustedPickle",

@@ -81,7 +81,7 @@ async def answered(
                 begun if begun and attempt == 1 else backend.generate(progress.rest_of(request))
             )
             async with aclosing(_timed(generated, request, heartbeat)) as deltas:
-                progress.resume(backend)
+                progress.resume(backend, request.options.skip_special_tokens)
                 async for delta in deltas:
                     delta = progress.take(delta, request.options.stop)
                     yield delta
@@ -126,11 +126,18 @@ class _Progress:
     held_back: str = ""
     # Characters the next attempt has brought since.
     fresh: int = 0
+    # The next attempt draws the whole answer again; so much of it has come.
+    repeats: bool = False
+    again_text: str = ""
+    again_ids: tuple[int, ...] = ()
 
     def rest_of(self, request: BackendRequest) -> BackendRequest:
         """The request for what is still missing."""
         if not self.token_ids:
             return request
+        if request.options.guide:  # it begins with the answer, and cannot be taken up inside it
+            self.repeats = True
+            return replace(request, request_id=f"{request.request_id}-again")
         prompt, most = request.prompt, request.options.max_tokens
         longer = TokenizedPrompt(prompt.text, (*prompt.token_ids, *self.token_ids), prompt.offsets)
         options = replace(
@@ -140,18 +147,41 @@ class _Progress:
             request, request_id=f"{request.request_id}-resumed", prompt=longer, options=options
         )
 
-    def resume(self, backend: Backend) -> None:
-        if self.token_ids:
-            self.held_back = backend.detokenize(self.token_ids)[len(self.text) :]
+    def resume(self, backend: Backend, skip_special_tokens: bool) -> None:
+        if self.token_ids and not self.repeats:
+            said = backend.detokenize(self.token_ids, skip_special_tokens)
+            self.held_back = said[len(self.text) :]
             self.fresh = 0
 
     def take(self, delta: Delta, stop: tuple[str, ...]) -> Delta:
         """Note what the delta brings; put text held back by a failed attempt in front of it."""
+        if self.repeats:
+            return self._not_repeated(delta)
         if self.held_back:
             delta = self._after_held_back(delta, stop)
         self.token_ids += delta.token_ids
         self.text += delta.text
         return delta
+
+    def _not_repeated(self, delta: Delta) -> Delta:
+        """What the reader does not have yet, of an answer that is drawn from its beginning again."""
+        text, token_ids = self.again_text + delta.text, self.again_ids + delta.token_ids
+        shared, tokens = min(len(text), len(self.text)), min(len(token_ids), len(self.token_ids))
+        if text[:shared] != self.text[:shared] or (
+            token_ids[:tokens] != self.token_ids[:tokens]
+            or (delta.finish_reason and len(text) < len(self.text))
+        ):
+            raise GenerationFailed(
+                "the backend failed in the middle of an answer, and drew another one when it was "
+                "asked again; ask again, or give a seed"
+            )
+        new = replace(
+            delta,
+            text=text[max(len(self.again_text), len(self.text)) :],
+            token_ids=token_ids[max(len(self.again_ids), len(self.token_ids)) :],
+        )
+        self.again_text, self.again_ids = text, token_ids
+        return new
 
     def _after_held_back(self, delta: Delta, stop: tuple[str, ...]) -> Delta:
         """Look for stop strings across the two attempts; each sees those inside its own text."""

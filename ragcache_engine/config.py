@@ -43,6 +43,11 @@ class EngineConfig(BaseModel):
     speculation: whether to answer on provisional search results, before the prompt has come. "auto" does
       where it is measured to gain time: not for searches of a few milliseconds, prompts that cannot be
       foreseen, or under load. Answers are the same in any case.
+    chat_template: the Jinja text that conversations are written with, or the path of a file with it; None
+      is the model's own.
+    tool_parser: the name of vLLM's parser for the model's tool calls, as `--tool-call-parser` of its
+      server: "hermes", "llama3_json", ... None reads JSON between <tool_call> tags, which Qwen2.5,
+      SmolLM3 and Hermes models write, and all that are told of tools in the system message.
     vllm_args: passed to vLLM's AsyncEngineArgs as they are, for example {"dtype": "float32",
       "max_model_len": 4096}. They win over what RAGCache would choose.
 
@@ -63,6 +68,8 @@ class EngineConfig(BaseModel):
     cache_depth: int | None = Field(default=None, ge=1)
     request_timeout_s: float = Field(default=120.0, gt=0)
     speculation: SpeculationMode = "auto"
+    chat_template: str | None = None
+    tool_parser: str | None = None
     vllm_args: dict[str, Any] = Field(default_factory=dict)
 
     @field_validator("policy")
@@ -71,6 +78,18 @@ class EngineConfig(BaseModel):
         if name not in POLICIES:
             raise ValueError(f"there is no policy {name!r}; choose one of {', '.join(POLICIES)}")
         return name
+
+    @field_validator("chat_template", mode="before")
+    @classmethod
+    def _read_chat_template(cls, template: Any) -> Any:
+        if template is None or "{" in str(template):
+            return template
+        try:
+            return Path(template).expanduser().read_text(encoding="utf-8")
+        except OSError as error:
+            raise ValueError(
+                f"chat_template is neither a Jinja text nor a file that can be read: {error}"
+            ) from error
 
     @model_validator(mode="after")
     def _disk_stands_on_host(self) -> Self:

@@ -7,17 +7,26 @@ import atexit
 import logging
 import threading
 import weakref
-from collections.abc import AsyncGenerator, Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    Callable,
+    Hashable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from ragcache_engine.attempts import Heartbeat, answered
 from ragcache_engine.backends.choice import choose_backend
+from ragcache_engine.chat import GuidedReader, ToolReader, call_guide, checked, described
 from ragcache_engine.config import EngineConfig
 from ragcache_engine.errors import (
     EmptyPrompt,
@@ -26,6 +35,7 @@ from ragcache_engine.errors import (
     EngineError,
     PromptTooLong,
     RAGCacheError,
+    RefusedMessages,
     UnknownTemplate,
 )
 from ragcache_engine.knowledge import policy_of_tiers
@@ -41,13 +51,14 @@ from ragcache_engine.prompt import (
     find_documents,
     token_segments,
 )
-from ragcache_engine.protocols import Backend, BackendRequest
+from ragcache_engine.protocols import Backend, BackendRequest, Conversation
 from ragcache_engine.speculation import Pipeline, Search
 from ragcache_engine.streams import AnswerStream, Item, joined, read_async
 from ragcache_engine.values import (
     Answer,
     CachedTokens,
     CacheStats,
+    ChatPrompt,
     Document,
     ModelLimits,
     Piece,
@@ -85,6 +96,7 @@ class RAGCacheEngine:
         self.config = config
         self._runtime = _Runtime(backend or choose_backend(config), config)
         self._retrievals = RetrievalLog()
+        self._takes_tools: bool | None = None
         # Not bound to self: the engine must be collectable while its runtime waits to be closed.
         self._finalizer = weakref.finalize(self, self._runtime.close)
         try:
@@ -107,7 +119,7 @@ class RAGCacheEngine:
           engine looks for what was lately retrieved through it (see `retrieval`).
         options: how to draw the answer; greedy by default.
         tenant: whose tensors may be shared; requests of another tenant, or of none, never share.
-        Raises EmptyPrompt or PromptTooLong before any work; EngineClosed, EngineDied,
+        Raises EmptyPrompt, PromptTooLong or UnsupportedGuide before any work; EngineClosed, EngineDied,
         GenerationFailed or RequestTimedOut.
 
             >>> tides = Document("tides", "The moon pulls the oceans, and the tides follow it. " * 9)
@@ -187,14 +199,112 @@ class RAGCacheEngine:
             async for piece in pieces:
                 yield piece
 
-    def tokenize(self, prompt: str) -> TokenizedPrompt:
+    def tokenize(self, prompt: str, *, add_special_tokens: bool = True) -> TokenizedPrompt:
         """The prompt's tokens exactly as the model reads them, with the characters they stand for.
 
-        >>> with RAGCacheEngine(EngineConfig(model="any", backend="memory")) as engine:
-        ...     engine.tokenize("Why so blue?").offsets
-        [(0, 3), (3, 6), (6, 11), (11, 12)]
+        add_special_tokens: as in SamplingOptions; a ChatPrompt gets none in any case.
+
+            >>> with RAGCacheEngine(EngineConfig(model="any", backend="memory")) as engine:
+            ...     engine.tokenize("Why so blue?").offsets
+            [(0, 3), (3, 6), (6, 11), (11, 12)]
         """
-        return self._runtime.tokenize(prompt)
+        is_chat = isinstance(prompt, ChatPrompt)
+        return self._runtime.tokenize(prompt, add_special_tokens and not is_chat)
+
+    def chat_prompt(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        template_args: Mapping[str, Any] | None = None,
+    ) -> ChatPrompt:
+        """A conversation as the prompt that the model was trained on, by its own chat template.
+
+            prompt = engine.chat_prompt([{"role": "user", "content": "Why is the sky blue?"}])
+            answer = engine.generate(prompt, documents)
+
+        The request then has the very tokens that vLLM's own chat endpoint would make of it. Call it
+        as often as you like: nothing is computed.
+        messages: as in OpenAI's chat API; the contents are texts.
+        tools: functions the model may call, as in that API: {"type": "function", "function": {...}}.
+          Where the template has no place for them they are described in the system message.
+        add_generation_prompt: end with what begins the assistant's answer.
+        continue_final_message: leave the last message open, for the model to go on with it; then
+          there is no generation prompt.
+        template_args: further variables of the template, such as {"enable_thinking": False}.
+        Raises NoChatTemplate, or RefusedMessages for what the template cannot write.
+        """
+        if continue_final_message and add_generation_prompt:
+            raise RefusedMessages(
+                "a message that is gone on with needs no new answer begun: with "
+                "continue_final_message=True, set add_generation_prompt=False"
+            )
+        conversation = Conversation(
+            messages=checked(messages),
+            tools=list(tools or ()),
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            template=self.config.chat_template,
+            template_args=dict(template_args or {}),
+        )
+        speaks_of_tools = tools or any(m["role"] == "tool" or m.get("tool_calls") for m in messages)
+        if speaks_of_tools and not self.takes_tools:
+            in_words = described(conversation.messages, conversation.tools)
+            conversation = replace(conversation, messages=in_words, tools=())
+        return ChatPrompt(self._runtime.render(conversation))
+
+    @property
+    def takes_tools(self) -> bool:
+        """Whether the model's chat template has a place for tools.
+
+        For others, `chat_prompt` describes them in the system message; how well a model then calls
+        them is up to the model. Raises NoChatTemplate.
+        """
+        if self._takes_tools is None:
+            probe = {"name": "is_there_a_place", "description": "", "parameters": {}}
+            conversation = Conversation(
+                [{"role": "user", "content": "Hello."}],
+                [{"type": "function", "function": probe}],
+                template=self.config.chat_template,
+            )
+            try:
+                self._takes_tools = str(probe["name"]) in self._runtime.render(conversation)
+            except RefusedMessages:
+                self._takes_tools = False
+        return self._takes_tools
+
+    def tool_options(
+        self,
+        options: SamplingOptions,
+        tools: Sequence[Mapping[str, Any]],
+        *,
+        must_call: bool = False,
+        name: str | None = None,
+    ) -> SamplingOptions:
+        """The options for an answer of a model that may call these tools, or must.
+
+        must_call: the answer is held to be a call of one of them, or of the one named: any model
+          then makes a sound call, if max_tokens leaves room for it.
+        Raises BadRequest if there is no such tool.
+        """
+        if must_call or name is not None:
+            return replace(options, guide=call_guide(tools, name))
+        if self.config.tool_parser is not None:
+            return replace(options, skip_special_tokens=False)
+        return options
+
+    def tool_reader(
+        self, tools: Sequence[Mapping[str, Any]], *, must_call: bool = False
+    ) -> ToolReader:
+        """What reads the calls out of one answer, whole or as it comes; see `tool_options`.
+
+        reader = engine.tool_reader(tools)
+        answer = reader.whole(engine.generate(prompt, options=options).text)
+        answer.text, answer.calls
+        """
+        return GuidedReader() if must_call else self._runtime.tool_reader(tools)
 
     @contextmanager
     def retrieval(
@@ -378,7 +488,12 @@ class RAGCacheEngine:
         asked_s = self._runtime.now()
         if not isinstance(prompt, str):
             raise TypeError(f"a prompt is a string, got {type(prompt).__name__}")
-        tokenized = self.tokenize(prompt)
+        options = options or SamplingOptions()
+        if isinstance(prompt, ChatPrompt):
+            options = replace(options, add_special_tokens=False)
+        if options.guide:
+            self._runtime.check(options)
+        tokenized = self.tokenize(prompt, add_special_tokens=options.add_special_tokens)
         if not len(tokenized):
             raise EmptyPrompt(
                 "the prompt is empty: check what your prompt template was filled with"
@@ -398,7 +513,7 @@ class RAGCacheEngine:
                 request_id=self._runtime.next_request_id(),
                 prompt=tokenized,
                 segments=token_segments(tokenized, match.spans),
-                options=options or SamplingOptions(),
+                options=options,
                 tenant=tenant,
             ),
             document_ids=tuple(span.document_id for span in match.spans),
@@ -503,9 +618,22 @@ class _Runtime:
     def next_request_id(self) -> str:
         return f"ragcache-{next(self._request_numbers)}"
 
-    def tokenize(self, prompt: str) -> TokenizedPrompt:
+    def tokenize(self, prompt: str, add_special_tokens: bool) -> TokenizedPrompt:
         self._refuse_if_closed()
-        return self._pipeline.tokenized(prompt) or self._backend.tokenize(prompt)
+        known = self._pipeline.tokenized(prompt, add_special_tokens)
+        return known or self._backend.tokenize(prompt, add_special_tokens)
+
+    def check(self, options: SamplingOptions) -> None:
+        self._refuse_if_closed()
+        self._backend.check(options)
+
+    def render(self, conversation: Conversation) -> str:
+        self._refuse_if_closed()
+        return self._backend.render(conversation)
+
+    def tool_reader(self, tools: Sequence[Mapping[str, Any]]) -> ToolReader:
+        self._refuse_if_closed()
+        return self._backend.tool_reader(tools)
 
     def template_of(self, chain: Hashable, tenant: str | None) -> Render | None:
         """What a chain's prompts look like, as learned; None if that is not known."""

@@ -9,6 +9,9 @@
     ├── BadRequest (ValueError)           this one request cannot be served; nothing was computed
     │   ├── EmptyPrompt
     │   ├── PromptTooLong                 more tokens than the model's context leaves room for
+    │   ├── UnsupportedGuide              the answer's form is one the backend cannot hold it to
+    │   ├── NoChatTemplate                the model has no format for conversations
+    │   ├── RefusedMessages               the model's chat template cannot write this conversation
     │   ├── UnknownTemplate               it is not known what the prompts to prefill for look like
     │   ├── InvalidTopK                   fewer than one document asked for
     │   ├── InvalidFilter                 a metadata filter says something that has no meaning
@@ -72,6 +75,18 @@ class EmptyPrompt(BadRequest):
 
 class PromptTooLong(BadRequest):
     """The prompt leaves no room for an answer in the model's context."""
+
+
+class UnsupportedGuide(BadRequest):
+    """The form asked for is malformed, or uses what the backend's guided decoding does not know."""
+
+
+class NoChatTemplate(BadRequest):
+    """The model came without a chat template, so nobody knows how it wants to be talked to."""
+
+
+class RefusedMessages(BadRequest):
+    """A conversation holds what the model's chat template cannot write."""
 
 
 class UnknownTemplate(BadRequest):

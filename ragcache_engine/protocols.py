@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
+from ragcache_engine.chat import ToolReader
 from ragcache_engine.tiers.counters import Counters
 from ragcache_engine.values import (
     CachedTokens,
@@ -35,6 +36,23 @@ class BackendRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class Conversation:
+    """What a chat template is given, checked: the contents of messages are texts.
+
+    messages, tools: as in OpenAI's chat API.
+    template: the Jinja text to write it with; None: the model's own.
+    template_args: further variables of the template, such as {"enable_thinking": False}.
+    """
+
+    messages: Sequence[Mapping[str, Any]]
+    tools: Sequence[Mapping[str, Any]] = ()
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    template: str | None = None
+    template_args: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class Delta:
     """What a step brought: new tokens, and the prompt's cache hits, exact by tier in the last one."""
 
@@ -50,11 +68,23 @@ class Backend(Protocol):
     async def start(self) -> ModelLimits:
         """Load the model. Raises ConfigError or EngineStartFailed and leaves nothing behind."""
 
-    def tokenize(self, text: str) -> TokenizedPrompt:
+    def tokenize(self, text: str, add_special_tokens: bool = True) -> TokenizedPrompt:
         """Turn a prompt into tokens exactly as the model would. Callable from any thread."""
 
-    def detokenize(self, token_ids: Sequence[int]) -> str:
-        """The text of an answer's tokens, special ones left out. Callable from any thread."""
+    def detokenize(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """The text of an answer's tokens. Callable from any thread."""
+
+    def check(self, options: SamplingOptions) -> None:
+        """Refuse options that a generation would fail on. Any thread. Raises UnsupportedGuide."""
+
+    def render(self, conversation: Conversation) -> str:
+        """The conversation in the words of the model's chat template. Callable from any thread.
+
+        Raises NoChatTemplate, or RefusedMessages for what the template does not take.
+        """
+
+    def tool_reader(self, tools: Sequence[Mapping[str, Any]]) -> ToolReader:
+        """What reads the calls of these tools out of one answer. Callable from any thread."""
 
     def generate(self, request: BackendRequest) -> AsyncGenerator[Delta, None]:
         """Yield the answer as it is made. Closing the generator aborts it and frees its memory.

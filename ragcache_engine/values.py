@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from ragcache_engine.guide import Guide
 from ragcache_engine.knowledge.tier import Tier
 from ragcache_engine.tiers.counters import Counters
 
@@ -47,6 +48,12 @@ class SamplingOptions:
     temperature: 0 is greedy; above it, tokens are drawn at random, repeatably if `seed` is given.
     top_k: 0 considers every token.
     stop: strings that end the answer; they are not part of it.
+    guide: a form the answer keeps to, such as a JSON schema.
+    add_special_tokens: whether the tokenizer puts before the prompt what it puts before every text, such
+      as a token for its beginning. A chat template writes that itself: False for what it wrote, and
+      the engine sees to it where it is given a ChatPrompt.
+    skip_special_tokens: whether special tokens are left out of the answer's text. Some models write
+      tool calls with them.
     Raises ValueError for values that nothing can be drawn with.
 
         >>> SamplingOptions(max_tokens=64, stop=(".",)).temperature
@@ -67,6 +74,9 @@ class SamplingOptions:
     seed: int | None = None
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
+    guide: Guide | None = None
+    add_special_tokens: bool = True
+    skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str):
@@ -84,6 +94,17 @@ class SamplingOptions:
             raise ValueError(f"min_p must be between 0 and 1, got {self.min_p}")
         if any(not text for text in self.stop):
             raise ValueError("an empty stop string would end every answer at once; leave it out")
+        if self.guide is not None and not isinstance(self.guide, Guide):
+            raise ValueError(f"guide takes a Guide, such as Guide.json(schema), got {self.guide!r}")
+
+
+class ChatPrompt(str):
+    """A prompt in the words of a model's chat template, which stand for all of its tokens.
+
+    The engine adds no special token to it. A text made of one, as by joining, is a plain text again.
+    """
+
+    __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Self
 
-from pydantic import AliasChoices, BaseModel, Field, model_validator
+from pydantic import AliasChoices, BaseModel, Field, field_validator, model_validator
 
-from ragcache_engine import BadRequest, SamplingOptions
+from ragcache_engine import BadRequest, Guide, SamplingOptions
 
 _ENGINE_NAMES = {"max_new_tokens": "max_tokens"}
 # Values that leave a parameter unknown here, such as logprobs, at what vLLM does anyway.
@@ -26,6 +26,7 @@ class SamplingFields(BaseModel):
     temperature: 0 is greedy.
     top_k: -1 considers every token.
     stop: strings that end the answer; they are not part of it.
+    guide: a form that answers keep to: a Guide, or what `as_guide` makes one of.
     n: 1, and there for the swap; a prompt that needs several answers is sent several times.
     Raises pydantic's ValidationError, a ValueError, if the values cannot be drawn from.
     """
@@ -44,6 +45,12 @@ class SamplingFields(BaseModel):
     stop: list[str] | None = None
     ignore_eos: bool = False
     seed: int | None = None
+    guide: Guide | None = None
+
+    @field_validator("guide", mode="before")
+    @classmethod
+    def _read_guide(cls, guide: Any) -> Guide | None:
+        return as_guide(guide)
 
     @model_validator(mode="after")
     def _refuse_impossible_sampling(self) -> Self:
@@ -69,8 +76,27 @@ class SamplingFields(BaseModel):
                 **parameters,
                 "top_k": 0 if parameters["top_k"] == -1 else parameters["top_k"],
                 "stop": _stop_strings(parameters["stop"]),
+                "guide": as_guide(parameters["guide"]),
             }
         )
+
+
+def as_guide(form: Any) -> Guide | None:
+    """The guide that a user means: a Guide, a JSON schema as a mapping, or a Pydantic class.
+
+    A mapping of `kind` and `form` is a Guide as it was written into a file.
+    Raises ValueError for anything else.
+    """
+    if form is None or isinstance(form, Guide):
+        return form
+    if isinstance(form, Mapping):
+        return Guide(**form) if form.keys() == {"kind", "form"} else Guide.json(form)
+    if isinstance(form, type) and issubclass(form, BaseModel):
+        return Guide.json(form.model_json_schema())
+    raise ValueError(
+        f"guide takes a Guide, such as Guide.regex(pattern), a JSON schema or a Pydantic class, got "
+        f"{form!r}"
+    )
 
 
 def _in_engine_names(parameters: Mapping[str, Any]) -> dict[str, Any]:
@@ -83,7 +109,7 @@ def _known(changes: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
     for name, value in changes.items():
         if name not in names and value not in _ASKS_FOR_NOTHING:
             raise BadRequest(
-                f"RAGCacheLLM cannot honour {name}={value!r}; leave it out. "
+                f"the engine cannot honour {name}={value!r}; leave it out. "
                 f"A call may set {', '.join(names)}"
             )
     return {name: value for name, value in changes.items() if name in names}

@@ -19,10 +19,12 @@ HEAVY = {"torch", "vllm", "faiss", "numpy", "transformers", "langchain_core", "l
 # For each part: what of this project it may import. The first prefix that fits counts.
 MAY_IMPORT = {
     "ragcache_engine.errors": [],
-    "ragcache_engine.values": ["knowledge", "tiers.counters"],
+    "ragcache_engine.guide": [],
+    "ragcache_engine.chat": ["chat", "guide", "errors"],
+    "ragcache_engine.values": ["knowledge", "tiers.counters", "guide"],
     "ragcache_engine.config": ["knowledge"],
     "ragcache_engine.loop": [],
-    "ragcache_engine.protocols": ["values", "tiers.counters"],
+    "ragcache_engine.protocols": ["values", "tiers.counters", "chat"],
     "ragcache_engine.streams": ["values"],
     "ragcache_engine.knowledge": ["knowledge"],
     "ragcache_engine.prompt": ["prompt", "values"],
@@ -34,6 +36,8 @@ MAY_IMPORT = {
     "ragcache_engine.speculation": ["speculation", "prompt", "protocols", "values", "errors"],
     "ragcache_engine.backends": [
         "backends",
+        "chat",
+        "guide",
         "protocols",
         "values",
         "errors",

@@ -21,8 +21,12 @@ def with_lists(text: str, names: set[str]) -> str:
     names: the parameters and attributes there are; other words before a colon are no items.
     """
     lines: list[str] = []
-    in_item = in_code = False
+    in_item = in_code = in_doctest = False
     for line in text.split("\n"):
+        in_doctest = bool(line) and (in_doctest or line.startswith(">>> "))
+        if in_doctest:
+            lines.append(f"    {line}")
+            continue
         in_code = in_code != line.lstrip().startswith("```")
         item = None if in_code else ITEM.match(line)
         if item and names.issuperset(item["names"].split(", ")):

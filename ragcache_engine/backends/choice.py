@@ -20,7 +20,12 @@ def choose_backend(config: EngineConfig) -> Backend:
     from ragcache_engine.backends.vllm.backend import VLLMBackend
 
     return VLLMBackend(
-        config.model, config.device_cache, budget_of(config), config.vllm_args, wheel=wheel
+        config.model,
+        config.device_cache,
+        budget_of(config),
+        config.vllm_args,
+        wheel=wheel,
+        tool_parser=config.tool_parser,
     )
 
 

@@ -9,16 +9,34 @@ a model. Its answers are made by `reply`, a plain function of the prompt.
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 from zlib import crc32
 
-from ragcache_engine.errors import EngineClosed, EngineDied, GenerationFailed
-from ragcache_engine.protocols import BackendRequest, Delta
+from ragcache_engine.chat import CallReader, ToolReader
+from ragcache_engine.chat.instances import instance
+from ragcache_engine.chat.plain import TAG, written
+from ragcache_engine.errors import (
+    EngineClosed,
+    EngineDied,
+    GenerationFailed,
+    RefusedMessages,
+    UnsupportedGuide,
+)
+from ragcache_engine.guide import Guide, GuideKind
+from ragcache_engine.protocols import BackendRequest, Conversation, Delta
 from ragcache_engine.tiers.counters import Counters
-from ragcache_engine.values import CachedTokens, FinishReason, ModelLimits, TokenizedPrompt
+from ragcache_engine.values import (
+    CachedTokens,
+    FinishReason,
+    ModelLimits,
+    SamplingOptions,
+    TokenizedPrompt,
+)
 
 _WORD = re.compile(r"\s*\w+|\s*[^\w\s]|\s+")
 
@@ -28,13 +46,39 @@ PrefillTime = Callable[[int, int], float]
 
 def echo(prompt: str) -> str:
     """The default reply: the prompt's last line that says something."""
-    lines = [line.strip() for line in prompt.splitlines() if line.strip()]
+    said = (line.strip() for line in prompt.splitlines() if not TAG.fullmatch(line))
+    lines = [line for line in said if line]
     return f"You asked: {lines[-1]}" if lines else "You asked nothing."
 
 
 def linear_prefill(cached: int, computed: int) -> float:
     """0.1 ms a token and 10 ns for each pair that attends: about a small model on a CPU."""
     return 1e-4 * computed + 1e-8 * computed * (cached + computed / 2)
+
+
+def guided(reply: str, guide: Guide) -> str:
+    """The reply if it keeps to the guide, else something that does.
+
+    Of a schema only that the reply is JSON is looked at: whoever made it up knows the rest.
+    Raises UnsupportedGuide where there is neither.
+    """
+    match guide.kind:
+        case GuideKind.JSON:
+            return reply if _is_json(reply) else json.dumps(instance(guide.schema))
+        case GuideKind.CHOICE:
+            return next((text for text in guide.form if text in reply), guide.form[0])
+    raise UnsupportedGuide(
+        f"the memory backend has no model that could keep to a {guide.kind.value}: use a guide of "
+        f"kind json or choice, or backend='vllm'"
+    )
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
 
 
 class Stall(Exception):
@@ -115,13 +159,34 @@ class MemoryBackend:
     def cached_blocks(self) -> int:
         return len(self._blocks)
 
-    def tokenize(self, text: str) -> TokenizedPrompt:
+    def tokenize(self, text: str, add_special_tokens: bool = True) -> TokenizedPrompt:
         matches = list(_WORD.finditer(text))
         ids = [self._learn(match.group()) for match in matches]
         return TokenizedPrompt(text, ids, [match.span() for match in matches])
 
-    def detokenize(self, token_ids: Sequence[int]) -> str:
+    def detokenize(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         return "".join(self._words[token_id] for token_id in token_ids)
+
+    def check(self, options: SamplingOptions) -> None:
+        """What no model writes, `guided` must be able to make up. Raises UnsupportedGuide."""
+        if options.guide:
+            guided("", options.guide)
+
+    def render(self, conversation: Conversation) -> str:
+        if conversation.template is not None:
+            raise RefusedMessages(
+                "the memory backend writes conversations in a form of its own: leave chat_template "
+                "out, or use backend='vllm'"
+            )
+        return written(
+            conversation.messages,
+            conversation.tools,
+            add_generation_prompt=conversation.add_generation_prompt,
+            continue_final_message=conversation.continue_final_message,
+        )
+
+    def tool_reader(self, tools: Sequence[Mapping[str, Any]]) -> ToolReader:
+        return CallReader()
 
     def _learn(self, word: str) -> int:
         token_id = crc32(word.encode())
@@ -153,6 +218,8 @@ class MemoryBackend:
         """The answer's tokens, as far as they may be said."""
         prompt = self.detokenize(request.prompt.token_ids)
         text = self._reply(request.prompt.text)
+        if request.options.guide:
+            text = guided(text, request.options.guide)
         # A prompt that goes on where an interrupted answer stopped gets the rest of that answer.
         if prompt.startswith(request.prompt.text):
             text = text.removeprefix(prompt[len(request.prompt.text) :])

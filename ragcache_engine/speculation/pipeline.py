@@ -27,6 +27,7 @@ from ragcache_engine.speculation.generation import Speculation, is_same_prompt
 from ragcache_engine.speculation.search import Search
 from ragcache_engine.values import (
     CachedTokens,
+    ChatPrompt,
     Document,
     ModelLimits,
     SamplingOptions,
@@ -106,11 +107,15 @@ class Pipeline:
         started_s = self._backend.now()
         return Search(next(self._numbers), question, chain, template, options, tenant, started_s)
 
-    def tokenized(self, prompt: str) -> TokenizedPrompt | None:
+    def tokenized(self, prompt: str, add_special_tokens: bool) -> TokenizedPrompt | None:
         """The prompt's tokens, if a speculation on it has made them already. From any thread."""
         for speculation in self._unclaimed.copy():
             request = speculation.request
-            if request and request.prompt.text == prompt:
+            if (
+                request
+                and request.prompt.text == prompt
+                and request.options.add_special_tokens == add_special_tokens
+            ):
                 return request.prompt
         return None
 
@@ -238,12 +243,18 @@ class Pipeline:
         guess = self._templates.guess(chain, search.question, documents, search.template)
         if guess is None:
             return None
-        tokenized = self._backend.tokenize(guess.text)
+        expected = guess.options or search.options or self._templates.last_options()
+        options = expected or SamplingOptions()
+        if isinstance(
+            guess.text, ChatPrompt
+        ):  # an explicit template's; a learned one has the options
+            options = replace(options, add_special_tokens=False)
+        tokenized = self._backend.tokenize(guess.text, options.add_special_tokens)
         if not 0 < len(tokenized) < self._limits.context_tokens:
             return None
         segments = token_segments(tokenized, find_documents(guess.text, documents))
-        expected = guess.options or search.options or self._templates.last_options()
-        options = (expected or SamplingOptions()) if guess.is_whole else _ONE_TOKEN
+        if not guess.is_whole:
+            options = replace(_ONE_TOKEN, add_special_tokens=options.add_special_tokens)
         speculation.is_whole = guess.is_whole
         speculation.request = BackendRequest(
             self._next_request_id(), tokenized, segments, options, search.tenant, is_guess=True

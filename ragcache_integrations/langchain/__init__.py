@@ -13,6 +13,7 @@ chain = {"context": retriever | join, "question": RunnablePassthrough()} | promp
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from ragcache_integrations.langchain.chat import ChatRAGCache
 from ragcache_integrations.langchain.llm import RAGCacheLLM
 from ragcache_integrations.langchain.retriever import RAGCacheRetriever
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "ChatRAGCache",
     "FaissVectorStore",
     "FlatIndex",
     "HNSWIndex",

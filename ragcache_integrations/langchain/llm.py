@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Sequence
 from contextlib import ExitStack, aclosing
+from dataclasses import asdict
 from typing import Any, TypeVar
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
@@ -12,7 +13,8 @@ from langchain_core.language_models.llms import BaseLLM
 from langchain_core.outputs import GenerationChunk, LLMResult
 from pydantic import ConfigDict, Field
 
-from ragcache_engine import RAGCacheEngine, SamplingOptions
+from ragcache_engine import SamplingOptions
+from ragcache_integrations.engines import ENGINE_SECRET, Engine
 from ragcache_integrations.langchain.usage import generation_chunk, llm_result
 from ragcache_integrations.sampling import SamplingFields
 
@@ -22,14 +24,28 @@ T = TypeVar("T")
 class RAGCacheLLM(SamplingFields, BaseLLM):
     """The engine in place of `langchain_community.llms.VLLM`: same parameters, same defaults.
 
-        llm = RAGCacheLLM(engine=engine, temperature=0, max_new_tokens=64)
-        chain = prompt | llm | StrOutputParser()
+        chain = prompt | RAGCacheLLM(engine=engine, temperature=0) | StrOutputParser()
 
     Parameters of the model itself (dtype, tensor_parallel_size, ...) go into the engine's
     configuration and are refused here. A call may set any sampling parameter for itself:
     `llm.invoke(prompt, temperature=0.7, max_tokens=32, stop=["."])`. `stop` at a call replaces the
     LLM's own; where VLLM forgets its own `stop` when a call gives none, this class keeps it.
 
+        >>> from ragcache_engine import EngineConfig, RAGCacheEngine
+        >>> engine = RAGCacheEngine(EngineConfig(model="any", backend="memory"))
+        >>> llm = RAGCacheLLM(engine=engine, temperature=0, max_new_tokens=64)
+        >>> llm.invoke("Why is the sky blue?")
+        'You asked: Why is the sky blue?'
+
+    `guide` holds answers to a form, such as a JSON schema, a Pydantic class or Guide.choice(...):
+
+        >>> from ragcache_engine import Guide
+        >>> llm.bind(guide=Guide.choice(["red", "blue"])).invoke("Which colour has the blue sky?")
+        'blue'
+        >>> engine.close()
+
+    engine: a running engine, shared by all who are given it; or an EngineConfig, to start one.
+    tenant: whose cached tensors may be shared; prompts of another tenant never share.
     What an answer cost stands in `LLMResult.llm_output["token_usage"]`, summed over the prompts,
     and for each answer in `generation_info`: finish_reason, usage_metadata (input_token_details has
     cache_read and its tiers), ttft_s, document_ids, speculation. Of a stream the last chunk has it.
@@ -41,7 +57,21 @@ class RAGCacheLLM(SamplingFields, BaseLLM):
 
     model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
 
-    engine: RAGCacheEngine = Field(exclude=True, repr=False)
+    engine: Engine = Field(exclude=True, repr=False)
+    tenant: str | None = None
+
+    @classmethod
+    def is_lc_serializable(cls) -> bool:
+        return True
+
+    @property
+    def lc_secrets(self) -> dict[str, str]:
+        """`load(dumped, secrets_map={"RAGCACHE_ENGINE": engine})` gives it an engine again."""
+        return {"engine": ENGINE_SECRET}
+
+    @property
+    def lc_attributes(self) -> dict[str, Any]:
+        return {"guide": asdict(self.guide)} if self.guide else {}
 
     @property
     def model_name(self) -> str:
@@ -78,7 +108,9 @@ class RAGCacheLLM(SamplingFields, BaseLLM):
         # whatever goes wrong, leaving the stack cancels those that still run.
         with ExitStack() as running:
             streams = [
-                running.enter_context(self.engine.stream(prompt, options=options))
+                running.enter_context(
+                    self.engine.stream(prompt, options=options, tenant=self.tenant)
+                )
                 for prompt in prompts
             ]
             answers = [stream.answer() for stream in streams]
@@ -93,7 +125,7 @@ class RAGCacheLLM(SamplingFields, BaseLLM):
     ) -> LLMResult:
         options = self._options(stop, kwargs)
         answers = await _all_or_none(
-            self.engine.agenerate(prompt, options=options) for prompt in prompts
+            self.engine.agenerate(prompt, options=options, tenant=self.tenant) for prompt in prompts
         )
         return llm_result(answers, self.model_name)
 
@@ -104,7 +136,8 @@ class RAGCacheLLM(SamplingFields, BaseLLM):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> Iterator[GenerationChunk]:
-        with self.engine.stream(prompt, options=self._options(stop, kwargs)) as pieces:
+        options = self._options(stop, kwargs)
+        with self.engine.stream(prompt, options=options, tenant=self.tenant) as pieces:
             for piece in pieces:
                 chunk = generation_chunk(piece)
                 if run_manager:
@@ -119,7 +152,9 @@ class RAGCacheLLM(SamplingFields, BaseLLM):
         **kwargs: Any,
     ) -> AsyncIterator[GenerationChunk]:
         options = self._options(stop, kwargs)
-        async with aclosing(self.engine.astream(prompt, options=options)) as pieces:
+        async with aclosing(
+            self.engine.astream(prompt, options=options, tenant=self.tenant)
+        ) as pieces:
             async for piece in pieces:
                 chunk = generation_chunk(piece)
                 if run_manager:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from langchain_core.messages.ai import UsageMetadata
 from langchain_core.outputs import Generation, GenerationChunk, LLMResult
 
 from ragcache_engine import Answer, FinishReason, Piece, Tier, Usage
@@ -37,9 +38,13 @@ def _generation(answer: Answer) -> Generation:
 
 
 def _generation_info(finish_reason: FinishReason, usage: Usage) -> dict[str, Any]:
+    return {**answer_facts(finish_reason, usage), "usage_metadata": usage_metadata(usage)}
+
+
+def answer_facts(finish_reason: FinishReason, usage: Usage) -> dict[str, Any]:
+    """What LangChain has no place of its own for. Times are seconds."""
     return {
         "finish_reason": finish_reason.value,
-        "usage_metadata": _usage_metadata(usage),
         "ttft_s": usage.ttft_s,
         "total_s": usage.total_s,
         "retrieval_s": usage.retrieval_s,
@@ -49,17 +54,15 @@ def _generation_info(finish_reason: FinishReason, usage: Usage) -> dict[str, Any
     }
 
 
-def _usage_metadata(usage: Usage) -> dict[str, Any]:
-    """The shape of langchain_core's UsageMetadata, with `cache_read` also by tier."""
-    return {
-        "input_tokens": usage.prompt_tokens,
-        "output_tokens": usage.output_tokens,
-        "total_tokens": usage.prompt_tokens + usage.output_tokens,
-        "input_token_details": {
-            "cache_read": usage.cached.total,
-            **{f"cache_read_{tier.value}": getattr(usage.cached, tier.value) for tier in Tier},
-        },
-    }
+def usage_metadata(usage: Usage) -> UsageMetadata:
+    """LangChain's own, with `cache_read` also by tier."""
+    by_tier = {f"cache_read_{tier.value}": getattr(usage.cached, tier.value) for tier in Tier}
+    return UsageMetadata(
+        input_tokens=usage.prompt_tokens,
+        output_tokens=usage.output_tokens,
+        total_tokens=usage.prompt_tokens + usage.output_tokens,
+        input_token_details={"cache_read": usage.cached.total, **by_tier},  # type: ignore[typeddict-item]
+    )
 
 
 def _token_usage(usages: Sequence[Usage]) -> dict[str, Any]:

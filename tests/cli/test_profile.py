@@ -120,7 +120,7 @@ def test_what_the_engine_caches_less_of_counts_as_what_it_did(engine_on):
 class KnowsWordsBehindASpace(MemoryBackend):
     """Splits a word that opens a prompt, unless it is very short, and puts a token before it."""
 
-    def tokenize(self, text: str) -> TokenizedPrompt:
+    def tokenize(self, text: str, add_special_tokens: bool = True) -> TokenizedPrompt:
         opening = len(text.split(" ")[0])
         cut = 0 if opening <= 3 else 2
         ids = [

@@ -18,6 +18,7 @@ from vllm.exceptions import VLLMError
 from vllm.inputs import TextPrompt, TokensPrompt, tokens_input
 from vllm.outputs import RequestOutput
 from vllm.platforms import current_platform
+from vllm.renderers.params import TokenizeParams
 from vllm.sampling_params import RequestOutputKind
 from vllm.usage.usage_lib import UsageContext
 from vllm.v1.engine.async_llm import AsyncLLM
@@ -26,11 +27,16 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from ragcache_engine.backends.vllm import shared_memory
 from ragcache_engine.backends.vllm.arguments import engine_config, kv_token_bytes
 from ragcache_engine.backends.vllm.budget import TierBudget
+from ragcache_engine.backends.vllm.chat import rendered
+from ragcache_engine.backends.vllm.guides import require_servable, structured_outputs
 from ragcache_engine.backends.vllm.installed import Wheel
 from ragcache_engine.backends.vllm.main_guard import require_guarded_main
 from ragcache_engine.backends.vllm.tiers.settings import TierSettings
+from ragcache_engine.backends.vllm.tool_parsers import ParserReader, require_parser
+from ragcache_engine.chat import CallReader, ToolReader
 from ragcache_engine.errors import EngineDied, EngineStartFailed, GenerationFailed
-from ragcache_engine.protocols import BackendRequest, Delta
+from ragcache_engine.guide import Guide
+from ragcache_engine.protocols import BackendRequest, Conversation, Delta
 from ragcache_engine.tiers.counters import Counters
 from ragcache_engine.tiers.disk.folder import forget_documents
 from ragcache_engine.tiers.prompts import FIELD, request_field
@@ -42,6 +48,7 @@ from ragcache_engine.values import (
     TokenizedPrompt,
 )
 
+MOST_GUIDES = 256
 SHUTDOWN_S = 30.0
 """vLLM's processes end by themselves in 4 to 5 s; on a busy machine its own limit of 5 s kills them."""
 
@@ -49,8 +56,8 @@ SHUTDOWN_S = 30.0
 class VLLMBackend:
     """Runs a model in vLLM's own processes, started and ended with it.
 
-    model, device_cache_bytes, vllm_args: as in EngineConfig. budget: of the other tiers.
-    Raises UnguardedMain, ModelNotFound.
+    model, device_cache_bytes, vllm_args, tool_parser: as in EngineConfig. budget: of the other tiers.
+    Raises UnguardedMain, ModelNotFound, ConfigError.
     """
 
     def __init__(
@@ -61,9 +68,13 @@ class VLLMBackend:
         vllm_args: Mapping[str, Any],
         *,
         wheel: Wheel,
+        tool_parser: str | None = None,
     ) -> None:
         if wheel.is_cpu:  # vLLM always spawns its processes there
             require_guarded_main()
+        if tool_parser is not None:
+            require_parser(tool_parser)
+        self._tool_parser = tool_parser
         self._model = model
         self._device_cache_bytes = device_cache_bytes
         self._budget = budget
@@ -74,6 +85,7 @@ class VLLMBackend:
         self._counters = Counters()
         self._forgetting = count()
         self._adopted: list[str] = []
+        self._servable: dict[Guide, None] = {}  # those once found to be, oldest first
 
     async def start(self) -> ModelLimits:
         config = engine_config(self._model, self._device_cache_bytes, self._budget, self._vllm_args)
@@ -93,11 +105,8 @@ class VLLMBackend:
                 f"VLLM_LOGGING_LEVEL=INFO tells more, and `ragcache doctor` checks the machine)"
             ) from error
         self._llm = llm
-        self._tokenize_params = replace(
-            llm.renderer.default_cmpl_tok_params,
-            max_total_tokens=None,  # lengths are checked by the engine, with an error that names them
-            return_token_offsets=True,
-        )
+        self._tokenize_params = _for_segments(llm.renderer.default_cmpl_tok_params)
+        self._chat_tokenize_params = _for_segments(llm.renderer.default_chat_tok_params)
         cache = config.cache_config
         return ModelLimits(
             context_tokens=config.model_config.max_model_len,
@@ -119,12 +128,16 @@ class VLLMBackend:
             raise EngineDied("the model's process is not running; make a new RAGCacheEngine")
         return self._llm
 
-    def tokenize(self, text: str) -> TokenizedPrompt:
-        """vLLM's own rendering of a completion prompt, with the characters each token stands for."""
+    def tokenize(self, text: str, add_special_tokens: bool = True) -> TokenizedPrompt:
+        """vLLM's own rendering of a prompt, with the characters each token stands for.
+
+        add_special_tokens: of a completion's prompt; without them, of a chat's.
+        """
         if not text:
             return TokenizedPrompt(text, ())
         renderer = self._running_llm().renderer
-        (tokens,) = renderer.tokenize_prompts([TextPrompt(prompt=text)], self._tokenize_params)
+        params = self._tokenize_params if add_special_tokens else self._chat_tokenize_params
+        (tokens,) = renderer.tokenize_prompts([TextPrompt(prompt=text)], params)
         prompt = cast(
             "TokensPrompt", tokens
         )  # what a text becomes; other inputs become other kinds
@@ -132,9 +145,25 @@ class VLLMBackend:
             text, prompt["prompt_token_ids"], prompt.get("prompt_token_offsets") or ()
         )
 
-    def detokenize(self, token_ids: Sequence[int]) -> str:
+    def detokenize(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         tokenizer = self._running_llm().get_tokenizer()
-        return tokenizer.decode(list(token_ids), skip_special_tokens=True)
+        return tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+
+    def check(self, options: SamplingOptions) -> None:
+        if options.guide is None or options.guide in self._servable:
+            return
+        require_servable(options, self._running_llm())
+        self._servable[options.guide] = None
+        if len(self._servable) > MOST_GUIDES:
+            self._servable.pop(next(iter(self._servable)), None)
+
+    def render(self, conversation: Conversation) -> str:
+        return rendered(conversation, self._running_llm().renderer)
+
+    def tool_reader(self, tools: Sequence[Mapping[str, Any]]) -> ToolReader:
+        if self._tool_parser is None:
+            return CallReader()
+        return ParserReader(self._tool_parser, self._running_llm().get_tokenizer(), tools)
 
     async def generate(self, request: BackendRequest) -> AsyncGenerator[Delta, None]:
         params = sampling_params(request.options)
@@ -222,8 +251,15 @@ def sampling_params(options: SamplingOptions) -> SamplingParams:
         seed=options.seed,
         stop=list(options.stop),
         ignore_eos=options.ignore_eos,
+        skip_special_tokens=options.skip_special_tokens,
+        structured_outputs=structured_outputs(options.guide) if options.guide else None,
         output_kind=RequestOutputKind.DELTA,
     )
+
+
+def _for_segments(params: TokenizeParams) -> TokenizeParams:
+    # Lengths are checked by the engine, with an error that names them.
+    return replace(params, max_total_tokens=None, return_token_offsets=True)
 
 
 def _carried(request: BackendRequest, adopted: Sequence[str]) -> dict[str, Any]:

@@ -1,0 +1,47 @@
+"""Guided decoding: our guides in the words of vLLM's structured outputs."""
+
+from __future__ import annotations
+
+from vllm import SamplingParams
+from vllm.exceptions import VLLMError
+from vllm.sampling_params import StructuredOutputsParams
+from vllm.v1.engine.async_llm import AsyncLLM
+
+from ragcache_engine.errors import UnsupportedGuide
+from ragcache_engine.guide import Guide, GuideKind
+from ragcache_engine.values import SamplingOptions
+
+
+def structured_outputs(guide: Guide) -> StructuredOutputsParams:
+    """The guide for one request; vLLM writes into it, so each request has its own."""
+    match guide.kind:
+        case GuideKind.JSON:
+            return StructuredOutputsParams(json=guide.form[0])
+        case GuideKind.REGEX:
+            return StructuredOutputsParams(regex=guide.form[0])
+        case GuideKind.CHOICE:
+            return StructuredOutputsParams(choice=list(guide.form))
+        case GuideKind.GRAMMAR:
+            return StructuredOutputsParams(grammar=guide.form[0])
+
+
+def require_servable(options: SamplingOptions, llm: AsyncLLM) -> None:
+    """Ask vLLM whether it can hold an answer to the guide, as it will ask itself. Takes milliseconds.
+
+    Raises UnsupportedGuide.
+    """
+    assert options.guide is not None
+    config = llm.vllm_config
+    params = SamplingParams(structured_outputs=structured_outputs(options.guide))
+    try:
+        params.verify(
+            config.model_config,
+            config.speculative_config,
+            config.structured_outputs_config,
+            llm.get_tokenizer(),
+        )
+    except (VLLMError, ValueError) as error:
+        raise UnsupportedGuide(
+            f"vLLM cannot hold an answer to this {options.guide.kind.value} guide: {error}. "
+            f"Simplify it: {options.guide.form[0][:200]}"
+        ) from error

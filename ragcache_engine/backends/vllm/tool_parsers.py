@@ -1,0 +1,73 @@
+"""vLLM's own parsers of tool calls, one for each way in which models write them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+from vllm.tokenizers import TokenizerLike
+from vllm.tool_parsers import ToolParserManager
+
+from ragcache_engine.chat import ToolAnswer, ToolAnswerPart, ToolCall, ToolCallPart
+from ragcache_engine.errors import ConfigError
+
+
+def require_parser(name: str) -> None:
+    """Raises ConfigError if vLLM has no parser of this name."""
+    known = ToolParserManager.list_registered()
+    if name not in known:
+        raise ConfigError(f"vLLM has no tool parser {name!r}; it has {', '.join(known)}")
+
+
+class ParserReader:
+    """Reads one answer with vLLM's parser of this name. tools: as in OpenAI's chat API."""
+
+    def __init__(
+        self, name: str, tokenizer: TokenizerLike, tools: Sequence[Mapping[str, Any]]
+    ) -> None:
+        self._request = ChatCompletionRequest.model_validate(
+            {
+                "messages": [{"role": "user", "content": ""}],
+                "tools": [dict(tool) for tool in tools],
+                "tool_choice": "auto",
+            }
+        )
+        parser = ToolParserManager.get_tool_parser(name)
+        self._parser = parser(tokenizer, self._request.tools)
+        self._text = ""
+        self._token_ids: tuple[int, ...] = ()
+
+    def whole(self, text: str) -> ToolAnswer:
+        found = self._parser.extract_tool_calls(text, self._request)
+        calls = tuple(
+            ToolCall(call.id, call.function.name, call.function.arguments)
+            for call in found.tool_calls
+        )
+        return ToolAnswer(found.content or "", calls)
+
+    def read(self, text: str, token_ids: Sequence[int]) -> ToolAnswerPart:
+        before, before_ids = self._text, self._token_ids
+        self._text, self._token_ids = before + text, (*before_ids, *token_ids)
+        delta = self._parser.extract_tool_calls_streaming(
+            before, self._text, text, before_ids, self._token_ids, token_ids, self._request
+        )
+        if delta is None:
+            return ToolAnswerPart()
+        calls = tuple(
+            ToolCallPart(
+                call.index,
+                call.id,
+                call.function.name if call.function else None,
+                (call.function.arguments if call.function else None) or "",
+            )
+            for call in delta.tool_calls or ()
+        )
+        return ToolAnswerPart(delta.content or "", calls)
+
+    def end(self) -> ToolAnswerPart:
+        rest = self._parser.get_remaining_unstreamed_args()
+        if not rest:
+            return ToolAnswerPart()
+        last = len(self._parser.prev_tool_call_arr) - 1
+        return ToolAnswerPart("", (ToolCallPart(last, arguments=rest),))

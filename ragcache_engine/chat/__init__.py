@@ -1,0 +1,26 @@
+"""Conversations: what they must be like before a model's chat template writes them, and tool calls."""
+
+from ragcache_engine.chat.calls import (
+    CallReader,
+    GuidedReader,
+    ToolAnswer,
+    ToolAnswerPart,
+    ToolCall,
+    ToolCallPart,
+    ToolReader,
+)
+from ragcache_engine.chat.messages import checked
+from ragcache_engine.chat.tools import call_guide, described
+
+__all__ = [
+    "CallReader",
+    "GuidedReader",
+    "ToolAnswer",
+    "ToolAnswerPart",
+    "ToolCall",
+    "ToolCallPart",
+    "ToolReader",
+    "call_guide",
+    "checked",
+    "described",
+]

@@ -1,0 +1,92 @@
+"""A small value that fits a JSON schema, for where no model is there to write one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from ragcache_engine.errors import UnsupportedGuide
+
+DEEPEST = 32
+_UNKNOWN = ("pattern", "format", "not", "if", "allOf", "patternProperties", "contains")
+
+
+def instance(schema: Mapping[str, Any]) -> Any:
+    """The value: what is required and no more, the first of what may be chosen.
+
+    Raises UnsupportedGuide for a schema that says more than this understands.
+    """
+    return _instance(schema, schema, 0)
+
+
+def _instance(schema: Any, root: Mapping[str, Any], depth: int) -> Any:
+    if schema is True:
+        return None
+    if not isinstance(schema, Mapping) or depth > DEEPEST:
+        raise _unsupported("it contains itself, or is no schema")
+    if unknown := [name for name in _UNKNOWN if name in schema]:
+        raise _unsupported(f"it says {', '.join(unknown)}")
+    if "$ref" in schema:
+        return _instance(_referred(schema["$ref"], root), root, depth + 1)
+    if "const" in schema:
+        return schema["const"]
+    if "enum" in schema:
+        return schema["enum"][0]
+    for choice in ("anyOf", "oneOf"):
+        if schema.get(choice):
+            return _instance(schema[choice][0], root, depth + 1)
+    kind = schema.get("type", "object" if "properties" in schema else "null")
+    kind = kind[0] if isinstance(kind, list) else kind
+    match kind:
+        case "object":
+            properties = schema.get("properties", {})
+            return {
+                name: _instance(properties.get(name, True), root, depth + 1)
+                for name in schema.get("required", ())
+            }
+        case "array":
+            item, least = schema.get("items", True), schema.get("minItems", 0)
+            return [_instance(item, root, depth + 1) for _ in range(least)]
+        case "string":
+            text = "text"[: schema.get("maxLength", 4)]
+            return text.ljust(schema.get("minLength", 0), ".")
+        case "integer" | "number":
+            return _number(schema, whole=kind == "integer")
+        case "boolean":
+            return False
+        case "null":
+            return None
+    raise _unsupported(f"it asks for the type {kind!r}")
+
+
+def _number(schema: Mapping[str, Any], *, whole: bool) -> float:
+    if "multipleOf" in schema:
+        raise _unsupported("it says multipleOf")
+    low = schema.get("minimum", schema.get("exclusiveMinimum", -math.inf))
+    high = schema.get("maximum", schema.get("exclusiveMaximum", math.inf))
+    value: float = min(max(0, low), high)
+    if whole:
+        value = math.ceil(value) if value == low else math.floor(value)
+    if value == schema.get("exclusiveMinimum"):
+        value += 1 if whole or high == math.inf else (high - value) / 2
+    if value == schema.get("exclusiveMaximum"):
+        value -= 1 if whole or low == -math.inf else (value - low) / 2
+    return value
+
+
+def _referred(reference: str, root: Mapping[str, Any]) -> Any:
+    at: Any = root
+    try:
+        for step in reference.removeprefix("#").strip("/").split("/"):
+            at = at[step.replace("~1", "/").replace("~0", "~")] if step else at
+    except (KeyError, TypeError):
+        raise _unsupported(f"it refers to {reference}, which is not there") from None
+    return at
+
+
+def _unsupported(why: str) -> UnsupportedGuide:
+    return UnsupportedGuide(
+        f"the memory backend has no model, and makes up no value for this JSON schema: {why}. Give a "
+        f"MemoryBackend whose reply is the JSON, or use backend='vllm'"
+    )

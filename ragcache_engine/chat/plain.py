@@ -1,0 +1,42 @@
+"""A chat template for where there is no model to prefer another: each message between its role's tags."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ragcache_engine.chat.messages import plain_text
+from ragcache_engine.chat.tools import call_text
+
+TAG = re.compile(r"\s*</?(system|user|assistant|tool|tools|tool_call)>\s*")
+"""A line that the template wrote, and nobody said."""
+
+
+def written(
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Mapping[str, Any]] = (),
+    *,
+    add_generation_prompt: bool = True,
+    continue_final_message: bool = False,
+) -> str:
+    """The conversation as text. messages: checked."""
+    parts = [_tools(tools)] if tools else []
+    parts += [f"<{m['role']}>\n{_said(m)}\n</{m['role']}>\n" for m in messages]
+    if continue_final_message:
+        parts[-1] = f"<{messages[-1]['role']}>\n{_said(messages[-1])}"
+    if add_generation_prompt:
+        parts.append("<assistant>\n")
+    return "".join(parts)
+
+
+def _tools(tools: Sequence[Mapping[str, Any]]) -> str:
+    lines = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
+    return f"<tools>\n{lines}\n</tools>\n"
+
+
+def _said(message: Mapping[str, Any]) -> str:
+    calls = [call_text(call) for call in message.get("tool_calls") or ()]
+    text = plain_text(message.get("content"))
+    return "\n".join([*([text] if text else []), *calls])

@@ -1,0 +1,91 @@
+"""What the text of an answer must look like, kept to token by token while it is drawn."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Self
+
+
+class GuideKind(StrEnum):
+    """The language a guide is written in."""
+
+    JSON = "json"
+    REGEX = "regex"
+    CHOICE = "choice"
+    GRAMMAR = "grammar"
+
+
+@dataclass(frozen=True, slots=True)
+class Guide:
+    """A form that an answer keeps to: every token that would leave it is ruled out.
+
+        Guide.json({"type": "object", "properties": {"year": {"type": "integer"}}, "required": ["year"]})
+        Guide.regex(r"[0-9]{4}"); Guide.choice(["yes", "no"]); Guide.grammar('root ::= "yes" | "no"')
+
+    The form is kept as long as the answer runs; one that max_tokens or a stop string ends may be cut
+    off inside it. Two guides are equal if they say the same in the same words: the order of a
+    schema's properties is the order in which they are written, and so it counts.
+
+    kind: what `form` is. form: one string; of a choice, the texts, each an element.
+    Raises ValueError for what is empty, or is no JSON schema.
+    """
+
+    kind: GuideKind
+    form: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "kind", GuideKind(self.kind))
+        if isinstance(self.form, str):
+            raise ValueError(f"form takes a sequence of strings: form=({self.form!r},)")
+        object.__setattr__(self, "form", tuple(self.form))
+        if not self.form or not all(isinstance(text, str) and text for text in self.form):
+            raise ValueError(f"a guide of kind {self.kind.value} needs a text that is not empty")
+        if self.kind is not GuideKind.CHOICE and len(self.form) != 1:
+            raise ValueError(f"a guide of kind {self.kind.value} has one text, got {self.form}")
+        if self.kind is GuideKind.JSON:
+            _require_schema(self.form[0])
+
+    @classmethod
+    def json(cls, schema: Mapping[str, Any] | str | None = None) -> Self:
+        """JSON that fits a schema, given as a mapping or as text; None: any JSON object."""
+        if schema is None:
+            schema = {"type": "object"}
+        text = schema if isinstance(schema, str) else json.dumps(schema, ensure_ascii=False)
+        return cls(GuideKind.JSON, (text,))
+
+    @classmethod
+    def regex(cls, pattern: str) -> Self:
+        """Text that the pattern matches from end to end."""
+        return cls(GuideKind.REGEX, (pattern,))
+
+    @classmethod
+    def choice(cls, texts: Sequence[str]) -> Self:
+        """One of these texts."""
+        if isinstance(texts, str):
+            raise ValueError(f"choice takes a sequence of texts: choice([{texts!r}])")
+        return cls(GuideKind.CHOICE, tuple(texts))
+
+    @classmethod
+    def grammar(cls, ebnf: str) -> Self:
+        """Text that a context-free grammar derives, in the EBNF of vLLM's structured outputs."""
+        return cls(GuideKind.GRAMMAR, (ebnf,))
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """The JSON schema. Raises ValueError if the guide is of another kind."""
+        if self.kind is not GuideKind.JSON:
+            raise ValueError(f"a guide of kind {self.kind.value} has no JSON schema")
+        schema: dict[str, Any] = json.loads(self.form[0])
+        return schema
+
+
+def _require_schema(text: str) -> None:
+    try:
+        schema = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"a guide's JSON schema is no JSON: {error}") from error
+    if not isinstance(schema, dict):
+        raise ValueError(f"a guide's JSON schema is a JSON object, got {text}")

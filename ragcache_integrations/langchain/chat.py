@@ -1,0 +1,334 @@
+"""ChatRAGCache: the engine as a LangChain chat model."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
+from langchain_core.language_models import LangSmithParams, LanguageModelInput
+from langchain_core.language_models.chat_models import BaseChatModel
+from langchain_core.messages import AIMessage, BaseMessage
+from langchain_core.outputs import ChatGenerationChunk, ChatResult
+from langchain_core.runnables import Runnable, RunnableConfig
+from langchain_core.runnables.config import get_config_list
+from langchain_core.tools import BaseTool
+from langchain_core.utils.function_calling import convert_to_openai_tool
+from pydantic import ConfigDict, Field
+
+from ragcache_engine import (
+    Answer,
+    ChatPrompt,
+    Guide,
+    Piece,
+    SamplingOptions,
+    ToolAnswer,
+    ToolAnswerPart,
+    ToolReader,
+)
+from ragcache_integrations.engines import ENGINE_SECRET, Engine
+from ragcache_integrations.langchain.messages import chat_chunk, chat_result, conversation
+from ragcache_integrations.langchain.structured import (
+    Method,
+    Schema,
+    guide_of,
+    parsed,
+    parser_of,
+)
+from ragcache_integrations.langchain.tools import BoundTools
+from ragcache_integrations.sampling import SamplingFields
+
+MOST_AT_ONCE = 128
+"""Threads that wait for the answers of one batch, and so its requests in the engine at a time."""
+
+
+class ChatRAGCache(SamplingFields, BaseChatModel):
+    """A chat model on the engine: conversations in the words of the model's own chat template.
+
+        >>> from ragcache_engine import EngineConfig, RAGCacheEngine
+        >>> engine = RAGCacheEngine(EngineConfig(model="any", backend="memory"))
+        >>> chat = ChatRAGCache(engine=engine, temperature=0, max_tokens=64)
+        >>> message = chat.invoke([("system", "Be brief."), ("human", "Why is the sky blue?")])
+        >>> message.content
+        'You asked: Why is the sky blue?'
+        >>> message.usage_metadata["input_token_details"]["cache_read"]
+        0
+
+    (`backend="memory"` answers without a model; leave it out for real answers.) Documents that a
+    RAGCacheRetriever found are recognised in the conversation and reused, wherever they stand in it.
+    With structured output, every token keeps to the schema:
+
+        >>> schema = {"title": "Color", "type": "object", "required": ["name"],
+        ...           "properties": {"name": {"enum": ["blue", "red"]}}}
+        >>> chat.with_structured_output(schema).invoke("Which colour has the sky?")
+        {'name': 'blue'}
+        >>> engine.close()
+
+    engine: a running engine, shared by all who are given it; or an EngineConfig, to start one.
+    temperature, max_tokens, top_p, stop, guide, ...: see SamplingFields; a call may set any of them
+      for itself, and `configurable_fields` may expose them. `stop` at a call replaces the model's.
+    template_args: further variables of the chat template, such as {"enable_thinking": False}.
+    tenant: whose cached tensors may be shared; conversations of another tenant never share.
+    streaming: answer through `stream` even where the whole answer was asked for.
+
+    What an answer cost stands in its usage_metadata (input_token_details has cache_read and its
+    tiers), and in response_metadata: finish_reason, ttft_s, document_ids, speculation. Of a stream the
+    last chunk has it.
+
+    Tools are told by the model's template, or in the system message where that has no place for
+    them. tool_choice="any" or a tool's name holds any model to a sound call; left to itself, a model
+    calls tools as well as it was trained to.
+
+    Asking raises BadRequest for what cannot be served (RefusedMessages for images and other content
+    that is no text, NoChatTemplate, PromptTooLong, UnsupportedGuide, a parameter the engine does not
+    have), EngineError if the engine cannot finish. Leaving a stream early or cancelling the task
+    cancels the request.
+    """
+
+    model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
+
+    engine: Engine = Field(exclude=True, repr=False)
+    template_args: dict[str, Any] = Field(default_factory=dict)
+    tenant: str | None = None
+    streaming: bool = False
+
+    @classmethod
+    def is_lc_serializable(cls) -> bool:
+        return True
+
+    @property
+    def lc_secrets(self) -> dict[str, str]:
+        """`load(dumped, secrets_map={"RAGCACHE_ENGINE": engine})` gives it an engine again."""
+        return {"engine": ENGINE_SECRET}
+
+    @property
+    def lc_attributes(self) -> dict[str, Any]:
+        return {"guide": asdict(self.guide)} if self.guide else {}
+
+    @property
+    def model_name(self) -> str:
+        return self.engine.config.model
+
+    @property
+    def max_tokens(self) -> int:
+        """max_new_tokens by the name under which LangChain's tracing looks for it."""
+        return self.max_new_tokens
+
+    @property
+    def _llm_type(self) -> str:
+        return "ragcache-chat"
+
+    @property
+    def _identifying_params(self) -> dict[str, Any]:
+        return {"model_name": self.model_name, **self.sampling_parameters()}
+
+    def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
+        return super()._get_ls_params(self.stop if stop is None else stop, **kwargs)
+
+    def render(
+        self,
+        input: LanguageModelInput,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+    ) -> ChatPrompt:
+        """The prompt that the engine is asked with for this input.
+
+        It lets a retriever foresee even the first one:
+        `template=lambda question, documents: chat.render(prompt.invoke(...))`.
+        Raises NoChatTemplate or RefusedMessages.
+        """
+        messages = self._convert_input(input).to_messages()
+        return self._prompt(messages, BoundTools(tools or ()), self.template_args)
+
+    def get_token_ids(self, text: str) -> list[int]:
+        """The text's tokens as the engine's model reads them."""
+        if self.custom_get_token_ids is not None:
+            return self.custom_get_token_ids(text)
+        return list(self.engine.tokenize(text).token_ids)
+
+    def get_num_tokens_from_messages(
+        self,
+        messages: Sequence[BaseMessage],
+        tools: Sequence[Mapping[str, Any] | type | Callable[..., Any] | BaseTool] | None = None,
+    ) -> int:
+        """Tokens of the whole prompt that these messages make, with the template's own."""
+        told = [convert_to_openai_tool(tool) for tool in tools or ()]  # type: ignore[arg-type]
+        return len(self.engine.tokenize(self.render(list(messages), tools=told)))
+
+    def bind_tools(
+        self,
+        tools: Sequence[dict[str, Any] | type | Callable[..., Any] | BaseTool],
+        *,
+        tool_choice: str | bool | dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> Runnable[LanguageModelInput, AIMessage]:
+        """The model with tools it may call, or must.
+
+        tool_choice: "auto" leaves it to the model; "any" or True makes it call one of them, a name
+          this one, by guided decoding; "none" makes it call none.
+        kwargs: sampling parameters for these calls. `strict` changes nothing: a call that is forced
+          always fits its tool's schema.
+        Raises BadRequest if tool_choice names no tool.
+        """
+        told = [convert_to_openai_tool(tool) for tool in tools]
+        BoundTools.of(told, tool_choice)
+        kwargs.pop("strict", None)
+        return self.bind(tools=told, tool_choice=tool_choice, **kwargs)
+
+    def with_structured_output(
+        self,
+        schema: Schema | None = None,
+        *,
+        include_raw: bool = False,
+        method: Method = "json_schema",
+        strict: bool | None = None,
+        **kwargs: Any,
+    ) -> Runnable[LanguageModelInput, Any]:
+        """The model with answers that are values of a schema: instances of a Pydantic class, or dicts.
+
+        schema: a Pydantic class, a TypedDict, a JSON schema or a function in OpenAI's form. The model
+          is not told of it: say in the prompt what is wanted.
+        include_raw: answer {"raw": message, "parsed": value or None, "parsing_error": error or None}
+          instead of raising what goes wrong with the value, such as an answer cut off by max_tokens.
+        method: "json_schema" holds the answer to the schema; "function_calling" makes it a tool call,
+          with the schema told as a tool; "json_mode" holds it to some JSON object.
+        strict: there for the swap; what is held to a schema always fits it.
+        kwargs: sampling parameters for these calls.
+        Raises ValueError for another method, or for what is no schema.
+        """
+        if method not in ("json_schema", "function_calling", "json_mode"):
+            raise ValueError(
+                f"there is no method {method!r}: use 'json_schema', 'function_calling' or 'json_mode'"
+            )
+        if schema is None and method != "json_mode":
+            raise ValueError(f"method={method!r} needs a schema; 'json_mode' does without")
+        kwargs["ls_structured_output_format"] = {
+            "kwargs": {"method": method},
+            "schema": schema or {"title": "object", "type": "object"},
+        }
+        model: Runnable[LanguageModelInput, AIMessage]
+        if method == "function_calling":
+            assert schema is not None
+            model = self.bind_tools([schema], tool_choice="any", **kwargs)
+        elif method == "json_mode":
+            model = self.bind(guide=Guide.json(), **kwargs)
+        else:
+            assert schema is not None
+            model = self.bind(guide=guide_of(schema), **kwargs)
+        return parsed(model, parser_of(schema, method), include_raw)
+
+    def batch(
+        self,
+        inputs: list[LanguageModelInput],
+        config: RunnableConfig | list[RunnableConfig] | None = None,
+        *,
+        return_exceptions: bool = False,
+        **kwargs: Any,
+    ) -> list[AIMessage]:
+        # A thread an input waits for the engine, which batches them: fewer threads would be fewer
+        # requests in the engine than it could take.
+        configs = get_config_list(config, len(inputs))
+        for one in configs:
+            if one.get("max_concurrency") is None:
+                one["max_concurrency"] = min(len(inputs), MOST_AT_ONCE)
+        return super().batch(inputs, configs, return_exceptions=return_exceptions, **kwargs)
+
+    def _generate(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> ChatResult:
+        request = self._request(messages, stop, kwargs)
+        answer = self.engine.generate(request.prompt, None, request.options, tenant=self.tenant)
+        return chat_result(answer, request.whole(answer), self.model_name)
+
+    async def _agenerate(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> ChatResult:
+        request = self._request(messages, stop, kwargs)
+        answer = await self.engine.agenerate(
+            request.prompt, None, request.options, tenant=self.tenant
+        )
+        return chat_result(answer, request.whole(answer), self.model_name)
+
+    def _stream(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> Iterator[ChatGenerationChunk]:
+        request = self._request(messages, stop, kwargs)
+        with self.engine.stream(
+            request.prompt, None, request.options, tenant=self.tenant
+        ) as pieces:
+            for piece in pieces:
+                if (part := request.part(piece)) or piece.usage:
+                    yield chat_chunk(piece, part or ToolAnswerPart(), self.model_name)
+
+    async def _astream(
+        self,
+        messages: list[BaseMessage],
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> AsyncIterator[ChatGenerationChunk]:
+        request = self._request(messages, stop, kwargs)
+        async with aclosing(
+            self.engine.astream(request.prompt, None, request.options, tenant=self.tenant)
+        ) as pieces:
+            async for piece in pieces:
+                if (part := request.part(piece)) or piece.usage:
+                    yield chat_chunk(piece, part or ToolAnswerPart(), self.model_name)
+
+    def _request(
+        self, messages: Sequence[BaseMessage], stop: list[str] | None, changes: Mapping[str, Any]
+    ) -> _Request:
+        changes = {name: value for name, value in changes.items() if name not in _NOT_SAMPLING}
+        bound = BoundTools.of(changes.pop("tools", None), changes.pop("tool_choice", None))
+        template_args = {**self.template_args, **changes.pop("template_args", {})}
+        if stop is not None:
+            changes["stop"] = stop
+        options = bound.options(self.engine, self.sampling_options(changes))
+        prompt = self._prompt(messages, bound, template_args)
+        return _Request(prompt, options, bound.reader(self.engine))
+
+    def _prompt(
+        self, messages: Sequence[BaseMessage], bound: BoundTools, template_args: Mapping[str, Any]
+    ) -> ChatPrompt:
+        return self.engine.chat_prompt(
+            conversation(messages), tools=bound.tools, template_args=template_args
+        )
+
+
+_NOT_SAMPLING = ("stream", "parallel_tool_calls", "ls_structured_output_format")
+
+
+@dataclass(slots=True)
+class _Request:
+    """One call: what the engine is asked, and what reads tool calls out of its answer."""
+
+    prompt: ChatPrompt
+    options: SamplingOptions
+    reader: ToolReader | None
+
+    def whole(self, answer: Answer) -> ToolAnswer:
+        return self.reader.whole(answer.text) if self.reader else ToolAnswer(answer.text)
+
+    def part(self, piece: Piece) -> ToolAnswerPart | None:
+        """What the piece turned out to be; None if that is not known yet."""
+        if self.reader is None:
+            return ToolAnswerPart(piece.text) if piece.text else None
+        part = self.reader.read(piece.text, piece.token_ids)
+        if piece.finish_reason:
+            end = self.reader.end()
+            part = ToolAnswerPart(part.text + end.text, (*part.calls, *end.calls))
+        return part if part.text or part.calls else None

@@ -1,0 +1,72 @@
+"""with_structured_output: a chat model whose answers keep to a schema, and come as its values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from operator import itemgetter
+from typing import Any, Literal, TypeAlias
+
+from langchain_core.language_models import LanguageModelInput
+from langchain_core.messages import AIMessage
+from langchain_core.output_parsers import (
+    BaseOutputParser,
+    JsonOutputParser,
+    PydanticOutputParser,
+)
+from langchain_core.output_parsers.openai_tools import (
+    JsonOutputKeyToolsParser,
+    PydanticToolsParser,
+)
+from langchain_core.runnables import Runnable, RunnableMap, RunnablePassthrough
+from langchain_core.utils.function_calling import (
+    convert_to_json_schema,
+    convert_to_openai_tool,
+)
+from langchain_core.utils.pydantic import is_basemodel_subclass
+from pydantic import BaseModel
+from pydantic.v1 import BaseModel as BaseModelV1
+
+from ragcache_engine import Guide
+
+Method: TypeAlias = Literal["json_schema", "function_calling", "json_mode"]
+Schema: TypeAlias = dict[str, Any] | type
+
+_SCHEMA_WORDS = {"type", "properties", "$ref", "anyOf", "oneOf", "allOf", "enum", "const"}
+"""Those of JSON Schema; OpenAI's descriptions of functions have none of them at their top."""
+
+
+def guide_of(schema: Schema) -> Guide:
+    """The form of an answer that is an instance of the schema. Raises ValueError if it is none."""
+    if isinstance(schema, dict) and schema.keys() & _SCHEMA_WORDS:
+        return Guide.json(schema)
+    if isinstance(schema, type) and issubclass(schema, BaseModelV1):
+        return Guide.json(schema.schema())
+    if isinstance(schema, type) and issubclass(schema, BaseModel):
+        return Guide.json(schema.model_json_schema())
+    return Guide.json(convert_to_json_schema(schema))
+
+
+def parser_of(schema: Schema | None, method: Method) -> BaseOutputParser[Any]:
+    """What makes a value of the answer: an instance of a Pydantic class, a dict for all others."""
+    is_class = isinstance(schema, type) and is_basemodel_subclass(schema)
+    if method == "function_calling":
+        assert schema is not None
+        if is_class:
+            return PydanticToolsParser(tools=[schema], first_tool_only=True)  # type: ignore[list-item]
+        name = convert_to_openai_tool(schema)["function"]["name"]
+        return JsonOutputKeyToolsParser(key_name=name, first_tool_only=True)
+    return PydanticOutputParser(pydantic_object=schema) if is_class else JsonOutputParser()  # type: ignore[arg-type, type-var]
+
+
+def parsed(
+    model: Runnable[LanguageModelInput, AIMessage],
+    parser: BaseOutputParser[Any],
+    include_raw: bool,
+) -> Runnable[LanguageModelInput, Any]:
+    """The model's values; with include_raw, {"raw", "parsed", "parsing_error"}, and no error raised."""
+    if not include_raw:
+        return model | parser
+    nothing: Callable[[Any], None] = lambda _: None  # noqa: E731
+    value = RunnablePassthrough.assign(parsed=itemgetter("raw") | parser, parsing_error=nothing)
+    no_value = RunnablePassthrough.assign(parsed=nothing)
+    return RunnableMap(raw=model) | value.with_fallbacks([no_value], exception_key="parsing_error")

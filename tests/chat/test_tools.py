@@ -1,0 +1,124 @@
+"""Tools: how a model is told of them, held to a call, and how its calls are read."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ragcache_engine import BadRequest, RAGCacheEngine, SamplingOptions
+from ragcache_engine.chat.calls import CallReader, GuidedReader, joined
+from ragcache_engine.chat.instances import instance
+from ragcache_engine.chat.tools import call_guide, described
+
+LEVEL = {"enum": ["low", "high"]}
+ADD = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "parameters": {
+            "type": "object",
+            "properties": {"a": {"type": "integer"}, "how": {"$ref": "#/$defs/Level"}},
+            "required": ["a", "how"],
+            "$defs": {"Level": LEVEL},
+        },
+    },
+}
+NOW = {"type": "function", "function": {"name": "now"}}
+CALL = {"id": "x", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+WRITTEN = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+
+
+def test_a_form_for_calls_keeps_each_tools_own_schema():
+    schema = call_guide([ADD, NOW]).schema
+    first, second = schema["anyOf"]
+    assert instance({**first, "$defs": schema["$defs"]}) == {
+        "name": "add",
+        "arguments": {"a": 0, "how": "low"},
+    }
+    assert instance(second) == {"name": "now", "arguments": {}}
+    assert schema["$defs"] == {"add.Level": LEVEL}
+
+
+def test_a_tool_may_be_named_and_must_be_there():
+    assert instance(call_guide([ADD, NOW], "now").schema)["name"] == "now"
+    with pytest.raises(BadRequest, match="add, now"):
+        call_guide([ADD, NOW], "sub")
+    with pytest.raises(BadRequest, match="none"):
+        call_guide([])
+
+
+def test_a_template_without_a_place_for_tools_gets_them_in_words():
+    told = described(
+        [
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": "1?"},
+            {"role": "assistant", "content": None, "tool_calls": [CALL]},
+            {"role": "tool", "content": "2", "tool_call_id": "x"},
+        ],
+        [ADD],
+    )
+    assert told[0]["content"].startswith("Be brief.\n\n")
+    assert '"name": "add"' in told[0]["content"]
+    assert [message["role"] for message in told] == ["system", "user", "assistant", "user"]
+    assert told[2]["content"] == WRITTEN
+    assert told[3]["content"] == "<tool_response>\n2\n</tool_response>"
+    assert described([{"role": "user", "content": "1?"}], [ADD])[0]["role"] == "system"
+
+
+def pieces(text: str, size: int) -> list[str]:
+    return [text[at : at + size] for at in range(0, len(text), size)]
+
+
+ANSWERS: list[tuple[str, str, list[tuple[str, Any]]]] = [
+    ("Only words.", "Only words.", []),
+    (WRITTEN, "", [("add", {"a": 1})]),
+    (f"First.\n{WRITTEN}\n{WRITTEN}", "First.", [("add", {"a": 1})] * 2),
+    (f"{WRITTEN} Then.", " Then.", [("add", {"a": 1})]),
+    (f"{WRITTEN}\nThen.", "Then.", [("add", {"a": 1})]),
+    (f"{WRITTEN}\n", "", [("add", {"a": 1})]),
+    (WRITTEN.removesuffix("</tool_call>"), "", [("add", {"a": 1})]),
+    ("<tool_call>no</tool_call>", "<tool_call>no</tool_call>", []),
+    ("a < b <tool", "a < b <tool", []),
+    ('<tool_call>{"name": 3}</tool_call>', '<tool_call>{"name": 3}</tool_call>', []),
+    ('<tool_call>{"name": "now"}</tool_call>', "", [("now", {})]),
+]
+
+
+@pytest.mark.parametrize(("answer", "text", "calls"), ANSWERS)
+@pytest.mark.parametrize("size", [1, 3, 7, 1000])
+def test_calls_are_read_however_the_answer_comes_in_pieces(
+    answer: str, text: str, calls: list[tuple[str, Any]], size: int
+):
+    reader = CallReader()
+    read = joined([*(reader.read(piece) for piece in pieces(answer, size)), reader.end()])
+    assert read.text == text
+    assert [(call.name, json.loads(call.arguments)) for call in read.calls] == calls
+    assert len({call.id for call in read.calls}) == len(calls)
+    assert CallReader().whole(answer).text == text
+
+
+@given(st.text(alphabet="<>tol_ca/\n{}"), st.integers(1, 5))
+def test_text_without_calls_is_never_changed(text: str, size: int):
+    reader = CallReader()
+    read = joined([*(reader.read(piece) for piece in pieces(text, size)), reader.end()])
+    assert (read.text, read.calls) == (text, ())
+
+
+def test_a_call_that_was_cut_off_is_told_as_far_as_it_goes():
+    (call,) = GuidedReader().whole('{"name": "add", "arguments": {"a": 12').calls
+    assert (call.name, call.arguments) == ("add", '{"a": 12')
+    assert GuidedReader().whole('{"na').text == '{"na'
+
+
+def test_the_engine_holds_a_model_to_a_call(memory_engine: RAGCacheEngine):
+    prompt = memory_engine.chat_prompt([{"role": "user", "content": "1?"}], tools=[ADD, NOW])
+    options = memory_engine.tool_options(SamplingOptions(), [ADD, NOW], name="now")
+    text = memory_engine.generate(prompt, options=options).text
+    answer = memory_engine.tool_reader([ADD, NOW], must_call=True).whole(text)
+    assert [(call.name, call.arguments) for call in answer.calls] == [("now", "{}")]
+    assert memory_engine.takes_tools
+    assert memory_engine.tool_options(SamplingOptions(), [ADD]) == SamplingOptions()

@@ -1,0 +1,539 @@
+import asyncio
+import json
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.load import dumpd, dumps, load
+from langchain_core.messages import AIMessage, HumanMessage, SystemMessage, ToolMessage
+from langchain_core.outputs import ChatGenerationChunk
+from langchain_core.runnables import ConfigurableField
+from langchain_core.tools import tool
+from pydantic import BaseModel
+from typing_extensions import TypedDict
+
+from ragcache_engine import (
+    BadRequest,
+    EmptyPrompt,
+    EngineClosed,
+    EngineConfig,
+    Guide,
+    PromptTooLong,
+    RAGCacheEngine,
+    RefusedMessages,
+    UnsupportedGuide,
+)
+from ragcache_engine.backends.memory import MemoryBackend
+from ragcache_integrations.langchain import ChatRAGCache, RAGCacheLLM
+
+MESSAGES = [SystemMessage("Be brief."), HumanMessage("Why is the sky blue?")]
+ANSWER = "You asked: Why is the sky blue?"
+
+
+class Recorder(BaseCallbackHandler):
+    def __init__(self):
+        self.tokens, self.results, self.errors, self.starts = [], [], [], []
+
+    def on_chat_model_start(self, serialized, messages, **kwargs):
+        self.starts.append((serialized, kwargs))
+
+    def on_llm_new_token(self, token, *, chunk=None, **kwargs):
+        self.tokens.append(token)
+        assert isinstance(chunk, ChatGenerationChunk)
+
+    def on_llm_end(self, response, **kwargs):
+        self.results.append(response)
+
+    def on_llm_error(self, error, **kwargs):
+        self.errors.append(error)
+
+
+@pytest.fixture
+def chat(engine):
+    return ChatRAGCache(engine=engine, temperature=0)
+
+
+@pytest.fixture
+def chat_saying(make_engine):
+    """reply -> a chat model that says it, whatever is asked."""
+
+    def make(reply, **settings):
+        engine = make_engine(MemoryBackend(lambda prompt: reply))
+        return ChatRAGCache(engine=engine, temperature=0, **settings)
+
+    return make
+
+
+@tool
+def add(a: int, b: int) -> int:
+    """Add two numbers."""
+    return a + b
+
+
+@tool
+def shout(text: str) -> str:
+    """Say it louder."""
+    return text.upper()
+
+
+CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'
+
+
+async def joined(chunks):
+    return "".join([chunk.content async for chunk in chunks])
+
+
+def whole(chunks):
+    first, *others = chunks
+    for chunk in others:
+        first = first + chunk
+    return first
+
+
+def wait_for(true, seconds=5):
+    until = time.monotonic() + seconds
+    while not true() and time.monotonic() < until:
+        time.sleep(0.001)
+    return true()
+
+
+def test_every_way_of_asking_gives_the_same_answer(chat):
+    two = [[("human", "Two?")], MESSAGES]
+    assert chat.invoke(MESSAGES).content == ANSWER
+    assert asyncio.run(chat.ainvoke(MESSAGES)).content == ANSWER
+    assert "".join(chunk.content for chunk in chat.stream(MESSAGES)) == ANSWER
+    assert asyncio.run(joined(chat.astream(MESSAGES))) == ANSWER
+    assert [m.content for m in chat.batch(two)] == ["You asked: Two?", ANSWER]
+    assert [m.content for m in asyncio.run(chat.abatch(two))] == ["You asked: Two?", ANSWER]
+
+
+def test_a_stream_comes_in_pieces(chat):
+    assert len(list(chat.stream(MESSAGES))) > 3
+
+
+def test_the_model_is_asked_in_its_own_format(chat, recorded, engine):
+    chat.invoke([*MESSAGES, AIMessage("Light."), HumanMessage("More?")])
+    prompt, options = recorded[0]
+    assert prompt == engine.chat_prompt(
+        [
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": "Why is the sky blue?"},
+            {"role": "assistant", "content": "Light."},
+            {"role": "user", "content": "More?"},
+        ]
+    )
+    assert not options.add_special_tokens
+
+
+def test_what_it_renders_is_what_it_asks(chat, recorded):
+    rendered = chat.render(MESSAGES)
+    chat.invoke(MESSAGES)
+    assert recorded[0][0] == rendered
+
+
+@pytest.mark.parametrize("how", ["batch", "abatch"])
+def test_the_conversations_of_a_batch_run_together(endless, how):
+    chat = ChatRAGCache(engine=endless)
+    prompts = [f"Prompt number {number}?" for number in range(40)]
+
+    def ask():
+        return chat.batch(prompts) if how == "batch" else asyncio.run(chat.abatch(prompts))
+
+    with ThreadPoolExecutor(1) as pool:
+        asking = pool.submit(ask)
+        assert wait_for(lambda: endless.stats().running == 40)
+        endless.close()
+        assert isinstance(asking.exception(), EngineClosed)
+
+
+def test_a_batch_may_be_held_to_fewer_at_a_time(chat):
+    answers = chat.batch(["One?", "Two?"], {"max_concurrency": 1})
+    assert [m.content for m in answers] == ["You asked: One?", "You asked: Two?"]
+
+
+def test_sampling_parameters_reach_the_engine(engine, recorded):
+    chat = ChatRAGCache(engine=engine, temperature=0.5, top_k=3, seed=11)
+    chat.invoke(MESSAGES)
+    chat.bind(temperature=0.7, max_tokens=9).invoke(MESSAGES, stop=["x"])
+    first, second = (options for _, options in recorded)
+    assert (first.temperature, first.top_k, first.seed, first.max_tokens) == (0.5, 3, 11, 512)
+    assert (second.temperature, second.top_k, second.max_tokens) == (0.7, 3, 9)
+    assert second.stop == ("x",)
+
+
+def test_stop_strings_end_an_answer(engine, chat):
+    assert chat.invoke(MESSAGES, stop=["the sky"]).content == "You asked: Why is "
+    streamed = whole(chat.stream(MESSAGES, stop=["the sky"]))
+    assert streamed.content == "You asked: Why is "
+    assert ChatRAGCache(engine=engine, stop=[":"]).invoke(MESSAGES).content == "You asked"
+
+
+def test_a_setting_of_the_model_is_refused_here(engine):
+    with pytest.raises(ValueError, match="tensor_parallel_size"):
+        ChatRAGCache(engine=engine, tensor_parallel_size=2)
+
+
+def test_a_parameter_the_engine_does_not_have_is_refused(chat):
+    with pytest.raises(BadRequest, match="logit_bias"):
+        chat.invoke(MESSAGES, logit_bias={1: 1.0})
+
+
+def test_parameters_can_be_left_to_the_configuration(engine, recorded):
+    chat = ChatRAGCache(engine=engine, temperature=0).configurable_fields(
+        temperature=ConfigurableField(id="heat"), max_new_tokens=ConfigurableField(id="most")
+    )
+    chat.invoke(MESSAGES, {"configurable": {"heat": 0.3, "most": 7}})
+    assert (recorded[0][1].temperature, recorded[0][1].max_tokens) == (0.3, 7)
+
+
+def test_usage_and_what_else_is_known_stand_where_langchain_keeps_them(chat):
+    chat.invoke("word " * 40)
+    message = chat.invoke("word " * 40)
+    details = message.usage_metadata["input_token_details"]
+    assert details == {
+        "cache_read": 32,
+        "cache_read_device": 32,
+        "cache_read_host": 0,
+        "cache_read_disk": 0,
+    }
+    usage = message.usage_metadata
+    assert usage["total_tokens"] == usage["input_tokens"] + usage["output_tokens"]
+    known = message.response_metadata
+    assert (known["model_name"], known["finish_reason"]) == ("any", "stop")
+    assert (known["model_provider"], known["document_ids"]) == ("ragcache", [])
+    assert known["ttft_s"] > 0
+
+
+@pytest.mark.parametrize("way", ["stream", "astream"])
+def test_chunks_of_a_stream_add_up_to_the_whole_answer(chat, way):
+    chat.invoke("word " * 40)
+    asked = chat.invoke("word " * 40)
+    recorder = Recorder()
+    config = {"callbacks": [recorder]}
+
+    async def read():
+        return [chunk async for chunk in chat.astream("word " * 40, config)]
+
+    chunks = list(chat.stream("word " * 40, config)) if way == "stream" else asyncio.run(read())
+    streamed = whole(chunks)
+    assert streamed.content == asked.content
+    assert streamed.usage_metadata == asked.usage_metadata
+    assert streamed.response_metadata["finish_reason"] == "stop"
+    assert [bool(chunk.usage_metadata) for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
+    assert chunks[-1].chunk_position == "last"
+    told = recorder.results[0].generations[0][0].message
+    assert told.usage_metadata == asked.usage_metadata
+    assert "".join(recorder.tokens) == asked.content
+
+
+def test_two_answers_usages_add_up_by_tier(chat):
+    one, two = (whole(chat.stream("word " * 40)) for _ in "ab")
+    total = one + two
+    details = total.usage_metadata["input_token_details"]
+    assert details["cache_read_device"] == 32 == details["cache_read"]
+
+
+def test_events_of_a_stream_tell_every_piece(chat):
+    async def events():
+        return [event async for event in chat.astream_events(MESSAGES, version="v2")]
+
+    heard = asyncio.run(events())
+    pieces = [e["data"]["chunk"].content for e in heard if e["event"] == "on_chat_model_stream"]
+    assert "".join(pieces) == ANSWER
+    assert heard[-1]["data"]["output"].usage_metadata["output_tokens"] > 0
+
+
+def test_tracing_learns_provider_model_and_limits(engine):
+    chat = ChatRAGCache(engine=engine, temperature=0, stop=["."])
+    traced = chat._get_ls_params()
+    assert (traced["ls_provider"], traced["ls_model_type"]) == ("ragcache", "chat")
+    assert traced["ls_model_name"] == "any"
+    assert (traced["ls_temperature"], traced["ls_max_tokens"]) == (0, 512)
+    assert traced["ls_stop"] == ["."]
+    recorder = Recorder()
+    chat.invoke(MESSAGES, {"callbacks": [recorder]})
+    assert recorder.starts[0][1]["invocation_params"]["model_name"] == "any"
+
+
+def test_two_chats_that_answer_differently_identify_differently(engine, chat):
+    assert chat.asdict() != ChatRAGCache(engine=engine, temperature=0.3).asdict()
+    assert chat.asdict()["_type"] == "ragcache-chat"
+
+
+# Leaving.
+
+
+def test_leaving_a_stream_early_cancels_the_request(endless):
+    # This handler keeps the error it hears of, and with it the frames of the stream.
+    recorder = Recorder()
+    for _ in ChatRAGCache(engine=endless).stream(MESSAGES, {"callbacks": [recorder]}):
+        break
+    assert wait_for(lambda: endless.stats().cancelled == 1)
+    assert endless.stats().running == 0
+
+
+def test_leaving_an_async_stream_early_cancels_the_request(endless):
+    recorder = Recorder()
+
+    async def leave():
+        stream = ChatRAGCache(engine=endless).astream(MESSAGES, {"callbacks": [recorder]})
+        async for _ in stream:
+            break
+        await stream.aclose()
+        return await asyncio.to_thread(wait_for, lambda: endless.stats().cancelled == 1)
+
+    assert asyncio.run(leave())
+
+
+def test_cancelling_the_task_cancels_all_conversations_of_its_batch(endless):
+    async def cancel():
+        task = asyncio.create_task(ChatRAGCache(engine=endless).abatch([MESSAGES, "Two?"]))
+        while endless.stats().running < 2:
+            await asyncio.sleep(0.001)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        return await asyncio.to_thread(wait_for, lambda: endless.stats().cancelled == 2)
+
+    assert asyncio.run(cancel())
+
+
+def test_one_bad_conversation_of_agenerate_leaves_the_others_their_answers(chat):
+    answers = asyncio.run(chat.abatch([MESSAGES, "word " * 9000], return_exceptions=True))
+    assert answers[0].content == ANSWER
+    assert isinstance(answers[1], PromptTooLong)
+
+
+def test_a_closed_engine_is_named(chat, engine):
+    recorder = Recorder()
+    engine.close()
+    with pytest.raises(EngineClosed):
+        chat.invoke(MESSAGES, {"callbacks": [recorder]})
+    assert isinstance(recorder.errors[0], EngineClosed)
+
+
+# Content.
+
+
+def test_text_blocks_are_text(chat, recorded):
+    chat.invoke([HumanMessage([{"type": "text", "text": "One."}, "Two."])])
+    chat.invoke([HumanMessage(content_blocks=[{"type": "text", "text": "One."}])])
+    assert "One.\nTwo." in recorded[0][0]
+    assert "<user>\nOne.\n</user>" in recorded[1][0]
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}},
+        {"type": "image", "base64": "AAAA", "mime_type": "image/png"},
+        {"type": "audio", "base64": "AAAA", "mime_type": "audio/wav"},
+        {"type": "who knows"},
+    ],
+)
+def test_what_is_no_text_is_refused_by_name(chat, block):
+    with pytest.raises(RefusedMessages):
+        chat.invoke([HumanMessage([{"type": "text", "text": "What is it?"}, block])])
+
+
+def test_an_empty_conversation_is_named(chat):
+    with pytest.raises((RefusedMessages, EmptyPrompt)):
+        chat.invoke([])
+
+
+# Structured output.
+
+
+class Color(BaseModel):
+    """A colour."""
+
+    name: str
+    red: int = 0
+
+
+class ColorDict(TypedDict):
+    """A colour."""
+
+    name: str
+    red: int
+
+
+COLOR_SCHEMA = {
+    "title": "Color",
+    "description": "A colour.",
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "red": {"type": "integer"}},
+    "required": ["name", "red"],
+}
+BLUE = '{"name": "blue", "red": 3}'
+
+
+@pytest.mark.parametrize("method", ["json_schema", "function_calling", "json_mode"])
+@pytest.mark.parametrize("schema", [Color, ColorDict, COLOR_SCHEMA])
+def test_structured_output_is_a_value_of_the_schema(chat_saying, schema, method):
+    call = json.dumps({"name": schema_name(schema), "arguments": json.loads(BLUE)})
+    chat = chat_saying(call if method == "function_calling" else BLUE)
+    value = chat.with_structured_output(schema, method=method).invoke("Which colour?")
+    expected = Color(name="blue", red=3) if schema is Color else {"name": "blue", "red": 3}
+    assert value == expected
+
+
+def schema_name(schema):
+    return schema["title"] if isinstance(schema, dict) else schema.__name__
+
+
+def test_the_answer_is_held_to_the_schema(engine, chat, recorded):
+    assert chat.with_structured_output(Color).invoke("Which colour?") == Color(name="text")
+    guide = recorded[0][1].guide
+    assert guide == Guide.json(Color.model_json_schema())
+    assert chat.with_structured_output(method="json_mode").invoke("Which colour?") == {}
+
+
+def test_structured_output_streams_what_is_known_so_far(chat_saying):
+    values = list(chat_saying(BLUE).with_structured_output(COLOR_SCHEMA).stream("Which colour?"))
+    assert len(values) > 1
+    assert values[-1] == {"name": "blue", "red": 3}
+
+
+def test_the_raw_answer_comes_along_if_asked_for(chat_saying):
+    model = chat_saying(BLUE).with_structured_output(Color, include_raw=True)
+    assert model.invoke("?")["parsed"] == Color(name="blue", red=3)
+    cut = chat_saying(BLUE, max_tokens=2).with_structured_output(Color, include_raw=True)
+    answer = cut.invoke("?")
+    assert isinstance(answer["raw"], AIMessage)
+    assert answer["parsed"] is None
+    assert answer["parsing_error"] is not None
+
+
+def test_what_is_no_method_or_schema_is_refused(chat):
+    with pytest.raises(ValueError, match="method"):
+        chat.with_structured_output(Color, method="by_magic")
+    with pytest.raises(ValueError, match="schema"):
+        chat.with_structured_output()
+    with pytest.raises(UnsupportedGuide):
+        chat.invoke("Which?", guide=Guide.regex("[a-z]+"))
+
+
+# Tools.
+
+
+def test_a_call_the_model_makes_by_itself_is_read(chat_saying):
+    message = chat_saying(f"Let me see.\n{CALL}").bind_tools([add, shout]).invoke("1 + 2?")
+    assert message.content == "Let me see."
+    (call,) = message.tool_calls
+    assert (call["name"], call["args"]) == ("add", {"a": 1, "b": 2})
+    assert call["id"]
+
+
+@pytest.mark.parametrize("way", ["stream", "astream"])
+def test_calls_of_a_stream_add_up(chat_saying, way):
+    model = chat_saying(f"Let me see.\n{CALL}\n{CALL}").bind_tools([add])
+
+    async def read():
+        return [chunk async for chunk in model.astream("1 + 2?")]
+
+    message = whole(model.stream("1 + 2?") if way == "stream" else asyncio.run(read()))
+    assert message.content == "Let me see."
+    assert [call["args"] for call in message.tool_calls] == [{"a": 1, "b": 2}] * 2
+    assert len({call["id"] for call in message.tool_calls}) == 2
+    assert message.usage_metadata["output_tokens"] > 0
+
+
+def test_without_tools_the_form_of_a_call_is_text(chat_saying):
+    message = chat_saying(CALL).invoke("1 + 2?")
+    assert (message.content, message.tool_calls) == (CALL, [])
+    none = chat_saying(CALL).bind_tools([add], tool_choice="none").invoke("1 + 2?")
+    assert none.tool_calls == []
+
+
+@pytest.mark.parametrize("choice", ["any", "required", True, "add", {"function": {"name": "add"}}])
+def test_a_model_may_be_held_to_a_call(chat, choice):
+    message = chat.bind_tools([add, shout], tool_choice=choice).invoke("1 + 2?")
+    assert [call["name"] for call in message.tool_calls] == ["add"]
+    assert message.tool_calls[0]["args"] == {"a": 0, "b": 0}
+    streamed = whole(chat.bind_tools([add, shout], tool_choice=choice).stream("1 + 2?"))
+    assert streamed.tool_calls[0]["args"] == {"a": 0, "b": 0}
+    assert streamed.content == message.content == ""
+
+
+def test_a_call_that_is_cut_off_is_told_as_invalid(chat):
+    model = chat.bind_tools([add], tool_choice="any", max_tokens=12)
+    message = model.invoke("1 + 2?")
+    assert message.tool_calls == []
+    assert message.invalid_tool_calls[0]["name"] == "add"
+    assert message.response_metadata["finish_reason"] == "length"
+
+
+def test_a_tool_that_is_not_bound_cannot_be_chosen(chat):
+    with pytest.raises(BadRequest, match="sub"):
+        chat.bind_tools([add], tool_choice="sub")
+
+
+def test_tools_and_what_became_of_calls_reach_the_model(chat, recorded):
+    conversation = [
+        HumanMessage("1 + 2?"),
+        AIMessage("", tool_calls=[{"name": "add", "args": {"a": 1, "b": 2}, "id": "x"}]),
+        ToolMessage("3", tool_call_id="x"),
+    ]
+    chat.bind_tools([add]).invoke(conversation)
+    prompt = recorded[0][0]
+    assert '"Add two numbers."' in prompt
+    assert f"<assistant>\n{CALL}\n</assistant>" in prompt
+    assert "<tool>\n3\n</tool>" in prompt
+
+
+# Counting, saving, sharing.
+
+
+def test_tokens_are_counted_as_the_engine_counts_them(chat):
+    usage = chat.invoke(MESSAGES).usage_metadata
+    assert chat.get_num_tokens_from_messages(MESSAGES) == usage["input_tokens"]
+    with_tools = chat.bind_tools([add]).invoke(MESSAGES).usage_metadata
+    assert chat.get_num_tokens_from_messages(MESSAGES, [add]) == with_tools["input_tokens"]
+
+
+@pytest.mark.parametrize("kind", [ChatRAGCache, RAGCacheLLM])
+def test_a_saved_model_is_loaded_with_an_engine_again(engine, kind):
+    model = kind(engine=engine, temperature=0.3, guide=Guide.choice(["blue", "red"]), stop=["."])
+    saved = dumps(model)
+    assert "RAGCacheEngine" not in saved
+    loaded = load(
+        json.loads(saved),
+        allowed_objects=[kind],
+        valid_namespaces=["ragcache_integrations"],
+        secrets_map={"RAGCACHE_ENGINE": engine},
+    )
+    assert loaded == model
+    assert loaded.engine is engine
+
+
+def test_the_engine_stays_out_of_what_is_serialized(chat):
+    assert "engine" not in chat.model_dump()
+    assert dumpd(chat)["kwargs"]["engine"]["type"] == "secret"
+
+
+def test_an_engine_may_be_started_from_its_configuration():
+    config = EngineConfig(model="any", backend="memory")
+    for given in (config, config.model_dump_json()):
+        chat = ChatRAGCache(engine=given)
+        assert chat.invoke(MESSAGES).content == ANSWER
+        chat.engine.close()
+    with pytest.raises(ValueError, match="RAGCacheEngine"):
+        ChatRAGCache(engine="SmolLM2")
+
+
+def test_tenants_share_nothing(engine):
+    ours, theirs = (ChatRAGCache(engine=engine, tenant=name) for name in ("us", "them"))
+    ours.invoke("word " * 40)
+    cached = [
+        chat.invoke("word " * 40).usage_metadata["input_token_details"]["cache_read"]
+        for chat in (theirs, ours)
+    ]
+    assert cached == [0, 32]
+
+
+def test_a_model_of_another_tokenizer_counts_by_it(engine):
+    chat = ChatRAGCache(engine=engine, custom_get_token_ids=lambda text: [1, 2])
+    assert chat.get_num_tokens("word " * 40) == 2
+    assert isinstance(engine, RAGCacheEngine)

@@ -1,0 +1,91 @@
+"""LangChain's own suites for chat models and retrievers, on the real model in the real engine."""
+
+import pytest
+from langchain_tests.integration_tests import ChatModelIntegrationTests, RetrieversIntegrationTests
+from langchain_tests.unit_tests import ChatModelUnitTests
+
+from ragcache_integrations.langchain import ChatRAGCache, FaissVectorStore, RAGCacheRetriever
+
+pytestmark = pytest.mark.vllm
+
+
+class OnTheEngine:
+    """What both suites for chat models are told of ours."""
+
+    @pytest.fixture(autouse=True)
+    def _use_engine(self, vllm_engine):
+        self.engine = vllm_engine
+
+    @property
+    def chat_model_class(self):
+        return ChatRAGCache
+
+    @property
+    def chat_model_params(self):
+        return {"engine": self.engine}
+
+    @property
+    def standard_chat_model_params(self):
+        # No `timeout`, `max_retries` and `api_key`: one engine serves all models in the process, has
+        # its own timeout and retry (EngineConfig.request_timeout_s), and asks nobody for access.
+        return {"temperature": 0, "max_tokens": 64, "stop": []}
+
+    @property
+    def supports_model_override(self):
+        return False  # an engine runs one model; another one is another engine
+
+    @property
+    def supports_json_mode(self):
+        return (
+            False  # "some JSON object" leaves its keys to the model, too much for 135M parameters
+        )
+
+    # Images, audio, PDFs and Anthropic's content stay off, as they are by default: the engine reads
+    # text only, and says so by name.
+
+
+class TestUnit(OnTheEngine, ChatModelUnitTests):
+    @property
+    def init_from_env_params(self):
+        # The one thing that does not travel with a saved model. A small engine in memory is loaded.
+        config = f'{{"model": "{self.engine.config.model}", "backend": "memory"}}'
+        return {"RAGCACHE_ENGINE": config}, {"engine": config}, {"max_new_tokens": 512}
+
+
+class TestIntegration(OnTheEngine, ChatModelIntegrationTests):
+    @property
+    def supported_usage_metadata_details(self):
+        return {"invoke": ["cache_read_input"], "stream": ["cache_read_input"]}
+
+    def invoke_with_cache_read_input(self, *, stream=False):
+        # Less than half of it is cached: the suite adds up all details, `cache_read` and its tiers.
+        chat = ChatRAGCache(engine=self.engine, temperature=0, max_tokens=4)
+        words = " ".join(f"Word {number}." for number in range(40))
+        chat.invoke(f"{words} {stream}")
+        longer = f"{words} {stream} {words} {words} And again: {words}"
+        if not stream:
+            return chat.invoke(longer)
+        chunks = list(chat.stream(longer))
+        whole = chunks[0]
+        for chunk in chunks[1:]:
+            whole = whole + chunk
+        return whole
+
+
+class TestRetriever(RetrieversIntegrationTests):
+    @pytest.fixture(autouse=True)
+    def _use_store(self, vllm_engine, corpus, embeddings):
+        self.engine = vllm_engine
+        self.store = FaissVectorStore.from_texts(list(corpus.values()), embeddings)
+
+    @property
+    def retriever_constructor(self):
+        return RAGCacheRetriever.from_vectorstore
+
+    @property
+    def retriever_constructor_params(self):
+        return {"store": self.store, "engine": self.engine}
+
+    @property
+    def retriever_query_example(self):
+        return "Why is the sky blue?"
