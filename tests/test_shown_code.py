@@ -32,7 +32,7 @@ SHOWS_CODE = {
     "ragcache_engine": {"RAGCacheEngine", "EngineConfig", "Document", "SamplingOptions", "Usage"},
     "ragcache_engine.search": {"stages", "astages"},
     "ragcache_engine.knowledge": {"KnowledgeTree"},
-    "ragcache_integrations.langchain": {"RAGCacheRetriever", "FaissVectorStore"},
+    "ragcache_integrations.langchain": {"RAGCacheRetriever", "FaissVectorStore", "ChatRAGCache"},
     "ragcache_integrations.llamaindex": set(),
 }
 """Those that must; whatever else shows code is run as well."""
