@@ -35,7 +35,7 @@ def main() -> None:
         # In earnest: a folder that stays. Several engines may share it.
         config = EngineConfig(
             model=sample.model(),
-            device_cache="100MiB",  # holds two or three of these prompts; the rest moves down
+            device_cache="64MiB",  # holds two or three of these prompts; the rest moves down
             host_cache="128MiB",
             disk_cache="2GiB",
             disk_cache_dir=Path(folder),

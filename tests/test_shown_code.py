@@ -40,7 +40,7 @@ SHOWS_CODE = {
 FENCED = re.compile(
     r"^(?P<margin> *)```python\n(?P<code>.*?)^(?P=margin)```", re.DOTALL | re.MULTILINE
 )
-REAL_MODEL = re.compile(r'EngineConfig\((\s*)model="[\w./-]+"')
+REAL_MODEL = re.compile(r'EngineConfig\((\s*)model="(?!any")[\w./-]+"')
 
 
 def public_names(package: str) -> list[str]:

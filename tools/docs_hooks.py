@@ -10,7 +10,7 @@ from typing import Any
 from mkdocs.plugins import event_priority
 from mkdocs.structure.files import File, Files
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
+ROOT = Path(__file__).parents[1]
 LINK_TO_EXAMPLES = re.compile(r"\]\(\.\./((?:\.\./)*examples/)")
 HELP = re.compile(r"<!-- help of ragcache ?(?P<command>\w*) -->")
 WIDTH = 100
@@ -18,9 +18,10 @@ WIDTH = 100
 
 @event_priority(100)  # before mkdocs-jupyter looks for notebooks
 def on_files(files: Files, config: Any) -> Files:
-    for path in sorted(EXAMPLES.iterdir()):
+    for path in sorted((ROOT / "examples").iterdir()):
         if path.suffix in (".ipynb", ".py"):
-            files.append(File.generated(config, f"examples/{path.name}", abs_src_path=str(path)))
+            name = f"examples/{path.name}"
+            files.append(File(name, str(ROOT), config.site_dir, config.use_directory_urls))
     return files
 
 
