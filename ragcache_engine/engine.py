@@ -208,8 +208,9 @@ class RAGCacheEngine:
             ...     engine.tokenize("Why so blue?").offsets
             [(0, 3), (3, 6), (6, 11), (11, 12)]
         """
-        is_chat = isinstance(prompt, ChatPrompt)
-        return self._runtime.tokenize(prompt, add_special_tokens and not is_chat)
+        if isinstance(prompt, ChatPrompt):
+            return self._runtime.tokenize(str(prompt), False)
+        return self._runtime.tokenize(prompt, add_special_tokens)
 
     def chat_prompt(
         self,
@@ -490,7 +491,7 @@ class RAGCacheEngine:
             raise TypeError(f"a prompt is a string, got {type(prompt).__name__}")
         options = options or SamplingOptions()
         if isinstance(prompt, ChatPrompt):
-            options = replace(options, add_special_tokens=False)
+            prompt, options = str(prompt), replace(options, add_special_tokens=False)
         if options.guide:
             self._runtime.check(options)
         tokenized = self.tokenize(prompt, add_special_tokens=options.add_special_tokens)

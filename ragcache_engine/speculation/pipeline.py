@@ -249,7 +249,7 @@ class Pipeline:
             guess.text, ChatPrompt
         ):  # an explicit template's; a learned one has the options
             options = replace(options, add_special_tokens=False)
-        tokenized = self._backend.tokenize(guess.text, options.add_special_tokens)
+        tokenized = self._backend.tokenize(str(guess.text), options.add_special_tokens)
         if not 0 < len(tokenized) < self._limits.context_tokens:
             return None
         segments = token_segments(tokenized, find_documents(guess.text, documents))

@@ -154,7 +154,7 @@ class ChatRAGCache(SamplingFields, BaseChatModel):
         tools: Sequence[Mapping[str, Any] | type | Callable[..., Any] | BaseTool] | None = None,
     ) -> int:
         """Tokens of the whole prompt that these messages make, with the template's own."""
-        told = [convert_to_openai_tool(tool) for tool in tools or ()]  # type: ignore[arg-type]
+        told = [convert_to_openai_tool(tool) for tool in tools or ()]
         return len(self.engine.tokenize(self.render(list(messages), tools=told)))
 
     def bind_tools(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +14,6 @@ from langchain_core.messages import (
 )
 from langchain_core.messages.tool import invalid_tool_call, tool_call, tool_call_chunk
 from langchain_core.outputs import ChatGeneration, ChatGenerationChunk, ChatResult
-from langchain_core.utils.json import parse_partial_json
 
 from ragcache_engine import (
     Answer,
@@ -80,7 +80,7 @@ def _response_metadata(answer: Answer | Piece, model_name: str) -> dict[str, Any
 
 def _tool_call(call: ToolCall) -> Any:
     try:
-        arguments = parse_partial_json(call.arguments or "{}", strict=True)
+        arguments = json.loads(call.arguments)
     except ValueError:
         arguments = None
     if isinstance(arguments, dict):

@@ -55,7 +55,7 @@ def parser_of(schema: Schema | None, method: Method) -> BaseOutputParser[Any]:
             return PydanticToolsParser(tools=[schema], first_tool_only=True)  # type: ignore[list-item]
         name = convert_to_openai_tool(schema)["function"]["name"]
         return JsonOutputKeyToolsParser(key_name=name, first_tool_only=True)
-    return PydanticOutputParser(pydantic_object=schema) if is_class else JsonOutputParser()  # type: ignore[arg-type, type-var]
+    return PydanticOutputParser(pydantic_object=schema) if is_class else JsonOutputParser()  # type: ignore[arg-type]
 
 
 def parsed(

@@ -32,7 +32,6 @@ from ragcache_engine.backends.vllm.guides import require_servable, structured_ou
 from ragcache_engine.backends.vllm.installed import Wheel
 from ragcache_engine.backends.vllm.main_guard import require_guarded_main
 from ragcache_engine.backends.vllm.tiers.settings import TierSettings
-from ragcache_engine.backends.vllm.tool_parsers import ParserReader, require_parser
 from ragcache_engine.chat import CallReader, ToolReader
 from ragcache_engine.errors import EngineDied, EngineStartFailed, GenerationFailed
 from ragcache_engine.guide import Guide
@@ -73,6 +72,8 @@ class VLLMBackend:
         if wheel.is_cpu:  # vLLM always spawns its processes there
             require_guarded_main()
         if tool_parser is not None:
+            from ragcache_engine.backends.vllm.tool_parsers import require_parser
+
             require_parser(tool_parser)
         self._tool_parser = tool_parser
         self._model = model
@@ -104,9 +105,7 @@ class VLLMBackend:
                 f"vLLM did not start {self._model}: {error} (the cause is in vLLM's log above; "
                 f"VLLM_LOGGING_LEVEL=INFO tells more, and `ragcache doctor` checks the machine)"
             ) from error
-        self._llm = llm
-        self._tokenize_params = _for_segments(llm.renderer.default_cmpl_tok_params)
-        self._chat_tokenize_params = _for_segments(llm.renderer.default_chat_tok_params)
+        self.use(llm)
         cache = config.cache_config
         return ModelLimits(
             context_tokens=config.model_config.max_model_len,
@@ -115,6 +114,12 @@ class VLLMBackend:
             step_tokens=config.scheduler_config.max_num_batched_tokens,
             host_blocks=self._host_blocks(config),
         )
+
+    def use(self, llm: AsyncLLM) -> None:
+        """Read, render and generate with this one."""
+        self._llm = llm
+        self._tokenize_params = _for_segments(llm.renderer.default_cmpl_tok_params)
+        self._chat_tokenize_params = _for_segments(llm.renderer.default_chat_tok_params)
 
     def _host_blocks(self, config: VllmConfig) -> int:
         transfer, token_bytes = config.kv_transfer_config, kv_token_bytes(config)
@@ -163,6 +168,9 @@ class VLLMBackend:
     def tool_reader(self, tools: Sequence[Mapping[str, Any]]) -> ToolReader:
         if self._tool_parser is None:
             return CallReader()
+        # Half of vLLM's server comes with it, which most engines never need.
+        from ragcache_engine.backends.vllm.tool_parsers import ParserReader
+
         return ParserReader(self._tool_parser, self._running_llm().get_tokenizer(), tools)
 
     async def generate(self, request: BackendRequest) -> AsyncGenerator[Delta, None]:

@@ -34,7 +34,7 @@ class ParserReader:
             }
         )
         parser = ToolParserManager.get_tool_parser(name)
-        self._parser = parser(tokenizer, self._request.tools)
+        self._parser = parser(tokenizer, list(self._request.tools or ()))
         self._text = ""
         self._token_ids: tuple[int, ...] = ()
 

@@ -1,14 +1,24 @@
 import asyncio
+import json
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import pydantic
 import pytest
 from langchain_community.llms import VLLM
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.load import dumpd
 from langchain_core.messages import HumanMessage
+from langchain_core.runnables import ConfigurableField
 
-from ragcache_engine import BadRequest, EmptyPrompt, EngineClosed, PromptTooLong
+from ragcache_engine import (
+    BadRequest,
+    EmptyPrompt,
+    EngineClosed,
+    Guide,
+    PromptTooLong,
+    UnsupportedGuide,
+)
 from ragcache_integrations.langchain import RAGCacheLLM
 
 PROMPT = "Tell me one thing.\nWhy is the sky blue?"
@@ -245,6 +255,45 @@ def test_a_closed_engine_is_named(llm, engine):
     with pytest.raises(EngineClosed):
         llm.invoke(PROMPT, {"callbacks": [recorder]})
     assert isinstance(recorder.errors[0], EngineClosed)
+
+
+def test_the_usage_of_a_stream_is_that_of_the_whole_answer(llm):
+    llm.invoke("word " * 40)
+    recorder = Recorder()
+    list(llm.stream("word " * 40, {"callbacks": [recorder]}))
+    streamed = recorder.results[0].generations[0][0].generation_info["usage_metadata"]
+    asked = llm.generate(["word " * 40]).generations[0][0].generation_info["usage_metadata"]
+    assert streamed == asked
+    assert streamed["input_token_details"]["cache_read_device"] == 32
+
+
+@pytest.mark.parametrize(
+    "guide",
+    [
+        Guide.json({"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}),
+        {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]},
+        pydantic.create_model("Number", n=int),
+    ],
+)
+def test_answers_can_be_held_to_a_form(engine, recorded, guide):
+    assert json.loads(RAGCacheLLM(engine=engine, guide=guide).invoke(PROMPT)) == {"n": 0}
+    assert json.loads(RAGCacheLLM(engine=engine).bind(guide=guide).invoke(PROMPT)) == {"n": 0}
+    assert recorded[0][1].guide == recorded[1][1].guide
+
+
+def test_a_form_that_cannot_be_kept_is_named(engine, llm):
+    with pytest.raises(UnsupportedGuide):
+        llm.invoke(PROMPT, guide=Guide.regex("[a-z]+"))
+    with pytest.raises(ValueError, match="guide"):
+        RAGCacheLLM(engine=engine, guide="[a-z]+")
+
+
+def test_parameters_can_be_left_to_the_configuration(engine, recorded):
+    llm = RAGCacheLLM(engine=engine, temperature=0).configurable_fields(
+        temperature=ConfigurableField(id="heat"), max_new_tokens=ConfigurableField(id="most")
+    )
+    llm.invoke(PROMPT, {"configurable": {"heat": 0.3, "most": 7}})
+    assert (recorded[0][1].temperature, recorded[0][1].max_tokens) == (0.3, 7)
 
 
 def test_tokens_are_counted_as_the_engine_counts_them(llm):
