@@ -29,6 +29,7 @@ def astages(
     or cancelling the task that reads it, returns at once; the thread ends with the piece it is
     searching, and until then (a fraction of the search) the index must be left as it is.
 
+        >>> import faiss, numpy as np
         >>> index = faiss.IndexFlatL2(4)
         >>> index.add(np.eye(4, dtype=np.float32))
         >>> async def nearest():
