@@ -17,11 +17,6 @@ from ragcache_engine import Answer, Document, EngineConfig, RAGCacheEngine, Samp
 
 SHORT = SamplingOptions(max_tokens=24)
 
-DOCUMENTS = [Document(name, text) for name, text in sample.passages().items()]
-BY_TOPIC = {
-    topic: [document for document in DOCUMENTS if document.id.startswith(f"{topic}:")][:3]
-    for topic in ("with", "function", "try", "import")
-}
 ASKED = {
     "with": "What does the with statement do?",
     "function": "When are default parameter values evaluated?",
@@ -47,13 +42,12 @@ def main() -> None:
             print("\nThe same questions again: what the device gave up comes from the host")
             ask_all(engine)
 
-            warmed = engine.warm([BY_TOPIC["with"][:2][::-1]], template=sample.PROMPT)
-            print(
-                f"\nWarmed another order of two documents: {warmed.computed_tokens} tokens computed"
-            )
+            warmed = engine.warm([documents_of("with")[::-1]], template=sample.PROMPT)
+            print(f"\nWarmed another order of documents: {warmed.computed_tokens} tokens computed")
 
-            engine.forget([BY_TOPIC["try"][0].id])
-            print(f"Forgot {BY_TOPIC['try'][0].id}, in every tier:")
+            first = documents_of("try")[0]
+            engine.forget([first.id])
+            print(f"Forgot {first.id}, in every tier:")
             show("try", ask(engine, "try"))
 
             tiers = engine.stats().tiers
@@ -73,8 +67,14 @@ def ask_all(engine: RAGCacheEngine) -> None:
 
 
 def ask(engine: RAGCacheEngine, topic: str) -> Answer:
-    documents = BY_TOPIC[topic]
+    documents = documents_of(topic)
     return engine.generate(prompt_of(ASKED[topic], documents), documents, SHORT)
+
+
+def documents_of(topic: str) -> list[Document]:
+    """At most three. In earnest a search finds them."""
+    found = sample.passages().items()
+    return [Document(name, text) for name, text in found if name.startswith(f"{topic}:")][:3]
 
 
 def prompt_of(question: str, documents: Sequence[Document]) -> str:

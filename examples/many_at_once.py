@@ -17,7 +17,6 @@ import sample
 from ragcache_engine import Document, EngineConfig, RAGCacheEngine, SamplingOptions, Usage
 
 TENANTS = ("alice", "bob")
-DOCUMENTS = [Document(name, text) for name, text in sample.passages().items()]
 ASKED = {
     "with": ("What does the with statement do?", "Which methods does the with statement call?"),
     "function": ("When are default values evaluated?", "What does a decorator do?"),
@@ -36,6 +35,7 @@ class Read:
 
 
 async def main() -> None:
+    sample.passages()  # made now, so that no reader waits for it
     config = EngineConfig(model=sample.model(), vllm_args={"max_model_len": 2048})
     with RAGCacheEngine(config) as engine:
         print("The first question on each set of documents, for each tenant, all at once")
@@ -74,7 +74,7 @@ async def read(
     engine: RAGCacheEngine, tenant: str, topic: str, question: str, leave_after: int | None = None
 ) -> Read:
     """Stream one answer to one reader. Tenants share no tensors, even of the same documents."""
-    documents = [document for document in DOCUMENTS if document.id.startswith(f"{topic}:")][:2]
+    documents = documents_of(topic)
     options = SamplingOptions(
         max_tokens=24 if leave_after is None else None, ignore_eos=leave_after is not None
     )
@@ -86,6 +86,12 @@ async def read(
             if piece.usage or pieces == leave_after:
                 return Read(tenant, question, pieces, piece.usage)
     raise AssertionError("a stream ends with its usage")
+
+
+def documents_of(topic: str) -> list[Document]:
+    """At most two. In earnest a search finds them, off the event loop."""
+    found = sample.passages().items()
+    return [Document(name, text) for name, text in found if name.startswith(f"{topic}:")][:2]
 
 
 def prompt_of(question: str, documents: Sequence[Document]) -> str:
