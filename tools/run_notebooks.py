@@ -15,7 +15,8 @@ from typing import Any
 import nbformat
 from nbclient import NotebookClient
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
+ROOT = Path(__file__).parents[1]
+EXAMPLES = ROOT / "examples"
 TIMEOUT_S = 240
 """For one cell: the slowest starts an engine, and may convert the demo's model before."""
 
@@ -25,6 +26,7 @@ def executed(path: Path) -> Any:
     notebook = nbformat.read(path, as_version=4)
     # The kernel is started as `python`: this one, whichever the shell would find.
     os.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    os.environ["PYTHONPATH"] = str(ROOT)  # this copy of RAGCache, whichever is installed
     client = NotebookClient(
         notebook,
         timeout=TIMEOUT_S,

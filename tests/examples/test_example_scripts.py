@@ -28,7 +28,12 @@ def run(demo_model: str):
             capture_output=True,
             text=True,
             timeout=TIMEOUT_S,
-            env={**os.environ, "HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"},
+            env={
+                **os.environ,
+                "HF_HUB_OFFLINE": "1",
+                "TRANSFORMERS_OFFLINE": "1",
+                "PYTHONPATH": str(EXAMPLES.parent),  # this copy, whichever is installed
+            },
             cwd=EXAMPLES.parent,
         )
         assert done.returncode == 0, done.stderr[-4000:]
