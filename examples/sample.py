@@ -13,8 +13,14 @@ from pydoc_data.topics import topics
 from typing import Any
 
 # Read once, when vLLM is imported: only errors in the log, and on two cores both for the model.
-os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+for name, value in {
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",
+    "TRANSFORMERS_VERBOSITY": "error",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    "PYTHONWARNINGS": "ignore",
+}.items():
+    os.environ.setdefault(name, value)
 if os.cpu_count() == 2:
     os.environ.setdefault("VLLM_CPU_NUM_OF_RESERVED_CPU", "0")
 
