@@ -8,7 +8,7 @@ VENV   := .venv
 PYTHON := $(VENV)/bin/python
 READY  := $(VENV)/.ready
 CODE   := ragcache_engine ragcache_integrations ragcache_cli
-SEEN   := $(CODE) tests benchmarks
+SEEN   := $(CODE) tests benchmarks examples tools
 
 .PHONY: help
 help: ## show the targets
@@ -47,13 +47,22 @@ format: $(READY) ## put the code into ruff's form
 	@$(VENV)/bin/ruff check --fix $(SEEN)
 	@$(VENV)/bin/ruff format $(SEEN)
 
+.PHONY: docs
+docs: $(READY) ## build the documentation into site/; a broken link or reference is an error
+	@NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict --quiet
+	@echo "Written: site/index.html"
+
+.PHONY: notebooks
+notebooks: $(READY) ## run the notebooks of examples/ and keep their outputs (3 minutes)
+	@$(PYTHON) tools/run_notebooks.py
+
 .PHONY: doctor
 doctor: $(READY) ## what this machine has, and what would run on it
 	@$(PYTHON) -m ragcache_cli doctor
 
 .PHONY: clean
 clean: ## remove the environment and everything made by the targets above
-	rm -rf $(VENV) .tools .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist demo-output
+	rm -rf $(VENV) .tools .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist demo-output site
 
 .PHONY: bench-eviction
 bench-eviction: $(READY) ## token hits of every eviction policy on real retrieval traces (2 minutes)

@@ -133,8 +133,8 @@ def _import_all() -> None:
     package is told now and not after minutes."""
     with needed("the demo"):
         import faiss  # noqa: F401
-        import langchain_community.llms
-        import langchain_community.vectorstores  # noqa: F401
+        import langchain_community.llms  # noqa: F401
+        import langchain_core.vectorstores  # noqa: F401
         import llama_index.core
         import llama_index.vector_stores.faiss  # noqa: F401
         import matplotlib.figure  # noqa: F401

@@ -93,6 +93,18 @@ class PassageIndex:
         _, rows = self.faiss_index.search(vector[None, :], k)
         return [self.passages[row] for row in rows[0] if row >= 0]
 
+    def vectors(self) -> Vectors:
+        """float32, shape (passages, dimension): row i belongs to passage i."""
+        return _all_vectors(self.faiss_index)
+
+    def emptied(self) -> Any:
+        """An index trained as this one, with its settings, that holds nothing yet."""
+        import faiss
+
+        empty = faiss.clone_index(self.faiss_index)
+        empty.reset()
+        return empty
+
     def in_stages(self, vector: Vectors, k: int) -> Iterator[tuple[list[Passage], bool]]:
         """What `nearest` would return if it ended now, at last what it returns; and which it is."""
         from ragcache_engine.search import stages

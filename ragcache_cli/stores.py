@@ -12,12 +12,11 @@ from ragcache_cli.passages import Passage
 
 
 def langchain_store(index: PassageIndex, embedder: Embedder) -> Any:
-    """LangChain's FAISS store over the index, nothing embedded anew. Raises MissingExtra."""
+    """A LangChain store of the same kind of index, nothing embedded anew. Raises MissingExtra."""
     with needed("a LangChain store"):
-        from langchain_community.docstore.in_memory import InMemoryDocstore
-        from langchain_community.vectorstores import FAISS
-        from langchain_core.documents import Document
         from langchain_core.embeddings import Embeddings
+
+        from ragcache_integrations.langchain import FaissVectorStore
 
     class PassageEmbeddings(Embeddings):
         def embed_documents(self, texts: list[str]) -> list[list[float]]:
@@ -26,15 +25,12 @@ def langchain_store(index: PassageIndex, embedder: Embedder) -> Any:
         def embed_query(self, text: str) -> list[float]:
             return self.embed_documents([text])[0]
 
-    documents = {
-        passage.id: Document(id=passage.id, page_content=passage.shown, metadata=_metadata(passage))
-        for passage in index.passages
-    }
-    return FAISS(
-        embedding_function=PassageEmbeddings(),
-        index=index.faiss_index,
-        docstore=InMemoryDocstore(documents),
-        index_to_docstore_id={row: passage.id for row, passage in enumerate(index.passages)},
+    return FaissVectorStore.from_embeddings(
+        zip([passage.shown for passage in index.passages], index.vectors().tolist(), strict=True),
+        PassageEmbeddings(),
+        [_metadata(passage) for passage in index.passages],
+        ids=[passage.id for passage in index.passages],
+        index=index.emptied(),  # trained alike, so that both frameworks find the same
     )
 
 

@@ -16,6 +16,10 @@ SpeculationMode = Literal["auto", "on", "off"]
 class EngineConfig(BaseModel):
     """How a RAGCacheEngine is set up. Frozen; unknown names are refused.
 
+        >>> config = EngineConfig(model="org/name", device_cache="2GiB", disk_cache="100GiB")
+        >>> config.device_cache, config.policy
+        (2147483648, 'halflife')
+
     model: a hub id such as "HuggingFaceTB/SmolLM2-135M-Instruct", or a folder holding a model.
     backend: "vllm"; "memory", an in-process fake for tests of your own chains; "auto", vllm if it is
       installed.
@@ -46,6 +50,8 @@ class EngineConfig(BaseModel):
       SmolLM3 and Hermes models write, and all that are told of tools in the system message.
     vllm_args: passed to vLLM's AsyncEngineArgs as they are, for example {"dtype": "float32",
       "max_model_len": 4096}. They win over what RAGCache would choose.
+
+    Raises pydantic's ValidationError, a ValueError, for a value or a combination that cannot work.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")

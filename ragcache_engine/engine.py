@@ -81,8 +81,10 @@ class RAGCacheEngine:
     One engine serves any number of threads, event loops, chains and query engines at once. Use it as
     a context manager, or call close(); at interpreter exit it closes by itself.
 
-        with RAGCacheEngine(EngineConfig(model="HuggingFaceTB/SmolLM2-135M-Instruct")) as engine:
-            print(engine.generate("Why is the sky blue?").text)
+        >>> config = EngineConfig(model="any", backend="memory")    # a real one: model="org/name"
+        >>> with RAGCacheEngine(config) as engine:
+        ...     engine.generate("Why is the sky blue?").text
+        'You asked: Why is the sky blue?'
 
     Raises when made: ConfigError and its kinds for settings that cannot work; EngineStartFailed if
     the model does not come up. Making one takes as long as the model takes to load.
@@ -119,6 +121,13 @@ class RAGCacheEngine:
         tenant: whose tensors may be shared; requests of another tenant, or of none, never share.
         Raises EmptyPrompt, PromptTooLong or UnsupportedGuide before any work; EngineClosed, EngineDied,
         GenerationFailed or RequestTimedOut.
+
+            >>> tides = Document("tides", "The moon pulls the oceans, and the tides follow it. " * 9)
+            >>> with RAGCacheEngine(EngineConfig(model="any", backend="memory")) as engine:
+            ...     first = engine.generate(f"{tides.text}\\n\\nWhy?", [tides])
+            ...     second = engine.generate(f"{tides.text}\\n\\nWhen?", [tides])
+            >>> second.usage.prompt_tokens, first.usage.cached.total, second.usage.cached.total
+            (110, 0, 96)
         """
         return self.stream(prompt, documents, options, tenant=tenant).answer()
 
@@ -133,6 +142,12 @@ class RAGCacheEngine:
         """Answer a finished prompt piece by piece. Bad input raises here, not at the first piece.
 
         Takes and raises what `generate` does. Close the stream to cancel the request.
+
+            >>> with RAGCacheEngine(EngineConfig(model="any", backend="memory")) as engine:
+            ...     with engine.stream("Why is the sky blue?") as pieces:
+            ...         for piece in pieces:
+            ...             print(piece.text, end="|")
+            You| asked|:| Why| is| the| sky| blue|?|
         """
         prepared = self._prepare(prompt, documents, options, tenant)
         return AnswerStream(lambda put: self._runtime.begin(prepared, put), keep_alive=self)
@@ -145,7 +160,15 @@ class RAGCacheEngine:
         *,
         tenant: str | None = None,
     ) -> Answer:
-        """`generate` for coroutines, from any event loop. Cancelling the task cancels the request."""
+        """`generate` for coroutines, from any event loop. Cancelling the task cancels the request.
+
+        >>> async def both():
+        ...     with RAGCacheEngine(EngineConfig(model="any", backend="memory")) as engine:
+        ...         asked = [engine.agenerate("Why?"), engine.agenerate("When?")]
+        ...         return [answer.text for answer in await asyncio.gather(*asked)]
+        >>> asyncio.run(both())
+        ['You asked: Why?', 'You asked: When?']
+        """
         stream = self.astream(prompt, documents, options, tenant=tenant)
         try:
             return joined([piece async for piece in stream])
@@ -160,7 +183,15 @@ class RAGCacheEngine:
         *,
         tenant: str | None = None,
     ) -> AsyncGenerator[Piece, None]:
-        """`stream` for coroutines, from any event loop. Closing it cancels the request."""
+        """`stream` for coroutines, from any event loop. Closing it cancels the request.
+
+        >>> async def first_words():
+        ...     with RAGCacheEngine(EngineConfig(model="any", backend="memory")) as engine:
+        ...         async with aclosing(engine.astream("Why is the sky blue?")) as pieces:
+        ...             return [await anext(pieces) for _ in range(2)]     # then: cancelled
+        >>> [piece.text for piece in asyncio.run(first_words())]
+        ['You', ' asked']
+        """
         # Tokenising a long prompt takes milliseconds that belong to the caller's other tasks.
         prepared = await asyncio.to_thread(self._prepare, prompt, documents, options, tenant)
         pieces = read_async(lambda put: self._runtime.begin(prepared, put))
@@ -172,6 +203,10 @@ class RAGCacheEngine:
         """The prompt's tokens exactly as the model reads them, with the characters they stand for.
 
         add_special_tokens: as in SamplingOptions; a ChatPrompt gets none in any case.
+
+            >>> with RAGCacheEngine(EngineConfig(model="any", backend="memory")) as engine:
+            ...     engine.tokenize("Why so blue?").offsets
+            [(0, 3), (3, 6), (6, 11), (11, 12)]
         """
         if isinstance(prompt, ChatPrompt):
             return self._runtime.tokenize(str(prompt), False)
@@ -284,15 +319,19 @@ class RAGCacheEngine:
     ) -> Iterator[RetrievalInProgress]:
         """Tell the engine of a search, so that it recognises the documents in the prompt to come.
 
-            with engine.retrieval(question) as retrieval:
-                retrieval.provisional(guess)     # as often as the search has one
-                retrieval.found(documents)
+            >>> question, tides = "Why are there tides?", Document("tides", "They follow the moon.")
+            >>> with RAGCacheEngine(EngineConfig(model="any", backend="memory")) as engine:
+            ...     with engine.retrieval(question) as retrieval:
+            ...         retrieval.provisional([tides])     # as often as the search has something
+            ...         retrieval.found([tides])
+            ...     engine.generate(f"{tides.text}\\n\\n{question}").usage.document_ids
+            ('tides',)
 
         The time inside the block counts into the TTFT of the first prompt made from the documents.
         If the block raises, nothing is remembered.
         chain: tells apart what makes prompts of the documents, such as an object for each retriever:
           the engine learns what the prompts of each look like, to answer them before they come.
-        template: what they look like, if that is known: a text such as "{context}\n\n{question}", a
+        template: what they look like, if that is known: a text such as "{context}\\n\\n{question}", a
           Template, or a function (question, documents) -> prompt. A wrong one costs time only.
         options: those the first prompt will come with, if that is known; later ones are learned.
         tenant: that of the prompt; what is begun for another one is of no use to it.
@@ -336,7 +375,10 @@ class RAGCacheEngine:
     ) -> Warmed:
         """Prefill sets of documents, such as those at the top of a query log, before they are asked for.
 
-            engine.warm([["d1", "d2"], ["d3", "d1"]], template=TEMPLATE, corpus=documents)
+            >>> sea = [Document("tides", "They follow the moon. " * 9), Document("salt", "It stays.")]
+            >>> with RAGCacheEngine(EngineConfig(model="any", backend="memory")) as engine:
+            ...     engine.warm([["tides", "salt"]], template="{context}\\n\\n{question}", corpus=sea)
+            Warmed(sets=1, prompt_tokens=46, computed_tokens=46)
 
         document_sets: each in the order in which prompts will have it; ids, or Documents with the texts
           as they will stand in the prompt.
@@ -388,6 +430,13 @@ class RAGCacheEngine:
 
         Every tier forgets, the files of a disk cache included, whoever wrote them. What running
         requests need goes when they end. An id that is not known is none to forget.
+
+            >>> tides = Document("tides", "The moon pulls the oceans, and the tides follow it. " * 9)
+            >>> with RAGCacheEngine(EngineConfig(model="any", backend="memory")) as engine:
+            ...     _ = engine.generate(tides.text, [tides])
+            ...     engine.forget(["tides"])
+            ...     engine.generate(tides.text, [tides]).usage.cached.total
+            0
         """
         self._runtime.forget(_all_ids(document_ids))
 
@@ -400,7 +449,14 @@ class RAGCacheEngine:
         self._runtime.clear_cache()
 
     def stats(self) -> CacheStats:
-        """Counters since the engine started."""
+        """Counters since the engine started.
+
+        >>> with RAGCacheEngine(EngineConfig(model="any", backend="memory")) as engine:
+        ...     _ = engine.generate("Why is the sky blue?")
+        ...     stats = engine.stats()
+        >>> stats.finished, stats.prompt_tokens, stats.hit_ratio()
+        (1, 6, 0.0)
+        """
         return self._runtime.latest_stats()
 
     def close(self) -> None:

@@ -30,6 +30,9 @@ class SegmentKind(StrEnum):
 class Document:
     """A retrieved document, its text exactly as it stands in the prompt.
 
+        >>> Document("tides", "The tides follow the moon.").id
+        'tides'
+
     id: stable across questions; two texts under one id are two documents to the cache.
     """
 
@@ -51,6 +54,13 @@ class SamplingOptions:
       the engine sees to it where it is given a ChatPrompt.
     skip_special_tokens: whether special tokens are left out of the answer's text. Some models write
       tool calls with them.
+    Raises ValueError for values that nothing can be drawn with.
+
+        >>> SamplingOptions(max_tokens=64, stop=(".",)).temperature
+        0.0
+        >>> SamplingOptions(max_tokens=0)
+        Traceback (most recent call last):
+        ValueError: max_tokens must be at least 1, got 0
     """
 
     max_tokens: int | None = 256
@@ -206,6 +216,10 @@ class Usage:
     total_s: seconds from the question to the last token.
     document_ids: the documents recognised in the prompt, in its order.
     speculation: what was done before the prompt came; `cached` is then what that work found cached.
+
+        >>> usage = Usage(1200, 64, CachedTokens(device=700, host=300), ttft_s=0.2, total_s=2.1)
+        >>> usage.cached.total, usage.computed_tokens
+        (1000, 200)
     """
 
     prompt_tokens: int
@@ -268,6 +282,10 @@ class CacheStats:
 
     tiers: what was evicted, copied, refused and found damaged, and how long scheduling took, as of the
       request that ended last. It begins anew when the model's process has to be started again.
+
+        >>> stats = CacheStats(finished=2, prompt_tokens=2000, cached=CachedTokens(device=500, host=500))
+        >>> stats.hit_ratio(), stats.hit_ratio(Tier.HOST), stats.computed_tokens
+        (0.5, 0.25, 1000)
     """
 
     running: int = 0

@@ -38,7 +38,7 @@ else
   fi
 fi
 
-extras=langchain,llamaindex,demo,dev
+extras=langchain,llamaindex,demo,examples,docs,dev
 options=()
 if command -v nvidia-smi >/dev/null && nvidia-smi -L 2>/dev/null | grep -q GPU; then
   extras+=,vllm

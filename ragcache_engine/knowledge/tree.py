@@ -75,6 +75,18 @@ class KnowledgeTree:
     swap_out: whether what a tier evicts is stored in the next slower one. False is for an owner that
       stores blocks as they are computed, so that an eviction frees and copies nothing.
     forgotten: told of each node that the tree remembers no longer.
+    Raises ValueError for sizes below what they need.
+
+    A request is matched before it runs; when it has ended it was a use, and its nodes are admitted.
+
+        >>> tree = KnowledgeTree({Tier.DEVICE: 40}, POLICIES["lru"], block_tokens=16)
+        >>> path = [Segment("system", 32), Segment("d1", 320), Segment("d2", 160)]
+        >>> before = tree.match(path)
+        >>> moves = tree.admit(tree.use(before, prefill_s=0.4))
+        >>> before.cached_tokens, tree.match(path).cached_tokens
+        (0, 512)
+        >>> tree.match([*path[:2], Segment("d3", 160)]).cached_tokens     # shares the beginning
+        352
     """
 
     def __init__(

@@ -23,7 +23,9 @@ BETWEEN = "\n\n"
 class Template:
     """The prompt around the documents: before, between and after them.
 
-        Template("Use the passages.\\n\\n", "\\n\\n", "\\n\\nQuestion: {question}\\nAnswer:")
+        >>> template = Template("Use the passages. ", "; ", " Question: {question}")
+        >>> template("Why?", [Document("d1", "Tides follow the moon"), Document("d2", "Ice floats")])
+        'Use the passages. Tides follow the moon; Ice floats Question: Why?'
 
     In `before` and `after` {question} stands for the question; a brace that is meant as one is doubled,
     as in str.format. Documents and questions may hold any characters. Calling it writes the prompt, so
@@ -51,6 +53,9 @@ class Template:
           are known (CONTEXT_NAMES, QUESTION_NAMES).
         between: what joins the documents.
         Raises ValueError for other slots, or if there is not exactly one for the documents.
+
+            >>> Template.from_text("{context} Question: {question}", between="; ").after
+            ' Question: {question}'
         """
         names = [name for _, name, _, _ in Formatter().parse(text) if name is not None]
         context, question = cls.slots(names)
@@ -81,6 +86,11 @@ class Template:
 
         Raises ValueError if the documents and the question cannot be told from the text around them,
         or the texts between the documents differ.
+
+            >>> found = [Document("d1", "Tides follow the moon."), Document("d2", "Ice floats.")]
+            >>> prompt = "Read: Tides follow the moon. -- Ice floats. And now: why?"
+            >>> Template.from_example(prompt, "why?", found).after
+            ' And now: {question}'
         """
         found = observations(prompt, question, documents)
         if not found or not found[0].is_in_order or found[0].trimmed:

@@ -1,9 +1,12 @@
 """Staged search: ever better guesses at the nearest vectors, the last one Faiss's own answer.
 
-    from ragcache_engine.search import stages
-
-    for stage in stages(index, query, k=4):
-        print(f"{stage.fraction_done:.0%}", stage.ids)
+    >>> import faiss, numpy as np
+    >>> from ragcache_engine.search import stages
+    >>> index = faiss.IndexFlatL2(4)
+    >>> index.add(np.eye(4, dtype=np.float32))
+    >>> for stage in stages(index, [0.0, 1.0, 0.0, 0.0], k=1):
+    ...     print(f"{stage.fraction_done:.0%}", int(stage.ids[0]))
+    100% 1
 
 Importing this loads faiss and numpy; `ragcache_engine` itself does not import it.
 """

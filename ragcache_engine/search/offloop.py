@@ -28,6 +28,14 @@ def astages(
     The search starts with the first `anext` and does not wait for its reader. Closing the iterator,
     or cancelling the task that reads it, returns at once; the thread ends with the piece it is
     searching, and until then (a fraction of the search) the index must be left as it is.
+
+        >>> import faiss, numpy as np
+        >>> index = faiss.IndexFlatL2(4)
+        >>> index.add(np.eye(4, dtype=np.float32))
+        >>> async def nearest():
+        ...     return [stage.ids async for stage in astages(index, [0.0, 0.0, 1.0, 0.0], k=1)][-1]
+        >>> int(asyncio.run(nearest())[0])
+        2
     """
     return arriving(checked(index, query, k, count, params, slice_s))
 

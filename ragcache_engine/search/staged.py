@@ -47,6 +47,19 @@ def stages(
     QueryShapeError if the query is of the wrong size, not numeric or not finite, EmptyIndex,
     UnsupportedStore if `index` is no faiss.Index. RuntimeError while drawing if Faiss refuses `params`.
     Source: RAGCache, section 5.3, pipelined vector search.
+
+        >>> import faiss, numpy as np
+        >>> vectors = np.random.default_rng(1).random((4000, 16), dtype=np.float32)
+        >>> index = faiss.index_factory(16, "IVF64,Flat")
+        >>> index.train(vectors)
+        >>> index.add(vectors)
+        >>> index.nprobe = 64
+        >>> seen = list(stages(index, vectors[7], k=3, count=4))
+        >>> [stage.final for stage in seen]
+        [False, False, False, True]
+        >>> distances, ids = index.search(vectors[7:8], 3)
+        >>> bool((seen[-1].ids == ids[0]).all()), int(seen[-1].ids[0])
+        (True, 7)
     """
     return drawn(checked(index, query, k, count, params, slice_s))
 

@@ -49,8 +49,16 @@ class DocumentStage(NamedTuple):
 class RAGCacheRetriever(VectorStoreRetriever):
     """Finds the documents that `store.as_retriever()` finds, and tells the engine of them.
 
-        retriever = RAGCacheRetriever.from_vectorstore(store, engine=engine, k=4)
-        documents = retriever.invoke("Why is the sky blue?")
+        >>> from langchain_core.embeddings import DeterministicFakeEmbedding
+        >>> engine = RAGCacheEngine(EngineConfig(model="any", backend="memory"))
+        >>> store = FaissVectorStore.from_texts(
+        ...     ["The sky scatters blue light.", "Tides follow the moon."],
+        ...     DeterministicFakeEmbedding(size=16),
+        ... )
+        >>> retriever = RAGCacheRetriever.from_vectorstore(store, engine=engine, k=2)
+        >>> len(retriever.invoke("Why is the sky blue?"))
+        2
+        >>> engine.close()
 
     The prompt that the chain then makes of the documents is recognised by the engine, which reuses
     what it has computed for each of them, and learns what the chain's prompts look like to begin the
@@ -144,8 +152,14 @@ class RAGCacheRetriever(VectorStoreRetriever):
     def stream_stages(self, query: str, **kwargs: Any) -> Generator[DocumentStage]:
         """What `invoke` would return if the search ended now, ever better, and at last what it returns.
 
-            for stage in retriever.stream_stages("Why is the sky blue?"):
-                show(stage.documents, stage.final)
+            >>> from langchain_core.embeddings import DeterministicFakeEmbedding
+            >>> engine = RAGCacheEngine(EngineConfig(model="any", backend="memory"))
+            >>> store = FaissVectorStore.from_texts(["Ice floats."], DeterministicFakeEmbedding(size=8))
+            >>> retriever = RAGCacheRetriever.from_vectorstore(store, engine=engine, k=2)
+            >>> for stage in retriever.stream_stages("Why does ice float?"):
+            ...     print(len(stage.documents), stage.final)
+            1 True
+            >>> engine.close()
 
         Stages lie some milliseconds apart, so a quick search has only the last one; see docs/search.md
         for which indexes are searched in stages. Closing the generator stops the search. The engine is

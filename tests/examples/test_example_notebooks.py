@@ -1,0 +1,81 @@
+"""The notebooks of examples/, run in a kernel of their own, and as they are kept."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+NOTEBOOKS = ("langchain", "llamaindex")
+
+nbformat = pytest.importorskip("nbformat")
+
+
+@pytest.fixture(scope="module")
+def runner() -> Any:
+    """tools/run_notebooks.py, by which `make notebooks` runs them."""
+    for module in ("nbclient", "ipykernel", "matplotlib"):
+        pytest.importorskip(module)
+    spec = importlib.util.spec_from_file_location("nb", ROOT / "tools" / "run_notebooks.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def printed(notebook: Any) -> str:
+    outputs = [out for cell in notebook.cells for out in cell.get("outputs", ())]
+    texts = [out.get("text", "") for out in outputs]
+    tables = [out.get("data", {}).get("text/markdown", "") for out in outputs]
+    return "\n".join([*texts, *tables])
+
+
+def pictures(notebook: Any) -> int:
+    outputs = [out for cell in notebook.cells for out in cell.get("outputs", ())]
+    return sum("image/png" in out.get("data", {}) for out in outputs)
+
+
+def cached_in_second_round(text: str) -> dict[str, int]:
+    rows = re.findall(r"^\| (stock|RAGCache) \|.*\| (\d+) \|$", text, re.MULTILINE)
+    return {side: int(tokens) for side, tokens in rows}
+
+
+@pytest.mark.vllm
+@pytest.mark.timeout(360)
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_a_notebook_runs_and_shows_what_it_claims(runner, demo_model, name, monkeypatch):
+    for module in ("langchain_community", "llama_index.core", "sentence_transformers"):
+        pytest.importorskip(module)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    notebook = runner.executed(ROOT / "examples" / f"{name}.ipynb")
+    text = printed(notebook)
+    assert "Same answers: 10 of 10." in text
+    cached = cached_in_second_round(text)
+    assert cached["RAGCache"] > 500 > cached["stock"]
+    assert pictures(notebook) == 2
+
+
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_a_notebook_is_kept_with_its_outputs_and_without_the_machine(name):
+    path = ROOT / "examples" / f"{name}.ipynb"
+    notebook = nbformat.read(path, as_version=4)
+    assert "Same answers: 10 of 10." in printed(notebook)
+    assert pictures(notebook) == 2
+    assert all(cell.execution_count for cell in notebook.cells if cell.cell_type == "code")
+    text = path.read_text(encoding="utf-8")
+    for noise in (
+        "iopub",
+        "/home/",
+        "/root/",
+        "/tmp/",
+        "/work/",
+        "Traceback",
+        '"stderr"',
+        "shell.",
+    ):
+        assert noise not in text
