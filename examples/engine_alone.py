@@ -36,6 +36,7 @@ def main() -> None:
             disk_cache_dir=Path(folder),
             vllm_args={"max_model_len": 2048},
         )
+        sample.passages()  # made now, and not at the first question
         print("A new engine, the disk cache empty")
         with RAGCacheEngine(config) as engine:
             ask_all(engine)
