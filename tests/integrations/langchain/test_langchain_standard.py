@@ -97,7 +97,9 @@ class TestIntegration(OnTheEngine, ChatModelIntegrationTests):
     def test_agent_loop(self, model):
         super().test_agent_loop(model)
 
-    @pytest.mark.xfail(reason="a model of 135M parameters, trained on English, copies no Chinese")
+    @pytest.mark.xfail(
+        reason="a model of 135M parameters copies the Chinese, and never ends its description"
+    )
     def test_unicode_tool_call_integration(self, model):
         super().test_unicode_tool_call_integration(model)
 
