@@ -1,6 +1,10 @@
 """The query engine on the real model: what the fake cannot show."""
 
+import asyncio
+import time
+
 import pytest
+from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.query_engine import RetrieverQueryEngine
 
 from ragcache_integrations.llamaindex import RAGCacheLLM, RAGCacheRetriever
@@ -29,3 +33,37 @@ def test_the_second_query_on_a_node_reuses_it_and_answers_as_without_a_cache(ind
     assert cold.strip()
     assert warm == cold
     assert after.cached.total - before.cached.total > 64
+
+
+def is_idle(engine, cancelled):
+    """Whether so many requests have been cancelled and none runs on, within what a step may take."""
+    until = time.monotonic() + 30
+    while time.monotonic() < until:
+        stats = engine.stats()
+        if stats.cancelled >= cancelled and stats.running == 0:
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def test_a_reader_who_leaves_stops_the_model(vllm_engine):
+    llm = RAGCacheLLM(engine=vllm_engine, temperature=0, max_tokens=3000, ignore_eos=True)
+    before = vllm_engine.stats()
+
+    async def leave():
+        stream = await llm.astream_complete(QUESTION)
+        await anext(stream)
+        await stream.aclose()
+        task = asyncio.create_task(llm.achat([ChatMessage(QUESTION)]))
+        while vllm_engine.stats().running < 1:
+            await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    stream = llm.stream_complete(QUESTION)
+    next(stream)
+    stream.close()
+    asyncio.run(leave())
+    assert is_idle(vllm_engine, before.cancelled + 3)
+    assert vllm_engine.stats().finished == before.finished

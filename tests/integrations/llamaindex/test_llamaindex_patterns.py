@@ -316,8 +316,16 @@ async def astream_talked(chat):
     return answers
 
 
-@pytest.mark.parametrize("is_chat_model", [False, True])
-@pytest.mark.parametrize("kind", CHATS)
+@pytest.mark.parametrize(
+    ("kind", "is_chat_model"),
+    [
+        ("context", False),
+        ("context", True),
+        ("condense_plus_context", False),
+        ("condense_plus_context", True),
+        ("simple", True),
+    ],
+)
 def test_a_chat_engine_answers_as_stock_does_and_the_second_time_from_the_cache(
     kind, is_chat_model, ours, stock_llm, retrievers, cached_by, vllm_engine
 ):

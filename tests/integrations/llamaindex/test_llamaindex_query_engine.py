@@ -4,6 +4,7 @@ import pytest
 from llama_index.core import Settings
 from llama_index.core.callbacks import CallbackManager, CBEventType, LlamaDebugHandler
 from llama_index.core.callbacks.schema import EventPayload
+from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.response_synthesizers import ResponseMode
 
@@ -87,6 +88,37 @@ def test_every_common_synthesizer_writes_nodes_the_engine_recognises(
     found = {scored.node.node_id for scored in queries.retriever.retrieve(QUESTION)}
     queries.query(QUESTION)
     assert {name for cost in costs() for name in cost["document_ids"]} == found
+
+
+class Changed(BaseNodePostprocessor):
+    """Hands on what `change` makes of a list of nodes."""
+
+    change: object
+
+    def _postprocess_nodes(self, nodes, query_bundle=None):
+        return self.change(nodes)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda nodes: nodes[1:],
+        lambda nodes: nodes[::-1],
+        lambda nodes: [nodes[2], nodes[0]],
+    ],
+    ids=["dropped", "turned round", "both"],
+)
+def test_nodes_that_are_dropped_or_reordered_are_recognised_where_they_stand(
+    make_query_engine, index, costs, change
+):
+    queries = make_query_engine(top_k=3, node_postprocessors=[Changed(change=change)])
+    left = change(index.as_retriever(similarity_top_k=3).retrieve(QUESTION))
+    queries.query(QUESTION)
+    queries.query(QUESTION)
+    first, second = costs()
+    wanted = [found.node.node_id for found in left]
+    assert first["document_ids"] == second["document_ids"] == wanted
+    assert second["cached_tokens"] > 48
 
 
 def test_the_prompt_is_the_one_the_stock_retriever_leads_to(
