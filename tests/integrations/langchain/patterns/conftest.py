@@ -188,7 +188,6 @@ class Swap:
         assert ask(pattern, asked, {"callbacks": [warm]}) == expected
         assert warm.prompts == cold.prompts
         assert warm.cached > cold.cached
-        assert cold.infos[-1]["usage_metadata"]["output_tokens"] > 1  # or nothing was compared
         return expected, cold, warm
 
 

@@ -67,7 +67,8 @@ WAYS = {
 
 @pytest.mark.parametrize("way", WAYS)
 def test_a_chain_answers_alike_in_every_way_of_asking(swap, questions, found, way):
-    _, cold, warm = swap.answers_alike(plain_chain, questions[0], WAYS[way])
+    answer, cold, warm = swap.answers_alike(plain_chain, questions[0], WAYS[way])
+    assert answer.strip()
     assert cold.document_ids == warm.document_ids == [found(questions[0])]
 
 
