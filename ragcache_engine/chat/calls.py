@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 from uuid import uuid4
 
 from ragcache_engine.chat.tools import CLOSE, OPEN
@@ -97,8 +97,8 @@ class CallReader:
         part = self._complete()
         rest, self._held = self._held, ""
         before, tag, inside = rest.partition(OPEN)
-        if tag and (call := self._call(inside)):  # its closing tag was cut off
-            return ToolAnswerPart(part.text + before.removesuffix("\n"), (*part.calls, call))
+        if tag and (calls := self._read(inside)):  # its closing tag was cut off
+            return ToolAnswerPart(part.text + before.removesuffix("\n"), (*part.calls, *calls))
         return ToolAnswerPart(part.text + rest, part.calls)
 
     def whole(self, text: str) -> ToolAnswer:
@@ -123,11 +123,11 @@ class CallReader:
         inside = self._held[start + len(OPEN) : end]
         before, all_of_it = self._held[:start], self._held[: end + len(CLOSE)]
         self._held = self._held[end + len(CLOSE) :]
-        call = self._call(inside)
-        if call is None:
+        calls = self._read(inside)
+        if not calls:
             return ToolAnswerPart(all_of_it)
         self._is_after_call = True
-        return ToolAnswerPart(before.removesuffix("\n"), (call,))
+        return ToolAnswerPart(before.removesuffix("\n"), calls)
 
     def _ready(self) -> str:
         """What is held and cannot become part of a call."""
@@ -138,12 +138,13 @@ class CallReader:
         ready, self._held = self._held[:start], self._held[start:]
         return ready
 
-    def _call(self, text: str) -> ToolCallPart | None:
-        call = _read_call(text)
-        if call is None:
-            return None
-        self._calls += 1
-        return ToolCallPart(self._calls - 1, self._make_id(), *call)
+    def _read(self, text: str) -> tuple[ToolCallPart, ...]:
+        """The call between two tags, or several in a list; none if something else is there."""
+        read = _read_calls(text)
+        first, self._calls = self._calls, self._calls + len(read)
+        return tuple(
+            ToolCallPart(number, self._make_id(), *call) for number, call in enumerate(read, first)
+        )
 
 
 @dataclass(slots=True)
@@ -168,12 +169,24 @@ class GuidedReader:
         return joined([self.read(text), self.end()])
 
 
-def _read_call(text: str) -> tuple[str, str] | None:
-    """(name, arguments) of a call in JSON; None if it is none."""
+def _read_calls(text: str) -> list[tuple[str, str]]:
+    """(name, arguments) of each call in a JSON list of them, or of the one alone; or none at all."""
     try:
-        call = json.loads(text)
+        found = json.loads(text)
     except ValueError:
-        return None
+        return []
+    read = [_as_call(call) for call in (found if isinstance(found, list) else [found])]
+    calls = [call for call in read if call is not None]
+    return calls if len(calls) == len(read) else []
+
+
+def _read_call(text: str) -> tuple[str, str] | None:
+    """The same of a text that is one call."""
+    calls = _read_calls(text)
+    return calls[0] if len(calls) == 1 else None
+
+
+def _as_call(call: Any) -> tuple[str, str] | None:
     if not isinstance(call, dict) or not isinstance(call.get("name"), str):
         return None
     arguments = call.get("arguments", call.get("parameters", {}))

@@ -84,6 +84,12 @@ ANSWERS: list[tuple[str, str, list[tuple[str, Any]]]] = [
     ("<tool_call>no</tool_call>", "<tool_call>no</tool_call>", []),
     ("a < b <tool", "a < b <tool", []),
     ('<tool_call>{"name": 3}</tool_call>', '<tool_call>{"name": 3}</tool_call>', []),
+    (
+        '<tool_call>[{"name": "add", "arguments": {}}, {"name": "now"}]</tool_call>',
+        "",
+        [("add", {}), ("now", {})],
+    ),
+    ("<tool_call>[3]</tool_call>", "<tool_call>[3]</tool_call>", []),
     ('<tool_call>{"name": "now"}</tool_call>', "", [("now", {})]),
 ]
 

@@ -457,6 +457,26 @@ def test_a_model_may_be_held_to_a_call(chat, choice):
     assert streamed.content == message.content == ""
 
 
+def test_arguments_of_any_script_stay_as_they_are(chat_saying, chat, recorded):
+    call = {"name": "shout", "arguments": {"text": "你好啊集团"}}
+    said = f"<tool_call>{json.dumps(call, ensure_ascii=False)}</tool_call>"
+    message = chat_saying(said).bind_tools([shout]).invoke("?")
+    assert message.tool_calls[0]["args"] == {"text": "你好啊集团"}
+    chat.invoke([HumanMessage("?"), message, ToolMessage("!", tool_call_id="x")])
+    assert "你好啊集团" in recorded[0][0]
+
+
+def test_an_agent_calls_its_tools_and_answers(make_engine):
+    def reply(prompt):
+        return "The sum is 3." if "<tool>\n3\n</tool>" in prompt else CALL
+
+    chat = ChatRAGCache(engine=make_engine(MemoryBackend(reply)), temperature=0)
+    agent = pytest.importorskip("langchain.agents").create_agent(chat, [add, shout])
+    messages = agent.invoke({"messages": [("human", "1 + 2?")]})["messages"]
+    assert [message.type for message in messages] == ["human", "ai", "tool", "ai"]
+    assert messages[-1].content == "The sum is 3."
+
+
 def test_a_call_that_is_cut_off_is_told_as_invalid(chat):
     model = chat.bind_tools([add], tool_choice="any", max_tokens=12)
     message = model.invoke("1 + 2?")

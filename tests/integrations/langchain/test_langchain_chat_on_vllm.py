@@ -1,0 +1,66 @@
+"""A chain with the chat model on the real model: what the fake cannot show."""
+
+import time
+
+import pytest
+from langchain_core.prompts import ChatPromptTemplate
+from langchain_core.runnables import RunnablePassthrough
+
+from ragcache_engine import SamplingOptions
+from ragcache_integrations.langchain import ChatRAGCache, RAGCacheRetriever
+
+pytestmark = pytest.mark.vllm
+
+QUESTION = "Why does the sky look blue and not violet?"
+PROMPT = ChatPromptTemplate.from_messages(
+    [("system", "Answer from these texts.\n\n{context}"), ("human", "{question}")]
+)
+
+
+def join(documents):
+    return "\n\n".join(document.page_content for document in documents)
+
+
+@pytest.fixture
+def chat(vllm_engine):
+    return ChatRAGCache(engine=vllm_engine, temperature=0, max_tokens=12)
+
+
+def test_the_second_question_on_a_document_reuses_it_and_answers_as_without_a_cache(
+    store, chat, vllm_engine
+):
+    retriever = RAGCacheRetriever.from_vectorstore(store, engine=vllm_engine, k=3)
+    chain = {"context": retriever | join, "question": RunnablePassthrough()} | PROMPT | chat
+    vllm_engine.clear_cache()
+    cold = chain.invoke(QUESTION)
+    warm = None
+    for chunk in chain.stream(QUESTION):
+        warm = chunk if warm is None else warm + chunk
+    assert cold.content.strip()
+    assert warm.content == cold.content
+    details = warm.usage_metadata["input_token_details"]
+    assert details["cache_read"] > 64
+    assert details["cache_read"] == sum(
+        details[f"cache_read_{t}"] for t in ("device", "host", "disk")
+    )
+    found = store.as_retriever(search_kwargs={"k": 3}).invoke(QUESTION)
+    assert warm.response_metadata["document_ids"] == [document.id for document in found]
+
+
+def test_it_says_what_the_model_says_to_the_conversation(chat, vllm_engine):
+    messages = [{"role": "user", "content": QUESTION}]
+    answer = vllm_engine.generate(
+        vllm_engine.chat_prompt(messages), options=SamplingOptions(max_tokens=12)
+    )
+    assert chat.invoke(QUESTION).content == answer.text
+
+
+def test_leaving_a_stream_stops_the_generation(chat, vllm_engine):
+    before = vllm_engine.stats().cancelled
+    for _ in chat.stream("Count to a thousand.", max_tokens=2000):
+        break
+    deadline = time.monotonic() + 30
+    while vllm_engine.stats().cancelled == before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert vllm_engine.stats().running == 0
+    assert vllm_engine.stats().cancelled == before + 1
