@@ -82,6 +82,7 @@ bench-tiers: $(READY) ## the tiers against vLLM's own host offload; reordering; 
 	@$(PYTHON) benchmarks/tiers.py --out benchmarks/results/tiers
 	@$(PYTHON) benchmarks/tiers.py --reordering --out benchmarks/results/tiers
 	@$(PYTHON) benchmarks/tiers.py --restart --out benchmarks/results/tiers
+	@$(PYTHON) benchmarks/tier_hits.py --out benchmarks/results/tiers
 	@$(PYTHON) benchmarks/scheduling.py --nodes 10000 --out benchmarks/results/tiers
 
 .PHONY: same-answers

@@ -83,6 +83,7 @@ class ModellessEngine:
         reorder_window: int = 32,
         at_once: int = 16,
         check: bool = True,
+        stock_policy: str = "lru",
     ) -> None:
         with_tiers = scheduler.__name__ == "TierScheduler"
         budget = TierBudget(
@@ -99,7 +100,9 @@ class ModellessEngine:
             "max_model_len": 8192,
         }
         if not with_tiers:
-            arguments |= stock_offload("lru", budget.host_bytes) if host_blocks else NO_CONNECTOR
+            arguments |= (
+                stock_offload(stock_policy, budget.host_bytes) if host_blocks else NO_CONNECTOR
+            )
         self.config: VllmConfig = engine_config(model, 8 << 30, budget, arguments)
         self._check = check
         self._device = torch.zeros((device_blocks, PAGE_BYTES), dtype=torch.int8)
@@ -123,6 +126,7 @@ class ModellessEngine:
         self._stores: list[tuple[int, Any, Any]] = []
         self._loads: dict[int, str] = {}
         self.scheduling_s = 0.0  # spent in the scheduler, the connector with it
+        self.computed_tokens = 0  # of prompts
 
     def ask(
         self,
@@ -243,6 +247,8 @@ class ModellessEngine:
             request = self.scheduler.requests[name]
             end = request.num_computed_tokens  # advanced already, when the step was scheduled
             start = end - count
+            asked = request.num_prompt_tokens
+            self.computed_tokens += min(end, asked) - min(start, asked)
             if self._check:
                 self._write(name, request, start, end)
             sampled.append([ANSWER] if end >= request.num_tokens else [])

@@ -7,6 +7,7 @@ from ragcache_engine.chat import ToolAnswer, ToolAnswerPart, ToolCall, ToolCallP
 from ragcache_engine.config import EngineConfig
 from ragcache_engine.engine import RAGCacheEngine, RetrievalInProgress
 from ragcache_engine.errors import (
+    AnswerCutShort,
     BackendUnavailable,
     BadRequest,
     ConfigError,
@@ -15,6 +16,7 @@ from ragcache_engine.errors import (
     EngineClosed,
     EngineDied,
     EngineError,
+    EngineNeeded,
     EngineStartFailed,
     GenerationFailed,
     IndexOutOfStep,
@@ -71,6 +73,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Answer",
+    "AnswerCutShort",
     "AnswerStream",
     "BackendUnavailable",
     "BadRequest",
@@ -85,6 +88,7 @@ __all__ = [
     "EngineConfig",
     "EngineDied",
     "EngineError",
+    "EngineNeeded",
     "EngineStartFailed",
     "FinishReason",
     "GenerationFailed",

@@ -4,6 +4,7 @@
     ├── ConfigError (ValueError)          a setting cannot work; nothing was started
     │   ├── BackendUnavailable            the backend asked for is not installed or not supported
     │   ├── ModelNotFound                 the model folder or hub id cannot be read
+    │   ├── EngineNeeded                  something saved without its engine was not given one again
     │   ├── UnguardedMain                 the script lacks `if __name__ == "__main__":`
     │   └── UnsupportedIndex              a vector store cannot work on the Faiss index it was given
     ├── BadRequest (ValueError)           this one request cannot be served; nothing was computed
@@ -34,6 +35,7 @@
         ├── EngineClosed                  close() was called, before or during the request
         ├── EngineDied                    the model's process ended by itself
         ├── GenerationFailed              the backend failed this request, twice; others go on
+        ├── AnswerCutShort (ValueError)   the answer ended inside the form it was to have
         └── RequestTimedOut               the engine showed no token for request_timeout_s, twice
 
 Each message says what to do next. The leaves below a `ValueError` are also ValueErrors, so code that
@@ -59,6 +61,10 @@ class ModelNotFound(ConfigError):
 
 class UnguardedMain(ConfigError):
     """vLLM starts processes that import the caller's script again; the script must be guarded."""
+
+
+class EngineNeeded(ConfigError):
+    """An LLM was saved, or sent to another process, and its engine cannot go with it."""
 
 
 class UnsupportedIndex(ConfigError):
@@ -175,6 +181,10 @@ class EngineDied(EngineError):
 
 class GenerationFailed(EngineError):
     """The backend failed this one request, and again when it was tried once more."""
+
+
+class AnswerCutShort(EngineError, ValueError):
+    """An answer that was to have a form ended inside it, as by max_tokens, and says nothing whole."""
 
 
 class RequestTimedOut(EngineError, TimeoutError):

@@ -26,6 +26,16 @@ DATA = Path(os.environ.get("RAGCACHE_DATA", Path(__file__).parents[2] / "shared"
 FLOAT32 = {"dtype": "float32", "max_model_len": 4096}
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Of several workers (`-n 2 --dist loadgroup`) one has all the real engines: each is started once,
+    and no two of them compute at the same time."""
+    if config.pluginmanager.hasplugin("xdist"):
+        for item in items:
+            if item.get_closest_marker("vllm"):
+                item.add_marker(pytest.mark.xdist_group("vllm"))
+
+
 @pytest.fixture(scope="session")
 def demo_model() -> str:
     """The folder of the small real model; converted once, then kept."""
@@ -43,6 +53,22 @@ def vllm_engine(demo_model: str) -> Iterator[RAGCacheEngine]:
     )
     with RAGCacheEngine(config) as engine:
         yield engine
+
+
+@pytest.fixture(scope="session")
+def stock_vllm(demo_model: str) -> Iterator[Any]:
+    """vLLM's own LLM class on the small model, in the numbers of `vllm_engine`: the answers to equal."""
+    from vllm import LLM
+
+    llm = LLM(
+        model=demo_model,
+        dtype="float32",
+        max_model_len=4096,
+        kv_cache_memory_bytes=400 << 20,
+        enforce_eager=True,
+    )
+    yield llm
+    llm.llm_engine.engine_core.shutdown()
 
 
 @pytest.fixture

@@ -10,6 +10,7 @@ import sys
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -33,9 +34,8 @@ def same() -> ModuleType:
     return module
 
 
-def test_every_demo_question_gets_the_tokens_of_stock_vllm(
-    vllm_engine: RAGCacheEngine, same: ModuleType
-):
+@pytest.fixture(scope="module")
+def demo_prompts(same: ModuleType) -> list[Any]:
     from ragcache_cli.embedding import load_embedder
     from ragcache_cli.folders import cache_home
     from ragcache_cli.index import up_to_date
@@ -50,23 +50,54 @@ def test_every_demo_question_gets_the_tokens_of_stock_vllm(
         passages = index.nearest(embedder.embed([question])[0], 3)
         text = CHATML.filled([passage.shown for passage in passages], question)
         prompts.append(same.Prompt(text, {passage.id: passage.shown for passage in passages}))
-    assert_same(vllm_engine, same, prompts)
+    return prompts
+
+
+@pytest.fixture(scope="module")
+def real_prompts(same: ModuleType) -> list[Any]:
+    """None where the question sets are not at hand."""
+    return list(same.data_prompts(QUESTIONS)) if same.DATA.is_dir() else []
+
+
+@pytest.fixture(scope="module")
+def stock_tokens(
+    same: ModuleType, demo_model: str, demo_prompts: list[Any], real_prompts: list[Any]
+) -> dict[str, list[int]]:
+    """The answer to each prompt by its text. One process for both tests: a start takes half a minute."""
+    prompts = [*demo_prompts, *real_prompts]
+    tokens = same.tokens_of("vLLM", demo_model, "float32", prompts, len(prompts))
+    return {prompt.text: each for prompt, each in zip(prompts, tokens, strict=True)}
+
+
+def test_every_demo_question_gets_the_tokens_of_stock_vllm(
+    vllm_engine: RAGCacheEngine,
+    same: ModuleType,
+    demo_prompts: list[Any],
+    stock_tokens: dict[str, list[int]],
+):
+    assert_same(vllm_engine, same, demo_prompts, stock_tokens)
 
 
 def test_a_hundred_real_questions_get_the_tokens_of_stock_vllm(
-    vllm_engine: RAGCacheEngine, same: ModuleType
+    vllm_engine: RAGCacheEngine,
+    same: ModuleType,
+    real_prompts: list[Any],
+    stock_tokens: dict[str, list[int]],
 ):
-    if not same.DATA.is_dir():
+    if not real_prompts:
         pytest.skip(
             f"the question sets are not at {same.DATA} (RAGCACHE_DATA names another folder)"
         )
-    assert_same(vllm_engine, same, same.data_prompts(QUESTIONS))
+    assert_same(vllm_engine, same, real_prompts, stock_tokens)
 
 
-def assert_same(engine: RAGCacheEngine, same: ModuleType, prompts: list[object]) -> None:
+def assert_same(
+    engine: RAGCacheEngine, same: ModuleType, prompts: list[Any], stock: dict[str, list[int]]
+) -> None:
     before = engine.stats().cached.total
     ours = same.ragcache_tokens(engine, prompts, AT_ONCE)
-    stock = same.tokens_of("vLLM", engine.config.model, "float32", prompts, len(prompts))
-    differing = [n for n, (a, b) in enumerate(zip(ours, stock, strict=True)) if a != b]
+    differing = [
+        n for n, (a, b) in enumerate(zip(ours, prompts, strict=True)) if a != stock[b.text]
+    ]
     assert differing == []
     assert engine.stats().cached.total > before  # or nothing was tried

@@ -88,6 +88,8 @@ class ReorderQueue(Generic[T]):
         """The place of the request to go next."""
         if not self._waiting:
             raise IndexError("no request waits")
+        if len(self._waiting) == 1:
+            return 0
         best, best_ratio = 0, -math.inf
         for at, waiting in enumerate(islice(self._waiting, self._window)):
             ratio = self._ratio(waiting.item) or 0.0

@@ -119,6 +119,8 @@ class KnowledgeTree:
         self._ranks = self._ranks_in_use()
         self._evictable = [self._evictable_in(rank) for rank in range(len(TIERS))]
         self._root = Node(Segment("", 0), None, block_tokens)
+        # In each tier, what came in for a use that is not completed yet.
+        self._brought: list[set[Node]] = [set() for _ in TIERS]
         self._recent: deque[Node] = deque()
         self._nodes = 0
         self._uses = 0
@@ -193,7 +195,11 @@ class KnowledgeTree:
                 policy = self._policies[rank]
                 policy.seen(node)
                 if node.resident[rank]:
-                    policy.used(node)
+                    if node in self._brought[rank]:
+                        self._brought[rank].discard(node)
+                        policy.brought(node)
+                    else:
+                        policy.used(node)
             self._recent.append(node)
         while len(self._recent) > self._window:
             old = self._recent.popleft()
@@ -332,6 +338,7 @@ class KnowledgeTree:
         if not 0 < upper.tokens // self.block_tokens < node.blocks:
             raise ValueError(f"{node} has {node.blocks} blocks, and each half needs one of its own")
         resident = list(node.resident)
+        brought = [node in of_tier for of_tier in self._brought]
         for rank, blocks in enumerate(resident):
             if blocks:
                 self._set(node, rank, 0)
@@ -348,6 +355,8 @@ class KnowledgeTree:
         ):
             for rank, blocks in enumerate(shares):
                 if blocks:
+                    if brought[rank]:
+                        self._brought[rank].add(part)
                     self._set(part, rank, blocks)
         return half
 
@@ -361,26 +370,34 @@ class KnowledgeTree:
     def hold(self, node: Node, tier: Tier, blocks: int) -> None:
         """The node's first `blocks` blocks are in the tier now, whatever its policy thinks of them.
 
-        For a tier that others fill, like the device by the requests that run. Nothing happens if they
-        were there already, or if what they stand on is not.
+        For a tier that others fill, like the device by the requests that run: their uses come later.
+        Nothing happens if they were there already, or if what they stand on is not.
         """
-        rank = RANK[tier]
-        stands = node.parent is not None and self._stands_on(node.parent, rank)
-        if node.resident[rank] < blocks <= node.blocks and stands:
+        rank, parent = RANK[tier], node.parent
+        missing = node.resident[rank] < blocks <= node.blocks
+        if missing and parent is not None and self._stands_on(parent, rank):
+            if not node.resident[rank]:
+                self._brought[rank].add(node)
             self._set(node, rank, blocks)
 
-    def grow(self, node: Node, tier: Tier, blocks: int, *, force: bool = False) -> list[Move]:
+    def grow(
+        self, node: Node, tier: Tier, blocks: int, *, force: bool = False, in_use: bool = False
+    ) -> list[Move]:
         """Let the node's first `blocks` blocks into the tier, or as many as its policy gives room for.
 
         Only FREE moves come back; how many blocks it got, `node.resident` tells. force: do not ask
-        whether they are worth more than those that make room.
+        whether they are worth more than those that make room. in_use: the request that uses them is
+        not over: its use counts in that question, and is told later.
         """
         rank = RANK[tier]
         moves: list[Move] = []
         if blocks > node.resident[rank]:
             with self.pinned([node]):
-                upto = self._make_room(node, rank, min(blocks, node.blocks), moves, force)
+                wanted = min(blocks, node.blocks)
+                upto = self._make_room(node, rank, wanted, moves, force=force, in_use=in_use)
                 if upto > node.resident[rank]:
+                    if in_use and not node.resident[rank]:
+                        self._brought[rank].add(node)
                     self._set(node, rank, upto)
         return moves
 
@@ -442,7 +459,14 @@ class KnowledgeTree:
         self._set(node, rank, end)
 
     def _make_room(
-        self, node: Node, rank: int, wanted: int, moves: list[Move], force: bool = False
+        self,
+        node: Node,
+        rank: int,
+        wanted: int,
+        moves: list[Move],
+        *,
+        force: bool = False,
+        in_use: bool = False,
     ) -> int:
         """Evict for a pinned node's first `wanted` blocks; how many of them the tier may then hold.
 
@@ -453,7 +477,7 @@ class KnowledgeTree:
         policy, evictable = self._policies[rank], self._evictable[rank]
         while (missing := wanted - start - (capacity - self._used[rank])) > 0:
             victim = policy.victim(evictable)
-            if victim is None or not (force or policy.prefers(node, victim)):
+            if victim is None or not (force or policy.prefers(node, victim, in_use=in_use)):
                 break
             self._evict(victim, rank, min(missing, victim.resident[rank]), moves)
         if node.parent is None or not self._stands_on(node.parent, rank):
@@ -523,6 +547,7 @@ class KnowledgeTree:
             self._expose(node, rank)
             return
         policy.left(node)
+        self._brought[rank].discard(node)
         while parent is not None:
             parent.add_below(rank, -1)
             self._expose(parent, rank)
@@ -591,6 +616,7 @@ class KnowledgeTree:
                     )
         for rank, tier in enumerate(TIERS):
             assert self._used[rank] == sum(node.resident[rank] for node in nodes)
+            assert all(node.resident[rank] for node in self._brought[rank])
             assert self._used[rank] <= self._capacity[rank], f"{tier} is over its budget"
             if any(map(self._evictable[rank], nodes)):
                 victim = self._policies[rank].victim(self._evictable[rank])

@@ -14,6 +14,7 @@ Source: RAGCache, §5.1 (knowledge tree over document sequences).
 
 from __future__ import annotations
 
+import json
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -42,21 +43,31 @@ def find_documents(
 
     Longer texts are placed first, so a document that contains another one's text is not torn apart
     by it. A text that stands several times is found each time. Pipelines often trim the ends of a
-    text, so where the exact text is missing, its trimmed form is looked for.
+    text, and some chat templates write what a tool returned as JSON, so where the exact text is
+    missing, its trimmed form is looked for, and then that within a JSON string.
     Texts under SHORTEST_TEXT characters are passed over: they fill no block of KV memory, and would
     be found by chance in the question or the template.
     known: spans found before; they stay, and only the gaps between them are searched.
     """
-    spans = list(known)
+    spans, has_escapes = list(known), "\\" in prompt
     for document in sorted(documents, key=lambda document: -len(document.text)):
         trimmed = document.text.strip()
         if len(trimmed) < SHORTEST_TEXT:
             continue
-        for text in dict.fromkeys((document.text, trimmed)):
+        for text in _forms(document.text, trimmed, has_escapes):
             if found := list(_occurrences(prompt, text, document.id, spans)):
                 spans = sorted(spans + found)
                 break
     return tuple(spans)
+
+
+def _forms(text: str, trimmed: str, has_escapes: bool) -> Iterable[str]:
+    """Each form a text may have in a prompt; made only when those before it were not found."""
+    yield text
+    if trimmed != text:
+        yield trimmed
+    if has_escapes:
+        yield json.dumps(trimmed, ensure_ascii=False)[1:-1]
 
 
 def _occurrences(prompt: str, text: str, document_id: str, taken: Sequence[Span]) -> Iterable[Span]:

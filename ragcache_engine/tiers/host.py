@@ -29,13 +29,18 @@ class HostSlots:
     def of(self, node: Node) -> Sequence[int | None]:
         return self._slots.of(node)
 
-    def give(self, node: Node, at: int) -> int | None:
-        """A slot for the node's block; None if each is taken or still copied from."""
-        if not self._free:
-            return None
-        slot = self._free.pop()
-        self._slots.put(node, at, slot)
-        return slot
+    def fill(self, node: Node, start: int, end: int) -> list[int]:
+        """Slots for the node's blocks [start, end), to be copied to, and so held.
+
+        As many as there are: fewer if all others are taken or still copied from.
+        """
+        free, busy = self._free, self._busy
+        slots = [free.pop() for _ in range(min(end - start, len(free)))]
+        if slots:
+            self._slots.line(node)[start : start + len(slots)] = slots
+            for slot in slots:
+                busy[slot] = 1  # nobody holds a free one
+        return slots
 
     def freed(self, node: Node, start: int, end: int) -> None:
         """The node's blocks [start, end) are not kept any more."""

@@ -228,12 +228,15 @@ class Keeper(Generic[B]):
         # What is on its way counts as there when it is offered to the host: the request may be aborted.
         self._know_on_device(asked, asked.device_blocks)
         if asked.tokens is None:
-            first, loaded = asked.device_blocks, loaded_tokens // self.block_tokens
-            keys = asked.prompt.keys[first : first + loaded]
-            disk_tokens = sum(key in asked.from_disk for key in keys) * self.block_tokens
+            first, here = asked.device_blocks, asked.device_blocks * self.block_tokens
+            keys = asked.prompt.keys[first : first + -(-loaded_tokens // self.block_tokens)]
+            disk_blocks = sum(key in asked.from_disk for key in keys)
+            # Each token is counted where it came from; the last one, computed again, as computed.
+            loaded = min(loaded_tokens, asked.prompt.tokens - 1 - here)
+            disk_tokens = min(disk_blocks * self.block_tokens, loaded)
             asked.tokens = {
-                Tier.DEVICE: asked.device_blocks * self.block_tokens,
-                Tier.HOST: loaded_tokens - disk_tokens,
+                Tier.DEVICE: here,
+                Tier.HOST: loaded - disk_tokens,
                 Tier.DISK: disk_tokens,
             }
         if not loaded_tokens:
@@ -325,16 +328,12 @@ class Keeper(Generic[B]):
 
         keys: in prompt order. The host keeps what it has: a block is copied once.
         """
-        asked = self._asked.get(request)
         wanted: dict[Node, int] = {}
-        offered = set(keys)
+        offered, owner = set(keys), self.ledger.owner
         for key in keys:
-            found = self.ledger.owner(key)
-            if found is None:
-                continue
-            node, at = found
-            wanted[node] = max(wanted.get(node, 0), at + 1)
-        if asked is not None:
+            if found := owner(key):
+                wanted[found[0]] = found[1] + 1
+        if request in self._asked:
             for node, blocks in wanted.items():
                 self.tree.hold(node, Tier.DEVICE, blocks)
         stored: list[tuple[Key, int]] = []
@@ -345,15 +344,12 @@ class Keeper(Generic[B]):
 
     def stored(self, keys: Iterable[Key]) -> None:
         """Blocks have reached their slots."""
-        nodes: dict[Node, None] = {}
-        for key in keys:
-            slot = self._filling.pop(key, None)
-            if slot is None:
-                continue
-            self.host.release(slot)
-            if found := self.ledger.owner(key):
-                nodes[found[0]] = None
-        self._offer_to_disk(nodes)
+        filled = [key for key in keys if key in self._filling]
+        for key in filled:
+            self.host.release(self._filling.pop(key))
+        if self._disk is not None:
+            found = map(self.ledger.owner, filled)
+            self._offer_to_disk(dict.fromkeys(owned[0] for owned in found if owned))
 
     # -- between host and disk -------------------------------------------------------------------
 
@@ -532,8 +528,8 @@ class Keeper(Generic[B]):
         prompt, block_tokens = asked.prompt, self.block_tokens
         cached = asked.device_blocks * block_tokens
         left = prompt.tokens - cached
-        # The last token is computed in any case: its output is the first of the answer.
-        most = max(0, (left - 1) // block_tokens)
+        # vLLM computes the last token again even if all of them are there, as its output is needed.
+        most = left // block_tokens
         in_host = min(most, self._reach(asked, disk=False))
         blocks = self.computing.blocks_worth_loading(
             self.from_host,
@@ -577,11 +573,11 @@ class Keeper(Generic[B]):
         keys, names = self.ledger.keys(node), self._names.of(node)
         for at in range(start, node.resident[HOST]):
             key, name = keys[at], names[at]
-            slot = None if key in self._filling or name is None else self.host.give(node, at)
-            if slot is None or name is None:
+            slots = [] if key in self._filling or name is None else self.host.fill(node, at, at + 1)
+            if not slots or name is None:
                 self._carry_out(self.tree.drop(node, Tier.HOST, at), counted=False)
                 return False
-            self.host.hold(slot)
+            (slot,) = slots
             self._filling[key] = slot
             self._reading[name] = key
             asked.from_disk.add(key)
@@ -620,18 +616,18 @@ class Keeper(Generic[B]):
         # What the disk would take travels through the host, even past better blocks: those are on the
         # disk already, or come back from it sooner than this one could be computed again.
         through = self._disk_takes(node, blocks - node.resident[DISK], uses=node.uses + 1)
-        self._carry_out(self.tree.grow(node, Tier.HOST, blocks, force=through))
+        moves = self.tree.grow(node, Tier.HOST, blocks, force=through, in_use=True)
+        self._carry_out(moves)
         self.counters.refused += blocks - node.resident[HOST]
-        stored: list[tuple[Key, int]] = []
-        for at in range(start, node.resident[HOST]):
-            key = keys[at]
-            slot = None if key in self._filling else self.host.give(node, at)
-            if slot is None:
-                self._carry_out(self.tree.drop(node, Tier.HOST, at), counted=False)
-                break
-            self.host.hold(slot)
-            self._filling[key] = slot
-            stored.append((key, slot))
+        end = start
+        while end < node.resident[HOST] and keys[end] not in self._filling:
+            end += 1
+        slots = self.host.fill(node, start, end)
+        stored = list(zip(keys[start:end], slots, strict=False))  # as far as there are slots
+        self._filling.update(stored)
+        if start + len(stored) < node.resident[HOST]:
+            moves = self.tree.drop(node, Tier.HOST, start + len(stored))
+            self._carry_out(moves, counted=False)
         return stored
 
     def _offer_to_disk(self, nodes: Iterable[Node]) -> None:

@@ -29,6 +29,7 @@ from ragcache_engine import (
     ToolReader,
 )
 from ragcache_integrations.engines import ENGINE_SECRET, Engine
+from ragcache_integrations.langchain.leaving import StoppedWhenLeft
 from ragcache_integrations.langchain.messages import chat_chunk, chat_result, conversation
 from ragcache_integrations.langchain.structured import (
     Method,
@@ -234,6 +235,14 @@ class ChatRAGCache(SamplingFields, BaseChatModel):
             if one.get("max_concurrency") is None:
                 one["max_concurrency"] = min(len(inputs), MOST_AT_ONCE)
         return super().batch(inputs, configs, return_exceptions=return_exceptions, **kwargs)
+
+    def transform(
+        self,
+        input: Iterator[LanguageModelInput],
+        config: RunnableConfig | None = None,
+        **kwargs: Any,
+    ) -> Iterator[AIMessage]:
+        return StoppedWhenLeft(super().transform(input, config, **kwargs))
 
     def _generate(
         self,

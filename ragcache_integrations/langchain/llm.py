@@ -9,12 +9,15 @@ from dataclasses import asdict
 from typing import Any, TypeVar
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
+from langchain_core.language_models import LanguageModelInput
 from langchain_core.language_models.llms import BaseLLM
 from langchain_core.outputs import GenerationChunk, LLMResult
+from langchain_core.runnables import RunnableConfig
 from pydantic import ConfigDict, Field
 
 from ragcache_engine import SamplingOptions
 from ragcache_integrations.engines import ENGINE_SECRET, Engine
+from ragcache_integrations.langchain.leaving import StoppedWhenLeft
 from ragcache_integrations.langchain.usage import generation_chunk, llm_result
 from ragcache_integrations.sampling import SamplingFields
 
@@ -95,6 +98,14 @@ class RAGCacheLLM(SamplingFields, BaseLLM):
         if self.custom_get_token_ids is not None:
             return self.custom_get_token_ids(text)
         return list(self.engine.tokenize(text).token_ids)
+
+    def transform(
+        self,
+        input: Iterator[LanguageModelInput],
+        config: RunnableConfig | None = None,
+        **kwargs: Any,
+    ) -> Iterator[str]:
+        return StoppedWhenLeft(super().transform(input, config, **kwargs))
 
     def _generate(
         self,

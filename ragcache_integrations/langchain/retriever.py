@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Hashable, Sequence
 from contextlib import AbstractContextManager
 from hashlib import sha256
 from typing import Any, NamedTuple, Self
@@ -14,10 +14,12 @@ from langchain_core.callbacks import (
 from langchain_core.documents import Document
 from langchain_core.runnables.config import run_in_executor
 from langchain_core.vectorstores import VectorStoreRetriever
-from pydantic import Field, PrivateAttr, field_validator
+from pydantic import Field, field_validator
 
 import ragcache_engine
 from ragcache_engine import RAGCacheEngine, RetrievalInProgress
+from ragcache_integrations.langchain.chat import ChatRAGCache
+from ragcache_integrations.langchain.llm import RAGCacheLLM
 from ragcache_integrations.langchain.store import (
     aembed,
     check_searchable,
@@ -68,6 +70,10 @@ class RAGCacheRetriever(VectorStoreRetriever):
       text such as "{context}\\n\\n{question}", or a function (question, documents) -> prompt, to which
       documents come as ragcache_engine.Document.
     document_separator: what the chain joins documents with in that template.
+    llm: the RAGCacheLLM or ChatRAGCache that the chain asks, if even its first question is to begin
+      early: how it draws its answers, whose tenant it is, and how it writes the template are then known.
+    chain: what tells this retriever's prompts from those of others; by default its own. It is
+      what `engine.warm(chain=...)` takes, to write prompts as this retriever's were.
 
     Asking raises, before the query is embedded: InvalidTopK; EmptyIndex; IndexOutOfStep if index
     and docstore differ in size. And after it: QueryShapeError if the embedding model is not the one
@@ -77,8 +83,9 @@ class RAGCacheRetriever(VectorStoreRetriever):
     engine: RAGCacheEngine = Field(exclude=True, repr=False)
     template: Any = Field(default=None, exclude=True, repr=False)
     document_separator: str = "\n\n"
-
-    _chain: object = PrivateAttr(default_factory=object)
+    llm: Any = Field(default=None, exclude=True, repr=False)
+    # A field, since configurable fields make a new retriever of the fields for each call.
+    chain: Hashable = Field(default_factory=object, exclude=True, repr=False)
 
     @field_validator("template")
     @classmethod
@@ -97,6 +104,7 @@ class RAGCacheRetriever(VectorStoreRetriever):
         search_type: str = "similarity",
         template: PromptTemplateLike | None = None,
         document_separator: str = "\n\n",
+        llm: RAGCacheLLM | ChatRAGCache | None = None,
         **search_kwargs: Any,
     ) -> Self:
         """A retriever over a FaissVectorStore, or langchain_community's FAISS.
@@ -105,7 +113,7 @@ class RAGCacheRetriever(VectorStoreRetriever):
         search_type: "similarity", "mmr" or "similarity_score_threshold".
         search_kwargs: what the store's own retriever takes: filter, fetch_k, lambda_mult,
           score_threshold.
-        template, document_separator: see the class.
+        template, document_separator, llm: see the class.
         Raises InvalidTopK, UnsupportedStore; ValueError for a search_type there is not, or a template
         whose slots are not known. An index
         that is still empty is no error here, as documents may be added later.
@@ -119,6 +127,7 @@ class RAGCacheRetriever(VectorStoreRetriever):
             search_kwargs={"k": k, **search_kwargs},
             template=template,
             document_separator=document_separator,
+            llm=llm,
         )
 
     def _get_relevant_documents(
@@ -172,9 +181,14 @@ class RAGCacheRetriever(VectorStoreRetriever):
         return engine_told(retrieval, engine_document)
 
     def _retrieval(self, query: str) -> AbstractContextManager[RetrievalInProgress]:
-        given = self.template
-        template = None if given is None else as_template(given, self.document_separator)
-        return self.engine.retrieval(query, chain=self._chain, template=template)
+        given, llm = self.template, self.llm
+        return self.engine.retrieval(
+            query,
+            chain=self.chain,
+            template=None if given is None else as_template(given, self.document_separator, llm),
+            options=llm.sampling_options() if llm else None,
+            tenant=llm.tenant if llm else None,
+        )
 
     def _checked(self, changes: dict[str, Any]) -> dict[str, Any]:
         """The search's options, once everything that can be known before it is in order."""

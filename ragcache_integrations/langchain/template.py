@@ -13,17 +13,20 @@ PromptTemplateLike = BasePromptTemplate[Any] | str | Callable[[str, Sequence[Doc
 
 
 def as_template(
-    template: PromptTemplateLike, separator: str
+    template: PromptTemplateLike, separator: str, llm: Any = None
 ) -> Callable[[str, Sequence[Document]], str]:
     """A function (question, documents) -> prompt, as the engine takes it.
 
-    template: the chain's PromptTemplate or ChatPromptTemplate, whose messages are then written as
-      LangChain writes them for an LLM; a text such as "{context}\\n\\n{question}"; or such a function.
+    template: the chain's PromptTemplate or ChatPromptTemplate, whose messages are written as LangChain
+      writes them for an LLM; a text such as "{context}\\n\\n{question}"; or such a function.
     separator: what the chain joins the documents with. Unused for a function.
+    llm: what is asked with it; a chat model's `render` writes the prompt.
     Raises ValueError for anything else, or slots of which it cannot be told what they are for.
     """
+    render: Callable[[Any], str] | None = getattr(llm, "render", None)
     if isinstance(template, str):
-        return Template.from_text(template, separator)
+        text = Template.from_text(template, separator)
+        return _rendered(text, render) if render else text
     if not isinstance(template, BasePromptTemplate):
         if not callable(template):
             raise ValueError(f"template takes a prompt, a text or a function, got {template!r}")
@@ -34,6 +37,13 @@ def as_template(
         values = {context: separator.join(document.text for document in documents)}
         if question:
             values[question] = asked
-        return prompt.format_prompt(**values).to_string()
+        value = prompt.format_prompt(**values)
+        return render(value) if render else value.to_string()
 
     return written
+
+
+def _rendered(
+    template: Template, render: Callable[[Any], str]
+) -> Callable[[str, Sequence[Document]], str]:
+    return lambda question, documents: render(template(question, documents))

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Generator, Sequence
 from contextlib import aclosing
-from typing import Any
+from functools import partial
+from typing import Any, Self
 
+from llama_index.core.base.llms.generic_utils import (
+    messages_to_prompt as generic_messages_to_prompt,
+)
 from llama_index.core.base.llms.types import (
     ChatMessage,
     ChatResponse,
@@ -18,10 +22,12 @@ from llama_index.core.base.llms.types import (
 )
 from llama_index.core.callbacks import CallbackManager
 from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
-from llama_index.core.llms.llm import LLM
-from pydantic import ConfigDict, Field, field_validator
+from llama_index.core.prompts import BasePromptTemplate
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
-from ragcache_engine import RAGCacheEngine, SamplingOptions
+from ragcache_engine import EngineNeeded, SamplingOptions
+from ragcache_integrations.engines import Engine
+from ragcache_integrations.llamaindex.conversations import by_chat_template
 from ragcache_integrations.llamaindex.responses import (
     chat_response,
     completion,
@@ -33,40 +39,77 @@ from ragcache_integrations.llamaindex.streams import (
     reported_astream,
     reported_stream,
 )
+from ragcache_integrations.llamaindex.structured import GuidedPrediction
 from ragcache_integrations.sampling import SamplingFields
 
 
-class RAGCacheLLM(SamplingFields, LLM):
+class RAGCacheLLM(SamplingFields, GuidedPrediction):
     """The engine in place of LlamaIndex's `Vllm`: same parameters, same defaults.
 
         llm = RAGCacheLLM(engine=engine, temperature=0, max_new_tokens=64)
         query_engine = RetrieverQueryEngine.from_args(retriever, llm=llm)
 
+    Examples:
+        The engine without a model answers with the prompt's last line, and shows how all of it works:
+
+        >>> from llama_index.core.llms import ChatMessage
+        >>> from ragcache_engine import EngineConfig, RAGCacheEngine
+        >>> from ragcache_integrations.llamaindex import RAGCacheLLM
+        >>> engine = RAGCacheEngine(EngineConfig(model="any", backend="memory"))
+        >>> llm = RAGCacheLLM(engine=engine, temperature=0)
+        >>> str(llm.complete("Why is the sky blue?"))
+        'You asked: Why is the sky blue?'
+        >>> response = llm.chat([ChatMessage("Why is the sea?")])
+        >>> response.message.content, response.raw["usage"]["completion_tokens"]
+        ('You asked: Why is the sea?', 8)
+        >>> len(llm.tokenize("one two three"))  # Settings.tokenizer = llm.tokenize
+        3
+        >>> engine.close()
+
     Parameters of the model itself (dtype, tensor_parallel_size, ...) go into the engine's
     configuration and are refused here. A call may set any sampling parameter for itself:
-    `llm.complete(prompt, temperature=0.7, max_tokens=32, stop=["."])`.
+    `llm.complete(prompt, temperature=0.7, max_tokens=32, stop=["."])`; or a form that its answer
+    keeps to, such as `guide=Guide.choice(["yes", "no"])`.
+    engine: a running engine, shared by all who are given it; or an EngineConfig, to start one.
+    tenant: whose cached tensors may be shared; prompts of another tenant never share.
+
     A prompt goes through completion_to_prompt unless the call says formatted=True, as query engines
-    do; a conversation goes through messages_to_prompt.
+    do. A conversation is written by the model's own chat template; by LlamaIndex's "user: ..." if it
+    has none; or by messages_to_prompt, if that is given.
+    is_chat_model: whether query engines put their prompts as conversations too, which is what an
+      instruction-tuned model wants. False by default, as for `Vllm`, so that a swap changes no prompt.
 
     What an answer cost stands in the response's `additional_kwargs`: prompt_tokens,
     completion_tokens, total_tokens, cached_tokens and its tiers, ttft_s, finish_reason,
     document_ids, speculation; and in `raw["usage"]`, where TokenCountingHandler looks. Of a stream the
     last response has it.
 
-    Asking raises BadRequest for what cannot be served (EmptyPrompt, PromptTooLong, a parameter the
-    engine does not have), EngineError if the engine cannot finish. Closing a stream early or
-    cancelling the task cancels the request.
+    Asking raises BadRequest for what cannot be served (EmptyPrompt, PromptTooLong, RefusedMessages,
+    UnsupportedGuide, a parameter the engine does not have), EngineError if the engine cannot finish.
+    Closing a stream early or cancelling the task cancels the request.
+
+    `to_dict` and `to_json` hold the parameters; the engine, callbacks, and the functions that write
+    prompts stay out of them. `from_dict(data, engine=engine)` makes an LLM again.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
 
-    engine: RAGCacheEngine = Field(exclude=True, repr=False)
+    engine: Engine = Field(exclude=True, repr=False)
+    tenant: str | None = None
+    is_chat_model: bool = False
 
     @field_validator("callback_manager", mode="before")
     @classmethod
     def _never_without_callback_manager(cls, manager: CallbackManager | None) -> CallbackManager:
         # Vllm takes None for "none of my own".
         return manager or CallbackManager([])
+
+    @model_validator(mode="after")
+    def _talk_as_the_model_does(self) -> Self:
+        # LlamaIndex has put its own form where nobody gave one.
+        if self.messages_to_prompt is generic_messages_to_prompt:
+            self.messages_to_prompt = partial(by_chat_template, self.engine)
+        return self
 
     @classmethod
     def class_name(cls) -> str:
@@ -77,9 +120,49 @@ class RAGCacheLLM(SamplingFields, LLM):
         return LLMMetadata(
             context_window=self.engine.limits.context_tokens,
             num_output=self.max_new_tokens,
-            is_chat_model=False,
+            is_chat_model=self.is_chat_model,
             model_name=self.engine.config.model,
         )
+
+    def tokenize(self, text: str) -> list[int]:
+        """The text's tokens as the engine's model reads them.
+
+        What LlamaIndex takes for a tokenizer: `Settings.tokenizer = llm.tokenize`, so that prompts are
+        packed to the context of this model and not by the tokens of another; or
+        `TokenCountingHandler(tokenizer=llm.tokenize)`. Raises EngineClosed after the engine's end.
+        """
+        return list(self.engine.tokenize(text).token_ids)
+
+    def render(self, template: BasePromptTemplate, **prompt_args: Any) -> str:
+        """The prompt that `predict(template, **prompt_args)` asks the engine, to the character."""
+        if self.is_chat_model:
+            return self._prompt(self._get_messages(template, **prompt_args))
+        return self._get_prompt(template, **prompt_args)
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any], **kwargs: Any) -> Self:
+        """An LLM with the parameters that `to_dict` gave, on `engine=`.
+
+        kwargs: the engine, and what else is not in the data or is to be otherwise: callback_manager,
+          messages_to_prompt, completion_to_prompt, output_parser.
+        Raises EngineNeeded without an engine.
+        """
+        if "engine" not in {**data, **kwargs}:
+            raise EngineNeeded(
+                f"an engine cannot be saved with what runs on it: start one, and restore the LLM with "
+                f"{cls.__name__}.from_dict(data, engine=engine), or from_json in the same way"
+            )
+        return super().from_dict(data, **kwargs)
+
+    def __getstate__(self) -> dict[Any, Any]:
+        raise EngineNeeded(
+            f"an engine lives in one process, so {type(self).__name__} cannot be pickled: send "
+            f"llm.to_dict(), and make another of it with from_dict(data, engine=...)"
+        )
+
+    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
+        # A copy asks the same engine.
+        return super().__deepcopy__({**(memo or {}), id(self.engine): self.engine})
 
     @llm_completion_callback()
     def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
@@ -129,16 +212,16 @@ class RAGCacheLLM(SamplingFields, LLM):
     # is reported once and not as a completion too.
 
     def _complete(self, prompt: str, options: SamplingOptions) -> CompletionResponse:
-        return completion(self.engine.generate(prompt, options=options))
+        return completion(self.engine.generate(prompt, options=options, tenant=self.tenant))
 
     async def _acomplete(self, prompt: str, options: SamplingOptions) -> CompletionResponse:
-        return completion(await self.engine.agenerate(prompt, options=options))
+        return completion(await self.engine.agenerate(prompt, options=options, tenant=self.tenant))
 
     def _stream(
         self, prompt: str, options: SamplingOptions
     ) -> Generator[CompletionResponse, None, None]:
         # Asked here and not in the generator: bad input is then raised by the call itself.
-        stream = self.engine.stream(prompt, options=options)
+        stream = self.engine.stream(prompt, options=options, tenant=self.tenant)
 
         def responses() -> Generator[CompletionResponse, None, None]:
             text = ""
@@ -153,7 +236,9 @@ class RAGCacheLLM(SamplingFields, LLM):
         self, prompt: str, options: SamplingOptions
     ) -> AsyncGenerator[CompletionResponse, None]:
         text = ""
-        async with aclosing(self.engine.astream(prompt, options=options)) as pieces:
+        async with aclosing(
+            self.engine.astream(prompt, options=options, tenant=self.tenant)
+        ) as pieces:
             async for piece in pieces:
                 text += piece.text
                 yield completion_so_far(text, piece)

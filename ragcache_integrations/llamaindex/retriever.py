@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator
+from collections.abc import Generator, Hashable
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from logging import getLogger
 from typing import Any, NamedTuple, Self
 
+from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.constants import DEFAULT_SIMILARITY_TOP_K
 from llama_index.core.indices.vector_store import VectorIndexRetriever, VectorStoreIndex
 from llama_index.core.schema import BaseNode, MetadataMode, NodeWithScore, QueryBundle
 
 from ragcache_engine import Document, QueryShapeError, RAGCacheEngine, RetrievalInProgress
+from ragcache_integrations.llamaindex.bare_index import BareNodes, index_over, objects_of
+from ragcache_integrations.llamaindex.llm import RAGCacheLLM
 from ragcache_integrations.llamaindex.store import (
     check_searchable,
     check_supported,
@@ -27,6 +30,8 @@ from ragcache_integrations.searchable import check_top_k, check_vector_size
 from ragcache_integrations.staging import OnStage, engine_told, handed_over, staged, told_stages
 
 logger = getLogger(__name__)
+
+_THE_INDEXS_OWN = ("callback_manager", "object_map")
 
 
 class NodeStage(NamedTuple):
@@ -47,6 +52,32 @@ class RAGCacheRetriever(VectorIndexRetriever):
         retriever = RAGCacheRetriever.from_index(index, engine=engine, similarity_top_k=2)
         nodes = retriever.retrieve("Why is the sky blue?")
 
+    Examples:
+        On an index made without a model, and the engine without one:
+
+        >>> import faiss, numpy
+        >>> from llama_index.core import MockEmbedding
+        >>> from llama_index.core.query_engine import RetrieverQueryEngine
+        >>> from llama_index.core.schema import TextNode
+        >>> from ragcache_engine import EngineConfig, RAGCacheEngine
+        >>> from ragcache_integrations.llamaindex import RAGCacheLLM, RAGCacheRetriever
+        >>> engine = RAGCacheEngine(EngineConfig(model="any", backend="memory"))
+        >>> embed_model = MockEmbedding(embed_dim=4)
+        >>> nodes = [TextNode(id_="sky", text="The sky looks blue because air scatters light.")]
+        >>> vectors = faiss.IndexFlatL2(4)
+        >>> embedded = embed_model.get_text_embedding_batch([node.text for node in nodes])
+        >>> vectors.add(numpy.array(embedded, dtype="float32"))
+        >>> retriever = RAGCacheRetriever.from_faiss(
+        ...     vectors, nodes, engine=engine, embed_model=embed_model, similarity_top_k=1
+        ... )
+        >>> [found.node.node_id for found in retriever.retrieve("Why is the sky blue?")]
+        ['sky']
+        >>> llm = RAGCacheLLM(engine=engine, temperature=0)
+        >>> answer = RetrieverQueryEngine.from_args(retriever, llm=llm).query("Why is it blue?")
+        >>> [found.node.node_id for found in answer.source_nodes]
+        ['sky']
+        >>> engine.close()
+
     The prompt that a response synthesizer then makes of the nodes is recognised by the engine,
     which reuses what it has computed for each of them, and learns what the prompts look like to begin
     the next ones early: while the search still runs, on what it has found by then, unless the engine's
@@ -64,15 +95,18 @@ class RAGCacheRetriever(VectorIndexRetriever):
         engine: RAGCacheEngine,
         similarity_top_k: int = DEFAULT_SIMILARITY_TOP_K,
         template: PromptTemplateLike | None = None,
+        llm: RAGCacheLLM | None = None,
+        chain: Hashable = None,
         **options: Any,
     ) -> None:
-        """options: what VectorIndexRetriever takes; template: see `from_index`, also for the errors."""
+        """options: what VectorIndexRetriever takes; the others and errors: see `from_index`."""
         check_top_k(similarity_top_k)
         check_supported(index)
         super().__init__(index, similarity_top_k=similarity_top_k, **options)
         self._engine = engine
-        self._template = None if template is None else as_template(template)
-        self._chain = object()
+        self._template = None if template is None else as_template(template, llm)
+        self._llm = llm
+        self.chain = object() if chain is None else chain
 
     @classmethod
     def from_index(
@@ -82,6 +116,8 @@ class RAGCacheRetriever(VectorIndexRetriever):
         engine: RAGCacheEngine,
         similarity_top_k: int = DEFAULT_SIMILARITY_TOP_K,
         template: PromptTemplateLike | None = None,
+        llm: RAGCacheLLM | None = None,
+        chain: Hashable = None,
         **options: Any,
     ) -> Self:
         """A retriever over a VectorStoreIndex whose vectors are in Faiss.
@@ -91,21 +127,65 @@ class RAGCacheRetriever(VectorIndexRetriever):
           LlamaIndex prompt or a text such as "{context_str}\\n\\n{query_str}", both filled as in the
           mode "compact"; or a function (question, documents) -> prompt, to which nodes come as
           ragcache_engine.Document.
-        options: what `index.as_retriever()` takes.
+        llm: the LLM that will be asked, if even the first question is to begin early: how it draws its
+          answers, whose tenant it is, and how it writes the template are then known too.
+        chain: what tells this retriever's prompts from those of others; by default its own. It is
+          what `engine.warm(chain=...)` takes, to write prompts as this retriever's were.
+        options: what `index.as_retriever()` takes, and callback_manager.
         Raises InvalidTopK, UnsupportedStore; ValueError for a template whose slots are not known. An
         index that is still empty is no error here, as nodes may be inserted later.
         """
         check_top_k(similarity_top_k)
         check_supported(index)
+        # What an index gives its retrievers, and will not be told otherwise.
+        own = {name: options.pop(name) for name in _THE_INDEXS_OWN if name in options}
         stock = index.as_retriever(similarity_top_k=similarity_top_k, **options)
+        own = {name: getattr(stock, name) for name in _THE_INDEXS_OWN} | own
         return cls(
             index,
             engine=engine,
             similarity_top_k=similarity_top_k,
             template=template,
-            callback_manager=stock.callback_manager,
-            object_map=stock.object_map,
+            llm=llm,
+            chain=chain,
+            **own,
             **options,
+        )
+
+    @classmethod
+    def from_faiss(
+        cls,
+        faiss_index: Any,
+        nodes: BareNodes,
+        *,
+        engine: RAGCacheEngine,
+        embed_model: BaseEmbedding | None = None,
+        similarity_top_k: int = DEFAULT_SIMILARITY_TOP_K,
+        template: PromptTemplateLike | None = None,
+        llm: RAGCacheLLM | None = None,
+        chain: Hashable = None,
+        **options: Any,
+    ) -> Self:
+        """A retriever over a Faiss index that something else has built, and the nodes of its vectors.
+
+        faiss_index: any faiss.Index; it is searched as it is, and not copied.
+        nodes: one for each vector, in the order of the vectors; or a mapping from the ids the index
+          gives out (those of an IndexIDMap, say) to nodes. They need no embedding.
+        embed_model: what the vectors were made with; None: that of Settings.
+        similarity_top_k, template, llm, chain: see `from_index`.
+        options: what VectorIndexRetriever takes.
+        Raises InvalidTopK; UnsupportedStore for what is no Faiss index; IndexOutOfStep unless each vector
+        has one node; ValueError for a template whose slots are not known. Nothing is embedded here.
+        """
+        check_top_k(similarity_top_k)
+        return cls(
+            index_over(faiss_index, nodes, embed_model),
+            engine=engine,
+            similarity_top_k=similarity_top_k,
+            template=template,
+            llm=llm,
+            chain=chain,
+            **{"object_map": objects_of(nodes), **options},
         )
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
@@ -149,7 +229,13 @@ class RAGCacheRetriever(VectorIndexRetriever):
         return engine_told(retrieval, _of_found)
 
     def _retrieval(self, question: str) -> AbstractContextManager[RetrievalInProgress]:
-        return self._engine.retrieval(question, chain=self._chain, template=self._template)
+        return self._engine.retrieval(
+            question,
+            chain=self.chain,
+            template=self._template,
+            options=self._llm.sampling_options() if self._llm else None,
+            tenant=self._llm.tenant if self._llm else None,
+        )
 
     def _check(self) -> None:
         check_top_k(self.similarity_top_k)

@@ -77,7 +77,7 @@ def missing_nodes_named(index: VectorStoreIndex) -> Iterator[None]:
     try:
         yield
     except KeyError as error:
-        if missing := _missing(index):
+        if missing := _missing(index) or _without_node(index, error.args):
             raise UnknownDocument(
                 f"the index names nodes that the docstore does not hold ({missing[0]!r} and "
                 f"{len(missing) - 1} more); load both from one save, or build them again together"
@@ -86,11 +86,20 @@ def missing_nodes_named(index: VectorStoreIndex) -> Iterator[None]:
 
 
 def _missing(index: VectorStoreIndex) -> list[str]:
-    """Nodes the docstore does not hold, and positions that have no node."""
+    """Nodes the docstore does not hold, and positions that have no node.
+
+    Positions come last: an index may have given its vectors other ids.
+    """
     nodes = index.index_struct.nodes_dict
     positions = map(str, range(faiss_index(index).ntotal))
     named_by_node = all(key == node_id for key, node_id in nodes.items())
     lost = [] if named_by_node else [at for at in positions if at not in nodes]
-    return lost + [
+    return [
         node_id for node_id in nodes.values() if not index.docstore.document_exists(node_id)
-    ]
+    ] + lost
+
+
+def _without_node(index: VectorStoreIndex, looked_for: tuple[Any, ...]) -> list[str]:
+    """The id that the Faiss index gave out for a vector that no node was named for."""
+    nodes = index.index_struct.nodes_dict
+    return [id_ for id_ in looked_for if str(id_).isdigit() and id_ not in nodes]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 
 from llama_index.core.prompts import BasePromptTemplate, PromptTemplate
 
@@ -14,12 +15,21 @@ BETWEEN_NODES = "\n\n"
 PromptTemplateLike = BasePromptTemplate | str | Callable[[str, Sequence[Document]], str]
 
 
-def as_template(template: PromptTemplateLike) -> Callable[[str, Sequence[Document]], str]:
+class Renders(Protocol):
+    """An LLM that tells what it makes of a prompt, as RAGCacheLLM does."""
+
+    def render(self, template: BasePromptTemplate, **prompt_args: Any) -> str: ...
+
+
+def as_template(
+    template: PromptTemplateLike, llm: Renders | None = None
+) -> Callable[[str, Sequence[Document]], str]:
     """A function (question, documents) -> prompt, as the engine takes it.
 
     template: the text_qa_template of a synthesizer in its "compact" mode, which trims the nodes' texts
       and leaves out blank ones; a text such as "{context_str}\\n\\n{query_str}" for the same; or such a
       function, for whatever else a pipeline does.
+    llm: what is asked with it, which may write it as a conversation or put a system prompt before it.
     Raises ValueError for anything else, or slots of which it cannot be told what they are for.
     """
     if not isinstance(template, str | BasePromptTemplate):
@@ -27,7 +37,8 @@ def as_template(template: PromptTemplateLike) -> Callable[[str, Sequence[Documen
             raise ValueError(f"template takes a prompt, a text or a function, got {template!r}")
         return template
     # Braces in a text mean what they mean to LlamaIndex.
-    write = _formatted(PromptTemplate(template) if isinstance(template, str) else template)
+    prompt = PromptTemplate(template) if isinstance(template, str) else template
+    write = _formatted(prompt, partial(llm.render, prompt) if llm else prompt.format)
 
     def written(asked: str, documents: Sequence[Document]) -> str:
         trimmed = [Document(document.id, document.text.strip()) for document in documents]
@@ -36,8 +47,10 @@ def as_template(template: PromptTemplateLike) -> Callable[[str, Sequence[Documen
     return written
 
 
-def _formatted(template: BasePromptTemplate) -> Callable[[str, Sequence[Document]], str]:
-    # format() takes the names that LlamaIndex asks with, whatever the template itself calls them.
+def _formatted(
+    template: BasePromptTemplate, fill: Callable[..., str]
+) -> Callable[[str, Sequence[Document]], str]:
+    # What fills it takes the names that LlamaIndex asks with, whatever the template itself calls them.
     asked_with = {theirs: ours for ours, theirs in (template.template_var_mappings or {}).items()}
     names = [asked_with.get(name, name) for name in template.template_vars]
     filled = {*template.kwargs, *(template.function_mappings or {})} - {"context_str", "query_str"}
@@ -49,6 +62,6 @@ def _formatted(template: BasePromptTemplate) -> Callable[[str, Sequence[Document
         }
         if question:
             values[question] = asked
-        return template.format(**values)
+        return fill(**values)
 
     return written

@@ -71,6 +71,12 @@ def make_engine():
 
 
 @pytest.fixture
+def recording():
+    """The class of the backend that remembers, for tests that change it."""
+    return RecordingBackend
+
+
+@pytest.fixture
 def backend():
     return RecordingBackend()
 

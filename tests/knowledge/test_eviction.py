@@ -207,6 +207,22 @@ def test_a_node_seen_once_is_worth_less_the_fewer_of_its_depth_came_back():
     assert popularity.log2_rate(node.parent) > popularity.log2_rate(node)
 
 
+def test_asking_for_the_rate_of_a_node_is_no_use_of_it():
+    popularity, _ = popularity_after("AABBC", 10.0)
+    tree = KnowledgeTree({}, POLICIES["lru"], block_tokens=1)
+    before = len(popularity)
+    popularity.log2_rate(tree.child(tree.root, Segment("new", 1)))
+    assert len(popularity) == before
+
+
+def test_a_use_that_is_not_over_counts_as_much_as_it_will_when_it_is():
+    popularity, nodes = popularity_after("AAABBBCA", 10.0)
+    expected = popularity.log2_rate(nodes["B"], in_use=True)
+    assert expected > popularity.log2_rate(nodes["B"])
+    counted, nodes = popularity_after("AAABBBCAB", 10.0)
+    assert counted.log2_rate(nodes["B"]) == pytest.approx(expected, abs=0.2)  # one request later
+
+
 @pytest.mark.parametrize("half_lives", [(), (0.0,), (100.0, -1.0)])
 def test_half_lives_are_positive(half_lives: tuple[float, ...]):
     with pytest.raises(ValueError, match="half-lives"):

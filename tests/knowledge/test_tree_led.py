@@ -193,6 +193,31 @@ def test_a_half_without_blocks_is_refused_or_keeps_the_tree_in_order():
     tree.check()
 
 
+@pytest.mark.parametrize("policy", ["arc", "gdsf", "lfu", "pgdsf", "sieve"])
+def test_what_came_in_for_a_use_counts_as_used_once_when_that_is_over(policy: str):
+    tree = tree_of(policy, host=8)
+    for name in "AABC":
+        (node,) = chain(tree, name)
+        whole = int(node.resident[1] == 4)
+        tree.grow(node, HOST, 4, in_use=True)
+        tree.used_by([node], whole, 0.1)
+        tree.unpin([node])
+    held = {node.segment.name for node in tree.root.downwards() if node.resident[1]}
+    assert held == {"A", "C"}
+
+
+def test_a_newcomer_is_judged_with_the_use_it_comes_for():
+    tree = tree_of("halflife", host=4)
+    (resident,), (newcomer,) = chain(tree, "A"), chain(tree, "B")
+    for node in (newcomer, resident):
+        for _ in range(4):
+            tree.used_by([node], 0, 0.0)
+    tree.grow(resident, HOST, 4)
+    tree.unpin([resident])
+    assert tree.grow(newcomer, HOST, 4) == []
+    assert freed(tree.grow(newcomer, HOST, 4, in_use=True)) == [("A", "host", 0, 4)]
+
+
 def test_tiers_that_share_their_popularity_count_a_use_once():
     shared, alone = tree_of("halflife", device=9, host=9, disk=9), tree_of("halflife", device=9)
     policies = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from itertools import pairwise
 
 from hypothesis import given
@@ -45,6 +46,14 @@ def test_a_document_that_is_not_there_is_not_found():
 def test_a_text_is_found_even_if_the_pipeline_trimmed_it():
     padded = Document("cats", f"  {CATS.text}\n\n")
     assert found(f"Read: {CATS.text} Why?", padded) == [("cats", CATS.text)]
+
+
+def test_a_text_is_found_where_a_chat_template_wrote_it_as_json():
+    lines = Document("lines", 'It says "café".\n\nThen it \\ says no more.\n')
+    prompt = f"<tool>{json.dumps({'result': lines.text.strip()}, ensure_ascii=False)}</tool> Why?"
+    assert found(prompt, CATS, lines) == [
+        ("lines", 'It says \\"café\\".\\n\\nThen it \\\\ says no more.')
+    ]
 
 
 def test_a_document_inside_another_one_does_not_tear_it_apart():

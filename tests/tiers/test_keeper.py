@@ -504,6 +504,8 @@ class VLLM:
         for at in range(request.computed // BLOCK_TOKENS):
             assert request.blocks[at].holds == keys[at], "a request computes with another's block"
             self.pool.cache(request.blocks[at], keys[at])
+        # Of a prompt that is all there, the last token is computed again: its output is needed.
+        request.computed = min(request.computed, len(request.token_ids) - 1)
 
     def _admit(self, request: Request) -> bool | None:
         """None if it is to be asked again later, False if there is no room for it."""
@@ -561,7 +563,7 @@ class VLLM:
         being_loaded = {key for job in self.jobs if not job.is_store for key in job.keys}
         if is_pending or not being_loaded.isdisjoint(keys[:hits]):
             return None
-        assert len(request.blocks) + hits <= (len(request.token_ids) - 1) // BLOCK_TOKENS
+        assert len(request.blocks) + hits <= len(request.token_ids) // BLOCK_TOKENS
         return hits
 
     def _offer(self, request: Request) -> None:

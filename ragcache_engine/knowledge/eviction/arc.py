@@ -50,6 +50,9 @@ class ARC:
             self._once.remove(node)
             self._again.append(node)
 
+    def brought(self, node: Node) -> None:
+        pass
+
     def exposed(self, node: Node) -> None:
         self._once.exposed(node)
         self._again.exposed(node)
@@ -60,7 +63,7 @@ class ARC:
             first, other = other, first
         return first.first(evictable) or other.first(evictable)
 
-    def prefers(self, newcomer: Node, victim: Node) -> bool:
+    def prefers(self, newcomer: Node, victim: Node, *, in_use: bool = False) -> bool:
         return True
 
     def evicted(self, node: Node) -> None:

@@ -59,5 +59,6 @@ class HalfLife(Ranked):
             self._believed = self._popularity.half_life
             self.rank_anew()
 
-    def prefers(self, newcomer: Node, victim: Node) -> bool:
-        return self.rank(newcomer) >= self.rank_of(victim)
+    def prefers(self, newcomer: Node, victim: Node, *, in_use: bool = False) -> bool:
+        rate = self._popularity.log2_rate(newcomer, in_use=in_use)
+        return rate >= self.rank_of(victim)

@@ -100,6 +100,7 @@ class Popularity:
         self._records: dict[Node, _Record] = {}
         self._sweep_at = FIRST_SWEEP
         self._latest: Node | None = None
+        self._rated: tuple[Node, float] | None = None  # as of its latest use
 
     @property
     def half_life(self) -> float:
@@ -117,7 +118,7 @@ class Popularity:
         """
         if node is self._latest and node.last_use == self._now:
             return False
-        self._latest = node
+        self._latest, self._rated = node, None
         changed = node.last_use != self._now and self._next_request(node.last_use)
         record = self._records.get(node)
         if record is None:
@@ -129,22 +130,30 @@ class Popularity:
             weights[which] += one
         return changed
 
-    def log2_rate(self, node: Node) -> float:
+    def log2_rate(self, node: Node, *, in_use: bool = False) -> float:
         """Of the node, up to a constant that is the same for all until the half-life changes.
 
         All counts halve in step, so it changes with a use only: now, it would be smaller by
         now / half-life for every node.
+        in_use: count the use of a request that is not over. A node never used is taken to be in use.
         """
-        record = self._records.get(node)
+        if self._rated and self._rated[0] is node and not in_use:
+            return self._rated[1]  # each tier asks
+        record, half_life = self._records.get(node), self._half_lives[self._best]
+        one = self._counts_now[self._best]
         if record is None:
-            record = self._meet(node)
-        half_life = self._half_lives[self._best]
-        if node.last_use == self._now:
-            latest = self._counts_now[self._best]
+            count = one * (1.0 - self._discount_at(node))
+        elif in_use and node.last_use != self._now:
+            count = record.counts[self._best] + one * (1.0 - record.level.discount)
         else:
-            latest = 2.0 ** ((node.last_use - self._start) / half_life)
-        count = record.counts[self._best] - record.level.discount * latest
-        return log2(max(count, TINY)) + self._start / half_life
+            latest = one
+            if node.last_use != self._now:
+                latest = 2.0 ** ((node.last_use - self._start) / half_life)
+            count = record.counts[self._best] - record.level.discount * latest
+        rate = log2(max(count, TINY)) + self._start / half_life
+        if node is self._latest and not in_use:
+            self._rated = node, rate
+        return rate
 
     def _next_request(self, now: int) -> bool:
         """Judge the forecasts up to here; whether the verdict is new."""
@@ -165,9 +174,7 @@ class Popularity:
     def _meet(self, node: Node) -> _Record:
         if len(self._records) >= self._sweep_at:
             self._sweep()
-        depth, above = -1, node.parent
-        while above is not None:
-            depth, above = depth + 1, above.parent
+        depth = _depth(node)
         while len(self._levels) <= depth:
             self._levels.append(_Level(len(self._half_lives)))
         level = self._levels[depth]
@@ -176,6 +183,10 @@ class Popularity:
         level.discount_anew()
         record = self._records[node] = _Record(level, self._counts_now)
         return record
+
+    def _discount_at(self, node: Node) -> float:
+        depth = _depth(node)
+        return self._levels[depth].discount if depth < len(self._levels) else 0.0
 
     def _count(self, record: _Record) -> None:
         """One more use of a known node: score the forecasts of it, then count it."""
@@ -220,3 +231,11 @@ class Popularity:
             level.discount_anew()
         self._records = kept
         self._sweep_at = max(FIRST_SWEEP, 2 * len(kept))
+
+
+def _depth(node: Node) -> int:
+    """How many nodes are above it, the root not among them."""
+    depth, above = -1, node.parent
+    while above is not None:
+        depth, above = depth + 1, above.parent
+    return depth

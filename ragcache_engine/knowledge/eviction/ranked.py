@@ -45,6 +45,9 @@ class Ranked(ABC):
         if queued is not None and entry[0] < queued[0]:
             self._queue(entry)
 
+    def brought(self, node: Node) -> None:
+        self.used(node)
+
     def exposed(self, node: Node) -> None:
         if node not in self._queued:
             self._queue(self._entries[node])
@@ -68,7 +71,7 @@ class Ranked(ABC):
                 heapreplace(heap, latest)
         return None
 
-    def prefers(self, newcomer: Node, victim: Node) -> bool:
+    def prefers(self, newcomer: Node, victim: Node, *, in_use: bool = False) -> bool:
         return True
 
     def evicted(self, node: Node) -> None:  # noqa: B027  (most have nothing to note)

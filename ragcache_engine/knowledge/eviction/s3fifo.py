@@ -38,6 +38,9 @@ class S3FIFO:
     def used(self, node: Node) -> None:
         self._uses[node] = min(MOST_USES, self._uses[node] + 1)
 
+    def brought(self, node: Node) -> None:
+        pass
+
     def exposed(self, node: Node) -> None:
         self._small.exposed(node)
         self._main.exposed(node)
@@ -49,7 +52,7 @@ class S3FIFO:
             victim = self._from_small(evictable)
         return victim or self._from_main(evictable) or self._from_small(evictable)
 
-    def prefers(self, newcomer: Node, victim: Node) -> bool:
+    def prefers(self, newcomer: Node, victim: Node, *, in_use: bool = False) -> bool:
         return True
 
     def evicted(self, node: Node) -> None:

@@ -33,6 +33,9 @@ class SIEVE:
     def used(self, node: Node) -> None:
         self._marked.add(node)
 
+    def brought(self, node: Node) -> None:
+        pass
+
     def exposed(self, node: Node) -> None:
         self._ahead.exposed(node)
         self._spared.exposed(node)
@@ -52,7 +55,7 @@ class SIEVE:
                 return node
         return None
 
-    def prefers(self, newcomer: Node, victim: Node) -> bool:
+    def prefers(self, newcomer: Node, victim: Node, *, in_use: bool = False) -> bool:
         return True
 
     def evicted(self, node: Node) -> None:

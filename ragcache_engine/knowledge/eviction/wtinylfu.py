@@ -43,6 +43,9 @@ class WTinyLFU:
             self._probation.remove(node)
             self._protected.append(node)
 
+    def brought(self, node: Node) -> None:
+        pass
+
     def exposed(self, node: Node) -> None:
         for part in (self._window, self._probation, self._protected):
             part.exposed(node)
@@ -62,7 +65,7 @@ class WTinyLFU:
             self._window.remove(candidate)
             self._probation.append(candidate)
 
-    def prefers(self, newcomer: Node, victim: Node) -> bool:
+    def prefers(self, newcomer: Node, victim: Node, *, in_use: bool = False) -> bool:
         return True
 
     def evicted(self, node: Node) -> None:

@@ -4,8 +4,9 @@ from hashlib import sha256
 import pytest
 from langchain_community.vectorstores import FAISS
 from langchain_core.documents import Document
+from langchain_core.runnables import ConfigurableField
 
-from ragcache_integrations.langchain import RAGCacheRetriever
+from ragcache_integrations.langchain import RAGCacheLLM, RAGCacheRetriever
 from ragcache_integrations.langchain.retriever import engine_document
 
 QUESTIONS = ["Why is the sky blue?", "Why does bread rise in the oven?", "How do bees dance?"]
@@ -120,3 +121,13 @@ def test_the_engine_stays_out_of_what_is_serialized(store, engine):
     retriever = RAGCacheRetriever.from_vectorstore(store, engine=engine)
     assert "engine" not in retriever.model_dump(exclude={"vectorstore"})
     assert "engine=" not in repr(retriever)
+
+
+def test_a_retriever_configured_for_each_call_still_learns_its_chain(chain_of, store, engine):
+    retriever = RAGCacheRetriever.from_vectorstore(store, engine=engine, k=2)
+    configurable = retriever.configurable_fields(search_kwargs=ConfigurableField(id="search"))
+    chain = chain_of(configurable, RAGCacheLLM(engine=engine, temperature=0))
+    for question in QUESTIONS:
+        chain.invoke(question, {"configurable": {"search": {"k": 2}}})
+    found = [engine_document(document) for document in retriever.invoke(QUESTIONS[0])]
+    assert engine.warm([found], chain=retriever.chain).sets == 1

@@ -9,7 +9,7 @@ from langchain_core.runnables import RunnableLambda, RunnablePassthrough
 
 from ragcache_engine import EngineConfig, RAGCacheEngine, Template
 from ragcache_engine.backends.memory import MemoryBackend
-from ragcache_integrations.langchain import RAGCacheLLM, RAGCacheRetriever
+from ragcache_integrations.langchain import ChatRAGCache, RAGCacheLLM, RAGCacheRetriever
 
 TEXT = "Answer {{briefly}} from these texts.\n\n{context}\n\nQuestion: {question}\n"
 CHAT = ChatPromptTemplate.from_messages(
@@ -82,6 +82,31 @@ def test_without_it_the_second_question_does(store, speculating, patient_chain, 
     chain.invoke("Why is the sky blue?")
     patient_chain.waits_for = 1
     chain.invoke("How do bees dance?")
+    assert speculating.stats().speculation.adopted == 1
+
+
+@pytest.mark.parametrize("form", ["prompt", "chat", "text"])
+@pytest.mark.parametrize("kind", [RAGCacheLLM, ChatRAGCache])
+def test_with_the_llm_too_nothing_of_the_first_question_is_guessed(store, speculating, form, kind):
+    prompt, template, separator = FORMS[form]
+    llm = kind(engine=speculating, temperature=0.5, seed=3, max_tokens=33, tenant="someone")
+    retriever = RAGCacheRetriever.from_vectorstore(
+        store,
+        engine=speculating,
+        template=template,
+        document_separator=separator,
+        llm=llm,
+    )
+
+    def join(documents):
+        deadline = time.monotonic() + 20
+        while not speculating.stats().speculation.started:
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        return separator.join(document.page_content for document in documents)
+
+    inputs = {"context": retriever | RunnableLambda(join), "question": RunnablePassthrough()}
+    (inputs | prompt | llm).invoke("Why is the sky blue?")
     assert speculating.stats().speculation.adopted == 1
 
 

@@ -1,4 +1,4 @@
-"""A VectorStoreIndex over Faiss, built from the small corpus without a model."""
+"""A VectorStoreIndex over Faiss, built without a model from the small corpus; and stock LLMs."""
 
 from typing import Any
 
@@ -6,6 +6,9 @@ import faiss
 import pytest
 from llama_index.core import StorageContext, VectorStoreIndex
 from llama_index.core.base.embeddings.base import BaseEmbedding
+from llama_index.core.base.llms.types import CompletionResponse, LLMMetadata
+from llama_index.core.llms.callbacks import llm_completion_callback
+from llama_index.core.llms.custom import CustomLLM
 from llama_index.core.schema import TextNode
 from llama_index.vector_stores.faiss import FaissVectorStore
 
@@ -64,3 +67,50 @@ def make_index(nodes, embeddings):
 @pytest.fixture
 def index(make_index):
     return make_index()
+
+
+class StockVLLM(CustomLLM):
+    """vLLM as LlamaIndex users write it down by hand: no cache of ours, no retriever of ours."""
+
+    vllm: Any
+    max_tokens: int
+    is_chat_model: bool = False
+
+    @property
+    def metadata(self):
+        return LLMMetadata(
+            context_window=4096, num_output=self.max_tokens, is_chat_model=self.is_chat_model
+        )
+
+    @llm_completion_callback()
+    def complete(self, prompt, formatted=False, **kwargs):
+        from vllm import SamplingParams
+
+        greedy = SamplingParams(temperature=0, max_tokens=self.max_tokens)
+        (output,) = self.vllm.generate([prompt], greedy, use_tqdm=False)
+        return CompletionResponse(text=output.outputs[0].text)
+
+    @llm_completion_callback()
+    def stream_complete(self, prompt, formatted=False, **kwargs):
+        whole = self.complete(prompt, **kwargs).text
+        yield CompletionResponse(text=whole, delta=whole)
+
+
+@pytest.fixture(scope="session")
+def stock_llm(stock_vllm):
+    """Makes stock LLMs on one vLLM, in the numbers of `vllm_engine`."""
+    tokenizer = stock_vllm.get_tokenizer()
+
+    def by_chat_template(messages):
+        told = [{"role": message.role.value, "content": message.content} for message in messages]
+        return tokenizer.apply_chat_template(told, tokenize=False, add_generation_prompt=True)
+
+    def make(max_tokens, is_chat_model=False):
+        return StockVLLM(
+            vllm=stock_vllm,
+            max_tokens=max_tokens,
+            is_chat_model=is_chat_model,
+            messages_to_prompt=by_chat_template,
+        )
+
+    return make

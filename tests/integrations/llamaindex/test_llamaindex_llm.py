@@ -1,13 +1,25 @@
 import asyncio
+import copy
+import pickle
 import time
 from itertools import pairwise
 
+import llama_index.core
 import pytest
+from llama_index.core import Settings
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
 from llama_index.core.callbacks import CallbackManager, LlamaDebugHandler, TokenCountingHandler
-from llama_index.core.prompts import PromptTemplate
+from llama_index.core.prompts import ChatPromptTemplate, PromptTemplate
 
-from ragcache_engine import BadRequest, EmptyPrompt, EngineClosed, PromptTooLong
+from ragcache_engine import (
+    BadRequest,
+    EmptyPrompt,
+    EngineClosed,
+    EngineNeeded,
+    Guide,
+    NoChatTemplate,
+    PromptTooLong,
+)
 from ragcache_integrations.llamaindex import RAGCacheLLM
 
 PROMPT = "Tell me one thing.\nWhy is the sky blue?"
@@ -64,9 +76,58 @@ def test_every_way_of_chatting_goes_through_messages_to_prompt(engine, recorded,
     assert response.message.content == "You asked: <Why?>"
 
 
-def test_a_conversation_is_written_as_the_framework_writes_it(llm, recorded):
+def test_a_conversation_is_written_by_the_models_own_chat_template(llm, engine, recorded):
     llm.chat(MESSAGES)
-    assert recorded[0][0] == "user: Why?\nassistant: "
+    assert recorded[0][0] == engine.chat_prompt([{"role": "user", "content": "Why?"}])
+    assert not recorded[0][1].add_special_tokens
+
+
+def test_a_model_without_one_is_talked_to_as_the_framework_does(make_engine, recording):
+    class Base(recording):
+        def render(self, conversation):
+            raise NoChatTemplate("a base model")
+
+    backend = Base()
+    RAGCacheLLM(engine=make_engine(backend)).chat(MESSAGES)
+    assert backend.asked[0][0] == "user: Why?\nassistant: "
+
+
+def test_chat_prompts_go_the_same_way_whether_predicted_or_chatted(engine, recorded):
+    prompt = ChatPromptTemplate.from_messages([("system", "Be kind."), ("user", "Why {word}?")])
+    for is_chat_model in (False, True):
+        llm = RAGCacheLLM(engine=engine, is_chat_model=is_chat_model)
+        llm.predict(prompt, word="blue")
+        llm.chat(prompt.format_messages(word="blue"))
+        assert llm.render(prompt, word="blue") == recorded[0][0]
+    assert len({asked for asked, _ in recorded}) == 1
+
+
+def test_a_chat_model_gets_its_query_prompts_as_conversations(engine, recorded):
+    llm = RAGCacheLLM(engine=engine, is_chat_model=True, system_prompt="Be kind.")
+    assert llm.metadata.is_chat_model
+    template = PromptTemplate("Say {word}")
+    llm.predict(template, word="moo")
+    wanted = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Say moo"}]
+    assert recorded[0][0] == engine.chat_prompt(wanted) == llm.render(template, word="moo")
+
+
+def test_it_can_tell_the_prompt_that_predict_asks(engine, recorded):
+    llm = RAGCacheLLM(
+        engine=engine, system_prompt="Be kind.", completion_to_prompt=lambda prompt: f"[{prompt}]"
+    )
+    llm.predict(PromptTemplate("Say {word}"), word="moo")
+    assert recorded[0][0] == llm.render(PromptTemplate("Say {word}"), word="moo")
+
+
+def test_an_answer_keeps_to_a_guide(llm, recorded):
+    for response in (
+        llm.complete(PROMPT, guide=Guide.choice(["yes", "no"])),
+        list(llm.stream_complete(PROMPT, guide=Guide.choice(["yes", "no"])))[-1],
+        asyncio.run(llm.acomplete(PROMPT, guide=Guide.choice(["yes", "no"]))),
+    ):
+        assert response.text == "yes"
+    with pytest.raises(ValueError, match="guide takes a Guide"):
+        llm.complete(PROMPT, guide="yes")
 
 
 def test_what_an_answer_cost_is_never_read_back_to_the_model(llm, recorded):
@@ -116,6 +177,7 @@ def test_the_defaults_are_those_of_vllm_in_llamaindex(engine):
         "stop": None,
         "ignore_eos": False,
         "seed": None,
+        "guide": None,
     }
 
 
@@ -169,6 +231,14 @@ def test_the_token_counter_counts_what_the_engine_counted(engine, way):
         cost = CHATS[way.split()[0]](llm, MESSAGES).additional_kwargs
     assert counter.prompt_llm_token_count == cost["prompt_tokens"] == engine.stats().prompt_tokens
     assert counter.completion_llm_token_count == cost["completion_tokens"]
+
+
+def test_the_engines_tokenizer_counts_for_llamaindex(llm, engine, monkeypatch):
+    monkeypatch.setattr(llama_index.core, "global_tokenizer", None)
+    Settings.tokenizer = llm.tokenize
+    words = "one two three"
+    ids = list(engine.tokenize(words).token_ids)
+    assert Settings.tokenizer(words) == TokenCountingHandler().tokenizer(words) == ids
 
 
 def test_metadata_tells_the_models_limits(llm, engine):
@@ -250,3 +320,34 @@ def test_the_engine_stays_out_of_what_is_serialized(llm):
     assert "engine" not in llm.to_dict()
     assert llm.to_dict()["temperature"] == 0
     assert llm.class_name() == "RAGCacheLLM"
+
+
+def test_it_is_restored_on_an_engine(engine):
+    llm = RAGCacheLLM(engine=engine, temperature=0, stop=["."], system_prompt="Be kind.")
+    for restored in (
+        RAGCacheLLM.from_dict(llm.to_dict(), engine=engine),
+        RAGCacheLLM.from_json(llm.to_json(), engine=engine),
+    ):
+        assert restored.to_dict() == llm.to_dict()
+        assert restored.complete(PROMPT).text == llm.complete(PROMPT).text
+
+
+def test_without_an_engine_it_cannot_be_restored(llm):
+    with pytest.raises(EngineNeeded, match="engine=engine"):
+        RAGCacheLLM.from_dict(llm.to_dict())
+    with pytest.raises(EngineNeeded):
+        RAGCacheLLM.from_json(llm.to_json())
+
+
+def test_it_cannot_be_pickled_and_its_copies_ask_the_same_engine(llm, engine):
+    with pytest.raises(EngineNeeded, match="to_dict"):
+        pickle.dumps(llm)
+    for twin in (copy.copy(llm), copy.deepcopy(llm), llm.model_copy(update={"seed": 3})):
+        assert twin.engine is engine
+        assert twin.complete(PROMPT).text == ANSWER
+
+
+def test_it_is_the_llm_of_the_settings(llm, monkeypatch):
+    monkeypatch.setattr(Settings, "_llm", None)
+    Settings.llm = llm
+    assert Settings.llm is llm

@@ -81,6 +81,38 @@ def test_without_it_the_second_question_does(index, speculating, patience, form)
     assert speculating.stats().speculation.adopted == 1
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"temperature": 0.5, "seed": 3, "max_new_tokens": 33},
+        {"tenant": "someone"},
+        {"is_chat_model": True, "system_prompt": "Be kind."},
+        {"completion_to_prompt": lambda prompt: f"[{prompt}]"},
+    ],
+)
+def test_with_the_llm_too_nothing_of_the_first_question_is_guessed(
+    index, speculating, patience, settings
+):
+    llm = RAGCacheLLM(engine=speculating, **settings)
+    retriever = RAGCacheRetriever.from_index(
+        index, engine=speculating, template=DEFAULT_TEXT_QA_PROMPT_SEL, llm=llm
+    )
+    patience.waits_for = 1
+    RetrieverQueryEngine.from_args(retriever, llm=llm, node_postprocessors=[patience]).query("Why?")
+    assert speculating.stats().speculation.adopted == 1
+
+
+def test_two_retrievers_of_one_chain_learn_from_each_other(index, speculating, patience):
+    first, second = (
+        RAGCacheRetriever.from_index(index, engine=speculating, chain="mine") for _ in "ab"
+    )
+    prompt = PromptTemplate(TEXT)
+    patient_queries(speculating, patience, first, prompt).query("Why is the sky blue?")
+    patience.waits_for = 1
+    patient_queries(speculating, patience, second, prompt).query("How do bees dance?")
+    assert speculating.stats().speculation.adopted == 1
+
+
 @pytest.mark.parametrize("template", ["{context_str} {history}", 7, PromptTemplate("{x}")])
 def test_what_is_no_template_is_refused_at_birth(index, speculating, template):
     with pytest.raises(ValueError, match="template"):

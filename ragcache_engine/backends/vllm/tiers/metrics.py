@@ -28,7 +28,9 @@ COPIED = {
     "unwritten": ("ragcache:disk_unwritten_blocks", "Blocks the disk tier did not take."),
     "forgotten": ("ragcache:forgotten_documents", "Documents dropped on request."),
 }
-SOURCES = ("device", "host", "disk", "computed")
+SOURCES = {f"{source}_tokens": source for source in ("device", "host", "disk", "computed")}
+OBSERVED_S = (*SCHEDULING_BUCKETS_S, 2 * SCHEDULING_BUCKETS_S[-1])
+"""For each bucket of the counters, a time that falls into it."""
 
 
 def definitions() -> dict[str, OffloadingMetricMetadata]:
@@ -48,30 +50,25 @@ class Reporter:
     """Turns counters into what has come to them since the last report."""
 
     def __init__(self) -> None:
-        self._last = Counters()
+        self._last = Counters().as_dict()
 
     def report(self, counters: Counters) -> OffloadingConnectorStats | None:
         """None if no request has ended since. Asked at every step, so that is told quickly."""
-        if counters.ended == self._last.ended:
+        if counters.ended == self._last["ended"]:
             return None
-        last, self._last = self._last, Counters.from_dict(counters.as_dict())
+        last, self._last = self._last, counters.as_dict()
+        now = self._last
         stats = OffloadingConnectorStats()
-        for source in SOURCES:
-            field = f"{source}_tokens"
-            if more := getattr(counters, field) - getattr(last, field):
+        for field, source in SOURCES.items():
+            if more := now[field] - last[field]:
                 stats.increase_counter(PROMPT_TOKENS, more, (source,))
-        for tier, blocks in counters.evicted.items():
-            if more := blocks - last.evicted[tier]:
+        for tier, blocks in now["evicted"].items():
+            if more := blocks - last["evicted"][tier]:
                 stats.increase_counter(EVICTED, more, (tier,))
         for field, (name, _) in COPIED.items():
-            if more := getattr(counters, field) - getattr(last, field):
+            if more := now[field] - last[field]:
                 stats.increase_counter(name, more)
-        for bound, now, before in zip(
-            (*SCHEDULING_BUCKETS_S, 2 * SCHEDULING_BUCKETS_S[-1]),
-            counters.scheduling,
-            last.scheduling,
-            strict=True,
-        ):
-            for _ in range(now - before):
-                stats.observe_histogram(SCHEDULING, bound)
+        for at, requests in enumerate(now["scheduling"]):
+            for _ in range(requests - last["scheduling"][at]):
+                stats.observe_histogram(SCHEDULING, OBSERVED_S[at])
         return None if stats.is_empty() else stats

@@ -74,4 +74,5 @@ class TierScheduler(AsyncScheduler):
 
 
 def _key_of(block: KVCacheBlock) -> Key | None:
-    return None if block.block_hash is None else get_block_hash(block.block_hash)
+    held = block.block_hash
+    return None if held is None else get_block_hash(held)

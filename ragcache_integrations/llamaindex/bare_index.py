@@ -1,0 +1,62 @@
+"""A bare Faiss index and its nodes, as the VectorStoreIndex that LlamaIndex searches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from llama_index.core import StorageContext, VectorStoreIndex
+from llama_index.core.base.embeddings.base import BaseEmbedding
+from llama_index.core.data_structs import IndexDict
+from llama_index.core.schema import BaseNode, IndexNode
+
+from ragcache_engine import IndexOutOfStep, UnsupportedStore
+from ragcache_integrations.searchable import check_counts, is_faiss_index
+
+BareNodes = Sequence[BaseNode] | Mapping[int, BaseNode]
+"""One node for each vector: in the order of the vectors, or by the ids that the Faiss index gives out."""
+
+
+def index_over(
+    faiss_index: Any, nodes: BareNodes, embed_model: BaseEmbedding | None
+) -> VectorStoreIndex:
+    """The nodes and the vectors as one index; nothing is embedded, and the Faiss index is not copied.
+
+    Raises UnsupportedStore for what is no faiss.Index, IndexOutOfStep unless each vector has one node.
+    """
+    if not is_faiss_index(faiss_index):
+        raise UnsupportedStore(
+            f"from_faiss takes a faiss.Index, got {type(faiss_index).__name__}; "
+            f"a VectorStoreIndex goes to from_index"
+        )
+    by_id = dict(nodes.items() if isinstance(nodes, Mapping) else enumerate(nodes))
+    check_counts(faiss_index.ntotal, len(by_id))
+    _check_distinct(by_id)
+    # Here, since it loads Faiss's package, which an integration does without until it is needed.
+    from llama_index.vector_stores.faiss import FaissVectorStore
+
+    storage = StorageContext.from_defaults(vector_store=FaissVectorStore(faiss_index=faiss_index))
+    storage.docstore.add_documents(list(by_id.values()))
+    struct = IndexDict()
+    for vector_id, node in by_id.items():
+        struct.add_node(node, text_id=str(vector_id))
+    return VectorStoreIndex(index_struct=struct, storage_context=storage, embed_model=embed_model)
+
+
+def objects_of(nodes: BareNodes) -> dict[str, Any]:
+    """The objects that nodes stand for, by the names under which a retriever looks for them."""
+    every = nodes.values() if isinstance(nodes, Mapping) else nodes
+    return {
+        node.index_id: node.obj
+        for node in every
+        if isinstance(node, IndexNode) and node.obj is not None
+    }
+
+
+def _check_distinct(by_id: Mapping[int, BaseNode]) -> None:
+    names = [node.node_id for node in by_id.values()]
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise IndexOutOfStep(
+            f"the node id {twice!r} stands for more than one vector; give each node an id of its own"
+        )

@@ -1,0 +1,74 @@
+"""Theirs to ours: LlamaIndex's messages in the words of a model's chat template."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from llama_index.core.base.llms.generic_utils import messages_to_prompt
+from llama_index.core.base.llms.types import (
+    CachePoint,
+    ChatMessage,
+    MessageRole,
+    TextBlock,
+    ThinkingBlock,
+    ToolCallBlock,
+)
+
+from ragcache_engine import NoChatTemplate, RAGCacheEngine
+
+# Roles that templates do not know, by what they are called there.
+_TEMPLATE_ROLES = {
+    MessageRole.DEVELOPER: "system",
+    MessageRole.CHATBOT: "assistant",
+    MessageRole.MODEL: "assistant",
+    MessageRole.FUNCTION: "tool",
+}
+# What a model thought before another answer, and hints for other vendors' caches.
+_NEVER_SAID = (ThinkingBlock, CachePoint)
+
+
+def by_chat_template(engine: RAGCacheEngine, messages: Sequence[ChatMessage]) -> str:
+    """The prompt of a conversation, in the model's own words; in LlamaIndex's if the model has none.
+
+    Raises RefusedMessages for what the template cannot write, such as a picture.
+    """
+    try:
+        return engine.chat_prompt(as_messages(messages))
+    except NoChatTemplate:
+        return messages_to_prompt(messages)
+
+
+def as_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
+    """The messages as in OpenAI's chat API.
+
+    A part that is no text keeps its kind alone, which is enough for the engine to refuse it by name.
+    """
+    return [_as_message(message) for message in messages]
+
+
+def _as_message(message: ChatMessage) -> dict[str, Any]:
+    calls = [_as_call(block) for block in message.blocks if isinstance(block, ToolCallBlock)]
+    told: dict[str, Any] = {
+        "role": _TEMPLATE_ROLES.get(message.role, message.role.value),
+        "content": _content(message, bool(calls)),
+    }
+    if calls:
+        told["tool_calls"] = calls
+    return told
+
+
+def _content(message: ChatMessage, has_calls: bool) -> str | list[dict[str, str]] | None:
+    strangers = [
+        block
+        for block in message.blocks
+        if not isinstance(block, (TextBlock, ToolCallBlock, *_NEVER_SAID))
+    ]
+    if strangers:
+        return [{"type": block.block_type} for block in strangers]
+    return message.content if has_calls else message.content or ""
+
+
+def _as_call(block: ToolCallBlock) -> dict[str, Any]:
+    function = {"name": block.tool_name, "arguments": block.tool_kwargs}
+    return {"id": block.tool_call_id, "type": "function", "function": function}

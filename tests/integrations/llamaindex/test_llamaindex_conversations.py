@@ -1,0 +1,86 @@
+"""LlamaIndex's messages, as a chat template takes them."""
+
+import pytest
+from llama_index.core.base.llms.types import (
+    CachePoint,
+    ChatMessage,
+    ImageBlock,
+    MessageRole,
+    TextBlock,
+    ThinkingBlock,
+    ToolCallBlock,
+)
+
+from ragcache_engine import RefusedMessages
+from ragcache_integrations.llamaindex import RAGCacheLLM
+from ragcache_integrations.llamaindex.conversations import as_messages
+
+
+@pytest.mark.parametrize(
+    ("role", "known_as"),
+    [
+        (MessageRole.SYSTEM, "system"),
+        (MessageRole.DEVELOPER, "system"),
+        (MessageRole.USER, "user"),
+        (MessageRole.ASSISTANT, "assistant"),
+        (MessageRole.CHATBOT, "assistant"),
+        (MessageRole.MODEL, "assistant"),
+        (MessageRole.TOOL, "tool"),
+        (MessageRole.FUNCTION, "tool"),
+    ],
+)
+def test_every_role_has_a_name_that_templates_know(role, known_as):
+    assert as_messages([ChatMessage("Why?", role=role)]) == [{"role": known_as, "content": "Why?"}]
+
+
+def test_the_texts_of_a_message_are_joined_and_what_was_only_thought_is_left_out():
+    message = ChatMessage(
+        role="assistant",
+        blocks=[ThinkingBlock(content="Hm."), TextBlock(text="One."), TextBlock(text="Two.")],
+    )
+    assert as_messages([message])[0]["content"] == "One.\nTwo."
+    assert as_messages([ChatMessage(role="user", blocks=[])])[0]["content"] == ""
+
+
+def test_a_tool_call_goes_along_as_openai_writes_it():
+    call = ToolCallBlock(tool_call_id="1", tool_name="look", tool_kwargs={"at": "sky"})
+    assert as_messages([ChatMessage(role="assistant", blocks=[call])]) == [
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [
+                {
+                    "id": "1",
+                    "type": "function",
+                    "function": {"name": "look", "arguments": {"at": "sky"}},
+                }
+            ],
+        }
+    ]
+
+
+def test_what_an_answer_cost_stays_out():
+    message = ChatMessage("Because.", role="assistant", additional_kwargs={"tokens": 7})
+    assert as_messages([message]) == [{"role": "assistant", "content": "Because."}]
+
+
+def test_a_picture_is_refused_by_name(engine):
+    llm = RAGCacheLLM(engine=engine)
+    picture = ChatMessage(role="user", blocks=[TextBlock(text="What?"), ImageBlock(image=b"")])
+    with pytest.raises(RefusedMessages, match="image"):
+        llm.chat([picture])
+    with pytest.raises(RefusedMessages, match="image"):
+        llm.stream_chat([picture])
+
+
+def test_a_conversation_without_messages_is_refused(engine):
+    with pytest.raises(RefusedMessages, match="empty"):
+        RAGCacheLLM(engine=engine).chat([])
+
+
+def test_cache_points_of_other_vendors_are_passed_over():
+    from llama_index.core.base.llms.types import CacheControl
+
+    point = CachePoint(cache_control=CacheControl(type="ephemeral"))
+    message = ChatMessage(role="user", blocks=[TextBlock(text="Why?"), point])
+    assert as_messages([message]) == [{"role": "user", "content": "Why?"}]
