@@ -33,7 +33,7 @@ SHOWS_CODE = {
     "ragcache_engine.search": {"stages", "astages"},
     "ragcache_engine.knowledge": {"KnowledgeTree"},
     "ragcache_integrations.langchain": {"RAGCacheRetriever", "FaissVectorStore", "ChatRAGCache"},
-    "ragcache_integrations.llamaindex": set(),
+    "ragcache_integrations.llamaindex": {"RAGCacheLLM", "RAGCacheRetriever"},
 }
 """Those that must; whatever else shows code is run as well."""
 

@@ -32,6 +32,7 @@ def executed(path: Path) -> Any:
         timeout=TIMEOUT_S,
         kernel_name="python3",
         record_timing=False,
+        coalesce_streams=True,
         resources={"metadata": {"path": str(path.parent)}},
     )
     client.execute()
