@@ -7,11 +7,13 @@ sense. 130: interrupted.
 from __future__ import annotations
 
 import argparse
+import json
 import shlex
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -280,6 +282,14 @@ def _add_bench(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--systems", nargs="+", metavar="NAME", help="only these: off, on, lru, arc, ragcache, ..."
     )
+    command.add_argument(
+        "--vllm-arg",
+        action="append",
+        type=_named_value,
+        default=[],
+        metavar="NAME=VALUE",
+        help="an argument of vLLM's for every system, such as load_format=dummy",
+    )
     command.add_argument("--seed", type=_WholeNumber(None), default=1, metavar="N")
     command.add_argument(
         "--output",
@@ -347,6 +357,17 @@ class _WholeNumber:
             to = f" to {self._most}" if self._most else ""
             raise argparse.ArgumentTypeError(f"a whole number from 1{to} is needed, got {text!r}")
         return number
+
+
+def _named_value(text: str) -> tuple[str, Any]:
+    """NAME=VALUE, the value as JSON if it is any, else as it is."""
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise argparse.ArgumentTypeError(f"NAME=VALUE is needed, got {text!r}")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value
 
 
 def _picture(text: str) -> Path:
@@ -460,6 +481,7 @@ def _run_bench(parsed: argparse.Namespace, console: Console) -> int:
         context_tokens=parsed.context,
         systems=tuple(parsed.systems) if parsed.systems else None,
         out=parsed.output,
+        vllm_args=dict(parsed.vllm_arg),
         seed=parsed.seed,
     )
     bench(settings, console)

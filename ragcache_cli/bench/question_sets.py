@@ -6,7 +6,7 @@ import gzip
 import json
 import os
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
@@ -18,6 +18,7 @@ from ragcache_cli.extras import needed
 from ragcache_cli.folders import cache_home
 from ragcache_cli.index import PassageIndex
 from ragcache_cli.questions import QUESTIONS
+from ragcache_cli.terminal import Done
 from ragcache_cli.trace_files import QUESTION_KEYS, read_questions
 
 SETS = ("squad", "multihoprag", "nq_open", "musique")
@@ -60,6 +61,27 @@ class QuestionSet:
             questions=[self.questions[number] for number in chosen],
             vectors=self.vectors[chosen],
         )
+
+
+class OnceNeeded:
+    """An embedder that is loaded when something has to be embedded: often all vectors are there.
+
+    name: its own, known beforehand.
+    """
+
+    def __init__(self, load: Callable[[], Embedder], name: str) -> None:
+        self._load, self.name = load, name
+        self._loaded: Embedder | None = None
+
+    def _there(self) -> Embedder:
+        self._loaded = self._loaded or self._load()
+        return self._loaded
+
+    def embed(self, texts: Sequence[str], done: Done | None = None) -> Any:
+        return self._there().embed(texts, done)
+
+    def count_tokens(self, text: str) -> int:
+        return self._there().count_tokens(text)
 
 
 def data_folder() -> Path | None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import shlex
 import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from datetime import date
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -22,6 +24,7 @@ from ragcache_cli.bench.drive import Seen, play_group
 from ragcache_cli.bench.plan import LONG, PLANS, Plan, Trace
 from ragcache_cli.bench.plots import draw
 from ragcache_cli.bench.question_sets import (
+    OnceNeeded,
     QuestionSet,
     data_folder,
     demo_set,
@@ -38,7 +41,8 @@ from ragcache_cli.files import folder_sources
 from ragcache_cli.folders import cache_home
 from ragcache_cli.index import up_to_date
 from ragcache_cli.machine import Machine, installed_versions, this_machine
-from ragcache_cli.model_size import model_size
+from ragcache_cli.model_size import local_folder, model_size
+from ragcache_cli.models import DEMO_MODEL
 from ragcache_cli.python_topics import python_topics
 from ragcache_cli.terminal import Phases
 
@@ -61,6 +65,7 @@ class BenchSettings:
     device_bytes: int
     host_bytes: int
     context_tokens: int
+    vllm_args: Mapping[str, Any] = field(default_factory=dict)
     systems: tuple[str, ...] | None = None
     out: Path | None = None
     seed: int = 1
@@ -176,8 +181,7 @@ def _corpora(
     from ragcache_cli.ask import corpus_index, prompt_form
 
     data = data_folder()
-    with notes.waiting("Loading the embedding model"):
-        embedder = embedding.load_embedder()
+    embedder = OnceNeeded(embedding.load_embedder, embedding.MiniLM.name)
     model, form = prompt_form(settings.model, settings.backend, notes)
 
     def load(name: str) -> QuestionSet:
@@ -215,6 +219,7 @@ def _sizes(settings: BenchSettings, corpora: Corpora) -> Sizes:
         device_bytes=settings.device_bytes,
         host_bytes=settings.host_bytes,
         context_tokens=settings.context_tokens,
+        vllm_args=settings.vllm_args,
     )
 
 
@@ -231,7 +236,8 @@ def _abouts(plan: Plan, corpora: Corpora, seed: int) -> list[About]:
 def _token_bytes(sizes: Sizes) -> int | None:
     if sizes.backend == "memory":
         return None
-    return model_size(Path(sizes.model)).kv_token_bytes
+    folder = local_folder(sizes.model)
+    return model_size(folder).kv_token_bytes if folder else None
 
 
 def _command(settings: BenchSettings) -> str:
@@ -242,7 +248,14 @@ def _command(settings: BenchSettings) -> str:
         words += ["--corpus", str(settings.corpus), "--questions", str(settings.questions)]
     if settings.systems:
         words += ["--systems", *settings.systems]
-    return " ".join([*words, "--seed", str(settings.seed)])
+    if settings.model != DEMO_MODEL:
+        words += ["--model", settings.model]
+    mib = f"{settings.device_bytes >> 20}MiB", f"{settings.host_bytes >> 20}MiB"
+    words += ["--device-cache", mib[0], "--host-cache", mib[1]]
+    words += ["--context", str(settings.context_tokens), "--dtype", settings.dtype]
+    for name, value in settings.vllm_args.items():
+        words += ["--vllm-arg", f"{name}={value}"]
+    return shlex.join([*words, "--seed", str(settings.seed)])
 
 
 def _cpu() -> str:
