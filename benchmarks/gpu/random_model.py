@@ -1,11 +1,11 @@
 """Write a model folder of a 7B's shape, to be filled with random weights by vLLM (load_format="dummy").
 
     python benchmarks/gpu/random_model.py /tmp/random-7b
-    python benchmarks/gpu/random_model.py /tmp/random-tiny --layers 2 --width 256      # for a look on a CPU
+    python benchmarks/gpu/random_model.py /tmp/random-tiny --layers 2 --width 256     # to try on a CPU
 
 How long a prefill takes depends on the shape, not on the values. The tokenizer is the demo model's, so
-real documents and questions become real token sequences; what is answered is noise, though the same noise
-each time, so that answers of two systems can be compared.
+real documents and questions become real token sequences; what is answered is noise, though the same
+noise each time, so that answers of two systems can be compared.
 """
 
 from __future__ import annotations

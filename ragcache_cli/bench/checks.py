@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ragcache_cli.bench import contextpilot
 from ragcache_cli.bench.corpora import Corpora
 from ragcache_cli.bench.corpus_files import Kept
 from ragcache_cli.bench.drive import up
@@ -15,7 +16,7 @@ from ragcache_cli.bench.growth import growth
 from ragcache_cli.bench.overlap import Overlap, overlap_of
 from ragcache_cli.bench.plan import Plan
 from ragcache_cli.bench.quality import Quality, quality
-from ragcache_cli.bench.systems import FULL, LRU, OFF, SYSTEMS, Sizes, System
+from ragcache_cli.bench.systems import CONTEXTPILOT, FULL, LRU, OFF, SYSTEMS, Sizes, System
 from ragcache_cli.bench.workload import Request, drawn
 from ragcache_engine.knowledge import DEFAULT_POLICY
 
@@ -64,7 +65,8 @@ def qualities(
     ready = corpora.ready(main, TOP_K)
     numbers = _numbers(count, len(ready.found), seed)
     accepted = [ready.given.questions[number].answers for number in numbers]
-    texts = _answers(NEIGHBOURS, count, corpora, main, sizes, log, seed, say)
+    systems = (*NEIGHBOURS, CONTEXTPILOT) if contextpilot.is_installed() else NEIGHBOURS
+    texts = _answers(systems, count, corpora, main, sizes, log, seed, say)
     found = {key: quality(each, accepted) for key, each in texts.items()}
     return {key: row for key, row in found.items() if row}
 

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ragcache_cli.bench.systems import ABLATIONS, ARC, DEFAULTS, FULL, LRU, OFF, ON, System
+from ragcache_cli.bench import contextpilot
+from ragcache_cli.bench.systems import (
+    ABLATIONS,
+    ARC,
+    CONTEXTPILOT,
+    DEFAULTS,
+    FULL,
+    LRU,
+    OFF,
+    ON,
+    System,
+)
 
 LONG = "long"
 """Name of the set of whole squad articles."""
@@ -91,7 +102,8 @@ def rates(*shares: float) -> tuple[Load, ...]:
 def ablation_groups(trace: Trace, requests: int, rounds: int, load: Load) -> tuple[Group, ...]:
     """Each variant beside the full system; few at a time, for each takes 1.5 GiB."""
     part = Part("ablation", trace, (load,), 60, requests, rounds)
-    halves = (ABLATIONS[:4], ABLATIONS[4:])
+    others = (CONTEXTPILOT,) if contextpilot.is_installed() else ()
+    halves = (ABLATIONS[:4], (*ABLATIONS[4:], *others))
     return tuple(Group((FULL, *half), (part,)) for half in halves)
 
 

@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from ragcache_cli import embedding
+from ragcache_cli.bench import contextpilot
 from ragcache_cli.bench.checks import run_checks
 from ragcache_cli.bench.corpora import About, Corpora, Tokens
 from ragcache_cli.bench.drive import Seen, play_group
@@ -154,8 +155,10 @@ def left_out(plan: Plan) -> list[str]:
             "the whole grid (four question sets, top-1 to 5, three skews, six rates, every system): "
             "`ragcache bench --full`, some eight hours on two cores"
         )
+    if not contextpilot.is_installed():
+        lines.append("ContextPilot: it is not installed here (`pip install contextpilot`)")
     lines += [
-        "LMCache and ContextPilot: docs/benchmarks.md says what stopped them",
+        "LMCache: docs/benchmarks.md says what stops it on a CPU",
         "a GPU: benchmarks/gpu has the same comparison for one",
     ]
     return lines

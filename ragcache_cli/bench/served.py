@@ -15,10 +15,14 @@ from ragcache_cli.bench.corpus_files import Kept, store_of
 from ragcache_cli.bench.systems import RAGCACHE, Sizes, System
 from ragcache_cli.bench.workload import Request
 from ragcache_cli.chains import langchain_chain
-from ragcache_engine import EngineConfig, RAGCacheEngine
+from ragcache_cli.errors import BenchFailed
+from ragcache_engine import EngineConfig, EngineError, RAGCacheEngine
 
 WARM_UP = "Hello."
 """Shorter than a block: it readies the engine and leaves nothing in the cache."""
+
+
+CLEAR_TRIES = 200
 
 
 class Served:
@@ -81,6 +85,10 @@ class Served:
             from ragcache_cli.bench.stock_llm import StockLLM
 
             self._retriever = store.as_retriever(search_kwargs={"k": top_k})
+            if self._system.settings.get("reorder"):
+                from ragcache_cli.bench.contextpilot import reordering
+
+                self._retriever |= reordering()
             self._llm = StockLLM(vllm=self._vllm)
         self._chains.clear()
 
@@ -134,13 +142,25 @@ class Served:
         return self._chains[key]
 
     async def clear(self) -> None:
-        """Empty every tier."""
-        if self._engine:
+        """Empty every tier. What was cancelled or is being copied may hold blocks a little longer.
+
+        Raises BenchFailed if it still does after a while.
+        """
+        for _ in range(CLEAR_TRIES):
+            if await self._cleared():
+                return
+            await asyncio.sleep(0.05)
+        raise BenchFailed("the cache was not emptied, since requests hold blocks of it")
+
+    async def _cleared(self) -> bool:
+        if not self._engine:
+            offloads = bool(self._system.settings.get("offload"))
+            return bool(await self._vllm.reset_prefix_cache(reset_connector=offloads))
+        try:
             await asyncio.to_thread(self._engine.clear_cache)
-        elif not await self._vllm.reset_prefix_cache(
-            reset_connector=bool(self._system.settings.get("offload"))
-        ):
-            raise RuntimeError("vLLM's cache was not reset, since requests hold blocks of it")
+        except EngineError:
+            return False
+        return True
 
     def told(self) -> dict[str, Any]:
         """The engine's own counters; nothing for stock vLLM."""

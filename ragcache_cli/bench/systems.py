@@ -18,8 +18,8 @@ class System:
     """key: on command lines and in files. name: in tables.
 
     kind: STOCK, vLLM behind LangChain's own retriever; RAGCACHE, our two classes.
-    settings: STOCK: `prefix_caching`, `offload` (a policy of vLLM's, or None) and `defaults`, whether
-      block and step size are vLLM's own too; RAGCACHE: fields of EngineConfig.
+    settings: STOCK: `prefix_caching`, `offload` (a policy of vLLM's), `defaults`, whether block and step
+      size are vLLM's own too, and `reorder`, a package that does; RAGCACHE: fields of EngineConfig.
     changes_prompt: the documents stand in another order than they were retrieved in.
     """
 
@@ -58,6 +58,14 @@ DEFAULTS = System(
 )
 LRU = System("lru", "vLLM offload LRU", STOCK, {"prefix_caching": True, "offload": "lru"})
 ARC = System("arc", "vLLM offload ARC", STOCK, {"prefix_caching": True, "offload": "arc"})
+CONTEXTPILOT = System(
+    "contextpilot",
+    "vLLM, ContextPilot",
+    STOCK,
+    {"prefix_caching": True, "reorder": "contextpilot"},
+    changes_prompt=True,
+)
+"""Reorders the documents of a prompt, and leaves caching to vLLM. A peer, where it is installed."""
 FULL = System("ragcache", "RAGCache", RAGCACHE)
 ABLATIONS = (
     System("policy-lru", "RAGCache, LRU", RAGCACHE, {"policy": "lru"}),
@@ -80,7 +88,7 @@ ABLATIONS = (
         changes_prompt=True,
     ),
 )
-SYSTEMS = {one.key: one for one in (OFF, ON, DEFAULTS, LRU, ARC, FULL, *ABLATIONS)}
+SYSTEMS = {one.key: one for one in (OFF, ON, DEFAULTS, LRU, ARC, CONTEXTPILOT, FULL, *ABLATIONS)}
 
 
 def chosen_systems(keys: Sequence[str]) -> tuple[System, ...]:
