@@ -1,7 +1,8 @@
 """ContextPilot (arXiv:2511.03475) as a step between retriever and prompt: it only reorders documents.
 
 Not installed with RAGCache: it puts a hook into every Python start. Where it is (`pip install
-contextpilot`), its row is measured too. Its index is not told what vLLM evicts, which would want its HTTP server.
+contextpilot`), its row is measured too. Its index is not told what vLLM evicts; that would want its
+HTTP server.
 """
 
 from __future__ import annotations

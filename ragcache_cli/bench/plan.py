@@ -45,7 +45,7 @@ class Load:
 
     @property
     def name(self) -> str:
-        return f"{self.at_once} at a time" if self.rate is None else f"rate {self.rate:g}"
+        return f"{self.at_once} at a time" if self.rate is None else f"at {self.rate:g} of capacity"
 
 
 @dataclass(frozen=True, slots=True)

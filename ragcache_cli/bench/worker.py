@@ -35,7 +35,8 @@ async def work(read: Callable[[], str], write: Callable[[str], None]) -> None:
             try:
                 if order["do"] == "start":
                     served = Served(SYSTEMS[order["system"]], Sizes(**order["sizes"]))
-                    done: Any = await served.start()
+                    await served.start()
+                    done: Any = None
                 elif served is None:
                     raise RuntimeError("nothing was started")
                 else:

@@ -69,7 +69,7 @@ def test_a_whole_run_leaves_report_plot_and_raw_figures(
     code = main([*own_data, "--quick", "--systems", "ragcache", "fifo", "--output", str(out)])
     assert code == 0
     report = (out / "report.md").read_text()
-    assert "## own, top-2, Zipf 1, rate 0.5" in report
+    assert "## own, top-2, Zipf 1, at 0.5 of capacity" in report
     assert "| RAGCache, no reordering |" in report
     assert "--corpus" in report
     assert "documents" in report.split("## Traces")[1]
