@@ -16,6 +16,7 @@ from ragcache_cli.bench.growth import growth
 from ragcache_cli.bench.overlap import Overlap, overlap_of
 from ragcache_cli.bench.plan import Plan
 from ragcache_cli.bench.quality import Quality, quality
+from ragcache_cli.bench.report import Report
 from ragcache_cli.bench.systems import CONTEXTPILOT, FULL, LRU, OFF, SYSTEMS, Sizes, System
 from ragcache_cli.bench.workload import Request, drawn
 from ragcache_engine.knowledge import DEFAULT_POLICY
@@ -28,20 +29,19 @@ STAGED, PLAIN = FULL, SYSTEMS["no-speculation"]
 
 
 def run_checks(
-    plan: Plan, corpora: Corpora, main: str, sizes: Sizes, log: Path, seed: int, say: Say
-) -> dict[str, Any]:
-    """The fields of a Report that the plan asks for."""
-    found: dict[str, Any] = {}
+    plan: Plan, corpora: Corpora, main: str, sizes: Sizes, log: Path, seed: int, report: Report,
+    say: Say,
+) -> None:  # fmt: skip
+    """Those the plan asks for, each into the report as soon as it is there."""
     if plan.equality:
-        found["float32"] = equal_in_float32(plan.equality, corpora, main, sizes, log, seed, say)
+        report.float32 = equal_in_float32(plan.equality, corpora, main, sizes, log, seed, say)
     if plan.quality:
-        found["quality"] = qualities(plan.quality, corpora, main, sizes, log, seed, say)
+        report.quality = qualities(plan.quality, corpora, main, sizes, log, seed, say)
     if plan.overlap:
-        found["overlap"] = hidden(plan, corpora, main, sizes, log, seed, say)
+        report.overlap = hidden(plan, corpora, main, sizes, log, seed, say)
     if plan.nodes:
         say("growth: the tree, the search and the engine by size")
-        found["growth"] = growth(plan.nodes, DEFAULT_POLICY)
-    return found
+        report.growth = growth(plan.nodes, DEFAULT_POLICY)
 
 
 def equal_in_float32(

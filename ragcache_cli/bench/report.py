@@ -45,7 +45,7 @@ class Report:
     token_bytes: int | None
     seen: Seen
     abouts: Sequence[About]
-    seconds: float
+    seconds: float = 0.0
     left_out: Sequence[str] = ()
     quality: Mapping[str, Quality] = field(default_factory=dict)
     float32: Sequence[Differing] = ()

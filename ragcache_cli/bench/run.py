@@ -104,25 +104,25 @@ def bench(settings: BenchSettings, console: Console) -> Path:
             minutes = (time.monotonic() - began_s) / 60
             console.print(f"[dim]{minutes:5.1f} min[/dim] {escape(line)}", soft_wrap=True)
 
-        seen = Seen()
-        for group in plan.groups:
-            play_group(group, corpora.prepared, sizes, log, settings.seed, seen, say)
-        checks = run_checks(plan, corpora, main, sizes, log, settings.seed, say)
-    report = Report(
-        title=f"RAGCache against its baselines, {date.today().isoformat()} ({plan.name} run)",
-        command=_command(settings),
-        machine={**asdict(machine), "cpu": _cpu()},
-        versions=installed_versions(),
-        sizes=sizes,
-        token_bytes=_token_bytes(sizes),
-        seen=seen,
-        abouts=abouts,
-        seconds=time.monotonic() - began_s,
-        left_out=left_out(plan),
-        load_average=load,
-        **checks,
-    )
-    _write(out, report, plan)
+        report = Report(
+            title=f"RAGCache against its baselines, {date.today().isoformat()} ({plan.name} run)",
+            command=_command(settings),
+            machine={**asdict(machine), "cpu": _cpu()},
+            versions=installed_versions(),
+            sizes=sizes,
+            token_bytes=_token_bytes(sizes),
+            seen=Seen(),
+            abouts=abouts,
+            left_out=left_out(plan),
+            load_average=load,
+        )
+        try:
+            for group in plan.groups:
+                play_group(group, corpora.prepared, sizes, log, settings.seed, report.seen, say)
+                _write(out, report, plan, began_s)  # what breaks off an hour later loses nothing
+            run_checks(plan, corpora, main, sizes, log, settings.seed, report, say)
+        finally:
+            _write(out, report, plan, began_s)
     console.print(f"The report is {escape(str(out / 'report.md'))}", soft_wrap=True)
     return out
 
@@ -270,8 +270,11 @@ def _cpu() -> str:
     return names[0] if names else ""
 
 
-def _write(out: Path, report: Report, plan: Plan) -> None:
-    """report.md, the plots, and raw.json.gz with every answer."""
+def _write(out: Path, report: Report, plan: Plan, began_s: float) -> None:
+    """report.md, the plots, and raw.json.gz with every answer so far; nothing before the first."""
+    if not report.seen.plays:
+        return
+    report.seconds = time.monotonic() - began_s
     raw = {
         "plan": asdict(plan),
         "sizes": asdict(report.sizes),
