@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 import shlex
+import signal
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -116,12 +117,16 @@ def bench(settings: BenchSettings, console: Console) -> Path:
             left_out=left_out(plan),
             load_average=load,
         )
+        before = signal.signal(
+            signal.SIGTERM, signal.default_int_handler
+        )  # as Ctrl-C: see `finally`
         try:
             for group in plan.groups:
                 play_group(group, corpora.prepared, sizes, log, settings.seed, report.seen, say)
                 _write(out, report, plan, began_s)  # what breaks off an hour later loses nothing
             run_checks(plan, corpora, main, sizes, log, settings.seed, report, say)
         finally:
+            signal.signal(signal.SIGTERM, before)
             _write(out, report, plan, began_s)
     console.print(f"The report is {escape(str(out / 'report.md'))}", soft_wrap=True)
     return out

@@ -14,8 +14,10 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +73,8 @@ async def _carried_out(served: Any, order: dict[str, Any]) -> Any:
 
 def main() -> None:
     hush()
+    # Told to end, it closes its engine: otherwise vLLM's processes would stay behind.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     # vLLM leaves a core to a connector's network unless told; then systems would differ in cores.
     os.environ.setdefault("VLLM_CPU_NUM_OF_RESERVED_CPU", "1")
     answers = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
@@ -80,7 +84,8 @@ def main() -> None:
         answers.write(line + "\n")
         answers.flush()
 
-    asyncio.run(work(sys.stdin.readline, write))
+    with suppress(KeyboardInterrupt):
+        asyncio.run(work(sys.stdin.readline, write))
 
 
 # vLLM starts processes that import this file again.
