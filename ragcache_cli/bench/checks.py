@@ -126,6 +126,8 @@ def scaled_up(kept: Kept, vectors: int, seed: int) -> Kept:
 
     random = np.random.default_rng(seed)
     count, dimension = kept.index.ntotal, kept.index.d
+    if hasattr(kept.index, "make_direct_map"):
+        kept.index.make_direct_map()
     own = kept.index.reconstruct_n(0, count)
     rows = np.arange(vectors) % count
     data = own[rows]

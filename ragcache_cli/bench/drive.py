@@ -85,7 +85,8 @@ def play_group(
     """Raises BenchFailed."""
     with up(group.systems, sizes, log, say) as workers:
         for part in group.parts:
-            _play_part(part, prepared(part.trace), workers, seed, seen, say)
+            wanted = [w for w in workers if part.systems is None or w.system.key in part.systems]
+            _play_part(part, prepared(part.trace), wanted or workers, seed, seen, say)
         for worker in workers:
             seen.told.append(
                 {

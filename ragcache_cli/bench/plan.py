@@ -53,7 +53,7 @@ class Part:
     """Plays of one trace to systems that are up together.
 
     warm: requests before, which are not counted. requests: of one play. rounds: plays of each load,
-    the systems in another order each time.
+    the systems in another order each time. systems: keys of those it is played to; None: all.
     """
 
     name: str
@@ -62,6 +62,7 @@ class Part:
     warm: int
     requests: int
     rounds: int
+    systems: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +90,7 @@ class Plan:
 
 
 MAIN = (OFF, ON, LRU, ARC, FULL)
-PEERS = (ON, LRU, FULL)
+PEERS = (ON.key, LRU.key, FULL.key)
 SKEW = 1.2
 """With it, as many documents of squad take 60% of the retrievals as in the paper's MMLU trace: 3%."""
 ONE_BY_ONE = Load(None, 1)
@@ -99,48 +100,38 @@ def rates(*shares: float) -> tuple[Load, ...]:
     return tuple(Load(share) for share in shares)
 
 
-def ablation_groups(trace: Trace, requests: int, rounds: int, load: Load) -> tuple[Group, ...]:
-    """Each variant beside the full system; few at a time, for each takes 1.5 GiB."""
-    part = Part("ablation", trace, (load,), 60, requests, rounds)
+def ablation_groups(trace: Trace, warm: int, requests: int, rounds: int) -> tuple[Group, ...]:
+    """Each variant beside the full system, where queues are long; few up at a time, for memory."""
+    part = Part("ablation", trace, rates(2.0), warm, requests, rounds)
     others = (CONTEXTPILOT,) if contextpilot.is_installed() else ()
     halves = (ABLATIONS[:4], (*ABLATIONS[4:], *others))
     return tuple(Group((FULL, *half), (part,)) for half in halves)
 
 
-def quick(main: str, has_long: bool) -> Plan:
+def quick(main: str, has_shared: bool) -> Plan:
     """About 5 minutes on two cores."""
-    trace = Trace(main, 2, SKEW)
-    systems = (OFF, ON, LRU, FULL)
-    part = Part("main", trace, rates(0.5, 1.5), 40, 16, 2)
-    return Plan("quick", (Group(systems, (part,)),), 0, 0, 0, 0, (1_000, 10_000))
+    part = Part("main", Trace(main, 2, SKEW), rates(0.5, 2.0), 40, 16, 2)
+    return Plan("quick", (Group((OFF, ON, LRU, FULL), (part,)),), 0, 0, 0, 0, (1_000, 10_000))
 
 
-def usual(main: str, has_long: bool) -> Plan:
-    """About 30 minutes on two cores."""
+def usual(main: str, has_shared: bool) -> Plan:
+    """About 30 minutes on two cores. has_shared: whether the shared question sets are there."""
     trace = Trace(main, 2, SKEW)
-    first = Part("main", trace, rates(0.5, 1.0, 1.5), 80, 30, 3)
-    sweeps = [
-        Part("sweep", Trace(main, top_k, SKEW), (ONE_BY_ONE,), 24, 16, 1) for top_k in (1, 3, 5)
-    ]
-    sweeps += [Part("sweep", Trace(main, 2, None), (ONE_BY_ONE,), 24, 16, 1)]
-    if has_long:
-        sweeps += [
-            Part("sweep", Trace("multihoprag", 2, None), (ONE_BY_ONE,), 24, 16, 1),
-            Part("sweep", Trace(LONG, 1, SKEW), (ONE_BY_ONE,), 16, 12, 1),
-        ]
-    groups = (
-        Group(MAIN, (first,)),
-        Group(PEERS, tuple(sweeps)),
-        *ablation_groups(trace, 24, 2, Load(1.5)),
-    )
+    others = [Trace(main, top_k, SKEW) for top_k in (1, 3, 5)]
+    others += [Trace(main, 2, None)]
+    if has_shared:
+        others += [Trace("multihoprag", 2, None), Trace(LONG, 1, SKEW)]
+    sweeps = [Part("sweep", one, (ONE_BY_ONE,), 20, 12, 1, PEERS) for one in others]
+    first = Part("main", trace, rates(0.5, 1.0, 2.0), 60, 24, 3)
+    groups = (Group(MAIN, (first, *sweeps)), *ablation_groups(trace, 40, 24, 2))
     return Plan("usual", groups, 24, 60, 40, 200_000, (1_000, 10_000, 100_000, 1_000_000))
 
 
-def full(main: str, has_long: bool) -> Plan:
+def full(main: str, has_shared: bool) -> Plan:
     """Every dimension on every system: some eight hours on two cores."""
     every = (OFF, ON, DEFAULTS, LRU, ARC, FULL)
     loads = rates(0.25, 0.5, 1.0, 1.5, 2.0, 3.0)
-    sets = ("squad", "multihoprag", "nq_open", "musique") if has_long else (main,)
+    sets = ("squad", "multihoprag", "nq_open", "musique") if has_shared else (main,)
     parts = [
         Part(
             "main" if (name, k, z) == (main, 2, SKEW) else "sweep",
@@ -154,10 +145,10 @@ def full(main: str, has_long: bool) -> Plan:
         for k in (1, 2, 3, 5)
         for z in (None, 1.0, SKEW)
     ]
-    if has_long:
+    if has_shared:
         parts += [Part("sweep", Trace(LONG, 1, z), loads, 100, 40, 3) for z in (None, SKEW)]
     trace = Trace(main, 2, SKEW)
-    groups = (Group(every, tuple(parts)), *ablation_groups(trace, 60, 5, Load(1.5)))
+    groups = (Group(every, tuple(parts)), *ablation_groups(trace, 200, 60, 5))
     return Plan("full", groups, 100, 300, 100, 300_000, (1_000, 10_000, 100_000, 1_000_000))
 
 
