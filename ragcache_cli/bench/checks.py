@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from ragcache_cli.bench.figures import Differing
 from ragcache_cli.bench.growth import growth
 from ragcache_cli.bench.overlap import Overlap, overlap_of
 from ragcache_cli.bench.plan import Plan
-from ragcache_cli.bench.quality import Quality, quality
+from ragcache_cli.bench.quality import Graded, quality
 from ragcache_cli.bench.report import Report
 from ragcache_cli.bench.systems import CONTEXTPILOT, FULL, LRU, OFF, SYSTEMS, Sizes, System
 from ragcache_cli.bench.workload import Request, drawn
@@ -49,7 +50,8 @@ def equal_in_float32(
 ) -> list[Differing]:
     """Where arithmetic is exact enough for batches not to matter, no answer may differ."""
     exact = replace(sizes, dtype="float32", device_bytes=2 * sizes.device_bytes)
-    texts = _answers((OFF, LRU, FULL), count, corpora, main, exact, log, seed, say)
+    answers = _answers((OFF, LRU, FULL), count, corpora, main, exact, log, seed, say)
+    texts = {key: [answer["text"] for answer in each] for key, each in answers.items()}
     first = next(iter(texts))
     return [
         Differing(first, key, sum(a != b for a, b in zip(texts[first], each, strict=True)), count)
@@ -60,15 +62,22 @@ def equal_in_float32(
 
 def qualities(
     count: int, corpora: Corpora, main: str, sizes: Sizes, log: Path, seed: int, say: Say
-) -> dict[str, Quality]:
+) -> dict[str, Graded]:
     """Of the systems that write prompts in another order, and of one that does not."""
     ready = corpora.ready(main, TOP_K)
     numbers = _numbers(count, len(ready.found), seed)
     accepted = [ready.given.questions[number].answers for number in numbers]
     systems = (*NEIGHBOURS, CONTEXTPILOT) if contextpilot.is_installed() else NEIGHBOURS
-    texts = _answers(systems, count, corpora, main, sizes, log, seed, say)
-    found = {key: quality(each, accepted) for key, each in texts.items()}
-    return {key: row for key, row in found.items() if row}
+    found = {}
+    for key, answers in _answers(systems, count, corpora, main, sizes, log, seed, say).items():
+        prompt = sum(answer["prompt"] for answer in answers)
+        if graded := quality([answer["text"] for answer in answers], accepted):
+            found[key] = Graded(
+                graded,
+                cached=sum(sum(answer["cached"]) for answer in answers) / prompt,
+                ttft_s=statistics.fmean(answer["ttft_s"] for answer in answers),
+            )
+    return found
 
 
 def _numbers(count: int, questions: int, seed: int) -> list[int]:
@@ -79,20 +88,19 @@ def _numbers(count: int, questions: int, seed: int) -> list[int]:
 def _answers(
     systems: Sequence[System], count: int, corpora: Corpora, main: str, sizes: Sizes, log: Path,
     seed: int, say: Say,
-) -> Mapping[str, list[str]]:  # fmt: skip
+) -> Mapping[str, list[dict[str, Any]]]:  # fmt: skip
     """Every system's free answers to the same questions, several at a time."""
     ready = corpora.ready(main, TOP_K)
     requests = [
         Request(number, 0.0, FREE_TOKENS) for number in _numbers(count, len(ready.found), seed)
     ]
-    texts = {}
+    found = {}
     with up(systems, sizes, log, say) as workers:
         for worker in workers:
             worker.prepare(ready.prepared.folder, TOP_K)
-            answers = worker.play(requests, sizes.at_once, ignore_eos=False)
-            texts[worker.system.key] = [answer["text"] for answer in answers]
+            found[worker.system.key] = worker.play(requests, sizes.at_once, ignore_eos=False)
             say(f"{count} free answers of {worker.system.name} in {sizes.dtype}")
-    return texts
+    return found
 
 
 def hidden(

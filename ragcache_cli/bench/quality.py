@@ -23,6 +23,18 @@ class Quality:
     rouge_l: float
 
 
+@dataclass(frozen=True, slots=True)
+class Graded:
+    """What an order of documents is worth, and what it gains.
+
+    cached: share of the prompt tokens that were not computed. ttft_s: the mean.
+    """
+
+    quality: Quality
+    cached: float
+    ttft_s: float
+
+
 def quality(answers: Sequence[str], accepted: Sequence[Sequence[str]]) -> Quality | None:
     """None if no question has an accepted answer; those without are passed over."""
     pairs = [(a, golds) for a, golds in zip(answers, accepted, strict=True) if golds]

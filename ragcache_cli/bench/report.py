@@ -23,7 +23,7 @@ from ragcache_cli.bench.figures import (
 from ragcache_cli.bench.goals import MAIN_PART, Compared, compared, verdicts
 from ragcache_cli.bench.growth import Growth
 from ragcache_cli.bench.overlap import Overlap
-from ragcache_cli.bench.quality import Quality
+from ragcache_cli.bench.quality import Graded
 from ragcache_cli.bench.systems import FULL, SYSTEMS, Sizes
 
 MIB = 1 << 20
@@ -47,7 +47,7 @@ class Report:
     abouts: Sequence[About]
     seconds: float = 0.0
     left_out: Sequence[str] = ()
-    quality: Mapping[str, Quality] = field(default_factory=dict)
+    quality: Mapping[str, Graded] = field(default_factory=dict)
     float32: Sequence[Differing] = ()
     overlap: Overlap | None = None
     growth: Growth | None = None
@@ -139,13 +139,13 @@ def _main(report: Report) -> Iterator[str]:
         if point[0] == MAIN_PART:
             yield f"## {point[1]}, {point[2]}"
             yield ""
-            yield from _systems(report, point, reference="off")
+            yield from _systems(report, point)
     if any(point[0] == MAIN_PART for point in points(report.seen.plays)):
         yield "![TTFT against request rate](ttft.png)"
         yield ""
 
 
-def _systems(report: Report, point: Point, reference: str) -> Iterator[str]:
+def _systems(report: Report, point: Point) -> Iterator[str]:
     found = at(report.seen.plays, point)
     made = {key: figures(plays) for key, plays in found.items()}
     ours = FULL.key if FULL.key in found else next(iter(found))
@@ -224,7 +224,7 @@ def _sweeps(report: Report) -> Iterator[str]:
     for point in wanted:
         yield f"### {point[1]}, {point[2]}"
         yield ""
-        yield from _systems(report, point, reference="on")
+        yield from _systems(report, point)
 
 
 def _ablations(report: Report) -> Iterator[str]:
@@ -237,7 +237,13 @@ def _ablations(report: Report) -> Iterator[str]:
     for point in wanted:
         yield f"{point[1]}, {point[2]}."
         yield ""
-        yield from _systems(report, point, reference=FULL.key)
+        yield from _systems(report, point)
+        found = at(report.seen.plays, point)
+        if {FULL.key, "policy-lru"} <= found.keys():
+            ours, lru = (sum(figures(found[key]).cached) for key in (FULL.key, "policy-lru"))
+            if lru:
+                yield f"Hit rate over LRU: {ours / lru:.2f} times (the paper: 1.06 to 1.62)."
+                yield ""
 
 
 def _answers(report: Report) -> Iterator[str]:
@@ -279,14 +285,24 @@ def _answers(report: Report) -> Iterator[str]:
         yield "Quality, for each setting that changes the prompt, beside the one that does not:"
         yield ""
         yield from _table(
-            ("system", "questions", "exact match", "answer contained", "ROUGE-L"),
+            (
+                "system",
+                "questions",
+                "exact match",
+                "answer contained",
+                "ROUGE-L",
+                "cached",
+                "TTFT, s",
+            ),
             (
                 (
                     SYSTEMS[key].name,
-                    str(row.questions),
-                    f"{row.exact:.1%}",
-                    f"{row.contained:.1%}",
-                    f"{row.rouge_l:.3f}",
+                    str(row.quality.questions),
+                    f"{row.quality.exact:.1%}",
+                    f"{row.quality.contained:.1%}",
+                    f"{row.quality.rouge_l:.3f}",
+                    f"{row.cached:.0%}",
+                    f"{row.ttft_s:.3f}",
                 )
                 for key, row in report.quality.items()
             ),
