@@ -152,7 +152,8 @@ def _systems(report: Report, point: Point) -> Iterator[str]:
     one = next(iter(made.values()))
     if one.rate:
         rounds = len(one.ttft_rounds)
-        yield f"{one.rate:.2f} requests a second, {one.requests} requests in {rounds} rounds."
+        noun = "round" if rounds == 1 else "rounds"
+        yield f"{one.rate:.2f} requests a second, {one.requests} requests in {rounds} {noun}."
         yield ""
     yield from _table(
         (
