@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from ragcache_cli.bench.plan import Group, Load, Part, Trace
 from ragcache_cli.bench.process import Worker
 from ragcache_cli.bench.systems import OFF, Sizes, System
@@ -28,7 +30,7 @@ class Played:
     rate: requests a second; None where each came as one before had ended.
     load: as the plan calls it. round: plays with the same part, trace, load and round had the same
     requests. span_s: from the first arrival to the last token. cpu_s: processor time of the system.
-    others_cpu_s: of all other systems that were up.
+    others_cpu_s: of all other systems that were up. foreign_cpu_s: of all else on the machine.
     """
 
     part: str
@@ -40,6 +42,7 @@ class Played:
     span_s: float
     cpu_s: float
     others_cpu_s: float
+    foreign_cpu_s: float
     answers: list[dict[str, Any]]
 
 
@@ -140,10 +143,11 @@ def _play(
     workers: Sequence[Worker], asked: Sequence[Request],
 ) -> Played:  # fmt: skip
     cpu_s = {other.system.key: other.cpu_s() for other in workers}
-    began_s = time.monotonic()
+    began_s, busy_s = time.monotonic(), _busy_s()
     answers = worker.play(asked, at_once=None if rate else load.at_once)
     span_s = time.monotonic() - began_s - asked[0].at_s
     taken = {other.system.key: other.cpu_s() - cpu_s[other.system.key] for other in workers}
+    foreign_s = _busy_s() - busy_s - sum(taken.values())
     own_s = taken.pop(worker.system.key)
     return Played(
         part=part.name,
@@ -155,8 +159,20 @@ def _play(
         span_s=round(span_s, 3),
         cpu_s=round(own_s, 2),
         others_cpu_s=round(sum(taken.values()), 2),
+        foreign_cpu_s=round(max(0.0, foreign_s), 2),
         answers=answers,
     )
+
+
+def _busy_s() -> float:
+    """Seconds of processor time the whole machine has spent on anything."""
+    times = psutil.cpu_times()
+    return float(sum(times) - times.idle - getattr(times, "iowait", 0.0) - _guests_s(times))
+
+
+def _guests_s(times: Any) -> float:
+    # Linux counts a guest's time in `user` and `nice` already.
+    return float(getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0))
 
 
 def measured_capacity(workers: Sequence[Worker], requests: Sequence[Request]) -> float:

@@ -173,6 +173,11 @@ def throughput(curve: Sequence[tuple[float, float]]) -> Throughput:
     return Throughput(ordered[-1][0], True)
 
 
+def disturbance(plays: Sequence[Played]) -> float:
+    """The greatest share of a core that other programs took, on average, while a play ran."""
+    return max((play.foreign_cpu_s / play.span_s for play in plays), default=0.0)
+
+
 def curve(plays: Sequence[Played], part: str, trace: str, system: str) -> list[tuple[float, float]]:
     """Rate and mean TTFT (the median of the rounds) of a system, by rising rate."""
     found = []

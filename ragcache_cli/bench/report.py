@@ -15,18 +15,21 @@ from ragcache_cli.bench.figures import (
     at,
     curve,
     differing,
+    disturbance,
     figures,
     points,
     throughput,
     ttft_ratio,
 )
-from ragcache_cli.bench.goals import MAIN_PART, Compared, compared, verdicts
+from ragcache_cli.bench.goals import MAIN_PART, Compared, Verdict, compared, verdicts
 from ragcache_cli.bench.growth import Growth
 from ragcache_cli.bench.overlap import Overlap
 from ragcache_cli.bench.quality import Graded
 from ragcache_cli.bench.systems import FULL, SYSTEMS, Sizes
 
 MIB = 1 << 20
+QUIET_CORES = 0.1
+"""What other programs may take of a core before a run's times are no longer trusted."""
 PAPER_TTFT = "up to 4 times lower than vLLM with Faiss, up to 3.5 than SGLang"
 
 
@@ -87,6 +90,14 @@ def _head(report: Report) -> Iterator[str]:
         f"{report.load_average[0]:.1f}. {report.seconds / 60:.0f} minutes. Again: `{report.command}`."
     )
     yield ""
+    if _is_disturbed(report):
+        cores = disturbance(report.seen.plays)
+        yield (
+            f"**This run was disturbed: other programs took up to {cores:.2f} of a core while a system "
+            "was asked. Its times, and what follows from them, decide nothing; repeat it on a quiet "
+            "machine.**"
+        )
+        yield ""
     yield f"Model: {report.sizes.model.rsplit('/', 1)[-1]}, {report.sizes.dtype}. {versions}."
     yield ""
 
@@ -99,11 +110,21 @@ def _goals(report: Report) -> Iterator[str]:
     yield ""
     yield from _table(
         ("goal", "", "measured: the baseline's TTFT over RAGCache's (90% of resampled pairs)"),
-        ((one.goal, "met" if one.is_met else "**missed**", one.found) for one in found),
+        ((one.goal, _decided(report, one), one.found) for one in found),
     )
     yield f"The paper: TTFT {PAPER_TTFT}; throughput up to 2.1 and 1.8 times."
     yield 'As these say "up to", the best rate decides here too; the worst one stands beside it.'
     yield ""
+
+
+def _is_disturbed(report: Report) -> bool:
+    return disturbance(report.seen.plays) > QUIET_CORES
+
+
+def _decided(report: Report, one: Verdict) -> str:
+    if one.is_met is None or _is_disturbed(report):
+        return "not decided"
+    return "met" if one.is_met else "**missed**"
 
 
 def _not_better(report: Report) -> Iterator[str]:

@@ -43,7 +43,12 @@ def answer(ttft_s: float = 0.4, **changes: Any) -> dict[str, Any]:
 
 def played(system: str, *ttfts_s: float, number: int = 0, **changes: Any) -> Played:
     fields = {"part": "main", "trace": "squad", "load": "rate 1", "rate": 2.0, "span_s": 2.0}
-    rest = {"cpu_s": 1.0, "others_cpu_s": 0.0, "answers": [answer(ttft) for ttft in ttfts_s]}
+    rest = {
+        "cpu_s": 1.0,
+        "others_cpu_s": 0.0,
+        "foreign_cpu_s": 0.0,
+        "answers": [answer(ttft) for ttft in ttfts_s],
+    }
     return Played(**{"system": system, "round": number, **fields, **rest, **changes})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -35,7 +36,7 @@ def answers(ttft_s: float, cached: int) -> list[dict[str, Any]]:
 
 def plays(part: str, load: str, rate: float | None, **ttfts_s: float) -> list[Played]:
     return [
-        Played(part, "squad", key.replace("_", "-"), load, rate, 0, 5.0, 4.0, 0.0,
+        Played(part, "squad", key.replace("_", "-"), load, rate, 0, 5.0, 4.0, 0.0, 0.0,
                answers(ttft, 64 if ttft < 0.3 else 32))
         for key, ttft in ttfts_s.items()
     ]  # fmt: skip
@@ -125,3 +126,13 @@ def test_tables_have_as_many_cells_as_heads(report: Report):
             continue
         heads = heads or line.count("|")
         assert line.count("|") == heads
+
+
+def test_a_run_beside_other_programs_decides_no_goal(report: Report):
+    first = report.seen.plays[0]
+    report.seen.plays[0] = replace(first, foreign_cpu_s=first.span_s)
+    text = written(report)
+    assert "**This run was disturbed: other programs took up to 1.00 of a core" in text
+    goals = text.split("## Goals")[1].split("## What")[0]
+    assert "| met |" not in goals
+    assert "| not decided |" in goals
