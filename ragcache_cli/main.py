@@ -263,7 +263,7 @@ def _add_bench(command: argparse.ArgumentParser) -> None:
         "--quick", dest="plan", action="store_const", const="quick", help="5 minutes on two cores"
     )
     length.add_argument(
-        "--full", dest="plan", action="store_const", const="full", help="the whole grid, hours"
+        "--full", dest="plan", action="store_const", const="full", help="the whole grid, days"
     )
     command.add_argument("--corpus", type=Path, metavar="FOLDER", help="your own files, as in ask")
     command.add_argument(

@@ -158,7 +158,7 @@ def left_out(plan: Plan) -> list[str]:
     if plan.name != "full":
         lines.append(
             "the whole grid (four question sets, top-1 to 5, three skews, six rates, every system): "
-            "`ragcache bench --full`, some eight hours on two cores"
+            "`ragcache bench --full`, days on two cores"
         )
     if not contextpilot.is_installed():
         lines.append("ContextPilot: it is not installed here (`pip install contextpilot`)")
