@@ -60,6 +60,14 @@ notebooks: $(READY) ## run the notebooks of examples/ and keep their outputs (3 
 doctor: $(READY) ## what this machine has, and what would run on it
 	@$(PYTHON) -m ragcache_cli doctor
 
+.PHONY: bench
+bench: $(READY) ## RAGCache against vLLM's own caches; report in benchmarks/results (30 minutes, a quiet machine)
+	@$(PYTHON) -m ragcache_cli bench
+
+.PHONY: bench-quick
+bench-quick: $(READY) ## the same, one trace at two rates (5 minutes)
+	@$(PYTHON) -m ragcache_cli bench --quick
+
 .PHONY: clean
 clean: ## remove the environment and everything made by the targets above
 	rm -rf $(VENV) .tools .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist demo-output site

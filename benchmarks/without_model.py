@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from stock_offload import stock_offload
 from vllm import SamplingParams
 from vllm.config import VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import (
@@ -35,6 +34,7 @@ from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
+from ragcache_cli.bench.stock_offload import stock_offload
 from ragcache_engine.backends.vllm.arguments import engine_config
 from ragcache_engine.backends.vllm.budget import TierBudget
 from ragcache_engine.knowledge import CostProfile

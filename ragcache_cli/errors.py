@@ -5,6 +5,7 @@ RAGCacheError
     ├── MissingExtra                 a package of an optional extra is not installed
     ├── EmptyCorpus                  the folder holds nothing that could be read
     ├── BadTrace                     a retrieval trace or query log cannot be read
+    ├── BenchFailed                  a system under comparison did not start, or failed
     └── DemoModelUnavailable         the demo's model could not be made
 """
 
@@ -27,6 +28,10 @@ class EmptyCorpus(CommandError):
 
 class BadTrace(CommandError):
     """A file of requests or questions is not what it should be. The message names the line."""
+
+
+class BenchFailed(CommandError):
+    """A system under comparison did not start, or failed a request. Its own words are in the message."""
 
 
 class DemoModelUnavailable(CommandError):

@@ -7,11 +7,13 @@ sense. 130: interrupted.
 from __future__ import annotations
 
 import argparse
+import json
 import shlex
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -81,6 +83,9 @@ def parser() -> argparse.ArgumentParser:
         commands.add_parser("simulate", help="tell how much memory and which policy would pay")
     )
     _add_warm(commands.add_parser("warm", help="prefill what a query log asks for, onto disk"))
+    _add_bench(
+        commands.add_parser("bench", help="measure RAGCache against vLLM's own caches, and report")
+    )
     _add_serve(commands.add_parser("serve", help="start vLLM's OpenAI-compatible server with it"))
     _add_doctor(commands.add_parser("doctor", help="tell whether and how an engine would start"))
     return made
@@ -246,6 +251,55 @@ def _add_warm(command: argparse.ArgumentParser) -> None:
     command.set_defaults(run=_run_warm)
 
 
+def _add_bench(command: argparse.ArgumentParser) -> None:
+    command.description = (
+        "Put the same questions to vLLM without a cache, with its prefix cache, with its own host "
+        "offload, and to RAGCache, whole and with parts changed; write raw figures, plots and report.md. "
+        "Without --corpus the questions are those of the shared question sets ($RAGCACHE_DATA), or the "
+        "demo's where there are none."
+    )
+    length = command.add_mutually_exclusive_group()
+    length.add_argument(
+        "--quick", dest="plan", action="store_const", const="quick", help="5 minutes on two cores"
+    )
+    length.add_argument(
+        "--full", dest="plan", action="store_const", const="full", help="the whole grid, days"
+    )
+    command.add_argument("--corpus", type=Path, metavar="FOLDER", help="your own files, as in ask")
+    command.add_argument(
+        "--questions",
+        type=Path,
+        metavar="FILE",
+        help='a question a line, or {"question": ..., "answer": ...}, asked of the corpus',
+    )
+    _add_model(command)
+    command.add_argument("--backend", choices=("vllm", "memory"), default="vllm")
+    command.add_argument("--device-cache", default="96MiB", metavar="SIZE", help="(%(default)s)")
+    command.add_argument("--host-cache", default="384MiB", metavar="SIZE", help="(%(default)s)")
+    command.add_argument(
+        "--context", type=_WholeNumber(None), default=2048, metavar="N", help="tokens (%(default)s)"
+    )
+    command.add_argument(
+        "--systems", nargs="+", metavar="NAME", help="only these: off, on, lru, arc, ragcache, ..."
+    )
+    command.add_argument(
+        "--vllm-arg",
+        action="append",
+        type=_named_value,
+        default=[],
+        metavar="NAME=VALUE",
+        help="an argument of vLLM's for every system, such as load_format=dummy",
+    )
+    command.add_argument("--seed", type=_WholeNumber(None), default=1, metavar="N")
+    command.add_argument(
+        "--output",
+        type=Path,
+        metavar="FOLDER",
+        help="(default: benchmarks/results/<date>-<machine>)",
+    )
+    command.set_defaults(run=_run_bench, plan="usual")
+
+
 def _add_serve(command: argparse.ArgumentParser) -> None:
     command.description = (
         "Start vLLM's own OpenAI-compatible server with RAGCache's knowledge tree over its device "
@@ -303,6 +357,17 @@ class _WholeNumber:
             to = f" to {self._most}" if self._most else ""
             raise argparse.ArgumentTypeError(f"a whole number from 1{to} is needed, got {text!r}")
         return number
+
+
+def _named_value(text: str) -> tuple[str, Any]:
+    """NAME=VALUE, the value as JSON if it is any, else as it is."""
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise argparse.ArgumentTypeError(f"NAME=VALUE is needed, got {text!r}")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value
 
 
 def _picture(text: str) -> Path:
@@ -397,6 +462,29 @@ def _run_warm(parsed: argparse.Namespace, console: Console) -> int:
         engine=engine,
     )
     warm(settings, console)
+    return 0
+
+
+def _run_bench(parsed: argparse.Namespace, console: Console) -> int:
+    from ragcache_cli.bench.run import BenchSettings, bench
+    from ragcache_cli.bench.systems import size_bytes
+
+    settings = BenchSettings(
+        plan=parsed.plan,
+        corpus=parsed.corpus,
+        questions=parsed.questions,
+        model=parsed.model,
+        backend=parsed.backend,
+        dtype=parsed.dtype,
+        device_bytes=size_bytes(parsed.device_cache),
+        host_bytes=size_bytes(parsed.host_cache),
+        context_tokens=parsed.context,
+        systems=tuple(parsed.systems) if parsed.systems else None,
+        out=parsed.output,
+        vllm_args=dict(parsed.vllm_arg),
+        seed=parsed.seed,
+    )
+    bench(settings, console)
     return 0
 
 

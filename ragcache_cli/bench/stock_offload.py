@@ -37,7 +37,7 @@ def stock_offload(policy: str, host_bytes: int) -> dict[str, Any]:
             kv_role="kv_both",
             kv_connector_extra_config={
                 "spec_name": "StockHostSpec",
-                "spec_module_path": "stock_offload",
+                "spec_module_path": __name__,
                 "cpu_bytes_to_use": host_bytes,
                 "eviction_policy": policy,
             },

@@ -1,0 +1,154 @@
+"""What is measured beside the plays: equal answers, their quality, hidden search, growth."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ragcache_cli.bench import contextpilot
+from ragcache_cli.bench.corpora import Corpora
+from ragcache_cli.bench.corpus_files import Kept
+from ragcache_cli.bench.drive import up
+from ragcache_cli.bench.figures import Differing
+from ragcache_cli.bench.growth import growth
+from ragcache_cli.bench.overlap import Overlap, overlap_of
+from ragcache_cli.bench.plan import Plan
+from ragcache_cli.bench.quality import Graded, quality
+from ragcache_cli.bench.report import Report
+from ragcache_cli.bench.systems import CONTEXTPILOT, FULL, LRU, OFF, SYSTEMS, Sizes, System
+from ragcache_cli.bench.workload import Request, drawn
+from ragcache_engine.knowledge import DEFAULT_POLICY
+
+Say = Callable[[str], None]
+TOP_K = 2
+FREE_TOKENS = 24
+NEIGHBOURS = (FULL, SYSTEMS["canonical"], SYSTEMS["cached"])
+STAGED, PLAIN = FULL, SYSTEMS["no-speculation"]
+
+
+def run_checks(
+    plan: Plan, corpora: Corpora, main: str, sizes: Sizes, log: Path, seed: int, report: Report,
+    say: Say,
+) -> None:  # fmt: skip
+    """Those the plan asks for, each into the report as soon as it is there."""
+    if plan.equality:
+        report.float32 = equal_in_float32(plan.equality, corpora, main, sizes, log, seed, say)
+    if plan.quality:
+        report.quality = qualities(plan.quality, corpora, main, sizes, log, seed, say)
+    if plan.overlap:
+        report.overlap = hidden(plan, corpora, main, sizes, log, seed, say)
+    if plan.nodes:
+        say("growth: the tree, the search and the engine by size")
+        report.growth = growth(plan.nodes, DEFAULT_POLICY)
+
+
+def equal_in_float32(
+    count: int, corpora: Corpora, main: str, sizes: Sizes, log: Path, seed: int, say: Say
+) -> list[Differing]:
+    """Where arithmetic is exact enough for batches not to matter, no answer may differ."""
+    exact = replace(sizes, dtype="float32", device_bytes=2 * sizes.device_bytes)
+    answers = _answers((OFF, LRU, FULL), count, corpora, main, exact, log, seed, say)
+    texts = {key: [answer["text"] for answer in each] for key, each in answers.items()}
+    first = next(iter(texts))
+    return [
+        Differing(first, key, sum(a != b for a, b in zip(texts[first], each, strict=True)), count)
+        for key, each in texts.items()
+        if key != first
+    ]
+
+
+def qualities(
+    count: int, corpora: Corpora, main: str, sizes: Sizes, log: Path, seed: int, say: Say
+) -> dict[str, Graded]:
+    """Of the systems that write prompts in another order, and of one that does not."""
+    ready = corpora.ready(main, TOP_K)
+    numbers = _numbers(count, len(ready.found), seed)
+    accepted = [ready.given.questions[number].answers for number in numbers]
+    systems = (*NEIGHBOURS, CONTEXTPILOT) if contextpilot.is_installed() else NEIGHBOURS
+    found = {}
+    for key, answers in _answers(systems, count, corpora, main, sizes, log, seed, say).items():
+        prompt = sum(answer["prompt"] for answer in answers)
+        if graded := quality([answer["text"] for answer in answers], accepted):
+            found[key] = Graded(
+                graded,
+                cached=sum(sum(answer["cached"]) for answer in answers) / prompt,
+                ttft_s=statistics.fmean(answer["ttft_s"] for answer in answers),
+            )
+    return found
+
+
+def _numbers(count: int, questions: int, seed: int) -> list[int]:
+    """Questions as often asked as in a skewed trace, so that caches have something to reuse."""
+    return drawn(questions, count, 0.5, seed)
+
+
+def _answers(
+    systems: Sequence[System], count: int, corpora: Corpora, main: str, sizes: Sizes, log: Path,
+    seed: int, say: Say,
+) -> Mapping[str, list[dict[str, Any]]]:  # fmt: skip
+    """Every system's free answers to the same questions, several at a time."""
+    ready = corpora.ready(main, TOP_K)
+    requests = [
+        Request(number, 0.0, FREE_TOKENS) for number in _numbers(count, len(ready.found), seed)
+    ]
+    found = {}
+    with up(systems, sizes, log, say) as workers:
+        for worker in workers:
+            worker.prepare(ready.prepared.folder, TOP_K)
+            found[worker.system.key] = worker.play(requests, sizes.at_once, ignore_eos=False)
+            say(f"{count} free answers of {worker.system.name} in {sizes.dtype}")
+    return found
+
+
+def hidden(
+    plan: Plan, corpora: Corpora, main: str, sizes: Sizes, log: Path, seed: int, say: Say
+) -> Overlap:
+    """The main set's questions on an index so much larger that searching takes time."""
+    ready = corpora.ready(main, TOP_K)
+    kept = Kept.read(ready.prepared.folder)
+    folder = corpora.folder / "scaled-up"
+    scaled_up(kept, plan.overlap_vectors, seed).write(folder)
+    numbers = drawn(len(kept.questions), plan.overlap, None, seed)
+    answers: dict[str, list[dict[str, Any]]] = {STAGED.key: [], PLAIN.key: []}
+    with up((STAGED, PLAIN), sizes, log, say) as workers:
+        for worker in workers:
+            worker.prepare(folder, TOP_K)
+            # The engine learns from the first what the prompts look like.
+            worker.play([Request(number, 0.0, 1) for number in numbers[:3]], 1)
+        for at, number in enumerate(numbers):
+            for worker in workers if at % 2 else reversed(workers):
+                worker.clear()
+                answers[worker.system.key] += worker.play([Request(number, 0.0, 1)], 1)
+    say(f"search hidden in {plan.overlap} questions")
+    return overlap_of(answers[STAGED.key], answers[PLAIN.key], plan.overlap_vectors)
+
+
+def scaled_up(kept: Kept, vectors: int, seed: int) -> Kept:
+    """The same questions and documents, and an IVF index of `vectors`: copies of the documents' own,
+    moved by noise so that they are neighbours of them; half of the lists are searched."""
+    import faiss
+    import numpy as np
+
+    random = np.random.default_rng(seed)
+    count, dimension = kept.index.ntotal, kept.index.d
+    if hasattr(kept.index, "make_direct_map"):
+        kept.index.make_direct_map()
+    own = kept.index.reconstruct_n(0, count)
+    rows = np.arange(vectors) % count
+    data = own[rows]
+    for start in range(count, vectors, 20_000):
+        part = data[start : start + 20_000]
+        noise = random.standard_normal(part.shape, dtype=np.float32)
+        faiss.normalize_L2(noise)
+        part += random.uniform(0.35, 0.75, (len(part), 1)).astype(np.float32) * noise
+    faiss.normalize_L2(data)
+    lists = max(1, int(vectors**0.5))
+    index = faiss.IndexIVFFlat(faiss.IndexFlatL2(dimension), dimension, lists)
+    index.cp.niter = 5
+    index.train(data[random.integers(0, len(data), 40 * lists)])
+    index.add(data)
+    index.nprobe = max(1, lists // 2)
+    return replace(kept, index=index, rows=[kept.rows[row] for row in rows])

@@ -1,0 +1,30 @@
+"""ContextPilot (arXiv:2511.03475) as a step between retriever and prompt: it only reorders documents.
+
+Not installed with RAGCache: it puts a hook into every Python start. Where it is (`pip install
+contextpilot`), its row is measured too. Its index is not told what vLLM evicts; that would want its
+HTTP server.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from importlib.util import find_spec
+from typing import Any
+
+
+def is_installed() -> bool:
+    return find_spec("contextpilot") is not None
+
+
+def reordering() -> Any:
+    """A runnable from documents to the same ones in ContextPilot's order. Its index is empty at first."""
+    from langchain_core.runnables import RunnableLambda
+
+    pilot = import_module("contextpilot").ContextPilot(use_gpu=False)
+
+    def reordered(documents: list[Any]) -> list[Any]:
+        by_text = {document.page_content: document for document in documents}
+        (order,), _ = pilot.reorder([list(by_text)])
+        return [by_text[text] for text in order]
+
+    return RunnableLambda(reordered)

@@ -1,0 +1,86 @@
+"""A question set as files in a folder, which every worker reads: no worker embeds or indexes anything.
+
+set.json       questions, documents, the document of each row of the index, the form of the prompt
+index.faiss    the index
+questions.npy  a vector a question
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from ragcache_cli.prompts import PromptForm
+
+SET, INDEX, VECTORS = "set.json", "index.faiss", "questions.npy"
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """index: a Faiss index. rows: the id of the document each row stands for.
+
+    vectors: float32, shape (questions, dimension).
+    """
+
+    questions: list[str]
+    documents: dict[str, str]
+    rows: list[str]
+    form: PromptForm
+    index: Any
+    vectors: Any
+
+    def write(self, folder: Path) -> None:
+        import faiss
+        import numpy as np
+
+        folder.mkdir(parents=True, exist_ok=True)
+        content = {
+            "questions": self.questions,
+            "documents": self.documents,
+            "rows": self.rows,
+            "form": asdict(self.form),
+        }
+        (folder / SET).write_text(json.dumps(content), encoding="utf-8")
+        np.save(folder / VECTORS, self.vectors)
+        faiss.write_index(self.index, str(folder / INDEX))
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        import faiss
+        import numpy as np
+
+        content = json.loads((folder / SET).read_text(encoding="utf-8"))
+        content["form"] = PromptForm(**content["form"])
+        index = faiss.read_index(str(folder / INDEX))
+        return cls(**content, index=index, vectors=np.load(folder / VECTORS))
+
+
+def store_of(kept: Kept) -> Any:
+    """LangChain's own FAISS store, as its users have it.
+
+    The questions' vectors are there already: embedding a question costs every system the same.
+    """
+    from langchain_community.docstore.in_memory import InMemoryDocstore
+    from langchain_community.vectorstores import FAISS
+    from langchain_core.documents import Document
+    from langchain_core.embeddings import Embeddings
+
+    known = dict(zip(kept.questions, kept.vectors, strict=True))
+
+    class Known(Embeddings):
+        def embed_query(self, text: str) -> list[float]:
+            return list(map(float, known[text]))
+
+        async def aembed_query(self, text: str) -> list[float]:
+            return self.embed_query(text)
+
+        def embed_documents(self, texts: list[str]) -> list[list[float]]:
+            return [self.embed_query(text) for text in texts]
+
+    names = {row: f"row-{row}" for row in range(len(kept.rows))}
+    documents = {
+        names[row]: Document(kept.documents[name], id=name) for row, name in enumerate(kept.rows)
+    }
+    return FAISS(Known(), kept.index, InMemoryDocstore(documents), names)

@@ -1,0 +1,191 @@
+"""Play the same requests to every system in turn, and keep all that was seen."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from ragcache_cli.bench.plan import Group, Load, Part, Trace
+from ragcache_cli.bench.process import Worker
+from ragcache_cli.bench.systems import OFF, Sizes, System
+from ragcache_cli.bench.workload import Request, arrivals, drawn
+
+Say = Callable[[str], None]
+CAPACITY_QUESTIONS = 8
+IDLE_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """One play of one system.
+
+    rate: requests a second; None where each came as one before had ended.
+    load: as the plan calls it. round: plays with the same part, trace, load and round had the same
+    requests. span_s: from the first arrival to the last token. cpu_s: processor time of the system.
+    others_cpu_s: of all other systems that were up. foreign_cpu_s: of all else on the machine.
+    """
+
+    part: str
+    trace: str
+    system: str
+    load: str
+    rate: float | None
+    round: int
+    span_s: float
+    cpu_s: float
+    others_cpu_s: float
+    foreign_cpu_s: float
+    answers: list[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A trace, ready to be drawn from. folder: of its question set. lengths: tokens of each answer."""
+
+    trace: Trace
+    folder: Path
+    lengths: Sequence[int]
+
+
+@dataclass(slots=True)
+class Seen:
+    """All that a run has brought. told: by system, its own counters and memory at the end of a group."""
+
+    plays: list[Played] = field(default_factory=list)
+    told: list[dict[str, Any]] = field(default_factory=list)
+    capacity: dict[str, float] = field(default_factory=dict)
+
+
+@contextmanager
+def up(systems: Sequence[System], sizes: Sizes, log: Path, say: Say) -> Iterator[list[Worker]]:
+    """The systems, each in its process, started two at a time: a start keeps one core busy."""
+    with ExitStack() as stack:
+        workers = [stack.enter_context(Worker(system, sizes, log)) for system in systems]
+
+        def start(worker: Worker) -> None:
+            began_s = time.monotonic()
+            worker.begin_start()
+            worker.started()
+            say(f"{worker.system.name} is up after {time.monotonic() - began_s:.0f} s")
+
+        with ThreadPoolExecutor(2) as pool:
+            list(pool.map(start, workers))
+        yield workers
+
+
+def play_group(
+    group: Group, prepared: Callable[[Trace], Prepared], sizes: Sizes, log: Path, seed: int,
+    seen: Seen, say: Say,
+) -> None:  # fmt: skip
+    """Raises BenchFailed."""
+    with up(group.systems, sizes, log, say) as workers:
+        for part in group.parts:
+            wanted = [w for w in workers if part.systems is None or w.system.key in part.systems]
+            _play_part(part, prepared(part.trace), wanted or workers, seed, seen, say)
+        for worker in workers:
+            seen.told.append(
+                {
+                    "system": worker.system.key,
+                    "part": group.parts[0].name,
+                    "memory_bytes": worker.memory_bytes(),
+                    **worker.told(),
+                }
+            )
+
+
+def _play_part(
+    part: Part, prepared: Prepared, workers: Sequence[Worker], seed: int, seen: Seen, say: Say
+) -> None:
+    for worker in workers:
+        worker.prepare(prepared.folder, part.trace.top_k)
+        worker.clear()
+    plays = part.warm + part.requests * part.rounds * len(part.loads)
+    numbers = iter(drawn(len(prepared.lengths), plays, part.trace.zipf, seed))
+
+    def requests(count: int, times: Sequence[float] | None = None) -> list[Request]:
+        chosen = [next(numbers) for _ in range(count)]
+        times = times or [0.0] * count
+        return [
+            Request(question, at_s, prepared.lengths[question])
+            for question, at_s in zip(chosen, times, strict=True)
+        ]
+
+    before = requests(part.warm)
+    for worker in workers:
+        if worker.system.key != OFF.key:
+            worker.play(before, at_once=4)
+        say(f"{part.trace.name}: {worker.system.name} is warm")
+    capacity = None
+    if any(load.rate for load in part.loads):
+        capacity = seen.capacity.get(part.trace.name) or measured_capacity(workers, before)
+        seen.capacity[part.trace.name] = capacity
+    for number in range(part.rounds):
+        for load in part.loads:
+            rate = round(load.rate * capacity, 2) if load.rate and capacity else None
+            times = arrivals(rate, part.requests, seed + number) if rate else None
+            asked = requests(part.requests, times)
+            turn = number % len(workers)
+            for worker in (*workers[turn:], *workers[:turn]):
+                seen.plays.append(_play(part, load, rate, number, worker, workers, asked))
+            say(f"{part.trace.name}, {load.name}: round {number + 1} of {part.rounds}")
+
+
+def _play(
+    part: Part, load: Load, rate: float | None, number: int, worker: Worker,
+    workers: Sequence[Worker], asked: Sequence[Request],
+) -> Played:  # fmt: skip
+    cpu_s = {other.system.key: other.cpu_s() for other in workers}
+    began_s, busy_s = time.monotonic(), _busy_s()
+    answers = worker.play(asked, at_once=None if rate else load.at_once)
+    span_s = time.monotonic() - began_s - asked[0].at_s
+    taken = {other.system.key: other.cpu_s() - cpu_s[other.system.key] for other in workers}
+    foreign_s = _busy_s() - busy_s - sum(taken.values())
+    own_s = taken.pop(worker.system.key)
+    return Played(
+        part=part.name,
+        trace=part.trace.name,
+        system=worker.system.key,
+        load=load.name,
+        rate=rate,
+        round=number,
+        span_s=round(span_s, 3),
+        cpu_s=round(own_s, 2),
+        others_cpu_s=round(sum(taken.values()), 2),
+        foreign_cpu_s=round(max(0.0, foreign_s), 2),
+        answers=answers,
+    )
+
+
+def _busy_s() -> float:
+    """Seconds of processor time the whole machine has spent on anything."""
+    times = psutil.cpu_times()
+    return float(sum(times) - times.idle - getattr(times, "iowait", 0.0) - _guests_s(times))
+
+
+def _guests_s(times: Any) -> float:
+    # Linux counts a guest's time in `user` and `nice` already.
+    return float(getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0))
+
+
+def measured_capacity(workers: Sequence[Worker], requests: Sequence[Request]) -> float:
+    """Requests a second that the system without cache completes, one after the other.
+
+    Rates are shares of it, so that a plan means the same on every machine. Without such a system,
+    the first one is asked, with an empty cache.
+    """
+    found = [worker for worker in workers if worker.system.key == OFF.key]
+    worker = found[0] if found else workers[0]
+    # The first ones may be warm by now: only different questions say what computing takes.
+    different = list({one.question: one for one in requests}.values())[-CAPACITY_QUESTIONS:]
+    if not found:
+        worker.clear()
+    answers = worker.play(different, at_once=1)
+    return 1 / statistics.fmean(answer["total_s"] for answer in answers)

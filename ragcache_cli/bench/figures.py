@@ -1,0 +1,229 @@
+"""From plays to figures. Pure: what went in, comes out the same every time."""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from ragcache_cli.bench.drive import Played
+from ragcache_cli.bench.systems import SYSTEMS
+
+RESAMPLES = 400
+LIMIT = 5.0
+"""The paper calls throughput the rate at which the TTFT is five times that of the lowest rate."""
+
+Point = tuple[str, str, str]
+"""Part, trace and load: what is played at a point, is played to all systems there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """One system at one point, over all rounds. Seconds; tokens by request.
+
+    ttft_rounds: the mean of each round. cached: shares of prompt tokens from device, host and disk.
+    completed: requests a second, from the first arrival to the last token.
+    tbt: between tokens, the median request. None if no answer has two tokens.
+    """
+
+    system: str
+    rate: float | None
+    requests: int
+    ttft_mean: float
+    ttft_p50: float
+    ttft_p99: float
+    ttft_rounds: tuple[float, ...]
+    tbt: float | None
+    prompt_tokens: float
+    computed_tokens: float
+    cached: tuple[float, float, float]
+    completed: float
+    search: float
+    cpu_s: float
+    idle_cpu: float
+
+    @property
+    def ttft_median_of_rounds(self) -> float:
+        return statistics.median(self.ttft_rounds)
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """A baseline's figure over ours: above 1, we are better.
+
+    value: the median of the rounds. low, high: what 90% of resampled pairs give, a question's two
+    times being one pair.
+    """
+
+    value: float
+    low: float
+    high: float
+
+    @property
+    def is_beyond_noise(self) -> bool:
+        return self.low > 1 or self.high < 1
+
+    def __str__(self) -> str:
+        return f"{self.value:.2f} ({self.low:.2f} to {self.high:.2f})"
+
+
+def points(plays: Iterable[Played]) -> list[Point]:
+    """Each once, in the order they were played."""
+    return list(dict.fromkeys((play.part, play.trace, play.load) for play in plays))
+
+
+def at(plays: Iterable[Played], point: Point) -> dict[str, list[Played]]:
+    """The plays of a point by system, in the order of rounds."""
+    found: dict[str, list[Played]] = {}
+    for play in plays:
+        if (play.part, play.trace, play.load) == point:
+            found.setdefault(play.system, []).append(play)
+    return found
+
+
+def figures(plays: Sequence[Played]) -> Figures:
+    """plays: of one system at one point. Raises ValueError if there is none."""
+    if not plays:
+        raise ValueError("figures need at least one play")
+    answers = [answer for play in plays for answer in play.answers]
+    ttfts = sorted(answer["ttft_s"] for answer in answers)
+    prompt = sum(answer["prompt"] for answer in answers)
+    cached = [sum(answer["cached"][tier] for answer in answers) for tier in range(3)]
+    between = [
+        (answer["total_s"] - answer["ttft_s"]) / (answer["output"] - 1)
+        for answer in answers
+        if answer["output"] > 1
+    ]
+    spans = sum(play.span_s for play in plays)
+    return Figures(
+        system=plays[0].system,
+        rate=plays[0].rate,
+        requests=len(answers),
+        ttft_mean=statistics.fmean(ttfts),
+        ttft_p50=quantile(ttfts, 0.5),
+        ttft_p99=quantile(ttfts, 0.99),
+        ttft_rounds=tuple(
+            statistics.fmean(answer["ttft_s"] for answer in play.answers) for play in plays
+        ),
+        tbt=statistics.median(between) if between else None,
+        prompt_tokens=prompt / len(answers),
+        computed_tokens=(prompt - sum(cached)) / len(answers),
+        cached=(cached[0] / prompt, cached[1] / prompt, cached[2] / prompt),
+        completed=len(answers) / spans,
+        search=statistics.median(answer["search_s"] for answer in answers),
+        cpu_s=sum(play.cpu_s for play in plays) / len(answers),
+        idle_cpu=sum(play.others_cpu_s for play in plays) / spans,
+    )
+
+
+def quantile(ordered: Sequence[float], share: float) -> float:
+    """Between neighbours; the ends are the least and the greatest."""
+    place = share * (len(ordered) - 1)
+    below = int(place)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (place - below) * (ordered[above] - ordered[below])
+
+
+def ttft_ratio(baseline: Sequence[Played], ours: Sequence[Played]) -> Ratio:
+    """Mean TTFT of the baseline over ours. Both hold the same rounds of the same requests."""
+    pairs: list[tuple[float, float]] = []
+    rounds = []
+    for theirs, mine in zip(baseline, ours, strict=True):
+        times = [
+            (their["ttft_s"], my["ttft_s"])
+            for their, my in zip(theirs.answers, mine.answers, strict=True)
+        ]
+        rounds.append(_of_means(times))
+        pairs += times
+    dice = random.Random(1)
+    drawn = sorted(_of_means(dice.choices(pairs, k=len(pairs))) for _ in range(RESAMPLES))
+    return Ratio(statistics.median(rounds), quantile(drawn, 0.05), quantile(drawn, 0.95))
+
+
+def _of_means(pairs: Sequence[tuple[float, float]]) -> float:
+    return sum(theirs for theirs, _ in pairs) / sum(mine for _, mine in pairs)
+
+
+@dataclass(frozen=True, slots=True)
+class Throughput:
+    """rate: requests a second. is_least: the TTFT stayed below the limit at every rate that was tried,
+    so that it is at least this."""
+
+    rate: float
+    is_least: bool
+
+    def __str__(self) -> str:
+        return f"{'at least ' if self.is_least else ''}{self.rate:.2f}"
+
+
+def throughput(curve: Sequence[tuple[float, float]]) -> Throughput:
+    """The rate at which the TTFT crosses LIMIT times that of the lowest rate, between its neighbours.
+
+    curve: pairs of rate and mean TTFT, at least one.
+    """
+    ordered = sorted(curve)
+    limit = LIMIT * ordered[0][1]
+    for (rate, ttft), (next_rate, next_ttft) in pairwise(ordered):
+        if next_ttft > limit:
+            share = (limit - ttft) / (next_ttft - ttft)
+            return Throughput(rate + share * (next_rate - rate), False)
+    return Throughput(ordered[-1][0], True)
+
+
+def disturbance(plays: Sequence[Played]) -> float:
+    """The greatest share of a core that other programs took, on average, while a play ran."""
+    return max((play.foreign_cpu_s / play.span_s for play in plays), default=0.0)
+
+
+def curve(plays: Sequence[Played], part: str, trace: str, system: str) -> list[tuple[float, float]]:
+    """Rate and mean TTFT (the median of the rounds) of a system, by rising rate."""
+    found = []
+    for point in points(plays):
+        mine = at(plays, point).get(system)
+        if point[:2] == (part, trace) and mine and mine[0].rate:
+            found.append((mine[0].rate, figures(mine).ttft_median_of_rounds))
+    return sorted(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Differing:
+    """How many of `asked` answers of two systems were not the same, to the character."""
+
+    left: str
+    right: str
+    differing: int
+    asked: int
+
+
+def differing(plays: Sequence[Played]) -> list[Differing]:
+    """Every system against the first of its part that leaves prompts as they are."""
+    counts: dict[tuple[str, str], list[int]] = {}
+    for point in points(plays):
+        found = at(plays, point)
+        same = [key for key in found if not SYSTEMS[key].changes_prompt]
+        for key in same[1:]:
+            count = counts.setdefault((same[0], key), [0, 0])
+            for left, right in zip(found[same[0]], found[key], strict=True):
+                pairs = zip(left.answers, right.answers, strict=True)
+                count[0] += sum(a["text"] != b["text"] for a, b in pairs)
+                count[1] += len(left.answers)
+    return [Differing(left, right, *count) for (left, right), count in counts.items()]
+
+
+def hidden_search(
+    with_stages: Sequence[dict[str, Any]], without: Sequence[dict[str, Any]]
+) -> list[float]:
+    """For each question the share of its search that no longer shows in its TTFT.
+
+    1: all of it; below 0: telling the engine of stages has cost more than it gained. The TTFT without
+    speculation, less its search, is what the prefill takes; what the other TTFT has above it was not
+    hidden (the paper's Table 3).
+    """
+    shares = []
+    for staged, plain in zip(with_stages, without, strict=True):
+        prefill_s = plain["ttft_s"] - plain["search_s"]
+        shares.append(1 - (staged["ttft_s"] - prefill_s) / plain["search_s"])
+    return shares

@@ -1,0 +1,70 @@
+"""The pictures of a report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from ragcache_cli.bench.drive import Played
+from ragcache_cli.bench.figures import at, figures, points
+from ragcache_cli.bench.goals import MAIN_PART
+from ragcache_cli.bench.systems import SYSTEMS
+from ragcache_cli.extras import needed
+
+COLOURS = {
+    "off": "#9aa0a6",
+    "on": "#5f6368",
+    "defaults": "#3c4043",
+    "lru": "#e8710a",
+    "arc": "#b06000",
+    "ragcache": "#1a73e8",
+}
+OTHER = "#12a182"
+
+
+def draw(plays: Sequence[Played], out: Path) -> None:
+    """ttft.png: mean and p99 against the request rate, for each system of the main part.
+
+    Draws nothing if no rate was set. Raises MissingExtra.
+    """
+    wanted = [point for point in points(plays) if point[0] == MAIN_PART]
+    wanted = [point for point in wanted if next(iter(at(plays, point).values()))[0].rate]
+    if not wanted:
+        return
+    with needed("the plots"):
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    trace = wanted[0][1]
+    figure = Figure(figsize=(9, 3.8), layout="constrained")
+    FigureCanvasAgg(figure)
+    mean, tail = figure.subplots(1, 2)
+    for key in dict.fromkeys(play.system for play in plays if play.part == MAIN_PART):
+        rows = [
+            figures(found[key])
+            for point in wanted
+            if point[1] == trace and key in (found := at(plays, point))
+        ]
+        rows.sort(key=lambda row: row.rate or 0.0)
+        rates = [row.rate for row in rows]
+        style = {"color": COLOURS.get(key, OTHER), "marker": "o", "markersize": 4}
+        middle = [row.ttft_median_of_rounds for row in rows]
+        mean.plot(rates, middle, label=SYSTEMS[key].name, **style)
+        mean.fill_between(
+            rates,
+            [min(row.ttft_rounds) for row in rows],
+            [max(row.ttft_rounds) for row in rows],
+            color=style["color"],
+            alpha=0.15,
+            linewidth=0,
+        )
+        tail.plot(rates, [row.ttft_p99 for row in rows], label=SYSTEMS[key].name, **style)
+    for axes, title in ((mean, "mean TTFT (median and range of rounds)"), (tail, "p99 TTFT")):
+        axes.set_title(title, fontsize=10)
+        axes.set_xlabel("requests a second")
+        axes.set_ylabel("seconds")
+        axes.set_yscale("log")
+        axes.grid(visible=True, color="#dddddd")
+        axes.spines[["top", "right"]].set_visible(False)
+    mean.legend(frameon=False, fontsize=8)
+    figure.suptitle(trace, fontsize=11)
+    figure.savefig(out / "ttft.png", dpi=90)

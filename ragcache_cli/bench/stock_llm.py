@@ -1,0 +1,119 @@
+"""Today's vLLM as a LangChain LLM that streams: the baseline's own client, without a line of RAGCache.
+
+LangChain's own VLLM class answers one batch after the other and cannot take a question while another one
+is under way. This one drives vLLM's asynchronous engine as vLLM's server does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import aclosing
+from itertools import count
+from typing import Any
+
+from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
+from langchain_core.language_models.llms import BaseLLM
+from langchain_core.outputs import GenerationChunk, LLMResult
+from pydantic import Field, PrivateAttr
+from vllm import SamplingParams
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.platforms import current_platform
+from vllm.sampling_params import RequestOutputKind
+from vllm.usage.usage_lib import UsageContext
+from vllm.v1.engine.async_llm import AsyncLLM
+
+from ragcache_cli.bench.stock_offload import stock_offload
+from ragcache_cli.bench.systems import Sizes
+from ragcache_engine.backends.vllm import cpu_defaults
+
+
+def stock_arguments(settings: Mapping[str, Any], sizes: Sizes) -> dict[str, Any]:
+    """vLLM's arguments for one of the baselines, in all else those that RAGCache would choose."""
+    arguments: dict[str, Any] = {
+        "model": sizes.model,
+        "dtype": sizes.dtype,
+        "enable_prefix_caching": settings["prefix_caching"],
+        "kv_cache_memory_bytes": sizes.device_bytes,
+        "max_model_len": sizes.context_tokens,
+        "max_num_seqs": sizes.at_once,
+    }
+    if current_platform.is_cpu():
+        arguments["enforce_eager"] = True
+        if not settings.get("defaults"):
+            arguments["block_size"] = cpu_defaults.BLOCK_TOKENS
+            arguments["max_num_batched_tokens"] = cpu_defaults.STEP_TOKENS
+    if policy := settings.get("offload"):
+        arguments |= stock_offload(policy, sizes.host_bytes)
+    return {**arguments, **sizes.vllm_args}
+
+
+def started(settings: Mapping[str, Any], sizes: Sizes) -> AsyncLLM:
+    """Call it on the event loop that will use it."""
+    config = AsyncEngineArgs(**stock_arguments(settings, sizes)).create_engine_config(
+        UsageContext.ENGINE_CONTEXT
+    )
+    return AsyncLLM.from_vllm_config(
+        config, usage_context=UsageContext.ENGINE_CONTEXT, disable_log_stats=True
+    )
+
+
+class StockLLM(BaseLLM):
+    """Greedy. max_tokens and ignore_eos may be bound to a call."""
+
+    vllm: Any = Field(exclude=True, repr=False)
+    max_tokens: int = 64
+    _numbers: Any = PrivateAttr(default_factory=count)
+
+    @property
+    def _llm_type(self) -> str:
+        return "stock-vllm"
+
+    async def _astream(
+        self,
+        prompt: str,
+        stop: list[str] | None = None,
+        run_manager: AsyncCallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> AsyncIterator[GenerationChunk]:
+        params = SamplingParams(
+            temperature=0,
+            max_tokens=kwargs.get("max_tokens", self.max_tokens),
+            ignore_eos=kwargs.get("ignore_eos", False),
+            stop=stop,
+            output_kind=RequestOutputKind.DELTA,
+        )
+        outputs = self.vllm.generate(prompt, params, f"stock-{next(self._numbers)}")
+        tokens = 0
+        async with aclosing(outputs):
+            async for output in outputs:
+                completion = output.outputs[0]
+                tokens += len(completion.token_ids)
+                info = _cost(output, tokens) if output.finished else None
+                chunk = GenerationChunk(text=completion.text, generation_info=info)
+                if run_manager:
+                    await run_manager.on_llm_new_token(chunk.text, chunk=chunk)
+                yield chunk
+
+    def _generate(
+        self,
+        prompts: list[str],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> LLMResult:
+        raise NotImplementedError("this client only streams, on an event loop")
+
+
+def _cost(output: Any, tokens: int) -> dict[str, Any]:
+    """By the names that RAGCacheLLM has for it. vLLM does not tell device and host apart."""
+    return {
+        "usage_metadata": {
+            "input_tokens": len(output.prompt_token_ids),
+            "output_tokens": tokens,
+            "input_token_details": {
+                "cache_read_device": output.num_cached_tokens or 0,
+                "cache_read_host": 0,
+                "cache_read_disk": 0,
+            },
+        },
+    }

@@ -1,0 +1,106 @@
+"""What is compared. The same model, bytes and chain for all; only what is under test differs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import ByteSize, TypeAdapter, ValidationError
+
+from ragcache_cli.errors import CommandError
+
+STOCK, RAGCACHE = "vllm", "ragcache"
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """key: on command lines and in files. name: in tables.
+
+    kind: STOCK, vLLM behind LangChain's own retriever; RAGCACHE, our two classes.
+    settings: STOCK: `prefix_caching`, `offload` (a policy of vLLM's), `defaults`, whether block and step
+      size are vLLM's own too, and `reorder`, a package that does; RAGCACHE: fields of EngineConfig.
+    changes_prompt: the documents stand in another order than they were retrieved in.
+    """
+
+    key: str
+    name: str
+    kind: str
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    changes_prompt: bool = False
+    has_disk: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """What every system gets alike.
+
+    host_bytes: for systems with a host tier. disk_bytes: for those with a disk tier.
+    at_once: requests the model computes together, at most; the rest wait.
+    vllm_args: more arguments of vLLM's, for all.
+    """
+
+    model: str
+    backend: str = "vllm"
+    dtype: str = "auto"
+    device_bytes: int = 96 << 20
+    host_bytes: int = 384 << 20
+    disk_bytes: int = 2 << 30
+    context_tokens: int = 2048
+    at_once: int = 4
+    vllm_args: Mapping[str, Any] = field(default_factory=dict)
+
+
+OFF = System("off", "vLLM, no cache", STOCK, {"prefix_caching": False})
+ON = System("on", "vLLM", STOCK, {"prefix_caching": True})
+DEFAULTS = System(
+    "defaults", "vLLM, own block size", STOCK, {"prefix_caching": True, "defaults": True}
+)
+LRU = System("lru", "vLLM offload LRU", STOCK, {"prefix_caching": True, "offload": "lru"})
+ARC = System("arc", "vLLM offload ARC", STOCK, {"prefix_caching": True, "offload": "arc"})
+CONTEXTPILOT = System(
+    "contextpilot",
+    "vLLM, ContextPilot",
+    STOCK,
+    {"prefix_caching": True, "reorder": "contextpilot"},
+    changes_prompt=True,
+)
+"""Reorders the documents of a prompt, and leaves caching to vLLM. A peer, where it is installed."""
+FULL = System("ragcache", "RAGCache", RAGCACHE)
+ABLATIONS = (
+    System("policy-lru", "RAGCache, LRU", RAGCACHE, {"policy": "lru"}),
+    System("policy-pgdsf", "RAGCache, PGDSF", RAGCACHE, {"policy": "pgdsf"}),
+    System("fifo", "RAGCache, no reordering", RAGCACHE, {"reorder_window": 1}),
+    System("no-speculation", "RAGCache, no speculation", RAGCACHE, {"speculation": "off"}),
+    System("disk", "RAGCache, disk too", RAGCACHE, has_disk=True),
+    System(
+        "canonical",
+        "RAGCache, documents by id",
+        RAGCACHE,
+        {"document_order": "canonical"},
+        changes_prompt=True,
+    ),
+    System(
+        "cached",
+        "RAGCache, cached documents first",
+        RAGCACHE,
+        {"document_order": "cached"},
+        changes_prompt=True,
+    ),
+)
+SYSTEMS = {one.key: one for one in (OFF, ON, DEFAULTS, LRU, ARC, CONTEXTPILOT, FULL, *ABLATIONS)}
+
+
+def chosen_systems(keys: Sequence[str]) -> tuple[System, ...]:
+    """Raises CommandError for a key there is not."""
+    if unknown := [key for key in keys if key not in SYSTEMS]:
+        raise CommandError(f"there is no system {unknown[0]!r}; choose of {', '.join(SYSTEMS)}")
+    return tuple(SYSTEMS[key] for key in dict.fromkeys(keys))
+
+
+def size_bytes(text: str) -> int:
+    """Bytes of "96MiB", "2GB" or "1048576". Raises CommandError."""
+    try:
+        return int(TypeAdapter(ByteSize).validate_python(text))
+    except ValidationError as error:
+        raise CommandError(f"{text!r} is no size; one looks like 96MiB or 2GiB") from error

@@ -1,0 +1,94 @@
+"""Who asks what, and when: drawn once, from a seed, and the same for every system."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+HEAD = 0.6
+"""The paper counts the documents that together take 60% of the retrievals."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """question: its number in the set. at_s: seconds after the start of the play; 0 with none set."""
+
+    question: int
+    at_s: float
+    max_tokens: int
+
+
+def drawn(questions: int, count: int, zipf: float | None, seed: int) -> list[int]:
+    """`count` numbers below `questions`.
+
+    zipf: exponent of the weights, over the questions in a random order; None: in the order of the set,
+    again from the start when it ends.
+    """
+    if zipf is None:
+        return [number % questions for number in range(count)]
+    dice = random.Random(seed)
+    shuffled = dice.sample(range(questions), questions)
+    weights = [(rank + 1) ** -zipf for rank in range(questions)]
+    return dice.choices(shuffled, weights, k=count)
+
+
+def arrivals(rate: float, count: int, seed: int) -> list[float]:
+    """Seconds at which `count` requests of a Poisson process of `rate` a second arrive, rising.
+
+    Raises ValueError unless the rate is above 0.
+    """
+    if rate <= 0:
+        raise ValueError(f"a rate is above 0 requests a second, got {rate}")
+    dice = random.Random(seed)
+    now, times = 0.0, []
+    for _ in range(count):
+        now += dice.expovariate(rate)
+        times.append(now)
+    return times
+
+
+@dataclass(frozen=True, slots=True)
+class Skew:
+    """How unevenly a trace asks, as RAGCache counts it (its section on the miss rate).
+
+    head: the fewest documents that take 60% of the retrievals. documents: different ones retrieved.
+    corpus: documents there are. sets: different document sets, in their order.
+    """
+
+    requests: int
+    retrievals: int
+    documents: int
+    head: int
+    corpus: int
+    sets: int
+
+    @property
+    def head_share(self) -> float:
+        return self.head / self.corpus
+
+    def __str__(self) -> str:
+        return (
+            f"{self.requests} requests for {self.documents} of {self.corpus} documents in "
+            f"{self.sets} different sets; {self.head} documents ({self.head_share:.1%} of the "
+            f"corpus) take {HEAD:.0%} of the retrievals (the paper's MMLU trace: 3%)"
+        )
+
+
+def skew_of(found: Sequence[Sequence[str]], corpus: int) -> Skew:
+    """found: the documents of each request, nearest first. corpus: how many there are in all."""
+    uses = Counter(name for documents in found for name in documents)
+    retrievals, reached, head = sum(uses.values()), 0, 0
+    for count in sorted(uses.values(), reverse=True):
+        if reached >= HEAD * retrievals:
+            break
+        reached, head = reached + count, head + 1
+    return Skew(
+        requests=len(found),
+        retrievals=retrievals,
+        documents=len(uses),
+        head=head,
+        corpus=corpus,
+        sets=len({tuple(documents) for documents in found}),
+    )

@@ -1,0 +1,160 @@
+"""`ragcache bench`: what it refuses, what it writes, and one whole run on the engine without a model."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from zlib import crc32
+
+import pytest
+
+np = pytest.importorskip("numpy")
+pytest.importorskip("faiss")
+pytest.importorskip("langchain_community")
+
+from ragcache_cli import embedding  # noqa: E402
+from ragcache_cli.bench import plan as plans  # noqa: E402
+from ragcache_cli.bench.corpora import live_tokens  # noqa: E402
+from ragcache_cli.bench.growth import tree_cost  # noqa: E402
+from ragcache_cli.bench.plan import PLANS  # noqa: E402
+from ragcache_cli.bench.process import Worker  # noqa: E402
+from ragcache_cli.bench.question_sets import read_own_questions  # noqa: E402
+from ragcache_cli.bench.systems import FULL, Sizes  # noqa: E402
+from ragcache_cli.errors import BenchFailed  # noqa: E402
+from ragcache_cli.main import main  # noqa: E402
+
+
+class WordBags:
+    name = "word-bags"
+
+    def embed(self, texts: Sequence[str], done=None):
+        vectors = np.full((len(texts), 64), 1e-3, dtype=np.float32)
+        for row, text in enumerate(texts):
+            for word in text.lower().split():
+                vectors[row, crc32(word.strip(".?").encode()) % 64] += 1
+        return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+
+    def count_tokens(self, text: str) -> int:
+        return len(text.split())
+
+
+@pytest.fixture
+def own_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Arguments that name a small corpus and the questions on it."""
+    monkeypatch.setattr(embedding, "load_embedder", WordBags)
+    corpus = tmp_path / "fruit"
+    corpus.mkdir()
+    for name in ("apples", "pears", "plums", "figs"):
+        (corpus / f"{name}.txt").write_text(f"All that is known about {name}. " * 20)
+    log = tmp_path / "log.jsonl"
+    log.write_text(
+        '{"question": "What about apples?", "answer": "all"}\n'
+        "What about pears?\n"
+        '{"question": "What about plums?", "answers": ["known", "all that"]}\n'
+    )
+    return ["bench", "--corpus", str(corpus), "--questions", str(log), "--backend", "memory"]
+
+
+def test_a_whole_run_leaves_report_plot_and_raw_figures(
+    own_data: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def tiny(main: str, has_shared: bool) -> plans.Plan:
+        part = plans.Part("main", plans.Trace(main, 2, 1.0), plans.rates(0.5, 1.0), 3, 4, 2)
+        return plans.Plan("quick", (plans.Group((FULL,), (part,)),), 0, 0, 0, 0, ())
+
+    monkeypatch.setitem(PLANS, "quick", tiny)
+    out = tmp_path / "out"
+    code = main([*own_data, "--quick", "--systems", "ragcache", "fifo", "--output", str(out)])
+    assert code == 0
+    report = (out / "report.md").read_text()
+    assert "## own, top-2, Zipf 1, at 0.5 of capacity" in report
+    assert "| RAGCache, no reordering |" in report
+    assert "--corpus" in report
+    assert "documents" in report.split("## Traces")[1]
+    assert (out / "ttft.png").stat().st_size > 1000
+    raw = json.loads(gzip.decompress((out / "raw.json.gz").read_bytes()))
+    assert len(raw["plays"]) == 2 * 2 * 2
+    first, second = raw["plays"][:2]
+    assert {first["system"], second["system"]} == {"ragcache", "fifo"}
+    asked = [[one["question"] for one in play["answers"]] for play in (first, second)]
+    assert asked[0] == asked[1]
+    assert [one["at_s"] for one in first["answers"]] == [one["at_s"] for one in second["answers"]]
+    assert any(sum(one["cached"]) for play in raw["plays"] for one in play["answers"])
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        (["--questions", "missing.txt"], "missing.txt cannot be read"),
+        (["--corpus", "nowhere"], "nowhere"),
+        (["--systems", "vllm9"], "there is no system 'vllm9'"),
+        (["--device-cache", "much"], "'much' is no size"),
+        (["--context", "40"], "fits the context"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_starts(
+    own_data: list[str], changed: list[str], said: str, capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+):  # fmt: skip
+    assert main([*own_data, "--output", str(tmp_path / "out"), *changed]) == 1
+    assert said in capsys.readouterr().err.replace("\n", " ")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_corpus_without_questions_is_refused(
+    own_data: list[str], capsys: pytest.CaptureFixture[str]
+):
+    assert main([*own_data[:3], "--backend", "memory"]) == 1
+    assert "go together" in capsys.readouterr().err
+
+
+def test_an_empty_query_log_is_refused(
+    own_data: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    (tmp_path / "none").write_text("\n\n")
+    assert main([*own_data, "--questions", str(tmp_path / "none")]) == 1
+    assert "holds no question" in capsys.readouterr().err
+
+
+def test_answers_of_a_query_log_are_those_accepted(tmp_path: Path):
+    log = tmp_path / "log"
+    log.write_text(
+        '{"query": "a?", "answers": ["x", "y"]}\n\nplain?\n{"text": "b?", "answer": "z"}\n'
+    )
+    found = [(question.text, question.answers) for question in read_own_questions(log)]
+    assert found == [("a?", ("x", "y")), ("plain?", ()), ("b?", ("z",))]
+
+
+def test_a_system_that_does_not_start_says_why(tmp_path: Path):
+    sizes = Sizes("no/such/model/anywhere", backend="vllm", context_tokens=64)
+    with Worker(FULL, sizes, tmp_path / "log") as worker:
+        worker.begin_start()
+        with pytest.raises(BenchFailed, match="RAGCache: "):
+            worker.started()
+
+
+def test_beginnings_that_prompts_share_are_counted_once():
+    first, second = list(range(100)), [*range(64), *range(200, 236)]
+    assert live_tokens([first]) == 96
+    assert live_tokens([first, first]) == 96
+    assert live_tokens([first, second]) == 96 + 32
+
+
+@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("has_shared", [True, False])
+def test_every_plan_begins_with_the_main_part_and_has_ragcache_in_every_group(
+    name: str, has_shared: bool
+):
+    plan = PLANS[name]("squad" if has_shared else "demo", has_shared)
+    assert plan.groups[0].parts[0].name == "main" or name == "full"
+    assert all(FULL in group.systems for group in plan.groups)
+    sets = {part.trace.set for group in plan.groups for part in group.parts}
+    assert has_shared or sets == {"demo"}
+
+
+def test_the_cost_of_a_tree_is_measured_at_its_size():
+    cost = tree_cost(300, "lru")
+    assert cost.nodes == 300
+    assert 0 < cost.median_us <= cost.p99_us

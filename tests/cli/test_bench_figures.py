@@ -1,0 +1,219 @@
+"""The arithmetic of `ragcache bench`, on numbers made by hand."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ragcache_cli.bench.drive import Played
+from ragcache_cli.bench.figures import (
+    differing,
+    figures,
+    hidden_search,
+    quantile,
+    throughput,
+    ttft_ratio,
+)
+from ragcache_cli.bench.goals import compared, verdicts
+from ragcache_cli.bench.overlap import overlap_of
+from ragcache_cli.bench.quality import contained, exact, quality, rouge_l
+from ragcache_cli.bench.workload import arrivals, drawn, skew_of
+
+
+def answer(ttft_s: float = 0.4, **changes: Any) -> dict[str, Any]:
+    return {
+        "question": 0,
+        "at_s": 0.0,
+        "ttft_s": ttft_s,
+        "total_s": ttft_s + 0.2,
+        "search_s": 0.01,
+        "prompt": 100,
+        "output": 5,
+        "cached": [32, 0, 0],
+        "speculation": "none",
+        "text": "Paris",
+        **changes,
+    }
+
+
+def played(system: str, *ttfts_s: float, number: int = 0, **changes: Any) -> Played:
+    fields = {"part": "main", "trace": "squad", "load": "rate 1", "rate": 2.0, "span_s": 2.0}
+    rest = {
+        "cpu_s": 1.0,
+        "others_cpu_s": 0.0,
+        "foreign_cpu_s": 0.0,
+        "answers": [answer(ttft) for ttft in ttfts_s],
+    }
+    return Played(**{"system": system, "round": number, **fields, **rest, **changes})
+
+
+def test_a_systems_figures_are_those_of_all_its_rounds():
+    rounds = [played("on", 0.1, 0.3), played("on", 0.2, 0.6, number=1)]
+    found = figures(rounds)
+    assert found.requests == 4
+    assert found.ttft_mean == pytest.approx(0.3)
+    assert found.ttft_p50 == pytest.approx(0.25)
+    assert found.ttft_rounds == pytest.approx((0.2, 0.4))
+    assert found.ttft_median_of_rounds == pytest.approx(0.3)
+    assert found.tbt == pytest.approx(0.05)
+    assert found.cached == pytest.approx((0.32, 0, 0))
+    assert found.computed_tokens == pytest.approx(68)
+    assert found.completed == pytest.approx(1.0)
+
+
+def test_answers_of_one_token_have_no_time_between_tokens():
+    assert figures([played("on", 0.1, answers=[answer(output=1)])]).tbt is None
+
+
+def test_no_play_has_no_figures():
+    with pytest.raises(ValueError, match="at least one play"):
+        figures([])
+
+
+@given(st.lists(st.floats(0, 100), min_size=1), st.floats(0, 1))
+def test_a_quantile_lies_between_the_least_and_the_greatest(values: list[float], share: float):
+    ordered = sorted(values)
+    assert ordered[0] - 1e-9 <= quantile(ordered, share) <= ordered[-1] + 1e-9
+
+
+def test_the_ratio_is_the_median_of_the_rounds_with_what_resampled_pairs_give():
+    slow = [played("off", 0.8, 1.0), played("off", 0.4, 0.6), played("off", 0.9, 0.9)]
+    quick = [
+        played("ragcache", 0.2, 0.4),
+        played("ragcache", 0.2, 0.3),
+        played("ragcache", 0.3, 0.3),
+    ]
+    ratio = ttft_ratio(slow, quick)
+    assert ratio.value == pytest.approx(3.0)
+    assert 1 < ratio.low <= ratio.value <= ratio.high
+    assert ratio.is_beyond_noise
+
+
+def test_equal_times_are_within_the_noise():
+    same = [played("off", 0.2, 0.9, 0.4)]
+    assert not ttft_ratio(same, same).is_beyond_noise
+
+
+def test_throughput_is_where_the_ttft_crosses_five_times_the_lowest():
+    found = throughput([(1.0, 0.2), (2.0, 0.4), (3.0, 1.6)])
+    assert found.rate == pytest.approx(2.5)
+    assert not found.is_least
+    assert str(throughput([(1.0, 0.2), (2.0, 0.4)])) == "at least 2.00"
+
+
+def test_answers_are_compared_with_the_first_system_that_leaves_prompts_alone():
+    other = [answer(text="Rome"), answer()]
+    plays = [
+        played("off", 0.1, 0.1),
+        played("ragcache", answers=other),
+        played("canonical", answers=other),
+    ]
+    (found,) = differing(plays)
+    assert (found.left, found.right, found.differing, found.asked) == ("off", "ragcache", 1, 2)
+
+
+def test_search_is_hidden_as_far_as_it_no_longer_shows_in_the_ttft():
+    plain = [answer(0.5, search_s=0.1)] * 3
+    staged = [answer(ttft) for ttft in (0.4, 0.45, 0.52)]
+    assert hidden_search(staged, plain) == pytest.approx([1.0, 0.5, -0.2])
+    found = overlap_of(staged, plain, 1000)
+    assert found.hidden == pytest.approx(0.5)
+    assert found.outcomes == {"none": 3}
+
+
+def test_goals_name_where_they_were_met_and_where_they_were_missed():
+    plays = [
+        played("off", *[0.8] * 9),
+        played("on", *[0.1] * 9),
+        played("ragcache", *[0.2] * 9),
+    ]
+    found = {verdict.goal: verdict for verdict in verdicts(plays)}
+    assert found["TTFT at least 4 times lower than vLLM, no cache"].is_met
+    assert not found["TTFT at least 2 times lower than vLLM"].is_met
+    never = found["never a higher TTFT than any baseline by more than the noise"]
+    assert not never.is_met
+    assert never.found.startswith("1 of 2")
+    worse = {one.baseline: one.is_worse for one in compared(plays)}
+    assert worse == {"off": False, "on": True}
+
+
+def test_a_difference_smaller_than_the_least_that_counts_is_neither_better_nor_worse():
+    plays = [played("on", *[0.20] * 9), played("ragcache", *[0.202] * 9)]
+    (found,) = compared(plays)
+    assert not found.is_worse
+    assert not found.is_better
+
+
+def test_the_throughput_goal_needs_more_than_one_rate():
+    lines = {"off": (0.4, 4.0), "ragcache": (0.2, 0.4)}
+    plays = [
+        played(system, ttft, load=f"rate {rate}", rate=rate)
+        for system, ttfts in lines.items()
+        for rate, ttft in zip((1.0, 3.0), ttfts, strict=True)
+    ]
+    goal = "throughput at least 2.1 times that of vLLM, no cache"
+    assert not [one for one in verdicts(plays[:1] + plays[2:3]) if one.goal == goal]
+    (found,) = [one for one in verdicts(plays) if one.goal == goal]
+    assert "at least 3.00" in found.found
+
+
+def test_arrivals_are_those_of_the_seed_and_come_at_the_rate():
+    times = arrivals(4.0, 4000, seed=3)
+    assert times == arrivals(4.0, 4000, seed=3) != arrivals(4.0, 4000, seed=4)
+    assert times == sorted(times)
+    assert times[-1] == pytest.approx(1000, rel=0.1)
+    gaps = [b - a for a, b in pairwise(times)]
+    mean = sum(gaps) / len(gaps)
+    assert math.sqrt(sum((gap - mean) ** 2 for gap in gaps) / len(gaps)) == pytest.approx(
+        mean, rel=0.1
+    )
+
+
+@pytest.mark.parametrize("rate", [0.0, -1.0])
+def test_a_rate_is_above_zero(rate: float):
+    with pytest.raises(ValueError, match="above 0"):
+        arrivals(rate, 3, seed=1)
+
+
+def test_questions_come_in_their_order_or_drawn_with_skew():
+    assert drawn(3, 7, None, seed=1) == [0, 1, 2, 0, 1, 2, 0]
+    skewed = drawn(1000, 500, 1.2, seed=1)
+    assert skewed == drawn(1000, 500, 1.2, seed=1)
+    assert len(set(skewed)) < len(set(drawn(1000, 500, 0.0, seed=1)))
+
+
+def test_skew_counts_the_documents_that_take_most_retrievals():
+    found = [("a", "b")] * 6 + [("c", "d"), ("e", "f")]
+    skew = skew_of(found, corpus=100)
+    assert (skew.head, skew.documents, skew.sets, skew.retrievals) == (2, 6, 3, 16)
+    assert "2.0%" in str(skew)
+
+
+def test_answers_match_whatever_articles_case_and_points_they_have():
+    assert exact("The Eiffel Tower.", "eiffel tower")
+    assert contained("It stands in Paris, France.", "Paris")
+    assert not contained("Comparisons", "Paris")
+
+
+def test_rouge_l_is_that_of_rouge_score():
+    scorer = pytest.importorskip("rouge_score.rouge_scorer").RougeScorer(["rougeL"])
+    pairs = [
+        ("It was built in 1889 in Paris.", "built in Paris"),
+        ("the cat sat on the mat", "on the mat sat the cat"),
+        ("nothing", "else"),
+        ("", "something"),
+    ]
+    for said, gold in pairs:
+        assert rouge_l(said, gold) == pytest.approx(scorer.score(gold, said)["rougeL"].fmeasure)
+
+
+def test_quality_takes_the_best_accepted_answer_and_passes_over_unknown_ones():
+    found = quality(["Paris", "no idea", "x"], [("London", "paris"), ("Rome",), ()])
+    assert found is not None
+    assert (found.questions, found.exact, found.contained) == (2, 0.5, 0.5)
+    assert quality(["x"], [()]) is None
