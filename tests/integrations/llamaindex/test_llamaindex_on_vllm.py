@@ -54,6 +54,8 @@ def test_a_reader_who_leaves_stops_the_model(vllm_engine):
         stream = await llm.astream_complete(QUESTION)
         await anext(stream)
         await stream.aclose()
+
+    async def cancel():
         task = asyncio.create_task(llm.achat([ChatMessage(QUESTION)]))
         while vllm_engine.stats().running < 1:
             await asyncio.sleep(0.01)
@@ -64,6 +66,9 @@ def test_a_reader_who_leaves_stops_the_model(vllm_engine):
     stream = llm.stream_complete(QUESTION)
     next(stream)
     stream.close()
+    assert is_idle(vllm_engine, before.cancelled + 1)
     asyncio.run(leave())
+    assert is_idle(vllm_engine, before.cancelled + 2)
+    asyncio.run(cancel())
     assert is_idle(vllm_engine, before.cancelled + 3)
     assert vllm_engine.stats().finished == before.finished
