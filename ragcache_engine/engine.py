@@ -129,7 +129,8 @@ class RAGCacheEngine:
             >>> second.usage.prompt_tokens, first.usage.cached.total, second.usage.cached.total
             (110, 0, 96)
         """
-        return self.stream(prompt, documents, options, tenant=tenant).answer()
+        with self.stream(prompt, documents, options, tenant=tenant) as pieces:
+            return pieces.answer()
 
     def stream(
         self,

@@ -28,12 +28,13 @@ FLOAT32 = {"dtype": "float32", "max_model_len": 4096}
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of several workers (`-n 2 --dist loadgroup`) one has all the real engines: each is started once,
-    and no two of them compute at the same time."""
+    """Of several workers (`-n 2 --dist loadgroup`) one has all the tests' own engines, so that each is
+    started once; the programs of examples/, which start theirs anyway, may run beside them."""
     if config.pluginmanager.hasplugin("xdist"):
         for item in items:
             if item.get_closest_marker("vllm"):
-                item.add_marker(pytest.mark.xdist_group("vllm"))
+                group = "examples" if "examples" in item.path.parts else "vllm"
+                item.add_marker(pytest.mark.xdist_group(group))
 
 
 @pytest.fixture(scope="session")
