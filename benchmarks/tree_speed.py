@@ -12,66 +12,11 @@ import argparse
 import gc
 import platform
 import statistics
-import time
 import tracemalloc
-from collections.abc import Iterator
 from random import Random
 
-from ragcache_engine.knowledge import POLICIES, KnowledgeTree, Segment, Tier
-
-DEPTH = 3
-DOCUMENT_TOKENS = 160
-BLOCK_TOKENS = 16
-SYSTEM = Segment("system", 64)
-
-
-def requests(nodes: int, random: Random) -> Iterator[list[Segment]]:
-    """Endless. As many popular paths as fill a quarter of the nodes; every second request is new."""
-    popular = [_path(f"p{number}") for number in range(max(1, nodes // DEPTH // 4))]
-    number = 0
-    while True:
-        yield random.choice(popular)
-        yield _path(f"n{number}")
-        number += 1
-
-
-def _path(name: str) -> list[Segment]:
-    return [SYSTEM, *(Segment(f"{name}-{step}", DOCUMENT_TOKENS) for step in range(DEPTH))]
-
-
-def full_tree(
-    nodes: int, policy: str, random: Random
-) -> tuple[KnowledgeTree, Iterator[list[Segment]]]:
-    """A tree that holds about so many cached nodes, with no block free."""
-    blocks = nodes * DOCUMENT_TOKENS // BLOCK_TOKENS
-    tree = KnowledgeTree(
-        {Tier.DEVICE: blocks},
-        POLICIES[policy],
-        block_tokens=BLOCK_TOKENS,
-        frequency_window=max(1000, nodes // 4),
-    )
-    stream = requests(nodes, random)
-    while tree.used(Tier.DEVICE) < blocks:
-        _serve(tree, next(stream))
-    return tree, stream
-
-
-def _serve(tree: KnowledgeTree, path: list[Segment]) -> None:
-    tree.admit(tree.use(tree.match(path), 0.1))
-
-
-def measured(nodes: int, policy: str, rounds: int) -> list[float]:
-    """Microseconds of each of `rounds` requests."""
-    tree, stream = full_tree(nodes, policy, Random(1))
-    for _ in range(rounds // 10):
-        _serve(tree, next(stream))
-    times: list[float] = []
-    for _ in range(rounds):
-        path = next(stream)
-        start = time.perf_counter_ns()
-        _serve(tree, path)
-        times.append((time.perf_counter_ns() - start) / 1e3)
-    return times
+from ragcache_cli.bench.full_tree import full_tree, measured
+from ragcache_engine.knowledge import POLICIES
 
 
 def bytes_per_node(nodes: int, policy: str) -> float:

@@ -32,7 +32,12 @@ SHOWS_CODE = {
     "ragcache_engine": {"RAGCacheEngine", "EngineConfig", "Document", "SamplingOptions", "Usage"},
     "ragcache_engine.search": {"stages", "astages"},
     "ragcache_engine.knowledge": {"KnowledgeTree"},
-    "ragcache_integrations.langchain": {"RAGCacheRetriever", "FaissVectorStore", "ChatRAGCache"},
+    "ragcache_integrations.langchain": {
+        "ChatRAGCache",
+        "FaissVectorStore",
+        "RAGCacheLLM",
+        "RAGCacheRetriever",
+    },
     "ragcache_integrations.llamaindex": {"RAGCacheLLM", "RAGCacheRetriever"},
 }
 """Those that must; whatever else shows code is run as well."""

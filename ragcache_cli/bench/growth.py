@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from ragcache_engine.knowledge import POLICIES, KnowledgeTree, Segment, Tier
+from ragcache_cli.bench.full_tree import measured
 
-DEPTH, DOCUMENT_TOKENS, BLOCK_TOKENS = 3, 160, 16
 ROUNDS = 2_000
 DIMENSIONS = 384
 QUERIES = 20
@@ -60,37 +59,8 @@ def growth(nodes: Sequence[int], policy: str) -> Growth:
 
 def tree_cost(nodes: int, policy: str) -> TreeCost:
     """A full tree; every second request repeats a popular path, the others are new and evict."""
-    blocks = nodes * DOCUMENT_TOKENS // BLOCK_TOKENS
-    tree = KnowledgeTree(
-        {Tier.DEVICE: blocks},
-        POLICIES[policy],
-        block_tokens=BLOCK_TOKENS,
-        frequency_window=max(1000, nodes // 4),
-    )
-    paths = _paths(nodes, Random(1))
-    while tree.used(Tier.DEVICE) < blocks:
-        tree.admit(tree.use(tree.match(next(paths)), 0.1))
-    times = []
-    for _ in range(ROUNDS):
-        path = next(paths)
-        began = time.perf_counter_ns()
-        tree.admit(tree.use(tree.match(path), 0.1))
-        times.append((time.perf_counter_ns() - began) / 1e3)
+    times = measured(nodes, policy, ROUNDS)
     return TreeCost(nodes, statistics.median(times), statistics.quantiles(times, n=100)[-1])
-
-
-def _paths(nodes: int, dice: Random) -> Iterator[list[Segment]]:
-    popular = [_path(f"p{number}") for number in range(max(1, nodes // DEPTH // 4))]
-    number = 0
-    while True:
-        yield dice.choice(popular)
-        yield _path(f"n{number}")
-        number += 1
-
-
-def _path(name: str) -> list[Segment]:
-    documents = [Segment(f"{name}-{step}", DOCUMENT_TOKENS) for step in range(DEPTH)]
-    return [Segment("system", 64), *documents]
 
 
 def search_cost(vectors: int) -> SearchCost:
