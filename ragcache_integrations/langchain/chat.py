@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
@@ -28,9 +28,9 @@ from ragcache_engine import (
     ToolAnswerPart,
     ToolReader,
 )
-from ragcache_integrations.engines import ENGINE_SECRET, Engine
 from ragcache_integrations.langchain.leaving import StoppedWhenLeft
 from ragcache_integrations.langchain.messages import chat_chunk, chat_result, conversation
+from ragcache_integrations.langchain.on_engine import OnEngine
 from ragcache_integrations.langchain.structured import (
     Method,
     Schema,
@@ -39,13 +39,12 @@ from ragcache_integrations.langchain.structured import (
     parser_of,
 )
 from ragcache_integrations.langchain.tools import BoundTools
-from ragcache_integrations.sampling import SamplingFields
 
 MOST_AT_ONCE = 128
 """Threads that wait for the answers of one batch, and so its requests in the engine at a time."""
 
 
-class ChatRAGCache(SamplingFields, BaseChatModel):
+class ChatRAGCache(OnEngine, BaseChatModel):
     """A chat model on the engine: conversations in the words of the model's own chat template.
 
         >>> from ragcache_engine import EngineConfig, RAGCacheEngine
@@ -90,40 +89,12 @@ class ChatRAGCache(SamplingFields, BaseChatModel):
 
     model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
 
-    engine: Engine = Field(exclude=True, repr=False)
     template_args: dict[str, Any] = Field(default_factory=dict)
-    tenant: str | None = None
     streaming: bool = False
-
-    @classmethod
-    def is_lc_serializable(cls) -> bool:
-        return True
-
-    @property
-    def lc_secrets(self) -> dict[str, str]:
-        """`load(dumped, secrets_map={"RAGCACHE_ENGINE": engine})` gives it an engine again."""
-        return {"engine": ENGINE_SECRET}
-
-    @property
-    def lc_attributes(self) -> dict[str, Any]:
-        return {"guide": asdict(self.guide)} if self.guide else {}
-
-    @property
-    def model_name(self) -> str:
-        return self.engine.config.model
-
-    @property
-    def max_tokens(self) -> int:
-        """max_new_tokens by the name under which LangChain's tracing looks for it."""
-        return self.max_new_tokens
 
     @property
     def _llm_type(self) -> str:
         return "ragcache-chat"
-
-    @property
-    def _identifying_params(self) -> dict[str, Any]:
-        return {"model_name": self.model_name, **self.sampling_parameters()}
 
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
         return super()._get_ls_params(self.stop if stop is None else stop, **kwargs)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Sequence
 from contextlib import ExitStack, aclosing
-from dataclasses import asdict
 from typing import Any, TypeVar
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
@@ -13,18 +12,17 @@ from langchain_core.language_models import LanguageModelInput
 from langchain_core.language_models.llms import BaseLLM
 from langchain_core.outputs import GenerationChunk, LLMResult
 from langchain_core.runnables import RunnableConfig
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict
 
 from ragcache_engine import SamplingOptions
-from ragcache_integrations.engines import ENGINE_SECRET, Engine
 from ragcache_integrations.langchain.leaving import StoppedWhenLeft
+from ragcache_integrations.langchain.on_engine import OnEngine
 from ragcache_integrations.langchain.usage import generation_chunk, llm_result
-from ragcache_integrations.sampling import SamplingFields
 
 T = TypeVar("T")
 
 
-class RAGCacheLLM(SamplingFields, BaseLLM):
+class RAGCacheLLM(OnEngine, BaseLLM):
     """The engine in place of `langchain_community.llms.VLLM`: same parameters, same defaults.
 
         chain = prompt | RAGCacheLLM(engine=engine, temperature=0) | StrOutputParser()
@@ -60,38 +58,9 @@ class RAGCacheLLM(SamplingFields, BaseLLM):
 
     model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
 
-    engine: Engine = Field(exclude=True, repr=False)
-    tenant: str | None = None
-
-    @classmethod
-    def is_lc_serializable(cls) -> bool:
-        return True
-
-    @property
-    def lc_secrets(self) -> dict[str, str]:
-        """`load(dumped, secrets_map={"RAGCACHE_ENGINE": engine})` gives it an engine again."""
-        return {"engine": ENGINE_SECRET}
-
-    @property
-    def lc_attributes(self) -> dict[str, Any]:
-        return {"guide": asdict(self.guide)} if self.guide else {}
-
-    @property
-    def model_name(self) -> str:
-        return self.engine.config.model
-
-    @property
-    def max_tokens(self) -> int:
-        """max_new_tokens by the name under which LangChain's tracing looks for it."""
-        return self.max_new_tokens
-
     @property
     def _llm_type(self) -> str:
         return "ragcache"
-
-    @property
-    def _identifying_params(self) -> dict[str, Any]:
-        return {"model_name": self.model_name, **self.sampling_parameters()}
 
     def get_token_ids(self, text: str) -> list[int]:
         """The text's tokens as the engine's model reads them."""
