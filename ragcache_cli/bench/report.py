@@ -109,7 +109,7 @@ def _goals(report: Report) -> Iterator[str]:
     yield "## Goals"
     yield ""
     yield from _table(
-        ("goal", "", "measured: the baseline's TTFT over RAGCache's (90% of resampled pairs)"),
+        ("goal", "", "measured: the baseline's TTFT over RAGCache's (90% of resampled rounds)"),
         ((one.goal, _decided(report, one), one.found) for one in found),
     )
     yield f"The paper: TTFT {PAPER_TTFT}; throughput up to 2.1 and 1.8 times."
@@ -279,13 +279,7 @@ def _answers(report: Report) -> Iterator[str]:
         yield ""
         yield from _table(
             ("systems", "differing"),
-            (
-                (
-                    f"{SYSTEMS[one.left].name} / {SYSTEMS[one.right].name}",
-                    f"{one.differing} of {one.asked}",
-                )
-                for one in report.float32
-            ),
+            map(_differing, report.float32),
         )
     if counts:
         yield (
@@ -295,13 +289,7 @@ def _answers(report: Report) -> Iterator[str]:
         yield ""
         yield from _table(
             ("systems", "differing"),
-            (
-                (
-                    f"{SYSTEMS[one.left].name} / {SYSTEMS[one.right].name}",
-                    f"{one.differing} of {one.asked}",
-                )
-                for one in counts
-            ),
+            map(_differing, counts),
         )
     if report.quality:
         yield "Quality, for each setting that changes the prompt, beside the one that does not:"

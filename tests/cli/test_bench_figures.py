@@ -94,6 +94,14 @@ def test_the_ratio_is_the_median_of_the_rounds_with_what_resampled_pairs_give():
     assert ratio.is_beyond_noise
 
 
+def test_rounds_that_disagree_decide_nothing_however_many_requests_each_has():
+    slower, quicker = played("off", *[0.5] * 50), played("off", *[2.0] * 50)
+    ours = [played("ragcache", *[1.0] * 50)] * 3
+    ratio = ttft_ratio([slower, quicker, quicker], ours)
+    assert (ratio.low, ratio.value, ratio.high) == pytest.approx((0.5, 2.0, 2.0))
+    assert not ratio.is_beyond_noise
+
+
 def test_equal_times_are_within_the_noise():
     same = [played("off", 0.2, 0.9, 0.4)]
     assert not ttft_ratio(same, same).is_beyond_noise
