@@ -116,11 +116,13 @@ def cost_profile(path: Path | None) -> CostProfile:
 
 def tokens_of(text: str, document_tokens: int) -> int:
     """ "5%" of the documents, or a number of tokens. Raises CommandError."""
+    is_share = text.endswith("%")
     try:
-        share = text.endswith("%")
-        tokens = float(text[:-1]) / 100 * document_tokens if share else float(text)
+        tokens = float(text[:-1]) / 100 * document_tokens if is_share else float(text)
     except ValueError:
         tokens = 0.0
+    if is_share and tokens > 0:
+        return max(1, round(tokens))  # a small share of a few short files
     if tokens < 1:
         raise CommandError(f"--capacity takes tokens or a share such as 5%, got {text!r}")
     return round(tokens)
