@@ -8,10 +8,12 @@ with what Faiss found hold for every stage, and what is returned is what the fra
 
 from __future__ import annotations
 
+import asyncio
 import contextvars
 import logging
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import AsyncGenerator, Callable, Generator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
@@ -248,3 +250,29 @@ def streamed(search: Callable[[OnStage[Found]], Found]) -> Generator[tuple[Found
     finally:
         is_closed.set()
         thread.join()
+
+
+async def awaited(stages: Generator[Item]) -> AsyncGenerator[Item]:
+    """The same stages for asyncio, each drawn in a thread, one after the other.
+
+    Closing this, or cancelling the task that reads it, returns at once; `stages` is closed in the thread,
+    as soon as the stage that is being drawn is there.
+    """
+    import faiss
+
+    # A thread starts with Faiss's default, not with what its maker has set.
+    faiss_threads = faiss.omp_get_max_threads()
+    thread = ThreadPoolExecutor(
+        1, "ragcache-stages", initializer=faiss.omp_set_num_threads, initargs=(faiss_threads,)
+    )
+    loop, context = asyncio.get_running_loop(), contextvars.copy_context()
+
+    def draw() -> Item | None:
+        return context.run(lambda: next(stages, None))
+
+    try:
+        while (stage := await loop.run_in_executor(thread, draw)) is not None:
+            yield stage
+    finally:
+        thread.submit(context.run, stages.close)
+        thread.shutdown(wait=False)

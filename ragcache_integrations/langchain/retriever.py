@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Hashable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import AsyncGenerator, Generator, Hashable, Sequence
+from contextlib import AbstractContextManager, aclosing
 from hashlib import sha256
 from typing import Any, NamedTuple, Self
 
@@ -29,7 +29,7 @@ from ragcache_integrations.langchain.store import (
 )
 from ragcache_integrations.langchain.template import PromptTemplateLike, as_template
 from ragcache_integrations.searchable import check_top_k
-from ragcache_integrations.staging import OnStage, engine_told, handed_over, told_stages
+from ragcache_integrations.staging import OnStage, awaited, engine_told, handed_over, told_stages
 
 DEFAULT_K = 4
 
@@ -173,6 +173,16 @@ class RAGCacheRetriever(VectorStoreRetriever):
 
         for stage in told_stages(self._retrieval(query), engine_document, search):
             yield DocumentStage(*stage)
+
+    async def astream_stages(self, query: str, **kwargs: Any) -> AsyncGenerator[DocumentStage]:
+        """`stream_stages` for asyncio: searched in threads, so the event loop stays free.
+
+        Closing the generator, or cancelling the task that reads it, stops the search and does not wait
+        for the piece that is being searched.
+        """
+        async with aclosing(awaited(self.stream_stages(query, **kwargs))) as stages:
+            async for stage in stages:
+                yield stage
 
     def _on_stage(self, retrieval: RetrievalInProgress) -> OnStage[list[Document]] | None:
         """None: nobody wants to know, so the search is the store's own, in one go."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator, Hashable
-from contextlib import AbstractContextManager
+from collections.abc import AsyncGenerator, Generator, Hashable
+from contextlib import AbstractContextManager, aclosing
 from dataclasses import replace
 from logging import getLogger
 from typing import Any, NamedTuple, Self
@@ -27,7 +27,14 @@ from ragcache_integrations.llamaindex.store import (
 )
 from ragcache_integrations.llamaindex.template import PromptTemplateLike, as_template
 from ragcache_integrations.searchable import check_top_k, check_vector_size
-from ragcache_integrations.staging import OnStage, engine_told, handed_over, staged, told_stages
+from ragcache_integrations.staging import (
+    OnStage,
+    awaited,
+    engine_told,
+    handed_over,
+    staged,
+    told_stages,
+)
 
 logger = getLogger(__name__)
 
@@ -221,6 +228,16 @@ class RAGCacheRetriever(VectorIndexRetriever):
 
         for stage in told_stages(self._retrieval(bundle.query_str), _of_found, search):
             yield NodeStage(*stage)
+
+    async def astream_stages(self, query: str | QueryBundle) -> AsyncGenerator[NodeStage]:
+        """`stream_stages` for asyncio: searched in threads, so the event loop stays free.
+
+        Closing the generator, or cancelling the task that reads it, stops the search and does not wait
+        for the piece that is being searched.
+        """
+        async with aclosing(awaited(self.stream_stages(query))) as stages:
+            async for stage in stages:
+                yield stage
 
     def _on_stage(self, retrieval: RetrievalInProgress) -> OnStage[list[NodeWithScore]] | None:
         """None: nobody wants to know, so the search is the index's own, in one go."""

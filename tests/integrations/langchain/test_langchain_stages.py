@@ -4,6 +4,7 @@ import asyncio
 import json
 import threading
 import time
+from contextlib import aclosing
 
 import faiss
 import numpy as np
@@ -405,7 +406,9 @@ def test_stages_can_be_streamed(every_stage, engine_on, store, speculation):
     assert len(next(retriever.stream_stages("3", k=2)).documents) == 2
 
 
-def test_closing_the_stages_stops_the_search(every_stage, heard, monkeypatch):
+@pytest.fixture
+def slow_stages(monkeypatch):
+    """Stages as they are drawn, each of which waits for the event when it has been seen."""
     stages_of, drawn, goes_on = ragcache_engine.search.stages, [], threading.Event()
 
     def slowly(*args, **kwargs):
@@ -415,11 +418,51 @@ def test_closing_the_stages_stops_the_search(every_stage, heard, monkeypatch):
             goes_on.wait(20)
 
     monkeypatch.setattr(ragcache_engine.search, "stages", slowly)
+    return drawn, goes_on
+
+
+def test_closing_the_stages_stops_the_search(every_stage, heard, slow_stages):
+    drawn, goes_on = slow_stages
     retriever = RAGCacheRetriever.from_vectorstore(community_store("ivf", 300), engine=heard)
     stages = retriever.stream_stages("3")
     assert not next(stages).final
     threading.Timer(0.05, goes_on.set).start()
     stages.close()
+    assert len(drawn) < 8
+    assert not heard.found
+
+
+def test_stages_can_be_awaited(every_stage, heard):
+    retriever = RAGCacheRetriever.from_vectorstore(community_store("ivf", 300), engine=heard, k=3)
+
+    async def all_of_them():
+        return [stage async for stage in retriever.astream_stages("3")]
+
+    stages = asyncio.run(all_of_them())
+    assert len(stages) > 2
+    assert [stage.final for stage in stages] == [False] * (len(stages) - 1) + [True]
+    assert heard.found == [document.id for document in stages[-1].documents]
+    assert stages[-1].documents == retriever.invoke("3")
+
+
+def test_leaving_awaited_stages_stops_the_search(every_stage, heard, slow_stages):
+    drawn, goes_on = slow_stages
+    retriever = RAGCacheRetriever.from_vectorstore(community_store("ivf", 300), engine=heard)
+
+    async def first_of_them():
+        async with aclosing(retriever.astream_stages("3")) as stages:
+            return await anext(stages)
+
+    async def cancelled_at_the_second():
+        async with aclosing(retriever.astream_stages("3")) as stages:
+            await anext(stages)
+            await asyncio.wait_for(anext(stages), timeout=0.05)
+
+    assert not asyncio.run(first_of_them()).final
+    with pytest.raises(TimeoutError):
+        asyncio.run(cancelled_at_the_second())
+    goes_on.set()
+    eventually(lambda: not any("ragcache-s" in thread.name for thread in threading.enumerate()))
     assert len(drawn) < 8
     assert not heard.found
 

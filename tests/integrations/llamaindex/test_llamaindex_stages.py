@@ -245,6 +245,19 @@ def test_stages_can_be_streamed_and_closed(indexes, heard):
     early.close()
 
 
+def test_stages_can_be_awaited(indexes, heard):
+    engine, _ = heard
+    ours = RAGCacheRetriever.from_index(indexes["ivf"], engine=engine, similarity_top_k=3)
+
+    async def all_of_them():
+        return [stage async for stage in ours.astream_stages("7")]
+
+    stages = asyncio.run(all_of_them())
+    assert len(stages) > 2
+    assert [stage.final for stage in stages] == [False] * (len(stages) - 1) + [True]
+    assert names(stages[-1].nodes) == names(ours.retrieve("7"))
+
+
 def test_a_query_engine_as_it_is_adopts_what_was_begun_during_the_search(
     indexes, engine_on, monkeypatch
 ):
