@@ -21,20 +21,31 @@ os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 # vLLM keeps one core free for its scheduler; on two cores that halves the speed of a prefill.
 os.environ.setdefault("VLLM_CPU_NUM_OF_RESERVED_CPU", "0" if os.cpu_count() == 2 else "1")
 
+# With several workers, each has cores of its own: models that spin on the same ones starve each other.
+if worker := os.environ.get("PYTEST_XDIST_WORKER"):
+    workers = int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
+    cores = sorted(os.sched_getaffinity(0))[int(worker.removeprefix("gw")) :: workers]
+    if cores:
+        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", ",".join(map(str, cores)))
+
 DATA = Path(os.environ.get("RAGCACHE_DATA", Path(__file__).parents[2] / "shared" / "data"))
+
+SHARED_ENGINES = {"vllm_engine", "stock_vllm", "engine"}
+"""Fixtures that start an engine for the whole session."""
 
 FLOAT32 = {"dtype": "float32", "max_model_len": 4096}
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of several workers (`-n 2 --dist loadgroup`) one has all the tests' own engines, so that each is
-    started once; the programs of examples/, which start theirs anyway, may run beside them."""
+    """Of several workers (`-n 2 --dist loadgroup`) one has the tests that share an engine, so that it is
+    started once; one has those that start their own; and the rest go to whoever is free."""
     if config.pluginmanager.hasplugin("xdist"):
         for item in items:
             if item.get_closest_marker("vllm"):
-                group = "examples" if "examples" in item.path.parts else "vllm"
-                item.add_marker(pytest.mark.xdist_group(group))
+                shares = SHARED_ENGINES.intersection(getattr(item, "fixturenames", ()))
+                shares = shares or "integrations" in item.path.parts  # some ask for theirs by name
+                item.add_marker(pytest.mark.xdist_group("shared" if shares else "own"))
 
 
 @pytest.fixture(scope="session")
