@@ -26,8 +26,8 @@ demo: $(READY) ## answer the same questions with stock vLLM and with RAGCache, s
 	@$(PYTHON) -m ragcache_cli demo
 
 .PHONY: test
-test: lint types ## everything that must hold: lint, types, tests with the real model (20 minutes on two cores)
-	@$(PYTHON) -m pytest
+test: lint types ## everything that must hold: lint, types, tests with the real model (15 minutes on two cores)
+	@$(PYTHON) -m pytest -n 2 --dist loadgroup
 
 .PHONY: test-quick
 test-quick: $(READY) ## the tests that need no model, in seconds

@@ -112,6 +112,7 @@ def profile(settings: ProfileSettings, console: Console) -> None:
     for line in summary(made, timings):
         console.print(line, soft_wrap=True)
     console.print(f"Written: {escape(str(output))}", soft_wrap=True)
+    console.print("Engines read it by EngineConfig(cost_profile=...).", soft_wrap=True)
 
 
 def model_name(settings: ProfileSettings) -> str:

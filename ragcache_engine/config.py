@@ -7,6 +7,7 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ByteSize, ConfigDict, Field, field_validator, model_validator
 
+from ragcache_engine.knowledge.cost import CostProfile
 from ragcache_engine.knowledge.eviction import DEFAULT_POLICY, POLICIES
 
 BackendName = Literal["auto", "vllm", "memory"]
@@ -38,6 +39,8 @@ class EngineConfig(BaseModel):
       what the pipeline writes; "canonical": sorted by id; "cached": what is cached comes first. The last
       two change the prompt, and with it perhaps the answer, for more reuse.
     cache_depth: only the first so many documents of a prompt are kept; None keeps all.
+    cost_profile: the file `ragcache profile` wrote for this model and machine: what computing and loading
+      take, where the engine would else begin with a rough formula and learn from the steps it sees.
     request_timeout_s: once the engine has shown no token of any request for this long, those that
       wait are tried once more, then ended with RequestTimedOut. Waiting in a busy queue is no fault.
     speculation: whether to answer on provisional search results, before the prompt has come. "auto" does
@@ -66,6 +69,7 @@ class EngineConfig(BaseModel):
     reorder_window: int = Field(default=32, ge=1)
     document_order: Literal["retrieved", "canonical", "cached"] = "retrieved"
     cache_depth: int | None = Field(default=None, ge=1)
+    cost_profile: Path | None = None
     request_timeout_s: float = Field(default=120.0, gt=0)
     speculation: SpeculationMode = "auto"
     chat_template: str | None = None
@@ -78,6 +82,17 @@ class EngineConfig(BaseModel):
         if name not in POLICIES:
             raise ValueError(f"there is no policy {name!r}; choose one of {', '.join(POLICIES)}")
         return name
+
+    @field_validator("cost_profile")
+    @classmethod
+    def _is_a_profile(cls, path: Path | None) -> Path | None:
+        if path is not None:
+            path = path.expanduser()
+            try:
+                CostProfile.from_json(path.read_text(encoding="utf-8"))
+            except (OSError, ValueError) as error:
+                raise ValueError(f"cost_profile {path} cannot be used: {error}") from error
+        return path
 
     @field_validator("chat_template", mode="before")
     @classmethod

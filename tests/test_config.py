@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from pydantic import ValidationError
 
 from ragcache_engine import EngineConfig, SamplingOptions
+from ragcache_engine.knowledge import CostProfile
 
 
 def test_sizes_are_written_as_people_write_them():
@@ -26,6 +29,16 @@ def test_sizes_are_written_as_people_write_them():
 def test_settings_that_cannot_work_are_refused(wrong: dict[str, object]):
     with pytest.raises(ValidationError, match=next(iter(wrong))):
         EngineConfig.model_validate({"model": "m", **wrong})
+
+
+def test_a_cost_profile_is_read_when_it_is_named(tmp_path: Path):
+    good, bad = tmp_path / "good.json", tmp_path / "bad.json"
+    good.write_text(CostProfile.default().to_json())
+    bad.write_text("{}")
+    assert EngineConfig(model="m", cost_profile=good).cost_profile == good
+    for wrong in (bad, tmp_path / "missing.json"):
+        with pytest.raises(ValidationError, match=r"ragcache profile|No such file"):
+            EngineConfig(model="m", cost_profile=wrong)
 
 
 def test_a_configuration_does_not_change():

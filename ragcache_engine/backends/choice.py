@@ -38,4 +38,5 @@ def budget_of(config: EngineConfig) -> TierBudget:
         disk_folder=config.disk_cache_dir,
         reorder_window=config.reorder_window,
         cache_depth=config.cache_depth,
+        cost_profile=config.cost_profile,
     )

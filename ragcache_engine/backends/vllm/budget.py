@@ -20,6 +20,7 @@ class TierBudget:
     disk_folder: Path | None = None
     reorder_window: int = 32
     cache_depth: int | None = None
+    cost_profile: Path | None = None
 
     def folder(self) -> Path:
         return (self.disk_folder or Path("~/.cache/ragcache/kv")).expanduser()

@@ -53,6 +53,7 @@ def tier_arguments(
         reorder_window=budget.reorder_window,
         cache_depth=budget.cache_depth,
         model=f"{model.model} {_fingerprint(model)}",
+        profile=budget.cost_profile.read_text(encoding="utf-8") if budget.cost_profile else None,
         rope=json.dumps(getattr(model.hf_text_config, "rope_parameters", None), default=str),
     )
     return {

@@ -15,6 +15,8 @@ from vllm.platforms import current_platform
 from ragcache_engine.backends.vllm import cpu_defaults
 from ragcache_engine.backends.vllm.arguments import GIB, engine_config
 from ragcache_engine.backends.vllm.budget import TierBudget
+from ragcache_engine.backends.vllm.tiers.settings import TierSettings
+from ragcache_engine.knowledge import CostProfile
 
 pytestmark = pytest.mark.vllm
 
@@ -39,6 +41,17 @@ def test_what_the_user_says_to_vllm_wins(demo_model: str):
     config = engine_config(demo_model, GIB, NO_TIERS, arguments)
     assert config.cache_config.block_size == 64
     assert config.model_config.max_model_len == 1024
+
+
+def test_a_cost_profile_travels_to_where_the_tiers_decide(demo_model: str, tmp_path: Path):
+    path = tmp_path / "profile.json"
+    path.write_text(CostProfile.default().to_json())
+    budget = TierBudget(policy="lru", cost_profile=path)
+    transfer = engine_config(demo_model, GIB, budget, {}).kv_transfer_config
+    assert transfer is not None
+    told = TierSettings.from_extra_config(transfer.kv_connector_extra_config).profile
+    assert told is not None
+    assert CostProfile.from_json(told) == CostProfile.default()
 
 
 @pytest.mark.parametrize("model", ["/no/such/folder", "./nor/this", "~/nor/that"])
