@@ -186,17 +186,17 @@ class KnowledgeTree:
         whole: how many of them were cached before; the others take the cost into their mean.
         """
         self._uses += 1
+        tiers = [(rank, self._policies[rank], self._brought[rank]) for rank in self._ranks]
         for place, node in enumerate(nodes):
             node.uses += 1
             node.last_use = self._uses
             if place >= whole:
                 node.fold_cost(cost_s_per_token)
-            for rank in self._ranks:
-                policy = self._policies[rank]
+            for rank, policy, brought in tiers:
                 policy.seen(node)
                 if node.resident[rank]:
-                    if node in self._brought[rank]:
-                        self._brought[rank].discard(node)
+                    if node in brought:
+                        brought.discard(node)
                         policy.brought(node)
                     else:
                         policy.used(node)
@@ -392,13 +392,16 @@ class KnowledgeTree:
         rank = RANK[tier]
         moves: list[Move] = []
         if blocks > node.resident[rank]:
-            with self.pinned([node]):
+            node.pins += 1  # `pinned` would take longer than all the rest
+            try:
                 wanted = min(blocks, node.blocks)
                 upto = self._make_room(node, rank, wanted, moves, force=force, in_use=in_use)
                 if upto > node.resident[rank]:
                     if in_use and not node.resident[rank]:
                         self._brought[rank].add(node)
                     self._set(node, rank, upto)
+            finally:
+                self.unpin((node,))
         return moves
 
     def evict(self, tier: Tier, blocks: int) -> list[Move]:

@@ -129,11 +129,11 @@ class DeviceBlocks(Generic[B]):
 
     def freed(self, node: Node, start: int, end: int) -> None:
         """The tree has given up the node's blocks [start, end)."""
-        for at in range(start, end):
-            block = self._blocks.take(node, at)
+        owned, empty = self._owned, self._empty
+        for block in self._blocks.take_all(node, start, end):
             # A block somebody still computes with comes back by itself.
-            if block is not None and self._owned.pop(block.block_id, None) is not None:
-                self._empty[block.block_id] = block
+            if owned.pop(block.block_id, None) is not None:
+                empty[block.block_id] = block
 
     def sweep(self) -> None:
         """No free block holds what the tree has given up, or what nobody owns, any more.

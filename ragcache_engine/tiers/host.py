@@ -44,10 +44,8 @@ class HostSlots:
 
     def freed(self, node: Node, start: int, end: int) -> None:
         """The node's blocks [start, end) are not kept any more."""
-        for at in range(start, end):
-            slot = self._slots.take(node, at)
-            if slot is not None:
-                self._leave(slot)
+        for slot in self._slots.take_all(node, start, end):
+            self._leave(slot)
 
     def hold(self, slot: int) -> None:
         """Somebody copies to or from the slot. To be released as often as it is held."""

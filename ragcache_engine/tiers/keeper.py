@@ -8,7 +8,7 @@ Source: RAGCache, §5.1, §5.2, Algorithm 1.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Generic
@@ -323,7 +323,7 @@ class Keeper(Generic[B]):
             copying.waited(loaded_bytes, now_s - asked.asked_to_load_s)
             asked.asked_to_load_s = None
 
-    def store(self, request: str, keys: Sequence[Key]) -> list[tuple[Key, int]]:
+    def store(self, request: str, keys: Collection[Key]) -> list[tuple[Key, int]]:
         """Which of these blocks of the request, just computed, to copy into which slots.
 
         keys: in prompt order. The host keeps what it has: a block is copied once.

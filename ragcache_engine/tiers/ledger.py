@@ -57,6 +57,15 @@ class PerBlock(Generic[T]):
         value, values[at] = values[at], None
         return value
 
+    def take_all(self, node: Node, start: int, end: int) -> list[T]:
+        """What was known of the node's blocks [start, end), which is forgotten."""
+        values = self._of.get(node)
+        if values is None:
+            return []
+        taken = [value for value in values[start:end] if value is not None]
+        values[start:end] = [None] * (end - start)
+        return taken
+
     def split(self, upper: Node, lower: Node) -> None:
         values = self._of.get(lower)
         if values is not None:

@@ -19,7 +19,6 @@ from vllm.v1.kv_offload.base import (
     RequestOffloadingContext,
     ScheduleEndContext,
     get_offload_block_hash,
-    make_offload_key,
 )
 from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
 
@@ -31,9 +30,6 @@ _ANSWERS = {
     Presence.COMING: LookupResult.HIT_PENDING,
     Presence.AWAY: LookupResult.MISS,
 }
-
-ONLY_GROUP = 0
-"""Models with one group of layers are supported; vLLM numbers the groups, and its keys say which."""
 
 
 class TierManager(OffloadingManager):
@@ -62,12 +58,11 @@ class TierManager(OffloadingManager):
         self, keys: Collection[OffloadKey], req_context: ReqContext
     ) -> PrepareStoreOutput:
         start = time.perf_counter()
-        stored = self.keeper.store(
-            req_context.req_id, [get_offload_block_hash(key) for key in keys]
-        )
+        offered = {get_offload_block_hash(key): key for key in keys}
+        stored = self.keeper.store(req_context.req_id, offered)
         self.keeper.spent(req_context.req_id, time.perf_counter() - start)
         return PrepareStoreOutput(
-            keys_to_store=[make_offload_key(key, ONLY_GROUP) for key, _ in stored],
+            keys_to_store=[offered[key] for key, _ in stored],
             store_spec=CPULoadStoreSpec([slot for _, slot in stored]),
             evicted_keys=[],
         )
