@@ -8,7 +8,7 @@ Source: RAGCache, §5.1, §5.2, Algorithm 1.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Generic
@@ -323,17 +323,21 @@ class Keeper(Generic[B]):
             copying.waited(loaded_bytes, now_s - asked.asked_to_load_s)
             asked.asked_to_load_s = None
 
-    def store(self, request: str, keys: Collection[Key]) -> list[tuple[Key, int]]:
+    def store(self, request: str, keys: Sequence[Key]) -> list[tuple[Key, int]]:
         """Which of these blocks of the request, just computed, to copy into which slots.
 
         keys: in prompt order. The host keeps what it has: a block is copied once.
         """
+        offered = set(keys)
+        asked = self._asked.get(request)
         wanted: dict[Node, int] = {}
-        offered, owner = set(keys), self.ledger.owner
-        for key in keys:
-            if found := owner(key):
+        rest: Iterable[Key] = keys
+        if asked is not None and asked.nodes:
+            wanted, rest = self._offered_of(asked.nodes, keys, offered)
+        for key in rest:
+            if found := self.ledger.owner(key):
                 wanted[found[0]] = found[1] + 1
-        if request in self._asked:
+        if asked is not None:
             for node, blocks in wanted.items():
                 self.tree.hold(node, Tier.DEVICE, blocks)
         stored: list[tuple[Key, int]] = []
@@ -605,6 +609,28 @@ class Keeper(Generic[B]):
                 self._carry_out(self.tree.drop(node, tier, at), counted=False)
 
     # -- inside: storing -------------------------------------------------------------------------
+
+    def _offered_of(
+        self, nodes: Iterable[Node], keys: Sequence[Key], offered: set[Key]
+    ) -> tuple[dict[Node, int], Sequence[Key]]:
+        """How many of the path's blocks are among the keys, by node, and the keys behind the path.
+
+        Asks once a node rather than once a block: with many nodes, each look at one is slow.
+        """
+        found: dict[Node, int] = {}
+        last: Key | None = None
+        for node in nodes:
+            own, upto = self.ledger.keys(node), node.blocks
+            if own[-1] not in offered:
+                if own[0] not in offered:
+                    continue  # or all of the keys lie within it: then they are all left over
+                while own[upto - 1] not in offered:
+                    upto -= 1
+            found[node], last = upto, own[upto - 1]
+        behind = 0 if last is None else len(keys)
+        while behind and keys[behind - 1] != last:
+            behind -= 1
+        return found, keys[behind:]
 
     def _store(self, node: Node, blocks: int, offered: set[Key]) -> list[tuple[Key, int]]:
         start = node.resident[HOST]

@@ -91,6 +91,8 @@ class Popularity:
             raise ValueError(f"half-lives are one or more positive numbers, got {half_lives}")
         self._half_lives = tuple(half_lives)
         self._best = max(range(len(half_lives)), key=self._half_lives.__getitem__)
+        self.half_life = self._half_lives[self._best]
+        """The one believed now."""
         self._scores = [0.0] * len(half_lives)
         self._judged = 0.0  # requests, decayed as the scores are
         self._now = 0
@@ -101,11 +103,6 @@ class Popularity:
         self._sweep_at = FIRST_SWEEP
         self._latest: Node | None = None
         self._rated: tuple[Node, float] | None = None  # as of its latest use
-
-    @property
-    def half_life(self) -> float:
-        """The one believed now."""
-        return self._half_lives[self._best]
 
     def __len__(self) -> int:
         """How many nodes are remembered."""
@@ -139,7 +136,7 @@ class Popularity:
         """
         if self._rated and self._rated[0] is node and not in_use:
             return self._rated[1]  # each tier asks
-        record, half_life = self._records.get(node), self._half_lives[self._best]
+        record, half_life = self._records.get(node), self.half_life
         one = self._counts_now[self._best]
         if record is None:
             count = one * (1.0 - self._discount_at(node))
@@ -169,6 +166,7 @@ class Popularity:
         if best <= scores[self._best] + MARGIN_BITS * self._judged:
             return False
         self._best = scores.index(best)
+        self.half_life = self._half_lives[self._best]
         return True
 
     def _meet(self, node: Node) -> _Record:

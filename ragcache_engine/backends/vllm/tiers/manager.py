@@ -59,7 +59,7 @@ class TierManager(OffloadingManager):
     ) -> PrepareStoreOutput:
         start = time.perf_counter()
         offered = {get_offload_block_hash(key): key for key in keys}
-        stored = self.keeper.store(req_context.req_id, offered)
+        stored = self.keeper.store(req_context.req_id, list(offered))
         self.keeper.spent(req_context.req_id, time.perf_counter() - start)
         return PrepareStoreOutput(
             keys_to_store=[offered[key] for key, _ in stored],
