@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -122,41 +120,31 @@ def test_a_killed_model_comes_back_and_the_answer_has_no_gap(
     assert vllm_engine.generate("Untouched", options=SamplingOptions(max_tokens=2)).token_ids
 
 
-def left_in_shared_memory(before: set[str]) -> list[str]:
-    """What has come since and no other process uses; other tests' engines may run meanwhile."""
-    new = set(os.listdir("/dev/shm")) - before
-    for process in psutil.process_iter():
-        if new and process.pid != os.getpid():
-            with suppress(OSError, psutil.Error):
-                mapped = Path(f"/proc/{process.pid}/maps").read_text()
-                new = {name for name in new if f"/dev/shm/{name}" not in mapped}
-    return sorted(new)
-
-
 SCRIPT = """
-import os, psutil
-from contextlib import suppress
+import os, psutil, re
 from pathlib import Path
 from ragcache_engine import EngineClosed, EngineConfig, RAGCacheEngine, SamplingOptions
 
-{left_in_shared_memory}
+def children():
+    return psutil.Process().children(recursive=True)
 
 if __name__ == "__main__":
-    before = set(os.listdir("/dev/shm"))
     engine = RAGCacheEngine(EngineConfig(
         model={model!r}, backend="vllm", device_cache="200MiB", vllm_args={{"max_model_len": 1024}}
     ))
     stream = engine.stream("To be left: " * 20, options=SamplingOptions(max_tokens=900))
     next(stream)
+    maps = [Path(f"/proc/{{p.pid}}/maps").read_text() for p in [psutil.Process(), *children()]]
+    used = set(re.findall("/dev/shm/([^ \\n]+)", "".join(maps)))
+    Path({used!r}).write_text(" ".join(used))
     if {closes}:
         engine.close()
         try:
             list(stream)
         except EngineClosed:
             print("told")
-        print("processes", len([p for p in psutil.Process().children(recursive=True)
-                                if "tracker" not in " ".join(p.cmdline())]))
-        print("shared memory", left_in_shared_memory(before))
+        print("processes", len([p for p in children() if "tracker" not in " ".join(p.cmdline())]))
+        print("shared memory", len(used & set(os.listdir("/dev/shm"))))
 """
 
 
@@ -164,17 +152,16 @@ if __name__ == "__main__":
 def test_a_script_leaves_nothing_behind_that_ends_with_work_in_flight_and(
     demo_model: str, tmp_path: Path, closes: bool
 ):
-    before = set(os.listdir("/dev/shm"))
-    script = tmp_path / "leaves.py"
-    helper = inspect.getsource(left_in_shared_memory)
-    script.write_text(SCRIPT.format(model=demo_model, closes=closes, left_in_shared_memory=helper))
+    script, used = tmp_path / "leaves.py", tmp_path / "used"
+    script.write_text(SCRIPT.format(model=demo_model, closes=closes, used=str(used)))
     done = subprocess.run(
         [sys.executable, str(script)], capture_output=True, text=True, timeout=200, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout == ("told\nprocesses 0\nshared memory []\n" if closes else "")
+    assert done.stdout == ("told\nprocesses 0\nshared memory 0\n" if closes else "")
     assert "Traceback" not in done.stderr
-    assert left_in_shared_memory(before) == []
+    assert used.read_text()
+    assert not {*used.read_text().split()} & {*os.listdir("/dev/shm")}
     assert not [
         p for p in psutil.process_iter(["cmdline"]) if str(script) in (p.info["cmdline"] or [])
     ]
