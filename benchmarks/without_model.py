@@ -84,6 +84,7 @@ class ModellessEngine:
         at_once: int = 16,
         check: bool = True,
         stock_policy: str = "lru",
+        step_tokens: int = STEP_TOKENS,
     ) -> None:
         with_tiers = scheduler.__name__ == "TierScheduler"
         budget = TierBudget(
@@ -96,7 +97,7 @@ class ModellessEngine:
         arguments: dict[str, Any] = {
             "block_size": BLOCK_TOKENS,
             "max_num_seqs": at_once,
-            "max_num_batched_tokens": STEP_TOKENS,
+            "max_num_batched_tokens": step_tokens,
             "max_model_len": 8192,
         }
         if not with_tiers:
@@ -137,10 +138,13 @@ class ModellessEngine:
         answer_tokens: int = 1,
         tenant: str | None = None,
         forget: Iterable[str] = (),
+        guess: str | None = None,
+        adopted: Iterable[str] = (),
     ) -> None:
-        """Let a request wait. segments: as they travel, see tiers.prompts."""
+        """Let a request wait. segments, guess, adopted: as they travel, see tiers.prompts."""
         params = SamplingParams(max_tokens=answer_tokens, temperature=0, ignore_eos=True)
-        carried = {**request_field(segments, forget), "request": name}
+        told = request_field(segments, forget, guess=guess, adopted=adopted)
+        carried = {**told, "request": name}
         params.extra_args = {"kv_transfer_params": carried}
         request = Request(
             request_id=name,

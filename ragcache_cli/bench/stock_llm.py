@@ -41,7 +41,6 @@ def stock_arguments(settings: Mapping[str, Any], sizes: Sizes) -> dict[str, Any]
         arguments["enforce_eager"] = True
         if not settings.get("defaults"):
             arguments["block_size"] = cpu_defaults.BLOCK_TOKENS
-            arguments["max_num_batched_tokens"] = cpu_defaults.STEP_TOKENS
     if policy := settings.get("offload"):
         arguments |= stock_offload(policy, sizes.host_bytes)
     return {**arguments, **sizes.vllm_args}

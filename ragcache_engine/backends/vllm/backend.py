@@ -111,7 +111,7 @@ class VLLMBackend:
             context_tokens=config.model_config.max_model_len,
             block_tokens=cache.block_size,
             device_blocks=cache.num_gpu_blocks or 0,
-            step_tokens=config.scheduler_config.max_num_batched_tokens,
+            step_tokens=self._guess_step_tokens(config),
             host_blocks=self._host_blocks(config),
         )
 
@@ -122,11 +122,21 @@ class VLLMBackend:
         self._chat_tokenize_params = _for_segments(llm.renderer.default_chat_tok_params)
 
     def _host_blocks(self, config: VllmConfig) -> int:
-        transfer, token_bytes = config.kv_transfer_config, kv_token_bytes(config)
-        if not self._has_tiers or transfer is None or token_bytes is None:
+        settings, token_bytes = self._settings(config), kv_token_bytes(config)
+        if settings is None or token_bytes is None:
             return 0
-        settings = TierSettings.from_extra_config(transfer.kv_connector_extra_config)
         return settings.host_bytes // (token_bytes * config.cache_config.block_size)
+
+    def _guess_step_tokens(self, config: VllmConfig) -> int:
+        settings, whole = self._settings(config), config.scheduler_config.max_num_batched_tokens
+        return min(whole, (settings and settings.guess_step_tokens) or whole)
+
+    def _settings(self, config: VllmConfig) -> TierSettings | None:
+        """What the tiers were told; None without them."""
+        transfer = config.kv_transfer_config
+        if not self._has_tiers or transfer is None:
+            return None
+        return TierSettings.from_extra_config(transfer.kv_connector_extra_config)
 
     def _running_llm(self) -> AsyncLLM:
         if self._llm is None:

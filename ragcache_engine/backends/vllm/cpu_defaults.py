@@ -7,8 +7,10 @@ BLOCK_TOKENS = 32
 
 CACHE_MOST_BYTES = 4 << 30
 
-STEP_TOKENS = 512
-"""Tokens the model computes in one step, at most."""
+GUESS_STEP_TOKENS = 512
+"""Tokens of a step, at most, while something is computed that nobody has asked for yet: a cancel takes
+effect after the running step. Else steps are vLLM's: in bfloat16 a prompt prefilled in other pieces may
+be answered otherwise."""
 
 
 def cache_bytes(free_bytes: int) -> int:

@@ -28,7 +28,6 @@ def server_command(model: str, budget: TierBudget, given: Sequence[str]) -> list
     chosen: dict[str, str | None] = {"--enable-prefix-caching": None}
     if current_platform.is_cpu():
         chosen["--block-size"] = str(cpu_defaults.BLOCK_TOKENS)
-        chosen["--max-num-batched-tokens"] = str(cpu_defaults.STEP_TOKENS)
         chosen["--enforce-eager"] = None
     taken = {name.lstrip("-").replace("-", "_") for name in names}
     for name, value in tier_arguments(arguments, budget, taken).items():

@@ -14,6 +14,7 @@ from vllm.config import KVTransferConfig, ModelConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
 
+from ragcache_engine.backends.vllm import cpu_defaults
 from ragcache_engine.backends.vllm.budget import TierBudget
 from ragcache_engine.backends.vllm.shared_memory import new_engine_id
 from ragcache_engine.backends.vllm.tiers.settings import TierSettings
@@ -54,6 +55,7 @@ def tier_arguments(
         cache_depth=budget.cache_depth,
         model=f"{model.model} {_fingerprint(model)}",
         profile=budget.cost_profile.read_text(encoding="utf-8") if budget.cost_profile else None,
+        guess_step_tokens=cpu_defaults.GUESS_STEP_TOKENS if current_platform.is_cpu() else 0,
         rope=json.dumps(getattr(model.hf_text_config, "rope_parameters", None), default=str),
     )
     return {

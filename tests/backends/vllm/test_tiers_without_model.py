@@ -55,6 +55,34 @@ def engine_with(without_model: ModuleType, demo_model: str) -> Iterator[Callable
         yield make
 
 
+def steps_of(engine: Any) -> list[int]:
+    """Tokens of each step until nobody waits or runs."""
+    tokens = []
+    while engine.unfinished:
+        before = engine.computed_tokens
+        engine.step()
+        tokens.append(engine.computed_tokens - before)
+    return [count for count in tokens if count]
+
+
+def test_steps_are_short_while_a_guess_is_computed_and_vllms_own_else(
+    engine_with: Callable[..., Any],
+):
+    engine = engine_with(device_blocks=512, step_tokens=4096)
+    tokens, segments = list(range(1_200)), [(1_100, "d1")]
+    engine.ask("asked for", tokens, segments)
+    assert steps_of(engine) == [1_200]
+    engine.ask("guess", [1, *tokens], segments, guess="g1")
+    assert steps_of(engine) == [512, 512, 177]
+    engine.ask("again", [2, *tokens], segments, adopted=["g1"])
+    assert steps_of(engine) == [1_201]
+    engine.ask("wrong guess", [3, *tokens], segments, guess="g2")
+    engine.step()
+    engine.abort("wrong guess")
+    engine.ask("right one", [4, *tokens], segments)
+    assert 1_201 in steps_of(engine)
+
+
 def document(name: str, tokens: int = 64) -> list[int]:
     return [hash((name, at)) % 30_000 for at in range(tokens)]
 

@@ -37,10 +37,17 @@ class TierScheduler(AsyncScheduler):
         pool.free_block_queue = FreeBlocks(device)
         if self.policy is SchedulingPolicy.FCFS and settings.reorder_window > 1:
             self.waiting = WaitingQueue(self._ratio, settings.reorder_window)
+        self._step_tokens = self.max_num_scheduled_tokens
+        self._guess_step_tokens = min(
+            settings.guess_step_tokens or self._step_tokens, self._step_tokens
+        )
         self._steps: dict[int, tuple[float, int]] = {}
         self._step_ended_s = 0.0
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
+        # A cancel takes effect after the running step, and only guesses are cancelled as a rule.
+        guessing = self._keeper.is_guessing
+        self.max_num_scheduled_tokens = self._guess_step_tokens if guessing else self._step_tokens
         output = super().schedule(throttle_prefills)
         if output.total_num_scheduled_tokens > len(output.num_scheduled_tokens):
             prompts = sum(n for n in output.num_scheduled_tokens.values() if n > 1)
