@@ -73,6 +73,7 @@ def _chosen_arguments(device_cache_bytes: int | None) -> dict[str, Any]:
         arguments["block_size"] = cpu_defaults.BLOCK_TOKENS
         # torch.compile wants a C++ compiler on the user's machine and a minute at every start.
         arguments["enforce_eager"] = True
+        arguments["max_num_batched_tokens"] = cpu_defaults.STEP_TOKENS
         if device_cache_bytes is None:
             free_bytes = psutil.virtual_memory().available
             arguments["kv_cache_memory_bytes"] = cpu_defaults.cache_bytes(free_bytes)

@@ -16,3 +16,7 @@ be answered otherwise."""
 def cache_bytes(free_bytes: int) -> int:
     """Bytes for the device cache: a quarter of the free memory, where vLLM would take nine tenths."""
     return min(free_bytes // 4, CACHE_MOST_BYTES)
+
+
+STEP_TOKENS = 4096
+"""Of any other step: what vLLM's LLM class takes on a CPU; its asynchronous engine would take fewer."""
