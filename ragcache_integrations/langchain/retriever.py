@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Generator, Hashable, Sequence
-from contextlib import AbstractContextManager, aclosing
+from contextlib import AbstractContextManager
 from hashlib import sha256
 from typing import Any, NamedTuple, Self
 
@@ -174,15 +174,13 @@ class RAGCacheRetriever(VectorStoreRetriever):
         for stage in told_stages(self._retrieval(query), engine_document, search):
             yield DocumentStage(*stage)
 
-    async def astream_stages(self, query: str, **kwargs: Any) -> AsyncGenerator[DocumentStage]:
+    def astream_stages(self, query: str, **kwargs: Any) -> AsyncGenerator[DocumentStage]:
         """`stream_stages` for asyncio: searched in threads, so the event loop stays free.
 
         Closing the generator, or cancelling the task that reads it, stops the search and does not wait
         for the piece that is being searched.
         """
-        async with aclosing(awaited(self.stream_stages(query, **kwargs))) as stages:
-            async for stage in stages:
-                yield stage
+        return awaited(self.stream_stages(query, **kwargs))
 
     def _on_stage(self, retrieval: RetrievalInProgress) -> OnStage[list[Document]] | None:
         """None: nobody wants to know, so the search is the store's own, in one go."""

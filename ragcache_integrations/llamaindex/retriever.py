@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Generator, Hashable
-from contextlib import AbstractContextManager, aclosing
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from logging import getLogger
 from typing import Any, NamedTuple, Self
@@ -229,15 +229,13 @@ class RAGCacheRetriever(VectorIndexRetriever):
         for stage in told_stages(self._retrieval(bundle.query_str), _of_found, search):
             yield NodeStage(*stage)
 
-    async def astream_stages(self, query: str | QueryBundle) -> AsyncGenerator[NodeStage]:
+    def astream_stages(self, query: str | QueryBundle) -> AsyncGenerator[NodeStage]:
         """`stream_stages` for asyncio: searched in threads, so the event loop stays free.
 
         Closing the generator, or cancelling the task that reads it, stops the search and does not wait
         for the piece that is being searched.
         """
-        async with aclosing(awaited(self.stream_stages(query))) as stages:
-            async for stage in stages:
-                yield stage
+        return awaited(self.stream_stages(query))
 
     def _on_stage(self, retrieval: RetrievalInProgress) -> OnStage[list[NodeWithScore]] | None:
         """None: nobody wants to know, so the search is the index's own, in one go."""
