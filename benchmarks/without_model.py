@@ -139,11 +139,14 @@ class ModellessEngine:
         tenant: str | None = None,
         forget: Iterable[str] = (),
         guess: str | None = None,
+        is_provisional: bool = False,
         adopted: Iterable[str] = (),
     ) -> None:
-        """Let a request wait. segments, guess, adopted: as they travel, see tiers.prompts."""
+        """Let a request wait. What it tells of itself travels as in tiers.prompts."""
         params = SamplingParams(max_tokens=answer_tokens, temperature=0, ignore_eos=True)
-        told = request_field(segments, forget, guess=guess, adopted=adopted)
+        told = request_field(
+            segments, forget, guess=guess, is_provisional=is_provisional, adopted=adopted
+        )
         carried = {**told, "request": name}
         params.extra_args = {"kv_transfer_params": carried}
         request = Request(

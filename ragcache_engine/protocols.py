@@ -25,6 +25,8 @@ class BackendRequest:
     segments: runs of tokens in prompt order, covering all of them; empty if nothing is known.
     tenant: whose tensors it may share; None shares with all others of None.
     is_guess: nobody has asked for it yet. It is a use of its documents only once it is adopted.
+    is_provisional: a guess that the running search may still take back, so that it is computed in steps
+      short enough to cancel.
     """
 
     request_id: str
@@ -33,6 +35,7 @@ class BackendRequest:
     options: SamplingOptions
     tenant: str | None = None
     is_guess: bool = False
+    is_provisional: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -319,7 +319,7 @@ class ModelLimits:
     block_tokens: tokens in one block of KV memory, the grain of caching.
     device_blocks, host_blocks: blocks in the device tier, and in the host tier.
     step_tokens: tokens one step of the model computes at most, over all requests, while it computes
-      something that may be cancelled.
+      something provisional.
     """
 
     context_tokens: int

@@ -49,7 +49,7 @@ def stock_arguments(settings: Mapping[str, Any], sizes: Sizes) -> dict[str, Any]
 def started(settings: Mapping[str, Any], sizes: Sizes) -> AsyncLLM:
     """Call it on the event loop that will use it."""
     config = AsyncEngineArgs(**stock_arguments(settings, sizes)).create_engine_config(
-        UsageContext.ENGINE_CONTEXT
+        UsageContext.LLM_CLASS  # steps as long as RAGCache's
     )
     return AsyncLLM.from_vllm_config(
         config, usage_context=UsageContext.ENGINE_CONTEXT, disable_log_stats=True

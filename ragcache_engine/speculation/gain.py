@@ -65,17 +65,20 @@ def mean(so_far: float | None, newest: float) -> float:
     return newest if so_far is None else so_far + NEWEST_WEIGHT * (newest - so_far)
 
 
-def expected_gain_s(figures: Figures, speed: ModelSpeed, step_tokens: int) -> float:
-    """Seconds that speculating is expected to take off the next question's TTFT; negative: to add."""
+def expected_gain_s(figures: Figures, speed: ModelSpeed, step_tokens: int | None) -> float:
+    """Seconds that speculating is expected to take off the next question's TTFT; negative: to add.
+
+    step_tokens: of a step at most; None if a prompt is computed in one.
+    """
     if figures.lead_s is None:
         return 0.0
     prefill_s = figures.lead_s if speed.prefill_s is None else speed.prefill_s
-    step_s = min(prefill_s, speed.token_s * step_tokens)
+    step_s = prefill_s if step_tokens is None else min(prefill_s, speed.token_s * step_tokens)
     # A wrong guess is met in the middle of its step, on average.
     return figures.adopted * min(figures.lead_s, prefill_s) - figures.wrong * step_s / 2
 
 
-def is_worthwhile(figures: Figures, speed: ModelSpeed, step_tokens: int) -> bool:
+def is_worthwhile(figures: Figures, speed: ModelSpeed, step_tokens: int | None) -> bool:
     """Optimistic until something was measured."""
     if figures.adopted < LEAST_ADOPTED:
         return False
@@ -91,7 +94,7 @@ class Estimator:
     figures: Figures = Figures()
     _skipped: int = 0
 
-    def wants_next(self, speed: ModelSpeed, step_tokens: int) -> bool:
+    def wants_next(self, speed: ModelSpeed, step_tokens: int | None) -> bool:
         """Whether to speculate on the next question. To be asked once a question."""
         if (
             is_worthwhile(self.figures, speed, step_tokens)

@@ -15,6 +15,7 @@ class Speculation:
     """One speculative generation, on the engine's loop.
 
     documents: what it is about, nearest first. begun_s: when, on the backend's clock.
+    is_final: the search was over when it began.
     request: what the backend was asked; None while that is still being written.
     is_whole: the request is the whole prompt expected, not just its part up to the documents.
     is_under_way: the backend was asked.
@@ -24,6 +25,7 @@ class Speculation:
     documents: Sequence[Document]
     begun_s: float
     was_alone: bool
+    is_final: bool = False
     request: BackendRequest | None = None
     is_whole: bool = False
     is_under_way: bool = False

@@ -161,8 +161,8 @@ class Pipeline:
             return
         if running:
             self._cancel(running, search, SpeculationOutcome.OTHER_DOCUMENTS)
-        if move is Move.START and self._may_start(search):
-            self._start(search, documents)
+        if move is Move.START and self._may_start(search, final):
+            self._start(search, documents, is_final=final)
 
     def abandon(self, search: Search) -> None:
         """The search ended without documents: nothing will be asked."""
@@ -171,14 +171,15 @@ class Pipeline:
         if search.speculation:
             self._cancel(search.speculation, search, SpeculationOutcome.OTHER_DOCUMENTS)
 
-    def _may_start(self, search: Search) -> bool:
+    def _may_start(self, search: Search, is_final: bool) -> bool:
         if len(self._unclaimed) >= self._most_unclaimed:
             return False
         if not self._templates.may_guess((search.chain, search.tenant), search.template):
             return False
         if search.is_wanted is None:
+            step_tokens = None if is_final else self._limits.step_tokens
             search.is_wanted = not self._is_automatic or self._estimator(search.chain).wants_next(
-                self._speed, self._limits.step_tokens
+                self._speed, step_tokens
             )
         return search.is_wanted
 
@@ -205,8 +206,10 @@ class Pipeline:
 
     # One speculation's life.
 
-    def _start(self, search: Search, documents: Sequence[Document]) -> None:
-        speculation = Speculation(documents, self._backend.now(), was_alone=not self._prefilling)
+    def _start(self, search: Search, documents: Sequence[Document], *, is_final: bool) -> None:
+        speculation = Speculation(
+            documents, self._backend.now(), was_alone=not self._prefilling, is_final=is_final
+        )
         search.speculation = speculation
         self._unclaimed[speculation] = search
         self._prefilling.add(speculation)
@@ -257,7 +260,13 @@ class Pipeline:
             options = replace(_ONE_TOKEN, add_special_tokens=options.add_special_tokens)
         speculation.is_whole = guess.is_whole
         speculation.request = BackendRequest(
-            self._next_request_id(), tokenized, segments, options, search.tenant, is_guess=True
+            self._next_request_id(),
+            tokenized,
+            segments,
+            options,
+            search.tenant,
+            is_guess=True,
+            is_provisional=not speculation.is_final,
         )
         return speculation.request
 

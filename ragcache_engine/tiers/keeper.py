@@ -124,7 +124,6 @@ class Keeper(Generic[B]):
         self._marks: dict[Node, Sequence[str]] = {}  # of documents, for files
         self._known_files: set[str] = set()
         self._asked: dict[str, _Asked] = {}
-        self._guessing: set[str] = set()  # those nobody has asked for
         self._holding: dict[str, _Asked] = {}  # those with nodes
         self._filling: dict[Key, int] = {}  # slots being copied to
         self._loading: dict[Key, list[int]] = {}  # slots being copied from, to the device
@@ -174,8 +173,6 @@ class Keeper(Generic[B]):
     def arrived(self, request: str, prompt: Prompt, *, guess: str | None = None) -> None:
         """A request begins to wait. guess: its own name, if nobody has asked for it yet."""
         self._asked[request] = _Asked(prompt, guess=guess)
-        if guess is not None:
-            self._guessing.add(request)
         if len(self._holding) < self._protect:
             self._protect_path(request)
 
@@ -258,7 +255,6 @@ class Keeper(Generic[B]):
         asked = self._asked.pop(request, None)
         if asked is None:
             return None
-        self._guessing.discard(request)
         self.counters.ended += 1
         if completed and asked.tokens is not None:
             self._hold(request, asked)
@@ -282,20 +278,14 @@ class Keeper(Generic[B]):
         for guess in guesses:
             asked = self._unadopted.pop(guess, None)
             if asked is None:
-                for name, running in self._asked.items():
+                for running in self._asked.values():
                     if running.guess == guess:
                         running.guess = None
-                        self._guessing.discard(name)
             else:
                 asked.guess = None
                 self._hold(guess, asked)
                 self._count_use(asked)
                 self._let_go(guess, asked)
-
-    @property
-    def is_guessing(self) -> bool:
-        """Whether something waits or runs that nobody has asked for yet."""
-        return bool(self._guessing)
 
     def spent(self, request: str, seconds: float) -> None:
         """So much of the scheduler's time went into our part of the request."""

@@ -24,6 +24,7 @@ def request_field(
     forget: Iterable[str] = (),
     *,
     guess: str | None = None,
+    is_provisional: bool = False,
     adopted: Iterable[str] = (),
 ) -> dict[str, Any]:
     """What a request carries.
@@ -31,8 +32,8 @@ def request_field(
     segments: for each run of prompt tokens its end and its document's id, None for other text; what
       lies behind the last document is left out. forget: documents to drop, by a request that asks
       nothing else.
-    guess: the request's own name, if nobody has asked for it yet. adopted: guesses that turned out to
-      be what was asked.
+    guess: the request's own name, if nobody has asked for it yet. is_provisional: it is likely to be
+      cancelled. adopted: guesses that turned out to be what was asked.
     """
     content: dict[str, Any] = {}
     if listed := [[end, document] for end, document in segments]:
@@ -41,6 +42,8 @@ def request_field(
         content["forget"] = names
     if guess is not None:
         content["guess"] = guess
+    if is_provisional:
+        content["provisional"] = True
     if taken := list(adopted):
         content["adopted"] = taken
     return {FIELD: content} if content else {}
@@ -73,6 +76,11 @@ def guess_of(params: Mapping[str, Any] | None) -> str | None:
     """The request's own name, if it is a guess."""
     name = _said(params).get("guess")
     return name if isinstance(name, str) else None
+
+
+def is_provisional(params: Mapping[str, Any] | None) -> bool:
+    """Whether the request says that it is likely to be cancelled."""
+    return _said(params).get("provisional") is True
 
 
 def adopted_by(params: Mapping[str, Any] | None) -> list[str]:

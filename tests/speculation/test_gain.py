@@ -76,6 +76,12 @@ def test_no_more_is_gained_than_there_is_to_hide(before: Figures, speed: ModelSp
 
 
 @given(figures, speeds)
+def test_shorter_steps_never_gain_less(before: Figures, speed: ModelSpeed):
+    whole = expected_gain_s(before, speed, None)
+    assert whole <= expected_gain_s(before, speed, 2 * STEP) <= expected_gain_s(before, speed, STEP)
+
+
+@given(figures, speeds)
 def test_it_is_tried_again_now_and_then(before: Figures, speed: ModelSpeed):
     estimator = Estimator(before)
     wanted = [estimator.wants_next(speed, STEP) for _ in range(3 * QUESTIONS_BETWEEN_TRIALS)]

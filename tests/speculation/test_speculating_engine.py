@@ -8,7 +8,7 @@ import random
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -28,7 +28,7 @@ from ragcache_engine import (
     Template,
 )
 from ragcache_engine.backends.memory import MemoryBackend, Stall
-from ragcache_engine.protocols import BackendRequest
+from ragcache_engine.protocols import BackendRequest, Delta
 
 EngineOn = Callable[..., RAGCacheEngine]
 
@@ -116,6 +116,23 @@ def test_an_answer_begun_on_provisional_documents_is_adopted(
     assert early.usage.speculation.outcome is ADOPTED
     assert engine.stats().speculation.adopted == 1
     assert engine.stats().speculation.wasted_prefill_tokens == 0
+
+
+def test_only_what_the_search_may_take_back_is_called_provisional(engine_on: EngineOn):
+    class Listening(MemoryBackend):
+        def generate(self, request: BackendRequest) -> AsyncGenerator[Delta, None]:
+            asked.append((request.is_guess, request.is_provisional))
+            return super().generate(request)
+
+    asked: list[tuple[bool, bool]] = []
+    engine = engine_on(Listening(reply), speculation="on")
+    with engine.retrieval("Why?", template=TEMPLATE, options=TEN) as retrieval:
+        retrieval.provisional([A])
+        assert started(engine, 1)
+        retrieval.found([A, B])
+    assert started(engine, 2)
+    engine.generate("Something else.", options=TEN)
+    assert asked == [(True, True), (True, False), (False, False)]
 
 
 def test_what_the_search_and_the_pipeline_take_is_hidden(

@@ -19,6 +19,7 @@ from ragcache_engine.tiers.prompts import (
     file_names,
     forgotten_by,
     guess_of,
+    is_provisional,
     prompt_of,
     request_field,
     segments_of,
@@ -33,12 +34,17 @@ def cuts(segments: Segments, *, tokens: int = 1000, block: int = 10, depth: int 
 
 def test_what_a_request_carries_survives_the_way_to_vllm():
     field = request_field(
-        [(5, None), (20, "d1"), (20, "d2")], ["d3"], guess="g1", adopted=["g2", "g3"]
+        [(5, None), (20, "d1"), (20, "d2")],
+        ["d3"],
+        guess="g1",
+        is_provisional=True,
+        adopted=["g2", "g3"],
     )
     arrived = json.loads(json.dumps(field))
     assert segments_of(arrived) == [(5, None), (20, "d1"), (20, "d2")]
     assert forgotten_by(arrived) == ["d3"]
     assert guess_of(arrived) == "g1"
+    assert is_provisional(arrived)
     assert adopted_by(arrived) == ["g2", "g3"]
 
 
@@ -48,6 +54,7 @@ def test_a_request_that_says_nothing_carries_nothing():
         assert segments_of(params) == []
         assert forgotten_by(params) == adopted_by(params) == []
         assert guess_of(params) is None
+        assert not is_provisional(params)
 
 
 @pytest.mark.parametrize(

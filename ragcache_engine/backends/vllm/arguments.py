@@ -43,7 +43,8 @@ def engine_config(
     try:
         for name, value in tier_arguments(arguments, budget, set(vllm_args)).items():
             setattr(arguments, name, value)
-        config = arguments.create_engine_config(UsageContext.ENGINE_CONTEXT)
+        # The step and batch sizes of the class that a swap replaces, not those of the bare engine.
+        config = arguments.create_engine_config(UsageContext.LLM_CLASS)
     except OSError as error:
         raise ModelNotFound(
             f"no model {model!r}: it is not a folder, and the hub did not give it ({error})"
@@ -73,7 +74,6 @@ def _chosen_arguments(device_cache_bytes: int | None) -> dict[str, Any]:
         arguments["block_size"] = cpu_defaults.BLOCK_TOKENS
         # torch.compile wants a C++ compiler on the user's machine and a minute at every start.
         arguments["enforce_eager"] = True
-        arguments["max_num_batched_tokens"] = cpu_defaults.STEP_TOKENS
         if device_cache_bytes is None:
             free_bytes = psutil.virtual_memory().available
             arguments["kv_cache_memory_bytes"] = cpu_defaults.cache_bytes(free_bytes)

@@ -111,7 +111,7 @@ class VLLMBackend:
             context_tokens=config.model_config.max_model_len,
             block_tokens=cache.block_size,
             device_blocks=cache.num_gpu_blocks or 0,
-            step_tokens=self._guess_step_tokens(config),
+            step_tokens=self._provisional_step_tokens(config),
             host_blocks=self._host_blocks(config),
         )
 
@@ -127,9 +127,9 @@ class VLLMBackend:
             return 0
         return settings.host_bytes // (token_bytes * config.cache_config.block_size)
 
-    def _guess_step_tokens(self, config: VllmConfig) -> int:
+    def _provisional_step_tokens(self, config: VllmConfig) -> int:
         settings, whole = self._settings(config), config.scheduler_config.max_num_batched_tokens
-        return min(whole, (settings and settings.guess_step_tokens) or whole)
+        return min(whole, (settings and settings.provisional_step_tokens) or whole)
 
     def _settings(self, config: VllmConfig) -> TierSettings | None:
         """What the tiers were told; None without them."""
@@ -286,7 +286,9 @@ def _carried(request: BackendRequest, adopted: Sequence[str]) -> dict[str, Any]:
     while segments and segments[-1][1] is None:
         segments.pop()  # the question is nobody's document
     guess = request.request_id if request.is_guess else None
-    field = request_field(segments, guess=guess, adopted=adopted)
+    field = request_field(
+        segments, guess=guess, is_provisional=request.is_provisional, adopted=adopted
+    )
     return {**field, "request": request.request_id}
 
 

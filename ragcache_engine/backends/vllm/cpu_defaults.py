@@ -7,16 +7,12 @@ BLOCK_TOKENS = 32
 
 CACHE_MOST_BYTES = 4 << 30
 
-GUESS_STEP_TOKENS = 512
-"""Tokens of a step, at most, while something is computed that nobody has asked for yet: a cancel takes
-effect after the running step. Else steps are vLLM's: in bfloat16 a prompt prefilled in other pieces may
-be answered otherwise."""
+PROVISIONAL_STEP_TOKENS = 512
+"""Tokens of a step, at most, while something is computed that the running search may still take back: a
+cancel takes effect after the running step. All else has vLLM's steps: in bfloat16 a prompt prefilled in
+other pieces may be answered otherwise."""
 
 
 def cache_bytes(free_bytes: int) -> int:
     """Bytes for the device cache: a quarter of the free memory, where vLLM would take nine tenths."""
     return min(free_bytes // 4, CACHE_MOST_BYTES)
-
-
-STEP_TOKENS = 4096
-"""Of any other step: what vLLM's LLM class takes on a CPU; its asynchronous engine would take fewer."""

@@ -55,7 +55,9 @@ def tier_arguments(
         cache_depth=budget.cache_depth,
         model=f"{model.model} {_fingerprint(model)}",
         profile=budget.cost_profile.read_text(encoding="utf-8") if budget.cost_profile else None,
-        guess_step_tokens=cpu_defaults.GUESS_STEP_TOKENS if current_platform.is_cpu() else 0,
+        provisional_step_tokens=(
+            cpu_defaults.PROVISIONAL_STEP_TOKENS if current_platform.is_cpu() else 0
+        ),
         rope=json.dumps(getattr(model.hf_text_config, "rope_parameters", None), default=str),
     )
     return {

@@ -10,7 +10,9 @@ from ragcache_engine import ConfigError, EngineConfig, ModelNotFound, RAGCacheEn
 
 pytest.importorskip("vllm")
 
+from vllm.engine.arg_utils import EngineArgs
 from vllm.platforms import current_platform
+from vllm.usage.usage_lib import UsageContext
 
 from ragcache_engine.backends.vllm import cpu_defaults
 from ragcache_engine.backends.vllm.arguments import GIB, engine_config
@@ -34,6 +36,13 @@ def test_on_a_cpu_blocks_are_fine_and_the_cache_leaves_memory_for_others(demo_mo
     config = engine_config(demo_model, None, NO_TIERS, {})
     assert config.cache_config.block_size == cpu_defaults.BLOCK_TOKENS
     assert 0 < (config.cache_config.kv_cache_memory_bytes or 0) <= 4 * GIB
+
+
+def test_steps_and_batches_are_as_large_as_those_of_the_class_a_swap_replaces(demo_model: str):
+    ours = engine_config(demo_model, GIB, NO_TIERS, {}).scheduler_config
+    theirs = EngineArgs(model=demo_model).create_engine_config(UsageContext.LLM_CLASS)
+    assert ours.max_num_batched_tokens == theirs.scheduler_config.max_num_batched_tokens
+    assert ours.max_num_seqs == theirs.scheduler_config.max_num_seqs
 
 
 def test_what_the_user_says_to_vllm_wins(demo_model: str):

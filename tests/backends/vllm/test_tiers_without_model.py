@@ -65,18 +65,20 @@ def steps_of(engine: Any) -> list[int]:
     return [count for count in tokens if count]
 
 
-def test_steps_are_short_while_a_guess_is_computed_and_vllms_own_else(
+def test_steps_are_short_while_something_provisional_is_computed_and_vllms_own_else(
     engine_with: Callable[..., Any],
 ):
     engine = engine_with(device_blocks=512, step_tokens=4096)
     tokens, segments = list(range(1_200)), [(1_100, "d1")]
     engine.ask("asked for", tokens, segments)
     assert steps_of(engine) == [1_200]
-    engine.ask("guess", [1, *tokens], segments, guess="g1")
+    engine.ask("certain guess", [5, *tokens], segments, guess="g0")
+    assert steps_of(engine) == [1_201]
+    engine.ask("guess", [1, *tokens], segments, guess="g1", is_provisional=True)
     assert steps_of(engine) == [512, 512, 177]
     engine.ask("again", [2, *tokens], segments, adopted=["g1"])
     assert steps_of(engine) == [1_201]
-    engine.ask("wrong guess", [3, *tokens], segments, guess="g2")
+    engine.ask("wrong guess", [3, *tokens], segments, guess="g2", is_provisional=True)
     engine.step()
     engine.abort("wrong guess")
     engine.ask("right one", [4, *tokens], segments)

@@ -17,10 +17,12 @@ from ragcache_engine.backends.vllm.tiers.connector import TierConnector
 from ragcache_engine.backends.vllm.tiers.free_blocks import FreeBlocks
 from ragcache_engine.backends.vllm.tiers.waiting import WaitingQueue
 from ragcache_engine.tiers.ledger import Key
+from ragcache_engine.tiers.prompts import is_provisional
 
 
 class TierScheduler(AsyncScheduler):
-    """Replaces two queues of its parent, and measures how long its steps take."""
+    """Replaces two queues of its parent, keeps steps short while what may be taken back is prefilled, and
+    measures how long steps take."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -38,16 +40,23 @@ class TierScheduler(AsyncScheduler):
         if self.policy is SchedulingPolicy.FCFS and settings.reorder_window > 1:
             self.waiting = WaitingQueue(self._ratio, settings.reorder_window)
         self._step_tokens = self.max_num_scheduled_tokens
-        self._guess_step_tokens = min(
-            settings.guess_step_tokens or self._step_tokens, self._step_tokens
+        self._provisional_step_tokens = min(
+            settings.provisional_step_tokens or self._step_tokens, self._step_tokens
         )
+        self._provisional: dict[str, Request] = {}
         self._steps: dict[int, tuple[float, int]] = {}
         self._step_ended_s = 0.0
 
+    def add_request(self, request: Request) -> None:
+        if is_provisional(request.kv_transfer_params):
+            self._provisional[request.request_id] = request
+        super().add_request(request)
+
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
-        # A cancel takes effect after the running step, and only guesses are cancelled as a rule.
-        guessing = self._keeper.is_guessing
-        self.max_num_scheduled_tokens = self._guess_step_tokens if guessing else self._step_tokens
+        # A cancel takes effect after the running step.
+        self.max_num_scheduled_tokens = (
+            self._provisional_step_tokens if self._prefills_provisional() else self._step_tokens
+        )
         output = super().schedule(throttle_prefills)
         if output.total_num_scheduled_tokens > len(output.num_scheduled_tokens):
             prompts = sum(n for n in output.num_scheduled_tokens.values() if n > 1)
@@ -75,6 +84,15 @@ class TierScheduler(AsyncScheduler):
             if reset_connector:
                 done = self.reset_connector_cache()
         return done
+
+    def _prefills_provisional(self) -> bool:
+        for name, request in list(self._provisional.items()):
+            if (
+                name not in self.requests
+                or request.num_computed_tokens >= request.num_prompt_tokens
+            ):
+                del self._provisional[name]
+        return bool(self._provisional)
 
     def _ratio(self, request: Request) -> float | None:
         return self._keeper.ratio(request.request_id)

@@ -18,7 +18,8 @@ class TierSettings:
     cache_depth: documents of a prompt that are kept; None keeps all.
     model, rope: what tells this model's tensors from others', for the disk.
     profile: a CostProfile as JSON; None for the default one.
-    guess_step_tokens: of a step, at most, while guesses are computed; 0 for as many as of any other.
+    provisional_step_tokens: of a step, at most, while something provisional is computed; 0 for as many
+      as of any other.
     """
 
     policy: str
@@ -30,7 +31,7 @@ class TierSettings:
     model: str = ""
     rope: str = ""
     profile: str | None = None
-    guess_step_tokens: int = 0
+    provisional_step_tokens: int = 0
 
     def to_extra_config(self) -> dict[str, Any]:
         """vLLM's `kv_connector_extra_config`."""
