@@ -428,7 +428,7 @@ def _method(report: Report) -> Iterator[str]:
     yield ""
     yield (
         f"Every system is a process of its own with the same LangChain chain on the same Faiss index, "
-        f"the same prompts, model and arguments (blocks of 32 tokens and steps of 512 on a CPU, at most "
+        f"the same prompts, model and arguments (blocks of 32 tokens on a CPU, at most "
         f"{sizes.at_once} requests computed together, context {sizes.context_tokens}), "
         f"{sizes.device_bytes / MIB:.0f} MiB of device cache and, those that have one, "
         f"{sizes.host_bytes / MIB:.0f} MiB of host cache. All of a group are up at the same time; a "
