@@ -107,8 +107,7 @@ def _play_part(
     for worker in workers:
         worker.prepare(prepared.folder, part.trace.top_k)
         worker.clear()
-    plays = part.warm + part.requests * part.rounds * len(part.loads)
-    numbers = iter(drawn(len(prepared.lengths), plays, part.trace.zipf, seed))
+    numbers = iter(drawn(len(prepared.lengths), part.drawn, part.trace.zipf, seed))
 
     def requests(count: int, times: Sequence[float] | None = None) -> list[Request]:
         chosen = [next(numbers) for _ in range(count)]
@@ -130,8 +129,8 @@ def _play_part(
     for number in range(part.rounds):
         for load in part.loads:
             rate = round(load.rate * capacity, 2) if load.rate and capacity else None
-            times = arrivals(rate, part.requests, seed + number) if rate else None
-            asked = requests(part.requests, times)
+            times = arrivals(rate, part.asked(load), seed + number) if rate else None
+            asked = requests(part.asked(load), times)
             turn = number % len(workers)
             for worker in (*workers[turn:], *workers[:turn]):
                 seen.plays.append(_play(part, load, rate, number, worker, workers, asked))

@@ -19,6 +19,8 @@ from ragcache_cli.bench.systems import (
 
 LONG = "long"
 """Name of the set of whole squad articles."""
+ABLATION = "ablation"
+"""How the names of parts begin that compare RAGCache with itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +40,14 @@ class Trace:
 @dataclass(frozen=True, slots=True)
 class Load:
     """How requests come. rate: as a share of what vLLM without cache can take; None: as many as
-    `at_once` at a time, each as soon as one before has ended."""
+    `at_once` at a time, each as soon as one before has ended.
+
+    times: requests of a play, in those of the part.
+    """
 
     rate: float | None
     at_once: int = 1
+    times: int = 1
 
     @property
     def name(self) -> str:
@@ -63,6 +69,15 @@ class Part:
     requests: int
     rounds: int
     systems: tuple[str, ...] | None = None
+
+    def asked(self, load: Load) -> int:
+        """Requests of one play of this load."""
+        return self.requests * load.times
+
+    @property
+    def drawn(self) -> int:
+        """Requests of the trace that all of it takes."""
+        return self.warm + self.rounds * sum(self.asked(load) for load in self.loads)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +113,8 @@ WARM = 240
 """Requests until host memory is full and policies differ. Fewer measure mostly documents never seen
 before: after 60, a cache without limits would have 56% of the prompt tokens, after 500 73%."""
 ONE_BY_ONE = Load(None, 1)
+FLOOD = Load(4.0, times=2)
+"""Long enough for queues in which the TTFT of every system is several times that of a low rate."""
 
 
 def rates(*shares: float) -> tuple[Load, ...]:
@@ -106,10 +123,15 @@ def rates(*shares: float) -> tuple[Load, ...]:
 
 def ablation_groups(trace: Trace, warm: int, requests: int, rounds: int) -> tuple[Group, ...]:
     """Each variant beside the full system, where queues are long; few up at a time, for memory."""
-    part = Part("ablation", trace, rates(4.0), warm, requests, rounds)
     others = (CONTEXTPILOT,) if contextpilot.is_installed() else ()
     halves = (ABLATIONS[:4], (*ABLATIONS[4:], *others))
-    return tuple(Group((FULL, *half), (part,)) for half in halves)
+    return tuple(
+        Group(
+            (FULL, *half),
+            (Part(f"{ABLATION} {number}", trace, (FLOOD,), warm, requests, rounds),),
+        )
+        for number, half in enumerate(halves, 1)
+    )
 
 
 def quick(main: str, has_shared: bool) -> Plan:
@@ -126,7 +148,7 @@ def usual(main: str, has_shared: bool) -> Plan:
     if has_shared:
         others += [Trace("multihoprag", 2, None), Trace(LONG, 1, SKEW)]
     sweeps = [Part("sweep", one, (ONE_BY_ONE,), 60, 12, 1, PEERS) for one in others]
-    first = Part("main", trace, rates(0.5, 1.0, 2.0, 4.0), WARM, 20, 3)
+    first = Part("main", trace, (*rates(0.5, 1.0, 2.0), FLOOD), WARM, 20, 3)
     groups = (Group(MAIN, (first, *sweeps)), *ablation_groups(trace, WARM // 2, 20, 2))
     return Plan("usual", groups, 24, 60, 40, 200_000, (1_000, 10_000, 100_000, 1_000_000))
 

@@ -24,6 +24,7 @@ from ragcache_cli.bench.figures import (
 from ragcache_cli.bench.goals import MAIN_PART, Compared, Verdict, compared, verdicts
 from ragcache_cli.bench.growth import Growth
 from ragcache_cli.bench.overlap import Overlap
+from ragcache_cli.bench.plan import ABLATION
 from ragcache_cli.bench.quality import Graded
 from ragcache_cli.bench.systems import FULL, SYSTEMS, Sizes
 
@@ -250,7 +251,7 @@ def _sweeps(report: Report) -> Iterator[str]:
 
 
 def _ablations(report: Report) -> Iterator[str]:
-    wanted = [point for point in points(report.seen.plays) if point[0] == "ablation"]
+    wanted = [point for point in points(report.seen.plays) if point[0].startswith(ABLATION)]
     if wanted:
         yield "## RAGCache with one part changed"
         yield ""

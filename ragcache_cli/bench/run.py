@@ -236,8 +236,7 @@ def _abouts(plan: Plan, corpora: Corpora, seed: int) -> list[About]:
     counts: dict[Trace, int] = {}
     for group in plan.groups:
         for part in group.parts:
-            drawn = part.warm + part.requests * part.rounds * len(part.loads)
-            counts[part.trace] = max(drawn, counts.get(part.trace, 0))
+            counts[part.trace] = max(part.drawn, counts.get(part.trace, 0))
     return [corpora.about(trace, count, seed) for trace, count in counts.items()]
 
 

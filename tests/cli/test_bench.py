@@ -57,6 +57,21 @@ def own_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return ["bench", "--corpus", str(corpus), "--questions", str(log), "--backend", "memory"]
 
 
+@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("has_shared", [True, False])
+def test_in_no_plan_does_a_system_play_the_same_point_twice(name: str, has_shared: bool):
+    plan = PLANS[name]("squad", has_shared)
+    played = [
+        (part.name, part.trace.name, load.name, system.key)
+        for group in plan.groups
+        for part in group.parts
+        for load in part.loads
+        for system in group.systems
+        if part.systems is None or system.key in part.systems
+    ]
+    assert len(played) == len(set(played))
+
+
 def test_a_whole_run_leaves_report_plot_and_raw_figures(
     own_data: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

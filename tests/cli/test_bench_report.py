@@ -49,7 +49,7 @@ def report() -> Report:
             *plays("main", "at 0.5 of capacity", 1.0, off=0.4, on=0.3, lru=0.2, ragcache=0.2),
             *plays("main", "at 2 of capacity", 4.0, off=4.0, on=1.0, lru=0.5, ragcache=0.25),
             *plays("sweep", "1 at a time", None, on=0.2, ragcache=0.25),
-            *plays("ablation", "at 2 of capacity", 4.0, ragcache=0.25, policy_lru=0.35),
+            *plays("ablation 1", "at 2 of capacity", 4.0, ragcache=0.25, policy_lru=0.35),
         ],
         told=[
             {"system": "ragcache", "part": "main", "memory_bytes": 3 << 30, "disk_bytes": 0,
