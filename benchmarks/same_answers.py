@@ -94,7 +94,7 @@ def stock_tokens(
     model: str, dtype: str, prompts: Sequence[str], at_once: int, *, prefix_caching: bool
 ) -> list[list[int]]:
     """Each prompt's answer by vLLM's own LLM class, everything but size and dtype at its default."""
-    from vllm import LLM, SamplingParams
+    from vllm import LLM
 
     llm = LLM(
         model=model,
@@ -104,6 +104,13 @@ def stock_tokens(
         enable_prefix_caching=prefix_caching,
         enforce_eager=True,
     )
+    return tokens_by(llm, prompts, at_once)
+
+
+def tokens_by(llm: Any, prompts: Sequence[str], at_once: int) -> list[list[int]]:
+    """Each prompt's answer by this object of vLLM's LLM class."""
+    from vllm import SamplingParams
+
     options = SamplingParams(temperature=0, max_tokens=MAX_TOKENS)
     tokens: list[list[int]] = []
     for start in range(0, len(prompts), at_once):

@@ -724,23 +724,28 @@ class _Runtime:
         assert task is not None
         self._tasks.add(task)
         self.stats = replace(self.stats, running=self.stats.running + 1)
-        usage: Usage | None = None
+        is_counted = False
         try:
             async with aclosing(self._pieces(prepared)) as pieces:
                 async for piece in pieces:
-                    usage = piece.usage
+                    if piece.usage:
+                        # Who has the whole answer finds it in `stats` too.
+                        self._count_end(piece.usage)
+                        is_counted = True
                     put(piece)
             put(None)
         except asyncio.CancelledError:
             put(EngineClosed("the engine was closed while this request ran; make a new one"))
             raise
         except Exception as error:
-            if not usage:
-                self.stats = replace(self.stats, failed=self.stats.failed + 1)
+            if not is_counted:
+                self._count_end(failed=1)
+                is_counted = True
             put(error)
         finally:
             self._tasks.discard(task)
-            self._count_end(usage, task.cancelling() > 0)
+            if not is_counted:
+                self._count_end(cancelled=int(task.cancelling() > 0))
 
     async def _pieces(self, prepared: _Prepared) -> AsyncGenerator[Piece, None]:
         request, retrieval = prepared.request, prepared.retrieval
@@ -801,8 +806,15 @@ class _Runtime:
             self._starts += 1
             self._heartbeat.beat()  # the silence of a start is no fault of those who waited for it
 
-    def _count_end(self, usage: Usage | None, cancelled: bool) -> None:
-        stats = replace(self.stats, running=self.stats.running - 1)
+    def _count_end(
+        self, usage: Usage | None = None, *, failed: int = 0, cancelled: int = 0
+    ) -> None:
+        stats = replace(
+            self.stats,
+            running=self.stats.running - 1,
+            failed=self.stats.failed + failed,
+            cancelled=self.stats.cancelled + cancelled,
+        )
         if usage:
             stats = replace(
                 stats,
@@ -811,8 +823,6 @@ class _Runtime:
                 output_tokens=stats.output_tokens + usage.output_tokens,
                 cached=stats.cached + usage.cached,
             )
-        elif cancelled:
-            stats = replace(stats, cancelled=stats.cancelled + 1)
         self.stats = stats
 
     def close(self) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import aclosing, suppress
 
 import pytest
 
@@ -21,6 +21,8 @@ from ragcache_engine import (
     RAGCacheEngine,
     SamplingOptions,
 )
+from ragcache_engine.backends.memory import MemoryBackend
+from ragcache_engine.protocols import BackendRequest, Delta
 
 SLICES = Document("slices", "A slicing selects a range of items in a sequence object. " * 8)
 WITH = Document("with", "The with statement wraps a block with a context manager's methods. " * 8)
@@ -204,6 +206,23 @@ def test_the_counters_add_up(engine: RAGCacheEngine):
     assert after.cached.total - before.cached.total == sum(u.cached.total for u in usages)
     assert after.running == 0
     assert 0 < after.hit_ratio() <= 1
+
+
+def test_who_has_the_whole_answer_finds_it_counted(engine_on: Callable[..., RAGCacheEngine]):
+    class Lingering(MemoryBackend):
+        async def generate(self, request: BackendRequest) -> AsyncGenerator[Delta, None]:
+            async with aclosing(super().generate(request)) as deltas:
+                try:
+                    async for delta in deltas:
+                        yield delta
+                finally:
+                    await asyncio.sleep(0.2)
+
+    engine = engine_on(Lingering())
+    for piece in engine.stream("Why?", options=TWELVE):
+        if piece.usage:
+            assert (engine.stats().finished, engine.stats().running) == (1, 0)
+    assert engine.stats().finished == 1
 
 
 def test_an_empty_prompt_is_refused(engine: RAGCacheEngine):

@@ -61,12 +61,11 @@ def real_prompts(same: ModuleType) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def stock_tokens(
-    same: ModuleType, demo_model: str, demo_prompts: list[Any], real_prompts: list[Any]
+    same: ModuleType, stock_vllm: Any, demo_prompts: list[Any], real_prompts: list[Any]
 ) -> dict[str, list[int]]:
-    """The answer to each prompt by its text. One process for both tests: a start takes half a minute."""
-    prompts = [*demo_prompts, *real_prompts]
-    tokens = same.tokens_of("vLLM", demo_model, "float32", prompts, len(prompts))
-    return {prompt.text: each for prompt, each in zip(prompts, tokens, strict=True)}
+    """The answer to each prompt by its text."""
+    texts = [prompt.text for prompt in (*demo_prompts, *real_prompts)]
+    return dict(zip(texts, same.tokens_by(stock_vllm, texts, len(texts)), strict=True))
 
 
 def test_every_demo_question_gets_the_tokens_of_stock_vllm(

@@ -512,14 +512,20 @@ def test_who_is_told_by_our_store_may_end_its_search(every_stage):
 def test_a_chain_as_it_is_adopts_what_was_begun_during_the_search(
     every_stage, engine_on, chain_of, monkeypatch
 ):
-    asked = []
+    asked, steady = [], []
 
     def waits(*args, stages_of=ragcache_engine.search.stages, **kwargs):
         """A search so slow that what is begun on its first stage is surely begun."""
         wanted = engine.stats().speculation.started + 1
-        for number, stage in enumerate(stages_of(*args, **kwargs)):
+        found = []
+        for stage in stages_of(*args, **kwargs):
+            found.append(stage.ids.tobytes())
+            if stage.final and asked:
+                steady.append(len(set(found)) == 1)
             yield stage
-            if number == 0 and asked:  # before the first answer there is no template to begin with
+            if (
+                len(found) == 1 and asked
+            ):  # before the first answer there is no template to begin with
                 eventually(lambda: engine.stats().speculation.started >= wanted)
 
     monkeypatch.setattr(ragcache_engine.search, "stages", waits)
@@ -535,7 +541,8 @@ def test_a_chain_as_it_is_adopts_what_was_begun_during_the_search(
             answers[each].append(chain.invoke(question))
             asked.append(question)
     assert answers[engine] == answers[plain]
-    assert engine.stats().speculation.adopted >= 3
+    # What is begun only when the search ends may come later than the prompt.
+    assert engine.stats().speculation.adopted >= sum(steady) >= 2
     assert plain.stats().speculation.started == 0
 
 

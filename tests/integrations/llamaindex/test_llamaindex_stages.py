@@ -264,13 +264,19 @@ def test_a_query_engine_as_it_is_adopts_what_was_begun_during_the_search(
     def waits(*args, stages_of=ragcache_engine.search.stages, **kwargs):
         """A search so slow that what is begun on its first stage is surely begun."""
         wanted = engine.stats().speculation.started + 1
-        for number, stage in enumerate(stages_of(*args, **kwargs)):
+        found = []
+        for stage in stages_of(*args, **kwargs):
+            found.append(stage.ids.tobytes())
+            if stage.final and asked:
+                steady.append(len(set(found)) == 1)
             yield stage
-            if number == 0 and asked:  # before the first answer there is no template to begin with
+            if (
+                len(found) == 1 and asked
+            ):  # before the first answer there is no template to begin with
                 eventually(lambda: engine.stats().speculation.started >= wanted)
 
     monkeypatch.setattr(ragcache_engine.search, "stages", waits)
-    asked, answers = [], {}
+    asked, steady, answers = [], [], {}
     engine = engine_on(MemoryBackend(), speculation="on")
     plain = engine_on(MemoryBackend(), speculation="off")
     for each in (engine, plain):
@@ -281,4 +287,5 @@ def test_a_query_engine_as_it_is_adopts_what_was_begun_during_the_search(
             answers[each].append(str(query_engine.query(question)))
             asked.append(question)
     assert answers[engine] == answers[plain]
-    assert engine.stats().speculation.adopted >= 3
+    # What is begun only when the search ends may come later than the prompt.
+    assert engine.stats().speculation.adopted >= sum(steady) >= 2
