@@ -61,11 +61,11 @@ doctor: $(READY) ## what this machine has, and what would run on it
 	@$(PYTHON) -m ragcache_cli doctor
 
 .PHONY: bench
-bench: $(READY) ## RAGCache against vLLM's own caches; report in benchmarks/results (30 minutes, a quiet machine)
+bench: $(READY) ## RAGCache against vLLM's own caches; report in benchmarks/results (50 minutes, a quiet machine)
 	@$(PYTHON) -m ragcache_cli bench
 
 .PHONY: bench-quick
-bench-quick: $(READY) ## the same, one trace at two rates (5 minutes)
+bench-quick: $(READY) ## the same, one trace at two rates (6 minutes)
 	@$(PYTHON) -m ragcache_cli bench --quick
 
 .PHONY: clean

@@ -107,7 +107,7 @@ class Plan:
 MAIN = (OFF, ON, LRU, ARC, FULL)
 PEERS = (ON.key, LRU.key, FULL.key)
 SKEW = 1.1
-"""With it, 3.7% of squad's documents take 60% of the retrievals in the 480 requests of the usual plan,
+"""With it, 3.7% of squad's documents take 60% of the retrievals in 480 requests,
 and 4.0% in 2,621; in the paper's MMLU trace 3% do. 1.2 gives 2.0% and 2.2%, kinder to any cache."""
 WARM = 240
 """Requests until host memory is full and policies differ. Fewer measure mostly documents never seen
@@ -141,7 +141,7 @@ def quick(main: str, has_shared: bool) -> Plan:
 
 
 def usual(main: str, has_shared: bool) -> Plan:
-    """Meant for 40 minutes on two quiet cores. has_shared: whether the shared question sets are there."""
+    """Takes 50 minutes on two slow cores. has_shared: whether the shared question sets are there."""
     trace = Trace(main, 2, SKEW)
     others = [Trace(main, top_k, SKEW) for top_k in (1, 3, 5)]
     others += [Trace(main, 2, None)]

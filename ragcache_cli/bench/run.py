@@ -152,7 +152,7 @@ def left_out(plan: Plan) -> list[str]:
     lines = []
     if plan.name == "quick":
         lines += [
-            "everything but one trace at two rates: `make bench` takes half an hour",
+            "everything but one trace at two rates: `make bench` takes most of an hour",
             "answers in float32, quality of answers, the search hidden by prefill",
         ]
     if plan.name != "full":
@@ -247,6 +247,11 @@ def _token_bytes(sizes: Sizes) -> int | None:
     return model_size(folder).kv_token_bytes if folder else None
 
 
+def _shown_model(model: str) -> str:
+    """Results are shown around: of a folder only its name."""
+    return Path(model).name if Path(model).is_dir() else model
+
+
 def _command(settings: BenchSettings) -> str:
     words = ["ragcache", "bench"]
     if settings.plan != "usual":
@@ -281,7 +286,7 @@ def _write(out: Path, report: Report, plan: Plan, began_s: float) -> None:
     report.seconds = time.monotonic() - began_s
     raw = {
         "plan": asdict(plan),
-        "sizes": asdict(report.sizes),
+        "sizes": {**asdict(report.sizes), "model": _shown_model(report.sizes.model)},
         "machine": dict(report.machine),
         "versions": dict(report.versions),
         "load_average": report.load_average,

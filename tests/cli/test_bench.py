@@ -90,6 +90,7 @@ def test_a_whole_run_leaves_report_plot_and_raw_figures(
     assert "documents" in report.split("## Traces")[1]
     assert (out / "ttft.png").stat().st_size > 1000
     raw = json.loads(gzip.decompress((out / "raw.json.gz").read_bytes()))
+    assert "/" not in raw["sizes"]["model"]
     assert len(raw["plays"]) == 2 * 2 * 2
     first, second = raw["plays"][:2]
     assert {first["system"], second["system"]} == {"ragcache", "fifo"}

@@ -50,6 +50,7 @@ def report() -> Report:
             *plays("main", "at 2 of capacity", 4.0, off=4.0, on=1.0, lru=0.5, ragcache=0.25),
             *plays("sweep", "1 at a time", None, on=0.2, ragcache=0.25),
             *plays("ablation 1", "at 2 of capacity", 4.0, ragcache=0.25, policy_lru=0.35),
+            *plays("ablation 2", "at 2 of capacity", 4.0, ragcache=0.28, disk=0.25),
         ],
         told=[
             {"system": "ragcache", "part": "main", "memory_bytes": 3 << 30, "disk_bytes": 0,
@@ -89,6 +90,7 @@ def test_it_shows_machine_command_and_every_load(report: Report):
     assert "## squad, at 0.5 of capacity" in text
     assert "4.00 requests a second, 9 requests in 1 round." in text
     assert "Hit rate over LRU: 2.00 times" in text
+    assert "RAGCache itself, started 2 times and asked the same: TTFT 0.250 and 0.280 s" in text
     assert "96 MiB of key-value tensors. 4 questions were left out" in text
     assert "| RAGCache | main | 3,072 | 0 | 0.40 |" in text
     assert "| vLLM, no cache | main | 2,048 | 0 |  |" in text
