@@ -99,7 +99,7 @@ def _head(report: Report) -> Iterator[str]:
             "machine.**"
         )
         yield ""
-    yield f"Model: {report.sizes.model.rsplit('/', 1)[-1]}, {report.sizes.dtype}. {versions}."
+    yield f"Model: {report.sizes.model}, {report.sizes.dtype}. {versions}."
     yield ""
 
 

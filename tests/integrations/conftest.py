@@ -1,10 +1,12 @@
 """A small world for both frameworks: six documents, an embedding and engines without a model."""
 
 import threading
+import time
 from zlib import crc32
 
 import pytest
 
+import ragcache_engine.search
 from ragcache_engine import EngineConfig, RAGCacheEngine
 from ragcache_engine.backends.memory import MemoryBackend, Stall
 
@@ -122,3 +124,32 @@ class Gate:
 @pytest.fixture
 def gate():
     return Gate()
+
+
+@pytest.fixture
+def waiting_search(monkeypatch):
+    """engine -> list. From now on a search goes on after its first stage only when the engine has begun
+    on that; the list tells of each whether all its stages found the same. Those before the engine's first
+    answer are left alone: it has no template to begin with."""
+
+    def wait_for(engine):
+        steady = []
+
+        def waits(*args, stages_of=ragcache_engine.search.stages, **kwargs):
+            before, found = engine.stats(), []
+            for stage in stages_of(*args, **kwargs):
+                found.append(stage.ids.tobytes())
+                if stage.final and before.finished:
+                    steady.append(len(set(found)) == 1)
+                yield stage
+                if len(found) > 1 or not before.finished:
+                    continue
+                deadline = time.monotonic() + 10
+                while engine.stats().speculation.started == before.speculation.started:
+                    assert time.monotonic() < deadline
+                    time.sleep(0.001)
+
+        monkeypatch.setattr(ragcache_engine.search, "stages", waits)
+        return steady
+
+    return wait_for

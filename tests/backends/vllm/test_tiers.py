@@ -104,8 +104,8 @@ def test_tiers_that_all_evict_give_the_tokens_of_an_engine_with_room_for_everyth
         assert min(stats.cached.host, stats.cached.disk) > 0  # or not every tier was tried
     flip_a_byte(tmp_path)
     with small_engine(demo_model, tmp_path) as second_life:
-        again = answers(second_life, asked[:9], at_once=1)
-        assert [answer.token_ids for answer in again] == expected[:9]
+        again = answers(second_life, asked, at_once=1)
+        assert [answer.token_ids for answer in again] == expected
         assert second_life.stats().cached.disk > 0
         assert second_life.stats().tiers.damaged >= 1
         second_life.forget([document.id for document in DOCUMENTS])
