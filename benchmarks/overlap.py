@@ -58,7 +58,6 @@ from ragcache_engine import (
     RAGCacheEngine,
     SamplingOptions,
     SpeculationOutcome,
-    SpeculationReport,
     Template,
 )
 from ragcache_engine.config import SpeculationMode
@@ -175,15 +174,6 @@ def ours(documents: Sequence[LangChainDocument]) -> list[Document]:
     return [Document(str(document.id), document.page_content) for document in documents]
 
 
-def under_way(report: SpeculationReport) -> float:
-    """The share of the search that ran beside the speculation that was adopted."""
-    seen = timeline.lanes(report)
-    if report.outcome is not SpeculationOutcome.ADOPTED or not seen.begun:
-        return 0.0
-    ended_s = seen.stages_s[-1]
-    return max(0.0, ended_s - seen.begun[-1].start_s) / ended_s
-
-
 def hidden(engine: RAGCacheEngine, store: FAISS, asked: Sequence[str], share: float) -> dict:
     """Every question with and without stages, at one share of the lists."""
     store.index.nprobe = int(share * store.index.nlist)
@@ -210,7 +200,7 @@ def hidden(engine: RAGCacheEngine, store: FAISS, asked: Sequence[str], share: fl
         row["outcome"] = report.outcome.value
         row["prefill_s"] = row["plain_ttft_s"] - row["plain_search_s"]
         row["not_overlapped_s"] = row["staged_ttft_s"] - row["prefill_s"]
-        row["under_way"] = under_way(report)
+        row["under_way"] = timeline.hidden_share(report)
         row["hidden"] = 1 - row["not_overlapped_s"] / row["plain_search_s"]
         if number >= 0:
             rows.append(row)

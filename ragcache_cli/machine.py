@@ -61,9 +61,9 @@ def this_machine() -> Machine:
     )
 
 
-def installed_versions() -> dict[str, str | None]:
-    """Version by distribution; None for those not installed."""
-    return {name: _version(name) for name in DISTRIBUTIONS}
+def installed_versions(*more: str) -> dict[str, str | None]:
+    """Version by distribution, of DISTRIBUTIONS and these; None for those not installed."""
+    return {name: _version(name) for name in (*DISTRIBUTIONS, *more)}
 
 
 def _version(name: str) -> str | None:

@@ -11,7 +11,13 @@ from rich.markup import escape
 from rich.table import Table
 
 from ragcache_cli.extras import needed
-from ragcache_engine import SpeculationEvent, SpeculationReport, SpeculationStep, Usage
+from ragcache_engine import (
+    SpeculationEvent,
+    SpeculationOutcome,
+    SpeculationReport,
+    SpeculationStep,
+    Usage,
+)
 
 SEARCH, KEPT, LOST, MODEL = "#4878a8", "#55a868", "#c0504d", "#8172b2"
 
@@ -60,6 +66,18 @@ def lanes(report: SpeculationReport) -> Lanes:
         model_s=model_s,
         first_token_s=_when(report.timeline, SpeculationStep.FIRST_TOKEN),
     )
+
+
+def hidden_share(report: SpeculationReport) -> float:
+    """How much of the search ran beside the computation that the answer came from, 0 to 1.
+
+    0 if no guess was adopted. (The paper's Table 3, seen from the other side.)
+    """
+    seen = lanes(report)
+    ended_s = seen.stages_s[-1] if seen.stages_s else 0.0
+    if report.outcome is not SpeculationOutcome.ADOPTED or not seen.begun or not ended_s:
+        return 0.0
+    return max(0.0, ended_s - seen.begun[-1].start_s) / ended_s
 
 
 def _begun(report: SpeculationReport, prompt_s: float | None) -> tuple[Begun, ...]:

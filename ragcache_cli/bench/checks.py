@@ -15,7 +15,7 @@ from ragcache_cli.bench.drive import up
 from ragcache_cli.bench.figures import Differing
 from ragcache_cli.bench.growth import growth
 from ragcache_cli.bench.overlap import Overlap, overlap_of
-from ragcache_cli.bench.plan import Plan
+from ragcache_cli.bench.plan import SKEW, Plan
 from ragcache_cli.bench.quality import Graded, quality
 from ragcache_cli.bench.report import Report
 from ragcache_cli.bench.systems import CONTEXTPILOT, FULL, LRU, OFF, SYSTEMS, Sizes, System
@@ -81,8 +81,8 @@ def qualities(
 
 
 def _numbers(count: int, questions: int, seed: int) -> list[int]:
-    """Questions as often asked as in a skewed trace, so that caches have something to reuse."""
-    return drawn(questions, count, 0.5, seed)
+    """Questions as often asked as in the main trace, so that caches have something to reuse."""
+    return drawn(questions, count, SKEW, seed)
 
 
 def _answers(
@@ -128,7 +128,7 @@ def hidden(
 
 def scaled_up(kept: Kept, vectors: int, seed: int) -> Kept:
     """The same questions and documents, and an IVF index of `vectors`: copies of the documents' own,
-    moved by noise so that they are neighbours of them; half of the lists are searched."""
+    moved by noise so that they are neighbours of them; all lists are searched."""
     import faiss
     import numpy as np
 
@@ -150,5 +150,5 @@ def scaled_up(kept: Kept, vectors: int, seed: int) -> Kept:
     index.cp.niter = 5
     index.train(data[random.integers(0, len(data), 40 * lists)])
     index.add(data)
-    index.nprobe = max(1, lists // 2)
+    index.nprobe = lists
     return replace(kept, index=index, rows=[kept.rows[row] for row in rows])

@@ -11,16 +11,18 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
+PACKAGE = "contextpilot"
+
 
 def is_installed() -> bool:
-    return find_spec("contextpilot") is not None
+    return find_spec(PACKAGE) is not None
 
 
 def reordering() -> Any:
     """A runnable from documents to the same ones in ContextPilot's order. Its index is empty at first."""
     from langchain_core.runnables import RunnableLambda
 
-    pilot = import_module("contextpilot").ContextPilot(use_gpu=False)
+    pilot = import_module(PACKAGE).ContextPilot(use_gpu=False)
 
     def reordered(documents: list[Any]) -> list[Any]:
         by_text = {document.page_content: document for document in documents}

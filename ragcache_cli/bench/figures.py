@@ -7,7 +7,6 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 from ragcache_cli.bench.drive import Played
 from ragcache_cli.bench.systems import SYSTEMS
@@ -216,19 +215,3 @@ def differing(plays: Sequence[Played]) -> list[Differing]:
                 count[0] += sum(a["text"] != b["text"] for a, b in pairs)
                 count[1] += len(left.answers)
     return [Differing(left, right, *count) for (left, right), count in counts.items()]
-
-
-def hidden_search(
-    with_stages: Sequence[dict[str, Any]], without: Sequence[dict[str, Any]]
-) -> list[float]:
-    """For each question the share of its search that no longer shows in its TTFT.
-
-    1: all of it; below 0: telling the engine of stages has cost more than it gained. The TTFT without
-    speculation, less its search, is what the prefill takes; what the other TTFT has above it was not
-    hidden (the paper's Table 3).
-    """
-    shares = []
-    for staged, plain in zip(with_stages, without, strict=True):
-        prefill_s = plain["ttft_s"] - plain["search_s"]
-        shares.append(1 - (staged["ttft_s"] - prefill_s) / plain["search_s"])
-    return shares

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from ragcache_cli.bench.drive import Played
-from ragcache_cli.bench.figures import at, figures, points
-from ragcache_cli.bench.goals import MAIN_PART
+from ragcache_cli.bench.figures import Point, at, figures, points
+from ragcache_cli.bench.goals import MAIN_PART, main_traces
 from ragcache_cli.bench.systems import SYSTEMS
 from ragcache_cli.extras import needed
 
@@ -23,27 +24,33 @@ OTHER = "#12a182"
 
 
 def draw(plays: Sequence[Played], out: Path) -> None:
-    """ttft.png: mean and p99 against the request rate, for each system of the main part.
+    """ttft.png: mean and p99 against the request rate, for each system of the main part; a row a trace.
 
     Draws nothing if no rate was set. Raises MissingExtra.
     """
-    wanted = [point for point in points(plays) if point[0] == MAIN_PART]
-    wanted = [point for point in wanted if next(iter(at(plays, point).values()))[0].rate]
-    if not wanted:
+    traces = [trace for trace in main_traces(plays) if _points_with_rate(plays, trace)]
+    if not traces:
         return
     with needed("the plots"):
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
-    trace = wanted[0][1]
-    figure = Figure(figsize=(9, 3.8), layout="constrained")
+    figure = Figure(figsize=(9, 3.9 * len(traces)), layout="constrained")
     FigureCanvasAgg(figure)
-    mean, tail = figure.subplots(1, 2)
-    for key in dict.fromkeys(play.system for play in plays if play.part == MAIN_PART):
-        rows = [
-            figures(found[key])
-            for point in wanted
-            if point[1] == trace and key in (found := at(plays, point))
-        ]
+    rows = figure.subplots(len(traces), 2, squeeze=False)
+    for trace, (mean, tail) in zip(traces, rows, strict=True):
+        _draw_trace(plays, trace, mean, tail)
+    figure.savefig(out / "ttft.png", dpi=90)
+
+
+def _points_with_rate(plays: Sequence[Played], trace: str) -> list[Point]:
+    wanted = [point for point in points(plays) if point[:2] == (MAIN_PART, trace)]
+    return [point for point in wanted if next(iter(at(plays, point).values()))[0].rate]
+
+
+def _draw_trace(plays: Sequence[Played], trace: str, mean: Any, tail: Any) -> None:
+    found = [at(plays, point) for point in _points_with_rate(plays, trace)]
+    for key in dict.fromkeys(key for systems in found for key in systems):
+        rows = [figures(systems[key]) for systems in found if key in systems]
         rows.sort(key=lambda row: row.rate or 0.0)
         rates = [row.rate for row in rows]
         style = {"color": COLOURS.get(key, OTHER), "marker": "o", "markersize": 4}
@@ -59,12 +66,10 @@ def draw(plays: Sequence[Played], out: Path) -> None:
         )
         tail.plot(rates, [row.ttft_p99 for row in rows], label=SYSTEMS[key].name, **style)
     for axes, title in ((mean, "mean TTFT (median and range of rounds)"), (tail, "p99 TTFT")):
-        axes.set_title(title, fontsize=10)
+        axes.set_title(f"{trace}\n{title}", fontsize=10)
         axes.set_xlabel("requests a second")
         axes.set_ylabel("seconds")
         axes.set_yscale("log")
         axes.grid(visible=True, color="#dddddd")
         axes.spines[["top", "right"]].set_visible(False)
     mean.legend(frameon=False, fontsize=8)
-    figure.suptitle(trace, fontsize=11)
-    figure.savefig(out / "ttft.png", dpi=90)

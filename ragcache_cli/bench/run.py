@@ -109,7 +109,7 @@ def bench(settings: BenchSettings, console: Console) -> Path:
             title=f"RAGCache against its baselines, {date.today().isoformat()} ({plan.name} run)",
             command=_command(settings),
             machine={**asdict(machine), "cpu": _cpu()},
-            versions=installed_versions(),
+            versions=installed_versions(contextpilot.PACKAGE),
             sizes=replace(sizes, model=_shown_model(sizes.model)),
             token_bytes=_token_bytes(sizes),
             seen=Seen(),
@@ -123,7 +123,12 @@ def bench(settings: BenchSettings, console: Console) -> Path:
         try:
             for group in plan.groups:
                 play_group(group, corpora.prepared, sizes, log, settings.seed, report.seen, say)
-                _write(out, report, plan, began_s)  # what breaks off an hour later loses nothing
+                try:
+                    _write(
+                        out, report, plan, began_s
+                    )  # what breaks off an hour later loses nothing
+                except Exception as error:  # nor does it end the measuring; the last one is raised
+                    say(f"no report so far, only raw figures: {type(error).__name__}: {error}")
             run_checks(plan, corpora, main, sizes, log, settings.seed, report, say)
         finally:
             signal.signal(signal.SIGTERM, before)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
@@ -16,7 +16,9 @@ from ragcache_cli.bench.systems import RAGCACHE, Sizes, System
 from ragcache_cli.bench.workload import Request
 from ragcache_cli.chains import langchain_chain
 from ragcache_cli.errors import BenchFailed
+from ragcache_cli.timeline import hidden_share
 from ragcache_engine import EngineConfig, EngineError, RAGCacheEngine
+from ragcache_integrations.timeline import report_of
 
 WARM_UP = "Hello."
 """Shorter than a block: it readies the engine and leaves nothing in the cache."""
@@ -131,6 +133,7 @@ class Served:
             "output": cost["output_tokens"],
             "cached": [details[f"cache_read_{tier}"] for tier in ("device", "host", "disk")],
             "speculation": seen.info.get("speculation", "none"),
+            "hidden": round(_hidden(seen.info), 4),
             "text": "".join(text),
         }
 
@@ -191,6 +194,13 @@ class Served:
             import shutil
 
             shutil.rmtree(self._disk, ignore_errors=True)
+
+
+def _hidden(info: Mapping[str, Any]) -> float:
+    """The share of the search that was hidden; 0 for a system without speculation."""
+    if "speculation" not in info:
+        return 0.0
+    return hidden_share(report_of(info["speculation"], info["speculation_timeline"]))
 
 
 class _Ears(AsyncCallbackHandler):

@@ -16,11 +16,13 @@ pytest.importorskip("langchain_community")
 
 from ragcache_cli import embedding  # noqa: E402
 from ragcache_cli.bench import plan as plans  # noqa: E402
+from ragcache_cli.bench import run  # noqa: E402
 from ragcache_cli.bench.corpora import live_tokens  # noqa: E402
 from ragcache_cli.bench.growth import tree_cost  # noqa: E402
 from ragcache_cli.bench.plan import PLANS  # noqa: E402
 from ragcache_cli.bench.process import Worker  # noqa: E402
 from ragcache_cli.bench.question_sets import read_own_questions  # noqa: E402
+from ragcache_cli.bench.report import Report, written  # noqa: E402
 from ragcache_cli.bench.systems import FULL, Sizes  # noqa: E402
 from ragcache_cli.errors import BenchFailed  # noqa: E402
 from ragcache_cli.main import main  # noqa: E402
@@ -98,6 +100,31 @@ def test_a_whole_run_leaves_report_plot_and_raw_figures(
     assert asked[0] == asked[1]
     assert [one["at_s"] for one in first["answers"]] == [one["at_s"] for one in second["answers"]]
     assert any(sum(one["cached"]) for play in raw["plays"] for one in play["answers"])
+
+
+def test_a_report_that_fails_halfway_does_not_end_the_measuring(
+    own_data: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+):
+    def tiny(main: str, has_shared: bool) -> plans.Plan:
+        def group(number: int) -> plans.Group:
+            trace = plans.Trace(main, 1 + number, 1.0)
+            return plans.Group((FULL,), (plans.Part("main", trace, plans.rates(0.5), 1, 2, 1),))
+
+        return plans.Plan("quick", (group(0), group(1)), 0, 0, 0, 0, ())
+
+    def failing_once(report: Report) -> str:
+        if len({play.trace for play in report.seen.plays}) == 1:
+            raise ZeroDivisionError("of nothing")
+        return written(report)
+
+    monkeypatch.setitem(PLANS, "quick", tiny)
+    monkeypatch.setattr(run, "written", failing_once)
+    out = tmp_path / "out"
+    assert main([*own_data, "--quick", "--output", str(out)]) == 0
+    assert "only raw figures: ZeroDivisionError: of nothing" in capsys.readouterr().out
+    report = (out / "report.md").read_text()
+    assert "own, top-1" in report
+    assert "own, top-2" in report
 
 
 @pytest.mark.parametrize(

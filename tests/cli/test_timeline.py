@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from ragcache_cli.timeline import Begun, draw, lanes, picture_path, show
+from ragcache_cli.timeline import Begun, draw, hidden_share, lanes, picture_path, show
 from ragcache_engine import (
     CachedTokens,
     SpeculationEvent,
@@ -15,6 +15,7 @@ from ragcache_engine import (
     SpeculationStep,
     Usage,
 )
+from ragcache_integrations.timeline import plain_timeline, report_of
 
 S = SpeculationStep
 ADOPTED = SpeculationReport(
@@ -66,6 +67,17 @@ def test_what_was_only_prefilled_is_of_use_and_the_model_begins_with_the_prompt(
 def test_without_a_timeline_there_are_no_lanes():
     seen = lanes(SpeculationReport())
     assert (seen.stages_s, seen.begun, seen.model_s) == ((), (), None)
+
+
+def test_search_is_hidden_from_the_beginning_of_the_guess_that_was_adopted():
+    assert hidden_share(ADOPTED) == pytest.approx((0.40 - 0.22) / 0.40)
+    assert hidden_share(PREFILLED) == 0
+    assert hidden_share(SpeculationReport()) == 0
+
+
+def test_a_timeline_survives_being_made_plain():
+    for report in (ADOPTED, PREFILLED, SpeculationReport()):
+        assert report_of(report.outcome.value, plain_timeline(report)) == report
 
 
 def test_the_table_has_a_line_an_event():

@@ -43,13 +43,13 @@ class TierScheduler(AsyncScheduler):
         self._provisional_step_tokens = min(
             settings.provisional_step_tokens or self._step_tokens, self._step_tokens
         )
-        self._provisional: dict[str, Request] = {}
+        self._provisional: set[str] = set()
         self._steps: dict[int, tuple[float, int]] = {}
         self._step_ended_s = 0.0
 
     def add_request(self, request: Request) -> None:
         if is_provisional(request.kv_transfer_params):
-            self._provisional[request.request_id] = request
+            self._provisional.add(request.request_id)
         super().add_request(request)
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
@@ -86,12 +86,12 @@ class TierScheduler(AsyncScheduler):
         return done
 
     def _prefills_provisional(self) -> bool:
-        for name, request in list(self._provisional.items()):
-            if (
-                name not in self.requests
-                or request.num_computed_tokens >= request.num_prompt_tokens
-            ):
-                del self._provisional[name]
+        known = (self.requests.get(name) for name in self._provisional)
+        self._provisional = {
+            request.request_id
+            for request in known
+            if request and request.num_computed_tokens < request.num_prompt_tokens
+        }
         return bool(self._provisional)
 
     def _ratio(self, request: Request) -> float | None:
