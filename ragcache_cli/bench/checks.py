@@ -128,7 +128,10 @@ def hidden(
 
 def scaled_up(kept: Kept, vectors: int, seed: int) -> Kept:
     """The same questions and documents, and an IVF index of `vectors`: copies of the documents' own,
-    moved by noise so that they are neighbours of them; all lists are searched."""
+    moved by noise so that they are neighbours of them; all lists are searched.
+
+    A copy stands for another document, as no store would hold one hundreds of times.
+    """
     import faiss
     import numpy as np
 
@@ -151,4 +154,5 @@ def scaled_up(kept: Kept, vectors: int, seed: int) -> Kept:
     index.train(data[random.integers(0, len(data), 40 * lists)])
     index.add(data)
     index.nprobe = lists
-    return replace(kept, index=index, rows=[kept.rows[row] for row in rows])
+    names = (rows + np.arange(vectors) // count) % count
+    return replace(kept, index=index, rows=[kept.rows[name] for name in names])

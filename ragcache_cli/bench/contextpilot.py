@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from importlib import import_module
 from importlib.util import find_spec
+from threading import Lock
 from typing import Any
 
 PACKAGE = "contextpilot"
@@ -24,9 +25,12 @@ def reordering() -> Any:
 
     pilot = import_module(PACKAGE).ContextPilot(use_gpu=False)
 
+    one_at_a_time = Lock()  # its index mixes up the documents of calls that overlap
+
     def reordered(documents: list[Any]) -> list[Any]:
         by_text = {document.page_content: document for document in documents}
-        (order,), _ = pilot.reorder([list(by_text)])
+        with one_at_a_time:
+            (order,), _ = pilot.reorder([list(by_text)])
         return [by_text[text] for text in order]
 
     return RunnableLambda(reordered)
