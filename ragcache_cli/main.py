@@ -272,6 +272,12 @@ def _add_bench(command: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help='a question a line, or {"question": ..., "answer": ...}, asked of the corpus',
     )
+    length.add_argument(
+        "--report",
+        type=Path,
+        metavar="FOLDER",
+        help="measure nothing: write report and plots of a run again from its raw figures",
+    )
     _add_model(command)
     command.add_argument("--backend", choices=("vllm", "memory"), default="vllm")
     command.add_argument("--device-cache", default="96MiB", metavar="SIZE", help="(%(default)s)")
@@ -466,9 +472,13 @@ def _run_warm(parsed: argparse.Namespace, console: Console) -> int:
 
 
 def _run_bench(parsed: argparse.Namespace, console: Console) -> int:
+    from ragcache_cli.bench.results import rewrite
     from ragcache_cli.bench.run import BenchSettings, bench
     from ragcache_cli.bench.systems import size_bytes
 
+    if parsed.report:
+        console.print(f"The report is {escape(str(rewrite(parsed.report)))}", soft_wrap=True)
+        return 0
     settings = BenchSettings(
         plan=parsed.plan,
         corpus=parsed.corpus,

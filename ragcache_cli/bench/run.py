@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 import os
 import shlex
 import signal
@@ -24,7 +22,6 @@ from ragcache_cli.bench.checks import run_checks
 from ragcache_cli.bench.corpora import About, Corpora, Tokens
 from ragcache_cli.bench.drive import Seen, play_group
 from ragcache_cli.bench.plan import LONG, PLANS, Plan, Trace
-from ragcache_cli.bench.plots import draw
 from ragcache_cli.bench.question_sets import (
     OnceNeeded,
     QuestionSet,
@@ -35,7 +32,8 @@ from ragcache_cli.bench.question_sets import (
     read_own_questions,
     shared_set,
 )
-from ragcache_cli.bench.report import Report, written
+from ragcache_cli.bench.report import Report
+from ragcache_cli.bench.results import REPORT, write
 from ragcache_cli.bench.systems import Sizes, chosen_systems
 from ragcache_cli.errors import CommandError
 from ragcache_cli.extras import needed
@@ -123,17 +121,17 @@ def bench(settings: BenchSettings, console: Console) -> Path:
         try:
             for group in plan.groups:
                 play_group(group, corpora.prepared, sizes, log, settings.seed, report.seen, say)
+                report.seconds = time.monotonic() - began_s
                 try:
-                    _write(
-                        out, report, plan, began_s
-                    )  # what breaks off an hour later loses nothing
+                    write(out, report, plan)  # what breaks off an hour later loses nothing
                 except Exception as error:  # nor does it end the measuring; the last one is raised
                     say(f"no report so far, only raw figures: {type(error).__name__}: {error}")
             run_checks(plan, corpora, main, sizes, log, settings.seed, report, say)
         finally:
             signal.signal(signal.SIGTERM, before)
-            _write(out, report, plan, began_s)
-    console.print(f"The report is {escape(str(out / 'report.md'))}", soft_wrap=True)
+            report.seconds = time.monotonic() - began_s
+            write(out, report, plan)
+    console.print(f"The report is {escape(str(out / REPORT))}", soft_wrap=True)
     return out
 
 
@@ -282,31 +280,3 @@ def _cpu() -> str:
         return ""
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else ""
-
-
-def _write(out: Path, report: Report, plan: Plan, began_s: float) -> None:
-    """report.md, the plots, and raw.json.gz with every answer so far; nothing before the first."""
-    if not report.seen.plays:
-        return
-    report.seconds = time.monotonic() - began_s
-    raw = {
-        "plan": asdict(plan),
-        "sizes": asdict(report.sizes),
-        "machine": dict(report.machine),
-        "versions": dict(report.versions),
-        "load_average": report.load_average,
-        "command": report.command,
-        "abouts": [asdict(about) for about in report.abouts],
-        "plays": [asdict(play) for play in report.seen.plays],
-        "told": report.seen.told,
-        "capacity": report.seen.capacity,
-        "quality": {key: asdict(row) for key, row in report.quality.items()},
-        "float32": [asdict(one) for one in report.float32],
-        "overlap": asdict(report.overlap) if report.overlap else None,
-        "growth": asdict(report.growth) if report.growth else None,
-    }
-    content = json.dumps(raw, ensure_ascii=False, separators=(",", ":"), default=str)
-    with gzip.GzipFile(out / "raw.json.gz", "wb", mtime=0) as file:
-        file.write(content.encode())
-    draw(report.seen.plays, out)
-    (out / "report.md").write_text(written(report), encoding="utf-8")

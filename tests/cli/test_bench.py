@@ -16,7 +16,7 @@ pytest.importorskip("langchain_community")
 
 from ragcache_cli import embedding  # noqa: E402
 from ragcache_cli.bench import plan as plans  # noqa: E402
-from ragcache_cli.bench import run  # noqa: E402
+from ragcache_cli.bench import results  # noqa: E402
 from ragcache_cli.bench.corpora import live_tokens  # noqa: E402
 from ragcache_cli.bench.growth import tree_cost  # noqa: E402
 from ragcache_cli.bench.plan import PLANS  # noqa: E402
@@ -92,14 +92,26 @@ def test_a_whole_run_leaves_report_plot_and_raw_figures(
     assert "documents" in report.split("## Traces")[1]
     assert (out / "ttft.png").stat().st_size > 1000
     raw = json.loads(gzip.decompress((out / "raw.json.gz").read_bytes()))
-    assert "/" not in raw["sizes"]["model"]
-    assert len(raw["plays"]) == 2 * 2 * 2
-    first, second = raw["plays"][:2]
+    assert "/" not in raw["report"]["sizes"]["model"]
+    plays = raw["report"]["seen"]["plays"]
+    assert len(plays) == 2 * 2 * 2
+    first, second = plays[:2]
     assert {first["system"], second["system"]} == {"ragcache", "fifo"}
     asked = [[one["question"] for one in play["answers"]] for play in (first, second)]
     assert asked[0] == asked[1]
     assert [one["at_s"] for one in first["answers"]] == [one["at_s"] for one in second["answers"]]
-    assert any(sum(one["cached"]) for play in raw["plays"] for one in play["answers"])
+    assert any(sum(one["cached"]) for play in plays for one in play["answers"])
+    (out / "report.md").unlink()
+    assert main(["bench", "--report", str(out)]) == 0
+    assert (out / "report.md").read_text() == report
+
+
+def test_a_report_is_not_written_again_from_what_is_no_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    (tmp_path / "raw.json.gz").write_bytes(gzip.compress(b'{"report": {"title": "no more"}}'))
+    assert main(["bench", "--report", str(tmp_path)]) == 1
+    assert "raw.json.gz cannot be read" in capsys.readouterr().err
 
 
 def test_a_report_that_fails_halfway_does_not_end_the_measuring(
@@ -118,7 +130,7 @@ def test_a_report_that_fails_halfway_does_not_end_the_measuring(
         return written(report)
 
     monkeypatch.setitem(PLANS, "quick", tiny)
-    monkeypatch.setattr(run, "written", failing_once)
+    monkeypatch.setattr(results, "written", failing_once)
     out = tmp_path / "out"
     assert main([*own_data, "--quick", "--output", str(out)]) == 0
     assert "only raw figures: ZeroDivisionError: of nothing" in capsys.readouterr().out
