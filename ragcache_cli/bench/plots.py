@@ -39,6 +39,8 @@ def draw(plays: Sequence[Played], out: Path) -> None:
     rows = figure.subplots(len(traces), 2, squeeze=False)
     for trace, (mean, tail) in zip(traces, rows, strict=True):
         _draw_trace(plays, trace, mean, tail)
+    lines = rows[0][0].get_legend_handles_labels()
+    figure.legend(*lines, loc="outside lower center", ncols=5, frameon=False, fontsize=8)
     figure.savefig(out / "ttft.png", dpi=90)
 
 
@@ -72,4 +74,3 @@ def _draw_trace(plays: Sequence[Played], trace: str, mean: Any, tail: Any) -> No
         axes.set_yscale("log")
         axes.grid(visible=True, color="#dddddd")
         axes.spines[["top", "right"]].set_visible(False)
-    mean.legend(frameon=False, fontsize=8)
