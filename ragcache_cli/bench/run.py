@@ -155,7 +155,7 @@ def left_out(plan: Plan) -> list[str]:
     lines = []
     if plan.name == "quick":
         lines += [
-            "everything but one trace at two rates: `make bench` takes most of an hour",
+            "everything but one trace at two rates: `make bench` takes an hour or more",
             "answers in float32, quality of answers, the search hidden by prefill",
         ]
     if plan.name != "full":
