@@ -260,7 +260,7 @@ def _add_bench(command: argparse.ArgumentParser) -> None:
     )
     length = command.add_mutually_exclusive_group()
     length.add_argument(
-        "--quick", dest="plan", action="store_const", const="quick", help="5 minutes on two cores"
+        "--quick", dest="plan", action="store_const", const="quick", help="6 minutes on two cores"
     )
     length.add_argument(
         "--full", dest="plan", action="store_const", const="full", help="the whole grid, days"

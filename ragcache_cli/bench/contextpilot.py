@@ -24,7 +24,6 @@ def reordering() -> Any:
     from langchain_core.runnables import RunnableLambda
 
     pilot = import_module(PACKAGE).ContextPilot(use_gpu=False)
-
     one_at_a_time = Lock()  # its index mixes up the documents of calls that overlap
 
     def reordered(documents: list[Any]) -> list[Any]:

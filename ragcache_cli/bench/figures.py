@@ -177,19 +177,6 @@ def throughput(curve: Sequence[tuple[float, float]]) -> Throughput:
     return Throughput(ordered[-1][0], True)
 
 
-def calm(plays: Sequence[Played], most: float) -> list[Played]:
-    """Without the rounds in which other programs took more than `most` of a core while one was played.
-
-    A round goes as a whole, so that what is left is still what every system was asked alike.
-    """
-    loud = {_round(play) for play in plays if disturbance([play]) > most}
-    return [play for play in plays if _round(play) not in loud]
-
-
-def _round(play: Played) -> tuple[str, str, str, int]:
-    return play.part, play.trace, play.load, play.round
-
-
 def disturbance(plays: Sequence[Played]) -> float:
     """The greatest share of a core that other programs took, on average, while a play ran."""
     return max((play.foreign_cpu_s / play.span_s for play in plays), default=0.0)

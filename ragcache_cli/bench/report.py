@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from ragcache_cli.bench.corpora import About
-from ragcache_cli.bench.drive import Played, Seen
+from ragcache_cli.bench.drive import Seen
 from ragcache_cli.bench.figures import (
     Differing,
     Figures,
     Point,
     at,
-    calm,
     curve,
     differing,
     disturbance,
@@ -61,11 +60,8 @@ class Report:
 
 def written(report: Report) -> str:
     """The whole report as Markdown."""
-    left_out = _left_out_rounds(report)
-    report = replace(report, seen=replace(report.seen, plays=trusted(report.seen.plays)))
     sections = (
         _head(report),
-        left_out,
         _goals(report),
         _not_better(report),
         _main(report),
@@ -80,30 +76,6 @@ def written(report: Report) -> str:
         _method(report),
     )
     return "\n".join(line for section in sections for line in section) + "\n"
-
-
-def trusted(plays: Sequence[Played]) -> list[Played]:
-    """Without the rounds that other programs disturbed; all of them if none was left alone."""
-    return calm(plays, QUIET_CORES) or list(plays)
-
-
-def _left_out_rounds(report: Report) -> list[str]:
-    kept = {id(play) for play in trusted(report.seen.plays)}
-    lost: dict[tuple[Point, int], list[Played]] = {}
-    for play in report.seen.plays:
-        if id(play) not in kept:
-            lost.setdefault(((play.part, play.trace, play.load), play.round), []).append(play)
-    if not lost:
-        return []
-    named = "; ".join(
-        f"{part}: {trace}, {load}, round {number + 1} ({disturbance(here):.2f})"
-        for ((part, trace, load), number), here in lost.items()
-    )
-    return [
-        f"Rounds in which other programs took more than {QUIET_CORES:g} of a core while a system was "
-        f"asked are left out of all that follows: {named}.",
-        "",
-    ]
 
 
 def _head(report: Report) -> Iterator[str]:

@@ -11,7 +11,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from ragcache_cli.bench.plan import Plan
 from ragcache_cli.bench.plots import draw
-from ragcache_cli.bench.report import Report, trusted, written
+from ragcache_cli.bench.report import Report, written
 from ragcache_cli.errors import CommandError
 
 RAW, REPORT = "raw.json.gz", "report.md"
@@ -46,5 +46,5 @@ def rewrite(out: Path) -> Path:
 
 
 def _show(out: Path, report: Report) -> None:
-    draw(trusted(report.seen.plays), out)
+    draw(report.seen.plays, out)
     (out / REPORT).write_text(written(report), encoding="utf-8")

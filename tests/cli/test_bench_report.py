@@ -145,20 +145,9 @@ def test_tables_have_as_many_cells_as_heads(report: Report):
         assert line.count("|") == heads
 
 
-def test_a_disturbed_round_is_left_out_for_every_system_and_named(report: Report):
-    second = [replace(play, round=1) for play in report.seen.plays if play.part == "main"]
-    report.seen.plays += second
-    loud = next(play for play in second if play.rate == 4.0 and play.system == "lru")
-    report.seen.plays[report.seen.plays.index(loud)] = replace(loud, foreign_cpu_s=loud.span_s)
-    text = written(report)
-    assert "left out of all that follows: main: squad, at 2 of capacity, round 2 (1.00)." in text
-    assert "4.00 requests a second, 9 requests in 1 round." in text
-    assert "1.00 requests a second, 18 requests in 2 rounds." in text
-    assert "disturbed" not in text
-
-
 def test_a_run_beside_other_programs_decides_no_goal(report: Report):
-    report.seen.plays = [replace(play, foreign_cpu_s=play.span_s) for play in report.seen.plays]
+    first = report.seen.plays[0]
+    report.seen.plays[0] = replace(first, foreign_cpu_s=first.span_s)
     text = written(report)
     assert "**This run was disturbed: other programs took up to 1.00 of a core" in text
     goals = text.split("## Goals")[1].split("## What")[0]
