@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +29,9 @@ class Played:
 
     rate: requests a second; None where each came as one before had ended.
     load: as the plan calls it. round: plays with the same part, trace, load and round had the same
-    requests. span_s: from the first arrival to the last token. cpu_s: processor time of the system.
-    others_cpu_s: of all other systems that were up. foreign_cpu_s: of all else on the machine.
+    requests. start: how often the systems had been started before. span_s: from the first arrival to the
+    last token. cpu_s: processor time of the system. others_cpu_s: of all other systems that were up.
+    foreign_cpu_s: of all else on the machine.
     """
 
     part: str
@@ -44,6 +45,7 @@ class Played:
     others_cpu_s: float
     foreign_cpu_s: float
     answers: list[dict[str, Any]]
+    start: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +59,8 @@ class Prepared:
 
 @dataclass(slots=True)
 class Seen:
-    """All that a run has brought. told: by system, its own counters and memory at the end of a group."""
+    """All that a run has brought. told: by system, its own counters and memory after the plays of a
+    start."""
 
     plays: list[Played] = field(default_factory=list)
     told: list[dict[str, Any]] = field(default_factory=list)
@@ -83,31 +86,48 @@ def up(systems: Sequence[System], sizes: Sizes, log: Path, say: Say) -> Iterator
 
 def play_group(
     group: Group, prepared: Callable[[Trace], Prepared], sizes: Sizes, log: Path, seed: int,
-    seen: Seen, say: Say,
+    seen: Seen, say: Say, afterwards: Callable[[Sequence[Worker]], None],
 ) -> None:  # fmt: skip
-    """Raises BenchFailed."""
-    with up(group.systems, sizes, log, say) as workers:
-        for part in group.parts:
-            wanted = [w for w in workers if part.systems is None or w.system.key in part.systems]
-            _play_part(part, prepared(part.trace), wanted or workers, seed, seen, say)
-        for worker in workers:
-            seen.told.append(
-                {
-                    "system": worker.system.key,
-                    "part": group.parts[0].name,
-                    "memory_bytes": worker.memory_bytes(),
-                    **worker.told(),
-                }
-            )
+    """afterwards: gets the systems of the last start while they are up. Raises BenchFailed."""
+    for start in range(group.starts):
+        with up(group.systems, sizes, log, say) as workers:
+            for part in group.parts:
+                wanted = [
+                    w for w in workers if part.systems is None or w.system.key in part.systems
+                ]
+                numbers = drawn_for(group, part, prepared(part.trace), start, seed)
+                _play_part(
+                    part, start, numbers, prepared(part.trace), wanted or workers, seed, seen, say
+                )
+            for worker in workers:
+                seen.told.append(
+                    {
+                        "system": worker.system.key,
+                        "part": group.parts[0].name,
+                        "start": start,
+                        "memory_bytes": worker.memory_bytes(),
+                        **worker.told(),
+                    }
+                )
+            if start == group.starts - 1:
+                afterwards(workers)
+
+
+def drawn_for(group: Group, part: Part, prepared: Prepared, start: int, seed: int) -> list[int]:
+    """Questions of a part in one start: those that warm up, the same in all, and those of its plays."""
+    numbers = drawn(len(prepared.lengths), group.drawn(part), part.trace.zipf, seed)
+    first = part.warm + start * part.counted
+    return [*numbers[: part.warm], *numbers[first : first + part.counted]]
 
 
 def _play_part(
-    part: Part, prepared: Prepared, workers: Sequence[Worker], seed: int, seen: Seen, say: Say
-) -> None:
+    part: Part, start: int, drawn_numbers: Sequence[int], prepared: Prepared,
+    workers: Sequence[Worker], seed: int, seen: Seen, say: Say,
+) -> None:  # fmt: skip
     for worker in workers:
         worker.prepare(prepared.folder, part.trace.top_k)
         worker.clear()
-    numbers = iter(drawn(len(prepared.lengths), part.drawn, part.trace.zipf, seed))
+    numbers = iter(drawn_numbers)
 
     def requests(count: int, times: Sequence[float] | None = None) -> list[Request]:
         chosen = [next(numbers) for _ in range(count)]
@@ -120,21 +140,24 @@ def _play_part(
     before = requests(part.warm)
     for worker in workers:
         if worker.system.key != OFF.key:
-            worker.play(before, at_once=4)
+            # Their prompts fill the caches; their answers would only take time.
+            worker.play([replace(one, max_tokens=1) for one in before], at_once=4)
         say(f"{part.trace.name}: {worker.system.name} is warm")
     capacity = None
     if any(load.rate for load in part.loads):
         capacity = seen.capacity.get(part.trace.name) or measured_capacity(workers, before)
         seen.capacity[part.trace.name] = capacity
-    for number in range(part.rounds):
+    first = start * part.rounds
+    for number in range(first, first + part.rounds):
         for load in part.loads:
             rate = round(load.rate * capacity, 2) if load.rate and capacity else None
             times = arrivals(rate, part.asked(load), seed + number) if rate else None
             asked = requests(part.asked(load), times)
             turn = number % len(workers)
             for worker in (*workers[turn:], *workers[:turn]):
-                seen.plays.append(_play(part, load, rate, number, worker, workers, asked))
-            say(f"{part.trace.name}, {load.name}: round {number + 1} of {part.rounds}")
+                played = _play(part, load, rate, number, worker, workers, asked)
+                seen.plays.append(replace(played, start=start))
+            say(f"{part.trace.name}, {load.name}: round {number + 1}")
 
 
 def _play(

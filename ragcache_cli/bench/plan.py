@@ -58,8 +58,9 @@ class Load:
 class Part:
     """Plays of one trace to systems that are up together.
 
-    warm: requests before, which are not counted. requests: of one play. rounds: plays of each load,
-    the systems in another order each time. systems: keys of those it is played to; None: all.
+    warm: requests before, which are not counted. requests: of one play. rounds: plays of each load in
+    each start of the systems, which come in another order each time. systems: keys of those it is
+    played to; None: all.
     """
 
     name: str
@@ -75,32 +76,38 @@ class Part:
         return self.requests * load.times
 
     @property
-    def drawn(self) -> int:
-        """Requests of the trace that all of it takes."""
-        return self.warm + self.rounds * sum(self.asked(load) for load in self.loads)
+    def counted(self) -> int:
+        """Requests of all its plays to a system in one start."""
+        return self.rounds * sum(self.asked(load) for load in self.loads)
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Systems that are up together, and what is played to them."""
+    """Systems that are up together, and what is played to them.
+
+    starts: how often all of it is done, with systems started anew. quality: questions answered freely,
+    for their quality, by RAGCache and the systems that change prompts. overlap: questions asked of a
+    large index, with speculation and without.
+    """
 
     systems: tuple[System, ...]
     parts: tuple[Part, ...]
+    starts: int = 1
+    quality: int = 0
+    overlap: int = 0
+
+    def drawn(self, part: Part) -> int:
+        """Requests of the trace that a part takes. Each start warms up with the same ones."""
+        return part.warm + self.starts * part.counted
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """equality: questions asked in float32. quality: questions answered freely, for their quality.
-
-    overlap: questions asked of an index of `overlap_vectors`. nodes: sizes of the knowledge tree.
-    """
+    """equality: questions asked in float32. nodes: sizes of the knowledge tree."""
 
     name: str
     groups: tuple[Group, ...]
     equality: int
-    quality: int
-    overlap: int
-    overlap_vectors: int
     nodes: tuple[int, ...]
 
 
@@ -113,54 +120,62 @@ WARM = 240
 """Requests until host memory is full and policies differ. Fewer measure mostly documents never seen
 before: after 60, a cache without limits would have 56% of the prompt tokens, after 500 73%."""
 ONE_BY_ONE = Load(None, 1)
-FLOOD = Load(4.0, times=2)
-"""Long enough for queues in which the TTFT of every system is several times that of a low rate."""
+FLOOD = Load(4.0, times=4)
+"""Long enough for queues in which the TTFT of most systems is several times that of a low rate."""
+OVERLOAD = Load(8.0, times=4)
+"""More than any system can take, however much of it is cached."""
 
 
 def rates(*shares: float) -> tuple[Load, ...]:
     return tuple(Load(share) for share in shares)
 
 
-def ablation_groups(trace: Trace, warm: int, requests: int, rounds: int) -> tuple[Group, ...]:
+def ablation_groups(
+    trace: Trace, warm: int, requests: int, rounds: int, *, quality: int, overlap: int
+) -> tuple[Group, ...]:
     """Each variant beside the full system, where queues are long; few up at a time, for memory."""
+
+    def part(number: int) -> Part:
+        return Part(f"{ABLATION} {number}", trace, (FLOOD,), warm, requests, rounds)
+
     others = (CONTEXTPILOT,) if contextpilot.is_installed() else ()
-    halves = (ABLATIONS[:4], (*ABLATIONS[4:], *others))
-    return tuple(
-        Group(
-            (FULL, *half),
-            (Part(f"{ABLATION} {number}", trace, (FLOOD,), warm, requests, rounds),),
-        )
-        for number, half in enumerate(halves, 1)
+    return (
+        Group((FULL, *ABLATIONS[:4]), (part(1),), overlap=overlap),
+        Group((FULL, *ABLATIONS[4:], *others), (part(2),), quality=quality),
     )
 
 
 def quick(main: str, has_shared: bool) -> Plan:
     """Meant for 5 minutes on two quiet cores."""
     part = Part("main", Trace(main, 2, SKEW), rates(0.5, 2.0), 40, 16, 2)
-    return Plan("quick", (Group((OFF, ON, LRU, FULL), (part,)),), 0, 0, 0, 0, (1_000, 10_000))
+    return Plan("quick", (Group((OFF, ON, LRU, FULL), (part,)),), 0, (1_000, 10_000))
 
 
 def usual(main: str, has_shared: bool) -> Plan:
     """Takes an hour on two slow cores. has_shared: whether the shared question sets are there.
 
     The main trace takes three times what device and host hold. Whole articles, where they are there,
-    are a second one: prompts over twice as long, all of which the host holds.
+    are a second one: prompts over twice as long, all of which the host holds. All systems are started
+    twice, as a start of a system differs from the next by more than its rounds do.
     """
     trace = Trace(main, 2, SKEW)
     others = [Trace(main, top_k, SKEW) for top_k in (1, 3, 5)]
     others += [Trace(main, 2, None)]
     if has_shared:
         others += [Trace("multihoprag", 2, None)]
-    sweeps = [Part("sweep", one, (ONE_BY_ONE,), 60, 12, 1, PEERS) for one in others]
-    first = Part("main", trace, (*rates(0.5, 1.0, 2.0), FLOOD), WARM, 20, 3)
-    articles = Part("main", Trace(LONG, 1, SKEW), (*rates(1.0, 2.0), FLOOD), 60, 12, 2)
+    sweeps = [Part("sweep", one, (ONE_BY_ONE,), 30, 16, 1, PEERS) for one in others]
+    low, middle = rates(0.5, 1.0), Load(2.0, times=2)
+    first = Part("main", trace, (*low, middle, FLOOD, OVERLOAD), WARM, 10, 2)
+    loads = (Load(1.0), Load(4.0, times=2), Load(8.0, times=2))
+    articles = Part("main", Trace(LONG, 1, SKEW), loads, 60, 10, 2)
     parts = (first, *([articles] if has_shared else []), *sweeps)
-    groups = (Group(MAIN, parts), *ablation_groups(trace, WARM // 2, 20, 2))
-    return Plan("usual", groups, 24, 60, 40, 400_000, (1_000, 10_000, 100_000, 1_000_000))
+    variants = ablation_groups(trace, WARM // 2, 10, 2, quality=60, overlap=40)
+    groups = (Group(MAIN, parts, starts=2), *variants)
+    return Plan("usual", groups, 24, (1_000, 10_000, 100_000, 1_000_000))
 
 
 def full(main: str, has_shared: bool) -> Plan:
-    """Every dimension on every system: by its number of requests, some three days on two cores."""
+    """Every dimension on every system: by its number of requests, some four days on two cores."""
     every = (OFF, ON, DEFAULTS, LRU, ARC, FULL)
     loads = rates(0.25, 0.5, 1.0, 1.5, 2.0, 3.0)
     sets = ("squad", "multihoprag", "nq_open", "musique") if has_shared else (main,)
@@ -171,17 +186,18 @@ def full(main: str, has_shared: bool) -> Plan:
             loads,
             200,
             60,
-            3,
+            1,
         )
         for name in sets
         for k in (1, 2, 3, 5)
         for z in (None, 1.0, SKEW)
     ]
     if has_shared:
-        parts += [Part("sweep", Trace(LONG, 1, z), loads, 100, 40, 3) for z in (None, SKEW)]
+        parts += [Part("sweep", Trace(LONG, 1, z), loads, 100, 40, 1) for z in (None, SKEW)]
     trace = Trace(main, 2, SKEW)
-    groups = (Group(every, tuple(parts)), *ablation_groups(trace, WARM, 60, 5))
-    return Plan("full", groups, 100, 300, 100, 300_000, (1_000, 10_000, 100_000, 1_000_000))
+    variants = ablation_groups(trace, WARM, 30, 5, quality=300, overlap=100)
+    groups = (Group(every, tuple(parts), starts=3), *variants)
+    return Plan("full", groups, 100, (1_000, 10_000, 100_000, 1_000_000))
 
 
 PLANS = {"quick": quick, "usual": usual, "full": full}

@@ -114,7 +114,7 @@ def _goals(report: Report) -> Iterator[str]:
             "goal",
             "trace",
             "",
-            "measured: the baseline's TTFT over RAGCache's (90% of resampled rounds)",
+            "measured: the baseline's TTFT over RAGCache's (90% of resamplings)",
         ),
         ((one.goal, one.trace or "all", _decided(report, one), one.found) for one in found),
     )
@@ -178,9 +178,12 @@ def _systems(report: Report, point: Point) -> Iterator[str]:
     ours = FULL.key if FULL.key in found else next(iter(found))
     one = next(iter(made.values()))
     if one.rate:
-        rounds = len(one.ttft_rounds)
-        noun = "round" if rounds == 1 else "rounds"
-        yield f"{one.rate:.2f} requests a second, {one.requests} requests in {rounds} {noun}."
+        starts = len({play.start for play in found[ours]})
+        of_starts = f" of {starts} starts" if starts > 1 else ""
+        yield (
+            f"{one.rate:.2f} requests a second, {one.requests} requests in "
+            f"{_counted(len(one.ttft_rounds), 'round')}{of_starts}."
+        )
         yield ""
     yield from _table(
         (
@@ -211,6 +214,10 @@ def _systems(report: Report, point: Point) -> Iterator[str]:
             for key, row in made.items()
         ),
     )
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def _spread(row: Figures) -> str:
@@ -385,13 +392,15 @@ def _costs(report: Report) -> Iterator[str]:
             (
                 SYSTEMS[told["system"]].name,
                 told["part"],
+                str(told["start"] + 1),
                 f"{told['memory_bytes'] / MIB:,.0f}",
                 f"{told['disk_bytes'] / MIB:,.0f}",
                 f"{1e3 * told['scheduling_s'] / scheduled:.2f}" if scheduled else "",
             )
         )
     yield from _table(
-        ("system", "part", "memory, MiB", "disk, MiB", "our scheduling, ms a request"), rows
+        ("system", "part", "start", "memory, MiB", "disk, MiB", "our scheduling, ms a request"),
+        rows,
     )
     idle = [figures(plays).idle_cpu for point in points(report.seen.plays)
             for plays in at(report.seen.plays, point).values()]  # fmt: skip
@@ -477,7 +486,8 @@ def _method(report: Report) -> Iterator[str]:
         "requests of the trace first; what is counted comes after. Capacity is what vLLM without a cache "
         "completes in a second, one at a time; arrivals are Poisson. Above its capacity a system's TTFT "
         "grows with the length of the play, so that ratios there say that it is saturated, not by how "
-        "much."
+        "much. A ratio is the median of the rounds; its range resamples starts, rounds within each, and "
+        "requests within those, each with its counterpart."
     )
     yield ""
     if report.left_out:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from rich.markup import escape
 
 from ragcache_cli import embedding
 from ragcache_cli.bench import contextpilot
-from ragcache_cli.bench.checks import run_checks
+from ragcache_cli.bench.checks import group_checks, last_checks
 from ragcache_cli.bench.corpora import About, Corpora, Tokens
 from ragcache_cli.bench.drive import Seen, play_group
 from ragcache_cli.bench.plan import LONG, PLANS, Plan, Trace
@@ -120,13 +121,16 @@ def bench(settings: BenchSettings, console: Console) -> Path:
         )  # as Ctrl-C: see `finally`
         try:
             for group in plan.groups:
-                play_group(group, corpora.prepared, sizes, log, settings.seed, report.seen, say)
+                play_group(
+                    group, corpora.prepared, sizes, log, settings.seed, report.seen, say,
+                    partial(group_checks, group, corpora, main, sizes, settings.seed, report, say),
+                )  # fmt: skip
                 report.seconds = time.monotonic() - began_s
                 try:
                     write(out, report, plan)  # what breaks off an hour later loses nothing
                 except Exception as error:  # nor does it end the measuring; the last one is raised
                     say(f"no report so far, only raw figures: {type(error).__name__}: {error}")
-            run_checks(plan, corpora, main, sizes, log, settings.seed, report, say)
+            last_checks(plan, corpora, main, sizes, log, settings.seed, report, say)
         finally:
             signal.signal(signal.SIGTERM, before)
             report.seconds = time.monotonic() - began_s
@@ -146,8 +150,8 @@ def only(plan: Plan, keys: Sequence[str] | None) -> Plan:
         systems = chosen_systems(keys) if number == 0 else group.systems
         kept = tuple(system for system in systems if system.key in chosen)
         if number == 0 or len(kept) > 1:
-            groups.append(replace(group, systems=kept))
-    return replace(plan, groups=tuple(groups), equality=0, quality=0, overlap=0)
+            groups.append(replace(group, systems=kept, quality=0, overlap=0))
+    return replace(plan, groups=tuple(groups), equality=0)
 
 
 def left_out(plan: Plan) -> list[str]:
@@ -239,7 +243,7 @@ def _abouts(plan: Plan, corpora: Corpora, seed: int) -> list[About]:
     counts: dict[Trace, int] = {}
     for group in plan.groups:
         for part in group.parts:
-            counts[part.trace] = max(part.drawn, counts.get(part.trace, 0))
+            counts[part.trace] = max(group.drawn(part), counts.get(part.trace, 0))
     return [corpora.about(trace, count, seed) for trace, count in counts.items()]
 
 

@@ -15,15 +15,15 @@ pytest.importorskip("faiss")
 pytest.importorskip("langchain_community")
 
 from ragcache_cli import embedding  # noqa: E402
+from ragcache_cli.bench import checks, results  # noqa: E402
 from ragcache_cli.bench import plan as plans  # noqa: E402
-from ragcache_cli.bench import results  # noqa: E402
 from ragcache_cli.bench.corpora import live_tokens  # noqa: E402
 from ragcache_cli.bench.growth import tree_cost  # noqa: E402
 from ragcache_cli.bench.plan import PLANS  # noqa: E402
 from ragcache_cli.bench.process import Worker  # noqa: E402
 from ragcache_cli.bench.question_sets import read_own_questions  # noqa: E402
 from ragcache_cli.bench.report import Report, written  # noqa: E402
-from ragcache_cli.bench.systems import FULL, Sizes  # noqa: E402
+from ragcache_cli.bench.systems import FULL, SYSTEMS, Sizes  # noqa: E402
 from ragcache_cli.errors import BenchFailed  # noqa: E402
 from ragcache_cli.main import main  # noqa: E402
 
@@ -79,7 +79,7 @@ def test_a_whole_run_leaves_report_plot_and_raw_figures(
 ):
     def tiny(main: str, has_shared: bool) -> plans.Plan:
         part = plans.Part("main", plans.Trace(main, 2, 1.0), plans.rates(0.5, 1.0), 3, 4, 2)
-        return plans.Plan("quick", (plans.Group((FULL,), (part,)),), 0, 0, 0, 0, ())
+        return plans.Plan("quick", (plans.Group((FULL,), (part,)),), 0, ())
 
     monkeypatch.setitem(PLANS, "quick", tiny)
     out = tmp_path / "out"
@@ -106,6 +106,27 @@ def test_a_whole_run_leaves_report_plot_and_raw_figures(
     assert (out / "report.md").read_text() == report
 
 
+def test_each_start_warms_up_alike_and_is_asked_what_no_other_was(
+    own_data: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def tiny(main: str, has_shared: bool) -> plans.Plan:
+        part = plans.Part("main", plans.Trace(main, 2, None), (plans.ONE_BY_ONE,), 1, 1, 1)
+        systems = (FULL, SYSTEMS["no-speculation"], SYSTEMS["canonical"])
+        return plans.Plan("quick", (plans.Group(systems, (part,), 2, quality=3, overlap=4),), 0, ())
+
+    monkeypatch.setitem(PLANS, "quick", tiny)
+    monkeypatch.setattr(checks, "OVERLAP_VECTORS", 400)
+    out = tmp_path / "out"
+    assert main([*own_data, "--quick", "--output", str(out)]) == 0
+    raw = json.loads(gzip.decompress((out / "raw.json.gz").read_bytes()))["report"]
+    plays = raw["seen"]["plays"]
+    asked = [(play["start"], play["round"], play["answers"][0]["question"]) for play in plays]
+    assert asked == [(0, 0, 1)] * 3 + [(1, 1, 2)] * 3
+    assert [told["start"] for told in raw["seen"]["told"]] == [0, 0, 0, 1, 1, 1]
+    assert raw["quality"].keys() == {"ragcache", "canonical"}
+    assert raw["overlap"]["questions"] == 4
+
+
 def test_a_report_is_not_written_again_from_what_is_no_run(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
@@ -122,7 +143,7 @@ def test_a_report_that_fails_halfway_does_not_end_the_measuring(
             trace = plans.Trace(main, 1 + number, 1.0)
             return plans.Group((FULL,), (plans.Part("main", trace, plans.rates(0.5), 1, 2, 1),))
 
-        return plans.Plan("quick", (group(0), group(1)), 0, 0, 0, 0, ())
+        return plans.Plan("quick", (group(0), group(1)), 0, ())
 
     def failing_once(report: Report) -> str:
         if len({play.trace for play in report.seen.plays}) == 1:

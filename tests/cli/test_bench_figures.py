@@ -101,6 +101,14 @@ def test_rounds_that_disagree_decide_nothing_however_many_requests_each_has():
     assert not ratio.is_beyond_noise
 
 
+def test_starts_that_disagree_decide_nothing_however_many_rounds_each_has():
+    slower, quicker = played("off", 0.5, 0.5), played("off", 2.0, 2.0)
+    ours = [played("ragcache", 1.0, 1.0, start=number // 9) for number in range(18)]
+    ratio = ttft_ratio([slower] * 9 + [quicker] * 9, ours)
+    assert (ratio.low, ratio.high) == pytest.approx((0.5, 2.0))
+    assert not ratio.is_beyond_noise
+
+
 def test_equal_times_are_within_the_noise():
     same = [played("off", 0.2, 0.9, 0.4)]
     assert not ttft_ratio(same, same).is_beyond_noise

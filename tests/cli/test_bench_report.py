@@ -53,9 +53,9 @@ def report() -> Report:
             *plays("ablation 2", "at 2 of capacity", 4.0, ragcache=0.28, disk=0.25),
         ],
         told=[
-            {"system": "ragcache", "part": "main", "memory_bytes": 3 << 30, "disk_bytes": 0,
+            {"system": "ragcache", "part": "main", "start": 0, "memory_bytes": 3 << 30, "disk_bytes": 0,
              "scheduled": 10, "scheduling_s": 0.004},
-            {"system": "off", "part": "main", "memory_bytes": 2 << 30, "disk_bytes": 0},
+            {"system": "off", "part": "main", "start": 1, "memory_bytes": 2 << 30, "disk_bytes": 0},
         ],
     )  # fmt: skip
     return Report(
@@ -93,7 +93,7 @@ def test_it_shows_machine_command_and_every_load(report: Report):
     assert "Hit rate over LRU: 2.00 times" in text
     assert "RAGCache itself, started 2 times and asked the same: TTFT 0.250 and 0.280 s" in text
     assert "96 MiB of key-value tensors. 4 questions were left out" in text
-    assert "| RAGCache | main | 3,072 | 0 | 0.40 |" in text
+    assert "| RAGCache | main | 1 | 3,072 | 0 | 0.40 |" in text
     assert "| vLLM, no cache | main | 2,048 | 0 |  |" in text
     assert "- the rest" in text
 
