@@ -94,7 +94,7 @@ def test_it_shows_machine_command_and_every_load(report: Report):
     assert "RAGCache itself, started 2 times and asked the same: TTFT 0.250 and 0.280 s" in text
     assert "96 MiB of key-value tensors. 4 questions were left out" in text
     assert "| RAGCache | main | 1 | 3,072 | 0 | 0.40 |" in text
-    assert "| vLLM, no cache | main | 2,048 | 0 |  |" in text
+    assert "| vLLM, no cache | main | 2 | 2,048 | 0 |  |" in text
     assert "- the rest" in text
 
 
