@@ -140,8 +140,7 @@ def _play_part(
     before = requests(part.warm)
     for worker in workers:
         if worker.system.key != OFF.key:
-            # Their prompts fill the caches; their answers would only take time.
-            worker.play([replace(one, max_tokens=1) for one in before], at_once=4)
+            worker.play(before, at_once=4)
         say(f"{part.trace.name}: {worker.system.name} is warm")
     capacity = None
     if any(load.rate for load in part.loads):
