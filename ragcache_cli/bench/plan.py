@@ -152,7 +152,7 @@ def quick(main: str, has_shared: bool) -> Plan:
 
 
 def usual(main: str, has_shared: bool) -> Plan:
-    """Takes an hour on two slow cores. has_shared: whether the shared question sets are there.
+    """Takes 70 minutes on two slow cores. has_shared: whether the shared question sets are there.
 
     The main trace takes three times what device and host hold. Whole articles, where they are there,
     are a second one: prompts over twice as long, all of which the host holds. All systems are started

@@ -159,7 +159,7 @@ def left_out(plan: Plan) -> list[str]:
     lines = []
     if plan.name == "quick":
         lines += [
-            "everything but one trace at two rates: `make bench` takes an hour or more",
+            "everything but one trace at two rates: `make bench` takes 70 minutes",
             "answers in float32, quality of answers, the search hidden by prefill",
         ]
     if plan.name != "full":
