@@ -79,6 +79,7 @@ class _Asked:
     from_disk: set[Key] = field(default_factory=set)
     tokens: dict[Tier, int] | None = None  # cached ones, as first admitted
     asked_to_load_s: float | None = None
+    loads_alone: bool = False  # nothing else was computed when it asked
     scheduling_s: float = 0.0
     guess: str | None = None  # its name, while nobody has asked for it
 
@@ -205,7 +206,7 @@ class Keeper(Generic[B]):
         asked.device_blocks = device_tokens // self.block_tokens
         self._plan(asked)
         if asked.load_blocks and asked.asked_to_load_s is None:
-            asked.asked_to_load_s = now_s
+            asked.asked_to_load_s, asked.loads_alone = now_s, not self._is_busy_beside(asked)
 
     def presence(self, request: str, key: Key) -> Presence:
         """Whether the host can give the request a block that the device lacks."""
@@ -319,8 +320,9 @@ class Keeper(Generic[B]):
         """What a request waited for has been loaded."""
         asked = self._asked.get(request)
         if asked and asked.asked_to_load_s is not None:
-            copying = self.from_disk if asked.from_disk else self.from_host
-            copying.waited(loaded_bytes, now_s - asked.asked_to_load_s)
+            if asked.loads_alone and not self._is_busy_beside(asked):
+                copying = self.from_disk if asked.from_disk else self.from_host
+                copying.waited(loaded_bytes, now_s - asked.asked_to_load_s)
             asked.asked_to_load_s = None
 
     def store(self, request: str, keys: Sequence[Key]) -> list[tuple[Key, int]]:
@@ -528,7 +530,14 @@ class Keeper(Generic[B]):
         if self._disk is not None and asked.load_blocks:
             self._fetch(asked, asked.device_blocks + asked.load_blocks)
 
+    def _is_busy_beside(self, asked: _Asked) -> bool:
+        """Whether the model computes other requests."""
+        return any(other.runs and other is not asked for other in self._asked.values())
+
     def _worth_loading(self, asked: _Asked) -> int:
+        # Beside others a request waits for their step, loading or not, and what it does not compute makes
+        # room for them: then only the copying itself counts.
+        with_latency = not self._is_busy_beside(asked)
         prompt, block_tokens = asked.prompt, self.block_tokens
         cached = asked.device_blocks * block_tokens
         left = prompt.tokens - cached
@@ -542,6 +551,7 @@ class Keeper(Generic[B]):
             loadable_blocks=in_host,
             block_tokens=block_tokens,
             block_bytes=self.block_bytes,
+            with_latency=with_latency,
         )
         anywhere = min(most, self._reach(asked))
         if blocks == in_host and anywhere > in_host:
@@ -552,6 +562,7 @@ class Keeper(Generic[B]):
                 loadable_blocks=anywhere - in_host,
                 block_tokens=block_tokens,
                 block_bytes=self.block_bytes,
+                with_latency=with_latency,
             )
         asked.passed_over = anywhere - blocks
         return blocks

@@ -30,7 +30,7 @@ class Copying:
             self.bandwidth_bytes_per_s = _mean(self.bandwidth_bytes_per_s, size_bytes / seconds)
 
     def waited(self, size_bytes: int, seconds: float) -> None:
-        """From asking for the copy to computing with it."""
+        """From asking for the copy to computing with it, while the model had nothing else to do."""
         self.latency_s = _mean(
             self.latency_s, max(0.0, seconds - size_bytes / self.bandwidth_bytes_per_s)
         )
@@ -68,8 +68,12 @@ class Computing:
         loadable_blocks: int,
         block_tokens: int,
         block_bytes: int,
+        with_latency: bool = True,
     ) -> int:
-        """How many of the next blocks come sooner by copying than by computing."""
+        """How many of the next blocks come sooner by copying than by computing.
+
+        with_latency: whether the model would be idle until the copies begin.
+        """
         if loadable_blocks < 1:
             return 0
         # The profile is in seconds of its own machine, so the copies' seconds are put into those.
@@ -82,7 +86,7 @@ class Computing:
             block_tokens=block_tokens,
             block_bytes=block_bytes,
             bandwidth_bytes_per_s=copying.bandwidth_bytes_per_s * stretch,
-            latency_s=copying.latency_s / stretch,
+            latency_s=copying.latency_s / stretch if with_latency else 0.0,
         )
 
 

@@ -762,6 +762,38 @@ def test_copies_slower_than_computing_are_not_made():
     assert vllm.keeper.counters.recomputed == 6
 
 
+def test_the_step_of_others_that_a_load_waits_for_does_not_speak_against_the_next():
+    """Measured as a latency it would: under load copies would soon look slower than computing, and since
+    nothing was loaded any more, nothing would ever show that they are not."""
+    vllm = VLLM()
+    vllm.run(vllm.arrive("S", "A", "D"))
+    vllm.reset(host=False)
+    other = vllm.arrive("B")
+    vllm.schedule()
+    request = vllm.arrive("S", "A", "D")
+    vllm.schedule()
+    assert other in vllm.running
+    assert vllm.jobs
+    vllm.now_s += 60.0
+    told = vllm.run(other, request)
+    assert sources(told[1]) == (0, 24, 0)
+    assert vllm.keeper.from_host.latency_s == 0.0
+    vllm.check_at_rest()
+
+
+def test_a_long_latency_speaks_against_loading_only_while_the_model_has_nothing_else_to_do():
+    for is_busy, expected in ((False, (0, 0, 0)), (True, (0, 24, 0))):
+        vllm = VLLM()
+        vllm.run(vllm.arrive("S", "A", "D"))
+        vllm.reset(host=False)
+        vllm.keeper.from_host.latency_s = 60.0
+        others = [vllm.arrive("B")] if is_busy else []
+        vllm.schedule()
+        told = vllm.run(*others, vllm.arrive("S", "A", "D"))
+        assert sources(told[-1]) == expected
+        vllm.check_at_rest()
+
+
 def test_a_waiting_request_fetches_its_blocks_from_the_disk_before_it_runs():
     vllm = VLLM(disk=100)
     vllm.run(vllm.arrive("S", "A"))

@@ -78,6 +78,7 @@ def test_a_latency_longer_than_the_computing_speaks_against_loading():
     copying = Copying(1e9)
     copying.latency_s = 10.0
     assert worth(Computing(PROFILE), copying) == 0
+    assert worth(Computing(PROFILE), copying, with_latency=False) == 20
 
 
 def test_a_machine_slower_than_its_profile_loads_what_a_fast_one_computes():
