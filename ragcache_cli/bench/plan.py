@@ -155,7 +155,8 @@ def usual(main: str, has_shared: bool) -> Plan:
     """Takes 70 minutes on two slow cores. has_shared: whether the shared question sets are there.
 
     The main trace takes three times what device and host hold. Whole articles, where they are there,
-    are a second one: prompts over twice as long, all of which the host holds. All systems are started
+    are a second one: prompts over twice as long, all of which the host holds. Both begin where no
+    system is saturated: throughput is told by the TTFT of the lowest rate. All systems are started
     twice, as a start of a system differs from the next by more than its rounds do.
     """
     trace = Trace(main, 2, SKEW)
@@ -167,7 +168,7 @@ def usual(main: str, has_shared: bool) -> Plan:
     first = Part(
         "main", trace, (Load(0.5), Load(2.0, times=2), FLOOD, OVERLOAD), WARM, 10, rounds=2
     )
-    shorter = (Load(1.0), Load(4.0, times=2), Load(8.0, times=2))
+    shorter = (Load(0.5), Load(4.0, times=2), Load(8.0, times=2))
     articles = Part("main", Trace(LONG, 1, SKEW), shorter, 60, 10, rounds=2)
     parts = (first, *([articles] if has_shared else []), *sweeps)
     variants = ablation_groups(trace, WARM // 2, 10, 2, quality=60, overlap=40)

@@ -230,6 +230,14 @@ def test_every_plan_begins_with_the_main_part_and_has_ragcache_in_every_group(
     assert has_shared or sets == {"demo"}
 
 
+@pytest.mark.parametrize("name", PLANS)
+def test_what_throughput_is_told_by_begins_where_nobody_is_saturated(name: str):
+    mains = [part for group in PLANS[name]("squad", True).groups for part in group.parts]
+    lowest = [min(load.rate or 0 for load in part.loads) for part in mains if part.name == "main"]
+    assert lowest
+    assert all(0 < rate < 1 for rate in lowest)
+
+
 def test_the_cost_of_a_tree_is_measured_at_its_size():
     cost = tree_cost(300, "lru")
     assert cost.nodes == 300
