@@ -120,8 +120,10 @@ WARM = 160
 """Requests until host memory is full and policies differ. Fewer measure mostly documents never seen
 before: after 60, a cache without limits would have 56% of the prompt tokens, after 500 73%."""
 ONE_BY_ONE = Load(None, 1)
+SUSTAINED = Load(2.0, times=8)
+"""More than can be taken without a cache and less than with one, for as long as it takes to see that:
+in a play of few requests no queue has the time to grow."""
 FLOOD = Load(4.0, times=4)
-"""Long enough for queues in which the TTFT of most systems is several times that of a low rate."""
 OVERLOAD = Load(8.0, times=4)
 """More than any system can take, however much of it is cached."""
 
@@ -165,11 +167,8 @@ def usual(main: str, has_shared: bool) -> Plan:
     if has_shared:
         others += [Trace("multihoprag", 2, None)]
     sweeps = [Part("sweep", one, (ONE_BY_ONE,), 20, 12, 1, PEERS) for one in others]
-    first = Part(
-        "main", trace, (Load(0.5), Load(2.0, times=2), FLOOD, OVERLOAD), WARM, 10, rounds=2
-    )
-    shorter = (Load(0.5), Load(4.0, times=2), Load(8.0, times=2))
-    articles = Part("main", Trace(LONG, 1, SKEW), shorter, 60, 10, rounds=2)
+    first = Part("main", trace, (Load(0.5), SUSTAINED, OVERLOAD), WARM, 10, rounds=2)
+    articles = Part("main", Trace(LONG, 1, SKEW), (Load(0.5), FLOOD, OVERLOAD), 60, 10, rounds=1)
     parts = (first, *([articles] if has_shared else []), *sweeps)
     variants = ablation_groups(trace, WARM // 2, 10, 2, quality=60, overlap=40)
     groups = (Group(MAIN, parts, starts=2), *variants)

@@ -29,6 +29,11 @@ def write(out: Path, report: Report, plan: Plan) -> None:
     _show(out, report)
 
 
+def holds_run(folder: Path) -> bool:
+    """Whether raw figures are there, which took an hour and are not to be overwritten."""
+    return (folder / RAW).exists()
+
+
 def rewrite(out: Path) -> Path:
     """The plots and report.md once more, from the raw figures. Returns the report's path.
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import date
 from functools import partial
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ from ragcache_cli.bench.question_sets import (
     shared_set,
 )
 from ragcache_cli.bench.report import Report
-from ragcache_cli.bench.results import REPORT, write
+from ragcache_cli.bench.results import RAW, REPORT, holds_run, write
 from ragcache_cli.bench.systems import Sizes, chosen_systems
 from ragcache_cli.errors import CommandError
 from ragcache_cli.extras import needed
@@ -73,10 +74,12 @@ class BenchSettings:
 
 
 def results_folder(machine: Machine, today: date) -> Path:
-    """benchmarks/results/<date>-<machine>, below the present folder."""
+    """benchmarks/results/<date>-<machine>, below the present folder; -2, -3, ... where there is a run."""
     kind = machine.gpus[0].name if machine.gpus else f"{machine.cores}-cores"
-    name = "-".join(kind.lower().split())
-    return Path("benchmarks") / "results" / f"{today.isoformat()}-{name}"
+    name = "-".join([today.isoformat(), *kind.lower().split()])
+    names = chain([name], (f"{name}-{number}" for number in count(2)))
+    folders = (Path("benchmarks") / "results" / one for one in names)
+    return next(folder for folder in folders if not holds_run(folder))
 
 
 def bench(settings: BenchSettings, console: Console) -> Path:
@@ -85,6 +88,10 @@ def bench(settings: BenchSettings, console: Console) -> Path:
     Raises RAGCacheError: for questions or documents that cannot be read before anything is started, and
     BenchFailed if a system does not come up or fails.
     """
+    if settings.out and holds_run(settings.out):
+        raise CommandError(
+            f"{settings.out / RAW} is of a run already: choose another --output, or move that folder"
+        )
     began_s, load = time.monotonic(), os.getloadavg()
     own = _own_questions(settings)
     notes = Phases(Console(stderr=True))

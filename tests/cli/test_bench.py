@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Sequence
+from dataclasses import replace
+from datetime import date
 from pathlib import Path
 from zlib import crc32
 
@@ -23,8 +25,10 @@ from ragcache_cli.bench.plan import PLANS  # noqa: E402
 from ragcache_cli.bench.process import Worker  # noqa: E402
 from ragcache_cli.bench.question_sets import read_own_questions  # noqa: E402
 from ragcache_cli.bench.report import Report, written  # noqa: E402
+from ragcache_cli.bench.run import results_folder  # noqa: E402
 from ragcache_cli.bench.systems import FULL, SYSTEMS, Sizes  # noqa: E402
 from ragcache_cli.errors import BenchFailed  # noqa: E402
+from ragcache_cli.machine import this_machine  # noqa: E402
 from ragcache_cli.main import main  # noqa: E402
 
 
@@ -236,6 +240,24 @@ def test_what_throughput_is_told_by_begins_where_nobody_is_saturated(name: str):
     lowest = [min(load.rate or 0 for load in part.loads) for part in mains if part.name == "main"]
     assert lowest
     assert all(0 < rate < 1 for rate in lowest)
+
+
+def test_no_run_overwrites_the_raw_figures_of_another(
+    own_data: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    monkeypatch.chdir(tmp_path)
+    machine, today = replace(this_machine(), cores=2, gpus=()), date(2026, 11, 22)
+    for name in ("2026-11-22-2-cores", "2026-11-22-2-cores-2", "2026-11-22-2-cores-3"):
+        folder = results_folder(machine, today)
+        assert folder == Path("benchmarks", "results", name)
+        folder.mkdir(parents=True)
+        (folder / results.RAW).write_bytes(b"an hour's work")
+    assert main([*own_data, "--quick", "--output", str(folder)]) == 1
+    assert "choose another --output" in " ".join(capsys.readouterr().err.split())
+    assert (folder / results.RAW).read_bytes() == b"an hour's work"
 
 
 def test_the_cost_of_a_tree_is_measured_at_its_size():
