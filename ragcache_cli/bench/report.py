@@ -146,6 +146,11 @@ def _not_better(report: Report) -> Iterator[str]:
         yield ""
         yield from (_told(one) for one in worse)
         yield ""
+        yield (
+            f"A range leaves out 5% at its lower end: among {len(seen)} comparisons of equals, about "
+            f"{len(seen) * 0.05:.1f} would stand here by chance."
+        )
+        yield ""
     else:
         yield "Nothing was worse than a baseline by more than the noise."
         yield ""

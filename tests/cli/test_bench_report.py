@@ -79,6 +79,7 @@ def test_it_says_what_was_met_what_was_missed_and_what_was_worse(report: Report)
     worse = text.split("## What was not better")[1].split("## ")[0]
     assert "- sweep: squad, 1 at a time, against vLLM: 0.80" in worse
     assert "- main: squad, at 0.5 of capacity, against vLLM offload LRU: 1.00" in worse
+    assert "among 7 comparisons of equals, about 0.4 would stand here by chance" in worse
 
 
 def test_it_shows_machine_command_and_every_load(report: Report):
