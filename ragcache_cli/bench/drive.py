@@ -138,10 +138,11 @@ def _play_part(
         ]
 
     before = requests(part.warm)
+    prefilled = [replace(one, max_tokens=1) for one in before]  # caches keep prompts, not answers
     for worker in workers:
         if worker.system.key != OFF.key:
-            worker.play(before, at_once=4)
-        say(f"{part.trace.name}: {worker.system.name} is warm")
+            worker.play(prefilled, at_once=4)
+            say(f"{part.trace.name}: {worker.system.name} is warm")
     capacity = None
     if any(load.rate for load in part.loads):
         capacity = seen.capacity.get(part.trace.name) or measured_capacity(workers, before)

@@ -488,11 +488,11 @@ def _method(report: Report) -> Iterator[str]:
     yield (
         "TTFT counts from the moment a question arrives, search and queueing included, to the first "
         "piece out of the chain. Questions' vectors are made beforehand. Caches are filled by earlier "
-        "requests of the trace first; what is counted comes after. Capacity is what vLLM without a cache "
-        "completes in a second, one at a time; arrivals are Poisson. Above its capacity a system's TTFT "
-        "grows with the length of the play, so that ratios there say that it is saturated, not by how "
-        "much. A ratio is the median of the rounds; its range resamples starts, rounds within each, and "
-        "requests within those, each with its counterpart."
+        "requests of the trace first, with answers of one token; what is counted comes after. Capacity "
+        "is what vLLM without a cache completes in a second, one at a time; arrivals are Poisson. Above "
+        "its capacity a system's TTFT grows with the length of the play, so that ratios there say that "
+        "it is saturated, not by how much. A ratio is the median of the rounds; its range resamples "
+        "starts, rounds within each, and requests within those, each with its counterpart."
     )
     yield ""
     if report.left_out:
