@@ -79,7 +79,7 @@ class _Asked:
     from_disk: set[Key] = field(default_factory=set)
     tokens: dict[Tier, int] | None = None  # cached ones, as first admitted
     asked_to_load_s: float | None = None
-    loads_alone: bool = False  # nothing else was computed when it asked
+    loads_alone: bool = False  # nothing else has been computed since it asked
     scheduling_s: float = 0.0
     guess: str | None = None  # its name, while nobody has asked for it
 
@@ -226,6 +226,9 @@ class Keeper(Generic[B]):
         """The request has its device memory; so many tokens are on their way from the host."""
         asked = self._asked[request]
         asked.runs = True
+        for other in self._asked.values():
+            if other is not asked:  # its copies may be there long before this one's step is over
+                other.loads_alone = False
         # What is on its way counts as there when it is offered to the host: the request may be aborted.
         self._know_on_device(asked, asked.device_blocks)
         if asked.tokens is None:
@@ -320,7 +323,7 @@ class Keeper(Generic[B]):
         """What a request waited for has been loaded."""
         asked = self._asked.get(request)
         if asked and asked.asked_to_load_s is not None:
-            if asked.loads_alone and not self._is_busy_beside(asked):
+            if asked.loads_alone:
                 copying = self.from_disk if asked.from_disk else self.from_host
                 copying.waited(loaded_bytes, now_s - asked.asked_to_load_s)
             asked.asked_to_load_s = None

@@ -781,6 +781,23 @@ def test_the_step_of_others_that_a_load_waits_for_does_not_speak_against_the_nex
     vllm.check_at_rest()
 
 
+def test_neither_does_the_step_of_one_that_came_and_went_while_it_loaded():
+    vllm = VLLM()
+    vllm.run(vllm.arrive("S", "A", "D"))
+    vllm.reset(host=False)
+    request = vllm.arrive("S", "A", "D")
+    vllm.schedule()
+    (load,) = (job for job in vllm.jobs if not job.is_store)
+    other = vllm.arrive("B")
+    vllm.schedule()
+    vllm.now_s += 60.0
+    vllm.end(other, completed=True)
+    vllm.report(load)
+    assert sources(vllm.run(request)[0]) == (0, 24, 0)
+    assert vllm.keeper.from_host.latency_s == 0.0
+    vllm.check_at_rest()
+
+
 def test_a_long_latency_speaks_against_loading_only_while_the_model_has_nothing_else_to_do():
     for is_busy, expected in ((False, (0, 0, 0)), (True, (0, 24, 0))):
         vllm = VLLM()
