@@ -50,6 +50,8 @@ def _points_with_rate(plays: Sequence[Played], trace: str) -> list[Point]:
 
 
 def _draw_trace(plays: Sequence[Played], trace: str, mean: Any, tail: Any) -> None:
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+
     found = [at(plays, point) for point in _points_with_rate(plays, trace)]
     for key in dict.fromkeys(key for systems in found for key in systems):
         rows = [figures(systems[key]) for systems in found if key in systems]
@@ -72,5 +74,8 @@ def _draw_trace(plays: Sequence[Played], trace: str, mean: Any, tail: Any) -> No
         axes.set_xlabel("requests a second")
         axes.set_ylabel("seconds")
         axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        axes.yaxis.set_minor_formatter(NullFormatter())
         axes.grid(visible=True, color="#dddddd")
         axes.spines[["top", "right"]].set_visible(False)
