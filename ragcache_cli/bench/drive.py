@@ -154,9 +154,12 @@ def _play_part(
             times = arrivals(rate, part.asked(load), seed + number) if rate else None
             asked = requests(part.asked(load), times)
             turn = number % len(workers)
-            for worker in (*workers[turn:], *workers[:turn]):
-                played = _play(part, load, rate, number, worker, workers, asked)
-                seen.plays.append(replace(played, start=start))
+            played = [
+                _play(part, load, rate, number, worker, workers, asked)
+                for worker in (*workers[turn:], *workers[:turn])
+            ]
+            # All or none: a run that breaks off leaves rounds in which systems can be compared.
+            seen.plays += [replace(one, start=start) for one in played]
             say(f"{part.trace.name}, {load.name}: round {number + 1}")
 
 

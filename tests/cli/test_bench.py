@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
+from typing import Any
 from zlib import crc32
 
 import pytest
@@ -17,9 +18,10 @@ pytest.importorskip("faiss")
 pytest.importorskip("langchain_community")
 
 from ragcache_cli import embedding  # noqa: E402
-from ragcache_cli.bench import checks, results  # noqa: E402
+from ragcache_cli.bench import checks, drive, results  # noqa: E402
 from ragcache_cli.bench import plan as plans  # noqa: E402
 from ragcache_cli.bench.corpora import live_tokens  # noqa: E402
+from ragcache_cli.bench.drive import Played  # noqa: E402
 from ragcache_cli.bench.growth import tree_cost  # noqa: E402
 from ragcache_cli.bench.plan import PLANS  # noqa: E402
 from ragcache_cli.bench.process import Worker  # noqa: E402
@@ -129,6 +131,32 @@ def test_each_start_warms_up_alike_and_is_asked_what_no_other_was(
     assert [told["start"] for told in raw["seen"]["told"]] == [0, 0, 0, 1, 1, 1]
     assert raw["quality"].keys() == {"ragcache", "canonical"}
     assert raw["overlap"]["questions"] == 4
+
+
+def test_a_run_that_breaks_off_in_a_round_reports_the_rounds_before_it(
+    own_data: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def tiny(main: str, has_shared: bool) -> plans.Plan:
+        part = plans.Part("main", plans.Trace(main, 2, 1.0), (plans.ONE_BY_ONE,), 1, 2, 2)
+        systems = (FULL, SYSTEMS["no-speculation"])
+        return plans.Plan("quick", (plans.Group(systems, (part,)),), 0, ())
+
+    played = []
+
+    def breaks_off(*arguments: Any) -> Played:
+        if len(played) == 3:
+            raise BenchFailed("its process ended by itself")
+        played.append(play(*arguments))
+        return played[-1]
+
+    play = drive._play
+    monkeypatch.setattr(drive, "_play", breaks_off)
+    monkeypatch.setitem(PLANS, "quick", tiny)
+    out = tmp_path / "out"
+    assert main([*own_data, "--quick", "--output", str(out)]) == 1
+    raw = json.loads(gzip.decompress((out / "raw.json.gz").read_bytes()))["report"]
+    assert [play["round"] for play in raw["seen"]["plays"]] == [0, 0]
+    assert "## own, top-2, Zipf 1, 1 at a time" in (out / "report.md").read_text()
 
 
 def test_a_report_is_not_written_again_from_what_is_no_run(
