@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 import subprocess
 import sys
 import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -72,6 +74,28 @@ def test_a_cancelled_request_frees_its_blocks(vllm_engine: RAGCacheEngine):
             time.sleep(0.1)
     else:
         pytest.fail("the cancelled request still holds blocks after 30 s")
+
+
+class Ring:
+    """Refers to itself, so that only the collector frees it."""
+
+    def __init__(self) -> None:
+        self.next = self
+
+
+def test_the_collector_stops_no_request_to_look_at_what_vllm_imported(vllm_engine: RAGCacheEngine):
+    from ragcache_engine.backends.vllm.backend import leave_imports_uncollected
+
+    left_out, looked_at = gc.get_freeze_count(), len(gc.get_objects())
+    assert left_out > 300_000
+    ring = Ring()
+    alive = weakref.ref(ring)
+    leave_imports_uncollected()  # another engine of the same process
+    assert gc.get_freeze_count() <= left_out
+    assert len(gc.get_objects()) > looked_at / 2
+    del ring
+    gc.collect()
+    assert alive() is None, "what came after vLLM is collected as ever"
 
 
 def children() -> list[psutil.Process]:
