@@ -28,7 +28,7 @@ from ragcache_engine.tiers.device import B, DeviceBlocks
 from ragcache_engine.tiers.disk.transfers import DiskTransfers, Done, Wanted
 from ragcache_engine.tiers.host import HostSlots
 from ragcache_engine.tiers.ledger import BlockLedger, Cut, Key, PerBlock
-from ragcache_engine.tiers.speed import Computing, Copying
+from ragcache_engine.tiers.speed import SHORTEST_STEP_TOKENS, Computing, Copying
 
 STEPS_TO_FLUSH = 8
 """After the cache was cleared, copies under way end within the next steps, and nobody tells when."""
@@ -178,7 +178,12 @@ class Keeper(Generic[B]):
             self._protect_path(request)
 
     def ratio(self, request: str) -> float | None:
-        """Cached to computed tokens, as of now; None if the request is unknown."""
+        """Cached to computed tokens, as of now; None if the request is unknown.
+
+        Infinite for every request that has something cached and so little left that a step costs
+        what it costs anyway. Among those the quotient says nothing, and those with a few tokens more to
+        compute would be passed over by all that come: they go by arrival.
+        """
         asked = self._asked.get(request)
         if asked is None:
             return None
@@ -193,7 +198,8 @@ class Keeper(Generic[B]):
             if here < node.blocks:
                 break
         tokens = min(cached * self.block_tokens, asked.prompt.tokens - 1)
-        return cached_ratio(tokens, asked.prompt.tokens - tokens)
+        left = asked.prompt.tokens - tokens
+        return cached_ratio(tokens, 0 if tokens and left < SHORTEST_STEP_TOKENS else left)
 
     def looks(self, request: str, device_tokens: int, now_s: float) -> None:
         """The scheduler tries to admit a request, of which the device has so many tokens.

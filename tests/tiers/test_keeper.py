@@ -9,6 +9,7 @@ wrong content.
 
 from __future__ import annotations
 
+import math
 import sys
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -867,10 +868,17 @@ def test_the_ratio_grows_with_what_is_cached():
     cold = vllm.arrive("S", "A")
     assert vllm.keeper.ratio(cold.name) == 0
     vllm.run(cold)
-    warm, half = vllm.arrive("S", "A"), vllm.arrive("S", "A", "D")
-    ratios = [vllm.keeper.ratio(request.name) for request in (warm, half)]
-    assert ratios[0] == pytest.approx(12 / 2)
-    assert ratios[1] == pytest.approx(12 / 15)
+    half, quarter = vllm.arrive("S", "A", *"DDDDD"), vllm.arrive("S", "A", *"DDDDDDDDDD")
+    ratios = [vllm.keeper.ratio(request.name) for request in (half, quarter)]
+    assert ratios == [pytest.approx(12 / (2 + 5 * 13)), pytest.approx(12 / (2 + 10 * 13))]
+
+
+def test_requests_that_a_short_step_completes_go_by_arrival_however_little_they_compute():
+    vllm = VLLM()
+    vllm.run(vllm.arrive("S", "A"))
+    few, fewer = vllm.arrive("S", "A", "D", "D", "D"), vllm.arrive("S", "A")
+    assert vllm.keeper.ratio(few.name) == vllm.keeper.ratio(fewer.name) == math.inf
+    assert vllm.keeper.ratio(vllm.arrive("B").name) == 0, "nothing of it is cached"
 
 
 def test_a_forgotten_document_leaves_every_tier_with_all_computed_after_it():
