@@ -156,7 +156,7 @@ def quick(main: str, has_shared: bool) -> Plan:
 def usual(main: str, has_shared: bool) -> Plan:
     """Takes 45 to 70 minutes on two cores. has_shared: whether the shared question sets are there.
 
-    The main trace takes three times what device and host hold. Whole articles, where they are there,
+    The main trace takes four times what device and host hold. Whole articles, where they are there,
     are a second one: prompts over twice as long, all of which the host holds. Both begin where no
     system is saturated: throughput is told by the TTFT of the lowest rate. All systems are started
     twice, as a start of a system differs from the next by more than its rounds do.

@@ -12,7 +12,8 @@ SHARE_OF_LATEST = 0.2
 """Weight of the latest measurement in a running mean."""
 
 SHORTEST_STEP_TOKENS = 64
-"""Steps that compute fewer tokens say more about their fixed cost than about the tokens."""
+"""Steps that compute fewer tokens say more about their fixed cost than about the tokens; a request
+with fewer left is done in a step that costs what any step does."""
 
 FIRST_BANDWIDTH = 1e9
 """Bytes a second, before the first copy: low for memory, fair for a disk."""
