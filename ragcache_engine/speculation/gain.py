@@ -21,7 +21,8 @@ QUESTIONS_BETWEEN_TRIALS = 16
 class Figures:
     """Running means over the questions of one chain. None: not measured yet.
 
-    lead_s: from the stage that first had the final documents to the prompt.
+    lead_s: from the stage that first had the final documents to the prompt, of questions that could
+      be speculated on.
     adopted: share of the questions, among those speculated on, whose work was of use.
     wrong: speculations cancelled per question speculated on.
     """
@@ -92,14 +93,30 @@ class Estimator:
     """One chain's figures, and when to try again although they speak against it."""
 
     figures: Figures = Figures()
+    _has_asked: bool = False
     _skipped: int = 0
+
+    def note_prompt(self, lead_s: float, *, had_room: bool) -> None:
+        """A prompt came that long after its final documents.
+
+        had_room: one could have begun on them. A busy process hands everything on late: what it takes
+        then is no measure of what is gained in idle moments, the only ones to guess in.
+        """
+        self._has_asked = True
+        if had_room:
+            self.figures = self.figures.after_lead(lead_s)
 
     def wants_next(self, speed: ModelSpeed, step_tokens: int | None) -> bool:
         """Whether to speculate on the next question. To be asked once a question."""
-        if (
-            is_worthwhile(self.figures, speed, step_tokens)
-            or self._skipped >= QUESTIONS_BETWEEN_TRIALS
-        ):
+        lead_s = self.figures.lead_s
+        if lead_s is None and self._has_asked:
+            return False
+        if is_worthwhile(self.figures, speed, step_tokens):
+            self._skipped = 0
+            return True
+        if lead_s is not None and lead_s < LEAST_LEAD_S:
+            return False  # measured at every prompt: a trial would tell nothing new
+        if self._skipped >= QUESTIONS_BETWEEN_TRIALS:
             self._skipped = 0
             return True
         self._skipped += 1

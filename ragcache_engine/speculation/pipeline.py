@@ -143,8 +143,11 @@ class Pipeline:
             self._searches[search.number] = search
             if len(self._searches) > MOST_SEARCHES:
                 self._searches.popitem(last=False)
+        pending = self._pending_prefills(search, now_s)
+        most_prefills = self._max_prefill_requests()
         if search.documents != documents:
             search.documents, search.settled_s = documents, now_s
+            search.had_room = pending < most_prefills
         if final:
             search.over_s = now_s
             self._arm()
@@ -152,8 +155,8 @@ class Pipeline:
         move = decide(
             running.documents if running else None,
             documents,
-            pending_prefills=self._pending_prefills(search, now_s),
-            max_prefill_requests=self._max_prefill_requests(),
+            pending_prefills=pending,
+            max_prefill_requests=most_prefills,
             # Under load, even what is certain to be asked is left to the queue's own order.
             final=final and not self._is_automatic,
         )
@@ -366,7 +369,7 @@ class Pipeline:
             search.note(now_s, SpeculationStep.ADOPTED)
             self.stats = replace(self.stats, adopted=self.stats.adopted + 1)
         estimator = self._estimator(search.chain)
-        estimator.figures = estimator.figures.after_lead(now_s - search.settled_s)
+        estimator.note_prompt(now_s - search.settled_s, had_room=search.had_room)
         self._judge(search)
 
     def _judge(self, search: Search) -> None:

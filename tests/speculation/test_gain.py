@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from ragcache_engine.speculation.gain import (
+    LEAST_LEAD_S,
     QUESTIONS_BETWEEN_TRIALS,
     Estimator,
     Figures,
@@ -83,10 +84,34 @@ def test_shorter_steps_never_gain_less(before: Figures, speed: ModelSpeed):
 
 @given(figures, speeds)
 def test_it_is_tried_again_now_and_then(before: Figures, speed: ModelSpeed):
+    assume(before.lead_s is None or before.lead_s >= LEAST_LEAD_S)
     estimator = Estimator(before)
     wanted = [estimator.wants_next(speed, STEP) for _ in range(3 * QUESTIONS_BETWEEN_TRIALS)]
     assert True in wanted[: QUESTIONS_BETWEEN_TRIALS + 1]
     assert all(wanted) == is_worthwhile(before, speed, STEP)
+
+
+@given(st.floats(0, LEAST_LEAD_S, exclude_max=True), shares, speeds)
+def test_no_trial_is_wasted_where_the_prompt_is_known_to_come_at_once(
+    lead_s: float, adopted: float, speed: ModelSpeed
+):
+    estimator = Estimator(Figures(lead_s, adopted))
+    assert not any(estimator.wants_next(speed, STEP) for _ in range(3 * QUESTIONS_BETWEEN_TRIALS))
+    for _ in range(8):
+        estimator.note_prompt(0.5, had_room=True)
+    later = [estimator.wants_next(FAST, STEP) for _ in range(QUESTIONS_BETWEEN_TRIALS + 1)]
+    assert True in later
+
+
+def test_what_a_busy_process_takes_is_no_measure_of_what_there_is_to_gain():
+    estimator = Estimator()
+    assert estimator.wants_next(FAST, STEP)  # nothing is known
+    for _ in range(8):
+        estimator.note_prompt(0.5, had_room=False)
+    assert estimator.figures.lead_s is None
+    assert not estimator.wants_next(FAST, STEP)
+    estimator.note_prompt(0.5, had_room=True)
+    assert estimator.wants_next(FAST, STEP)
 
 
 def test_after_a_bad_time_good_trials_bring_it_back():

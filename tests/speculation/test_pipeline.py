@@ -43,14 +43,14 @@ def reply(prompt: str) -> str:
 class World:
     """A pipeline with its backend, and what was asked of it."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_automatic: bool = False) -> None:
         self.breaks = False
         self.backend = MemoryBackend(reply, fault=self._fault, step_tokens=8)
         self.numbers = count()
         self.pipeline = Pipeline(
             self.backend,
             TemplateBook(),
-            is_automatic=False,
+            is_automatic=is_automatic,
             next_request_id=lambda: f"speculation-{next(self.numbers)}",
             sign_of_life=lambda: None,
             unclaimed_s=EXPIRY_S,
@@ -135,5 +135,33 @@ def test_the_books_balance_and_answers_are_right(acted: list[tuple[object, ...]]
         await world.pipeline.close()
         assert world.backend.running == 0
         await world.backend.close()
+
+    asyncio.run(live())
+
+
+def test_what_prompts_take_in_a_busy_moment_leads_to_no_guess_in_an_idle_one():
+    async def live() -> None:
+        world = World(is_automatic=True)
+        pipeline = world.pipeline
+        pipeline.use_limits(await world.backend.start())
+        other = pipeline.search("Something else?", "another chain", TEMPLATE, OPTIONS[0])
+        pipeline.stage(other, DOCUMENTS, final=False)
+        assert pipeline.unclaimed == 1  # a guess fills the step
+        await found_and_asked_later(world)
+        pipeline.abandon(other)
+        for _ in range(3):
+            pipeline.stage(world.search(0), DOCUMENTS[:1], final=True)
+            assert pipeline.unclaimed == 0
+            await world.ask(0, DOCUMENTS[:1], OPTIONS[0], named=True)
+        await found_and_asked_later(world)
+        pipeline.stage(world.search(0), DOCUMENTS[:1], final=True)
+        assert pipeline.unclaimed == 1
+        await pipeline.close()
+        await world.backend.close()
+
+    async def found_and_asked_later(world: World) -> None:
+        world.pipeline.stage(world.search(0), DOCUMENTS[:1], final=True)
+        world.backend.advance(0.5)
+        await world.ask(0, DOCUMENTS[:1], OPTIONS[0], named=True)
 
     asyncio.run(live())
