@@ -90,7 +90,7 @@ def play_group(
 ) -> None:  # fmt: skip
     """afterwards: gets the systems of the last start while they are up. Raises BenchFailed."""
     for start in range(group.starts):
-        with up(group.systems, sizes, log, say) as workers:
+        with up(in_turn(group.systems, start), sizes, log, say) as workers:
             for part in group.parts:
                 wanted = [
                     w for w in workers if part.systems is None or w.system.key in part.systems
@@ -111,6 +111,14 @@ def play_group(
                 )
             if start == group.starts - 1:
                 afterwards(workers)
+
+
+def in_turn(systems: Sequence[System], start: int) -> tuple[System, ...]:
+    """The order to start them in, and to play to them: every other time backwards.
+
+    Of two engines that do the same, the one started first was seen to take steps a tenth shorter.
+    """
+    return tuple(systems if start % 2 == 0 else reversed(systems))
 
 
 def drawn_for(group: Group, part: Part, prepared: Prepared, start: int, seed: int) -> list[int]:
