@@ -61,7 +61,7 @@ doctor: $(READY) ## what this machine has, and what would run on it
 	@$(PYTHON) -m ragcache_cli doctor
 
 .PHONY: bench
-bench: $(READY) ## RAGCache against vLLM's own caches; report in benchmarks/results (45 to 70 minutes, a quiet machine)
+bench: $(READY) ## RAGCache against vLLM's own caches; report in benchmarks/results (45 to 80 minutes, a quiet machine)
 	@$(PYTHON) -m ragcache_cli bench
 
 .PHONY: bench-quick

@@ -116,7 +116,7 @@ def play_group(
 def in_turn(systems: Sequence[System], start: int) -> tuple[System, ...]:
     """The order to start them in, and to play to them: every other time backwards.
 
-    Of two engines that do the same, the one started first was seen to take steps a tenth shorter.
+    Engines that do the same take steps up to a fifth longer or shorter from one start to the next.
     """
     return tuple(systems if start % 2 == 0 else reversed(systems))
 

@@ -154,7 +154,7 @@ def quick(main: str, has_shared: bool) -> Plan:
 
 
 def usual(main: str, has_shared: bool) -> Plan:
-    """Takes 45 to 70 minutes on two cores. has_shared: whether the shared question sets are there.
+    """Takes 45 to 80 minutes on two cores. has_shared: whether the shared question sets are there.
 
     The main trace takes four times what device and host hold. Whole articles, where they are there,
     are a second one: prompts over twice as long, all of which the host holds. Both begin where no

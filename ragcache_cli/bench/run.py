@@ -166,7 +166,7 @@ def left_out(plan: Plan) -> list[str]:
     lines = []
     if plan.name == "quick":
         lines += [
-            "everything but one trace at two rates: `make bench` takes 45 to 70 minutes",
+            "everything but one trace at two rates: `make bench` takes 45 to 80 minutes",
             "answers in float32, quality of answers, the search hidden by prefill",
         ]
     if plan.name != "full":
