@@ -21,8 +21,8 @@ QUESTIONS_BETWEEN_TRIALS = 16
 class Figures:
     """Running means over the questions of one chain. None: not measured yet.
 
-    lead_s: from the stage that first had the final documents to the prompt, of questions that could
-      be speculated on.
+    lead_s: from the stage that first had the final documents to the prompt, of questions that came
+      in idle moments.
     adopted: share of the questions, among those speculated on, whose work was of use.
     wrong: speculations cancelled per question speculated on.
     """
@@ -96,14 +96,14 @@ class Estimator:
     _has_asked: bool = False
     _skipped: int = 0
 
-    def note_prompt(self, lead_s: float, *, had_room: bool) -> None:
+    def note_prompt(self, lead_s: float, *, was_idle: bool) -> None:
         """A prompt came that long after its final documents.
 
-        had_room: one could have begun on them. A busy process hands everything on late: what it takes
-        then is no measure of what is gained in idle moments, the only ones to guess in.
+        was_idle: nothing else waited for its prefill then. A busy process hands everything on late: what
+        it takes is no measure of what is gained in idle moments, when a guess does most.
         """
         self._has_asked = True
-        if had_room:
+        if was_idle:
             self.figures = self.figures.after_lead(lead_s)
 
     def wants_next(self, speed: ModelSpeed, step_tokens: int | None) -> bool:

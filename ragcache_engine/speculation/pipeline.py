@@ -144,10 +144,9 @@ class Pipeline:
             if len(self._searches) > MOST_SEARCHES:
                 self._searches.popitem(last=False)
         pending = self._pending_prefills(search, now_s)
-        most_prefills = self._max_prefill_requests()
         if search.documents != documents:
             search.documents, search.settled_s = documents, now_s
-            search.had_room = pending < most_prefills
+            search.was_idle = not pending
         if final:
             search.over_s = now_s
             self._arm()
@@ -156,7 +155,7 @@ class Pipeline:
             running.documents if running else None,
             documents,
             pending_prefills=pending,
-            max_prefill_requests=most_prefills,
+            max_prefill_requests=self._max_prefill_requests(),
             # Under load, even what is certain to be asked is left to the queue's own order.
             final=final and not self._is_automatic,
         )
@@ -369,7 +368,7 @@ class Pipeline:
             search.note(now_s, SpeculationStep.ADOPTED)
             self.stats = replace(self.stats, adopted=self.stats.adopted + 1)
         estimator = self._estimator(search.chain)
-        estimator.note_prompt(now_s - search.settled_s, had_room=search.had_room)
+        estimator.note_prompt(now_s - search.settled_s, was_idle=search.was_idle)
         self._judge(search)
 
     def _judge(self, search: Search) -> None:

@@ -25,7 +25,7 @@ class Search:
     chain, template, options, tenant: what its prompt will be like, see RAGCacheEngine.retrieval.
     is_wanted: whether it is speculated on; None until that was first asked.
     documents: those of its last stage. settled_s: since when they are what they are.
-    had_room: whether the model could have begun on them then.
+    was_idle: whether nothing else waited for its prefill then.
     over_s: when it ended with documents. is_closed: nothing may be begun for it any more.
     begun, cancelled: speculations of it; and those that came to nothing.
     is_judged: its outcome has gone into the estimate of what speculating gains.
@@ -41,7 +41,7 @@ class Search:
     is_wanted: bool | None = None
     documents: Sequence[Document] | None = None
     settled_s: float = 0.0
-    had_room: bool = False
+    was_idle: bool = False
     over_s: float | None = None
     is_closed: bool = False
     speculation: Speculation | None = None

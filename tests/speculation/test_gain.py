@@ -98,7 +98,7 @@ def test_no_trial_is_wasted_where_the_prompt_is_known_to_come_at_once(
     estimator = Estimator(Figures(lead_s, adopted))
     assert not any(estimator.wants_next(speed, STEP) for _ in range(3 * QUESTIONS_BETWEEN_TRIALS))
     for _ in range(8):
-        estimator.note_prompt(0.5, had_room=True)
+        estimator.note_prompt(0.5, was_idle=True)
     later = [estimator.wants_next(FAST, STEP) for _ in range(QUESTIONS_BETWEEN_TRIALS + 1)]
     assert True in later
 
@@ -107,10 +107,10 @@ def test_what_a_busy_process_takes_is_no_measure_of_what_there_is_to_gain():
     estimator = Estimator()
     assert estimator.wants_next(FAST, STEP)  # nothing is known
     for _ in range(8):
-        estimator.note_prompt(0.5, had_room=False)
+        estimator.note_prompt(0.5, was_idle=False)
     assert estimator.figures.lead_s is None
     assert not estimator.wants_next(FAST, STEP)
-    estimator.note_prompt(0.5, had_room=True)
+    estimator.note_prompt(0.5, was_idle=True)
     assert estimator.wants_next(FAST, STEP)
 
 
