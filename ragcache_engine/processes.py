@@ -1,8 +1,15 @@
-"""Whether a process is still there."""
+"""Processes that are there, and processes that should not outlive another."""
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import signal
+import time
+from multiprocessing.process import BaseProcess
+from threading import Thread
+
+ORDERLY_END_S = 10.0
 
 
 def is_alive(process: int) -> bool:
@@ -14,3 +21,21 @@ def is_alive(process: int) -> bool:
     except OSError:
         pass
     return True
+
+
+def end_with_parent() -> None:
+    """From now on this process ends when the one that started it is gone, however that came about.
+
+    A process that is killed, as for want of memory, cannot end its children; vLLM's would keep the model
+    and its caches in memory for ever. Does nothing in a process that multiprocessing has not started.
+    """
+    parent = multiprocessing.parent_process()
+    if parent:
+        Thread(target=_end_after, args=(parent,), name="ragcache-parent", daemon=True).start()
+
+
+def _end_after(parent: BaseProcess) -> None:
+    parent.join()
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(ORDERLY_END_S)
+    os._exit(1)

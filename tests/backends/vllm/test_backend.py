@@ -144,6 +144,33 @@ def test_a_killed_model_comes_back_and_the_answer_has_no_gap(
     assert vllm_engine.generate("Untouched", options=SamplingOptions(max_tokens=2)).token_ids
 
 
+ENDLESS = """
+import psutil, time
+from ragcache_engine import EngineConfig, RAGCacheEngine, SamplingOptions
+
+if __name__ == "__main__":
+    engine = RAGCacheEngine(EngineConfig(
+        model={model!r}, backend="vllm", device_cache="200MiB", vllm_args={{"max_model_len": 1024}}
+    ))
+    stream = engine.stream("To be left: " * 20, options=SamplingOptions(max_tokens=900))
+    next(stream)
+    print(*(child.pid for child in psutil.Process().children(recursive=True)), flush=True)
+    time.sleep(600)
+"""
+
+
+def test_a_process_that_is_killed_leaves_no_model_behind(demo_model: str, tmp_path: Path):
+    script = tmp_path / "endless.py"
+    script.write_text(ENDLESS.format(model=demo_model))
+    with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True) as one:
+        assert one.stdout
+        children = [psutil.Process(int(number)) for number in one.stdout.readline().split()]
+        assert len(children) >= 2
+        one.kill()
+    _, alive = psutil.wait_procs(children, timeout=60)
+    assert not alive
+
+
 SCRIPT = """
 import os, psutil, re
 from pathlib import Path

@@ -16,6 +16,7 @@ from vllm.v1.request import Request
 from ragcache_engine.backends.vllm.tiers.connector import TierConnector
 from ragcache_engine.backends.vllm.tiers.free_blocks import FreeBlocks
 from ragcache_engine.backends.vllm.tiers.waiting import WaitingQueue
+from ragcache_engine.processes import end_with_parent
 from ragcache_engine.tiers.ledger import Key
 from ragcache_engine.tiers.prompts import is_provisional
 
@@ -26,6 +27,7 @@ class TierScheduler(AsyncScheduler):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        end_with_parent()
         assert isinstance(self.connector, TierConnector)
         settings = self.connector.settings
         self._keeper = keeper = self.connector.keeper
