@@ -35,7 +35,7 @@ def test_a_child_ends_with_a_parent_that_is_killed(tmp_path: Path):
     with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True) as one:
         assert one.stdout
         child = psutil.Process(int(one.stdout.readline()))
-        assert one.stdout.readline() == "ready\n"
-        assert child.is_running()
+        said, was_there = one.stdout.readline(), child.is_running()
         one.kill()
+    assert (said, was_there) == ("ready\n", True)
     child.wait(timeout=30)

@@ -111,12 +111,12 @@ class Estimator:
         lead_s = self.figures.lead_s
         if lead_s is None and self._has_asked:
             return False
-        if is_worthwhile(self.figures, speed, step_tokens):
-            self._skipped = 0
-            return True
         if lead_s is not None and lead_s < LEAST_LEAD_S:
-            return False  # measured at every prompt: a trial would tell nothing new
-        if self._skipped >= QUESTIONS_BETWEEN_TRIALS:
+            return False  # measured without guessing: a trial would tell nothing new
+        if (
+            is_worthwhile(self.figures, speed, step_tokens)
+            or self._skipped >= QUESTIONS_BETWEEN_TRIALS
+        ):
             self._skipped = 0
             return True
         self._skipped += 1

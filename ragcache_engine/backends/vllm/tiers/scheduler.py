@@ -23,7 +23,7 @@ from ragcache_engine.tiers.prompts import is_provisional
 
 class TierScheduler(AsyncScheduler):
     """Replaces two queues of its parent, keeps steps short while what may be taken back is prefilled, and
-    measures how long steps take."""
+    measures how long steps take. Its process ends with the one that started it."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
