@@ -94,6 +94,22 @@ def summary(stock: Run, others: Sequence[Run]) -> list[str]:
     return lines
 
 
+def why_no_gain(stock: Run, answer_tokens: int, device_tokens: int) -> str | None:
+    """Why stock vLLM is as fast, if the device cache holds every token; None if it does not.
+
+    answer_tokens: of all the run's answers together, at most.
+    device_tokens: what the device cache holds.
+    """
+    tokens = stock.prompt_tokens + answer_tokens
+    if tokens > device_tokens:
+        return None
+    return (
+        f"These {tokens:,} tokens fit the device cache ({device_tokens:,}), where stock vLLM's own "
+        f"prefix cache does as well. make bench-quick (ragcache bench --quick) compares where they "
+        f"do not fit."
+    )
+
+
 def _times(ratio: float) -> str:
     return f"{ratio:.2f} times as fast" if ratio >= 1 else f"{1 / ratio:.2f} times as slow"
 

@@ -410,8 +410,8 @@ def _costs(report: Report) -> Iterator[str]:
     idle = [figures(plays).idle_cpu for point in points(report.seen.plays)
             for plays in at(report.seen.plays, point).values()]  # fmt: skip
     yield (
-        f"The paper: 0.9 ms of scheduling a request. While one system was asked, all others together "
-        f"took {max(idle):.3f} of a core at most."
+        f"The paper: 0.9 ms of scheduling a request. While one system was asked, the other systems "
+        f"together took {max(idle):.3f} of a core at most."
     )
     yield ""
 
