@@ -33,7 +33,7 @@ from ragcache_cli.models import DEMO_MODEL, DEMO_MODEL_NAME, demo_model
 from ragcache_cli.prompts import CHATML, INSTRUCTION, form_of_model
 from ragcache_cli.python_topics import python_topics
 from ragcache_cli.questions import QUESTIONS
-from ragcache_cli.report import draw, summary, table, why_no_gain, write_figures
+from ragcache_cli.report import draw, remark_if_all_fits, summary, table, write_figures
 from ragcache_cli.stores import langchain_store, llamaindex_index
 from ragcache_cli.terminal import Phases
 from ragcache_engine import EngineConfig, RAGCacheEngine, SamplingOptions
@@ -97,10 +97,9 @@ def demo(settings: DemoSettings, console: Console) -> None:
         )
         engine.clear_cache()
         second = _run("c", llamaindex, questions, phases, console)
-        device_tokens = engine.limits.device_tokens
         with phases.waiting("Closing RAGCache"):
             engine.close()
-    _report(stock, [first, second], device_tokens, settings, phases, console)
+    _report(stock, [first, second], engine.limits.device_tokens, settings, phases, console)
     if busy:
         console.print("[yellow]Other programs computed too: do not trust these times.[/yellow]")
     console.print(f"All in all {time.monotonic() - started_s:.0f} s.")
@@ -186,8 +185,8 @@ def _report(
     for line in summary(stock, others):
         console.print(line, highlight=False)
     answer_tokens = settings.max_tokens * len(stock.asked)
-    if reason := why_no_gain(stock, answer_tokens, device_tokens):
-        console.print(reason, highlight=False)
+    if remark := remark_if_all_fits(stock, answer_tokens, device_tokens):
+        console.print(remark, highlight=False)
     picture, figures = settings.output / "ttft.png", settings.output / "demo.json"
     with phases.waiting("Drawing the picture"):
         draw(stock, others, picture)

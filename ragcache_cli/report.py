@@ -94,8 +94,8 @@ def summary(stock: Run, others: Sequence[Run]) -> list[str]:
     return lines
 
 
-def why_no_gain(stock: Run, answer_tokens: int, device_tokens: int) -> str | None:
-    """Why stock vLLM is as fast, if the device cache holds every token; None if it does not.
+def remark_if_all_fits(stock: Run, answer_tokens: int, device_tokens: int) -> str | None:
+    """That stock vLLM's own cache does as well here, if the device cache holds every token; else None.
 
     answer_tokens: of all the run's answers together, at most.
     device_tokens: what the device cache holds.

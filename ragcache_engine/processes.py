@@ -10,6 +10,7 @@ from multiprocessing.process import BaseProcess
 from threading import Thread
 
 ORDERLY_END_S = 10.0
+"""Left to a process to clean up in, before it is ended anyway."""
 
 
 def is_alive(process: int) -> bool:

@@ -31,6 +31,11 @@ class Figures:
     adopted: float = 1.0
     wrong: float = 0.0
 
+    @property
+    def has_too_short_a_lead(self) -> bool:
+        """Whether prompts are known to come too soon after their documents to begin before them."""
+        return self.lead_s is not None and self.lead_s < LEAST_LEAD_S
+
     def after_lead(self, lead_s: float) -> Figures:
         return replace(self, lead_s=mean(self.lead_s, lead_s))
 
@@ -81,11 +86,9 @@ def expected_gain_s(figures: Figures, speed: ModelSpeed, step_tokens: int | None
 
 def is_worthwhile(figures: Figures, speed: ModelSpeed, step_tokens: int | None) -> bool:
     """Optimistic until something was measured."""
-    if figures.adopted < LEAST_ADOPTED:
+    if figures.adopted < LEAST_ADOPTED or figures.has_too_short_a_lead:
         return False
-    if figures.lead_s is None:
-        return True
-    return figures.lead_s >= LEAST_LEAD_S and expected_gain_s(figures, speed, step_tokens) > 0.0
+    return figures.lead_s is None or expected_gain_s(figures, speed, step_tokens) > 0.0
 
 
 @dataclass(slots=True)
@@ -108,10 +111,9 @@ class Estimator:
 
     def wants_next(self, speed: ModelSpeed, step_tokens: int | None) -> bool:
         """Whether to speculate on the next question. To be asked once a question."""
-        lead_s = self.figures.lead_s
-        if lead_s is None and self._has_asked:
+        if self.figures.lead_s is None and self._has_asked:
             return False
-        if lead_s is not None and lead_s < LEAST_LEAD_S:
+        if self.figures.has_too_short_a_lead:
             return False  # measured without guessing: a trial would tell nothing new
         if (
             is_worthwhile(self.figures, speed, step_tokens)
