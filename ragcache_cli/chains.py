@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from ragcache_cli.errors import CommandError
 from ragcache_cli.extras import needed
-from ragcache_cli.measured import Asked
+from ragcache_cli.measurements import Asked
 from ragcache_cli.prompts import BETWEEN_PASSAGES, PromptForm
 from ragcache_engine import CachedTokens, EngineStartFailed, RAGCacheEngine, Tier
 

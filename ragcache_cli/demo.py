@@ -26,15 +26,15 @@ from ragcache_cli.chains import (
 from ragcache_cli.errors import CommandError
 from ragcache_cli.extras import needed
 from ragcache_cli.folders import cache_home
+from ragcache_cli.framework_indexes import langchain_store, llamaindex_index
 from ragcache_cli.index import up_to_date
 from ragcache_cli.machine import installed_versions, this_machine
-from ragcache_cli.measured import Run, same_prompts
+from ragcache_cli.measurements import Run, same_prompts
 from ragcache_cli.models import DEMO_MODEL, DEMO_MODEL_NAME, demo_model
 from ragcache_cli.prompts import CHATML, INSTRUCTION, form_of_model
 from ragcache_cli.python_topics import python_topics
 from ragcache_cli.questions import QUESTIONS
 from ragcache_cli.report import draw, remark_if_all_fits, summary, table, write_figures
-from ragcache_cli.stores import langchain_store, llamaindex_index
 from ragcache_cli.terminal import Phases
 from ragcache_engine import EngineConfig, RAGCacheEngine, SamplingOptions
 

@@ -10,8 +10,8 @@ from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
 
+from ragcache_cli.corpus_sources import Section, Source, Unreadable
 from ragcache_cli.errors import EmptyCorpus
-from ragcache_cli.sources import Section, Source, Unreadable
 
 INDEX_FOLDER = ".ragcache"
 BLOCK_TAGS = (

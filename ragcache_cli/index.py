@@ -16,12 +16,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ragcache_cli.corpus_sources import Source, Unreadable
 from ragcache_cli.embedding import Embedder
 from ragcache_cli.errors import EmptyCorpus
 from ragcache_cli.extras import needed
 from ragcache_cli.folders import replaced
 from ragcache_cli.passages import PASSAGE_TOKENS, Passage, cut
-from ragcache_cli.sources import Source, Unreadable
 from ragcache_cli.terminal import Done
 
 if TYPE_CHECKING:

@@ -19,9 +19,9 @@ from rich.console import Console
 from rich.markup import escape
 
 from ragcache_cli.folders import cache_home
+from ragcache_cli.logging_setup import hush, stderr_into, wants_quiet
 from ragcache_cli.models import DEMO_MODEL, DEMO_MODEL_NAME
 from ragcache_cli.questions import QUESTIONS
-from ragcache_cli.quiet import hush, stderr_into, wants_quiet
 from ragcache_engine import EngineError, RAGCacheError, __version__
 from ragcache_engine.knowledge import DEFAULT_POLICY, DOCUMENT_ORDERS, POLICIES
 

@@ -6,8 +6,8 @@ import hashlib
 import platform
 from collections.abc import Iterable, Mapping
 
+from ragcache_cli.corpus_sources import Section, Source
 from ragcache_cli.passages import paragraphs
-from ragcache_cli.sources import Section, Source
 
 COLLECTIONS = frozenset({"compound", "specialnames", "types"})
 """Topics that string many smaller ones together."""

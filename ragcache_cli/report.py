@@ -15,7 +15,7 @@ from rich.table import Table
 
 from ragcache_cli.extras import needed
 from ragcache_cli.machine import Machine
-from ragcache_cli.measured import Run, same_answers
+from ragcache_cli.measurements import Run, same_answers
 from ragcache_engine import CachedTokens
 
 COLOURS = ("#9aa0a6", "#1a73e8", "#12a182")

@@ -18,7 +18,7 @@ from ragcache_cli.terminal import Phases
 from ragcache_engine.knowledge.cost import CostProfile
 from ragcache_engine.knowledge.eviction import POLICIES
 from ragcache_engine.knowledge.oracle import oracle, reuse_anywhere
-from ragcache_engine.knowledge.order import DOCUMENT_ORDERS
+from ragcache_engine.knowledge.path_order import DOCUMENT_ORDERS
 from ragcache_engine.knowledge.replay import Replay, replay
 from ragcache_engine.knowledge.traces import Trace
 

@@ -24,10 +24,10 @@ from itertools import count
 from types import TracebackType
 from typing import Any, Self
 
-from ragcache_engine.attempts import Heartbeat, answered
 from ragcache_engine.backends.choice import choose_backend
 from ragcache_engine.chat import GuidedReader, ToolReader, call_guide, checked, described
 from ragcache_engine.config import EngineConfig
+from ragcache_engine.document_order import DocumentOrdering
 from ragcache_engine.errors import (
     EmptyPrompt,
     EngineClosed,
@@ -40,7 +40,6 @@ from ragcache_engine.errors import (
 )
 from ragcache_engine.knowledge import policy_of_tiers
 from ragcache_engine.loop import LoopThread
-from ragcache_engine.ordering import DocumentOrdering
 from ragcache_engine.prompt import (
     Match,
     Render,
@@ -52,6 +51,7 @@ from ragcache_engine.prompt import (
     token_segments,
 )
 from ragcache_engine.protocols import Backend, BackendRequest, Conversation
+from ragcache_engine.retry import Heartbeat, answered
 from ragcache_engine.speculation import Pipeline, Search
 from ragcache_engine.streams import AnswerStream, Item, joined, read_async
 from ragcache_engine.values import (

@@ -30,7 +30,7 @@ MAY_IMPORT = {
     "ragcache_engine.prompt": ["prompt", "values"],
     "ragcache_engine.processes": [],
     "ragcache_engine.warming": ["prompt", "values", "errors"],
-    "ragcache_engine.ordering": ["knowledge", "values"],
+    "ragcache_engine.document_order": ["knowledge", "values"],
     "ragcache_engine.tiers": ["tiers", "knowledge", "processes"],
     "ragcache_engine.backends.choice": ["backends", "config", "protocols", "errors"],
     "ragcache_engine.speculation": ["speculation", "prompt", "protocols", "values", "errors"],
@@ -46,7 +46,7 @@ MAY_IMPORT = {
         "processes",
     ],
     "ragcache_engine.search": ["search", "errors"],
-    "ragcache_engine.attempts": ["protocols", "values", "errors"],
+    "ragcache_engine.retry": ["protocols", "values", "errors"],
     "ragcache_engine.engine": [""],
     "ragcache_engine": [""],
 }

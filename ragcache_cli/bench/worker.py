@@ -23,7 +23,7 @@ from typing import Any
 
 from ragcache_cli.bench.systems import SYSTEMS, Sizes
 from ragcache_cli.bench.workload import Request
-from ragcache_cli.quiet import hush
+from ragcache_cli.logging_setup import hush
 
 
 async def work(read: Callable[[], str], write: Callable[[str], None]) -> None:

@@ -18,8 +18,8 @@ from typing import Any
 from zlib import crc32
 
 from ragcache_engine.chat import CallReader, ToolReader
-from ragcache_engine.chat.instances import instance
-from ragcache_engine.chat.plain import TAG, written
+from ragcache_engine.chat.plain_template import TAG, written
+from ragcache_engine.chat.schema_samples import instance
 from ragcache_engine.errors import (
     EngineClosed,
     EngineDied,

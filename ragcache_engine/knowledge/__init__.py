@@ -8,8 +8,8 @@ from ragcache_engine.knowledge.eviction import (
     policy_of_tiers,
 )
 from ragcache_engine.knowledge.node import Node, Segment
-from ragcache_engine.knowledge.order import DOCUMENT_ORDERS
-from ragcache_engine.knowledge.reorder import ReorderQueue
+from ragcache_engine.knowledge.path_order import DOCUMENT_ORDERS
+from ragcache_engine.knowledge.request_queue import ReorderQueue
 from ragcache_engine.knowledge.tier import Tier
 from ragcache_engine.knowledge.tree import KnowledgeTree, Match, Move, MoveKind
 

@@ -3,7 +3,7 @@
 from ragcache_engine.prompt.retrievals import Match, Retrieval, RetrievalLog
 from ragcache_engine.prompt.segments import Span, find_documents, token_segments
 from ragcache_engine.prompt.template import Render, Template, as_render
-from ragcache_engine.prompt.templates import Guess, TemplateBook
+from ragcache_engine.prompt.template_book import Guess, TemplateBook
 
 __all__ = [
     "Guess",

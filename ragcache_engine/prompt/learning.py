@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from ragcache_engine.prompt.patterns import LearnedText, Place, learned
-from ragcache_engine.prompt.placing import Observation
+from ragcache_engine.prompt.prompt_parsing import Observation
 from ragcache_engine.values import Document
 
 MOST_OBSERVATIONS = 4

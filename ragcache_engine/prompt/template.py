@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from string import Formatter
 
 from ragcache_engine.prompt.patterns import occurrences
-from ragcache_engine.prompt.placing import observations
+from ragcache_engine.prompt.prompt_parsing import observations
 from ragcache_engine.values import Document
 
 Render = Callable[[str, Sequence[Document]], str]

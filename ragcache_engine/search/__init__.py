@@ -11,7 +11,7 @@
 Importing this loads faiss and numpy; `ragcache_engine` itself does not import it.
 """
 
-from ragcache_engine.search.offloop import astages
+from ragcache_engine.search.async_stages import astages
 from ragcache_engine.search.stage import SearchStage
 from ragcache_engine.search.staged import stages
 

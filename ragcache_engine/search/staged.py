@@ -10,7 +10,7 @@ from typing import Any
 import faiss
 
 from ragcache_engine.search import flat, hnsw, ivf, wrapped
-from ragcache_engine.search.pieces import Pieces, in_pieces
+from ragcache_engine.search.partial_search import Pieces, in_pieces
 from ragcache_engine.search.query import Query, checked
 from ragcache_engine.search.stage import SearchStage
 from ragcache_engine.search.whole import whole

@@ -22,7 +22,7 @@ from ragcache_engine.errors import RAGCacheError
 from ragcache_engine.prompt import Render, TemplateBook, find_documents, token_segments
 from ragcache_engine.protocols import Backend, BackendRequest, Delta
 from ragcache_engine.speculation.decide import Move, decide, max_prefill_requests
-from ragcache_engine.speculation.gain import Estimator, ModelSpeed, mean
+from ragcache_engine.speculation.estimate import Estimator, ModelSpeed, mean
 from ragcache_engine.speculation.generation import Speculation, is_same_prompt
 from ragcache_engine.speculation.search import Search
 from ragcache_engine.values import (

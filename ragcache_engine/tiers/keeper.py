@@ -21,7 +21,7 @@ from ragcache_engine.knowledge import (
     Node,
     Tier,
 )
-from ragcache_engine.knowledge.reorder import cached_ratio
+from ragcache_engine.knowledge.request_queue import cached_ratio
 from ragcache_engine.knowledge.tier import RANK
 from ragcache_engine.tiers.counters import Counters
 from ragcache_engine.tiers.device import B, DeviceBlocks

@@ -28,9 +28,9 @@ from ragcache_engine import (
     ToolAnswerPart,
     ToolReader,
 )
-from ragcache_integrations.langchain.leaving import StoppedWhenLeft
 from ragcache_integrations.langchain.messages import chat_chunk, chat_result, conversation
-from ragcache_integrations.langchain.on_engine import OnEngine
+from ragcache_integrations.langchain.model_base import OnEngine
+from ragcache_integrations.langchain.stream_cancellation import StoppedWhenLeft
 from ragcache_integrations.langchain.structured import (
     Method,
     Schema,

@@ -15,8 +15,8 @@ from langchain_core.runnables import RunnableConfig
 from pydantic import ConfigDict
 
 from ragcache_engine import SamplingOptions
-from ragcache_integrations.langchain.leaving import StoppedWhenLeft
-from ragcache_integrations.langchain.on_engine import OnEngine
+from ragcache_integrations.langchain.model_base import OnEngine
+from ragcache_integrations.langchain.stream_cancellation import StoppedWhenLeft
 from ragcache_integrations.langchain.usage import generation_chunk, llm_result
 
 T = TypeVar("T")

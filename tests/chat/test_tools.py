@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ragcache_engine import BadRequest, RAGCacheEngine, SamplingOptions
 from ragcache_engine.chat.calls import CallReader, GuidedReader, joined
-from ragcache_engine.chat.instances import instance
+from ragcache_engine.chat.schema_samples import instance
 from ragcache_engine.chat.tools import call_guide, described
 
 LEVEL = {"enum": ["low", "high"]}

@@ -18,10 +18,10 @@ from ragcache_cli.chains import (  # noqa: E402
     stock_ttft_s,
 )
 from ragcache_cli.errors import CommandError  # noqa: E402
+from ragcache_cli.framework_indexes import langchain_store, llamaindex_index  # noqa: E402
 from ragcache_cli.index import Manifest, PassageIndex, ivf_index  # noqa: E402
 from ragcache_cli.passages import Passage  # noqa: E402
 from ragcache_cli.prompts import CHATML, PromptForm  # noqa: E402
-from ragcache_cli.stores import langchain_store, llamaindex_index  # noqa: E402
 from ragcache_engine import CachedTokens, EngineConfig, RAGCacheEngine  # noqa: E402
 
 AWKWARD = [

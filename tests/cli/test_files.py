@@ -3,9 +3,9 @@ from pathlib import Path
 
 import pytest
 
+from ragcache_cli.corpus_sources import Section, Unreadable
 from ragcache_cli.errors import EmptyCorpus
 from ragcache_cli.files import folder_sources, read_file
-from ragcache_cli.sources import Section, Unreadable
 
 
 def written(folder: Path, name: str, text: str | bytes) -> Path:

@@ -10,7 +10,7 @@ from zlib import crc32
 import pytest
 
 from ragcache_cli import __main__ as module_main
-from ragcache_cli import embedding, quiet
+from ragcache_cli import embedding, logging_setup
 from ragcache_cli.errors import MissingExtra
 from ragcache_cli.extras import needed
 from ragcache_cli.folders import cache_home, created, replaced
@@ -36,7 +36,7 @@ class WordBags:
 @pytest.fixture(autouse=True)
 def _a_home_of_its_own(tmp_path, monkeypatch):
     monkeypatch.setenv("RAGCACHE_HOME", str(tmp_path / "home"))
-    for name in [*quiet.QUIET, "VLLM_CPU_NUM_OF_RESERVED_CPU"]:
+    for name in [*logging_setup.QUIET, "VLLM_CPU_NUM_OF_RESERVED_CPU"]:
         monkeypatch.setenv(name, os.environ.get(name, "1"))  # so that changes are undone
         monkeypatch.delenv(name)
     monkeypatch.setattr(embedding, "load_embedder", WordBags)
@@ -218,17 +218,17 @@ def test_the_module_and_the_script_are_the_same_program():
 
 def test_what_the_user_set_is_left_alone():
     environment = {"VLLM_LOGGING_LEVEL": "DEBUG", "TOKENIZERS_PARALLELISM": "true"}
-    assert not quiet.wants_quiet(environment)
-    quiet.hush(environment)
+    assert not logging_setup.wants_quiet(environment)
+    logging_setup.hush(environment)
     assert environment["VLLM_LOGGING_LEVEL"] == "DEBUG"
     assert environment["TOKENIZERS_PARALLELISM"] == "true"
     assert environment["VLLM_NO_USAGE_STATS"] == "1"
-    assert quiet.wants_quiet({})
+    assert logging_setup.wants_quiet({})
 
 
 def test_what_goes_straight_to_standard_error_goes_to_the_log(tmp_path, capfd):
     log = tmp_path / "logs" / "log"
-    with quiet.stderr_into(log):
+    with logging_setup.stderr_into(log):
         os.write(2, b"chatter\n")
     os.write(2, b"heard\n")
     assert log.read_text() == "chatter\n"
@@ -237,7 +237,7 @@ def test_what_goes_straight_to_standard_error_goes_to_the_log(tmp_path, capfd):
 
 def test_a_log_that_cannot_be_written_redirects_nothing(tmp_path, capfd):
     (tmp_path / "file").touch()
-    with quiet.stderr_into(tmp_path / "file" / "log") as log:
+    with logging_setup.stderr_into(tmp_path / "file" / "log") as log:
         os.write(2, b"heard\n")
     assert log is None
     assert capfd.readouterr().err == "heard\n"

@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from ragcache_cli.machine import Machine
-from ragcache_cli.measured import Asked, Run, same_answers, same_prompts
+from ragcache_cli.measurements import Asked, Run, same_answers, same_prompts
 from ragcache_cli.report import draw, remark_if_all_fits, summary, table, write_figures
 from ragcache_engine import CachedTokens
 

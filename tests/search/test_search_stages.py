@@ -10,7 +10,7 @@ import pytest
 
 from ragcache_engine.search import stages
 from ragcache_engine.search.hnsw import DESCENT, LOOKS_SHARE, looks
-from ragcache_engine.search.pace import Pace, even_ends
+from ragcache_engine.search.stage_timing import Pace, even_ends
 
 STAGED = ["IVF48,Flat", "IVF48,PQ6x4", "Flat", "HNSW16,Flat", "IDMap,IVF48,Flat", "IDMap,Flat"]
 

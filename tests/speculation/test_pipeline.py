@@ -100,7 +100,7 @@ class World:
                     async for delta in deltas:
                         text += delta.text
             except GenerationFailed:
-                return  # attempts.py would try again
+                return  # retry.py would try again
             finally:
                 if named:
                     del self.searches[number]

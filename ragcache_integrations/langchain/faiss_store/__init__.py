@@ -3,11 +3,11 @@
     vectorstore.py    the class itself: embeds, translates, leaves the rest to
     collection.py     documents and vectors in step, for many threads
       indexes.py      flat, IVF, HNSW or a given index: built, and built anew
-      rows.py         a search of one among chosen rows
-      selections.py   which rows a filter chooses
-    saves.py          a collection in a folder; community.py reads langchain_community's
+      row_search.py   a search of one among chosen rows
+      filter_cache.py which rows a filter chooses
+    persistence.py    a collection in a folder; community.py reads langchain_community's
 
-and, without any state: entries.py (what is added), searches.py (what is asked), filters.py,
+and, without any state: additions.py (what is added), searches.py (what is asked), filters.py,
 metric.py, diversity.py; locks.py. Importing this package loads Faiss.
 """
 

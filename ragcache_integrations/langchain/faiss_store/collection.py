@@ -18,18 +18,18 @@ import numpy as np
 from langchain_core.documents import Document
 
 from ragcache_engine import QueryShapeError, VectorShapeError
+from ragcache_integrations.langchain.faiss_store.filter_cache import Selections
 from ragcache_integrations.langchain.faiss_store.filters import Filter
 from ragcache_integrations.langchain.faiss_store.indexes import IndexKind, wants_rebuild
 from ragcache_integrations.langchain.faiss_store.locks import SharedLock
 from ragcache_integrations.langchain.faiss_store.metric import FloatMatrix, Metric
-from ragcache_integrations.langchain.faiss_store.rows import (
+from ragcache_integrations.langchain.faiss_store.row_search import (
     Effort,
     OnRows,
     Rows,
     Scores,
     search_rows,
 )
-from ragcache_integrations.langchain.faiss_store.selections import Selections
 from ragcache_integrations.staging import OnStage
 
 _PORTION = 1_024  # vectors added while searches wait

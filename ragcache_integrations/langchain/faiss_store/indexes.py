@@ -15,7 +15,7 @@ import numpy as np
 
 from ragcache_engine import BadRequest, ConfigError, UnsupportedIndex, VectorShapeError
 from ragcache_integrations.langchain.faiss_store.metric import FloatMatrix, Metric
-from ragcache_integrations.langchain.faiss_store.rows import (
+from ragcache_integrations.langchain.faiss_store.row_search import (
     Effort,
     Selection,
     approximate,

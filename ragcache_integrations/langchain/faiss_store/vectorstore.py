@@ -16,15 +16,15 @@ from langchain_core.runnables.config import run_in_executor
 from langchain_core.vectorstores import VectorStore
 
 from ragcache_engine import BadRequest, EmptyIndex, UnsupportedIndex
-from ragcache_integrations.langchain.faiss_store import community, saves
-from ragcache_integrations.langchain.faiss_store.collection import Collection, Found
-from ragcache_integrations.langchain.faiss_store.diversity import most_diverse
-from ragcache_integrations.langchain.faiss_store.entries import (
+from ragcache_integrations.langchain.faiss_store import community, persistence
+from ragcache_integrations.langchain.faiss_store.additions import (
     Entries,
     as_matrix,
     copied,
     paired,
 )
+from ragcache_integrations.langchain.faiss_store.collection import Collection, Found
+from ragcache_integrations.langchain.faiss_store.diversity import most_diverse
 from ragcache_integrations.langchain.faiss_store.filters import Filter
 from ragcache_integrations.langchain.faiss_store.indexes import (
     FlatIndex,
@@ -519,14 +519,14 @@ class FaissVectorStore(VectorStore):
     def save_local(self, folder_path: str | Path) -> None:
         """Save index and documents in a folder, in the place of what was saved there before.
 
-        The files are Faiss's own and JSON; `faiss_store.saves` describes them. A crash leaves the
+        The files are Faiss's own and JSON; `faiss_store.persistence` describes them. A crash leaves the
         old save or the new one. Searches go on meanwhile; adding and deleting waits.
 
         Raises:
             NotStorable: if some metadata has no exact form in JSON; nothing was written.
             SaveForeign: if the folder holds a file of another program by the manifest's name.
         """
-        saves.save(self._collection, Path(folder_path))
+        persistence.save(self._collection, Path(folder_path))
 
     async def asave_local(self, folder_path: str | Path) -> None:
         """`save_local` off the event loop."""
@@ -551,7 +551,7 @@ class FaissVectorStore(VectorStore):
             SaveNotFound, SaveDamaged, SaveForeign.
         """
         store = cls(embeddings, relevance_score_fn=relevance_score_fn)
-        store._collection = saves.load(Path(folder_path))
+        store._collection = persistence.load(Path(folder_path))
         return store
 
     @classmethod

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from ragcache_engine.speculation.gain import (
+from ragcache_engine.speculation.estimate import (
     LEAST_LEAD_S,
     QUESTIONS_BETWEEN_TRIALS,
     Estimator,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from ragcache_engine.knowledge import ReorderQueue
-from ragcache_engine.knowledge.reorder import cached_ratio
+from ragcache_engine.knowledge.request_queue import cached_ratio
 
 
 def queue_of(ratios: dict[str, float | None], window: int = 32) -> ReorderQueue[str]:

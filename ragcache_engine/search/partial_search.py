@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from ragcache_engine.search.nearest import Nearest
-from ragcache_engine.search.pace import Pace, even_ends
 from ragcache_engine.search.stage import Distances, Ids, SearchStage
+from ragcache_engine.search.stage_timing import Pace, even_ends
 
 
 class Pieces(Protocol):

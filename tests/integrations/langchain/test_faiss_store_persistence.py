@@ -20,7 +20,7 @@ from ragcache_engine import (
     UntrustedPickle,
 )
 from ragcache_integrations.langchain import FaissVectorStore, HNSWIndex, IVFIndex
-from ragcache_integrations.langchain.faiss_store.saves import MANIFEST
+from ragcache_integrations.langchain.faiss_store.persistence import MANIFEST
 
 QUESTION = "Why is the sky blue?"
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from langchain_core.documents import Document
 
 from ragcache_integrations.langchain.faiss_store.filters import Filter, predicate
-from ragcache_integrations.langchain.faiss_store.rows import Selection
+from ragcache_integrations.langchain.faiss_store.row_search import Selection
 
 _MOST_KEPT = 64
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from ragcache_engine import Document, RAGCacheEngine
 from ragcache_engine.backends.memory import MemoryBackend
+from ragcache_engine.document_order import DocumentOrdering
 from ragcache_engine.knowledge import DOCUMENT_ORDERS, policy_of_tiers
-from ragcache_engine.ordering import DocumentOrdering
 
 names = st.lists(st.sampled_from("abcdefg"), max_size=6)
 

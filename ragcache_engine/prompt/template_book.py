@@ -22,7 +22,7 @@ from ragcache_engine.prompt.learning import (
     learn,
     with_blanks,
 )
-from ragcache_engine.prompt.placing import Observation, observations
+from ragcache_engine.prompt.prompt_parsing import Observation, observations
 from ragcache_engine.prompt.template import Render
 from ragcache_engine.values import Document, SamplingOptions
 
