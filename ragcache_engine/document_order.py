@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable, Sequence
 from hashlib import blake2b
 from threading import Lock
 
-from ragcache_engine.knowledge import DOCUMENT_ORDERS, EvictionPolicy, KnowledgeTree, Segment, Tier
+from ragcache_engine.knowledge import DOCUMENT_ORDERS, DocumentCache, EvictionPolicy, Segment
 from ragcache_engine.values import Document
 
 CHARACTERS_A_TOKEN = 4
@@ -30,7 +30,7 @@ class DocumentOrdering:
     ) -> None:
         self.order = order
         self._arrange = DOCUMENT_ORDERS[order]
-        self._tree = KnowledgeTree({Tier.DEVICE: capacity_tokens}, policy, block_tokens=1)
+        self._cache = DocumentCache(capacity_tokens, policy, block_tokens=1)
         self._lock = Lock()
 
     def positions(self, documents: Sequence[Document], chain: Hashable) -> list[int]:
@@ -39,7 +39,7 @@ class DocumentOrdering:
             return list(range(len(documents)))
         path = _path(documents, chain)
         with self._lock:
-            arranged = self._arrange(self._tree, path)
+            arranged = self._arrange(self._cache, path)
         places: dict[Segment, list[int]] = {}
         for place, segment in enumerate(path[1:]):
             places.setdefault(segment, []).append(place)
@@ -50,8 +50,8 @@ class DocumentOrdering:
         if self.order != "cached" or not documents:
             return
         with self._lock:
-            match = self._tree.match(_path(documents, chain))
-            self._tree.admit(self._tree.use(match))
+            match = self._cache.match(_path(documents, chain))
+            self._cache.admit(self._cache.use(match))
 
 
 def _path(documents: Sequence[Document], chain: Hashable) -> tuple[Segment, ...]:

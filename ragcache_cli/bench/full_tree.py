@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from random import Random
 
-from ragcache_engine.knowledge import POLICIES, KnowledgeTree, Segment, Tier
+from ragcache_engine.knowledge import POLICIES, DocumentCache, Segment
 
 DEPTH = 3
 DOCUMENT_TOKENS = 160
@@ -30,35 +30,35 @@ def _path(name: str) -> list[Segment]:
 
 def full_tree(
     nodes: int, policy: str, random: Random
-) -> tuple[KnowledgeTree, Iterator[list[Segment]]]:
+) -> tuple[DocumentCache, Iterator[list[Segment]]]:
     """A tree that holds about so many cached nodes, with no block free."""
     blocks = nodes * DOCUMENT_TOKENS // BLOCK_TOKENS
-    tree = KnowledgeTree(
-        {Tier.DEVICE: blocks},
+    cache = DocumentCache(
+        blocks,
         POLICIES[policy],
         block_tokens=BLOCK_TOKENS,
         frequency_window=max(1000, nodes // 4),
     )
     stream = requests(nodes, random)
-    while tree.used(Tier.DEVICE) < blocks:
-        serve(tree, next(stream))
-    return tree, stream
+    while cache.used_blocks < blocks:
+        serve(cache, next(stream))
+    return cache, stream
 
 
-def serve(tree: KnowledgeTree, path: list[Segment]) -> None:
+def serve(cache: DocumentCache, path: list[Segment]) -> None:
     """One request: match, use, admit."""
-    tree.admit(tree.use(tree.match(path), 0.1))
+    cache.admit(cache.use(cache.match(path), 0.1))
 
 
 def measured(nodes: int, policy: str, rounds: int) -> list[float]:
     """Microseconds of each of `rounds` requests."""
-    tree, stream = full_tree(nodes, policy, Random(1))
+    cache, stream = full_tree(nodes, policy, Random(1))
     for _ in range(rounds // 10):
-        serve(tree, next(stream))
+        serve(cache, next(stream))
     times: list[float] = []
     for _ in range(rounds):
         path = next(stream)
         start = time.perf_counter_ns()
-        serve(tree, path)
+        serve(cache, path)
         times.append((time.perf_counter_ns() - start) / 1e3)
     return times

@@ -1,28 +1,43 @@
-"""The core of decisions, in plain Python: the knowledge tree and the policies that empty it."""
+"""The core of decisions, in plain Python: the knowledge tree and the policies that empty it.
+
+| file | holds |
+|---|---|
+| node.py | a document in its context: what the tree consists of |
+| tree.py | nodes, who pins them, how often they were used |
+| residency.py | which blocks of a node are in which tier; budgets |
+| freed.py | what the tree tells its owner to free |
+| eviction/ | who leaves a full tier: one policy a file |
+| cost.py | how long a prefill takes on this machine |
+| request_queue.py | who of the waiting requests goes first |
+| document_cache.py | the paper's own view of the tree: whole prompts, one tier |
+| path_order.py, traces.py, replay.py, oracle.py | built on that: orders of documents, replays, bounds |
+"""
 
 from ragcache_engine.knowledge.cost import CostProfile, UnusableProfile
+from ragcache_engine.knowledge.document_cache import CachedPath, DocumentCache
 from ragcache_engine.knowledge.eviction import (
     DEFAULT_POLICY,
     POLICIES,
     EvictionPolicy,
     policy_of_tiers,
 )
+from ragcache_engine.knowledge.freed import FreedBlocks
 from ragcache_engine.knowledge.node import Node, Segment
 from ragcache_engine.knowledge.path_order import DOCUMENT_ORDERS
 from ragcache_engine.knowledge.request_queue import ReorderQueue
 from ragcache_engine.knowledge.tier import Tier
-from ragcache_engine.knowledge.tree import KnowledgeTree, Match, Move, MoveKind
+from ragcache_engine.knowledge.tree import KnowledgeTree
 
 __all__ = [
     "DEFAULT_POLICY",
     "DOCUMENT_ORDERS",
     "POLICIES",
+    "CachedPath",
     "CostProfile",
+    "DocumentCache",
     "EvictionPolicy",
+    "FreedBlocks",
     "KnowledgeTree",
-    "Match",
-    "Move",
-    "MoveKind",
     "Node",
     "ReorderQueue",
     "Segment",

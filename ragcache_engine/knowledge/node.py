@@ -14,8 +14,9 @@ from ragcache_engine.knowledge.tier import TIERS
 class Segment(NamedTuple):
     """One step of a path: a run of tokens with one identity.
 
-    name: the document's id; for a system prompt, what tells it from others (with its tenant).
-    tokens: how many there are.
+    name: the document's id; for a system prompt, what tells it from others (with its tenant). Empty
+      where the digest alone identifies the tokens.
+    tokens: how many tokens the segment has.
     digest: of the token ids, so that two spellings of one document never share tensors.
     """
 
@@ -28,17 +29,18 @@ NOTHING_BELOW = (0,) * len(TIERS)
 
 
 class Node:
-    """One segment below its parents. The tree alone changes it; policies read it.
+    """One segment below its parents. Only the tree changes a node; policies read it.
 
     end: tokens of the path up to and with this segment.
-    blocks: blocks it owns: those whose last token lies in it. None, if it is short.
-    uses: completed uses within the window; they survive eviction.
-    cost_s_per_token: mean over the prefills that had to compute it (formula 4).
-    last_use: number of the completed use that was its latest, counted over the whole tree.
-    resident: in each tier, how many of its leading blocks are there.
-    below: in each tier, how many of its children have blocks there, themselves or, if they own none,
-      further down.
-    pins: running requests that need it.
+    blocks: blocks the node owns: those whose last token lies in its segment. 0 if it is short.
+    documents: ids of the documents with tokens in these blocks; empty if nobody named them.
+    uses: completed uses within the frequency window; eviction does not reset them.
+    cost_s_per_token: mean over the prefills that had to compute the node (formula 4).
+    last_use: number of the node's latest completed use, counted over the whole tree.
+    resident: for each tier, how many of the node's leading blocks are there.
+    below: for each tier, how many of the node's children have blocks there, themselves or, if they own
+      none, further down.
+    pins: running requests that need the node.
     """
 
     __slots__ = (
@@ -46,6 +48,7 @@ class Node:
         "blocks",
         "children",
         "cost_s_per_token",
+        "documents",
         "end",
         "last_use",
         "parent",
@@ -62,6 +65,7 @@ class Node:
         self.parent: Node | None = parent
         self.end: int = above + segment.tokens
         self.blocks = self.end // block_tokens - above // block_tokens
+        self.documents: tuple[str, ...] = (segment.name,) if segment.name else ()
         self.children: dict[Segment, Node] | None = None
         self.uses = 0
         self.prefills = 0
@@ -72,17 +76,22 @@ class Node:
         self.pins = 0
 
     def __repr__(self) -> str:
-        return f"Node({'/'.join(step.segment.name for step in reversed(list(self.upwards())))})"
+        return f"Node({'/'.join(reversed([step.label for step in self.upwards()]))})"
+
+    @property
+    def label(self) -> str:
+        """The documents in the node, or how many tokens it has if nobody named them."""
+        return "+".join(self.documents) or f"[{self.segment.tokens} tokens]"
 
     def upwards(self) -> Iterator[Node]:
-        """This node and its parents, the root's child last."""
+        """Yield this node and its parents; the root's child comes last."""
         node: Node | None = self
         while node is not None and node.parent is not None:
             yield node
             node = node.parent
 
     def downwards(self) -> Iterator[Node]:
-        """This node and all below it, parents before their children."""
+        """Yield this node and all nodes below it, parents before their children."""
         waiting = [self]
         while waiting:
             node = waiting.pop()
@@ -90,16 +99,17 @@ class Node:
             if node.children:
                 waiting.extend(node.children.values())
 
-    def is_whole_in(self, rank: int) -> bool:
-        """Whether all its blocks are in the tier of this rank."""
-        return self.resident[rank] == self.blocks
+    def add_documents(self, names: Sequence[str]) -> None:
+        """Add the ids of documents with tokens in the node; ids it has already stay where they are."""
+        self.documents = tuple(dict.fromkeys((*self.documents, *names)))
 
     def add_below(self, rank: int, children: int) -> None:
+        """Count that many more children (fewer, if negative) with blocks in the tier of this rank."""
         below = list(self.below)
         below[rank] += children
         self.below = below if any(below) else NOTHING_BELOW
 
     def fold_cost(self, cost_s_per_token: float) -> None:
-        """Take one more prefill into the running mean. Source: formula 4."""
+        """Take one more prefill into the running mean of the cost. Source: formula 4."""
         self.prefills += 1
         self.cost_s_per_token += (cost_s_per_token - self.cost_s_per_token) / self.prefills

@@ -8,23 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from ragcache_engine.knowledge.document_cache import DocumentCache
 from ragcache_engine.knowledge.node import Node, Segment
-from ragcache_engine.knowledge.tree import KnowledgeTree
 
-DocumentOrder = Callable[[KnowledgeTree, Sequence[Segment]], tuple[Segment, ...]]
+DocumentOrder = Callable[[DocumentCache, Sequence[Segment]], tuple[Segment, ...]]
 
 
-def retrieved(tree: KnowledgeTree, path: Sequence[Segment]) -> tuple[Segment, ...]:
+def retrieved(cache: DocumentCache, path: Sequence[Segment]) -> tuple[Segment, ...]:
     """Nearest first: the prompt is what the pipeline wrote."""
     return tuple(path)
 
 
-def canonical(tree: KnowledgeTree, path: Sequence[Segment]) -> tuple[Segment, ...]:
+def canonical(cache: DocumentCache, path: Sequence[Segment]) -> tuple[Segment, ...]:
     """By id, whatever is cached: the same documents always make the same path."""
     return (*path[:1], *sorted(path[1:]))
 
 
-def cached(tree: KnowledgeTree, path: Sequence[Segment]) -> tuple[Segment, ...]:
+def cached(cache: DocumentCache, path: Sequence[Segment]) -> tuple[Segment, ...]:
     """Greedily, next the document of which most tokens are cached behind those chosen; then the rest
     as retrieved. Ties go to the earlier retrieved.
 
@@ -32,7 +32,7 @@ def cached(tree: KnowledgeTree, path: Sequence[Segment]) -> tuple[Segment, ...]:
     retrieved order, which is kept if it is as good. O(k * k) look-ups for k documents.
     """
     rest = list(path[1:])
-    start = tree.match(path[:1])
+    start = cache.match(path[:1])
     if not start.whole:
         return tuple(path)
     chosen, node = [path[0]], start.nodes[0]
@@ -46,7 +46,7 @@ def cached(tree: KnowledgeTree, path: Sequence[Segment]) -> tuple[Segment, ...]:
         if _cached_blocks(node) < node.blocks:
             break
     order = (*chosen, *rest)
-    gained = tree.match(order).cached_tokens > tree.match(path).cached_tokens
+    gained = cache.match(order).cached_tokens > cache.match(path).cached_tokens
     return order if gained else tuple(path)
 
 

@@ -1,4 +1,4 @@
-"""A retrieval trace replayed through a knowledge tree: what a policy would have saved.
+"""A retrieval trace replayed through a document cache: what a policy would have saved.
 
 One tier, counted in tokens. Nothing is computed: the seconds are those of a cost function.
 """
@@ -8,16 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from ragcache_engine.knowledge.document_cache import DocumentCache
 from ragcache_engine.knowledge.eviction.policy import EvictionPolicy
 from ragcache_engine.knowledge.node import Segment
-from ragcache_engine.knowledge.tier import Tier
 from ragcache_engine.knowledge.traces import Trace
-from ragcache_engine.knowledge.tree import FREQUENCY_WINDOW, KnowledgeTree
+from ragcache_engine.knowledge.tree import FREQUENCY_WINDOW
 
 Cost = Callable[[int, int], float]
 """T(cached tokens, computed tokens) in seconds."""
 
-Order = Callable[[KnowledgeTree, Sequence[Segment]], Sequence[Segment]]
+Order = Callable[[DocumentCache, Sequence[Segment]], Sequence[Segment]]
 """The path of a request, given what is cached now: the system text first, then its documents."""
 
 
@@ -58,7 +58,7 @@ def default_cost(cached_tokens: int, computed_tokens: int) -> float:
     return 0.01 + 1e-4 * computed_tokens + 1e-9 * attended if computed_tokens else 0.0
 
 
-def as_retrieved(tree: KnowledgeTree, path: Sequence[Segment]) -> Sequence[Segment]:
+def as_retrieved(cache: DocumentCache, path: Sequence[Segment]) -> Sequence[Segment]:
     """The order the retriever gave: the nearest first."""
     return path
 
@@ -74,13 +74,13 @@ def replay(
     cache_depth: int | None = None,
     frequency_window: int = FREQUENCY_WINDOW,
 ) -> Replay:
-    """Ask every request of the trace, one after the other, of an empty tree of one tier.
+    """Ask every request of the trace, one after the other, of an empty cache.
 
     system_tokens: of a text in front of every request; with 0 it takes no room.
     cache_depth: how many leading segments are kept, the system text among them; None keeps all.
     """
-    tree = KnowledgeTree(
-        {Tier.DEVICE: capacity_tokens},
+    cache = DocumentCache(
+        capacity_tokens,
         policy,
         block_tokens=1,
         frequency_window=frequency_window,
@@ -91,7 +91,7 @@ def replay(
     retrieved = hits = total = cached = evicted = 0
     saved_s = 0.0
     for request in trace.requests:
-        match = tree.match(order(tree, [system, *(segments[name] for name in request)]))
+        match = cache.match(order(cache, [system, *(segments[name] for name in request)]))
         prefill_s = cost(match.cached_tokens, match.computed_tokens)
         retrieved += len(request)
         hits += max(0, match.whole - 1)
@@ -99,7 +99,5 @@ def replay(
         total += tokens
         cached += match.cached_tokens
         saved_s += cost(0, tokens) - prefill_s
-        evicted += sum(
-            move.blocks for move in tree.admit(tree.use(match, prefill_s)) if move.target is None
-        )
+        evicted += sum(freed.blocks for freed in cache.admit(cache.use(match, prefill_s)))
     return Replay(len(trace), retrieved, hits, total, cached, saved_s, evicted)

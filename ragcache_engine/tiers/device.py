@@ -10,7 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from typing import Generic, Protocol, TypeVar
 
-from ragcache_engine.knowledge import KnowledgeTree, Move, Node, Tier
+from ragcache_engine.knowledge import FreedBlocks, KnowledgeTree, Node, Tier
 from ragcache_engine.knowledge.tier import RANK
 from ragcache_engine.tiers.ledger import BlockLedger, Key, PerBlock
 
@@ -41,7 +41,7 @@ class DeviceBlocks(Generic[B]):
         tree: KnowledgeTree,
         ledger: BlockLedger,
         key_of: Callable[[B], Key | None],
-        carry_out: Callable[[Iterable[Move]], None],
+        carry_out: Callable[[Iterable[FreedBlocks]], None],
         relent: Callable[[], bool],
         drop_cached: Callable[[Iterable[B]], None],
     ) -> None:

@@ -16,8 +16,8 @@ from typing import Generic
 from ragcache_engine.knowledge import (
     CostProfile,
     EvictionPolicy,
+    FreedBlocks,
     KnowledgeTree,
-    Move,
     Node,
     Tier,
 )
@@ -111,7 +111,6 @@ class Keeper(Generic[B]):
             {Tier.HOST: host.count, Tier.DISK: disk_blocks},
             policy,
             block_tokens=block_tokens,
-            swap_out=False,
             forgotten=self._forgotten,
         )
         self.ledger = BlockLedger(self.tree, self._split)
@@ -488,7 +487,7 @@ class Keeper(Generic[B]):
         computed = asked.prompt.tokens - cached
         seconds = self.computing.prefill_s(cached, computed) if computed > 0 else 0.0
         whole = _whole(asked.nodes, cached // self.block_tokens)
-        self.tree.used_by(asked.nodes, whole, seconds / computed if computed > 0 else 0.0)
+        self.tree.record_use(asked.nodes, whole, seconds / computed if computed > 0 else 0.0)
 
     def _count_tokens(self, asked: _Asked, tokens: dict[Tier, int]) -> None:
         computed = asked.prompt.tokens - sum(tokens.values())
@@ -749,16 +748,16 @@ class Keeper(Generic[B]):
 
     # -- inside: the tree ------------------------------------------------------------------------
 
-    def _carry_out(self, moves: Iterable[Move], *, counted: bool = True) -> None:
+    def _carry_out(self, moves: Iterable[FreedBlocks], *, counted: bool = True) -> None:
         """Free what the tree has given up. Nothing is copied: slower tiers have it, or do not want it."""
         for move in moves:
             node, start, end = move.node, move.start, move.end
             if counted:
-                self.counters.evicted[move.source.value] += end - start
-            if move.source is Tier.DEVICE:
+                self.counters.evicted[move.tier.value] += end - start
+            if move.tier is Tier.DEVICE:
                 if self.device:
                     self.device.freed(node, start, end)
-            elif move.source is Tier.HOST:
+            elif move.tier is Tier.HOST:
                 self.host.freed(node, start, end)
             else:
                 self._remove_files(self._names.of(node)[start:end])

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 
 import pytest
 
-from ragcache_engine.knowledge import POLICIES, KnowledgeTree, Node, Segment, Tier
+from ragcache_engine.knowledge import POLICIES, DocumentCache, Node, Segment
 from ragcache_engine.knowledge.eviction import ARC, DEFAULT_POLICY, GDSF, HalfLife
 from ragcache_engine.knowledge.eviction.policy import EvictionPolicy
 from ragcache_engine.knowledge.eviction.popularity import Popularity
@@ -20,23 +20,23 @@ class Flat:
 
     def __init__(self, policy: str | Callable[[], EvictionPolicy], capacity: int) -> None:
         make = POLICIES[policy] if isinstance(policy, str) else policy
-        self.tree = KnowledgeTree({Tier.DEVICE: capacity}, make, block_tokens=1)
+        self.cache = DocumentCache(capacity, make, block_tokens=1)
 
     @property
     def policy(self) -> EvictionPolicy:
-        return self.tree.policy(Tier.DEVICE)
+        return self.cache.policy
 
     def ask(self, names: Iterable[str], prefill_s: float = 1.0) -> Flat:
         for name in names:
-            nodes = self.tree.use(self.tree.match([Segment(name, 1)]), prefill_s)
-            self.tree.admit(nodes)
+            nodes = self.cache.use(self.cache.match([Segment(name, 1)]), prefill_s)
+            self.cache.admit(nodes)
         return self
 
     def held(self) -> set[str]:
         return {node.segment.name for node in self.nodes() if node.resident[0]}
 
     def nodes(self) -> list[Node]:
-        return [node for node in self.tree._root.downwards() if node.parent]
+        return [node for node in self.cache.tree.root.downwards() if node.parent]
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -63,10 +63,10 @@ def test_nobody_is_evicted_who_may_not_be(policy: str):
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_policy_forgets_nodes_with_the_tree(policy: str):
-    tree = KnowledgeTree({Tier.DEVICE: 4}, POLICIES[policy], block_tokens=1, frequency_window=16)
+    cache = DocumentCache(4, POLICIES[policy], block_tokens=1, frequency_window=16)
     for number in range(5_000):
-        tree.admit(tree.use(tree.match([Segment(str(number), 1)]), 1.0))
-    kept = tree.policy(Tier.DEVICE).__dict__.values()
+        cache.admit(cache.use(cache.match([Segment(str(number), 1)]), 1.0))
+    kept = cache.policy.__dict__.values()
     assert all(len(part) < 4_000 for part in kept if hasattr(part, "__len__"))
 
 
@@ -175,10 +175,10 @@ def popularity_after(
 ) -> tuple[Popularity, dict[str, Node]]:
     """Documents on their own, one a request."""
     popularity = Popularity(half_lives)
-    tree = KnowledgeTree({}, POLICIES["lru"], block_tokens=1)
+    cache = DocumentCache(0, POLICIES["lru"], block_tokens=1)
     nodes = {}
     for name in names:
-        (nodes[name],) = tree.use(tree.match([Segment(name, 1)]))
+        (nodes[name],) = cache.use(cache.match([Segment(name, 1)]))
         popularity.use(nodes[name])
     return popularity, nodes
 
@@ -199,19 +199,19 @@ def test_rates_stay_comparable_when_counts_are_scaled_down():
 
 def test_a_node_seen_once_is_worth_less_the_fewer_of_its_depth_came_back():
     popularity = Popularity()
-    tree = KnowledgeTree({}, POLICIES["lru"], block_tokens=1)
+    cache = DocumentCache(0, POLICIES["lru"], block_tokens=1)
     for number in range(20):
         path = [Segment(f"first {number % 12}", 1), Segment(f"second {number}", 1)]
-        for node in tree.use(tree.match(path)):
+        for node in cache.use(cache.match(path)):
             popularity.use(node)
     assert popularity.log2_rate(node.parent) > popularity.log2_rate(node)
 
 
 def test_asking_for_the_rate_of_a_node_is_no_use_of_it():
     popularity, _ = popularity_after("AABBC", 10.0)
-    tree = KnowledgeTree({}, POLICIES["lru"], block_tokens=1)
+    cache = DocumentCache(0, POLICIES["lru"], block_tokens=1)
     before = len(popularity)
-    popularity.log2_rate(tree.child(tree.root, Segment("new", 1)))
+    popularity.log2_rate(cache.tree.child(cache.tree.root, Segment("new", 1)))
     assert len(popularity) == before
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ragcache_engine.knowledge import EvictionPolicy, KnowledgeTree, Node, Segment, Tier
+from ragcache_engine.knowledge import DocumentCache, EvictionPolicy, Node, Segment
 from ragcache_engine.knowledge.eviction import GDSF, LRU, PGDSF
 from ragcache_engine.knowledge.eviction.gdsf import priority
 from ragcache_engine.knowledge.traces import zipf_weights
@@ -29,15 +29,15 @@ def flat_trace(seed: int) -> list[int]:
     return Random(seed).choices(numbers, zipf_weights(OBJECTS), k=REQUESTS)
 
 
-def hits_of_tree(
+def hits_of_cache(
     policy: Callable[[], EvictionPolicy], objects: list[int], capacity: int
 ) -> list[bool]:
-    tree = KnowledgeTree({Tier.DEVICE: capacity}, policy, block_tokens=1)
+    cache = DocumentCache(capacity, policy, block_tokens=1)
     hits = []
     for name in objects:
-        match = tree.match([Segment(str(name), 1)])
+        match = cache.match([Segment(str(name), 1)])
         hits.append(match.whole == 1)
-        tree.admit(tree.use(match, prefill_s=0.001))
+        cache.admit(cache.use(match, prefill_s=0.001))
     return hits
 
 
@@ -50,7 +50,7 @@ def hits_of(simulator: Any, objects: list[int]) -> list[bool]:
 def test_lru_is_theirs_access_by_access(seed: int, capacity: int):
     objects = flat_trace(seed)
     theirs = hits_of(libcachesim.LRU(capacity), objects)
-    assert hits_of_tree(LRU, objects, capacity) == theirs
+    assert hits_of_cache(LRU, objects, capacity) == theirs
 
 
 class UsesEndWithEviction(GDSF):
@@ -74,7 +74,7 @@ class UsesEndWithEviction(GDSF):
 def test_gdsf_hits_as_often_as_theirs_within_a_point(seed: int, capacity: int):
     objects = flat_trace(seed)
     theirs = sum(hits_of(libcachesim.GDSF(capacity), objects)) / REQUESTS
-    ours = sum(hits_of_tree(UsesEndWithEviction, objects, capacity)) / REQUESTS
+    ours = sum(hits_of_cache(UsesEndWithEviction, objects, capacity)) / REQUESTS
     assert ours == pytest.approx(theirs, abs=0.01)
 
 
@@ -85,4 +85,4 @@ def test_uses_that_survive_eviction_cost_gdsf_no_hits(
 ):
     objects = flat_trace(3)
     theirs = sum(hits_of(libcachesim.GDSF(capacity), objects)) / REQUESTS
-    assert sum(hits_of_tree(policy, objects, capacity)) / REQUESTS > theirs - 0.01
+    assert sum(hits_of_cache(policy, objects, capacity)) / REQUESTS > theirs - 0.01

@@ -30,7 +30,6 @@ class Book:
             {Tier.DEVICE: 100},
             POLICIES["lru"],
             block_tokens=16,
-            swap_out=False,
             forgotten=self.forgotten,
         )
         self.ledger = BlockLedger(self.tree, self.split)

@@ -50,12 +50,12 @@ class ARC:
             self._once.remove(node)
             self._again.append(node)
 
-    def brought(self, node: Node) -> None:
+    def first_use_completed(self, node: Node) -> None:
         pass
 
-    def exposed(self, node: Node) -> None:
-        self._once.exposed(node)
-        self._again.exposed(node)
+    def became_evictable(self, node: Node) -> None:
+        self._once.became_evictable(node)
+        self._again.became_evictable(node)
 
     def victim(self, evictable: Callable[[Node], bool]) -> Node | None:
         first, other = self._once, self._again

@@ -59,7 +59,7 @@ class LeafQueue:
             self._aside[node] = False
         return None
 
-    def exposed(self, node: Node) -> None:
+    def became_evictable(self, node: Node) -> None:
         """It may be evicted now; it need not be in this queue."""
         used = self._aside.pop(node, None)
         if used is None:

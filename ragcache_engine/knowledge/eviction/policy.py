@@ -9,40 +9,41 @@ from ragcache_engine.knowledge.node import Node
 
 
 class EvictionPolicy(Protocol):
-    """Chooses victims among the leaves of a tier. It reads nodes and changes none.
+    """Chooses victims among the leaves of a tier. A policy reads nodes and changes none.
 
-    The tree calls `entered` before anything else about a node, and `left` last. In between it calls
-    `used` for each completed use (`brought` instead, for the use it came for, if that was not over
-    yet) and `exposed` whenever the node has become evictable: it has no
-    child in the tier and nobody pins it. `seen` alone also tells of nodes that are not in the tier.
+    The tree tells the policy what happens to nodes. About each node it calls `entered` first and `left`
+    last. In between it calls `used` for each completed use, and `became_evictable` whenever the node
+    can be evicted: nobody pins it, and no child of it has blocks in the tier. For the use that brought
+    the node into the tier it calls `first_use_completed` instead of `used`. `seen` alone also tells of
+    nodes that have no blocks in the tier.
     """
 
     def seen(self, node: Node) -> None:
-        """A use was completed, whether the node has blocks in the tier or not; before `used`."""
+        """A use of the node was completed, whether it has blocks in the tier or not; before `used`."""
 
     def entered(self, node: Node) -> None:
-        """Its first block has come into the tier; the use it came for may not be counted yet."""
+        """The node's first block came into the tier; the use it came for may still run."""
 
     def used(self, node: Node) -> None:
-        """A use of a node with blocks in the tier was completed; uses and cost are up to date."""
+        """A use of a node with blocks in the tier was completed; its uses and cost are up to date."""
 
-    def brought(self, node: Node) -> None:
-        """The use that brought the node into the tier was completed. It is no second one."""
+    def first_use_completed(self, node: Node) -> None:
+        """The use that brought the node into the tier was completed. It does not count as a second."""
 
-    def exposed(self, node: Node) -> None:
-        """The node may be evicted from now on. It may stop to be so without notice."""
+    def became_evictable(self, node: Node) -> None:
+        """The node can be evicted from now on. No call tells when that ends again."""
 
     def victim(self, evictable: Callable[[Node], bool]) -> Node | None:
-        """The node to evict next, one for which `evictable` holds; None if there is none."""
+        """Choose the node to evict next, one for which `evictable` is true; None if there is none."""
 
     def prefers(self, newcomer: Node, victim: Node, *, in_use: bool = False) -> bool:
-        """Whether the newcomer's blocks are worth more here than the victim's. Most say yes.
+        """Whether the newcomer's blocks are worth more here than the victim's. Most policies say yes.
 
-        in_use: a request that is not over yet uses the newcomer, so that this use is not counted yet.
+        in_use: a running request uses the newcomer; that use is not recorded yet.
         """
 
     def evicted(self, node: Node) -> None:
         """Blocks of this node, perhaps not all, made room for others."""
 
     def left(self, node: Node) -> None:
-        """Its last block has left the tier, for whatever reason."""
+        """The node's last block left the tier, for whatever reason."""

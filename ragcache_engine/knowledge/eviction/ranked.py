@@ -18,9 +18,9 @@ class Ranked(ABC):
 
     The heap holds one entry for each node that may be evictable. A use gives the node a new rank and
     leaves its entry alone: ranks rise, so the old one surfaces too early rather than too late, and is
-    then replaced by the new one, or dropped if the node cannot be evicted; `exposed` brings it back. A
-    rank that falls is entered at once, and the entry it supersedes is passed over. So a use costs no
-    more than its rank, and everything else O(log n), amortised.
+    then replaced by the new one, or dropped if the node cannot be evicted; `became_evictable` brings it
+    back. A rank that falls is entered at once, and the entry it supersedes is skipped. So a use costs no
+    more than computing its rank, and everything else O(log n), amortised.
     """
 
     def __init__(self) -> None:
@@ -45,10 +45,10 @@ class Ranked(ABC):
         if queued is not None and entry[0] < queued[0]:
             self._queue(entry)
 
-    def brought(self, node: Node) -> None:
+    def first_use_completed(self, node: Node) -> None:
         self.used(node)
 
-    def exposed(self, node: Node) -> None:
+    def became_evictable(self, node: Node) -> None:
         if node not in self._queued:
             self._queue(self._entries[node])
 

@@ -38,12 +38,12 @@ class S3FIFO:
     def used(self, node: Node) -> None:
         self._uses[node] = min(MOST_USES, self._uses[node] + 1)
 
-    def brought(self, node: Node) -> None:
+    def first_use_completed(self, node: Node) -> None:
         pass
 
-    def exposed(self, node: Node) -> None:
-        self._small.exposed(node)
-        self._main.exposed(node)
+    def became_evictable(self, node: Node) -> None:
+        self._small.became_evictable(node)
+        self._main.became_evictable(node)
 
     def victim(self, evictable: Callable[[Node], bool]) -> Node | None:
         small, main = self._small, self._main

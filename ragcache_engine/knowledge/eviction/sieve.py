@@ -33,12 +33,12 @@ class SIEVE:
     def used(self, node: Node) -> None:
         self._marked.add(node)
 
-    def brought(self, node: Node) -> None:
+    def first_use_completed(self, node: Node) -> None:
         pass
 
-    def exposed(self, node: Node) -> None:
-        self._ahead.exposed(node)
-        self._spared.exposed(node)
+    def became_evictable(self, node: Node) -> None:
+        self._ahead.became_evictable(node)
+        self._spared.became_evictable(node)
 
     def victim(self, evictable: Callable[[Node], bool]) -> Node | None:
         rounds = 0

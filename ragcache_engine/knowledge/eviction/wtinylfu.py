@@ -43,12 +43,12 @@ class WTinyLFU:
             self._probation.remove(node)
             self._protected.append(node)
 
-    def brought(self, node: Node) -> None:
+    def first_use_completed(self, node: Node) -> None:
         pass
 
-    def exposed(self, node: Node) -> None:
+    def became_evictable(self, node: Node) -> None:
         for part in (self._window, self._probation, self._protected):
-            part.exposed(node)
+            part.became_evictable(node)
 
     def victim(self, evictable: Callable[[Node], bool]) -> Node | None:
         self._full = True
