@@ -83,14 +83,14 @@ def main() -> None:
     )
     requests = Requests(arguments.nodes, seed=1)
     number = 0
-    while len(ours.keeper.tree) < arguments.nodes:
+    while len(ours.cache.tree) < arguments.nodes:
         tokens, segments = requests.next()
         for engine in (stock, offload, ours):
             engine.ask(f"warm{number}", tokens, segments, answer_tokens=1)
             engine.run()
         number += 1
         if number % 500 == 0:
-            print(f"  {len(ours.keeper.tree)} nodes after {number} requests", file=sys.stderr)
+            print(f"  {len(ours.cache.tree)} nodes after {number} requests", file=sys.stderr)
     systems = {"vLLM": stock, "vLLM offload": offload, "RAGCache": ours}
     took: dict[str, list[float]] = {name: [] for name in systems}
     for at in range(arguments.requests):
@@ -102,9 +102,9 @@ def main() -> None:
     for name in ("vLLM", "vLLM offload"):
         pairs = zip(took[name], took["RAGCache"], strict=True)
         rows[f"added to {name}"] = [mine - theirs for theirs, mine in pairs]
-    print(f"\nScheduling a request, {len(ours.keeper.tree)} nodes, ms")
+    print(f"\nScheduling a request, {len(ours.cache.tree)} nodes, ms")
     print(f"  {'':22} {'median':>8} {'p25':>8} {'p75':>8} {'p99':>8}")
-    result: dict[str, Any] = {"nodes": len(ours.keeper.tree), "policy": arguments.policy}
+    result: dict[str, Any] = {"nodes": len(ours.cache.tree), "policy": arguments.policy}
     for name, seconds in rows.items():
         p25, median, p75 = statistics.quantiles(seconds, n=4)
         p99 = statistics.quantiles(seconds, n=100)[-1]

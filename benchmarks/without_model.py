@@ -38,8 +38,8 @@ from ragcache_cli.bench.stock_offload import stock_offload
 from ragcache_engine.backends.vllm.arguments import engine_config
 from ragcache_engine.backends.vllm.budget import TierBudget
 from ragcache_engine.knowledge import CostProfile
-from ragcache_engine.tiers.prompts import request_field
-from ragcache_engine.tiers.speed import Computing
+from ragcache_engine.tiers.speed import ComputingSpeed
+from ragcache_engine.tiers.wire import RequestMessage
 
 BLOCK_TOKENS = 16
 STEP_TOKENS = 512
@@ -51,11 +51,11 @@ ANSWER = 7
 """The token every answer consists of."""
 
 
-class _OfAModel(Computing):
+class _OfAModel(ComputingSpeed):
     """Times of a real model, not those of this empty one: else nothing would be worth loading."""
 
-    def stepped(self, cached_tokens: int, computed_tokens: int, seconds: float) -> None:
-        super().stepped(cached_tokens, computed_tokens, TOKEN_S * computed_tokens)
+    def record_step(self, cached_tokens: int, computed_tokens: int, seconds: float) -> None:
+        super().record_step(cached_tokens, computed_tokens, TOKEN_S * computed_tokens)
 
 
 class WrongTensors(AssertionError):
@@ -120,10 +120,10 @@ class ModellessEngine:
             hash_block_size=BLOCK_TOKENS,
         )
         self._worker = self._make_worker() if with_tiers or host_blocks else None
-        self.keeper: Any = None
+        self.cache: Any = None
         if with_tiers:
-            self.keeper = self.scheduler.connector.keeper
-            self.keeper.computing = _OfAModel(CostProfile.default())
+            self.cache = self.scheduler.connector.cache
+            self.cache.speeds.computing = _OfAModel(CostProfile.default())
         self._stores: list[tuple[int, Any, Any]] = []
         self._loads: dict[int, str] = {}
         self.scheduling_s = 0.0  # spent in the scheduler, the connector with it
@@ -142,12 +142,12 @@ class ModellessEngine:
         is_provisional: bool = False,
         adopted: Iterable[str] = (),
     ) -> None:
-        """Let a request wait. What it tells of itself travels as in tiers.prompts."""
+        """Let a request wait. What it tells of itself travels as in tiers.wire."""
         params = SamplingParams(max_tokens=answer_tokens, temperature=0, ignore_eos=True)
-        told = request_field(
-            segments, forget, guess=guess, is_provisional=is_provisional, adopted=adopted
+        message = RequestMessage(
+            tuple(segments), tuple(forget), guess, is_provisional, tuple(adopted)
         )
-        carried = {**told, "request": name}
+        carried = {**message.to_dict(), "request": name}
         params.extra_args = {"kv_transfer_params": carried}
         request = Request(
             request_id=name,
@@ -205,9 +205,9 @@ class ModellessEngine:
         raise AssertionError(f"{self.unfinished} requests still wait after {most_steps} steps")
 
     def _wait_for_disk(self) -> None:
-        while self.keeper and self.keeper.writes_to_disk:
+        while self.cache and self.cache.is_writing_disk:
             time.sleep(0.001)
-            self.keeper.step()
+            self.cache.step()
 
     def close(self) -> None:
         self.scheduler.shutdown()

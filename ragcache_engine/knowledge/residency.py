@@ -34,7 +34,7 @@ class Residency:
         # For each tier, nodes that came in for a use that is not completed yet.
         self._awaiting_use: list[set[Node]] = [set() for _ in TIERS]
 
-    # -- blocks come -----------------------------------------------------------------------------
+    # -- blocks come -------------------------------------------------------------------------------
 
     def hold(self, node: Node, rank: int, blocks: int) -> None:
         """Count the node's first `blocks` blocks as present; see KnowledgeTree.hold."""
@@ -57,7 +57,7 @@ class Residency:
             self._set(node, rank, upto)
         return freed
 
-    # -- blocks leave ----------------------------------------------------------------------------
+    # -- blocks leave ------------------------------------------------------------------------------
 
     def shrink(self, rank: int, blocks: int) -> list[FreedBlocks]:
         """Evict until the tier holds `blocks` blocks, or until the rest is pinned."""
@@ -80,7 +80,7 @@ class Residency:
         self.capacity[rank] = blocks
         self._ranks = self._ranks_in_use()
 
-    # -- nodes change ----------------------------------------------------------------------------
+    # -- nodes change ------------------------------------------------------------------------------
 
     def record_use(self, nodes: Iterable[Node]) -> None:
         """Tell every policy that a use of these nodes was completed."""
@@ -121,7 +121,7 @@ class Residency:
                     self._awaiting_use[rank].add(node)
                 self._set(node, rank, blocks)
 
-    # -- asking ----------------------------------------------------------------------------------
+    # -- asking ------------------------------------------------------------------------------------
 
     def supports_child(self, node: Node, rank: int) -> bool:
         """Whether a child of the node may have blocks in the tier.
@@ -157,7 +157,7 @@ class Residency:
                 assert victim is not None, f"{tier} has evictable leaves its policy does not see"
                 assert self._is_evictable[rank](victim)
 
-    # -- inside ----------------------------------------------------------------------------------
+    # -- inside ------------------------------------------------------------------------------------
 
     def _ranks_in_use(self) -> list[int]:
         """Tiers without capacity hold nothing, and cost nothing."""

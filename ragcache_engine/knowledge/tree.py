@@ -272,7 +272,7 @@ class KnowledgeTree:
         """Whether a child of the node may have blocks in the tier: the node's are all within reach."""
         return self._residency.supports_child(node, RANK[tier])
 
-    # -- inside --------------------------------------------------------------------------------------
+    # -- inside ------------------------------------------------------------------------------------
 
     def _prune_freed(self, freed: list[FreedBlocks]) -> list[FreedBlocks]:
         """Forget the nodes that have just lost their last block and that nobody uses."""
@@ -294,7 +294,7 @@ class KnowledgeTree:
         if self._forgotten:
             self._forgotten(node)
 
-    # -- checking ------------------------------------------------------------------------------------
+    # -- checking ----------------------------------------------------------------------------------
 
     def check(self) -> None:
         """Raise AssertionError unless every invariant holds. For tests: O(nodes)."""

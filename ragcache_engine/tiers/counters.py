@@ -42,7 +42,7 @@ class Counters:
     scheduling: list[int] = field(default_factory=lambda: [0] * (len(SCHEDULING_BUCKETS_S) + 1))
     scheduling_s: float = 0.0
 
-    def scheduled(self, seconds: float) -> None:
+    def add_scheduling(self, seconds: float) -> None:
         """One request's scheduling took so long in all."""
         self.scheduling[bisect_left(SCHEDULING_BUCKETS_S, seconds)] += 1
         self.scheduling_s += seconds

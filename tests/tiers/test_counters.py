@@ -19,14 +19,14 @@ def test_counters_begin_at_nothing_with_a_place_for_each_tier():
 def test_two_engines_count_for_themselves():
     first, second = Counters(), Counters()
     first.evicted["host"] += 1
-    first.scheduled(1.0)
+    first.add_scheduling(1.0)
     assert second == Counters() != first
 
 
 def test_counters_survive_the_way_to_another_process():
     counters = Counters(device_tokens=3, forgotten=2)
     counters.evicted["disk"] = 7
-    counters.scheduled(3e-5)
+    counters.add_scheduling(3e-5)
     assert Counters.from_dict(json.loads(json.dumps(counters.as_dict()))) == counters
 
 
@@ -34,7 +34,7 @@ def test_what_was_told_does_not_change_with_what_is_counted_later():
     counters = Counters()
     told = counters.as_dict()
     counters.evicted["host"] += 1
-    counters.scheduled(1.0)
+    counters.add_scheduling(1.0)
     assert Counters.from_dict(told) == Counters()
 
 
@@ -52,6 +52,6 @@ def test_a_request_falls_into_the_bucket_whose_bound_it_does_not_exceed(
     seconds: float, bucket: int
 ):
     counters = Counters()
-    counters.scheduled(seconds)
+    counters.add_scheduling(seconds)
     assert counters.scheduling[bucket] == sum(counters.scheduling) == 1
     assert counters.scheduling_s == seconds

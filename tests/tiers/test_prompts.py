@@ -1,87 +1,21 @@
-"""What a request tells of its prompt becomes cuts and file names, or is refused with a reason."""
+"""What is known of a prompt becomes cuts and file names."""
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ragcache_engine.tiers.block_index import Cut
 from ragcache_engine.tiers.disk.block_file import document_mark
-from ragcache_engine.tiers.ledger import Cut
-from ragcache_engine.tiers.prompts import (
-    FIELD,
-    MalformedRequest,
-    adopted_by,
-    cuts_of,
-    file_names,
-    forgotten_by,
-    guess_of,
-    is_provisional,
-    prompt_of,
-    request_field,
-    segments_of,
-)
+from ragcache_engine.tiers.prompts import cuts_of, file_names, prompt_of
 
 Segments = list[tuple[int, str | None]]
 
 
 def cuts(segments: Segments, *, tokens: int = 1000, block: int = 10, depth: int | None = None):
     return cuts_of(segments, prompt_tokens=tokens, block_tokens=block, depth=depth)
-
-
-def test_what_a_request_carries_survives_the_way_to_vllm():
-    field = request_field(
-        [(5, None), (20, "d1"), (20, "d2")],
-        ["d3"],
-        guess="g1",
-        is_provisional=True,
-        adopted=["g2", "g3"],
-    )
-    arrived = json.loads(json.dumps(field))
-    assert segments_of(arrived) == [(5, None), (20, "d1"), (20, "d2")]
-    assert forgotten_by(arrived) == ["d3"]
-    assert guess_of(arrived) == "g1"
-    assert is_provisional(arrived)
-    assert adopted_by(arrived) == ["g2", "g3"]
-
-
-def test_a_request_that_says_nothing_carries_nothing():
-    assert request_field() == {}
-    for params in (None, {}, {"other": 1}, {FIELD: None}, {FIELD: []}, {FIELD: {}}):
-        assert segments_of(params) == []
-        assert forgotten_by(params) == adopted_by(params) == []
-        assert guess_of(params) is None
-        assert not is_provisional(params)
-
-
-@pytest.mark.parametrize(
-    "segments",
-    [
-        "text",
-        {"end": 5},
-        [5],
-        [[5]],
-        [[5, "d1", "d2"]],
-        [["5", "d1"]],
-        [[5.5, "d1"]],
-        [[None, "d1"]],
-        [[-1, "d1"]],
-        [[20, "d1"], [10, "d2"]],
-        [[5, 7]],
-        [[5, ["d1"]]],
-    ],
-)
-def test_segments_that_cannot_be_so_are_refused(segments: Any):
-    with pytest.raises(MalformedRequest):
-        segments_of({FIELD: {"segments": segments}})
-
-
-def test_names_to_forget_that_are_no_names_are_passed_over():
-    assert forgotten_by({FIELD: {"forget": ["d1", 7, None]}}) == ["d1"]
-    assert forgotten_by({FIELD: {"forget": "d1"}}) == []
 
 
 def test_a_prompt_without_segments_is_one_run_of_full_blocks():

@@ -7,12 +7,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ragcache_engine.knowledge import CostProfile
-from ragcache_engine.tiers.speed import SHARE_OF_LATEST, SHORTEST_STEP_TOKENS, Computing, Copying
+from ragcache_engine.tiers.speed import (
+    SHARE_OF_LATEST,
+    SHORTEST_STEP_TOKENS,
+    ComputingSpeed,
+    CopyingSpeed,
+)
 
 PROFILE = CostProfile.default()
 
 
-def worth(computing: Computing, copying: Copying, **changes: int) -> int:
+def worth(computing: ComputingSpeed, copying: CopyingSpeed, **changes: int) -> int:
     asked = {
         "cached_tokens": 0,
         "computed_tokens": 1000,
@@ -24,72 +29,72 @@ def worth(computing: Computing, copying: Copying, **changes: int) -> int:
 
 
 def test_the_bandwidth_follows_what_is_seen():
-    copying = Copying(1e9)
-    copying.copied(2_000_000, 1e-3)
+    copying = CopyingSpeed(1e9)
+    copying.record_copy(2_000_000, 1e-3)
     assert copying.bandwidth_bytes_per_s == pytest.approx(1e9 + SHARE_OF_LATEST * 1e9)
     for _ in range(100):
-        copying.copied(500, 1e-6)
+        copying.record_copy(500, 1e-6)
     assert copying.bandwidth_bytes_per_s == pytest.approx(5e8)
 
 
 @pytest.mark.parametrize(("size_bytes", "seconds"), [(0, 1.0), (100, 0.0), (0, 0.0)])
 def test_a_copy_of_nothing_or_in_no_time_says_nothing(size_bytes: int, seconds: float):
-    copying = Copying(1e9)
-    copying.copied(size_bytes, seconds)
+    copying = CopyingSpeed(1e9)
+    copying.record_copy(size_bytes, seconds)
     assert copying.bandwidth_bytes_per_s == 1e9
 
 
 def test_what_was_waited_for_beyond_the_copying_is_latency():
-    copying = Copying(1e6)
+    copying = CopyingSpeed(1e6)
     for _ in range(100):
-        copying.waited(1_000_000, 1.5)
+        copying.record_wait(1_000_000, 1.5)
     assert copying.latency_s == pytest.approx(0.5)
     for _ in range(100):
-        copying.waited(1_000_000, 0.5)  # quicker than the bandwidth says: no latency at all
+        copying.record_wait(1_000_000, 0.5)  # quicker than the bandwidth says: no latency at all
     assert copying.latency_s == pytest.approx(0.0, abs=1e-6)
 
 
 def test_times_are_the_profiles_until_a_step_was_seen():
-    computing = Computing(PROFILE)
+    computing = ComputingSpeed(PROFILE)
     assert computing.prefill_s(100, 500) == PROFILE.prefill_s(100, 500)
-    computing.stepped(0, 500, 3 * PROFILE.prefill_s(0, 500))
+    computing.record_step(0, 500, 3 * PROFILE.prefill_s(0, 500))
     assert computing.prefill_s(100, 500) == pytest.approx(3 * PROFILE.prefill_s(100, 500))
     for _ in range(100):
-        computing.stepped(0, 700, 2 * PROFILE.prefill_s(0, 700))
+        computing.record_step(0, 700, 2 * PROFILE.prefill_s(0, 700))
     assert computing.prefill_s(100, 500) == pytest.approx(2 * PROFILE.prefill_s(100, 500))
 
 
 def test_short_steps_and_those_in_no_time_say_nothing():
-    computing = Computing(PROFILE)
-    computing.stepped(0, SHORTEST_STEP_TOKENS - 1, 99.0)
-    computing.stepped(0, 500, 0.0)
-    computing.stepped(0, 500, -1.0)
+    computing = ComputingSpeed(PROFILE)
+    computing.record_step(0, SHORTEST_STEP_TOKENS - 1, 99.0)
+    computing.record_step(0, 500, 0.0)
+    computing.record_step(0, 500, -1.0)
     assert computing.prefill_s(0, 500) == PROFILE.prefill_s(0, 500)
 
 
 def test_fast_copies_are_worth_it_and_slow_ones_are_not():
-    computing = Computing(PROFILE)
-    assert worth(computing, Copying(1e9)) == 20
-    assert worth(computing, Copying(1e6)) == 0
-    assert worth(computing, Copying(1e9), loadable_blocks=0) == 0
+    computing = ComputingSpeed(PROFILE)
+    assert worth(computing, CopyingSpeed(1e9)) == 20
+    assert worth(computing, CopyingSpeed(1e6)) == 0
+    assert worth(computing, CopyingSpeed(1e9), loadable_blocks=0) == 0
 
 
 def test_a_latency_longer_than_the_computing_speaks_against_loading():
-    copying = Copying(1e9)
+    copying = CopyingSpeed(1e9)
     copying.latency_s = 10.0
-    assert worth(Computing(PROFILE), copying) == 0
-    assert worth(Computing(PROFILE), copying, with_latency=False) == 20
+    assert worth(ComputingSpeed(PROFILE), copying) == 0
+    assert worth(ComputingSpeed(PROFILE), copying, with_latency=False) == 20
 
 
 def test_a_machine_slower_than_its_profile_loads_what_a_fast_one_computes():
-    computing, copying = Computing(PROFILE), Copying(3e6)
+    computing, copying = ComputingSpeed(PROFILE), CopyingSpeed(3e6)
     assert worth(computing, copying) == 0
-    computing.stepped(0, 500, 10 * PROFILE.prefill_s(0, 500))
+    computing.record_step(0, 500, 10 * PROFILE.prefill_s(0, 500))
     assert worth(computing, copying) == 20
-    computing = Computing(PROFILE)
+    computing = ComputingSpeed(PROFILE)
     copying.bandwidth_bytes_per_s, copying.latency_s = 1e9, 0.05
     assert worth(computing, copying) == 0
-    computing.stepped(0, 500, 10 * PROFILE.prefill_s(0, 500))
+    computing.record_step(0, 500, 10 * PROFILE.prefill_s(0, 500))
     assert worth(computing, copying) == 20
 
 
@@ -105,8 +110,8 @@ def test_a_machine_slower_than_its_profile_loads_what_a_fast_one_computes():
 def test_loading_never_takes_longer_than_computing_as_far_as_is_known(
     stretch: float, bandwidth: float, latency: float, cached: int, computed: int, loadable: int
 ):
-    computing, copying = Computing(PROFILE), Copying(bandwidth)
-    computing.stepped(0, 1000, stretch * PROFILE.prefill_s(0, 1000))
+    computing, copying = ComputingSpeed(PROFILE), CopyingSpeed(bandwidth)
+    computing.record_step(0, 1000, stretch * PROFILE.prefill_s(0, 1000))
     copying.latency_s = latency
     loadable = min(loadable, (computed - 1) // 16)
     blocks = worth(

@@ -40,7 +40,7 @@ from ragcache_engine.guide import Guide
 from ragcache_engine.protocols import BackendRequest, Conversation, Delta
 from ragcache_engine.tiers.counters import Counters
 from ragcache_engine.tiers.disk.folder import forget_documents
-from ragcache_engine.tiers.prompts import FIELD, request_field
+from ragcache_engine.tiers.wire import FinishMessage, RequestMessage
 from ragcache_engine.values import (
     CachedTokens,
     FinishReason,
@@ -202,8 +202,7 @@ class VLLMBackend:
         )
         try:
             async for output in outputs:
-                self._note_counters(output)
-                yield _delta(output)
+                yield _delta(output, self._take_message(output))
         except EngineDeadError as error:
             raise EngineDied(
                 "vLLM's process ended by itself, often for want of memory: see its log above, and "
@@ -230,10 +229,10 @@ class VLLMBackend:
             return
         # A request of one token takes the word to the scheduler's process.
         params = SamplingParams(max_tokens=1, detokenize=False)
-        params.extra_args = {"kv_transfer_params": request_field(forget=document_ids)}
+        params.extra_args = {"kv_transfer_params": RequestMessage(forget=document_ids).to_dict()}
         name = f"ragcache-forget-{next(self._forgetting)}"
         async for output in llm.generate(tokens_input([0]), params, name):
-            self._note_counters(output)
+            self._take_message(output)
         if self._budget.disk_bytes:
             # Files of earlier lives and of other engines, which the scheduler does not know.
             await asyncio.to_thread(forget_documents, self._budget.folder(), document_ids)
@@ -245,9 +244,12 @@ class VLLMBackend:
     def counters(self) -> Counters:
         return self._counters
 
-    def _note_counters(self, output: RequestOutput) -> None:
-        if told := (output.kv_transfer_params or {}).get(FIELD):
-            self._counters = Counters.from_dict(told["counters"])
+    def _take_message(self, output: RequestOutput) -> FinishMessage | None:
+        """Read what the scheduler tells at the end of a request, and keep the counters."""
+        message = FinishMessage.from_dict(output.kv_transfer_params)
+        if message:
+            self._counters = message.counters
+        return message
 
     async def close(self) -> None:
         llm, self._llm = self._llm, None
@@ -289,13 +291,13 @@ def _carried(request: BackendRequest, adopted: Sequence[str]) -> dict[str, Any]:
     while segments and segments[-1][1] is None:
         segments.pop()  # the question is nobody's document
     guess = request.request_id if request.is_guess else None
-    field = request_field(
+    message = RequestMessage(
         segments, guess=guess, is_provisional=request.is_provisional, adopted=adopted
     )
-    return {**field, "request": request.request_id}
+    return {**message.to_dict(), "request": request.request_id}
 
 
-def _delta(output: RequestOutput) -> Delta:
+def _delta(output: RequestOutput, message: FinishMessage | None) -> Delta:
     completion = output.outputs[0]
     if completion.finish_reason not in (None, "stop", "length"):
         raise GenerationFailed(
@@ -304,17 +306,16 @@ def _delta(output: RequestOutput) -> Delta:
     return Delta(
         text=completion.text,
         token_ids=tuple(completion.token_ids),
-        cached=_cached(output),
+        cached=_cached(output, message),
         finish_reason=FinishReason(completion.finish_reason) if completion.finish_reason else None,
     )
 
 
-def _cached(output: RequestOutput) -> CachedTokens:
-    """By tier once the request has ended, and until then as if all came from the device."""
-    told = (output.kv_transfer_params or {}).get(FIELD, {}).get("tokens")
-    if told is None:
+def _cached(output: RequestOutput, message: FinishMessage | None) -> CachedTokens:
+    """Count cached tokens by tier once the request has ended; until then as if all were the device's."""
+    if message is None or message.tokens is None:
         return CachedTokens(device=output.num_cached_tokens or 0)
-    return CachedTokens(**told)
+    return CachedTokens(**message.tokens)
 
 
 @cache

@@ -234,12 +234,12 @@ def test_under_load_with_aborts_forgetting_and_broken_files_no_tensor_is_out_of_
             break_a_file(tmp_path, dice)
     ended = engine.run()
     assert all(sum(told["tokens"].values()) >= 0 for told in ended.values() if told.get("tokens"))
-    counters = engine.keeper.counters
+    counters = engine.cache.counters
     assert counters.evicted["device"] > 0
     assert counters.evicted["host"] > 0
     assert counters.device_tokens > 0
-    engine.keeper.tree.check()
-    assert not [node for node in engine.keeper.tree.root.downwards() if node.pins]
+    engine.cache.tree.check()
+    assert not [node for node in engine.cache.tree.root.downwards() if node.pins]
 
 
 def break_a_file(folder: Path, dice: random.Random) -> None:

@@ -7,6 +7,6 @@
 | WaitingQueue | `Scheduler.waiting`, replaced once after construction |
 | TierConnector | `kv_connector_module_path`, a subclass of OffloadingConnector |
 | TierSpec | `spec_module_path`, a subclass of TieringOffloadingSpec |
-| TierManager | made by TierSpec.get_manager, an OffloadingManager |
+| TierOffloadingManager | made by TierSpec.get_manager, an OffloadingManager |
 | HostCopyWorker | made by TierSpec.get_worker on the CPU platform, an OffloadingWorker |
 """

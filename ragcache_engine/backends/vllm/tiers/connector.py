@@ -1,4 +1,4 @@
-"""vLLM's offloading connector, which also tells the keeper what happens to each request."""
+"""vLLM's offloading connector; it also tells the cache manager what happens to each request."""
 
 from __future__ import annotations
 
@@ -16,29 +16,22 @@ from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request, RequestStatus
 
-from ragcache_engine.backends.vllm.tiers.manager import TierManager
+from ragcache_engine.backends.vllm.tiers.offloading import TierOffloadingManager
 from ragcache_engine.backends.vllm.tiers.settings import TierSettings
-from ragcache_engine.tiers.prompts import (
-    FIELD,
-    MalformedRequest,
-    adopted_by,
-    forgotten_by,
-    guess_of,
-    prompt_of,
-    segments_of,
-)
+from ragcache_engine.tiers.prompts import Prompt, prompt_of
+from ragcache_engine.tiers.wire import FinishMessage, MalformedRequest, RequestMessage
 
 if TYPE_CHECKING:
-    from ragcache_engine.tiers.keeper import Keeper
+    from ragcache_engine.tiers.manager import CacheManager
 
 logger = logging.getLogger(__name__)
 
 
 class TierConnector(OffloadingConnector):
-    """One in the scheduler's process, which decides, and one in each worker's, which copies.
+    """One runs in the scheduler's process and decides, one in each worker's and copies.
 
-    A request's segments come in its `kv_transfer_params` under "ragcache"; there too, at its end, go
-    the tiers its tokens came from and the counters so far.
+    A RequestMessage comes with each request, and a FinishMessage goes back at its end.
+    provisional: names of the requests that a running search may still take back.
     """
 
     def __init__(
@@ -49,48 +42,53 @@ class TierConnector(OffloadingConnector):
         assert transfer is not None
         self.settings = TierSettings.from_extra_config(transfer.kv_connector_extra_config)
         self.block_tokens = vllm_config.cache_config.block_size
+        self.provisional: set[str] = set()
 
     @property
-    def keeper(self) -> Keeper[KVCacheBlock]:
-        """The scheduler side's. Its type of block is vLLM's."""
-        manager = self.scheduler.manager
-        assert isinstance(manager, TierManager)
-        return manager.keeper
+    def cache(self) -> CacheManager[KVCacheBlock]:
+        """The cache manager; only in the scheduler's process. Its type of block is vLLM's."""
+        offloading = self.scheduler.manager
+        assert isinstance(offloading, TierOffloadingManager)
+        return offloading.cache
 
     def on_new_request(self, request: Request) -> None:
-        if forgotten := forgotten_by(request.kv_transfer_params):
-            self.keeper.forget(forgotten)
+        message = _read_message(request)
+        if message.forget:
+            self.cache.forget(message.forget)
         start = time.perf_counter()
-        self.keeper.adopted(adopted_by(request.kv_transfer_params))
-        self._arrived(request)
-        self.keeper.spent(request.request_id, time.perf_counter() - start)
+        self.cache.adopt_guesses(message.adopted)
+        if message.is_provisional:
+            self.provisional.add(request.request_id)
+        prompt = self._describe_prompt(request, message)
+        self.cache.add_request(request.request_id, prompt, guess=message.guess)
+        self.cache.add_scheduling_time(request.request_id, time.perf_counter() - start)
         super().on_new_request(request)
 
     def get_num_new_matched_tokens(
         self, request: Request, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
-        keeper, start = self.keeper, time.perf_counter()
-        keeper.take_in()
-        keeper.looks(request.request_id, num_computed_tokens, time.monotonic())
-        keeper.spent(request.request_id, time.perf_counter() - start)
+        cache, start = self.cache, time.perf_counter()
+        cache.collect_disk_results()
+        cache.plan_admission(request.request_id, num_computed_tokens, time.monotonic())
+        cache.add_scheduling_time(request.request_id, time.perf_counter() - start)
         return super().get_num_new_matched_tokens(request, num_computed_tokens)
 
     def update_state_after_alloc(
         self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int
     ) -> None:
         super().update_state_after_alloc(request, blocks, num_external_tokens)
-        keeper, start = self.keeper, time.perf_counter()
-        keeper.admitted(request.request_id, num_external_tokens)
-        keeper.spent(request.request_id, time.perf_counter() - start)
+        cache, start = self.cache, time.perf_counter()
+        cache.record_admission(request.request_id, num_external_tokens)
+        cache.add_scheduling_time(request.request_id, time.perf_counter() - start)
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         copied = connector_output.kv_connector_worker_meta
         if isinstance(copied, OffloadingWorkerMetadata):
             loads = copied.transfer_stats.load
             if loads.bytes:
-                self.keeper.from_host.copied(loads.bytes, loads.time)
+                self.cache.speeds.from_host.record_copy(loads.bytes, loads.time)
             for request in connector_output.finished_recving or ():
-                self.keeper.arrived_on_device(request, loads.bytes, time.monotonic())
+                self.cache.record_load_wait(request, loads.bytes, time.monotonic())
         super().update_connector_output(connector_output)
 
     def request_finished_all_groups(
@@ -101,28 +99,29 @@ class TierConnector(OffloadingConnector):
             RequestStatus.FINISHED_STOPPED,
             RequestStatus.FINISHED_LENGTH_CAPPED,
         )
-        tokens = self.keeper.ended(request.request_id, completed=completed)
-        told = {"tokens": tokens, "counters": self.keeper.counters.as_dict()}
-        return delays, {**(params or {}), FIELD: told}
+        tokens = self.cache.finish_request(request.request_id, completed=completed)
+        message = FinishMessage(tokens, self.cache.counters)
+        return delays, {**(params or {}), **message.to_dict()}
 
-    def _arrived(self, request: Request) -> None:
-        try:
-            segments = segments_of(request.kv_transfer_params)
-        except MalformedRequest as error:
-            logger.warning("%s is answered without its segments: %s", request.request_id, error)
-            segments = []
-        told_by_tokens = not (
+    def _describe_prompt(self, request: Request, message: RequestMessage) -> Prompt:
+        is_told_by_tokens = not (
             request.lora_request or request.mm_features or request.prompt_embeds is not None
         )
-        prompt = prompt_of(
+        return prompt_of(
             keys=request.block_hashes[: request.num_prompt_tokens // self.block_tokens],
-            token_ids=request.prompt_token_ids if told_by_tokens else None,
+            token_ids=request.prompt_token_ids if is_told_by_tokens else None,
             prompt_tokens=request.num_prompt_tokens,
-            segments=segments,
+            segments=message.segments,
             tenant=request.cache_salt,
             block_tokens=self.block_tokens,
             depth=self.settings.cache_depth,
             on_disk=self.settings.disk_bytes > 0,
         )
-        guess = guess_of(request.kv_transfer_params)
-        self.keeper.arrived(request.request_id, prompt, guess=guess)
+
+
+def _read_message(request: Request) -> RequestMessage:
+    try:
+        return RequestMessage.from_dict(request.kv_transfer_params)
+    except MalformedRequest as error:
+        logger.warning("%s is answered without its segments: %s", request.request_id, error)
+        return RequestMessage.from_dict(request.kv_transfer_params, ignore_segments=True)

@@ -6,13 +6,13 @@ from collections.abc import Iterable
 
 from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue, KVCacheBlock
 
-from ragcache_engine.tiers.device import DeviceBlocks
+from ragcache_engine.tiers.device_tier import DeviceTier
 
 
 class FreeBlocks(FreeKVCacheBlockQueue):
-    """Takes the place of a block pool's `free_block_queue`; what it asks for is all here."""
+    """Takes the place of a block pool's `free_block_queue`, and has every method that the pool calls."""
 
-    def __init__(self, device: DeviceBlocks[KVCacheBlock]) -> None:
+    def __init__(self, device: DeviceTier[KVCacheBlock]) -> None:
         # The parent's linked list stays empty: the order is the device's.
         super().__init__([])
         self._device = device
@@ -28,7 +28,7 @@ class FreeBlocks(FreeKVCacheBlockQueue):
         return self._device.take(n)
 
     def remove(self, block: KVCacheBlock) -> None:
-        self._device.remove(block)
+        self._device.claim(block)
         self.num_free_blocks -= 1
 
     def append(self, block: KVCacheBlock) -> None:
@@ -41,9 +41,9 @@ class FreeBlocks(FreeKVCacheBlockQueue):
         self._put_back(blocks)
 
     def get_all_free_blocks(self) -> list[KVCacheBlock]:
-        return self._device.all()
+        return self._device.free_blocks()
 
     def _put_back(self, blocks: Iterable[KVCacheBlock]) -> None:
         returned = list(blocks)
-        self._device.put_back(returned)
+        self._device.return_blocks(returned)
         self.num_free_blocks += len(returned)

@@ -17,42 +17,36 @@ from ragcache_engine.backends.vllm.tiers.connector import TierConnector
 from ragcache_engine.backends.vllm.tiers.free_blocks import FreeBlocks
 from ragcache_engine.backends.vllm.tiers.waiting import WaitingQueue
 from ragcache_engine.processes import end_with_parent
-from ragcache_engine.tiers.ledger import Key
-from ragcache_engine.tiers.prompts import is_provisional
+from ragcache_engine.tiers.node_record import Key
 
 
 class TierScheduler(AsyncScheduler):
     """Replaces two queues of its parent, keeps steps short while what may be taken back is prefilled, and
-    measures how long steps take. Its process ends with the one that started it."""
+    measures how long steps take. Its process ends with the process that started it."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         end_with_parent()
         assert isinstance(self.connector, TierConnector)
         settings = self.connector.settings
-        self._keeper = keeper = self.connector.keeper
+        self._connector = self.connector
+        self._cache = cache = self.connector.cache
         pool = self.kv_cache_manager.block_pool
-        device = keeper.attach_device(
+        cache.attach_device(
             pool.free_block_queue.get_all_free_blocks(),
             key_of=_key_of,
             is_cached=lambda key: pool.get_cached_block(key, [0]) is not None,  # type: ignore[arg-type]
             drop_cached=lambda blocks: pool.evict_blocks({b.block_id for b in blocks}),
         )
-        pool.free_block_queue = FreeBlocks(device)
+        pool.free_block_queue = FreeBlocks(cache.device)
         if self.policy is SchedulingPolicy.FCFS and settings.reorder_window > 1:
             self.waiting = WaitingQueue(self._ratio, settings.reorder_window)
         self._step_tokens = self.max_num_scheduled_tokens
         self._provisional_step_tokens = min(
             settings.provisional_step_tokens or self._step_tokens, self._step_tokens
         )
-        self._provisional: set[str] = set()
         self._steps: dict[int, tuple[float, int]] = {}
         self._step_ended_s = 0.0
-
-    def add_request(self, request: Request) -> None:
-        if is_provisional(request.kv_transfer_params):
-            self._provisional.add(request.request_id)
-        super().add_request(request)
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         # A cancel takes effect after the running step.
@@ -72,7 +66,9 @@ class TierScheduler(AsyncScheduler):
         began_s, tokens = self._steps.pop(id(scheduler_output), (now_s, 0))
         if tokens:
             # Steps overlap: this one began when the one before it had ended, at the earliest.
-            self._keeper.computing.stepped(0, tokens, now_s - max(began_s, self._step_ended_s))
+            self._cache.speeds.computing.record_step(
+                0, tokens, now_s - max(began_s, self._step_ended_s)
+            )
         self._step_ended_s = now_s
         return super().update_from_output(scheduler_output, model_runner_output)
 
@@ -82,22 +78,23 @@ class TierScheduler(AsyncScheduler):
         # All or nothing: while requests hold blocks, the slower tiers are left alone as well.
         done = super().reset_prefix_cache(reset_running_requests, False)
         if done:
-            self._keeper.device_cleared()
+            self._cache.clear_device()
             if reset_connector:
                 done = self.reset_connector_cache()
         return done
 
     def _prefills_provisional(self) -> bool:
-        known = (self.requests.get(name) for name in self._provisional)
-        self._provisional = {
+        provisional = self._connector.provisional
+        known = map(self.requests.get, provisional)
+        provisional &= {
             request.request_id
             for request in known
             if request and request.num_computed_tokens < request.num_prompt_tokens
         }
-        return bool(self._provisional)
+        return bool(provisional)
 
     def _ratio(self, request: Request) -> float | None:
-        return self._keeper.ratio(request.request_id)
+        return self._cache.cached_ratio(request.request_id)
 
 
 def _key_of(block: KVCacheBlock) -> Key | None:

@@ -1,4 +1,4 @@
-"""Makes the parts of the tiers: the keeper beside vLLM's scheduler, the copying beside its model."""
+"""Makes the cache manager beside vLLM's scheduler, and the copying worker beside its model."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
 from ragcache_engine.backends.vllm.tiers.host_copy import HostCopyWorker
-from ragcache_engine.backends.vllm.tiers.manager import TierManager
 from ragcache_engine.backends.vllm.tiers.metrics import definitions
+from ragcache_engine.backends.vllm.tiers.offloading import TierOffloadingManager
 from ragcache_engine.backends.vllm.tiers.settings import TierSettings
 from ragcache_engine.knowledge import CostProfile, policy_of_tiers
 from ragcache_engine.tiers.disk.block_file import Origin
 from ragcache_engine.tiers.disk.folder import DiskFolder
 from ragcache_engine.tiers.disk.transfers import DiskTransfers
-from ragcache_engine.tiers.host import HostSlots
-from ragcache_engine.tiers.keeper import Keeper
+from ragcache_engine.tiers.host_slots import HostSlots
+from ragcache_engine.tiers.manager import CacheManager
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +45,7 @@ class TierSpec(TieringOffloadingSpec):
     def __init__(self, config: OffloadingConfig) -> None:
         super().__init__(config)
         self._settings = TierSettings.from_extra_config(config.extra_config)
-        self._tier_manager: TierManager | None = None
+        self._tier_manager: TierOffloadingManager | None = None
         self._tier_worker: OffloadingWorker | None = None
 
     def get_manager(self) -> OffloadingManager:
@@ -62,10 +62,10 @@ class TierSpec(TieringOffloadingSpec):
                 self._tier_worker = self.create_worker(kv_caches)
         return self._tier_worker
 
-    def _make_manager(self) -> TierManager:
+    def _make_manager(self) -> TierOffloadingManager:
         settings = self._settings
         (group,) = self.config.groups
-        keeper: Keeper[KVCacheBlock] = Keeper(
+        cache: CacheManager[KVCacheBlock] = CacheManager(
             policy=policy_of_tiers(settings.policy),
             block_tokens=group.tokens_per_block,
             block_bytes=self.kv_bytes_per_chunk,
@@ -79,15 +79,15 @@ class TierSpec(TieringOffloadingSpec):
                 region = self._region(None)
                 undo.callback(region.cleanup)
                 if settings.disk_bytes:
-                    self._attach_disk(keeper, region, undo)
-            return TierManager(keeper, undo.pop_all().close)
+                    self._attach_disk(cache, region, undo)
+            return TierOffloadingManager(cache, undo.pop_all().close)
 
     def _disk_blocks(self) -> int:
         """Blocks of the disk tier, with what a file needs beside its tensors."""
         return self._settings.disk_bytes // (self.kv_bytes_per_chunk + 1024)
 
     def _attach_disk(
-        self, keeper: Keeper[KVCacheBlock], region: SharedOffloadRegion, undo: ExitStack
+        self, cache: CacheManager[KVCacheBlock], region: SharedOffloadRegion, undo: ExitStack
     ) -> None:
         settings, config = self._settings, self.config
         assert settings.disk_folder is not None
@@ -96,7 +96,7 @@ class TierSpec(TieringOffloadingSpec):
             model=settings.model,
             dtype=config.model.dtype,
             rope=settings.rope,
-            block_tokens=keeper.block_tokens,
+            block_tokens=cache.block_tokens,
             layout=f"{config.kv_cache_layout} {self.kv_bytes_per_chunk} "
             f"tp{parallel.tp_size} pp{parallel.pp_size} of {parallel.world_size}",
         )
@@ -115,10 +115,10 @@ class TierSpec(TieringOffloadingSpec):
         flat = rows.cast("B")
         undo.callback(flat.release)
         transfers = DiskTransfers(
-            folder, lambda slot: flat[slot * size : (slot + 1) * size], keeper.knows_file
+            folder, lambda slot: flat[slot * size : (slot + 1) * size], cache.knows_file
         )
         undo.callback(transfers.close)
-        keeper.attach_disk(transfers)
+        cache.attach_disk(transfers)
 
     def _region(self, rank: int | None) -> SharedOffloadRegion:
         """The host tier's memory, mapped into this process. rank: None for the scheduler's."""

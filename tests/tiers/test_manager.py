@@ -1,4 +1,4 @@
-"""The keeper under everything vLLM may do to it, in any order.
+"""The cache manager under everything vLLM may do to it, in any order.
 
 vLLM is played here: a block pool, a scheduler that admits, preempts and ends requests, copies between
 device and host that take place some time after they were asked for, and a disk that answers late and
@@ -32,9 +32,10 @@ from ragcache_engine.knowledge import Node, Tier, policy_of_tiers
 from ragcache_engine.knowledge.tier import RANK
 from ragcache_engine.tiers.disk.block_file import document_mark
 from ragcache_engine.tiers.disk.transfers import Done, Wanted
-from ragcache_engine.tiers.host import HostSlots
-from ragcache_engine.tiers.keeper import STEPS_TO_FLUSH, Keeper, Presence, Prompt
-from ragcache_engine.tiers.prompts import prompt_of
+from ragcache_engine.tiers.host_copies import STEPS_TO_FLUSH
+from ragcache_engine.tiers.host_slots import HostSlots
+from ragcache_engine.tiers.manager import CacheManager, Presence
+from ragcache_engine.tiers.prompts import Prompt, prompt_of
 
 BLOCK_TOKENS = 4
 DEVICE, HOST, DISK = (RANK[tier] for tier in Tier)
@@ -75,18 +76,19 @@ class Block:
 
 
 class Pool:
-    """vLLM's block pool over the keeper's order: what FreeBlocks and BlockPool do together."""
+    """vLLM's block pool over the manager's order: what FreeBlocks and BlockPool do together."""
 
-    def __init__(self, keeper: Keeper[Block], count: int) -> None:
+    def __init__(self, cache: CacheManager[Block], count: int) -> None:
         self.blocks = [Block(number) for number in range(count)]
         self.free_count = count
         self._by_key: dict[bytes, dict[int, Block]] = {}
-        self._free = keeper.attach_device(
+        cache.attach_device(
             self.blocks,
             key_of=lambda block: block.key,
             is_cached=self.has,
             drop_cached=lambda blocks: [self._uncache(block) for block in blocks],
         )
+        self._free = cache.device
 
     def has(self, key: bytes) -> bool:
         return bool(self._by_key.get(key))
@@ -103,7 +105,7 @@ class Pool:
     def touch(self, blocks: Iterable[Block]) -> None:
         for block in blocks:
             if not block.users:
-                self._free.remove(block)
+                self._free.claim(block)
                 self.free_count -= 1
             block.users += 1
 
@@ -130,7 +132,7 @@ class Pool:
             [block for block in unused if block.key is None],
             [block for block in unused if block.key is not None],
         ):
-            self._free.put_back(group)
+            self._free.return_blocks(group)
             self.free_count += len(group)
 
     def cache(self, block: Block, key: bytes) -> None:
@@ -144,7 +146,7 @@ class Pool:
             block.key = None
 
     def check(self) -> None:
-        free = [block.block_id for block in self._free.all()]
+        free = [block.block_id for block in self._free.free_blocks()]
         assert len(free) == len(set(free)) == len(self._free) == self.free_count
         assert set(free) == {block.block_id for block in self.blocks if not block.users}
 
@@ -265,7 +267,7 @@ class Job:
 
 
 class VLLM:
-    """One engine: it asks the keeper what vLLM asks it, in vLLM's order."""
+    """One engine: it asks the manager what vLLM asks it, in vLLM's order."""
 
     def __init__(
         self,
@@ -279,7 +281,7 @@ class VLLM:
         chunk_blocks: int = 100,
     ) -> None:
         self.host = HostSlots(host)
-        self.keeper: Keeper[Block] = Keeper(
+        self.cache: CacheManager[Block] = CacheManager(
             policy=policy_of_tiers(policy),
             block_tokens=BLOCK_TOKENS,
             block_bytes=block_bytes,
@@ -287,12 +289,12 @@ class VLLM:
             disk_blocks=disk,
             protect=protect,
         )
-        self.pool = Pool(self.keeper, device)
+        self.pool = Pool(self.cache, device)
         self.slots: list[bytes | None] = [None] * host
         self.disk = LateDisk(self.slots)
         self.has_disk = bool(disk)
         if disk:
-            self.keeper.attach_disk(self.disk)  # type: ignore[arg-type]
+            self.cache.attach_disk(self.disk)  # type: ignore[arg-type]
         self.chunk_blocks = chunk_blocks
         self.waiting: list[Request] = []
         self.running: list[Request] = []
@@ -324,7 +326,7 @@ class VLLM:
         prompt = self.prompt(request, segments if labelled else [])
         for name, key in zip(prompt.names, prompt.keys, strict=False):
             self.disk.named[name] = key
-        self.keeper.arrived(request.name, prompt, guess=guess)
+        self.cache.add_request(request.name, prompt, guess=guess)
         self.waiting.append(request)
         return request
 
@@ -376,8 +378,8 @@ class VLLM:
                     scheduled.append(request)
                 budget_blocks -= self.chunk_blocks
         for request in preempted:
-            self.keeper.waits_again(request.name)
-        self.keeper.step()
+            self.cache.requeue(request.name)
+        self.cache.step()
         for request in [*scheduled, *self.just_ended]:
             self._offer(request)
         self.just_ended.clear()
@@ -390,7 +392,7 @@ class VLLM:
             self.running.remove(request)
         else:
             self.waiting.remove(request)
-        tokens = self.keeper.ended(request.name, completed=completed)
+        tokens = self.cache.finish_request(request.name, completed=completed)
         if tokens is not None:
             assert all(count >= 0 for count in tokens.values())
             assert sum(tokens.values()) < request.prompt_tokens
@@ -426,8 +428,8 @@ class VLLM:
             for request in self.waiting:
                 request.stored = 0
             self.just_ended.clear()
-            self.keeper.host_cleared()
-        self.keeper.device_cleared()
+            self.cache.clear_host()
+        self.cache.clear_device()
         return True
 
     # -- copies
@@ -453,12 +455,12 @@ class VLLM:
         request.jobs.remove(job)
         self.now_s += 0.001
         if job.is_store:
-            self.keeper.stored(job.keys)
+            self.cache.finish_store(job.keys)
             return
         size_bytes = 100 * len(job.keys)
-        self.keeper.from_host.copied(size_bytes, 1e-7)
-        self.keeper.arrived_on_device(request.name, size_bytes, self.now_s)
-        self.keeper.loaded(job.keys)
+        self.cache.speeds.from_host.record_copy(size_bytes, 1e-7)
+        self.cache.record_load_wait(request.name, size_bytes, self.now_s)
+        self.cache.finish_load(job.keys)
         request.has_arrived = True
         if request.state is ENDED:
             blocks, request.blocks = request.blocks, []
@@ -514,16 +516,16 @@ class VLLM:
             upto = min(len(request.token_ids), request.computed + self.chunk_blocks * BLOCK_TOKENS)
             if not self._compute_to(request, upto):
                 return False
-            self.keeper.admitted(request.name, 0)
+            self.cache.record_admission(request.name, 0)
             request.state = RUNNING
             return True
         keys, total = request.keys, len(request.token_ids)
         found = self.pool.longest(keys[: (total - 1) // BLOCK_TOKENS])
         for block, key in zip(found, keys, strict=False):
             assert block.holds == key, "the prefix cache finds another block"
-        self.keeper.step()
+        self.cache.step()
         self.now_s += 0.001
-        self.keeper.looks(request.name, len(found) * BLOCK_TOKENS, self.now_s)
+        self.cache.plan_admission(request.name, len(found) * BLOCK_TOKENS, self.now_s)
         if request.jobs:
             return None
         loadable = self._look_up(request, keys[len(found) :])
@@ -545,18 +547,18 @@ class VLLM:
             request.computed = reached * BLOCK_TOKENS
             request.state, request.has_arrived = LOADING, False
             wanted = keys[len(found) : reached]
-            slots = self.keeper.load(wanted)
+            slots = self.cache.begin_load(wanted)
             self._ask(Job(request, False, wanted, slots, request.blocks[len(found) :]))
         else:
             assert self._compute_to(request, upto)
             request.state = RUNNING
-        self.keeper.admitted(request.name, loadable * BLOCK_TOKENS)
+        self.cache.record_admission(request.name, loadable * BLOCK_TOKENS)
         return True
 
     def _look_up(self, request: Request, keys: Sequence[bytes]) -> int | None:
         hits, is_pending = 0, False
         for key in keys:
-            presence = self.keeper.presence(request.name, key)
+            presence = self.cache.lookup(request.name, key)
             if presence is Presence.AWAY:
                 break
             hits += 1
@@ -577,7 +579,7 @@ class VLLM:
         holds = request.left_behind if ended else [block.holds for block in request.blocks]
         assert holds[request.stored : upto] == keys
         request.stored = upto
-        stored = self.keeper.store(request.name, keys)
+        stored = self.cache.begin_store(request.name, keys)
         kept = [key for key, _ in stored]
         assert kept == [key for key in keys if key in set(kept)], "not in the prompt's order"
         assert len(kept) == len(set(kept))
@@ -598,20 +600,24 @@ class VLLM:
         return self.waiting + self.running
 
     def nodes(self) -> list[Node]:
-        root = self.keeper.tree.root
+        root = self.cache.tree.root
         return [node for node in root.downwards() if node is not root]
 
     def in_host(self) -> dict[bytes, int]:
         return {
             key: slot
             for node in self.nodes()
-            for key, slot in zip(self.keeper.ledger.keys(node), self.host.of(node), strict=False)
+            for key, slot in zip(
+                self.cache.index.record(node).keys,
+                self.cache.index.record(node).slots,
+                strict=False,
+            )
             if slot is not None
         }
 
     def settle(self) -> None:
         """Let every copy end."""
-        self.keeper.step()
+        self.cache.step()
         while self.jobs or self.disk.reads or self.disk.writes or self.later or self.just_ended:
             for job in list(self.jobs):
                 self.report(job)
@@ -623,7 +629,7 @@ class VLLM:
                 self.free_late()
             if self.just_ended:
                 self.schedule(budget_blocks=0)
-            self.keeper.step()
+            self.cache.step()
 
     def run(self, *requests: Request, answer_tokens: int = 1) -> list[dict[str, int]]:
         """From their arrival to their end, one after the other."""
@@ -647,50 +653,37 @@ class VLLM:
     def check(self) -> None:
         """What must hold at all times."""
         self.pool.check()
-        keeper, host = self.keeper, self.host
-        nodes = self.nodes()
+        cache = self.cache
         # See test_the_rest_of_a_prompt_nobody_finished_is_forgotten_when_another_cuts_it.
-        rest = [node for node in nodes if not (node.uses or node.children or any(node.resident))]
+        rest = [
+            node for node in self.nodes() if not (node.uses or node.children or any(node.resident))
+        ]
         for node in rest:
             node.pins += 1
-        keeper.tree.check()
+        cache.check()
         for node in rest:
             node.pins -= 1
-        assert len(keeper.ledger) == sum(node.blocks for node in nodes)
-        slots = []
-        for node in nodes:
-            mine = list(host.of(node))[: node.resident[HOST]]
-            assert len(mine) == node.resident[HOST]
-            assert None not in mine
-            for key, slot in zip(keeper.ledger.keys(node), mine, strict=False):
-                assert slot is not None
-                slots.append(slot)
-                if key not in keeper._filling:
-                    assert self.slots[slot] == key, "a slot holds another block"
-        assert len(slots) == len(set(slots))
-        assert host.free + len(slots) + len(host._left) == host.count
+        for key, slot in self.in_host().items():
+            if not self.host.is_filling(key):
+                assert self.slots[slot] == key, "a slot holds another block"
         for name, content in self.disk.files.items():
             assert content == self.disk.named[name]
 
     def check_at_rest(self) -> None:
         """What must hold when all requests have ended and all copies are done."""
         self.check()
-        keeper, host = self.keeper, self.host
+        cache, host = self.cache, self.host
         for _ in range(STEPS_TO_FLUSH):  # copies that a reset cut off are given so long to end
-            keeper.step()
+            cache.step()
         assert self.pool.free_count == len(self.pool.blocks)
-        assert not any(node.pins for node in self.nodes())
-        assert not host._busy
-        assert host.free + keeper.tree.used(Tier.HOST) == host.count
-        left: list[Any] = [keeper._asked, keeper._holding, keeper._filling, keeper._loading]
-        assert not any([*left, keeper._writing, keeper._reading, keeper._doomed])
-        assert not keeper.waits_for_disk
+        cache.check_idle()
+        assert host.free + cache.tree.used(Tier.HOST) == host.count
+        assert not cache.is_reading_disk
         known = {
             name
             for node in self.nodes()
-            for name in list(keeper._names.of(node))[: node.resident[DISK]]
+            for name in cache.index.record(node).files[: node.resident[DISK]]
         }
-        assert keeper._known_files == known
         assert self.disk.files.keys() >= known - self.disk.stolen
 
 
@@ -706,7 +699,7 @@ def test_a_prompt_asked_for_again_is_read_from_the_device():
     (first,) = vllm.run(vllm.arrive("S", "A", "D"))
     (again,) = vllm.run(vllm.arrive("S", "A", "D"))
     assert (sources(first), sources(again)) == ((0, 0, 0), (24, 0, 0))
-    counters = vllm.keeper.counters
+    counters = vllm.cache.counters
     assert counters.device_tokens == 24
     assert counters.computed_tokens == 27 + 3
     vllm.check_at_rest()
@@ -717,7 +710,7 @@ def test_what_the_device_has_lost_is_loaded_from_the_host():
     vllm.run(vllm.arrive("S", "A", "D"))
     vllm.reset(host=False)
     assert [sources(told) for told in vllm.run(vllm.arrive("S", "A", "D"))] == [(0, 24, 0)]
-    assert vllm.keeper.counters.loaded_bytes == 6 * 100
+    assert vllm.cache.counters.loaded_bytes == 6 * 100
     vllm.check_at_rest()
 
 
@@ -727,7 +720,7 @@ def test_what_the_host_has_lost_too_is_read_from_the_disk():
     assert len(vllm.disk.files) == 6
     vllm.reset(host=True)
     assert [sources(told) for told in vllm.run(vllm.arrive("S", "A", "D"))] == [(0, 0, 24)]
-    assert vllm.keeper.counters.read_bytes == 6 * 100
+    assert vllm.cache.counters.read_bytes == 6 * 100
     vllm.check_at_rest()
 
 
@@ -751,7 +744,7 @@ def test_a_block_that_cannot_be_read_is_computed_with_all_behind_it(failure: str
     (told,) = vllm.run(request)
     assert told["device"] == 0
     assert told["host"] + told["disk"] == 4
-    assert vllm.keeper.counters.missing + vllm.keeper.counters.damaged == 1
+    assert vllm.cache.counters.missing + vllm.cache.counters.damaged == 1
     vllm.check_at_rest()
 
 
@@ -760,7 +753,7 @@ def test_copies_slower_than_computing_are_not_made():
     vllm.run(vllm.arrive("S", "A", "D"))
     vllm.reset(host=False)
     assert [sources(told) for told in vllm.run(vllm.arrive("S", "A", "D"))] == [(0, 0, 0)]
-    assert vllm.keeper.counters.recomputed == 6
+    assert vllm.cache.counters.recomputed == 6
 
 
 def test_the_step_of_others_that_a_load_waits_for_does_not_speak_against_the_next():
@@ -778,7 +771,7 @@ def test_the_step_of_others_that_a_load_waits_for_does_not_speak_against_the_nex
     vllm.now_s += 60.0
     told = vllm.run(other, request)
     assert sources(told[1]) == (0, 24, 0)
-    assert vllm.keeper.from_host.latency_s == 0.0
+    assert vllm.cache.speeds.from_host.latency_s == 0.0
     vllm.check_at_rest()
 
 
@@ -795,7 +788,7 @@ def test_neither_does_the_step_of_one_that_came_and_went_while_it_loaded():
     vllm.end(other, completed=True)
     vllm.report(load)
     assert sources(vllm.run(request)[0]) == (0, 24, 0)
-    assert vllm.keeper.from_host.latency_s == 0.0
+    assert vllm.cache.speeds.from_host.latency_s == 0.0
     vllm.check_at_rest()
 
 
@@ -804,7 +797,7 @@ def test_a_long_latency_speaks_against_loading_only_while_the_model_has_nothing_
         vllm = VLLM()
         vllm.run(vllm.arrive("S", "A", "D"))
         vllm.reset(host=False)
-        vllm.keeper.from_host.latency_s = 60.0
+        vllm.cache.speeds.from_host.latency_s = 60.0
         others = [vllm.arrive("B")] if is_busy else []
         vllm.schedule()
         told = vllm.run(*others, vllm.arrive("S", "A", "D"))
@@ -819,7 +812,7 @@ def test_a_waiting_request_fetches_its_blocks_from_the_disk_before_it_runs():
     assert not vllm.disk.reads
     vllm.arrive("S", "A")
     assert len(vllm.disk.reads) == 3
-    assert vllm.keeper.waits_for_disk
+    assert vllm.cache.is_reading_disk
 
 
 def test_only_so_many_waiting_requests_keep_their_nodes():
@@ -837,7 +830,7 @@ def test_an_aborted_request_was_no_use():
     assert vllm.end(request, completed=False) == {"device": 0, "host": 0, "disk": 0}
     vllm.settle()
     assert {node.uses for node in vllm.nodes()} == {0}
-    assert vllm.keeper.counters.computed_tokens == 0
+    assert vllm.cache.counters.computed_tokens == 0
     vllm.check_at_rest()
 
 
@@ -846,11 +839,11 @@ def test_a_guess_is_a_use_when_it_is_adopted_be_it_before_or_after_its_end():
         vllm = VLLM()
         request = vllm.arrive("S", "A", guess="guess")
         if adopt_first:
-            vllm.keeper.adopted(["guess"])
+            vllm.cache.adopt_guesses(["guess"])
         vllm.run(request)
         assert {node.uses for node in vllm.nodes()} == {int(adopt_first)}
-        vllm.keeper.adopted(["guess", "unheard of"])
-        vllm.keeper.adopted(["guess"])
+        vllm.cache.adopt_guesses(["guess", "unheard of"])
+        vllm.cache.adopt_guesses(["guess"])
         assert {node.uses for node in vllm.nodes()} == {1}
         vllm.check_at_rest()
 
@@ -858,18 +851,18 @@ def test_a_guess_is_a_use_when_it_is_adopted_be_it_before_or_after_its_end():
 def test_a_request_that_never_ran_tells_nothing():
     vllm = VLLM()
     assert vllm.end(vllm.arrive("S", "A"), completed=False) is None
-    assert vllm.keeper.ended("unheard of", completed=True) is None
-    assert vllm.keeper.ratio("unheard of") is None
-    assert len(vllm.keeper.tree) == 0
+    assert vllm.cache.finish_request("unheard of", completed=True) is None
+    assert vllm.cache.cached_ratio("unheard of") is None
+    assert len(vllm.cache.tree) == 0
 
 
 def test_the_ratio_grows_with_what_is_cached():
     vllm = VLLM()
     cold = vllm.arrive("S", "A")
-    assert vllm.keeper.ratio(cold.name) == 0
+    assert vllm.cache.cached_ratio(cold.name) == 0
     vllm.run(cold)
     half, quarter = vllm.arrive("S", "A", *"DDDDD"), vllm.arrive("S", "A", *"DDDDDDDDDD")
-    ratios = [vllm.keeper.ratio(request.name) for request in (half, quarter)]
+    ratios = [vllm.cache.cached_ratio(request.name) for request in (half, quarter)]
     assert ratios == [pytest.approx(12 / (2 + 5 * 13)), pytest.approx(12 / (2 + 10 * 13))]
 
 
@@ -877,14 +870,14 @@ def test_requests_that_a_short_step_completes_go_by_arrival_however_little_they_
     vllm = VLLM()
     vllm.run(vllm.arrive("S", "A"))
     few, fewer = vllm.arrive("S", "A", "D", "D", "D"), vllm.arrive("S", "A")
-    assert vllm.keeper.ratio(few.name) == vllm.keeper.ratio(fewer.name) == math.inf
-    assert vllm.keeper.ratio(vllm.arrive("B").name) == 0, "nothing of it is cached"
+    assert vllm.cache.cached_ratio(few.name) == vllm.cache.cached_ratio(fewer.name) == math.inf
+    assert vllm.cache.cached_ratio(vllm.arrive("B").name) == 0, "nothing of it is cached"
 
 
 def test_a_forgotten_document_leaves_every_tier_with_all_computed_after_it():
     vllm = VLLM(disk=100)
     vllm.run(vllm.arrive("A", "D"), vllm.arrive("D", "A"), vllm.arrive("B"))
-    assert vllm.keeper.forget(["A"]) == 0
+    assert vllm.cache.forget(["A"]) == 0
     vllm.settle()
     for documents, blocks in ((("A", "D"), 0), (("D", "A"), 3), (("B",), 1)):
         keys = keys_of([token for each in documents for token in TEXTS[each]])
@@ -892,7 +885,7 @@ def test_a_forgotten_document_leaves_every_tier_with_all_computed_after_it():
         assert len(vllm.pool.longest(keys)) == blocks
         assert [key in vllm.in_host() for key in keys].count(True) == blocks
         assert [key in vllm.disk.files.values() for key in keys].count(True) == blocks
-    assert vllm.keeper.counters.forgotten == 1
+    assert vllm.cache.counters.forgotten == 1
     vllm.check_at_rest()
 
 
@@ -900,10 +893,10 @@ def test_a_document_a_request_computes_with_is_forgotten_when_that_ends():
     vllm = VLLM(disk=100)
     request = vllm.arrive("S", "A")
     vllm.schedule()
-    assert vllm.keeper.forget(["A"]) == 1
+    assert vllm.cache.forget(["A"]) == 1
     vllm.run(request)
-    assert vllm.keeper.forget([]) == 0
-    assert not vllm.keeper.ledger.named("A")
+    assert vllm.cache.forget([]) == 0
+    assert not vllm.cache.index.nodes_of("A")
     assert set(vllm.in_host()) == set(vllm.disk.files.values()) == set(request.keys[:1])
 
 
@@ -911,16 +904,27 @@ def test_a_document_forgotten_while_a_request_runs_is_not_found():
     vllm = VLLM()
     request = vllm.arrive("S", "A")
     vllm.schedule()
-    vllm.keeper.forget(["A"])
+    vllm.cache.forget(["A"])
     vllm.end(request, completed=True)
     vllm.settle()
     assert len(vllm.pool.longest(request.keys)) <= 1
 
 
+def test_a_document_forgotten_while_no_block_is_free_is_not_found():
+    vllm = VLLM(device=3)
+    request = vllm.arrive("A")
+    vllm.schedule()
+    assert not vllm.pool.free_count
+    vllm.cache.forget(["A"])
+    vllm.end(request, completed=True)
+    vllm.settle()
+    assert not vllm.pool.longest(request.keys)
+
+
 def test_a_document_forgotten_while_a_request_waits_does_not_come_back_with_it():
     vllm = VLLM()
     request = vllm.arrive("S", "A")
-    vllm.keeper.forget(["A"])
+    vllm.cache.forget(["A"])
     vllm.run(request)
     assert len(vllm.in_host()) <= 1
 
@@ -928,7 +932,7 @@ def test_a_document_forgotten_while_a_request_waits_does_not_come_back_with_it()
 def test_a_file_about_to_be_removed_is_not_taken_for_one_that_stays():
     vllm = VLLM(disk=100)
     vllm.run(vllm.arrive("A"))
-    vllm.keeper.forget(["A"])
+    vllm.cache.forget(["A"])
     request = vllm.arrive("A")
     vllm.settle()
     vllm.end(request, completed=False)
@@ -941,7 +945,7 @@ def test_the_rest_of_a_prompt_nobody_finished_is_forgotten_when_another_cuts_it(
     vllm.schedule()
     vllm.end(request, completed=False)
     vllm.run(vllm.arrive("S", "A", labelled=False))
-    vllm.keeper.tree.check()
+    vllm.cache.tree.check()
 
 
 def test_blocks_whose_load_was_aborted_are_not_on_the_device():
@@ -955,8 +959,8 @@ def test_blocks_whose_load_was_aborted_are_not_on_the_device():
     vllm.settle()
     assert not vllm.pool.longest(request.keys)
     vllm.run(vllm.arrive("D", question=(8,) * 34, labelled=False))
-    vllm.keeper.tree.check()
-    assert vllm.keeper.tree.used(Tier.DEVICE) <= 12
+    vllm.cache.tree.check()
+    assert vllm.cache.tree.used(Tier.DEVICE) <= 12
 
 
 def test_a_node_that_was_loaded_was_not_computed():
@@ -1102,7 +1106,7 @@ class AnythingVLLMDoes(RuleBasedStateMachine):
     @rule(which=whichever)
     def ask_for_the_ratio(self, which: int) -> None:
         request = self.one_of(self.vllm.waiting, which)
-        ratio = self.vllm.keeper.ratio(request.name)
+        ratio = self.vllm.cache.cached_ratio(request.name)
         assert ratio is not None
         assert ratio >= 0
 
@@ -1121,7 +1125,9 @@ class AnythingVLLMDoes(RuleBasedStateMachine):
 
     @rule(numbers=st.lists(whichever, max_size=3))
     def guesses_are_adopted(self, numbers: list[int]) -> None:
-        self.vllm.keeper.adopted(f"guess {number % (self.vllm.count + 1)}" for number in numbers)
+        self.vllm.cache.adopt_guesses(
+            f"guess {number % (self.vllm.count + 1)}" for number in numbers
+        )
 
     @precondition(lambda self: self.vllm.later)
     @rule()
@@ -1166,7 +1172,7 @@ class AnythingVLLMDoes(RuleBasedStateMachine):
         # See test_a_document_forgotten_while_a_request_waits_does_not_come_back_with_it.
         for request in self.vllm.waiting:
             self.asked_at.update(dict.fromkeys(request.keys, self.clock))
-        self.vllm.keeper.forget([document])
+        self.vllm.cache.forget([document])
 
     @precondition(lambda self: self.vllm.pool.free_count == len(self.vllm.pool.blocks))
     @rule(host=seldom, applies=seldom)
@@ -1188,7 +1194,7 @@ class AnythingVLLMDoes(RuleBasedStateMachine):
             vllm.end(request, completed=request in vllm.running and request.is_prefilled)
         vllm.settle()
         vllm.check_at_rest()
-        vllm.keeper.forget([])  # see test_a_document_forgotten_while_a_request_runs_is_not_found
+        vllm.cache.forget([])  # see test_a_document_forgotten_while_a_request_runs_is_not_found
         in_host = vllm.in_host()
         for request in vllm.preempted:
             self.unlabelled.update(request.keys)  # they waited again; see above

@@ -1,4 +1,4 @@
-"""vLLM's door to the slower tiers, opened on the keeper: what to load, what to store, and where."""
+"""vLLM's door to the slower tiers: it asks the cache manager what to load and store, and where."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from vllm.v1.kv_offload.base import (
 from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
 
 from ragcache_engine.backends.vllm.tiers.metrics import Reporter
-from ragcache_engine.tiers.keeper import Keeper, Presence
+from ragcache_engine.tiers.manager import CacheManager, Presence
 
 _ANSWERS = {
     Presence.HERE: LookupResult.HIT,
@@ -32,11 +32,14 @@ _ANSWERS = {
 }
 
 
-class TierManager(OffloadingManager):
-    """Asked by vLLM's scheduler, for one block at a time or for a request's new blocks."""
+class TierOffloadingManager(OffloadingManager):
+    """vLLM's scheduler asks it for one block at a time, or for a request's new blocks.
 
-    def __init__(self, keeper: Keeper, close: Callable[[], None]) -> None:  # type: ignore[type-arg]
-        self.keeper = keeper
+    cache: decides. close: frees the memory and ends the disk's threads.
+    """
+
+    def __init__(self, cache: CacheManager, close: Callable[[], None]) -> None:  # type: ignore[type-arg]
+        self.cache = cache
         self._close = close
         self._reporter = Reporter()
 
@@ -46,21 +49,21 @@ class TierManager(OffloadingManager):
         return RequestOffloadingContext(OffloadPolicy.REQUEST_LEVEL)
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
-        return _ANSWERS[self.keeper.presence(req_context.req_id, get_offload_block_hash(key))]
+        return _ANSWERS[self.cache.lookup(req_context.req_id, get_offload_block_hash(key))]
 
     def prepare_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> LoadStoreSpec:
-        return CPULoadStoreSpec(self.keeper.load(map(get_offload_block_hash, keys)))
+        return CPULoadStoreSpec(self.cache.begin_load(map(get_offload_block_hash, keys)))
 
     def complete_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:
-        self.keeper.loaded(map(get_offload_block_hash, keys))
+        self.cache.finish_load(map(get_offload_block_hash, keys))
 
     def prepare_store(
         self, keys: Collection[OffloadKey], req_context: ReqContext
     ) -> PrepareStoreOutput:
         start = time.perf_counter()
         offered = {get_offload_block_hash(key): key for key in keys}
-        stored = self.keeper.store(req_context.req_id, list(offered))
-        self.keeper.spent(req_context.req_id, time.perf_counter() - start)
+        stored = self.cache.begin_store(req_context.req_id, list(offered))
+        self.cache.add_scheduling_time(req_context.req_id, time.perf_counter() - start)
         return PrepareStoreOutput(
             keys_to_store=[offered[key] for key, _ in stored],
             store_spec=CPULoadStoreSpec([slot for _, slot in stored]),
@@ -70,23 +73,23 @@ class TierManager(OffloadingManager):
     def complete_store(
         self, keys: Collection[OffloadKey], req_context: ReqContext, success: bool = True
     ) -> None:
-        self.keeper.stored(map(get_offload_block_hash, keys))
+        self.cache.finish_store(map(get_offload_block_hash, keys))
 
     def on_schedule_end(self, context: ScheduleEndContext) -> None:
         for request in context.preempted_req_ids:
-            self.keeper.waits_again(request)
-        self.keeper.step()
+            self.cache.requeue(request)
+        self.cache.step()
 
     def has_pending_work(self) -> bool:
-        return self.keeper.waits_for_disk
+        return self.cache.is_reading_disk
 
     def reset_cache(self) -> None:
-        self.keeper.host_cleared()
+        self.cache.clear_host()
 
     def get_stats(self) -> OffloadingConnectorStats | None:
-        return self._reporter.report(self.keeper.counters)
+        return self._reporter.report(self.cache.counters)
 
     def shutdown(self) -> None:
-        self.keeper.step()
-        self.keeper.flush()
+        self.cache.step()
+        self.cache.flush_to_disk()
         self._close()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from hashlib import blake2b
+from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ragcache_engine.knowledge import POLICIES, KnowledgeTree, Node, Tier
-from ragcache_engine.tiers.ledger import BlockLedger, Cut, PerBlock
+from ragcache_engine.knowledge import POLICIES, Node, Tier
+from ragcache_engine.tiers.block_index import BlockIndex, Cut
 
 
 def keys_of(blocks: str) -> list[bytes]:
@@ -21,40 +23,31 @@ def keys_of(blocks: str) -> list[bytes]:
 
 
 class Book:
-    """A ledger, and beside it what is kept of each block: the letter it was first seen with."""
+    """An index, and in each record what is kept of each block: the letter it was first seen with."""
 
     def __init__(self) -> None:
-        self.letters: PerBlock[str] = PerBlock()
         self.splits: list[tuple[Node, Node]] = []
-        self.tree = KnowledgeTree(
-            {Tier.DEVICE: 100},
-            POLICIES["lru"],
-            block_tokens=16,
-            forgotten=self.forgotten,
-        )
-        self.ledger = BlockLedger(self.tree, self.split)
-
-    def split(self, upper: Node, lower: Node) -> None:
-        self.splits.append((upper, lower))
-        self.letters.split(upper, lower)
-
-    def forgotten(self, node: Node) -> None:
-        self.ledger.forget(node)
-        self.letters.forget(node)
+        self.index: BlockIndex[Any] = BlockIndex(POLICIES["lru"], 16)
+        self.tree = self.index.tree
+        self.tree.set_capacity(Tier.DEVICE, 100)
 
     def path(self, blocks: str, *cuts: Cut) -> list[Node]:
-        nodes = self.ledger.path(keys_of(blocks), cuts or [Cut(len(blocks))])
+        nodes, splits = self.index.path(keys_of(blocks), cuts or [Cut(len(blocks))])
+        self.splits += splits
         self.tree.pin(nodes)
         end, at = (cuts[-1].end if cuts else len(blocks)), 0
         for node in nodes:
             for place in range(node.blocks):
                 assert at < end
-                self.letters.put(node, place, blocks[at])
+                self.index.record(node).writable_files()[place] = blocks[at]
                 at += 1
         return nodes
 
+    def keys(self, node: Node) -> list[bytes]:
+        return self.index.record(node).keys if node.parent else []
+
     def spelled(self, node: Node) -> str:
-        return "".join(letter or "?" for letter in self.letters.of(node))
+        return "".join(letter or "?" for letter in self.index.record(node).files)
 
 
 def spell(book: Book, nodes: list[Node]) -> list[str]:
@@ -68,14 +61,14 @@ def test_prompts_share_nodes_up_to_where_they_part():
     assert spell(book, book.path("abcd")) == ["ab", "cd"]
     assert spell(book, book.path("abc")) == ["ab", "c"]
     assert spell(book, book.path("abcde")) == ["ab", "c", "d", "e"]
-    assert len(book.ledger) == len("abcdxye")
+    assert len(book.index) == len("abcdxye")
 
 
 def test_the_same_block_behind_another_one_is_another_block():
     book = Book()
     book.path("ab")
     assert spell(book, book.path("bab")) == ["bab"]
-    assert len(book.ledger) == 5
+    assert len(book.index) == 5
 
 
 def test_a_node_begins_where_a_document_begins():
@@ -87,20 +80,20 @@ def test_a_node_begins_where_a_document_begins():
 def test_what_lies_behind_the_last_cut_is_not_kept():
     book = Book()
     assert spell(book, book.path("abcd", Cut(1), Cut(3))) == ["a", "bc"]
-    assert book.ledger.owner(keys_of("abcd")[3]) is None
-    assert book.ledger.path(keys_of("abcd"), []) == []
+    assert book.index.owner(keys_of("abcd")[3]) is None
+    assert book.index.path(keys_of("abcd"), []) == ([], [])
 
 
 def test_a_block_tells_its_node_and_its_place():
     book = Book()
     (node,) = book.path("abcd")
-    assert book.ledger.owner(keys_of("abc")[2]) == (node, 2)
+    assert book.index.owner(keys_of("abc")[2]) == (node, 2)
     upper, lower = book.path("abcd", Cut(1), Cut(4))
     assert lower is node
-    assert book.ledger.owner(keys_of("abc")[2]) == (lower, 1)
-    assert book.ledger.owner(keys_of("a")[0]) == (upper, 0)
+    assert book.index.owner(keys_of("abc")[2]) == (lower, 1)
+    assert book.index.owner(keys_of("a")[0]) == (upper, 0)
     assert book.splits == [(upper, lower)]
-    assert list(book.ledger.keys(upper)) + list(book.ledger.keys(lower)) == keys_of("abcd")
+    assert list(book.keys(upper)) + list(book.keys(lower)) == keys_of("abcd")
 
 
 def test_a_document_is_found_in_every_context_and_after_its_node_was_cut():
@@ -108,52 +101,28 @@ def test_a_document_is_found_in_every_context_and_after_its_node_was_cut():
     book.path("abc", Cut(1), Cut(3, ("D",)))
     book.path("xbc", Cut(1), Cut(3, ("D",)))
     book.path("aby", Cut(1), Cut(3, ("D", "E")))
-    found = sorted(book.spelled(node) for node in book.ledger.named("D"))
+    found = sorted(book.spelled(node) for node in book.index.nodes_of("D"))
     assert found == ["b", "bc", "c", "y"]
-    assert sorted(spell(book, list(book.ledger.named("E")))) == ["b", "y"]
-    assert book.ledger.named("F") == ()
+    assert sorted(spell(book, list(book.index.nodes_of("E")))) == ["b", "y"]
+    assert book.index.nodes_of("F") == ()
 
 
 def test_a_prompt_that_tells_no_names_takes_none_away():
     book = Book()
     book.path("abc", Cut(3, ("D",)))
     book.path("abx")
-    assert sorted(spell(book, list(book.ledger.named("D")))) == ["ab", "c"]
+    assert sorted(spell(book, list(book.index.nodes_of("D")))) == ["ab", "c"]
 
 
 def test_a_forgotten_node_is_known_by_nothing():
     book = Book()
     nodes = book.path("abc", Cut(1), Cut(3, ("D",)))
     book.tree.unpin(nodes)
-    assert len(book.ledger) == 0
-    assert book.ledger.named("D") == ()
-    assert book.ledger.keys(nodes[1]) == ()
-    assert all(book.ledger.owner(key) is None for key in keys_of("abc"))
-
-
-def test_what_is_not_known_of_a_block_is_none():
-    values: PerBlock[int] = PerBlock()
-    book = Book()
-    (node,) = book.path("abc")
-    assert values.of(node) == ()
-    assert values.take(node, 1) is None
-    values.put(node, 1, 7)
-    assert list(values.of(node)) == [None, 7, None]
-    assert values.take(node, 1) == 7
-    assert values.take(node, 1) is None
-    values.put(node, 0, 5)
-    assert values.forget(node) == [5]
-    assert values.forget(node) == []
-
-
-def test_the_halves_of_a_node_of_which_nothing_is_known_know_nothing():
-    values: PerBlock[int] = PerBlock()
-    book = Book()
-    (node,) = book.path("abc")
-    upper, lower = book.path("abc", Cut(1), Cut(3))
-    values.split(upper, lower)
-    assert values.of(upper) == values.of(lower) == ()
-    assert node is lower
+    assert len(book.index) == 0
+    assert book.index.nodes_of("D") == ()
+    with pytest.raises(KeyError):
+        book.index.record(nodes[1])
+    assert all(book.index.owner(key) is None for key in keys_of("abc"))
 
 
 texts = st.text("ab", min_size=1, max_size=8)
@@ -179,7 +148,7 @@ def test_the_path_of_any_prompt_covers_its_kept_blocks_in_order(
         keys = keys_of(blocks)
         nodes = book.path(blocks, *cuts)
         pinned.append(nodes)
-        assert [key for node in nodes for key in book.ledger.keys(node)] == keys[: cuts[-1].end]
+        assert [key for node in nodes for key in book.keys(node)] == keys[: cuts[-1].end]
         ends = {node.end // 16 for node in nodes}
         assert ends >= {cut.end for cut in cuts}
         start = 0
@@ -190,26 +159,26 @@ def test_the_path_of_any_prompt_covers_its_kept_blocks_in_order(
         if data.draw(st.booleans()) and len(pinned) > 1:
             # Some end, and what nobody else needs is forgotten; halves made since are not theirs.
             gone = pinned.pop(0)
-            before = {key for node in gone for key in book.ledger.keys(node)}
+            before = {key for node in gone for key in book.keys(node)}
             book.tree.unpin(gone)
-            kept = {key for key in before if book.ledger.owner(key)}
+            kept = {key for key in before if book.index.owner(key)}
             for known in told.values():
                 known -= before - kept
     nodes = [node for node in book.tree.root.downwards() if node is not book.tree.root]
-    owned = [key for node in nodes for key in book.ledger.keys(node)]
-    assert len(owned) == len(set(owned)) == len(book.ledger)
+    owned = [key for node in nodes for key in book.keys(node)]
+    assert len(owned) == len(set(owned)) == len(book.index)
     for node in nodes:
-        assert len(book.ledger.keys(node)) == node.blocks > 0
-        for at, key in enumerate(book.ledger.keys(node)):
-            assert book.ledger.owner(key) == (node, at)
+        assert len(book.keys(node)) == node.blocks > 0
+        for at, key in enumerate(book.keys(node)):
+            assert book.index.owner(key) == (node, at)
         assert node.parent is not None
-        above = book.ledger.keys(node.parent)
+        above = book.keys(node.parent)
         assert node.parent is book.tree.root or above
     for blocks, cuts in asked:
         # The letters were put in place block by block, before all the cuts that came later.
         for at, key in enumerate(keys_of(blocks)[: cuts[-1].end]):
-            if found := book.ledger.owner(key):
-                assert book.letters.of(found[0])[found[1]] == blocks[at]
+            if found := book.index.owner(key):
+                assert book.index.record(found[0]).files[found[1]] == blocks[at]
     for name, known in told.items():
-        found_keys = {key for node in book.ledger.named(name) for key in book.ledger.keys(node)}
-        assert found_keys >= {key for key in known if book.ledger.owner(key)}
+        found_keys = {key for node in book.index.nodes_of(name) for key in book.keys(node)}
+        assert found_keys >= {key for key in known if book.index.owner(key)}

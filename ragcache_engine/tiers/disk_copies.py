@@ -1,0 +1,221 @@
+"""Copies between host and disk: which blocks are read and written, and what comes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Generic
+
+from ragcache_engine.knowledge import Node, Tier
+from ragcache_engine.knowledge.tier import RANK
+from ragcache_engine.tiers.block_index import BlockIndex
+from ragcache_engine.tiers.disk.transfers import DiskTransfers, Done, Wanted
+from ragcache_engine.tiers.node_record import B, Key
+from ragcache_engine.tiers.requests import TrackedRequest
+from ragcache_engine.tiers.speed import Speeds
+
+MOST_WRITES = 256
+"""Blocks that may wait to be written. A disk slower than the model computes gets what it can take."""
+
+HOST, DISK = RANK[Tier.HOST], RANK[Tier.DISK]
+
+
+class DiskCopies(Generic[B]):
+    """Reads blocks into host slots and writes them from there. Without a disk, all of it does nothing.
+
+    speeds: those of reading are measured here.
+    """
+
+    def __init__(self, index: BlockIndex[B], speeds: Speeds) -> None:
+        self._index = index
+        self._tree = index.tree
+        self._host = index.host
+        self._counters = index.counters
+        self._speeds = speeds
+        self._reading: dict[str, Key] = {}  # from files to slots
+        self._writing: dict[str, Key] = {}  # from slots to files
+
+    @property
+    def _transfers(self) -> DiskTransfers | None:
+        return self._index.files.transfers
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether there is a disk tier."""
+        return self._transfers is not None
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether blocks that requests may wait for are on their way from the disk."""
+        return bool(self._reading)
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether blocks are on their way to the disk."""
+        return bool(self._writing)
+
+    @property
+    def keys_being_read(self) -> set[Key]:
+        """The blocks on their way from the disk."""
+        return set(self._reading.values())
+
+    # -- naming files ------------------------------------------------------------------------------
+
+    def name_files(self, request: TrackedRequest) -> None:
+        """Name the files of the request's blocks, and find those that are on disk already."""
+        prompt, at, cut = request.prompt, 0, 0
+        if self._transfers is None or not prompt.names:
+            return
+        for node in request.nodes:
+            while prompt.cuts[cut].end < at + node.blocks:
+                cut += 1
+            record = self._index.record(node)
+            record.marks = tuple(dict.fromkeys((*record.marks, *prompt.documents[cut])))
+            record.writable_files()[:] = prompt.names[at : at + node.blocks]
+            known = upto = node.resident[DISK]
+            while upto < node.blocks and self._transfers.holds(prompt.names[at + upto]):
+                upto += 1
+            if upto > known:
+                self._keep_files(node, known, upto, force=True)
+            at += node.blocks
+
+    def _keep_files(self, node: Node, start: int, upto: int, *, force: bool = False) -> bool:
+        """Count the node's blocks up to this one as on disk; return False if there is no room."""
+        self._index.release(self._tree.grow(node, Tier.DISK, upto, force=force))
+        files = self._index.record(node).files
+        self._index.files.add(files[start : node.resident[DISK]])
+        return node.resident[DISK] >= upto
+
+    # -- reading -----------------------------------------------------------------------------------
+
+    def fetch(self, request: TrackedRequest) -> None:
+        """Read the blocks that the request is to load into host slots, where only the disk has them."""
+        if self._transfers is None or not request.load_blocks:
+            return
+        at, upto = 0, request.device_blocks + request.load_blocks
+        for node in list(request.nodes):
+            wanted = min(node.resident[DISK], upto - at)
+            at += node.blocks
+            if at <= request.device_blocks:
+                continue  # the device has all of it
+            if node.resident[HOST] < wanted and not self._read(
+                node, wanted, request, self._transfers
+            ):
+                return
+            if at >= upto:
+                return
+
+    def _read(
+        self, node: Node, upto: int, request: TrackedRequest, transfers: DiskTransfers
+    ) -> bool:
+        """Read the node's next blocks. Return False if the host has no room for all of them."""
+        start = node.resident[HOST]
+        self._index.release(self._tree.grow(node, Tier.HOST, upto, force=True))
+        record = self._index.record(node)
+        for at in range(start, node.resident[HOST]):
+            key, name = record.keys[at], record.files[at] if record.files else None
+            slots = [] if name is None or self._host.is_filling(key) else self._host.take(1)
+            if not slots or name is None:
+                freed = self._tree.drop(node, Tier.HOST, at)
+                self._index.release(freed, are_evictions=False)
+                return False
+            slot = record.writable_slots()[at] = slots[0]
+            self._host.begin_fill(key, slot)
+            self._reading[name] = key
+            request.from_disk.add(key)
+            transfers.read(Wanted(name, slot))
+        return node.resident[HOST] >= upto
+
+    # -- writing -----------------------------------------------------------------------------------
+
+    def wants(self, node: Node, blocks: int, *, uses: int) -> bool:
+        """Whether the disk is to have the node's blocks: there is room, or they were asked for again.
+
+        A disk wears out, and most documents are never asked for twice.
+        """
+        if self._transfers is None or not self._transfers.is_writable:
+            return False
+        free = self._tree.capacity(Tier.DISK) - self._tree.used(Tier.DISK)
+        return free >= blocks or uses > 1
+
+    def offer(self, nodes: Iterable[Node]) -> None:
+        """Write the blocks that the host has and the disk has not, if they are worth a place there."""
+        transfers = self._transfers
+        if transfers is None or not transfers.is_writable:
+            return
+        for node in nodes:
+            record = self._index.record(node)
+            names, keys = record.files, record.keys
+            at = node.resident[DISK]
+            while at < node.resident[HOST] and not self._host.is_filling(keys[at]):
+                name, slot = names[at] if names else None, record.slots[at]
+                if name is None or slot is None or name in self._writing:
+                    break
+                if (
+                    transfers.writing >= MOST_WRITES
+                    or not self.wants(node, 1, uses=node.uses)
+                    or not self._keep_files(node, at, at + 1)
+                ):
+                    self._counters.unwritten += 1
+                    break
+                self._host.hold(slot)
+                self._writing[name] = keys[at]
+                transfers.write(Wanted(name, slot, record.marks))
+                at += 1
+
+    def offer_all(self) -> None:
+        """Offer the disk what only the host has, the most used first."""
+        nodes = [node for node in self._index.nodes() if node.resident[HOST]]
+        self.offer(sorted(nodes, key=lambda node: (-node.uses, node.end)))
+
+    # -- results -----------------------------------------------------------------------------------
+
+    def collect(self) -> None:
+        """Take in what has been read and written since the last time."""
+        if self._transfers is not None:
+            for done in self._transfers.finished():
+                if done.is_read:
+                    self._finish_read(done)
+                else:
+                    self._finish_write(done)
+
+    def _finish_read(self, done: Done) -> None:
+        key = self._reading.pop(done.wanted.name, None)
+        if done.failure is None:
+            self._counters.read_bytes += done.size_bytes
+            self._speeds.from_disk.record_copy(done.size_bytes, done.seconds)
+        elif done.failure == "missing":
+            self._counters.missing += 1
+        else:
+            self._counters.damaged += 1
+        if key is None or not self._host.is_filling_slot(key, done.wanted.slot):
+            self._host.release(done.wanted.slot)
+            return
+        self._host.end_fill(key)
+        if done.failure is not None:
+            # The blocks behind it may be sound, but they cannot be reached without it.
+            self._drop(key, (Tier.DISK, Tier.HOST))
+
+    def _finish_write(self, done: Done) -> None:
+        key = self._writing.pop(done.wanted.name, None)
+        self._host.release(done.wanted.slot)
+        if done.failure is None:
+            self._counters.written_bytes += done.size_bytes
+            return
+        self._counters.unwritten += 1
+        if key is not None:
+            self._drop(key, (Tier.DISK,))
+
+    def _drop(self, key: Key, tiers: Sequence[Tier]) -> None:
+        """Drop a block, and those behind it in its node, from these tiers."""
+        if found := self._index.owner(key):
+            node, at = found
+            for tier in tiers:
+                freed = self._tree.drop(node, tier, at)
+                self._index.release(freed, are_evictions=False)
+
+    # -- checking ----------------------------------------------------------------------------------
+
+    def check_idle(self) -> None:
+        """Raise AssertionError if a block is being read or written. For tests."""
+        assert not self._reading
+        assert not self._writing

@@ -1,0 +1,37 @@
+"""The files of the disk tier that the knowledge tree decides over, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ragcache_engine.tiers.disk.transfers import DiskTransfers
+
+
+class DiskFiles:
+    """Which files the tree knows. It removes those that the tree gives up.
+
+    transfers: copies and removes files on threads of their own; None without a disk tier.
+    """
+
+    def __init__(self) -> None:
+        self.transfers: DiskTransfers | None = None
+        self._known: set[str] = set()
+
+    def knows(self, name: str) -> bool:
+        """Whether the tree decides over this file. Any thread."""
+        return name in self._known
+
+    def add(self, names: Iterable[str | None]) -> None:
+        """The tree decides over these files from now on."""
+        self._known.update(name for name in names if name is not None)
+
+    def remove(self, names: Iterable[str]) -> None:
+        """The tree has given these files up: remove those that it decided over."""
+        for name in names:
+            if name in self._known and self.transfers is not None:
+                self._known.discard(name)
+                self.transfers.remove(name)
+
+    def check(self, kept: set[str]) -> None:
+        """Raise AssertionError unless these are the files of all nodes on disk. For tests."""
+        assert self._known == kept

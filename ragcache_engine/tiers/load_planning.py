@@ -1,0 +1,84 @@
+"""How much of a request's prompt to load from slower tiers: as much as is quicker than computing it.
+
+Source: RAGCache, §5.1; the promise that caching never makes a request slower.
+"""
+
+from __future__ import annotations
+
+from ragcache_engine.knowledge import Tier
+from ragcache_engine.knowledge.tier import RANK
+from ragcache_engine.tiers.requests import TrackedRequest
+from ragcache_engine.tiers.speed import CopyingSpeed, Speeds
+
+DEVICE, HOST, DISK = (RANK[tier] for tier in (Tier.DEVICE, Tier.HOST, Tier.DISK))
+
+
+class LoadPlanner:
+    """Compares loading with computing, at the speeds measured so far.
+
+    block_tokens: tokens in a block. block_bytes: bytes of a block in a slower tier.
+    """
+
+    def __init__(self, block_tokens: int, block_bytes: int, speeds: Speeds) -> None:
+        self._block_tokens = block_tokens
+        self._block_bytes = block_bytes
+        self._speeds = speeds
+
+    def plan(self, request: TrackedRequest, *, is_busy: bool) -> None:
+        """Set how many blocks the request is to load, and how many it passes over.
+
+        is_busy: the model computes other requests. Then this one waits for their step, loading or not,
+          and what it does not compute makes room for them: only the copying itself counts.
+        """
+        prompt, block_tokens = request.prompt, self._block_tokens
+        cached = request.device_blocks * block_tokens
+        left = prompt.tokens - cached
+        # vLLM computes the last token again even if all of them are there, as its output is needed.
+        most = left // block_tokens
+        in_host = min(most, loadable_blocks(request, with_disk=False))
+        blocks = self._worth_loading(self._speeds.from_host, cached, left, in_host, is_busy)
+        anywhere = min(most, loadable_blocks(request, with_disk=True))
+        if blocks == in_host and anywhere > in_host:
+            loaded = blocks * block_tokens
+            blocks += self._worth_loading(
+                self._speeds.from_disk, cached + loaded, left - loaded, anywhere - in_host, is_busy
+            )
+        request.load_blocks, request.passed_over_blocks = blocks, anywhere - blocks
+
+    def _worth_loading(
+        self, copying: CopyingSpeed, cached: int, computed: int, blocks: int, is_busy: bool
+    ) -> int:
+        return self._speeds.computing.blocks_worth_loading(
+            copying,
+            cached_tokens=cached,
+            computed_tokens=computed,
+            loadable_blocks=blocks,
+            block_tokens=self._block_tokens,
+            block_bytes=self._block_bytes,
+            with_latency=not is_busy,
+        )
+
+
+def loadable_blocks(request: TrackedRequest, *, with_disk: bool) -> int:
+    """Count the blocks behind those on the device that slower tiers have, without a gap."""
+    skip, blocks = request.device_blocks, 0
+    for node in request.nodes:
+        if skip >= node.blocks:
+            skip -= node.blocks
+            continue
+        here = max(node.resident[HOST], node.resident[DISK] if with_disk else 0)
+        blocks += max(0, here - skip)
+        skip = 0
+        if here < node.blocks:
+            break
+    return blocks
+
+
+def blocks_on_device(request: TrackedRequest) -> int:
+    """Count the leading blocks of the prompt that the tree knows to be on the device."""
+    blocks = 0
+    for node in request.nodes:
+        blocks += node.resident[DEVICE]
+        if node.resident[DEVICE] < node.blocks:
+            break
+    return blocks

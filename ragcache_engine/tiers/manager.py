@@ -1,0 +1,393 @@
+"""The cache manager: one knowledge tree over the blocks of device, host and disk."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from enum import Enum, auto
+from typing import Generic
+
+from ragcache_engine.knowledge import CostProfile, EvictionPolicy, KnowledgeTree, Tier
+from ragcache_engine.knowledge.request_queue import cached_ratio
+from ragcache_engine.knowledge.tier import RANK
+from ragcache_engine.tiers.block_index import BlockIndex
+from ragcache_engine.tiers.counters import Counters
+from ragcache_engine.tiers.device_pool import DevicePool
+from ragcache_engine.tiers.device_tier import DeviceTier
+from ragcache_engine.tiers.disk.transfers import DiskTransfers
+from ragcache_engine.tiers.disk_copies import DiskCopies
+from ragcache_engine.tiers.disk_files import DiskFiles
+from ragcache_engine.tiers.forgetting import Forgetting
+from ragcache_engine.tiers.host_copies import HostCopies
+from ragcache_engine.tiers.host_slots import HostSlots
+from ragcache_engine.tiers.load_planning import LoadPlanner, blocks_on_device
+from ragcache_engine.tiers.node_record import B, Key
+from ragcache_engine.tiers.prompts import Prompt
+from ragcache_engine.tiers.requests import RequestTable, TrackedRequest
+from ragcache_engine.tiers.speed import SHORTEST_STEP_TOKENS, ComputingSpeed, Speeds
+
+HOST = RANK[Tier.HOST]
+
+
+class Presence(Enum):
+    """Whether the host tier can give a block."""
+
+    HERE = auto()
+    COMING = auto()  # it is being copied there
+    AWAY = auto()
+
+
+class CacheManager(Generic[B]):
+    """Decides for the blocks of one vLLM engine, and keeps none of its own.
+
+    vLLM's scheduler tells the manager what happens to each request. The manager answers what is cached,
+    what to load, what to store, and which block of device memory to overwrite next. One thread calls it;
+    times come from the caller. It only passes on; who owns which truth:
+
+    | truth | owner |
+    |---|---|
+    | which block of device memory holds what, and who computes with it | vLLM's block pool |
+    | which device blocks are free, in which order | DevicePool, led by DeviceTier |
+    | which nodes there are, who pins them, how many of their blocks are in which tier | KnowledgeTree |
+    | where each of those blocks lies: device block, host slot, file | BlockIndex, one record a node |
+    | which requests wait and run, and what they pin | RequestTable |
+    | which host slots are free or being copied | HostSlots |
+    | which files the tree decides over | DiskFiles |
+    | which copies are under way | HostCopies, DiskCopies |
+    | how fast this machine computes and copies | Speeds |
+    | which documents are still to be forgotten | Forgetting |
+
+    policy: makes each tier's eviction policy. block_tokens: tokens in a block.
+    block_bytes: bytes of one block in a slower tier. host: the host tier's slots.
+    disk_blocks: blocks the disk tier may hold. profile: what prefills cost; None for a default.
+    protect: how many of the waiting requests keep their nodes from eviction.
+    Source: RAGCache, §5.1, §5.2, Algorithm 1.
+    """
+
+    def __init__(
+        self,
+        *,
+        policy: Callable[[], EvictionPolicy],
+        block_tokens: int,
+        block_bytes: int,
+        host: HostSlots,
+        disk_blocks: int = 0,
+        profile: CostProfile | None = None,
+        protect: int = 32,
+    ) -> None:
+        self.block_tokens = block_tokens
+        self.counters = Counters()
+        self.speeds = Speeds(ComputingSpeed(profile or CostProfile.default()))
+        self._protect = protect
+        self._pool: DevicePool[B] = DevicePool()
+        self._files = DiskFiles()
+        self.index: BlockIndex[B] = BlockIndex(
+            policy,
+            block_tokens,
+            counters=self.counters,
+            device=self._pool,
+            host=host,
+            files=self._files,
+            disk_blocks=disk_blocks,
+        )
+        self.tree: KnowledgeTree = self.index.tree
+        self._requests: RequestTable[B] = RequestTable(self.index)
+        self.device: DeviceTier[B] = DeviceTier(self.index, self._requests)
+        self._disk: DiskCopies[B] = DiskCopies(self.index, self.speeds)
+        self._host: HostCopies[B] = HostCopies(self.index, self._disk, block_bytes)
+        self._planner = LoadPlanner(block_tokens, block_bytes, self.speeds)
+        self._forgetting: Forgetting[B] = Forgetting(self.index, self._requests)
+        self._is_cached: Callable[[Key], bool] = lambda key: False
+
+    def attach_device(
+        self,
+        free: Iterable[B],
+        *,
+        key_of: Callable[[B], Key | None],
+        is_cached: Callable[[Key], bool],
+        drop_cached: Callable[[Iterable[B]], None],
+    ) -> None:
+        """Decide over these blocks of device memory, all of them free; `device` gives them out.
+
+        key_of: what a block holds, None for nothing. is_cached: whether the device holds this now,
+          whoever computes with it. drop_cached: makes vLLM forget what blocks hold.
+        """
+        blocks = list(free)
+        self.tree.set_capacity(Tier.DEVICE, len(blocks))
+        self._pool.attach(blocks, key_of, drop_cached)
+        self._is_cached = is_cached
+
+    def attach_disk(self, transfers: DiskTransfers) -> None:
+        """Keep blocks on disk as well."""
+        self._files.transfers = transfers
+
+    def knows_file(self, name: str) -> bool:
+        """Whether the tree decides over this file. Any thread."""
+        return self._files.knows(name)
+
+    # -- requests ----------------------------------------------------------------------------------
+
+    def add_request(self, name: str, prompt: Prompt, *, guess: str | None = None) -> None:
+        """Track a request that begins to wait. guess: its own name, if nobody has asked for it yet."""
+        request = TrackedRequest(name, prompt, guess)
+        self._requests.add(request)
+        if self._requests.pinned < self._protect:
+            self._protect_path(request)
+
+    def cached_ratio(self, name: str) -> float | None:
+        """The request's cached tokens over those to compute, now; None if it is unknown.
+
+        Infinite for every request that has something cached and less left than a short step computes.
+        For those the quotient says nothing, and ordering by it would let a request with a few tokens
+        more be overtaken by all that come. They go by arrival.
+        """
+        request = self._requests.get(name)
+        if request is None:
+            return None
+        self._protect_path(request)
+        cached = 0
+        for node in request.nodes:
+            here = max(node.resident)
+            if here < node.blocks and self._is_cached(self.index.record(node).keys[-1]):
+                here = node.blocks
+            cached += here
+            if here < node.blocks:
+                break
+        tokens = min(cached * self.block_tokens, request.prompt.tokens - 1)
+        left = request.prompt.tokens - tokens
+        return cached_ratio(tokens, 0 if tokens and left < SHORTEST_STEP_TOKENS else left)
+
+    def plan_admission(self, name: str, device_tokens: int, now_s: float) -> None:
+        """Decide what to load for a request that the scheduler tries to admit; `lookup` answers by it.
+
+        device_tokens: how many of the request's leading tokens are in device memory.
+        """
+        request = self._requests[name]
+        self._pin(request)
+        self._requests.admitting = name
+        request.device_blocks = device_tokens // self.block_tokens
+        self._plan_loads(request)
+        if request.load_blocks and request.load_asked_s is None:
+            request.load_asked_s = now_s
+            request.loads_alone = not self._requests.is_any_other_running(request)
+
+    def lookup(self, name: str, key: Key) -> Presence:
+        """Tell whether the host can give the request a block that the device lacks."""
+        request = self._requests.get(name)
+        found = self.index.owner(key)
+        if request is None or found is None:
+            return Presence.AWAY
+        node, at = found
+        if at >= node.resident[HOST]:
+            return Presence.AWAY
+        place = node.end // self.block_tokens - node.blocks + at
+        if place >= request.device_blocks + request.load_blocks:
+            return Presence.AWAY  # computing it is quicker
+        return Presence.COMING if self.index.host.is_filling(key) else Presence.HERE
+
+    def record_admission(self, name: str, loaded_tokens: int) -> None:
+        """The request has its device memory, and this many tokens are on their way from the host."""
+        request = self._requests[name]
+        request.is_running = True
+        for other in self._requests:
+            if other is not request:  # its copies may be there long before this one's step is over
+                other.loads_alone = False
+        self._hold_on_device(request)
+        if request.cached_tokens is None:
+            request.cached_tokens = self._cached_tokens(request, loaded_tokens)
+        if not loaded_tokens:
+            request.load_asked_s = None
+
+    def requeue(self, name: str) -> None:
+        """The request was preempted: its nodes stay only as long as nobody needs the room."""
+        if request := self._requests.get(name):
+            request.is_running = False
+
+    def finish_request(self, name: str, *, completed: bool) -> dict[str, int] | None:
+        """Track a request no longer; return its cached tokens by tier, None if it never ran.
+
+        completed: it has its answer. One that was aborted was no use of its documents.
+        """
+        request = self._requests.pop(name)
+        if request is None:
+            return None
+        self.counters.ended += 1
+        if completed and request.cached_tokens is not None:
+            self._pin(request)
+            self._count_tokens(request, request.cached_tokens)
+            if request.guess is None:
+                self._record_use(request)
+            else:
+                self._requests.keep_guess(request.guess, request)
+            self._disk.offer(request.nodes)
+        self._requests.unpin(request)
+        if len(self._forgetting):
+            self._forgetting.retry()
+        if request.cached_tokens is None:
+            return None
+        return {tier.value: tokens for tier, tokens in request.cached_tokens.items()}
+
+    def adopt_guesses(self, guesses: Iterable[str]) -> None:
+        """Somebody asked for these guesses: they are, or will be, uses of their documents."""
+        for guess in guesses:
+            if request := self._requests.adopt_guess(guess):
+                self._pin(request)
+                self._record_use(request)
+                self._requests.unpin(request)
+
+    def add_scheduling_time(self, name: str, seconds: float) -> None:
+        """Count scheduling time that RAGCache added to the request."""
+        if request := self._requests.get(name):
+            request.scheduling_s += seconds
+
+    # -- between device and host -------------------------------------------------------------------
+
+    def begin_load(self, keys: Iterable[Key]) -> list[int]:
+        """Return the slots to copy blocks from; they stay as they are until `finish_load`."""
+        return self._host.begin_load(keys)
+
+    def finish_load(self, keys: Iterable[Key]) -> None:
+        """Blocks have been copied to the device."""
+        self._host.finish_load(keys)
+
+    def record_load_wait(self, name: str, loaded_bytes: int, now_s: float) -> None:
+        """What a request waited for has been loaded: measure how long that took."""
+        request = self._requests.get(name)
+        if request and request.load_asked_s is not None:
+            if request.loads_alone:
+                speeds = self.speeds
+                copying = speeds.from_disk if request.from_disk else speeds.from_host
+                copying.record_wait(loaded_bytes, now_s - request.load_asked_s)
+            request.load_asked_s = None
+
+    def begin_store(self, name: str, keys: Sequence[Key]) -> list[tuple[Key, int]]:
+        """Choose which blocks of the request, just computed, to copy into which slots.
+
+        keys: in prompt order. The host keeps what it has: a block is copied once.
+        """
+        return self._host.begin_store(self._requests.get(name), keys)
+
+    def finish_store(self, keys: Iterable[Key]) -> None:
+        """Blocks have been copied to the host."""
+        self._host.finish_store(keys)
+
+    # -- between host and disk ---------------------------------------------------------------------
+
+    def step(self) -> None:
+        """Call once in each step of the scheduler: take in what the disk has done."""
+        self._host.step()
+        self._disk.collect()
+
+    def collect_disk_results(self) -> None:
+        """Take in what has been read from and written to the disk since the last time."""
+        self._disk.collect()
+
+    @property
+    def is_reading_disk(self) -> bool:
+        """Whether blocks that requests may wait for are on their way from the disk."""
+        return self._disk.is_reading
+
+    @property
+    def is_writing_disk(self) -> bool:
+        """Whether blocks are on their way to the disk."""
+        return self._disk.is_writing
+
+    def flush_to_disk(self) -> None:
+        """The end is near: offer the disk what only the host has, the most used first."""
+        self._disk.offer_all()
+
+    # -- forgetting and clearing -------------------------------------------------------------------
+
+    def forget(self, documents: Iterable[str]) -> int:
+        """Drop documents from every tier, with all computed after them; return how many must still wait.
+
+        Those that running requests need are dropped when the last of these ends.
+        """
+        self._forgetting.add(documents)
+        return len(self._forgetting)
+
+    def clear_device(self) -> None:
+        """The device holds nothing any more."""
+        self.device.clear()
+
+    def clear_host(self) -> None:
+        """Empty the host. Copies to and from the device that still run will not be reported."""
+        self._host.clear()
+
+    # -- inside ------------------------------------------------------------------------------------
+
+    def _pin(self, request: TrackedRequest) -> None:
+        if self._requests.pin(request):
+            self._disk.name_files(request)
+
+    def _protect_path(self, request: TrackedRequest) -> None:
+        """Keep a waiting request's nodes from eviction, and fetch them from the disk."""
+        if not request.nodes:
+            self._pin(request)
+            if self._disk.is_attached:
+                request.device_blocks = blocks_on_device(request)
+                self._plan_loads(request)
+
+    def _plan_loads(self, request: TrackedRequest) -> None:
+        is_busy = self._requests.is_any_other_running(request)
+        self._planner.plan(request, is_busy=is_busy)
+        self._disk.fetch(request)
+
+    def _hold_on_device(self, request: TrackedRequest) -> None:
+        """Tell the tree what the device has of the request's prompt.
+
+        What is on its way there counts once it is offered to the host: the request may be aborted.
+        """
+        blocks = request.device_blocks
+        for node in request.nodes:
+            here = min(node.blocks, blocks)
+            self.tree.hold(node, Tier.DEVICE, here)
+            blocks -= here
+            if here < node.blocks:
+                break
+
+    def _cached_tokens(self, request: TrackedRequest, loaded_tokens: int) -> dict[Tier, int]:
+        """Count each cached token where it came from; the last one, computed again, as computed."""
+        first, here = request.device_blocks, request.device_blocks * self.block_tokens
+        keys = request.prompt.keys[first : first + -(-loaded_tokens // self.block_tokens)]
+        disk_blocks = sum(key in request.from_disk for key in keys)
+        loaded = min(loaded_tokens, request.prompt.tokens - 1 - here)
+        disk_tokens = min(disk_blocks * self.block_tokens, loaded)
+        return {Tier.DEVICE: here, Tier.HOST: loaded - disk_tokens, Tier.DISK: disk_tokens}
+
+    def _record_use(self, request: TrackedRequest) -> None:
+        cached = sum((request.cached_tokens or {}).values())
+        computed = request.prompt.tokens - cached
+        seconds = self.speeds.computing.prefill_s(cached, computed) if computed > 0 else 0.0
+        blocks, cached_nodes = cached // self.block_tokens, 0
+        for node in request.nodes:
+            blocks -= node.blocks
+            if blocks < 0:
+                break
+            cached_nodes += 1
+        self.tree.record_use(
+            request.nodes, cached_nodes, seconds / computed if computed > 0 else 0.0
+        )
+
+    def _count_tokens(self, request: TrackedRequest, tokens: dict[Tier, int]) -> None:
+        counters = self.counters
+        counters.device_tokens += tokens[Tier.DEVICE]
+        counters.host_tokens += tokens[Tier.HOST]
+        counters.disk_tokens += tokens[Tier.DISK]
+        counters.computed_tokens += request.prompt.tokens - sum(tokens.values())
+        counters.recomputed += request.passed_over_blocks
+        counters.add_scheduling(request.scheduling_s)
+
+    # -- checking ----------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Raise AssertionError unless tree, records, slots and files agree. For tests: O(blocks)."""
+        self.index.check()
+
+    def check_idle(self) -> None:
+        """Raise AssertionError unless all requests and copies have ended and left nothing. For tests."""
+        self.check()
+        self._requests.check_idle()
+        self._host.check_idle()
+        self._disk.check_idle()
+        self.index.host.check_idle()
+        assert not len(self._forgetting)

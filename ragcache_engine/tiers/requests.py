@@ -1,0 +1,155 @@
+"""The requests that wait or run, and the nodes each of them keeps from eviction."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Generic
+
+from ragcache_engine.knowledge import Node, Tier
+from ragcache_engine.tiers.block_index import BlockIndex
+from ragcache_engine.tiers.node_record import B, Key
+from ragcache_engine.tiers.prompts import Prompt
+
+MOST_UNADOPTED = 64
+"""Guesses that have ended and may still be adopted; the engine has far fewer of them."""
+
+
+@dataclass(slots=True)
+class TrackedRequest:
+    """A request that waits or runs.
+
+    nodes: those of its prompt, pinned as long as they are listed here.
+    device_blocks: leading blocks of the prompt that the device had when the request was last planned.
+    load_blocks: blocks behind those that are to be loaded from slower tiers.
+    passed_over_blocks: blocks that could be loaded, and are computed since that is quicker.
+    from_disk: keys of blocks that were read from disk for this request.
+    cached_tokens: by tier, as the request was first admitted; None before.
+    load_asked_s: when it asked for its load; None if it waits for none.
+    loads_alone: the model has computed nothing else since then.
+    scheduling_s: scheduling time that RAGCache added to this request.
+    guess: the request's own name, as long as nobody has asked for its answer.
+    """
+
+    name: str
+    prompt: Prompt
+    guess: str | None = None
+    nodes: list[Node] = field(default_factory=list)
+    is_running: bool = False
+    device_blocks: int = 0
+    load_blocks: int = 0
+    passed_over_blocks: int = 0
+    from_disk: set[Key] = field(default_factory=set)
+    cached_tokens: dict[Tier, int] | None = None
+    load_asked_s: float | None = None
+    loads_alone: bool = False
+    scheduling_s: float = 0.0
+
+
+class RequestTable(Generic[B]):
+    """All requests by name, and their pins.
+
+    admitting: name of the request that the scheduler tries to admit; its pins stay.
+    """
+
+    def __init__(self, index: BlockIndex[B]) -> None:
+        self._index = index
+        self._requests: dict[str, TrackedRequest] = {}
+        self._pinned: dict[str, TrackedRequest] = {}
+        self._guesses: OrderedDict[str, TrackedRequest] = OrderedDict()
+        self.get = self._requests.get
+        """The request of this name; None if there is none."""
+        self.admitting: str | None = None
+
+    def __iter__(self) -> Iterator[TrackedRequest]:
+        return iter(self._requests.values())
+
+    def __getitem__(self, name: str) -> TrackedRequest:
+        return self._requests[name]
+
+    def add(self, request: TrackedRequest) -> None:
+        """Track a request from now on."""
+        self._requests[request.name] = request
+
+    def pop(self, name: str) -> TrackedRequest | None:
+        """Track a request no longer; it keeps its pins. None if there is none."""
+        return self._requests.pop(name, None)
+
+    def names(self) -> set[str]:
+        """The names of all requests."""
+        return set(self._requests)
+
+    def is_any_other_running(self, request: TrackedRequest) -> bool:
+        """Whether the model computes other requests."""
+        return any(other.is_running and other is not request for other in self)
+
+    # -- pins --------------------------------------------------------------------------------------
+
+    @property
+    def pinned(self) -> int:
+        """How many requests pin their nodes."""
+        return len(self._pinned)
+
+    def pin(self, request: TrackedRequest) -> bool:
+        """Find the nodes of the request's prompt and pin them; return whether that was to be done."""
+        if request.nodes or not request.prompt.cuts:
+            return False
+        path = self._index.path(request.prompt.keys, request.prompt.cuts)
+        tree = self._index.tree
+        for upper, lower in path.splits:
+            # Whoever has pinned a node keeps both halves of it.
+            for other in self._pinned.values():
+                if lower in other.nodes:
+                    other.nodes.insert(other.nodes.index(lower), upper)
+                    tree.pin([upper])
+        tree.pin(path.nodes)
+        request.nodes = path.nodes
+        self._pinned[request.name] = request
+        for _, lower in path.splits:
+            tree.prune(lower)
+        return True
+
+    def unpin(self, request: TrackedRequest) -> None:
+        """Let the request's nodes be evicted, as far as no other request pins them."""
+        if self._pinned.pop(request.name, None):
+            nodes, request.nodes = request.nodes, []
+            self._index.tree.unpin(nodes)
+
+    def unpin_waiting(self) -> bool:
+        """Unpin the nodes of all requests that only wait; return whether there were any."""
+        waiting = [
+            request
+            for request in self._pinned.values()
+            if not request.is_running and request.name != self.admitting
+        ]
+        for request in waiting:
+            self.unpin(request)
+        return bool(waiting)
+
+    # -- guesses -----------------------------------------------------------------------------------
+
+    def keep_guess(self, guess: str, request: TrackedRequest) -> None:
+        """Remember a guess that has its answer, until somebody adopts it."""
+        self._guesses[guess] = request
+        if len(self._guesses) > MOST_UNADOPTED:
+            self._guesses.popitem(last=False)
+
+    def adopt_guess(self, guess: str) -> TrackedRequest | None:
+        """Make a guess an ordinary request. Return it if it has ended, so that its use is still due."""
+        request = self._guesses.pop(guess, None)
+        if request is None:
+            for running in self:
+                if running.guess == guess:
+                    running.guess = None
+            return None
+        request.guess = None
+        return request
+
+    # -- checking ----------------------------------------------------------------------------------
+
+    def check_idle(self) -> None:
+        """Raise AssertionError if a request is tracked or pins nodes. For tests."""
+        assert not self._requests
+        assert not self._pinned
+        assert not any(node.pins for node in self._index.nodes())
