@@ -21,7 +21,8 @@ class EngineConfig(BaseModel):
         >>> config.device_cache, config.policy
         (2147483648, 'halflife')
 
-    model: a hub id such as "HuggingFaceTB/SmolLM2-135M-Instruct", or a folder holding a model.
+    model: a hub id such as "HuggingFaceTB/SmolLM2-135M-Instruct", or a folder that holds a model. Only
+      backend="memory" needs none.
     backend: "vllm"; "memory", an in-process fake for tests of your own chains; "auto", vllm if it is
       installed.
     device_cache: bytes of device memory for key-value tensors ("2GiB", 2147483648). None leaves the
@@ -59,7 +60,7 @@ class EngineConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    model: str = Field(min_length=1)
+    model: str = Field(default="memory", min_length=1)
     backend: BackendName = "auto"
     device_cache: ByteSize | None = Field(default=None, gt=0)
     host_cache: ByteSize | None = Field(default=None, ge=0)
@@ -105,6 +106,15 @@ class EngineConfig(BaseModel):
             raise ValueError(
                 f"chat_template is neither a Jinja text nor a file that can be read: {error}"
             ) from error
+
+    @model_validator(mode="after")
+    def _names_a_model(self) -> Self:
+        if self.backend != "memory" and "model" not in self.model_fields_set:
+            raise ValueError(
+                'model is missing: give a hub id such as model="HuggingFaceTB/SmolLM2-135M-Instruct", '
+                'or a folder that holds a model; only backend="memory" needs none'
+            )
+        return self
 
     @model_validator(mode="after")
     def _disk_stands_on_host(self) -> Self:
