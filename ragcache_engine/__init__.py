@@ -5,7 +5,8 @@ Importing this package loads neither torch, vLLM, Faiss nor a framework; making 
 
 from ragcache_engine.chat import ToolAnswer, ToolAnswerPart, ToolCall, ToolCallPart, ToolReader
 from ragcache_engine.config import EngineConfig
-from ragcache_engine.engine import RAGCacheEngine, RetrievalInProgress
+from ragcache_engine.engine import RAGCacheEngine
+from ragcache_engine.engine_chat import EngineChat
 from ragcache_engine.errors import (
     AnswerCutShort,
     BackendUnavailable,
@@ -48,6 +49,7 @@ from ragcache_engine.errors import (
 from ragcache_engine.guide import Guide, GuideKind
 from ragcache_engine.knowledge.tier import Tier
 from ragcache_engine.prompt.template import Template
+from ragcache_engine.retrieval_tracking import RetrievalInProgress
 from ragcache_engine.streams import AnswerStream
 from ragcache_engine.values import (
     Answer,
@@ -84,6 +86,7 @@ __all__ = [
     "Document",
     "EmptyIndex",
     "EmptyPrompt",
+    "EngineChat",
     "EngineClosed",
     "EngineConfig",
     "EngineDied",

@@ -45,7 +45,7 @@ class DocumentOrdering:
             places.setdefault(segment, []).append(place)
         return [places[segment].pop(0) for segment in arranged[1:]]
 
-    def used(self, documents: Sequence[Document], chain: Hashable) -> None:
+    def note_prompt(self, documents: Sequence[Document], chain: Hashable) -> None:
         """A prompt was made of the documents, in this order, and answered."""
         if self.order != "cached" or not documents:
             return

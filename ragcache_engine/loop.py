@@ -33,12 +33,12 @@ class LoopThread:
             coroutine.close()
             raise
 
-    def soon(self, callback: Callable[[], object]) -> None:
+    def call_soon(self, callback: Callable[[], object]) -> None:
         """Call it on the loop, after what was submitted before; not at all once stop() was called."""
         with suppress(RuntimeError):
             self.loop.call_soon_threadsafe(callback)
 
-    def owns_current_thread(self) -> bool:
+    def is_current_thread(self) -> bool:
         return threading.current_thread() is self._thread
 
     def stop(self) -> None:
@@ -46,5 +46,5 @@ class LoopThread:
         if self.loop.is_closed():
             return
         self.loop.call_soon_threadsafe(self.loop.stop)
-        if not self.owns_current_thread():
+        if not self.is_current_thread():
             self._thread.join()

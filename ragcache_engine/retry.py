@@ -62,7 +62,7 @@ class Heartbeat:
             wait.reschedule(loop.time())
 
 
-async def answered(
+async def run_with_retry(
     backend: Backend,
     request: BackendRequest,
     heartbeat: Heartbeat,

@@ -18,7 +18,7 @@ Connect = Callable[[Callable[[Item], None]], Callable[[], None]]
 """Starts a request, given a callback for its items; returns what cancels it. From any thread."""
 
 
-def joined(pieces: Sequence[Piece]) -> Answer:
+def join_pieces(pieces: Sequence[Piece]) -> Answer:
     """The whole answer. pieces: all of one stream, so the last one has usage and finish_reason."""
     last = pieces[-1]
     assert last.finish_reason is not None
@@ -60,7 +60,7 @@ class AnswerStream(Iterator[Piece]):
 
     def answer(self) -> Answer:
         """Read what is left and return it as one answer: all of it, if nothing was read before."""
-        return joined(list(self))
+        return join_pieces(list(self))
 
     def close(self) -> None:
         """Cancel the request if it still runs. A second call does nothing."""
