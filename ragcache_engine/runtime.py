@@ -122,7 +122,9 @@ class Runtime:
     def stats(self) -> CacheStats:
         """Return all of the engine's counters, as of now."""
         return replace(
-            self._requests.stats, tiers=self.backend.counters(), speculation=self.pipeline.stats
+            self._requests.stats,
+            tiers=self.backend.counters().snapshot(),
+            speculation=self.pipeline.stats,
         )
 
     def _watch_for_death(self) -> Restart:

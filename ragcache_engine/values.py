@@ -8,7 +8,7 @@ from enum import StrEnum
 
 from ragcache_engine.guide import Guide
 from ragcache_engine.knowledge.tier import Tier
-from ragcache_engine.tiers.counters import Counters
+from ragcache_engine.tiers.counters import TierCounters
 
 
 class FinishReason(StrEnum):
@@ -297,7 +297,7 @@ class CacheStats:
     output_tokens: int = 0
     cached: CachedTokens = field(default_factory=CachedTokens)
     speculation: SpeculationStats = field(default_factory=SpeculationStats)
-    tiers: Counters = field(default_factory=Counters)
+    tiers: TierCounters = field(default_factory=TierCounters)
 
     @property
     def computed_tokens(self) -> int:
