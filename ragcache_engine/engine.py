@@ -10,11 +10,12 @@ from functools import partial
 from types import TracebackType
 from typing import Self
 
-from ragcache_engine.backends.choice import choose_backend
+from ragcache_engine.backends.choice import choose_backend, require_guarded_caller
 from ragcache_engine.config import EngineConfig
 from ragcache_engine.document_order import DocumentOrdering
 from ragcache_engine.engine_chat import EngineChat, moved_to_chat
 from ragcache_engine.knowledge import policy_of_tiers
+from ragcache_engine.loop import finish_even_if_cancelled, run_in_thread
 from ragcache_engine.prompt import Render, TemplateBook, as_render
 from ragcache_engine.prompt_intake import PromptIntake
 from ragcache_engine.protocols import Backend
@@ -30,7 +31,7 @@ from ragcache_engine.values import (
     SamplingOptions,
     TokenizedPrompt,
 )
-from ragcache_engine.warming import Prefill, Warmed, plan_prefills, prefill_all
+from ragcache_engine.warming import Prefill, Warmed, plan_prefills, prefill_all, prefill_all_async
 
 _ONE_TOKEN = SamplingOptions(max_tokens=1)
 
@@ -38,18 +39,23 @@ _ONE_TOKEN = SamplingOptions(max_tokens=1)
 class RAGCacheEngine:
     """A language model in the caller's process that knows which part of a prompt is which document.
 
-    One engine serves any number of threads, event loops, chains and query engines at once. Use it as
-    a context manager, or call close(); at interpreter exit it closes by itself.
+    One engine serves any number of threads, event loops, chains and query engines at the same time. Use
+    it as a context manager, with `with` or `async with`, or call close(). At interpreter exit an engine
+    closes itself.
 
-        >>> config = EngineConfig(model="any", backend="memory")    # a real one: model="org/name"
+        >>> config = EngineConfig(backend="memory")    # with a real model: EngineConfig(model="org/name")
         >>> with RAGCacheEngine(config) as engine:
         ...     engine.generate("Why is the sky blue?").text
         'You asked: Why is the sky blue?'
 
-    Raises when made: ConfigError and its kinds for settings that cannot work; EngineStartFailed if
-    the model does not come up. Making one takes as long as the model takes to load.
-    backend: an instance to use instead of the one the configuration names, such as a MemoryBackend
+    Making an engine takes as long as the model takes to load; on an event loop use `acreate`, which
+    does not block it.
+    backend: an instance to use instead of the one that the configuration names, such as a MemoryBackend
       with replies of your own.
+    config, limits: what the engine was made with, and what its model can take.
+    chat: writes conversations as prompts and reads tool calls; see EngineChat.
+    Raises, when made: ConfigError or one of its kinds for settings that cannot work; EngineStartFailed
+    if the model does not start.
     """
 
     def __init__(self, config: EngineConfig, *, backend: Backend | None = None) -> None:
@@ -79,6 +85,23 @@ class RAGCacheEngine:
             self._finalizer()
             raise
 
+    @classmethod
+    async def acreate(cls, config: EngineConfig, *, backend: Backend | None = None) -> Self:
+        """Make an engine without blocking the caller's event loop while the model loads.
+
+        Takes and raises what making an engine does. If the task is cancelled, the engine closes as soon
+        as it has started.
+
+            >>> async def ask():
+            ...     async with await RAGCacheEngine.acreate(EngineConfig(backend="memory")) as engine:
+            ...         return await engine.agenerate("Why is the sky blue?")
+            >>> asyncio.run(ask()).text
+            'You asked: Why is the sky blue?'
+        """
+        if backend is None:
+            require_guarded_caller(config)  # here, as the new thread does not show who called
+        return await run_in_thread(partial(cls, config, backend=backend), undo=cls.close)
+
     def generate(
         self,
         prompt: str,
@@ -89,15 +112,16 @@ class RAGCacheEngine:
     ) -> Answer:
         """Answer a finished prompt.
 
-        documents: what stands in the prompt, in any order, texts as they stand there. None: the
-          engine looks for what was lately retrieved through it (see `retrieval`).
+        documents: those in the prompt, in any order, their texts exactly as in the prompt. None: the
+          engine looks for documents that were lately retrieved through it (see `retrieval`).
         options: how to draw the answer; greedy by default.
-        tenant: whose tensors may be shared; requests of another tenant, or of none, never share.
+        tenant: whose cached tensors this request may use. Requests of different tenants never share
+          any, nor do requests with a tenant and requests without.
         Raises EmptyPrompt, PromptTooLong or UnsupportedGuide before any work; EngineClosed, EngineDied,
         GenerationFailed or RequestTimedOut.
 
             >>> tides = Document("tides", "The moon pulls the oceans, and the tides follow it. " * 9)
-            >>> with RAGCacheEngine(EngineConfig(model="any", backend="memory")) as engine:
+            >>> with RAGCacheEngine(EngineConfig(backend="memory")) as engine:
             ...     first = engine.generate(f"{tides.text}\\n\\nWhy?", [tides])
             ...     second = engine.generate(f"{tides.text}\\n\\nWhen?", [tides])
             >>> second.usage.prompt_tokens, first.usage.cached.total, second.usage.cached.total
@@ -114,11 +138,12 @@ class RAGCacheEngine:
         *,
         tenant: str | None = None,
     ) -> AnswerStream:
-        """Answer a finished prompt piece by piece. Bad input raises here, not at the first piece.
+        """Answer a finished prompt piece by piece.
 
-        Takes and raises what `generate` does. Close the stream to cancel the request.
+        Takes and raises what `generate` does; bad input raises here, not at the first piece. Close the
+        stream to cancel the request.
 
-            >>> with RAGCacheEngine(EngineConfig(model="any", backend="memory")) as engine:
+            >>> with RAGCacheEngine(EngineConfig(backend="memory")) as engine:
             ...     with engine.stream("Why is the sky blue?") as pieces:
             ...         for piece in pieces:
             ...             print(piece.text, end="|")
@@ -135,10 +160,10 @@ class RAGCacheEngine:
         *,
         tenant: str | None = None,
     ) -> Answer:
-        """`generate` for coroutines, from any event loop. Cancelling the task cancels the request.
+        """Answer a finished prompt: `generate` for coroutines. Cancelling the task cancels the request.
 
         >>> async def both():
-        ...     with RAGCacheEngine(EngineConfig(model="any", backend="memory")) as engine:
+        ...     with RAGCacheEngine(EngineConfig(backend="memory")) as engine:
         ...         asked = [engine.agenerate("Why?"), engine.agenerate("When?")]
         ...         return [answer.text for answer in await asyncio.gather(*asked)]
         >>> asyncio.run(both())
@@ -158,10 +183,10 @@ class RAGCacheEngine:
         *,
         tenant: str | None = None,
     ) -> AsyncGenerator[Piece, None]:
-        """`stream` for coroutines, from any event loop. Closing it cancels the request.
+        """Answer piece by piece: `stream` for coroutines. Closing it cancels the request.
 
         >>> async def first_words():
-        ...     with RAGCacheEngine(EngineConfig(model="any", backend="memory")) as engine:
+        ...     with RAGCacheEngine(EngineConfig(backend="memory")) as engine:
         ...         async with aclosing(engine.astream("Why is the sky blue?")) as pieces:
         ...             return [await anext(pieces) for _ in range(2)]     # then: cancelled
         >>> [piece.text for piece in asyncio.run(first_words())]
@@ -175,16 +200,17 @@ class RAGCacheEngine:
                 yield piece
 
     def tokenize(self, prompt: str, *, add_special_tokens: bool = True) -> TokenizedPrompt:
-        """The prompt's tokens exactly as the model reads them, with the characters they stand for.
+        """Return the prompt's tokens as the model reads them, with the characters that each stands for.
 
-        add_special_tokens: as in SamplingOptions; a ChatPrompt gets none in any case.
+        add_special_tokens: as in SamplingOptions; a ChatPrompt never gets any.
 
-            >>> with RAGCacheEngine(EngineConfig(model="any", backend="memory")) as engine:
+            >>> with RAGCacheEngine(EngineConfig(backend="memory")) as engine:
             ...     engine.tokenize("Why so blue?").offsets
             [(0, 3), (3, 6), (6, 11), (11, 12)]
         """
         return self._intake.tokenize(prompt, add_special_tokens)
 
+    # Where these were before `chat` had them.
     chat_prompt = moved_to_chat("chat_prompt", "prompt")
     takes_tools = moved_to_chat("takes_tools", "takes_tools")
     tool_options = moved_to_chat("tool_options", "tool_options")
@@ -200,24 +226,26 @@ class RAGCacheEngine:
         options: SamplingOptions | None = None,
         tenant: str | None = None,
     ) -> Iterator[RetrievalInProgress]:
-        """Tell the engine of a search, so that it recognises the documents in the prompt to come.
+        """Tell the engine about a search, so that it recognises the documents in the prompt that follows.
 
             >>> question, tides = "Why are there tides?", Document("tides", "They follow the moon.")
-            >>> with RAGCacheEngine(EngineConfig(model="any", backend="memory")) as engine:
+            >>> with RAGCacheEngine(EngineConfig(backend="memory")) as engine:
             ...     with engine.retrieval(question) as retrieval:
             ...         retrieval.provisional([tides])     # as often as the search has something
             ...         retrieval.found([tides])
             ...     engine.generate(f"{tides.text}\\n\\n{question}").usage.document_ids
             ('tides',)
 
-        The time inside the block counts into the TTFT of the first prompt made from the documents.
-        If the block raises, nothing is remembered.
-        chain: tells apart what makes prompts of the documents, such as an object for each retriever:
-          the engine learns what the prompts of each look like, to answer them before they come.
-        template: what they look like, if that is known: a text such as "{context}\\n\\n{question}", a
-          Template, or a function (question, documents) -> prompt. A wrong one costs time only.
-        options: those the first prompt will come with, if that is known; later ones are learned.
-        tenant: that of the prompt; what is begun for another one is of no use to it.
+        The time inside the block counts into the TTFT of the first prompt made from the documents. If the
+        block raises, the engine remembers nothing of the search.
+        chain: identifies what makes prompts of the documents, such as one object for each retriever. The
+          engine learns how each chain writes its prompts, so that it can begin before a prompt comes.
+        template: how the chain writes its prompts, if you know it: a text such as
+          "{context}\\n\\n{question}", a Template, or a function (question, documents) -> prompt. A wrong
+          template costs time, never a wrong answer.
+        options: the sampling options of the first prompt, if you know them; those of later ones are
+          learned.
+        tenant: the tenant of the prompt that follows. Work begun for one tenant is no use to another.
         Raises ValueError for a text that is no template.
         """
         # The engine must not be collected, and so closed, before the search has ended.
@@ -234,25 +262,43 @@ class RAGCacheEngine:
         tenant: str | None = None,
         progress: bool = False,
     ) -> Warmed:
-        """Prefill sets of documents, such as those at the top of a query log, before they are asked for.
+        """Prefill sets of documents before anybody asks about them, such as the top of a query log.
 
             >>> sea = [Document("tides", "They follow the moon. " * 9), Document("salt", "It stays.")]
-            >>> with RAGCacheEngine(EngineConfig(model="any", backend="memory")) as engine:
+            >>> with RAGCacheEngine(EngineConfig(backend="memory")) as engine:
             ...     engine.warm([["tides", "salt"]], template="{context}\\n\\n{question}", corpus=sea)
             Warmed(sets=1, prompt_tokens=46, computed_tokens=46)
 
-        document_sets: each in the order in which prompts will have it; ids, or Documents with the texts
-          as they will stand in the prompt.
-        template, chain: what the prompts look like, see `retrieval`; None: as learned from the chain's
-          prompts so far. Only what stands before the question can be prefilled for all questions.
-        corpus: where the texts of ids are; those lately retrieved are known anyway.
+        document_sets: each in the order in which prompts will have its documents; ids, or Documents with
+          the texts that prompts will contain.
+        template: what the prompts look like, see `retrieval`. None: as learned from earlier prompts of
+          this chain. Only the text before the question can be prefilled for every question.
+        corpus: the documents that ids stand for. Documents lately retrieved are known anyway.
+        tenant: as in `generate`.
         progress: show a bar on standard error.
-        It counts as a use of the documents. With a disk cache, a later process finds them too.
+        Warming counts as a use of the documents. With a disk cache, later processes profit as well.
         Raises UnknownDocument or UnknownTemplate before any work.
         """
         prefills = self._plan_warming(document_sets, template, chain, corpus, tenant)
         generate = partial(self.generate, options=_ONE_TOKEN, tenant=tenant)
         return prefill_all(prefills, generate, progress=progress)
+
+    async def awarm(
+        self,
+        document_sets: Iterable[Sequence[Document | str]],
+        *,
+        template: str | Render | None = None,
+        chain: Hashable = None,
+        corpus: Iterable[Document] = (),
+        tenant: str | None = None,
+        progress: bool = False,
+    ) -> Warmed:
+        """Prefill sets of documents: `warm` for coroutines. Cancelling the task ends the prefills."""
+        prefills = await asyncio.to_thread(
+            self._plan_warming, document_sets, template, chain, corpus, tenant
+        )
+        agenerate = partial(self.agenerate, options=_ONE_TOKEN, tenant=tenant)
+        return await prefill_all_async(prefills, agenerate, progress=progress)
 
     def _plan_warming(
         self,
@@ -270,19 +316,24 @@ class RAGCacheEngine:
         )
 
     def forget(self, document_ids: Iterable[str]) -> None:
-        """A document changed or must go: drop its tensors, and all computed after them, everywhere.
+        """Drop the cached tensors of documents, and all tensors that were computed after them.
 
-        Every tier forgets, the files of a disk cache included, whoever wrote them. What running
-        requests need goes when they end. An id that is not known is none to forget.
+        For documents that changed or must go. Every tier forgets them, and so do the files of a disk
+        cache, whichever process wrote them. What running requests need is dropped when they end. Unknown
+        ids are ignored.
 
             >>> tides = Document("tides", "The moon pulls the oceans, and the tides follow it. " * 9)
-            >>> with RAGCacheEngine(EngineConfig(model="any", backend="memory")) as engine:
+            >>> with RAGCacheEngine(EngineConfig(backend="memory")) as engine:
             ...     _ = engine.generate(tides.text, [tides])
             ...     engine.forget(["tides"])
             ...     engine.generate(tides.text, [tides]).usage.cached.total
             0
         """
         self._runtime.forget(_require_ids(document_ids)).result()
+
+    async def aforget(self, document_ids: Iterable[str]) -> None:
+        """Drop documents: `forget` for coroutines. Cancelling the task does not stop the forgetting."""
+        await finish_even_if_cancelled(self._runtime.forget(_require_ids(document_ids)))
 
     def clear_cache(self) -> None:
         """Drop all cached key-value tensors from device and host, as before a cold measurement.
@@ -292,10 +343,14 @@ class RAGCacheEngine:
         """
         self._runtime.clear_cache().result()
 
-    def stats(self) -> CacheStats:
-        """Counters since the engine started.
+    async def aclear_cache(self) -> None:
+        """Drop all cached tensors: `clear_cache` for coroutines. Cancelling the task does not stop it."""
+        await finish_even_if_cancelled(self._runtime.clear_cache())
 
-        >>> with RAGCacheEngine(EngineConfig(model="any", backend="memory")) as engine:
+    def stats(self) -> CacheStats:
+        """Return the counters since the engine started.
+
+        >>> with RAGCacheEngine(EngineConfig(backend="memory")) as engine:
         ...     _ = engine.generate("Why is the sky blue?")
         ...     stats = engine.stats()
         >>> stats.finished, stats.prompt_tokens, stats.hit_ratio()
@@ -307,8 +362,13 @@ class RAGCacheEngine:
         """End running requests with EngineClosed and free everything. A second call does nothing."""
         self._finalizer()
 
+    async def aclose(self) -> None:
+        """Close the engine: `close` for coroutines. Cancelling the task does not stop the closing."""
+        await run_in_thread(self.close)
+
     @property
     def closed(self) -> bool:
+        """Whether the engine was closed, or is being closed."""
         return not self._finalizer.alive
 
     def __enter__(self) -> Self:
@@ -321,6 +381,17 @@ class RAGCacheEngine:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.aclose()
 
 
 def _require_ids(document_ids: Iterable[str]) -> list[str]:
