@@ -5,24 +5,19 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing, suppress
 
 import pytest
 
 from ragcache_engine import (
     Document,
-    EmptyPrompt,
     EngineConfig,
     EngineError,
     FinishReason,
-    PromptTooLong,
     RAGCacheEngine,
     SamplingOptions,
 )
-from ragcache_engine.backends.memory import MemoryBackend
-from ragcache_engine.protocols import BackendRequest, Delta
 
 SLICES = Document("slices", "A slicing selects a range of items in a sequence object. " * 8)
 WITH = Document("with", "The with statement wraps a block with a context manager's methods. " * 8)
@@ -106,83 +101,6 @@ def test_a_stop_string_ends_an_answer_and_is_not_part_of_it(engine: RAGCacheEngi
     assert cut.text == whole[: whole.index(stop)]
 
 
-def test_documents_retrieved_through_the_engine_are_recognised_in_the_prompt(
-    engine: RAGCacheEngine,
-):
-    with engine.retrieval("What is a slice?") as retrieval:
-        retrieval.found([WITH, SLICES])
-    usage = engine.generate(prompt_of(SLICES, WITH), options=TWELVE).usage
-    assert usage.document_ids == ("slices", "with")
-
-
-def test_documents_may_be_given_with_the_prompt(engine: RAGCacheEngine):
-    usage = engine.generate(prompt_of(SLICES, WITH), [SLICES], options=TWELVE).usage
-    assert usage.document_ids == ("slices",)
-
-
-def test_the_time_of_a_retrieval_counts_once(engine: RAGCacheEngine):
-    with engine.retrieval("How long?") as retrieval:
-        engine.generate(prompt_of(question="busy"), options=TWELVE)  # moves either clock
-        retrieval.found([SLICES])
-    first = engine.generate(prompt_of(SLICES, question="How long?"), options=TWELVE).usage
-    again = engine.generate(prompt_of(SLICES, question="How long?"), options=TWELVE).usage
-    assert first.retrieval_s > 0
-    assert first.total_s >= first.ttft_s >= first.retrieval_s
-    assert again.retrieval_s == 0
-
-
-def test_a_retrieval_that_fails_is_not_remembered(engine: RAGCacheEngine):
-    failed = Document("failed", "Text of a search that broke before it was done. " * 4)
-    with suppress(OSError), engine.retrieval("?") as retrieval:
-        retrieval.found([failed])
-        raise OSError("the search broke")
-    assert engine.generate(prompt_of(failed), options=TWELVE).usage.document_ids == ()
-
-
-@pytest.mark.parametrize("leave", ["close", "with", "drop"])
-def test_leaving_a_stream_early_cancels_its_request(engine: RAGCacheEngine, leave: str):
-    before = engine.stats().cancelled
-    stream = engine.stream(FOR_EVER, options=ENDLESS)
-    if leave == "close":
-        stream.close()
-        assert list(stream) == []
-    elif leave == "with":
-        with stream:
-            pass
-    del stream
-    gc.collect()
-    assert eventually(lambda: engine.stats().cancelled == before + 1)
-    assert eventually(lambda: engine.stats().running == 0)
-
-
-def test_leaving_an_async_stream_early_cancels_its_request(engine: RAGCacheEngine):
-    before = engine.stats().cancelled
-
-    async def read_nothing_more_than_one() -> None:
-        stream = engine.astream(FOR_EVER, options=ENDLESS)
-        await anext(stream)
-        await stream.aclose()
-
-    asyncio.run(read_nothing_more_than_one())
-    assert eventually(lambda: engine.stats().cancelled == before + 1)
-
-
-def test_cancelling_the_task_of_an_async_caller_cancels_its_request(engine: RAGCacheEngine):
-    before = engine.stats()
-
-    async def cancelled() -> None:
-        asking = asyncio.create_task(engine.agenerate(FOR_EVER, options=ENDLESS))
-        while engine.stats().running == before.running:
-            await asyncio.sleep(0)
-        asking.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await asking
-
-    asyncio.run(cancelled())
-    assert eventually(lambda: engine.stats().running == 0)
-    assert engine.stats().cancelled == before.cancelled + 1
-
-
 def test_many_threads_and_tasks_get_the_answers_they_would_get_alone(engine: RAGCacheEngine):
     prompts = [prompt_of(SLICES, question=f"What is item {n}?") for n in range(6)]
     alone = [engine.generate(prompt, options=TWELVE).text for prompt in prompts]
@@ -195,51 +113,6 @@ def test_many_threads_and_tasks_get_the_answers_they_would_get_alone(engine: RAG
 
     assert threads == alone
     assert asyncio.run(together()) == alone
-
-
-def test_the_counters_add_up(engine: RAGCacheEngine):
-    before = engine.stats()
-    usages = [engine.generate(prompt_of(WITH), options=TWELVE).usage for _ in range(2)]
-    after = engine.stats()
-    assert after.finished - before.finished == 2
-    assert after.prompt_tokens - before.prompt_tokens == sum(u.prompt_tokens for u in usages)
-    assert after.cached.total - before.cached.total == sum(u.cached.total for u in usages)
-    assert after.running == 0
-    assert 0 < after.hit_ratio() <= 1
-
-
-def test_who_has_the_whole_answer_finds_it_counted(engine_on: Callable[..., RAGCacheEngine]):
-    class Lingering(MemoryBackend):
-        async def generate(self, request: BackendRequest) -> AsyncGenerator[Delta, None]:
-            async with aclosing(super().generate(request)) as deltas:
-                try:
-                    async for delta in deltas:
-                        yield delta
-                finally:
-                    await asyncio.sleep(0.2)
-
-    engine = engine_on(Lingering())
-    for piece in engine.stream("Why?", options=TWELVE):
-        if piece.usage:
-            assert (engine.stats().finished, engine.stats().running) == (1, 0)
-    assert engine.stats().finished == 1
-
-
-def test_an_empty_prompt_is_refused(engine: RAGCacheEngine):
-    with pytest.raises(EmptyPrompt, match="template"):
-        engine.generate("")
-
-
-def test_a_prompt_longer_than_the_context_is_refused_before_any_work(engine: RAGCacheEngine):
-    before = engine.stats()
-    with pytest.raises(PromptTooLong, match="fewer or shorter documents"):
-        engine.stream("word " * (engine.limits.context_tokens + 1))
-    assert engine.stats() == before
-
-
-def test_a_prompt_that_is_no_text_is_refused(engine: RAGCacheEngine):
-    with pytest.raises(TypeError, match="string"):
-        engine.generate(["a", "list"])  # type: ignore[arg-type]
 
 
 def test_an_engine_dropped_while_its_stream_is_read_goes_on():
