@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import pickle
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
+from dataclasses import FrozenInstanceError, asdict
 
 import pytest
 
@@ -14,9 +18,13 @@ from ragcache_engine import (
     Document,
     EngineConfig,
     EngineError,
+    EngineStartFailed,
     FinishReason,
+    MemoryBackend,
+    ModelLimits,
     RAGCacheEngine,
     SamplingOptions,
+    TierCounters,
 )
 
 SLICES = Document("slices", "A slicing selects a range of items in a sequence object. " * 8)
@@ -119,3 +127,180 @@ def test_an_engine_dropped_while_its_stream_is_read_goes_on():
     stream = RAGCacheEngine(EngineConfig(model="any", backend="memory")).stream("Still there?")
     gc.collect()
     assert "".join(piece.text for piece in stream) == "You asked: Still there?"
+
+
+def test_an_asynchronous_with_block_closes_the_engine():
+    async def ask() -> tuple[str, RAGCacheEngine]:
+        async with RAGCacheEngine(EngineConfig(backend="memory")) as engine:
+            answer = await engine.agenerate("Why?")
+        return answer.text, engine
+
+    text, engine = asyncio.run(ask())
+    assert (text, engine.closed) == ("You asked: Why?", True)
+
+
+def test_the_asynchronous_doors_do_what_the_others_do(engine: RAGCacheEngine):
+    prompt = prompt_of(SLICES, WITH)
+
+    async def cached_after(act: Callable[[], Awaitable[None]]) -> int:
+        await engine.agenerate(prompt, [SLICES, WITH], TWELVE)
+        await act()
+        return (await engine.agenerate(prompt, [SLICES, WITH], TWELVE)).usage.cached.total
+
+    async def forget_both() -> None:
+        await engine.aforget(["slices", "with"])
+
+    async def leave_it() -> None:
+        pass
+
+    assert asyncio.run(cached_after(leave_it)) > 0
+    assert asyncio.run(cached_after(forget_both)) == 0
+    assert asyncio.run(cached_after(engine.aclear_cache)) == 0
+
+
+def test_an_asynchronous_clearing_is_refused_under_a_running_request(engine: RAGCacheEngine):
+    async def clear() -> None:
+        async with aclosing(engine.astream(FOR_EVER, options=ENDLESS)) as stream:
+            await anext(stream)
+            with pytest.raises(EngineError, match="wait"):
+                await engine.aclear_cache()
+
+    asyncio.run(clear())
+
+
+def test_forgetting_takes_ids_and_not_one_text(memory_engine: RAGCacheEngine):
+    with pytest.raises(TypeError, match=r"forget\(\['slices'\]\)"):
+        memory_engine.forget("slices")
+    with pytest.raises(TypeError, match=r"forget\(\['slices'\]\)"):
+        asyncio.run(memory_engine.aforget("slices"))
+
+
+class Slow(MemoryBackend):
+    """Starts and closes when it is let, holding up the engine's loop as vLLM's start does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_start, self.may_close = threading.Event(), threading.Event()
+        self.is_starting, self.is_closed = threading.Event(), threading.Event()
+
+    async def start(self) -> ModelLimits:
+        self.is_starting.set()
+        assert self.may_start.wait(20)
+        return await super().start()
+
+    async def close(self) -> None:
+        assert self.may_close.wait(20)
+        await super().close()
+        self.is_closed.set()
+
+
+def test_an_engine_starts_and_closes_without_blocking_the_callers_loop():
+    backend = Slow()
+
+    async def live() -> str:
+        creating = asyncio.create_task(
+            RAGCacheEngine.acreate(EngineConfig(backend="memory"), backend=backend)
+        )
+        await until(backend.is_starting)
+        backend.may_start.set()  # by the loop, which is free while the engine starts
+        engine = await creating
+        text = (await engine.agenerate("Why?")).text
+        closing = asyncio.create_task(engine.aclose())
+        while not engine.closed:
+            await asyncio.sleep(0.001)
+        backend.may_close.set()
+        await closing
+        return text
+
+    assert asyncio.run(live()) == "You asked: Why?"
+    assert backend.is_closed.is_set()
+
+
+async def until(event: threading.Event) -> None:
+    while not event.is_set():
+        await asyncio.sleep(0.001)
+
+
+def test_an_engine_whose_making_was_cancelled_closes_once_it_has_started():
+    backend = Slow()
+    backend.may_close.set()
+    before = threading.active_count()
+
+    async def give_up() -> None:
+        creating = asyncio.create_task(
+            RAGCacheEngine.acreate(EngineConfig(backend="memory"), backend=backend)
+        )
+        await until(backend.is_starting)
+        creating.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await creating
+
+    asyncio.run(give_up())
+    assert not backend.is_closed.is_set()
+    backend.may_start.set()
+    assert backend.is_closed.wait(20)
+    assert eventually(lambda: threading.active_count() == before)
+
+
+def test_a_start_that_fails_says_why_and_leaves_nothing():
+    class Broken(MemoryBackend):
+        async def start(self) -> ModelLimits:
+            raise EngineStartFailed("no model, no engine")
+
+    before = threading.active_count()
+    with pytest.raises(EngineStartFailed, match="no model"):
+        RAGCacheEngine(EngineConfig(backend="memory"), backend=Broken())
+    with pytest.raises(EngineStartFailed, match="no model"):
+        asyncio.run(RAGCacheEngine.acreate(EngineConfig(backend="memory"), backend=Broken()))
+    assert eventually(lambda: threading.active_count() == before)
+
+
+def test_cancelling_a_close_does_not_stop_it():
+    backend = Slow()
+    backend.may_start.set()
+    engine = RAGCacheEngine(EngineConfig(backend="memory"), backend=backend)
+
+    async def give_up() -> None:
+        closing = asyncio.create_task(engine.aclose())
+        while not engine.closed:
+            await asyncio.sleep(0.001)
+        closing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await closing
+
+    asyncio.run(give_up())
+    backend.may_close.set()
+    assert backend.is_closed.wait(20)
+
+
+def test_cancelling_a_forgetting_does_not_stop_it(engine_on: Callable[..., RAGCacheEngine]):
+    class Thorough(MemoryBackend):
+        may_forget = threading.Event()
+        forgotten: Sequence[str] = ()
+
+        async def forget(self, document_ids: Sequence[str]) -> None:
+            while not self.may_forget.is_set():
+                await asyncio.sleep(0.001)
+            self.forgotten = document_ids
+
+    backend = Thorough()
+    engine = engine_on(backend)
+
+    async def give_up() -> None:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(engine.aforget(["slices"]), 0.05)
+
+    asyncio.run(give_up())
+    backend.may_forget.set()
+    assert eventually(lambda: backend.forgotten == ["slices"])
+
+
+def test_stats_are_a_snapshot_that_nobody_can_change(memory_engine: RAGCacheEngine):
+    stats = memory_engine.stats()
+    assert stats.tiers == TierCounters()
+    with pytest.raises(FrozenInstanceError):
+        stats.tiers.refused = 1  # type: ignore[misc]
+    with pytest.raises(TypeError):
+        stats.tiers.evicted["host"] = 1  # type: ignore[index]
+    assert asdict(stats)["tiers"]["evicted"] == {"device": 0, "host": 0, "disk": 0}
+    assert pickle.loads(pickle.dumps(stats)) == stats

@@ -142,3 +142,14 @@ def test_the_memory_backend_has_one_form_only(engine_on: EngineOn):
     engine = engine_on(MemoryBackend(), chat_template="{{ messages }}")
     with pytest.raises(RefusedMessages, match="chat_template"):
         engine.chat.prompt(QUESTION)
+
+
+def test_the_old_names_on_the_engine_warn_and_still_work(memory_engine: RAGCacheEngine):
+    for old, new in (
+        ("chat_prompt", "prompt"),
+        ("takes_tools", "takes_tools"),
+        ("tool_options", "tool_options"),
+        ("tool_reader", "tool_reader"),
+    ):
+        with pytest.warns(DeprecationWarning, match=f"engine.chat.{new}"):
+            assert getattr(memory_engine, old) == getattr(memory_engine.chat, new)
