@@ -51,11 +51,11 @@ class ModelNotFound(ConfigError):
 
 
 class UnguardedMain(ConfigError):
-    """vLLM starts processes that import the caller's script again; the script must be guarded."""
+    """vLLM's processes import the caller's script again, and it lacks `if __name__ == "__main__":`."""
 
 
 class EngineNeeded(ConfigError):
-    """An LLM was saved, or sent to another process, and its engine cannot go with it."""
+    """An LLM object was saved or sent to another process, and its engine cannot go with it."""
 
 
 class BadRequest(RAGCacheError, ValueError):
@@ -71,19 +71,19 @@ class PromptTooLong(BadRequest):
 
 
 class UnsupportedGuide(BadRequest):
-    """The form asked for is malformed, or uses what the backend's guided decoding does not know."""
+    """The guide is malformed, or uses something that the backend's guided decoding does not support."""
 
 
 class NoChatTemplate(BadRequest):
-    """The model came without a chat template, so nobody knows how it wants to be talked to."""
+    """The model has no chat template, so it is not known how to write a conversation for it."""
 
 
 class RefusedMessages(BadRequest):
-    """A conversation holds what the model's chat template cannot write."""
+    """A conversation holds something that the model's chat template cannot write."""
 
 
 class UnknownTemplate(BadRequest):
-    """Nobody has told what the prompts look like that documents are to be prefilled for."""
+    """It is not known what the prompts look like that documents are to be prefilled for."""
 
 
 class InvalidTopK(BadRequest):
@@ -103,7 +103,7 @@ class QueryShapeError(RetrievalError):
 
 
 class UnknownDocument(RetrievalError):
-    """The index returned an id that the document store does not hold."""
+    """No text is known for a document's id, for example because the document store lacks it."""
 
 
 class IndexOutOfStep(RetrievalError):
@@ -119,7 +119,7 @@ class EngineError(RAGCacheError):
 
 
 class EngineStartFailed(EngineError):
-    """The backend did not come up."""
+    """The backend did not start."""
 
 
 class EngineClosed(EngineError):
@@ -135,8 +135,8 @@ class GenerationFailed(EngineError):
 
 
 class AnswerCutShort(EngineError, ValueError):
-    """An answer that was to have a form ended inside it, as by max_tokens, and says nothing whole."""
+    """An answer that had to follow a form ended inside it, for example by max_tokens."""
 
 
 class RequestTimedOut(EngineError, TimeoutError):
-    """The engine showed no token of any request for the configured time, nor on the one retry."""
+    """The backend showed no token of any request for request_timeout_s, and again on the retry."""
