@@ -158,6 +158,7 @@ class CachedTokens:
 
     @property
     def total(self) -> int:
+        """All reused tokens together."""
         return self.device + self.host + self.disk
 
 
@@ -308,6 +309,7 @@ class CacheStats:
 
     @property
     def computed_tokens(self) -> int:
+        """How many prompt tokens of finished requests had to be prefilled."""
         return self.prompt_tokens - self.cached.total
 
     def hit_ratio(self, tier: Tier | None = None) -> float:
@@ -337,8 +339,10 @@ class ModelLimits:
 
     @property
     def device_tokens(self) -> int:
+        """How many tokens the device tier holds."""
         return self.block_tokens * self.device_blocks
 
     @property
     def host_tokens(self) -> int:
+        """How many tokens the host tier holds."""
         return self.block_tokens * self.host_blocks
