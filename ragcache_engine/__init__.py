@@ -1,11 +1,13 @@
-"""RAGCache: an engine that prefills retrieved documents once.
+"""RAGCache: an engine that prefills each retrieved document once, and reuses it in later prompts.
 
-Importing this package loads neither torch, vLLM, Faiss nor a framework; making an engine does.
+Importing this package loads neither torch, vLLM, Faiss nor a framework; making an engine loads vLLM.
 """
 
+from ragcache_engine.backends.memory import MemoryBackend
 from ragcache_engine.chat import ToolAnswer, ToolAnswerPart, ToolCall, ToolCallPart, ToolReader
 from ragcache_engine.config import EngineConfig
-from ragcache_engine.engine import RAGCacheEngine, RetrievalInProgress
+from ragcache_engine.engine import RAGCacheEngine
+from ragcache_engine.engine_chat import EngineChat
 from ragcache_engine.errors import (
     AnswerCutShort,
     BackendUnavailable,
@@ -20,35 +22,27 @@ from ragcache_engine.errors import (
     EngineStartFailed,
     GenerationFailed,
     IndexOutOfStep,
-    InvalidFilter,
     InvalidTopK,
     ModelNotFound,
     NoChatTemplate,
-    NotStorable,
     PromptTooLong,
     QueryShapeError,
     RAGCacheError,
     RefusedMessages,
     RequestTimedOut,
     RetrievalError,
-    SaveDamaged,
-    SavedStoreError,
-    SaveForeign,
-    SaveNotFound,
-    UnequalLengths,
     UnguardedMain,
     UnknownDocument,
     UnknownTemplate,
     UnsupportedGuide,
-    UnsupportedIndex,
     UnsupportedStore,
-    UntrustedPickle,
-    VectorShapeError,
 )
 from ragcache_engine.guide import Guide, GuideKind
 from ragcache_engine.knowledge.tier import Tier
-from ragcache_engine.prompt.template import Template
+from ragcache_engine.prompt.template import Render, Template
+from ragcache_engine.retrieval_tracking import RetrievalInProgress
 from ragcache_engine.streams import AnswerStream
+from ragcache_engine.tiers.counters import TierCounters
 from ragcache_engine.values import (
     Answer,
     CachedTokens,
@@ -84,6 +78,7 @@ __all__ = [
     "Document",
     "EmptyIndex",
     "EmptyPrompt",
+    "EngineChat",
     "EngineClosed",
     "EngineConfig",
     "EngineDied",
@@ -95,26 +90,22 @@ __all__ = [
     "Guide",
     "GuideKind",
     "IndexOutOfStep",
-    "InvalidFilter",
     "InvalidTopK",
+    "MemoryBackend",
     "ModelLimits",
     "ModelNotFound",
     "NoChatTemplate",
-    "NotStorable",
     "Piece",
     "PromptTooLong",
     "QueryShapeError",
     "RAGCacheEngine",
     "RAGCacheError",
     "RefusedMessages",
+    "Render",
     "RequestTimedOut",
     "RetrievalError",
     "RetrievalInProgress",
     "SamplingOptions",
-    "SaveDamaged",
-    "SaveForeign",
-    "SaveNotFound",
-    "SavedStoreError",
     "SpeculationEvent",
     "SpeculationOutcome",
     "SpeculationReport",
@@ -122,22 +113,19 @@ __all__ = [
     "SpeculationStep",
     "Template",
     "Tier",
+    "TierCounters",
     "TokenizedPrompt",
     "ToolAnswer",
     "ToolAnswerPart",
     "ToolCall",
     "ToolCallPart",
     "ToolReader",
-    "UnequalLengths",
     "UnguardedMain",
     "UnknownDocument",
     "UnknownTemplate",
     "UnsupportedGuide",
-    "UnsupportedIndex",
     "UnsupportedStore",
-    "UntrustedPickle",
     "Usage",
-    "VectorShapeError",
     "Warmed",
     "__version__",
 ]

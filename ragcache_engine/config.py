@@ -1,4 +1,4 @@
-"""Settings of the engine, checked where they are born."""
+"""The settings of an engine, checked when they are made."""
 
 from __future__ import annotations
 
@@ -15,51 +15,55 @@ SpeculationMode = Literal["auto", "on", "off"]
 
 
 class EngineConfig(BaseModel):
-    """How a RAGCacheEngine is set up. Frozen; unknown names are refused.
+    """The settings of a RAGCacheEngine. They cannot change; unknown names are refused.
 
         >>> config = EngineConfig(model="org/name", device_cache="2GiB", disk_cache="100GiB")
         >>> config.device_cache, config.policy
         (2147483648, 'halflife')
 
-    model: a hub id such as "HuggingFaceTB/SmolLM2-135M-Instruct", or a folder holding a model.
-    backend: "vllm"; "memory", an in-process fake for tests of your own chains; "auto", vllm if it is
-      installed.
-    device_cache: bytes of device memory for key-value tensors ("2GiB", 2147483648). None leaves the
-      choice to vLLM on a GPU; on a CPU it is a quarter of the free memory, at most 4 GiB. It must
-      hold at least one request of the model's full context.
-    host_cache: bytes of host memory that documents' tensors are copied to, to be loaded back when the
-      device has overwritten them. None is 4 GiB beside a GPU, at most a quarter of the free memory;
-      on a CPU it is 0, as the device cache is host memory already, or 1 GiB if there is a disk cache.
-    disk_cache: bytes of disk below that; 0 for none. It survives the process, and engines may share it.
-    disk_cache_dir: the folder of the disk cache; ~/.cache/ragcache/kv if None.
-    policy: who leaves a full tier, a name of knowledge.POLICIES.
-    reorder_window: among so many waiting requests, the one with most cached and least to compute goes
-      first; no request is overtaken more often than that. 1 is first come, first served.
-    document_order: how retrievers hand over what they found. "retrieved": nearest first, the prompt is
-      what the pipeline writes; "canonical": sorted by id; "cached": what is cached comes first. The last
-      two change the prompt, and with it perhaps the answer, for more reuse.
-    cache_depth: only the first so many documents of a prompt are kept; None keeps all.
-    cost_profile: the file `ragcache profile` wrote for this model and machine: what computing and loading
-      take, where the engine would else begin with a rough formula and learn from the steps it sees.
-    request_timeout_s: once the engine has shown no token of any request for this long, those that
-      wait are tried once more, then ended with RequestTimedOut. Waiting in a busy queue is no fault.
-    speculation: whether to answer on provisional search results, before the prompt has come. "auto" does
-      where it is measured to gain time: not for searches of a few milliseconds, prompts that cannot be
-      foreseen, or under load. Answers are the same in any case.
-    chat_template: the Jinja text that conversations are written with, or the path of a file with it; None
-      is the model's own.
-    tool_parser: the name of vLLM's parser for the model's tool calls, as `--tool-call-parser` of its
-      server: "hermes", "llama3_json", ... None reads JSON between <tool_call> tags, which Qwen2.5,
-      SmolLM3 and Hermes models write, and all that are told of tools in the system message.
-    vllm_args: passed to vLLM's AsyncEngineArgs as they are, for example {"dtype": "float32",
-      "max_model_len": 4096}. They win over what RAGCache would choose.
+    model: a hub id such as "HuggingFaceTB/SmolLM2-135M-Instruct", or a folder that holds a model. Only
+      backend="memory" needs none.
+    backend: "vllm"; "memory", an in-process engine without a model, for tests of your own chains; "auto",
+      which is vllm if it is installed, and an error if not.
+    device_cache: bytes of device memory for key-value tensors ("2GiB", 2147483648). None: vLLM chooses
+      on a GPU; on a CPU it is a quarter of the free memory, at most 4 GiB. It must hold at least one
+      request of the model's full context.
+    host_cache: bytes of host memory for copies of documents' tensors, which are loaded back when the
+      device has overwritten its own. None: 4 GiB beside a GPU, at most a quarter of the free memory; on
+      a CPU 0, as the device cache is host memory already, or 1 GiB if there is a disk cache.
+    disk_cache: bytes of disk below the host cache; 0 for none. Its files survive the process, and several
+      engines may share them.
+    disk_cache_dir: the folder of the disk cache; None: ~/.cache/ragcache/kv.
+    policy: which documents a full tier evicts first; a name of knowledge.POLICIES.
+    reorder_window: of this many waiting requests, the one with most cached and least to compute goes
+      first; no request is overtaken more often than that. 1: first come, first served.
+    document_order: how retrievers order the documents they found. "retrieved": nearest first, so that
+      the prompt is what the pipeline would write without RAGCache; "canonical": sorted by id; "cached":
+      cached documents first. The last two reuse more, and change the prompt, and with it perhaps the
+      answer.
+    cache_depth: cache only this many documents from the start of a prompt; None: all.
+    cost_profile: the file that `ragcache profile` wrote for this model and machine: how long computing
+      and loading take. Without it, the engine begins with a rough formula and learns from the steps it
+      sees.
+    request_timeout_s: if the backend shows no token of any request for this long, every waiting request
+      is tried once more, and then ends with RequestTimedOut. Waiting in a busy queue does not count.
+    speculation: whether to begin the answer on provisional search results, before the prompt comes.
+      "auto": where measurements show that it gains time, so not for searches of a few milliseconds, for
+      prompts that cannot be foreseen, or under load. It never changes an answer.
+    chat_template: the Jinja text that writes conversations, or the path of a file with that text. None:
+      the model's own.
+    tool_parser: the name of vLLM's parser for the model's tool calls, as for `--tool-call-parser` of its
+      server: "hermes", "llama3_json", ... None reads JSON between <tool_call> tags. Qwen2.5, SmolLM3 and
+      Hermes models write that, and so do all models that the system message tells of the tools.
+    vllm_args: arguments for vLLM's AsyncEngineArgs, passed on as they are, for example
+      {"dtype": "float32", "max_model_len": 4096}. They override what RAGCache would choose.
 
     Raises pydantic's ValidationError, a ValueError, for a value or a combination that cannot work.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    model: str = Field(min_length=1)
+    model: str = Field(default="memory", min_length=1)
     backend: BackendName = "auto"
     device_cache: ByteSize | None = Field(default=None, gt=0)
     host_cache: ByteSize | None = Field(default=None, ge=0)
@@ -105,6 +109,15 @@ class EngineConfig(BaseModel):
             raise ValueError(
                 f"chat_template is neither a Jinja text nor a file that can be read: {error}"
             ) from error
+
+    @model_validator(mode="after")
+    def _names_a_model(self) -> Self:
+        if self.backend != "memory" and "model" not in self.model_fields_set:
+            raise ValueError(
+                'model is missing: give a hub id such as model="HuggingFaceTB/SmolLM2-135M-Instruct", '
+                'or a folder that holds a model; only backend="memory" needs none'
+            )
+        return self
 
     @model_validator(mode="after")
     def _disk_stands_on_host(self) -> Self:

@@ -1,8 +1,8 @@
-"""In which order a retriever hands over its documents, so that prompts share more of their beginning.
+"""Orders the documents that a retriever hands over, so that prompts share more of their beginning.
 
-The tree that knows exactly what is cached lives beside the model, in another process. This one follows
-it from afar: it sees the same prompts, with the same policy and about the same room. Where it is wrong,
-an order is merely not the best.
+The tree that knows exactly what is cached lives beside the model, in another process. The tree here only
+estimates that: it sees the same prompts, with the same eviction policy and about the same capacity. Where
+the estimate is wrong, the order is merely not the best one.
 Source: RAGCache, §5.1; Cache-Craft, §3 (how little of a prompt exact prefixes reuse as it comes).
 """
 
@@ -15,14 +15,15 @@ from threading import Lock
 from ragcache_engine.knowledge import DOCUMENT_ORDERS, DocumentCache, EvictionPolicy, Segment
 from ragcache_engine.values import Document
 
-CHARACTERS_A_TOKEN = 4
-"""About, in most languages and tokenizers. Only lengths beside each other matter here."""
+CHARACTERS_PER_TOKEN = 4
+"""A rough mean over languages and tokenizers. Only the ratio of documents' lengths matters here."""
 
 
 class DocumentOrdering:
-    """Puts documents into an order of DOCUMENT_ORDERS. Safe to share between threads.
+    """Orders documents by one of DOCUMENT_ORDERS. Safe to share between threads.
 
-    order: its name. capacity_tokens: what the cache holds, all tiers together.
+    order: its name. capacity_tokens: what the cache holds, all tiers together. policy: makes the
+      eviction policy.
     """
 
     def __init__(
@@ -34,7 +35,7 @@ class DocumentOrdering:
         self._lock = Lock()
 
     def positions(self, documents: Sequence[Document], chain: Hashable) -> list[int]:
-        """The documents' places, in the order to use. Each place once."""
+        """Return the documents' positions, each once, in the order to use."""
         if self.order == "retrieved" or len(documents) < 2:
             return list(range(len(documents)))
         path = _path(documents, chain)
@@ -45,8 +46,8 @@ class DocumentOrdering:
             places.setdefault(segment, []).append(place)
         return [places[segment].pop(0) for segment in arranged[1:]]
 
-    def used(self, documents: Sequence[Document], chain: Hashable) -> None:
-        """A prompt was made of the documents, in this order, and answered."""
+    def note_prompt(self, documents: Sequence[Document], chain: Hashable) -> None:
+        """Note that the engine was given a prompt with these documents, in this order."""
         if self.order != "cached" or not documents:
             return
         with self._lock:
@@ -55,13 +56,16 @@ class DocumentOrdering:
 
 
 def _path(documents: Sequence[Document], chain: Hashable) -> tuple[Segment, ...]:
-    """The chain stands for the text before the documents, which is the same in all its prompts."""
+    """Return the tree's path of a prompt. The chain stands for the text before the documents.
+
+    That text is the same in all prompts of a chain.
+    """
     return (
         Segment(f"chain {hash(chain)}", 1),
         *(
             Segment(
                 document.id,
-                1 + len(document.text) // CHARACTERS_A_TOKEN,
+                1 + len(document.text) // CHARACTERS_PER_TOKEN,
                 blake2b(document.text.encode(), digest_size=8).digest(),
             )
             for document in documents

@@ -1,45 +1,36 @@
-"""Every error RAGCache raises on purpose, as one tree.
+"""Every error that RAGCache raises on purpose, as one tree.
 
     RAGCacheError
     ├── ConfigError (ValueError)          a setting cannot work; nothing was started
     │   ├── BackendUnavailable            the backend asked for is not installed or not supported
     │   ├── ModelNotFound                 the model folder or hub id cannot be read
     │   ├── EngineNeeded                  something saved without its engine was not given one again
-    │   ├── UnguardedMain                 the script lacks `if __name__ == "__main__":`
-    │   └── UnsupportedIndex              a vector store cannot work on the Faiss index it was given
+    │   └── UnguardedMain                 the script lacks `if __name__ == "__main__":`
     ├── BadRequest (ValueError)           this one request cannot be served; nothing was computed
-    │   ├── EmptyPrompt
+    │   ├── EmptyPrompt                   the prompt has no tokens
     │   ├── PromptTooLong                 more tokens than the model's context leaves room for
-    │   ├── UnsupportedGuide              the answer's form is one the backend cannot hold it to
+    │   ├── UnsupportedGuide              the backend cannot hold an answer to this form
     │   ├── NoChatTemplate                the model has no format for conversations
     │   ├── RefusedMessages               the model's chat template cannot write this conversation
-    │   ├── UnknownTemplate               it is not known what the prompts to prefill for look like
-    │   ├── InvalidTopK                   fewer than one document asked for
-    │   ├── InvalidFilter                 a metadata filter says something that has no meaning
-    │   ├── UnequalLengths                texts, metadatas, ids and vectors do not pair up
-    │   └── VectorShapeError              vectors to add are not those of this index
+    │   ├── UnknownTemplate               it is not known what the prompts to prefill look like
+    │   └── InvalidTopK                   fewer than one document was asked for
     ├── RetrievalError                    the documents cannot be found; no text was generated
     │   ├── EmptyIndex                    the index holds no vectors
     │   ├── QueryShapeError               the query vector's size is not the index's
-    │   ├── UnknownDocument               the index names a document the store does not have
+    │   ├── UnknownDocument               no text is known for a document's id
     │   ├── IndexOutOfStep                index and document store disagree on how many there are
-    │   └── UnsupportedStore              the object given is not a FAISS-backed store
-    ├── SavedStoreError                   a vector store's folder cannot be used; nothing was changed
-    │   ├── SaveNotFound                  nothing was saved in this folder
-    │   ├── SaveDamaged                   its files are not the ones that were saved
-    │   ├── SaveForeign                   another program or a newer version wrote it
-    │   ├── UntrustedPickle               reading it could run code, and nobody said it is trusted
-    │   └── NotStorable (ValueError)      a document's metadata has no exact form in JSON
+    │   └── UnsupportedStore (TypeError)  the object given is not a FAISS-backed store
     └── EngineError                       the engine could not finish what it was asked
-        ├── EngineStartFailed             the backend did not come up
+        ├── EngineStartFailed             the model did not start
         ├── EngineClosed                  close() was called, before or during the request
         ├── EngineDied                    the model's process ended by itself
         ├── GenerationFailed              the backend failed this request, twice; others go on
         ├── AnswerCutShort (ValueError)   the answer ended inside the form it was to have
-        └── RequestTimedOut               the engine showed no token for request_timeout_s, twice
+        └── RequestTimedOut (TimeoutError)  no request got a token for request_timeout_s, twice
 
-Each message says what to do next. The leaves below a `ValueError` are also ValueErrors, so code that
-knows nothing of RAGCache still catches them as such.
+Each message says what to do next. An error below one that is marked (ValueError) is a ValueError too, so
+code that knows nothing of RAGCache still catches it as such. The LangChain vector store has errors of its
+own below the same roots; ragcache_integrations/langchain/faiss_store/errors.py draws them.
 """
 
 
@@ -60,15 +51,11 @@ class ModelNotFound(ConfigError):
 
 
 class UnguardedMain(ConfigError):
-    """vLLM starts processes that import the caller's script again; the script must be guarded."""
+    """vLLM's processes import the caller's script again, and it lacks `if __name__ == "__main__":`."""
 
 
 class EngineNeeded(ConfigError):
-    """An LLM was saved, or sent to another process, and its engine cannot go with it."""
-
-
-class UnsupportedIndex(ConfigError):
-    """A vector store cannot add to, filter or read back vectors of the Faiss index it was given."""
+    """An LLM object was saved or sent to another process, and its engine cannot go with it."""
 
 
 class BadRequest(RAGCacheError, ValueError):
@@ -84,35 +71,23 @@ class PromptTooLong(BadRequest):
 
 
 class UnsupportedGuide(BadRequest):
-    """The form asked for is malformed, or uses what the backend's guided decoding does not know."""
+    """The guide is malformed, or uses something that the backend's guided decoding does not support."""
 
 
 class NoChatTemplate(BadRequest):
-    """The model came without a chat template, so nobody knows how it wants to be talked to."""
+    """The model has no chat template, so it is not known how to write a conversation for it."""
 
 
 class RefusedMessages(BadRequest):
-    """A conversation holds what the model's chat template cannot write."""
+    """A conversation holds something that the model's chat template cannot write."""
 
 
 class UnknownTemplate(BadRequest):
-    """Nobody has told what the prompts look like that documents are to be prefilled for."""
+    """It is not known what the prompts look like that documents are to be prefilled for."""
 
 
 class InvalidTopK(BadRequest):
     """A retriever was asked for fewer than one document."""
-
-
-class InvalidFilter(BadRequest):
-    """A metadata filter has an unknown operator, or an operand of the wrong kind."""
-
-
-class UnequalLengths(BadRequest):
-    """Texts, metadatas, ids and vectors that belong together differ in number."""
-
-
-class VectorShapeError(BadRequest):
-    """Vectors to add are of another size than the index's, ragged, or not finite."""
 
 
 class RetrievalError(RAGCacheError):
@@ -128,7 +103,7 @@ class QueryShapeError(RetrievalError):
 
 
 class UnknownDocument(RetrievalError):
-    """The index returned an id that the document store does not hold."""
+    """No text is known for a document's id, for example because the document store lacks it."""
 
 
 class IndexOutOfStep(RetrievalError):
@@ -139,36 +114,12 @@ class UnsupportedStore(RetrievalError, TypeError):
     """The object given is not a vector store or index backed by Faiss."""
 
 
-class SavedStoreError(RAGCacheError):
-    """The folder of a vector store cannot be read or written. What it held is still there."""
-
-
-class SaveNotFound(SavedStoreError, FileNotFoundError):
-    """Nothing was saved in this folder, or there is no such folder."""
-
-
-class SaveDamaged(SavedStoreError):
-    """The folder's files are missing, cut short or changed since they were saved."""
-
-
-class SaveForeign(SavedStoreError):
-    """The folder was written by another program, or by a newer version of this one."""
-
-
-class UntrustedPickle(SavedStoreError, ValueError):
-    """Reading the folder means unpickling, and the caller has not said that the file is trusted."""
-
-
-class NotStorable(SavedStoreError, ValueError):
-    """A document would not come back from JSON as it is."""
-
-
 class EngineError(RAGCacheError):
     """The engine could not finish a request."""
 
 
 class EngineStartFailed(EngineError):
-    """The backend did not come up."""
+    """The backend did not start."""
 
 
 class EngineClosed(EngineError):
@@ -184,8 +135,8 @@ class GenerationFailed(EngineError):
 
 
 class AnswerCutShort(EngineError, ValueError):
-    """An answer that was to have a form ended inside it, as by max_tokens, and says nothing whole."""
+    """An answer that had to follow a form ended inside it, for example by max_tokens."""
 
 
 class RequestTimedOut(EngineError, TimeoutError):
-    """The engine showed no token of any request for the configured time, nor on the one retry."""
+    """The backend showed no token of any request for request_timeout_s, and again on the retry."""

@@ -1,4 +1,4 @@
-"""What the text of an answer must look like, kept to token by token while it is drawn."""
+"""The form that an answer must have. The backend enforces it token by token while it generates."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ class GuideKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Guide:
-    """A form that an answer keeps to: every token that would leave it is ruled out.
+    """A form for an answer: the backend rules out every token that would break it.
 
         Guide.json({"type": "object", "properties": {"year": {"type": "integer"}}, "required": ["year"]})
         Guide.regex(r"[0-9]{4}"); Guide.choice(["yes", "no"]); Guide.grammar('root ::= "yes" | "no"')
 
-    The form is kept as long as the answer runs; one that max_tokens or a stop string ends may be cut
-    off inside it. Two guides are equal if they say the same in the same words: the order of a
-    schema's properties is the order in which they are written, and so it counts.
+    An answer that max_tokens or a stop string ends may be cut off inside the form. Two guides are equal
+    only if their texts are: an answer has a schema's properties in the order in which the schema names
+    them, so a schema with another order is another guide.
 
-    kind: what `form` is. form: one string; of a choice, the texts, each an element.
-    Raises ValueError for what is empty, or is no JSON schema.
+    kind: the language of `form`. form: one string; for a choice, one string for each text.
+    Raises ValueError for an empty form, or one that is not a JSON schema.
     """
 
     kind: GuideKind
@@ -50,7 +50,10 @@ class Guide:
 
     @classmethod
     def json(cls, schema: Mapping[str, Any] | str | None = None) -> Self:
-        """JSON that fits a schema, given as a mapping or as text; None: any JSON object."""
+        """Return a guide to JSON that fits a schema.
+
+        schema: a mapping, or its JSON text. None: any JSON object.
+        """
         if schema is None:
             schema = {"type": "object"}
         text = schema if isinstance(schema, str) else json.dumps(schema, ensure_ascii=False)
@@ -58,24 +61,27 @@ class Guide:
 
     @classmethod
     def regex(cls, pattern: str) -> Self:
-        """Text that the pattern matches from end to end."""
+        """Return a guide to text that the pattern matches from end to end."""
         return cls(GuideKind.REGEX, (pattern,))
 
     @classmethod
     def choice(cls, texts: Sequence[str]) -> Self:
-        """One of these texts."""
+        """Return a guide to one of these texts."""
         if isinstance(texts, str):
             raise ValueError(f"choice takes a sequence of texts: choice([{texts!r}])")
         return cls(GuideKind.CHOICE, tuple(texts))
 
     @classmethod
     def grammar(cls, ebnf: str) -> Self:
-        """Text that a context-free grammar derives, in the EBNF of vLLM's structured outputs."""
+        """Return a guide to text that a context-free grammar derives.
+
+        ebnf: the grammar, in the EBNF of vLLM's structured outputs.
+        """
         return cls(GuideKind.GRAMMAR, (ebnf,))
 
     @property
     def schema(self) -> dict[str, Any]:
-        """The JSON schema. Raises ValueError if the guide is of another kind."""
+        """The JSON schema of the guide. Raises ValueError if the guide is of another kind."""
         if self.kind is not GuideKind.JSON:
             raise ValueError(f"a guide of kind {self.kind.value} has no JSON schema")
         schema: dict[str, Any] = json.loads(self.form[0])

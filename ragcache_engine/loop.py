@@ -13,9 +13,10 @@ T = TypeVar("T")
 
 
 class LoopThread:
-    """Runs coroutines of callers from any thread. A daemon: it never keeps the interpreter alive."""
+    """Runs coroutines for callers on any thread. A daemon: it never keeps the interpreter alive."""
 
     def __init__(self, name: str) -> None:
+        """Start the thread. name: of the thread."""
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -33,18 +34,51 @@ class LoopThread:
             coroutine.close()
             raise
 
-    def soon(self, callback: Callable[[], object]) -> None:
-        """Call it on the loop, after what was submitted before; not at all once stop() was called."""
+    def call_soon(self, callback: Callable[[], object]) -> None:
+        """Call this on the loop, after what was submitted earlier. Does nothing after stop()."""
         with suppress(RuntimeError):
             self.loop.call_soon_threadsafe(callback)
 
-    def owns_current_thread(self) -> bool:
+    def is_current_thread(self) -> bool:
+        """Return whether the caller runs on this loop's thread."""
         return threading.current_thread() is self._thread
 
     def stop(self) -> None:
-        """End the loop after what runs now, and wait for its thread unless called from it."""
+        """End the loop after its current step. Waits for its thread, unless that is the caller's."""
         if self.loop.is_closed():
             return
         self.loop.call_soon_threadsafe(self.loop.stop)
-        if not self.owns_current_thread():
+        if not self.is_current_thread():
             self._thread.join()
+
+
+async def run_in_thread(function: Callable[[], T], undo: Callable[[T], object] | None = None) -> T:
+    """Call a function that blocks for long, and wait for its result without blocking the caller's loop.
+
+    The function has a thread of its own, so it never waits for a free one in a pool. If the waiting
+    task is cancelled, the function still runs to its end, and `undo` is then called with its result.
+    """
+    result: Future[T] = Future()
+    result.set_running_or_notify_cancel()  # from now on nothing can cancel it
+
+    def call() -> None:
+        try:
+            result.set_result(function())
+        except BaseException as error:
+            result.set_exception(error)
+
+    def undo_result() -> None:
+        if undo and not result.exception():  # both wait until the function has returned
+            undo(result.result())
+
+    threading.Thread(target=call, name="ragcache-blocking").start()
+    try:
+        return await asyncio.wrap_future(result)
+    except asyncio.CancelledError:
+        threading.Thread(target=undo_result, name="ragcache-undo").start()
+        raise
+
+
+async def finish_even_if_cancelled(future: Future[T]) -> T:
+    """Wait for a future of another thread. Cancelling the waiting task does not cancel its work."""
+    return await asyncio.shield(asyncio.wrap_future(future))

@@ -1,4 +1,4 @@
-"""Processes that are there, and processes that should not outlive another."""
+"""Tells whether a process is alive, and ends a process together with its parent."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from multiprocessing.process import BaseProcess
 from threading import Thread
 
 ORDERLY_END_S = 10.0
-"""Left to a process to clean up in, before it is ended anyway."""
+"""How long a process may clean up before it is ended anyway."""
 
 
 def is_alive(process: int) -> bool:
-    """Whether a process of this number runs on this machine; True if it cannot be told."""
+    """Return whether a process with this id runs on this machine; True if that cannot be told."""
     try:
         os.kill(process, 0)
     except ProcessLookupError:
@@ -25,10 +25,11 @@ def is_alive(process: int) -> bool:
 
 
 def end_with_parent() -> None:
-    """From now on this process ends when the one that started it is gone, however that came about.
+    """End this process as soon as its parent is gone, whatever ended the parent.
 
-    A process that is killed, as for want of memory, cannot end its children; vLLM's would keep the model
-    and its caches in memory for ever. Does nothing in a process that multiprocessing has not started.
+    A parent that is killed, for example when memory runs out, cannot end its children; vLLM's would keep
+    the model and its caches in memory for ever. Does nothing in a process that multiprocessing did not
+    start.
     """
     parent = multiprocessing.parent_process()
     if parent:

@@ -1,4 +1,4 @@
-"""The doors between the parts: what each caller needs, and no more."""
+"""What the engine asks of a backend: the methods, and the values that go in and come out."""
 
 from __future__ import annotations
 
@@ -22,11 +22,12 @@ from ragcache_engine.values import (
 class BackendRequest:
     """One generation, checked and tokenised, as a backend receives it.
 
-    segments: runs of tokens in prompt order, covering all of them; empty if nothing is known.
-    tenant: whose tensors it may share; None shares with all others of None.
-    is_guess: nobody has asked for it yet. It is a use of its documents only once it is adopted.
-    is_provisional: a guess that the running search may still take back, so that it is computed in steps
-      short enough to cancel.
+    segments: runs of tokens in prompt order, covering the whole prompt; empty if nothing is known of it.
+    tenant: requests share cached tensors only within one tenant; None is a tenant like any other.
+    is_guess: a speculation that nobody has asked for yet. It counts as a use of its documents only once
+      it is adopted.
+    is_provisional: a guess that the running search may still revoke. The backend computes it in steps
+      that are short enough to cancel.
     """
 
     request_id: str
@@ -40,10 +41,10 @@ class BackendRequest:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """What a chat template is given, checked: the contents of messages are texts.
+    """What a chat template is to write. It was checked: the contents of all messages are texts.
 
     messages, tools: as in OpenAI's chat API.
-    template: the Jinja text to write it with; None: the model's own.
+    template: the Jinja text of the template; None: the model's own.
     template_args: further variables of the template, such as {"enable_thinking": False}.
     """
 
@@ -57,7 +58,10 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What a step brought: new tokens, and the prompt's cache hits, exact by tier in the last one."""
+    """What one step of the model adds to an answer: new tokens and new text.
+
+    cached: the prompt's cache hits; exact for each tier in the answer's last delta.
+    """
 
     text: str
     token_ids: tuple[int, ...]
@@ -66,53 +70,59 @@ class Delta:
 
 
 class Backend(Protocol):
-    """Runs the model. Every coroutine is called on the engine's own event loop."""
+    """Runs a model. The engine calls every coroutine on its own event loop.
+
+    The other methods may be called from any thread, unless they say otherwise.
+    """
 
     async def start(self) -> ModelLimits:
-        """Load the model. Raises ConfigError or EngineStartFailed and leaves nothing behind."""
+        """Load the model. If it raises ConfigError or EngineStartFailed, it leaves nothing behind."""
 
     def tokenize(self, text: str, add_special_tokens: bool = True) -> TokenizedPrompt:
-        """Turn a prompt into tokens exactly as the model would. Callable from any thread."""
+        """Turn a prompt into tokens exactly as the model would."""
 
     def detokenize(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        """The text of an answer's tokens. Callable from any thread."""
+        """Return the text of an answer's tokens."""
 
     def check(self, options: SamplingOptions) -> None:
-        """Refuse options that a generation would fail on. Any thread. Raises UnsupportedGuide."""
+        """Raise UnsupportedGuide for options that a generation would fail on."""
 
     def render(self, conversation: Conversation) -> str:
-        """The conversation in the words of the model's chat template. Callable from any thread.
+        """Write the conversation by the model's chat template.
 
-        Raises NoChatTemplate, or RefusedMessages for what the template does not take.
+        Raises NoChatTemplate, or RefusedMessages for messages that the template cannot write.
         """
 
     def tool_reader(self, tools: Sequence[Mapping[str, Any]]) -> ToolReader:
-        """What reads the calls of these tools out of one answer. Callable from any thread."""
+        """Return a reader of the calls of these tools in one answer."""
 
     def generate(self, request: BackendRequest) -> AsyncGenerator[Delta, None]:
-        """Yield the answer as it is made. Closing the generator aborts it and frees its memory.
+        """Yield the answer while it is generated. Closing the generator aborts and frees its memory.
 
-        Raises GenerationFailed if this request failed and others go on, EngineDied if the model's
-        process is gone; start() may then be called again.
+        Raises GenerationFailed if this request failed and others go on; EngineDied if the model's
+        process is gone. After EngineDied, close() and start() may be called again.
         """
 
     def now(self) -> float:
-        """Seconds on a clock that never runs back; only differences mean anything. Any thread."""
+        """Return the seconds of a clock that never runs back. Only differences mean anything."""
 
     async def clear_cache(self) -> bool:
-        """Drop every cached block; False, and nothing dropped, while running requests hold some."""
+        """Drop every cached block. Return False, and drop none, while running requests hold blocks."""
 
     async def forget(self, document_ids: Sequence[str]) -> None:
-        """Drop documents from every tier, with all computed after them.
+        """Drop documents from every tier, with all blocks that were computed after them.
 
-        What running requests need is dropped when they end.
+        Blocks that running requests need are dropped when these end.
         """
 
     def adopted(self, request_id: str) -> None:
-        """A guess was what somebody asked. On the engine's loop; it may have ended already."""
+        """Note that somebody asked for what this guess generates. Called on the engine's loop.
+
+        The guess may have ended already.
+        """
 
     def counters(self) -> Counters:
-        """What the tiers have done, as of the request that ended last. Any thread."""
+        """Return what the tiers have done, as of the request that ended last."""
 
     async def close(self) -> None:
         """Free everything: processes, memory, files. A second call does nothing."""

@@ -1,7 +1,8 @@
-"""One request, tried twice if it must be: what a reader gets has no gap and no repeat.
+"""Runs one request, and runs it a second time if the first attempt fails, without the reader noticing.
 
-A request that fails before its first token starts again from scratch. One that fails later goes on
-from its prompt and the tokens already handed out; greedy decoding makes that the same answer.
+A request that fails before its first token starts again from scratch. One that fails later continues
+from its prompt and the tokens that the reader already has; greedy decoding makes that the same answer.
+So the reader sees no gap and no repetition.
 """
 
 from __future__ import annotations
@@ -18,27 +19,29 @@ from ragcache_engine.values import FinishReason, TokenizedPrompt
 ATTEMPTS = 2
 
 OnFailure = Callable[[Exception], Awaitable[None]]
-"""Called before the second attempt, with the reason: counts it, or brings the backend back up."""
+"""Called before the second attempt, with the failure: it counts it, or brings the backend back up."""
 
 
 class Heartbeat:
-    """Ends the waits of all requests once the backend has shown no token, of any of them, for timeout_s.
+    """Ends the waits of all requests once the backend has shown no token of any request for timeout_s.
 
-    Queueing behind others is no failure, however long; silence of the whole backend is. One timer
-    serves every request, so a token costs no more than a look at the clock.
+    Waiting in the queue behind other requests is no failure, however long it takes; silence of the
+    whole backend is. One timer serves every request, so a token costs one look at the clock.
     """
 
     def __init__(self, timeout_s: float) -> None:
         self.timeout_s = timeout_s
-        self._last_s = 0.0
+        self._last_beat_s = 0.0
         self._waiting: set[asyncio.Timeout] = set()
         self._timer: asyncio.TimerHandle | None = None
 
     def beat(self) -> None:
-        self._last_s = asyncio.get_running_loop().time()
+        """Note that the backend has just shown a token."""
+        self._last_beat_s = asyncio.get_running_loop().time()
 
     @contextmanager
-    def waiting(self, wait: asyncio.Timeout) -> Iterator[None]:
+    def watch(self, wait: asyncio.Timeout) -> Iterator[None]:
+        """Make `wait` expire if the backend falls silent inside the block."""
         if not self._waiting:
             self.beat()
         self._waiting.add(wait)
@@ -54,15 +57,15 @@ class Heartbeat:
         self._timer = None
         if not self._waiting:
             return
-        quiet_s = loop.time() - self._last_s
-        if quiet_s < self.timeout_s:
-            self._timer = loop.call_later(self.timeout_s - quiet_s, self._check)
+        silent_s = loop.time() - self._last_beat_s
+        if silent_s < self.timeout_s:
+            self._timer = loop.call_later(self.timeout_s - silent_s, self._check)
             return
         for wait in self._waiting:
             wait.reschedule(loop.time())
 
 
-async def answered(
+async def run_with_retry(
     backend: Backend,
     request: BackendRequest,
     heartbeat: Heartbeat,
@@ -71,19 +74,20 @@ async def answered(
 ) -> AsyncGenerator[Delta, None]:
     """Yield the request's deltas, the last one with a finish_reason.
 
-    begun: the deltas of this very request, if it is under way already; that is the first attempt.
+    begun: the deltas of this very request, if a speculation has begun it; they are the first attempt.
     Raises RequestTimedOut, GenerationFailed or EngineDied if the second attempt fails as well.
     """
-    progress = _Progress()
+    delivered = _DeliveredAnswer()
     for attempt in range(1, ATTEMPTS + 1):
         try:
-            generated = (
-                begun if begun and attempt == 1 else backend.generate(progress.rest_of(request))
-            )
-            async with aclosing(_timed(generated, request, heartbeat)) as deltas:
-                progress.resume(backend, request.options.skip_special_tokens)
+            if begun and attempt == 1:
+                generated = begun
+            else:
+                generated = backend.generate(delivered.request_rest(request))
+            async with aclosing(_end_when_silent(generated, request, heartbeat)) as deltas:
+                delivered.begin_attempt(backend, request.options.skip_special_tokens)
                 async for delta in deltas:
-                    delta = progress.take(delta, request.options.stop)
+                    delta = delivered.add(delta, request.options.stop)
                     yield delta
                     if delta.finish_reason:
                         return
@@ -94,15 +98,16 @@ async def answered(
             await on_failure(failure)
 
 
-async def _timed(
+async def _end_when_silent(
     generated: AsyncGenerator[Delta, None], request: BackendRequest, heartbeat: Heartbeat
 ) -> AsyncGenerator[Delta, None]:
+    """Yield the deltas as they come. Raises RequestTimedOut once the whole backend has fallen silent."""
     async with aclosing(generated) as deltas:
         while True:
-            # Not wait_for: in Python 3.11 it can swallow a cancel that comes with the token.
+            # Not wait_for: in Python 3.11 it can swallow a cancellation that comes with the token.
             try:
                 async with asyncio.timeout(None) as wait:
-                    with heartbeat.waiting(wait):
+                    with heartbeat.watch(wait):
                         delta = await anext(deltas)
             except StopAsyncIteration:
                 return
@@ -116,56 +121,66 @@ async def _timed(
 
 
 @dataclass(slots=True)
-class _Progress:
-    """What the reader already has."""
+class _DeliveredAnswer:
+    """The part of an answer that the reader already has, and what joins a second attempt to it.
+
+    held_back: text of delivered tokens that the failed attempt kept to itself, to see whether it
+      becomes a stop string. The next attempt knows nothing of this text.
+    fresh_characters: how many characters the next attempt has brought since.
+    starts_over: the next attempt generates the whole answer again, from its first token.
+    repeated_text, repeated_ids: how far it has come with that.
+    """
 
     token_ids: tuple[int, ...] = ()
     text: str = ""
-    # Text of handed-out tokens that the failed attempt still held back, to see if it becomes a stop
-    # string. The next attempt knows nothing of it.
     held_back: str = ""
-    # Characters the next attempt has brought since.
-    fresh: int = 0
-    # The next attempt draws the whole answer again; so much of it has come.
-    repeats: bool = False
-    again_text: str = ""
-    again_ids: tuple[int, ...] = ()
+    fresh_characters: int = 0
+    starts_over: bool = False
+    repeated_text: str = ""
+    repeated_ids: tuple[int, ...] = ()
 
-    def rest_of(self, request: BackendRequest) -> BackendRequest:
-        """The request for what is still missing."""
+    def request_rest(self, request: BackendRequest) -> BackendRequest:
+        """Return the request for what is still missing."""
         if not self.token_ids:
             return request
-        if request.options.guide:  # it begins with the answer, and cannot be taken up inside it
-            self.repeats = True
+        if (
+            request.options.guide
+        ):  # a guide applies from the answer's first token, not from its middle
+            self.starts_over = True
             return replace(request, request_id=f"{request.request_id}-again")
-        prompt, most = request.prompt, request.options.max_tokens
+        prompt, max_tokens = request.prompt, request.options.max_tokens
         longer = TokenizedPrompt(prompt.text, (*prompt.token_ids, *self.token_ids), prompt.offsets)
         options = replace(
-            request.options, max_tokens=None if most is None else most - len(self.token_ids)
+            request.options,
+            max_tokens=None if max_tokens is None else max_tokens - len(self.token_ids),
         )
         return replace(
             request, request_id=f"{request.request_id}-resumed", prompt=longer, options=options
         )
 
-    def resume(self, backend: Backend, skip_special_tokens: bool) -> None:
-        if self.token_ids and not self.repeats:
-            said = backend.detokenize(self.token_ids, skip_special_tokens)
-            self.held_back = said[len(self.text) :]
-            self.fresh = 0
+    def begin_attempt(self, backend: Backend, skip_special_tokens: bool) -> None:
+        """Work out which text of the delivered tokens the reader has not got yet."""
+        if self.token_ids and not self.starts_over:
+            text = backend.detokenize(self.token_ids, skip_special_tokens)
+            self.held_back = text[len(self.text) :]
+            self.fresh_characters = 0
 
-    def take(self, delta: Delta, stop: tuple[str, ...]) -> Delta:
-        """Note what the delta brings; put text held back by a failed attempt in front of it."""
-        if self.repeats:
-            return self._not_repeated(delta)
+    def add(self, delta: Delta, stop: tuple[str, ...]) -> Delta:
+        """Return what the reader is to get for this delta, and note it as delivered."""
+        if self.starts_over:
+            return self._drop_repeated(delta)
         if self.held_back:
-            delta = self._after_held_back(delta, stop)
+            delta = self._prepend_held_back(delta, stop)
         self.token_ids += delta.token_ids
         self.text += delta.text
         return delta
 
-    def _not_repeated(self, delta: Delta) -> Delta:
-        """What the reader does not have yet, of an answer that is drawn from its beginning again."""
-        text, token_ids = self.again_text + delta.text, self.again_ids + delta.token_ids
+    def _drop_repeated(self, delta: Delta) -> Delta:
+        """Return the part of the delta that the reader does not have yet.
+
+        Raises GenerationFailed if the attempt generates another answer than the first one did.
+        """
+        text, token_ids = self.repeated_text + delta.text, self.repeated_ids + delta.token_ids
         shared, tokens = min(len(text), len(self.text)), min(len(token_ids), len(self.token_ids))
         if text[:shared] != self.text[:shared] or (
             token_ids[:tokens] != self.token_ids[:tokens]
@@ -177,24 +192,27 @@ class _Progress:
             )
         new = replace(
             delta,
-            text=text[max(len(self.again_text), len(self.text)) :],
-            token_ids=token_ids[max(len(self.again_ids), len(self.token_ids)) :],
+            text=text[max(len(self.repeated_text), len(self.text)) :],
+            token_ids=token_ids[max(len(self.repeated_ids), len(self.token_ids)) :],
         )
-        self.again_text, self.again_ids = text, token_ids
+        self.repeated_text, self.repeated_ids = text, token_ids
         return new
 
-    def _after_held_back(self, delta: Delta, stop: tuple[str, ...]) -> Delta:
-        """Look for stop strings across the two attempts; each sees those inside its own text."""
+    def _prepend_held_back(self, delta: Delta, stop: tuple[str, ...]) -> Delta:
+        """Put the held-back text in front, and look for stop strings that span both attempts.
+
+        Each attempt sees only the stop strings inside its own text.
+        """
         text = self.held_back + delta.text
-        self.fresh += len(delta.text)
-        across = max(map(len, stop), default=1) - 1
+        self.fresh_characters += len(delta.text)
+        longest_span = max(map(len, stop), default=1) - 1
         ends = [at for word in stop if (at := text.find(word)) >= 0]
         if ends:
             self.held_back = ""
             return replace(delta, text=text[: min(ends)], finish_reason=FinishReason.STOP)
-        if delta.finish_reason or self.fresh >= across:
+        if delta.finish_reason or self.fresh_characters >= longest_span:
             self.held_back = ""
             return replace(delta, text=text)
-        ready = max(0, len(text) - across)
+        ready = max(0, len(text) - longest_span)
         self.held_back = text[ready:]
         return replace(delta, text=text[:ready])

@@ -1,4 +1,4 @@
-"""An answer on its way from the engine's loop to its reader, who may be a thread or a coroutine."""
+"""Carries an answer from the engine's loop to its reader, which is a thread or a coroutine."""
 
 from __future__ import annotations
 
@@ -12,14 +12,17 @@ from typing import Self
 from ragcache_engine.values import Answer, Piece
 
 Item = Piece | Exception | None
-"""What travels: pieces, then None; or an error."""
+"""What is carried: pieces and then None, or the error that ended the answer."""
 
 Connect = Callable[[Callable[[Item], None]], Callable[[], None]]
-"""Starts a request, given a callback for its items; returns what cancels it. From any thread."""
+"""Starts a request, given a callback for its items; returns a function that cancels it.
+
+Any thread may call either.
+"""
 
 
-def joined(pieces: Sequence[Piece]) -> Answer:
-    """The whole answer. pieces: all of one stream, so the last one has usage and finish_reason."""
+def join_pieces(pieces: Sequence[Piece]) -> Answer:
+    """Return the whole answer. pieces: all of one stream, so the last has a usage and a finish_reason."""
     last = pieces[-1]
     assert last.finish_reason is not None
     assert last.usage is not None
@@ -32,14 +35,14 @@ def joined(pieces: Sequence[Piece]) -> Answer:
 
 
 class AnswerStream(Iterator[Piece]):
-    """An answer as it is made, for synchronous callers: an iterator of pieces.
+    """An answer while it is generated, for synchronous callers: an iterator of pieces.
 
-    Closing it early, leaving its `with` block or dropping it cancels the request, and what it held
-    in the engine is freed. Iterating raises the errors that RAGCacheEngine.stream names.
+    Closing the stream early, leaving its `with` block or dropping it cancels the request and frees what
+    the request held in the engine. Iterating raises the errors that RAGCacheEngine.stream names.
     """
 
     def __init__(self, connect: Connect, keep_alive: object = None) -> None:
-        """keep_alive: held as long as the stream, so that its source is not closed under it."""
+        """keep_alive: an object to hold as long as the stream, such as the engine it comes from."""
         self._cancel: Callable[[], None] | None = None
         self._items: queue.SimpleQueue[Item] = queue.SimpleQueue()
         self._keep_alive = keep_alive
@@ -49,7 +52,7 @@ class AnswerStream(Iterator[Piece]):
         if self._cancel is None:
             raise StopIteration
         item = self._items.get()
-        if self._cancel is None:  # closed by another thread meanwhile
+        if self._cancel is None:  # another thread has closed the stream meanwhile
             raise StopIteration
         if isinstance(item, Piece):
             return item
@@ -59,8 +62,8 @@ class AnswerStream(Iterator[Piece]):
         raise item
 
     def answer(self) -> Answer:
-        """Read what is left and return it as one answer: all of it, if nothing was read before."""
-        return joined(list(self))
+        """Read all remaining pieces and return them as one answer."""
+        return join_pieces(list(self))
 
     def close(self) -> None:
         """Cancel the request if it still runs. A second call does nothing."""
@@ -84,12 +87,12 @@ class AnswerStream(Iterator[Piece]):
 
 
 async def read_async(connect: Connect) -> AsyncGenerator[Piece, None]:
-    """Yield the pieces of one answer in the caller's event loop; closing cancels the request."""
+    """Yield the pieces of one answer on the caller's event loop. Closing it cancels the request."""
     loop = asyncio.get_running_loop()
     items: asyncio.Queue[Item] = asyncio.Queue()
 
     def put(item: Item) -> None:
-        with suppress(RuntimeError):  # the reader's loop is closed: nobody reads any more
+        with suppress(RuntimeError):  # the reader's loop is closed, so nobody reads any more
             loop.call_soon_threadsafe(items.put_nowait, item)
 
     cancel = connect(put)

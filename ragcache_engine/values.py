@@ -1,4 +1,4 @@
-"""What crosses the boundaries between the parts: frozen values, units in their names."""
+"""The values that go into the engine and come out: frozen, with units in their names."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from enum import StrEnum
 
 from ragcache_engine.guide import Guide
 from ragcache_engine.knowledge.tier import Tier
-from ragcache_engine.tiers.counters import Counters
+from ragcache_engine.tiers.counters import TierCounters
 
 
 class FinishReason(StrEnum):
     """Why an answer ended."""
 
-    STOP = "stop"  # the model said so, or a stop string appeared
+    STOP = "stop"  # the model ended it, or a stop string appeared
     LENGTH = "length"  # max_tokens or the model's context was reached
 
 
 class SegmentKind(StrEnum):
-    """What a run of prompt tokens is."""
+    """What a run of prompt tokens belongs to."""
 
     SYSTEM = "system"
     DOCUMENT = "document"
@@ -28,12 +28,12 @@ class SegmentKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """A retrieved document, its text exactly as it stands in the prompt.
+    """A retrieved document with its text, exactly as the prompt contains it.
 
         >>> Document("tides", "The tides follow the moon.").id
         'tides'
 
-    id: stable across questions; two texts under one id are two documents to the cache.
+    id: the same in every question. Two texts under one id are two documents to the cache.
     """
 
     id: str
@@ -42,19 +42,19 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class SamplingOptions:
-    """How the answer is drawn. The defaults are greedy: one prompt, one answer.
+    """How to generate an answer. The defaults are greedy: the same prompt gets the same answer.
 
-    max_tokens: most tokens in the answer. `None`: as many as the model's context leaves room for.
-    temperature: 0 is greedy; above it, tokens are drawn at random, repeatably if `seed` is given.
-    top_k: 0 considers every token.
-    stop: strings that end the answer; they are not part of it.
-    guide: a form the answer keeps to, such as a JSON schema.
-    add_special_tokens: whether the tokenizer puts before the prompt what it puts before every text, such
-      as a token for its beginning. A chat template writes that itself: False for what it wrote, and
-      the engine sees to it where it is given a ChatPrompt.
-    skip_special_tokens: whether special tokens are left out of the answer's text. Some models write
+    max_tokens: the most tokens an answer may have. None: as many as the model's context has room for.
+    temperature: 0 is greedy. Above 0, tokens are drawn at random, and repeatably if `seed` is given.
+    top_k: consider only this many tokens; 0: all of them.
+    stop: strings that end the answer; the answer does not contain them.
+    guide: a form that the answer must have, such as a JSON schema.
+    add_special_tokens: whether the tokenizer begins the prompt as it begins every text, for example
+      with a token for the beginning. A chat template writes that itself, so a text that it wrote needs
+      False; for a ChatPrompt the engine sets this.
+    skip_special_tokens: whether to leave special tokens out of the answer's text. Some models write
       tool calls with them.
-    Raises ValueError for values that nothing can be drawn with.
+    Raises ValueError for values that no answer can be generated with.
 
         >>> SamplingOptions(max_tokens=64, stop=(".",)).temperature
         0.0
@@ -99,9 +99,9 @@ class SamplingOptions:
 
 
 class ChatPrompt(str):
-    """A prompt in the words of a model's chat template, which stand for all of its tokens.
+    """A prompt that a model's chat template wrote, special tokens included; the engine adds none to it.
 
-    The engine adds no special token to it. A text made of one, as by joining, is a plain text again.
+    A text made from a ChatPrompt, for example by joining, is a plain text again.
     """
 
     __slots__ = ()
@@ -111,8 +111,8 @@ class ChatPrompt(str):
 class TokenizedPrompt:
     """A prompt as the model reads it.
 
-    token_ids: one integer a token.
-    offsets: for each token, the characters [start, end) of the text it stands for; empty where the
+    token_ids: one integer for each token.
+    offsets: for each token, the characters [start, end) of the text that it stands for; empty if the
       tokenizer cannot tell.
     """
 
@@ -126,7 +126,7 @@ class TokenizedPrompt:
 
 @dataclass(frozen=True, slots=True)
 class TokenSegment:
-    """A run of prompt tokens [start, end) with one identity."""
+    """A run of prompt tokens [start, end) that belong to one thing, such as one document."""
 
     kind: SegmentKind
     start: int
@@ -145,7 +145,7 @@ class TokenSegment:
 
 @dataclass(frozen=True, slots=True)
 class CachedTokens:
-    """Prompt tokens whose key-value tensors were not computed again, by the tier they came from."""
+    """Prompt tokens whose key-value tensors were reused, by the tier that held them."""
 
     device: int = 0
     host: int = 0
@@ -158,20 +158,21 @@ class CachedTokens:
 
     @property
     def total(self) -> int:
+        """All reused tokens together."""
         return self.device + self.host + self.disk
 
 
 class SpeculationOutcome(StrEnum):
-    """What became of the work begun before the prompt came."""
+    """What became of the work that was begun before the prompt came."""
 
     NONE = "none"  # nothing was begun
-    ADOPTED = "adopted"  # the answer is the one begun beforehand
-    PREFILLED = "prefilled"  # the prompt up to its documents was computed beforehand, as meant
-    OTHER_DOCUMENTS = "other documents"  # cancelled: the search changed its mind
-    OTHER_PROMPT = "other prompt"  # cancelled: the prompt was not the one expected
-    OTHER_OPTIONS = "other options"  # cancelled: the prompt was, its sampling options were not
-    EXPIRED = "expired"  # nobody came for it in time
-    FAILED = "failed"  # the backend could not do it
+    ADOPTED = "adopted"  # the answer begun beforehand is the answer
+    PREFILLED = "prefilled"  # as planned, the prompt was computed beforehand up to its documents
+    OTHER_DOCUMENTS = "other documents"  # cancelled: the search found other documents in the end
+    OTHER_PROMPT = "other prompt"  # cancelled: another prompt came than the expected one
+    OTHER_OPTIONS = "other options"  # cancelled: the expected prompt came with other options
+    EXPIRED = "expired"  # no prompt came in time
+    FAILED = "failed"  # the backend failed
 
 
 class SpeculationStep(StrEnum):
@@ -182,12 +183,12 @@ class SpeculationStep(StrEnum):
     CANCELLED = "cancelled"
     PROMPT = "prompt"  # the engine was given the finished prompt
     ADOPTED = "adopted"
-    FIRST_TOKEN = "first token"  # computed; with an adopted answer this may precede the prompt
+    FIRST_TOKEN = "first token"  # was computed; before the prompt, if the answer was adopted
 
 
 @dataclass(frozen=True, slots=True)
 class SpeculationEvent:
-    """at_s: seconds since the question."""
+    """One step on the way of a question to its answer. at_s: seconds since the question."""
 
     at_s: float
     step: SpeculationStep
@@ -198,7 +199,7 @@ class SpeculationEvent:
 class SpeculationReport:
     """What was done for one question before its prompt came.
 
-    timeline: in order; empty if speculation is off or no retrieval led to the prompt.
+    timeline: in the order of time. Empty if speculation is off, or if no retrieval led to the prompt.
     """
 
     outcome: SpeculationOutcome = SpeculationOutcome.NONE
@@ -209,13 +210,14 @@ class SpeculationReport:
 class Usage:
     """What one answer cost.
 
-    ttft_s: seconds from the question to the first token. The question begins with the retrieval
-      whose documents stand in the prompt, if this is the first prompt made from it; else with the
+    ttft_s: seconds from the question to the first token. The question begins with the retrieval of the
+      documents in the prompt, if this is the first prompt made from that retrieval; otherwise with the
       call to the engine.
     retrieval_s: the part of ttft_s before the engine was called; 0 without a retrieval.
     total_s: seconds from the question to the last token.
-    document_ids: the documents recognised in the prompt, in its order.
-    speculation: what was done before the prompt came; `cached` is then what that work found cached.
+    document_ids: the documents recognised in the prompt, in the prompt's order.
+    speculation: what was done before the prompt came. If its answer was adopted, `cached` is what that
+      work found cached.
 
         >>> usage = Usage(1200, 64, CachedTokens(device=700, host=300), ttft_s=0.2, total_s=2.1)
         >>> usage.cached.total, usage.computed_tokens
@@ -233,13 +235,13 @@ class Usage:
 
     @property
     def computed_tokens(self) -> int:
-        """Prompt tokens that had to be prefilled."""
+        """How many prompt tokens had to be prefilled."""
         return self.prompt_tokens - self.cached.total
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A part of an answer as it streams. Only the last one has a finish_reason and a usage."""
+    """A part of an answer that streams. Only the last piece has a finish_reason and a usage."""
 
     text: str
     token_ids: tuple[int, ...]
@@ -259,12 +261,15 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class SpeculationStats:
-    """What became of all work begun before a prompt came.
+    """What became of all speculations: work that was begun before its prompt came.
 
-    started: all of it; those not counted below still run or wait for their prompt.
-    prefilled: did what they were meant for, and computed the prompt up to its documents.
-    wasted_prefill_tokens: prompt tokens computed for the others. Estimated from the time taken where
-      a prefill was cut short; and an upper bound, as later prompts may reuse them from the cache.
+    started: all speculations. Those not counted below still run, or wait for their prompt.
+    adopted: their answer became the answer.
+    prefilled: did as planned, and computed the prompt up to its documents.
+    cancelled: other documents, another prompt or other options came. expired: no prompt came in time.
+    wasted_prefill_tokens: prompt tokens computed for the speculations that came to nothing. Estimated
+      from the time taken where a prefill was cut short; and an upper bound, as later prompts may reuse
+      these tokens from the cache.
     """
 
     started: int = 0
@@ -280,8 +285,11 @@ class SpeculationStats:
 class CacheStats:
     """The engine's counters since it started. Unfinished and cancelled requests count no tokens.
 
+    running: requests that run now. finished, cancelled, failed: requests that ended so.
+    retried: second attempts of requests whose first attempt failed.
+    prompt_tokens, output_tokens, cached: of finished requests.
     tiers: what was evicted, copied, refused and found damaged, and how long scheduling took, as of the
-      request that ended last. It begins anew when the model's process has to be started again.
+      request that ended last. These counts begin anew when the model's process is started again.
 
         >>> stats = CacheStats(finished=2, prompt_tokens=2000, cached=CachedTokens(device=500, host=500))
         >>> stats.hit_ratio(), stats.hit_ratio(Tier.HOST), stats.computed_tokens
@@ -297,14 +305,15 @@ class CacheStats:
     output_tokens: int = 0
     cached: CachedTokens = field(default_factory=CachedTokens)
     speculation: SpeculationStats = field(default_factory=SpeculationStats)
-    tiers: Counters = field(default_factory=Counters)
+    tiers: TierCounters = field(default_factory=TierCounters)
 
     @property
     def computed_tokens(self) -> int:
+        """How many prompt tokens of finished requests had to be prefilled."""
         return self.prompt_tokens - self.cached.total
 
     def hit_ratio(self, tier: Tier | None = None) -> float:
-        """Share of prompt tokens that came from `tier`, or from any; 0 before the first answer."""
+        """Return the share of prompt tokens that came from `tier`, or from any; 0 before any answer."""
         if not self.prompt_tokens:
             return 0.0
         cached = self.cached.total if tier is None else getattr(self.cached, tier.value)
@@ -313,13 +322,13 @@ class CacheStats:
 
 @dataclass(frozen=True, slots=True)
 class ModelLimits:
-    """What the started model can take.
+    """How much the started model can take.
 
-    context_tokens: prompt and answer together.
-    block_tokens: tokens in one block of KV memory, the grain of caching.
-    device_blocks, host_blocks: blocks in the device tier, and in the host tier.
-    step_tokens: tokens one step of the model computes at most, over all requests, while it computes
-      something provisional.
+    context_tokens: the most tokens a prompt and its answer may have together.
+    block_tokens: tokens in one block of KV memory; caching works in whole blocks.
+    device_blocks, host_blocks: how many blocks the device tier and the host tier hold.
+    step_tokens: the most tokens that one step of the model computes, for all requests together, while a
+      provisional request is among them.
     """
 
     context_tokens: int
@@ -330,8 +339,10 @@ class ModelLimits:
 
     @property
     def device_tokens(self) -> int:
+        """How many tokens the device tier holds."""
         return self.block_tokens * self.device_blocks
 
     @property
     def host_tokens(self) -> int:
+        """How many tokens the host tier holds."""
         return self.block_tokens * self.host_blocks

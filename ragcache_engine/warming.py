@@ -1,28 +1,38 @@
-"""Prompts that prefill documents before anybody asks about them."""
+"""Prefills documents before anybody asks about them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from ragcache_engine.errors import UnknownDocument
+from ragcache_engine.errors import UnknownDocument, UnknownTemplate
 from ragcache_engine.prompt import Render, find_documents
-from ragcache_engine.values import Document, Usage
+from ragcache_engine.values import Answer, Document, Usage
 
 QUESTION = "\x00the question comes here\x00"
-"""Stands in for a question, and in no document. What is prefilled ends before it."""
+"""Stands in for a question, and occurs in no document. What is prefilled ends before it."""
+
+WARM_AT_ONCE = 4
+"""Prompts prefilled at a time: enough to fill the model's steps, few beside real questions."""
 
 
 @dataclass(frozen=True, slots=True)
 class Warmed:
-    """What warming did. computed_tokens: those that had to be prefilled; the others were cached."""
+    """What warming did.
+
+    sets: how many sets of documents were prefilled. prompt_tokens: the tokens of their prompts.
+    computed_tokens: how many of those had to be computed; the others were cached already.
+    """
 
     sets: int = 0
     prompt_tokens: int = 0
     computed_tokens: int = 0
 
     def after(self, usage: Usage) -> Warmed:
+        """Return these counts with one more set."""
         return Warmed(
             self.sets + 1,
             self.prompt_tokens + usage.prompt_tokens,
@@ -30,10 +40,28 @@ class Warmed:
         )
 
 
-def resolved(
+Prefill = tuple[str, Sequence[Document]]
+"""A prompt up to the end of its last document, and the documents that stand in it."""
+
+
+def plan_prefills(
+    document_sets: Iterable[Sequence[Document | str]],
+    known: Mapping[str, Document],
+    template: Render | None,
+) -> list[Prefill]:
+    """Write what to prefill for each set of documents; an empty set needs nothing.
+
+    known: the documents that ids stand for. template: what the prompts look like, if that is known.
+    Raises UnknownDocument or UnknownTemplate, for all sets or for none.
+    """
+    sets = resolve_documents(document_sets, known)
+    return [(_write_prefix(template, documents), documents) for documents in sets if documents]
+
+
+def resolve_documents(
     document_sets: Iterable[Sequence[Document | str]], known: Mapping[str, Document]
 ) -> list[list[Document]]:
-    """Documents for ids. Raises UnknownDocument, all or nothing."""
+    """Put documents in the place of ids. Raises UnknownDocument, for all sets or for none."""
     sets = [list(documents) for documents in document_sets]
     missing = [
         one for documents in sets for one in documents if isinstance(one, str) and one not in known
@@ -46,12 +74,23 @@ def resolved(
     return [[known[one] if isinstance(one, str) else one for one in each] for each in sets]
 
 
-def head(render: Render, documents: Sequence[Document]) -> str | None:
-    """The prompt up to the end of its last document; None if they do not stand before the question.
+def _write_prefix(template: Render | None, documents: Sequence[Document]) -> str:
+    text = cut_after_documents(template, documents) if template else None
+    if text is None:
+        raise UnknownTemplate(
+            "it is not known what the prompts will look like before the question: give template=, "
+            'such as "{context}\n\nQuestion: {question}", with the documents before the question'
+        )
+    return text
 
-    What follows the question depends on it, and would be cached for nobody.
+
+def cut_after_documents(template: Render, documents: Sequence[Document]) -> str | None:
+    """Write a prompt and cut it off behind its last document.
+
+    Return None if the documents do not all stand before the question: text behind the question
+    depends on it, and no other question would find it cached.
     """
-    prompt = render(QUESTION, documents)
+    prompt = template(QUESTION, documents)
     spans = find_documents(prompt, documents)
     if not spans:
         return None
@@ -59,9 +98,57 @@ def head(render: Render, documents: Sequence[Document]) -> str | None:
     return None if QUESTION in text else text
 
 
+def prefill_all(
+    prefills: Sequence[Prefill],
+    generate: Callable[[str, Sequence[Document]], Answer],
+    *,
+    progress: bool,
+) -> Warmed:
+    """Prefill everything, WARM_AT_ONCE at a time.
+
+    generate: answers a prompt. progress: show a bar on standard error.
+    """
+    warmed = Warmed()
+    with (
+        show_progress(len(prefills), progress) as advance,
+        ThreadPoolExecutor(WARM_AT_ONCE) as pool,
+    ):
+        for answer in pool.map(lambda prefill: generate(*prefill), prefills):
+            warmed = warmed.after(answer.usage)
+            advance()
+    return warmed
+
+
+async def prefill_all_async(
+    prefills: Sequence[Prefill],
+    agenerate: Callable[[str, Sequence[Document]], Awaitable[Answer]],
+    *,
+    progress: bool,
+) -> Warmed:
+    """`prefill_all` for coroutines. Cancelling it, or an error, cancels the prefills that still run."""
+    warmed, waiting = Warmed(), iter(prefills)
+    with show_progress(len(prefills), progress) as advance:
+
+        async def work() -> None:
+            nonlocal warmed
+            for text, documents in waiting:
+                answer = await agenerate(text, documents)
+                warmed = warmed.after(answer.usage)
+                advance()
+
+        workers = [asyncio.create_task(work()) for _ in range(WARM_AT_ONCE)]
+        try:
+            await asyncio.gather(*workers)
+        finally:
+            for worker in workers:
+                worker.cancel()
+            await asyncio.gather(*workers, return_exceptions=True)
+    return warmed
+
+
 @contextmanager
-def progress_bar(total: int, wanted: bool) -> Iterator[Callable[[], None]]:
-    """A bar on standard error, if it is wanted; what is yielded moves it on by one."""
+def show_progress(total: int, wanted: bool) -> Iterator[Callable[[], None]]:
+    """Show a progress bar on standard error, if wanted. Yields a function that advances it by one."""
     if not wanted:
         yield lambda: None
         return

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from ragcache_engine import EngineConfig, SamplingOptions
+from ragcache_engine import EngineConfig, RAGCacheEngine, SamplingOptions
 from ragcache_engine.knowledge import CostProfile
 
 
@@ -29,6 +29,19 @@ def test_sizes_are_written_as_people_write_them():
 def test_settings_that_cannot_work_are_refused(wrong: dict[str, object]):
     with pytest.raises(ValidationError, match=next(iter(wrong))):
         EngineConfig.model_validate({"model": "m", **wrong})
+
+
+def test_an_engine_without_a_model_needs_no_models_name():
+    config = EngineConfig(backend="memory")
+    with RAGCacheEngine(config) as engine:
+        assert engine.generate("Why?").text == "You asked: Why?"
+    assert EngineConfig.model_validate_json(config.model_dump_json()) == config
+
+
+@pytest.mark.parametrize("given", [{}, {"backend": "auto"}, {"backend": "vllm"}])
+def test_every_other_engine_says_that_its_model_is_missing(given: dict[str, object]):
+    with pytest.raises(ValidationError, match=r"model is missing: give a hub id.*or a folder"):
+        EngineConfig.model_validate(given)
 
 
 def test_a_cost_profile_is_read_when_it_is_named(tmp_path: Path):

@@ -35,7 +35,7 @@ def test_every_order_is_a_permutation(
 ):
     ordered = ordering(order, capacity)
     for ids in before:
-        ordered.used(documents(*ids), "chain")
+        ordered.note_prompt(documents(*ids), "chain")
     assert sorted(ordered.positions(documents(*now), "chain")) == list(range(len(now)))
 
 
@@ -49,7 +49,7 @@ def test_canonical_sorts_by_id():
 
 def test_cached_puts_first_what_another_prompt_began_with():
     ordered = ordering("cached")
-    ordered.used(documents("b", "c"), "chain")
+    ordered.note_prompt(documents("b", "c"), "chain")
     assert ordered.positions(documents("a", "c", "b"), "chain") == [2, 1, 0]
     assert ordered.positions(documents("a", "c", "b"), "another chain") == [0, 1, 2]
 

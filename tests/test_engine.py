@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import pickle
+import threading
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import aclosing, suppress
+from contextlib import aclosing
+from dataclasses import FrozenInstanceError, asdict
 
 import pytest
 
 from ragcache_engine import (
     Document,
-    EmptyPrompt,
     EngineConfig,
     EngineError,
+    EngineStartFailed,
     FinishReason,
-    PromptTooLong,
+    MemoryBackend,
+    ModelLimits,
     RAGCacheEngine,
     SamplingOptions,
+    TierCounters,
 )
-from ragcache_engine.backends.memory import MemoryBackend
-from ragcache_engine.protocols import BackendRequest, Delta
 
 SLICES = Document("slices", "A slicing selects a range of items in a sequence object. " * 8)
 WITH = Document("with", "The with statement wraps a block with a context manager's methods. " * 8)
@@ -106,83 +109,6 @@ def test_a_stop_string_ends_an_answer_and_is_not_part_of_it(engine: RAGCacheEngi
     assert cut.text == whole[: whole.index(stop)]
 
 
-def test_documents_retrieved_through_the_engine_are_recognised_in_the_prompt(
-    engine: RAGCacheEngine,
-):
-    with engine.retrieval("What is a slice?") as retrieval:
-        retrieval.found([WITH, SLICES])
-    usage = engine.generate(prompt_of(SLICES, WITH), options=TWELVE).usage
-    assert usage.document_ids == ("slices", "with")
-
-
-def test_documents_may_be_given_with_the_prompt(engine: RAGCacheEngine):
-    usage = engine.generate(prompt_of(SLICES, WITH), [SLICES], options=TWELVE).usage
-    assert usage.document_ids == ("slices",)
-
-
-def test_the_time_of_a_retrieval_counts_once(engine: RAGCacheEngine):
-    with engine.retrieval("How long?") as retrieval:
-        engine.generate(prompt_of(question="busy"), options=TWELVE)  # moves either clock
-        retrieval.found([SLICES])
-    first = engine.generate(prompt_of(SLICES, question="How long?"), options=TWELVE).usage
-    again = engine.generate(prompt_of(SLICES, question="How long?"), options=TWELVE).usage
-    assert first.retrieval_s > 0
-    assert first.total_s >= first.ttft_s >= first.retrieval_s
-    assert again.retrieval_s == 0
-
-
-def test_a_retrieval_that_fails_is_not_remembered(engine: RAGCacheEngine):
-    failed = Document("failed", "Text of a search that broke before it was done. " * 4)
-    with suppress(OSError), engine.retrieval("?") as retrieval:
-        retrieval.found([failed])
-        raise OSError("the search broke")
-    assert engine.generate(prompt_of(failed), options=TWELVE).usage.document_ids == ()
-
-
-@pytest.mark.parametrize("leave", ["close", "with", "drop"])
-def test_leaving_a_stream_early_cancels_its_request(engine: RAGCacheEngine, leave: str):
-    before = engine.stats().cancelled
-    stream = engine.stream(FOR_EVER, options=ENDLESS)
-    if leave == "close":
-        stream.close()
-        assert list(stream) == []
-    elif leave == "with":
-        with stream:
-            pass
-    del stream
-    gc.collect()
-    assert eventually(lambda: engine.stats().cancelled == before + 1)
-    assert eventually(lambda: engine.stats().running == 0)
-
-
-def test_leaving_an_async_stream_early_cancels_its_request(engine: RAGCacheEngine):
-    before = engine.stats().cancelled
-
-    async def read_nothing_more_than_one() -> None:
-        stream = engine.astream(FOR_EVER, options=ENDLESS)
-        await anext(stream)
-        await stream.aclose()
-
-    asyncio.run(read_nothing_more_than_one())
-    assert eventually(lambda: engine.stats().cancelled == before + 1)
-
-
-def test_cancelling_the_task_of_an_async_caller_cancels_its_request(engine: RAGCacheEngine):
-    before = engine.stats()
-
-    async def cancelled() -> None:
-        asking = asyncio.create_task(engine.agenerate(FOR_EVER, options=ENDLESS))
-        while engine.stats().running == before.running:
-            await asyncio.sleep(0)
-        asking.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await asking
-
-    asyncio.run(cancelled())
-    assert eventually(lambda: engine.stats().running == 0)
-    assert engine.stats().cancelled == before.cancelled + 1
-
-
 def test_many_threads_and_tasks_get_the_answers_they_would_get_alone(engine: RAGCacheEngine):
     prompts = [prompt_of(SLICES, question=f"What is item {n}?") for n in range(6)]
     alone = [engine.generate(prompt, options=TWELVE).text for prompt in prompts]
@@ -197,52 +123,184 @@ def test_many_threads_and_tasks_get_the_answers_they_would_get_alone(engine: RAG
     assert asyncio.run(together()) == alone
 
 
-def test_the_counters_add_up(engine: RAGCacheEngine):
-    before = engine.stats()
-    usages = [engine.generate(prompt_of(WITH), options=TWELVE).usage for _ in range(2)]
-    after = engine.stats()
-    assert after.finished - before.finished == 2
-    assert after.prompt_tokens - before.prompt_tokens == sum(u.prompt_tokens for u in usages)
-    assert after.cached.total - before.cached.total == sum(u.cached.total for u in usages)
-    assert after.running == 0
-    assert 0 < after.hit_ratio() <= 1
-
-
-def test_who_has_the_whole_answer_finds_it_counted(engine_on: Callable[..., RAGCacheEngine]):
-    class Lingering(MemoryBackend):
-        async def generate(self, request: BackendRequest) -> AsyncGenerator[Delta, None]:
-            async with aclosing(super().generate(request)) as deltas:
-                try:
-                    async for delta in deltas:
-                        yield delta
-                finally:
-                    await asyncio.sleep(0.2)
-
-    engine = engine_on(Lingering())
-    for piece in engine.stream("Why?", options=TWELVE):
-        if piece.usage:
-            assert (engine.stats().finished, engine.stats().running) == (1, 0)
-    assert engine.stats().finished == 1
-
-
-def test_an_empty_prompt_is_refused(engine: RAGCacheEngine):
-    with pytest.raises(EmptyPrompt, match="template"):
-        engine.generate("")
-
-
-def test_a_prompt_longer_than_the_context_is_refused_before_any_work(engine: RAGCacheEngine):
-    before = engine.stats()
-    with pytest.raises(PromptTooLong, match="fewer or shorter documents"):
-        engine.stream("word " * (engine.limits.context_tokens + 1))
-    assert engine.stats() == before
-
-
-def test_a_prompt_that_is_no_text_is_refused(engine: RAGCacheEngine):
-    with pytest.raises(TypeError, match="string"):
-        engine.generate(["a", "list"])  # type: ignore[arg-type]
-
-
 def test_an_engine_dropped_while_its_stream_is_read_goes_on():
     stream = RAGCacheEngine(EngineConfig(model="any", backend="memory")).stream("Still there?")
     gc.collect()
     assert "".join(piece.text for piece in stream) == "You asked: Still there?"
+
+
+def test_an_asynchronous_with_block_closes_the_engine():
+    async def ask() -> tuple[str, RAGCacheEngine]:
+        async with RAGCacheEngine(EngineConfig(backend="memory")) as engine:
+            answer = await engine.agenerate("Why?")
+        return answer.text, engine
+
+    text, engine = asyncio.run(ask())
+    assert (text, engine.closed) == ("You asked: Why?", True)
+
+
+def test_the_asynchronous_doors_do_what_the_others_do(engine: RAGCacheEngine):
+    prompt = prompt_of(SLICES, WITH)
+
+    async def cached_after(act: Callable[[], Awaitable[None]]) -> int:
+        await engine.agenerate(prompt, [SLICES, WITH], TWELVE)
+        await act()
+        return (await engine.agenerate(prompt, [SLICES, WITH], TWELVE)).usage.cached.total
+
+    async def forget_both() -> None:
+        await engine.aforget(["slices", "with"])
+
+    async def leave_it() -> None:
+        pass
+
+    assert asyncio.run(cached_after(leave_it)) > 0
+    assert asyncio.run(cached_after(forget_both)) == 0
+    assert asyncio.run(cached_after(engine.aclear_cache)) == 0
+
+
+def test_an_asynchronous_clearing_is_refused_under_a_running_request(engine: RAGCacheEngine):
+    async def clear() -> None:
+        async with aclosing(engine.astream(FOR_EVER, options=ENDLESS)) as stream:
+            await anext(stream)
+            with pytest.raises(EngineError, match="wait"):
+                await engine.aclear_cache()
+
+    asyncio.run(clear())
+
+
+def test_forgetting_takes_ids_and_not_one_text(memory_engine: RAGCacheEngine):
+    with pytest.raises(TypeError, match=r"forget\(\['slices'\]\)"):
+        memory_engine.forget("slices")
+    with pytest.raises(TypeError, match=r"forget\(\['slices'\]\)"):
+        asyncio.run(memory_engine.aforget("slices"))
+
+
+class Slow(MemoryBackend):
+    """Starts and closes when it is let, holding up the engine's loop as vLLM's start does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_start, self.may_close = threading.Event(), threading.Event()
+        self.is_starting, self.is_closed = threading.Event(), threading.Event()
+
+    async def start(self) -> ModelLimits:
+        self.is_starting.set()
+        assert self.may_start.wait(20)
+        return await super().start()
+
+    async def close(self) -> None:
+        assert self.may_close.wait(20)
+        await super().close()
+        self.is_closed.set()
+
+
+def test_an_engine_starts_and_closes_without_blocking_the_callers_loop():
+    backend = Slow()
+
+    async def live() -> str:
+        creating = asyncio.create_task(
+            RAGCacheEngine.acreate(EngineConfig(backend="memory"), backend=backend)
+        )
+        await until(backend.is_starting)
+        backend.may_start.set()  # by the loop, which is free while the engine starts
+        engine = await creating
+        text = (await engine.agenerate("Why?")).text
+        closing = asyncio.create_task(engine.aclose())
+        while not engine.closed:
+            await asyncio.sleep(0.001)
+        backend.may_close.set()
+        await closing
+        return text
+
+    assert asyncio.run(live()) == "You asked: Why?"
+    assert backend.is_closed.is_set()
+
+
+async def until(event: threading.Event) -> None:
+    while not event.is_set():
+        await asyncio.sleep(0.001)
+
+
+def test_an_engine_whose_making_was_cancelled_closes_once_it_has_started():
+    backend = Slow()
+    backend.may_close.set()
+    before = threading.active_count()
+
+    async def give_up() -> None:
+        creating = asyncio.create_task(
+            RAGCacheEngine.acreate(EngineConfig(backend="memory"), backend=backend)
+        )
+        await until(backend.is_starting)
+        creating.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await creating
+
+    asyncio.run(give_up())
+    assert not backend.is_closed.is_set()
+    backend.may_start.set()
+    assert backend.is_closed.wait(20)
+    assert eventually(lambda: threading.active_count() == before)
+
+
+def test_a_start_that_fails_says_why_and_leaves_nothing():
+    class Broken(MemoryBackend):
+        async def start(self) -> ModelLimits:
+            raise EngineStartFailed("no model, no engine")
+
+    before = threading.active_count()
+    with pytest.raises(EngineStartFailed, match="no model"):
+        RAGCacheEngine(EngineConfig(backend="memory"), backend=Broken())
+    with pytest.raises(EngineStartFailed, match="no model"):
+        asyncio.run(RAGCacheEngine.acreate(EngineConfig(backend="memory"), backend=Broken()))
+    assert eventually(lambda: threading.active_count() == before)
+
+
+def test_cancelling_a_close_does_not_stop_it():
+    backend = Slow()
+    backend.may_start.set()
+    engine = RAGCacheEngine(EngineConfig(backend="memory"), backend=backend)
+
+    async def give_up() -> None:
+        closing = asyncio.create_task(engine.aclose())
+        while not engine.closed:
+            await asyncio.sleep(0.001)
+        closing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await closing
+
+    asyncio.run(give_up())
+    backend.may_close.set()
+    assert backend.is_closed.wait(20)
+
+
+def test_cancelling_a_forgetting_does_not_stop_it(engine_on: Callable[..., RAGCacheEngine]):
+    class Thorough(MemoryBackend):
+        may_forget = threading.Event()
+        forgotten: Sequence[str] = ()
+
+        async def forget(self, document_ids: Sequence[str]) -> None:
+            while not self.may_forget.is_set():
+                await asyncio.sleep(0.001)
+            self.forgotten = document_ids
+
+    backend = Thorough()
+    engine = engine_on(backend)
+
+    async def give_up() -> None:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(engine.aforget(["slices"]), 0.05)
+
+    asyncio.run(give_up())
+    backend.may_forget.set()
+    assert eventually(lambda: backend.forgotten == ["slices"])
+
+
+def test_stats_are_a_snapshot_that_nobody_can_change(memory_engine: RAGCacheEngine):
+    stats = memory_engine.stats()
+    assert stats.tiers == TierCounters()
+    with pytest.raises(FrozenInstanceError):
+        stats.tiers.refused = 1  # type: ignore[misc]
+    with pytest.raises(TypeError):
+        stats.tiers.evicted["host"] = 1  # type: ignore[index]
+    assert asdict(stats)["tiers"]["evicted"] == {"device": 0, "host": 0, "disk": 0}
+    assert pickle.loads(pickle.dumps(stats)) == stats

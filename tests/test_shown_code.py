@@ -11,7 +11,7 @@ import re
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
+from types import GenericAlias, ModuleType
 from typing import Any
 
 import pytest
@@ -142,6 +142,8 @@ def test_everything_public_has_a_docstring(package: str):
 
 def _is_told(package: str, name: str) -> bool:
     shown = getattr(importlib.import_module(package), name)
+    if isinstance(shown, GenericAlias):  # a type's other name, which cannot carry a docstring
+        return True
     return bool(inspect.getdoc(shown)) if callable(shown) or isinstance(shown, ModuleType) else True
 
 

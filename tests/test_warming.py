@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 import pytest
 
-from ragcache_engine import Document, RAGCacheEngine, UnknownDocument, UnknownTemplate
-from ragcache_engine.backends.memory import MemoryBackend
+from ragcache_engine import (
+    Document,
+    GenerationFailed,
+    MemoryBackend,
+    RAGCacheEngine,
+    UnknownDocument,
+    UnknownTemplate,
+    Warmed,
+)
+from ragcache_engine.backends.memory import Stall
+from ragcache_engine.warming import WARM_AT_ONCE
 
 TEMPLATE = "Use the reports.\n\n{context}\n\nQuestion: {question}"
 A = Document("a", "The first report is about the harvest of the year. " * 6)
@@ -82,3 +92,52 @@ def test_progress_is_shown_on_standard_error_if_wanted(
     assert capsys.readouterr().err == ""
     memory_engine.warm([[A]], template=TEMPLATE, progress=True)
     assert "1/1" in capsys.readouterr().err
+
+
+def test_coroutines_warm_as_threads_do(memory_engine: RAGCacheEngine):
+    sets = [[A, B], [B], [], ["a"]]
+    warmed = asyncio.run(memory_engine.awarm(sets, template=TEMPLATE, corpus=[A]))
+    assert warmed.sets == 3
+    assert asked(memory_engine, A, B) > 0
+    assert memory_engine.warm(sets, template=TEMPLATE, corpus=[A]).prompt_tokens == (
+        warmed.prompt_tokens
+    )
+    assert asyncio.run(memory_engine.awarm([])) == memory_engine.warm([]) == Warmed()
+
+
+def test_coroutines_are_told_what_is_unknown_as_it_is(memory_engine: RAGCacheEngine):
+    with pytest.raises(UnknownDocument, match="'nobody'"):
+        asyncio.run(memory_engine.awarm([["nobody"]], template=TEMPLATE))
+    with pytest.raises(UnknownTemplate, match="template="):
+        asyncio.run(memory_engine.awarm([[A]]))
+
+
+def test_cancelling_a_warming_ends_its_prefills(engine_on: Callable[..., RAGCacheEngine]):
+    def stall(step: int) -> None:
+        raise Stall
+
+    engine = engine_on(MemoryBackend(fault=stall))
+
+    async def give_up() -> None:
+        warming = asyncio.create_task(engine.awarm([[A], [B]] * 8, template=TEMPLATE))
+        while engine.stats().running < WARM_AT_ONCE:
+            await asyncio.sleep(0.001)
+        warming.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await warming
+        while engine.stats().running:
+            await asyncio.sleep(0.001)
+
+    asyncio.run(give_up())
+    assert engine.stats().cancelled == WARM_AT_ONCE
+
+
+def test_a_prefill_that_fails_ends_a_warming_with_its_error(
+    engine_on: Callable[..., RAGCacheEngine],
+):
+    def fail(step: int) -> None:
+        raise GenerationFailed("a step broke")
+
+    engine = engine_on(MemoryBackend(fault=fail))
+    with pytest.raises(GenerationFailed, match="a step broke"):
+        asyncio.run(engine.awarm([[A], [B]], template=TEMPLATE))

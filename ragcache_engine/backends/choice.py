@@ -1,16 +1,19 @@
-"""Which backend a configuration means."""
+"""Chooses the backend that a configuration asks for."""
 
 from __future__ import annotations
 
 from ragcache_engine.backends.memory import MemoryBackend
 from ragcache_engine.backends.vllm.budget import TierBudget
 from ragcache_engine.backends.vllm.installed import require_vllm
+from ragcache_engine.backends.vllm.main_guard import require_guarded_main
 from ragcache_engine.config import EngineConfig
 from ragcache_engine.protocols import Backend
 
 
 def choose_backend(config: EngineConfig) -> Backend:
-    """Make the backend, unstarted. "auto" never falls back to the fake: answers would be made up.
+    """Make the backend without starting it.
+
+    "auto" never falls back to the memory backend, whose answers are made up.
 
     Raises BackendUnavailable if vLLM is asked for and not installed or not supported.
     """
@@ -29,8 +32,18 @@ def choose_backend(config: EngineConfig) -> Backend:
     )
 
 
+def require_guarded_caller(config: EngineConfig) -> None:
+    """Raise UnguardedMain if the caller's script would run again in the backend's processes.
+
+    The backend looks at its caller by itself. This is for whoever makes it on another thread.
+    """
+    # vLLM on a CPU always spawns its processes.
+    if config.backend != "memory" and require_vllm().is_cpu:
+        require_guarded_main()
+
+
 def budget_of(config: EngineConfig) -> TierBudget:
-    """What the configuration gives to the tiers below the device."""
+    """Return what the configuration gives to the tiers below the device."""
     return TierBudget(
         policy=config.policy,
         host_bytes=config.host_cache,

@@ -3,25 +3,92 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
 
 SCHEDULING_BUCKETS_S = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2)
-"""Upper bounds; one more bucket takes what is above the last."""
+"""Upper bounds of buckets; one more bucket takes what is above the last bound."""
+
+_TIERS = ("device", "host", "disk")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class BlocksByTier(Mapping[str, int]):
+    """Numbers of blocks by the name of their tier, read-only.
+
+    >>> BlocksByTier(device=3)["device"]
+    3
+    """
+
+    device: int = 0
+    host: int = 0
+    disk: int = 0
+
+    def __getitem__(self, tier: str) -> int:
+        if tier not in _TIERS:
+            raise KeyError(tier)
+        blocks: int = getattr(self, tier)
+        return blocks
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_TIERS)
+
+    def __len__(self) -> int:
+        return len(_TIERS)
+
+    def __hash__(self) -> int:
+        return hash((self.device, self.host, self.disk))
+
+
+@dataclass(frozen=True, slots=True)
+class TierCounters:
+    """What the tiers of an engine have done so far: a snapshot that does not change.
+
+        >>> counters = TierCounters(evicted=BlocksByTier(host=2))
+        >>> counters.evicted["host"], counters.loaded_bytes
+        (2, 0)
+
+    ended: requests that ended, completed or not.
+    device_tokens, host_tokens, disk_tokens, computed_tokens: prompt tokens of finished requests, each
+      counted where its tensors came from.
+    evicted: blocks evicted, by tier.
+    refused: blocks that the host tier did not take, because it holds more valuable ones.
+    stored_bytes, loaded_bytes: copied from the device to the host, and back.
+    written_bytes, read_bytes: copied from the host to the disk, and back.
+    missing, damaged: blocks whose file on disk was gone, or unusable and so removed.
+    unwritten: blocks that the disk did not take.
+    recomputed: cached blocks that were computed again, as that was quicker than loading them.
+    forgotten: documents dropped on request.
+    scheduling: requests by how long our part of their scheduling took: one number for each bound in
+      SCHEDULING_BUCKETS_S, and one for those above the last bound.
+    scheduling_s: seconds that this took in all.
+    """
+
+    ended: int = 0
+    device_tokens: int = 0
+    host_tokens: int = 0
+    disk_tokens: int = 0
+    computed_tokens: int = 0
+    evicted: Mapping[str, int] = field(default_factory=BlocksByTier)
+    refused: int = 0
+    stored_bytes: int = 0
+    loaded_bytes: int = 0
+    written_bytes: int = 0
+    read_bytes: int = 0
+    missing: int = 0
+    damaged: int = 0
+    unwritten: int = 0
+    recomputed: int = 0
+    forgotten: int = 0
+    scheduling: tuple[int, ...] = (0,) * (len(SCHEDULING_BUCKETS_S) + 1)
+    scheduling_s: float = 0.0
 
 
 @dataclass(slots=True)
 class Counters:
-    """Tokens are prompt tokens of finished requests, each counted where its tensors came from.
-
-    ended: requests, completed or not. evicted: blocks by tier.
-    refused: blocks the host tier did not take, since it holds better ones.
-    stored, loaded: between device and host. written, read: between host and disk.
-    missing, damaged: blocks the disk was believed to hold. unwritten: blocks it did not take.
-    scheduling: requests by how long our part of their scheduling took, in SCHEDULING_BUCKETS_S.
-    """
+    """The counts while they are made; TierCounters says what each of them means."""
 
     ended: int = 0
     device_tokens: int = 0
@@ -43,11 +110,19 @@ class Counters:
     scheduling_s: float = 0.0
 
     def add_scheduling(self, seconds: float) -> None:
-        """One request's scheduling took so long in all."""
+        """Count one request whose scheduling took so many seconds in all."""
         self.scheduling[bisect_left(SCHEDULING_BUCKETS_S, seconds)] += 1
         self.scheduling_s += seconds
 
+    def snapshot(self) -> TierCounters:
+        """Return the counts as of now, as values that do not change."""
+        numbers = self.as_dict()
+        numbers["evicted"] = BlocksByTier(**numbers["evicted"])
+        numbers["scheduling"] = tuple(numbers["scheduling"])
+        return TierCounters(**numbers)
+
     def as_dict(self) -> dict[str, Any]:
+        """Return the counts as plain numbers, lists and dicts, to send to another process."""
         # By hand: dataclasses.asdict takes a hundred times as long, and this is sent with every answer.
         numbers = dict(zip(_NAMES, _VALUES(self), strict=True))
         numbers["evicted"] = dict(self.evicted)
@@ -56,6 +131,7 @@ class Counters:
 
     @classmethod
     def from_dict(cls, numbers: Mapping[str, Any]) -> Counters:
+        """Take back what as_dict() returned."""
         return cls(**numbers)
 
 

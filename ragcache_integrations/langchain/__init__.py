@@ -22,7 +22,17 @@ if TYPE_CHECKING:
         FaissVectorStore,
         FlatIndex,
         HNSWIndex,
+        InvalidFilter,
         IVFIndex,
+        NotStorable,
+        SaveDamaged,
+        SavedStoreError,
+        SaveForeign,
+        SaveNotFound,
+        UnequalLengths,
+        UnsupportedIndex,
+        UntrustedPickle,
+        VectorShapeError,
     )
 
 __all__ = [
@@ -31,8 +41,18 @@ __all__ = [
     "FlatIndex",
     "HNSWIndex",
     "IVFIndex",
+    "InvalidFilter",
+    "NotStorable",
     "RAGCacheLLM",
     "RAGCacheRetriever",
+    "SaveDamaged",
+    "SaveForeign",
+    "SaveNotFound",
+    "SavedStoreError",
+    "UnequalLengths",
+    "UnsupportedIndex",
+    "UntrustedPickle",
+    "VectorShapeError",
 ]
 
 

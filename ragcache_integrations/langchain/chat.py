@@ -284,7 +284,7 @@ class ChatRAGCache(OnEngine, BaseChatModel):
     def _prompt(
         self, messages: Sequence[BaseMessage], bound: BoundTools, template_args: Mapping[str, Any]
     ) -> ChatPrompt:
-        return self.engine.chat_prompt(
+        return self.engine.chat.prompt(
             conversation(messages), tools=bound.tools, template_args=template_args
         )
 

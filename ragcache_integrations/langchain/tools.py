@@ -52,9 +52,11 @@ class BoundTools:
     def options(self, engine: RAGCacheEngine, options: SamplingOptions) -> SamplingOptions:
         if not self.tools:
             return options
-        return engine.tool_options(options, self.tools, must_call=self.must_call, name=self.name)
+        return engine.chat.tool_options(
+            options, self.tools, must_call=self.must_call, name=self.name
+        )
 
     def reader(self, engine: RAGCacheEngine) -> ToolReader | None:
         if not self.tools:
             return None
-        return engine.tool_reader(self.tools, must_call=self.must_call)
+        return engine.chat.tool_reader(self.tools, must_call=self.must_call)

@@ -34,7 +34,7 @@ def by_chat_template(engine: RAGCacheEngine, messages: Sequence[ChatMessage]) ->
     Raises RefusedMessages for what the template cannot write, such as a picture.
     """
     try:
-        return engine.chat_prompt(as_messages(messages))
+        return engine.chat.prompt(as_messages(messages))
     except NoChatTemplate:
         return messages_to_prompt(messages)
 

@@ -121,10 +121,10 @@ def test_a_call_that_was_cut_off_is_told_as_far_as_it_goes():
 
 
 def test_the_engine_holds_a_model_to_a_call(memory_engine: RAGCacheEngine):
-    prompt = memory_engine.chat_prompt([{"role": "user", "content": "1?"}], tools=[ADD, NOW])
-    options = memory_engine.tool_options(SamplingOptions(), [ADD, NOW], name="now")
+    prompt = memory_engine.chat.prompt([{"role": "user", "content": "1?"}], tools=[ADD, NOW])
+    options = memory_engine.chat.tool_options(SamplingOptions(), [ADD, NOW], name="now")
     text = memory_engine.generate(prompt, options=options).text
-    answer = memory_engine.tool_reader([ADD, NOW], must_call=True).whole(text)
+    answer = memory_engine.chat.tool_reader([ADD, NOW], must_call=True).whole(text)
     assert [(call.name, call.arguments) for call in answer.calls] == [("now", "{}")]
-    assert memory_engine.takes_tools
-    assert memory_engine.tool_options(SamplingOptions(), [ADD]) == SamplingOptions()
+    assert memory_engine.chat.takes_tools
+    assert memory_engine.chat.tool_options(SamplingOptions(), [ADD]) == SamplingOptions()

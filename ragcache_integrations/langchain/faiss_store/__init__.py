@@ -8,10 +8,38 @@
     persistence.py    a collection in a folder; community.py reads langchain_community's
 
 and, without any state: additions.py (what is added), searches.py (what is asked), filters.py,
-metric.py, diversity.py; locks.py. Importing this package loads Faiss.
+metric.py, diversity.py; locks.py; errors.py (those that only the store raises). Importing this
+package loads Faiss.
 """
 
+from ragcache_integrations.langchain.faiss_store.errors import (
+    InvalidFilter,
+    NotStorable,
+    SaveDamaged,
+    SavedStoreError,
+    SaveForeign,
+    SaveNotFound,
+    UnequalLengths,
+    UnsupportedIndex,
+    UntrustedPickle,
+    VectorShapeError,
+)
 from ragcache_integrations.langchain.faiss_store.indexes import FlatIndex, HNSWIndex, IVFIndex
 from ragcache_integrations.langchain.faiss_store.vectorstore import FaissVectorStore
 
-__all__ = ["FaissVectorStore", "FlatIndex", "HNSWIndex", "IVFIndex"]
+__all__ = [
+    "FaissVectorStore",
+    "FlatIndex",
+    "HNSWIndex",
+    "IVFIndex",
+    "InvalidFilter",
+    "NotStorable",
+    "SaveDamaged",
+    "SaveForeign",
+    "SaveNotFound",
+    "SavedStoreError",
+    "UnequalLengths",
+    "UnsupportedIndex",
+    "UntrustedPickle",
+    "VectorShapeError",
+]

@@ -11,7 +11,8 @@ from uuid import uuid4
 import numpy as np
 from langchain_core.documents import Document
 
-from ragcache_engine import BadRequest, UnequalLengths, VectorShapeError
+from ragcache_engine import BadRequest
+from ragcache_integrations.langchain.faiss_store.errors import UnequalLengths, VectorShapeError
 from ragcache_integrations.langchain.faiss_store.metric import FloatMatrix
 
 

@@ -17,7 +17,8 @@ import faiss
 import numpy as np
 from langchain_core.documents import Document
 
-from ragcache_engine import QueryShapeError, VectorShapeError
+from ragcache_engine import QueryShapeError
+from ragcache_integrations.langchain.faiss_store.errors import VectorShapeError
 from ragcache_integrations.langchain.faiss_store.filter_cache import Selections
 from ragcache_integrations.langchain.faiss_store.filters import Filter
 from ragcache_integrations.langchain.faiss_store.indexes import IndexKind, wants_rebuild

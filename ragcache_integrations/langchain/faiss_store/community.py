@@ -15,7 +15,12 @@ from typing import Any
 import faiss
 from langchain_core.documents import Document
 
-from ragcache_engine import IndexOutOfStep, SaveDamaged, SaveNotFound, UntrustedPickle
+from ragcache_engine import IndexOutOfStep
+from ragcache_integrations.langchain.faiss_store.errors import (
+    SaveDamaged,
+    SaveNotFound,
+    UntrustedPickle,
+)
 
 _PACKAGES = {"langchain", "langchain_classic", "langchain_community", "langchain_core"}
 _PLAIN = {

@@ -22,7 +22,7 @@ import operator
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from ragcache_engine import InvalidFilter
+from ragcache_integrations.langchain.faiss_store.errors import InvalidFilter
 
 Metadata = Mapping[str, Any]
 Predicate = Callable[[Metadata], bool]

@@ -13,7 +13,8 @@ from typing import Any, ClassVar, Protocol
 import faiss
 import numpy as np
 
-from ragcache_engine import BadRequest, ConfigError, UnsupportedIndex, VectorShapeError
+from ragcache_engine import BadRequest, ConfigError
+from ragcache_integrations.langchain.faiss_store.errors import UnsupportedIndex, VectorShapeError
 from ragcache_integrations.langchain.faiss_store.metric import FloatMatrix, Metric
 from ragcache_integrations.langchain.faiss_store.row_search import (
     Effort,

@@ -28,8 +28,13 @@ from typing import Any
 import faiss
 from langchain_core.documents import Document
 
-from ragcache_engine import NotStorable, SaveDamaged, SaveForeign, SaveNotFound
 from ragcache_integrations.langchain.faiss_store.collection import Collection, Snapshot
+from ragcache_integrations.langchain.faiss_store.errors import (
+    NotStorable,
+    SaveDamaged,
+    SaveForeign,
+    SaveNotFound,
+)
 from ragcache_integrations.langchain.faiss_store.indexes import kind_from, settings_of
 from ragcache_integrations.langchain.faiss_store.metric import Metric
 

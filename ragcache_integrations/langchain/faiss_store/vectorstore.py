@@ -15,7 +15,7 @@ from langchain_core.embeddings import Embeddings
 from langchain_core.runnables.config import run_in_executor
 from langchain_core.vectorstores import VectorStore
 
-from ragcache_engine import BadRequest, EmptyIndex, UnsupportedIndex
+from ragcache_engine import BadRequest, EmptyIndex
 from ragcache_integrations.langchain.faiss_store import community, persistence
 from ragcache_integrations.langchain.faiss_store.additions import (
     Entries,
@@ -25,6 +25,7 @@ from ragcache_integrations.langchain.faiss_store.additions import (
 )
 from ragcache_integrations.langchain.faiss_store.collection import Collection, Found
 from ragcache_integrations.langchain.faiss_store.diversity import most_diverse
+from ragcache_integrations.langchain.faiss_store.errors import UnsupportedIndex
 from ragcache_integrations.langchain.faiss_store.filters import Filter
 from ragcache_integrations.langchain.faiss_store.indexes import (
     FlatIndex,

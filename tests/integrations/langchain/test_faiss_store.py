@@ -9,18 +9,17 @@ import pytest
 from langchain_core.documents import Document
 from langchain_core.indexing import InMemoryRecordManager, aindex, index
 
-from ragcache_engine import (
-    BadRequest,
-    ConfigError,
-    EmptyIndex,
+from ragcache_engine import BadRequest, ConfigError, EmptyIndex, InvalidTopK, QueryShapeError
+from ragcache_integrations.langchain import (
+    FaissVectorStore,
+    FlatIndex,
+    HNSWIndex,
     InvalidFilter,
-    InvalidTopK,
-    QueryShapeError,
+    IVFIndex,
     UnequalLengths,
     UnsupportedIndex,
     VectorShapeError,
 )
-from ragcache_integrations.langchain import FaissVectorStore, FlatIndex, HNSWIndex, IVFIndex
 
 SKY = "Why is the sky blue?"
 METRICS = ["cosine", "l2", "inner_product"]

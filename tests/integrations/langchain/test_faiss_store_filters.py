@@ -1,6 +1,6 @@
 import pytest
 
-from ragcache_engine import InvalidFilter
+from ragcache_integrations.langchain import InvalidFilter
 from ragcache_integrations.langchain.faiss_store.filters import predicate
 
 PAGE = {

@@ -11,15 +11,17 @@ import faiss
 import numpy as np
 import pytest
 
-from ragcache_engine import (
-    IndexOutOfStep,
+from ragcache_engine import IndexOutOfStep
+from ragcache_integrations.langchain import (
+    FaissVectorStore,
+    HNSWIndex,
+    IVFIndex,
     NotStorable,
     SaveDamaged,
     SaveForeign,
     SaveNotFound,
     UntrustedPickle,
 )
-from ragcache_integrations.langchain import FaissVectorStore, HNSWIndex, IVFIndex
 from ragcache_integrations.langchain.faiss_store.persistence import MANIFEST
 
 QUESTION = "Why is the sky blue?"

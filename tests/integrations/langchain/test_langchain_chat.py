@@ -116,7 +116,7 @@ def test_a_stream_comes_in_pieces(chat):
 def test_the_model_is_asked_in_its_own_format(chat, recorded, engine):
     chat.invoke([*MESSAGES, AIMessage("Light."), HumanMessage("More?")])
     prompt, options = recorded[0]
-    assert prompt == engine.chat_prompt(
+    assert prompt == engine.chat.prompt(
         [
             {"role": "system", "content": "Be brief."},
             {"role": "user", "content": "Why is the sky blue?"},

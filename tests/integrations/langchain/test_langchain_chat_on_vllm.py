@@ -50,7 +50,7 @@ def test_the_second_question_on_a_document_reuses_it_and_answers_as_without_a_ca
 def test_it_says_what_the_model_says_to_the_conversation(chat, vllm_engine):
     messages = [{"role": "user", "content": QUESTION}]
     answer = vllm_engine.generate(
-        vllm_engine.chat_prompt(messages), options=SamplingOptions(max_tokens=12)
+        vllm_engine.chat.prompt(messages), options=SamplingOptions(max_tokens=12)
     )
     assert chat.invoke(QUESTION).content == answer.text
 

@@ -78,7 +78,7 @@ def test_every_way_of_chatting_goes_through_messages_to_prompt(engine, recorded,
 
 def test_a_conversation_is_written_by_the_models_own_chat_template(llm, engine, recorded):
     llm.chat(MESSAGES)
-    assert recorded[0][0] == engine.chat_prompt([{"role": "user", "content": "Why?"}])
+    assert recorded[0][0] == engine.chat.prompt([{"role": "user", "content": "Why?"}])
     assert not recorded[0][1].add_special_tokens
 
 
@@ -108,7 +108,7 @@ def test_a_chat_model_gets_its_query_prompts_as_conversations(engine, recorded):
     template = PromptTemplate("Say {word}")
     llm.predict(template, word="moo")
     wanted = [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Say moo"}]
-    assert recorded[0][0] == engine.chat_prompt(wanted) == llm.render(template, word="moo")
+    assert recorded[0][0] == engine.chat.prompt(wanted) == llm.render(template, word="moo")
 
 
 def test_it_can_tell_the_prompt_that_predict_asks(engine, recorded):

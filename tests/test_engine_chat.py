@@ -27,24 +27,24 @@ QUESTION = [
 
 
 def test_a_conversation_is_written_and_answered(memory_engine: RAGCacheEngine):
-    prompt = memory_engine.chat_prompt(QUESTION)
+    prompt = memory_engine.chat.prompt(QUESTION)
     assert prompt.endswith("<user>\nWhy is the sky blue?\n</user>\n<assistant>\n")
     assert memory_engine.generate(prompt).text == "You asked: Why is the sky blue?"
 
 
 def test_documents_are_recognised_in_it(memory_engine: RAGCacheEngine):
-    usage = memory_engine.generate(memory_engine.chat_prompt(QUESTION), [SKY]).usage
+    usage = memory_engine.generate(memory_engine.chat.prompt(QUESTION), [SKY]).usage
     assert usage.document_ids == ("sky",)
 
 
 def test_texts_in_parts_are_texts(memory_engine: RAGCacheEngine):
     parts = [{"role": "user", "content": ["One.", {"type": "text", "text": "Two."}]}]
-    assert "One.\nTwo." in memory_engine.chat_prompt(parts)
+    assert "One.\nTwo." in memory_engine.chat.prompt(parts)
 
 
 def test_the_last_message_may_be_left_open(memory_engine: RAGCacheEngine):
     begun = [*QUESTION, {"role": "assistant", "content": "Because"}]
-    prompt = memory_engine.chat_prompt(
+    prompt = memory_engine.chat.prompt(
         begun, add_generation_prompt=False, continue_final_message=True
     )
     assert prompt.endswith("<assistant>\nBecause")
@@ -64,12 +64,12 @@ def test_what_is_no_conversation_of_texts_is_refused(
     memory_engine: RAGCacheEngine, messages: list[dict[str, object]], why: str
 ):
     with pytest.raises(RefusedMessages, match=why):
-        memory_engine.chat_prompt(messages)
+        memory_engine.chat.prompt(messages)
 
 
 def test_a_message_gone_on_with_and_one_begun_exclude_each_other(memory_engine: RAGCacheEngine):
     with pytest.raises(RefusedMessages, match="add_generation_prompt"):
-        memory_engine.chat_prompt(QUESTION, continue_final_message=True)
+        memory_engine.chat.prompt(QUESTION, continue_final_message=True)
 
 
 class BeginsTexts(MemoryBackend):
@@ -81,7 +81,7 @@ class BeginsTexts(MemoryBackend):
 
 def test_a_chat_prompt_gets_no_special_tokens(engine_on: EngineOn):
     engine = engine_on(BeginsTexts())
-    prompt = engine.chat_prompt(QUESTION)
+    prompt = engine.chat.prompt(QUESTION)
     plain = engine.generate(str.__str__(prompt)).usage.prompt_tokens
     chat = engine.generate(prompt).usage.prompt_tokens
     asked = engine.generate(
@@ -98,7 +98,7 @@ def test_a_chat_prompt_is_foreseen_and_adopted(engine_on: EngineOn):
         with engine.retrieval(question, chain="a") as retrieval:
             retrieval.found([SKY])
         messages = [QUESTION[0], {"role": "user", "content": question}]
-        return engine.generate(engine.chat_prompt(messages)).text
+        return engine.generate(engine.chat.prompt(messages)).text
 
     ask("Why is the sky blue?")
     started = engine.stats().speculation.started
@@ -108,7 +108,7 @@ def test_a_chat_prompt_is_foreseen_and_adopted(engine_on: EngineOn):
             time.sleep(0.001)
         retrieval.found([SKY])
     messages = [QUESTION[0], {"role": "user", "content": "When is it red?"}]
-    assert engine.generate(engine.chat_prompt(messages)).text == "You asked: When is it red?"
+    assert engine.generate(engine.chat.prompt(messages)).text == "You asked: When is it red?"
     assert engine.stats().speculation.adopted == 1
 
 
@@ -116,7 +116,7 @@ def test_an_explicit_template_may_write_a_chat_prompt(engine_on: EngineOn):
     engine = engine_on(BeginsTexts(), speculation="on")
 
     def template(question: str, documents: object) -> str:
-        return engine.chat_prompt([QUESTION[0], {"role": "user", "content": question}])
+        return engine.chat.prompt([QUESTION[0], {"role": "user", "content": question}])
 
     with engine.retrieval("When is it red?", template=template) as retrieval:
         retrieval.provisional([SKY])
@@ -124,7 +124,7 @@ def test_an_explicit_template_may_write_a_chat_prompt(engine_on: EngineOn):
             time.sleep(0.001)
         retrieval.found([SKY])
     messages = [QUESTION[0], {"role": "user", "content": "When is it red?"}]
-    engine.generate(engine.chat_prompt(messages))
+    engine.generate(engine.chat.prompt(messages))
     assert engine.stats().speculation.adopted == 1
 
 
@@ -141,4 +141,15 @@ def test_a_chat_template_may_be_given_as_text_or_as_a_file(tmp_path):  # type: i
 def test_the_memory_backend_has_one_form_only(engine_on: EngineOn):
     engine = engine_on(MemoryBackend(), chat_template="{{ messages }}")
     with pytest.raises(RefusedMessages, match="chat_template"):
-        engine.chat_prompt(QUESTION)
+        engine.chat.prompt(QUESTION)
+
+
+def test_the_old_names_on_the_engine_warn_and_still_work(memory_engine: RAGCacheEngine):
+    for old, new in (
+        ("chat_prompt", "prompt"),
+        ("takes_tools", "takes_tools"),
+        ("tool_options", "tool_options"),
+        ("tool_reader", "tool_reader"),
+    ):
+        with pytest.warns(DeprecationWarning, match=f"engine.chat.{new}"):
+            assert getattr(memory_engine, old) == getattr(memory_engine.chat, new)

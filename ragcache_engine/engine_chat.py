@@ -1,0 +1,149 @@
+"""Conversations with a chat model: written as prompts, and tool calls read out of its answers."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ragcache_engine.chat import GuidedReader, ToolReader, call_guide, checked, described
+from ragcache_engine.errors import RefusedMessages
+from ragcache_engine.protocols import Conversation
+from ragcache_engine.runtime import Runtime
+from ragcache_engine.values import ChatPrompt, SamplingOptions
+
+
+class EngineChat:
+    """The chat half of an engine, reached as `engine.chat`.
+
+        >>> with RAGCacheEngine(EngineConfig(backend="memory")) as engine:
+        ...     prompt = engine.chat.prompt([{"role": "user", "content": "Why is the sky blue?"}])
+        ...     engine.generate(prompt).text
+        'You asked: Why is the sky blue?'
+
+    Any thread may call any of its methods. They raise EngineClosed once the engine is closed.
+    """
+
+    def __init__(
+        self, runtime: Runtime, chat_template: str | None, tool_parser: str | None
+    ) -> None:
+        """chat_template, tool_parser: as in EngineConfig."""
+        self._runtime = runtime
+        self._template = chat_template
+        self._tool_parser = tool_parser
+        self._takes_tools: bool | None = None
+
+    def prompt(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        template_args: Mapping[str, Any] | None = None,
+    ) -> ChatPrompt:
+        """Write a conversation as the prompt that the model was trained on, by its chat template.
+
+            prompt = engine.chat.prompt([{"role": "user", "content": "Why is the sky blue?"}])
+            answer = engine.generate(prompt, documents)
+
+        The request then has exactly the tokens that vLLM's own chat endpoint would make of the
+        conversation. Calling this is cheap: the model computes nothing.
+        messages: as in OpenAI's chat API; their contents are texts.
+        tools: functions that the model may call, as in that API: {"type": "function", "function":
+          {...}}. If the template has no place for tools, the system message describes them.
+        add_generation_prompt: end the prompt with what begins the assistant's answer.
+        continue_final_message: leave the last message open, so that the model continues it. That
+          excludes add_generation_prompt.
+        template_args: further variables of the template, such as {"enable_thinking": False}.
+        Raises NoChatTemplate, or RefusedMessages for messages that the template cannot write.
+        """
+        if continue_final_message and add_generation_prompt:
+            raise RefusedMessages(
+                "a message that is gone on with needs no new answer begun: with "
+                "continue_final_message=True, set add_generation_prompt=False"
+            )
+        conversation = Conversation(
+            messages=checked(messages),
+            tools=list(tools or ()),
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            template=self._template,
+            template_args=dict(template_args or {}),
+        )
+        speaks_of_tools = tools or any(m["role"] == "tool" or m.get("tool_calls") for m in messages)
+        if speaks_of_tools and not self.takes_tools:
+            in_words = described(conversation.messages, conversation.tools)
+            conversation = replace(conversation, messages=in_words, tools=())
+        return ChatPrompt(self._render(conversation))
+
+    @property
+    def takes_tools(self) -> bool:
+        """Whether the model's chat template has a place for tools.
+
+        If it has none, `prompt` describes the tools in the system message. How well a model then
+        calls them depends on the model. Raises NoChatTemplate.
+        """
+        if self._takes_tools is None:
+            probe = {"name": "is_there_a_place", "description": "", "parameters": {}}
+            conversation = Conversation(
+                [{"role": "user", "content": "Hello."}],
+                [{"type": "function", "function": probe}],
+                template=self._template,
+            )
+            try:
+                self._takes_tools = str(probe["name"]) in self._render(conversation)
+            except RefusedMessages:
+                self._takes_tools = False
+        return self._takes_tools
+
+    def tool_options(
+        self,
+        options: SamplingOptions,
+        tools: Sequence[Mapping[str, Any]],
+        *,
+        must_call: bool = False,
+        name: str | None = None,
+    ) -> SamplingOptions:
+        """Return the options for an answer in which the model may call these tools, or must.
+
+        must_call: force the answer to be a call of one of the tools. name: of this one. Any model
+          then writes a well-formed call, if max_tokens leaves room for it.
+        Raises BadRequest if there is no such tool.
+        """
+        if must_call or name is not None:
+            return replace(options, guide=call_guide(tools, name))
+        if self._tool_parser is not None:
+            return replace(options, skip_special_tokens=False)
+        return options
+
+    def tool_reader(
+        self, tools: Sequence[Mapping[str, Any]], *, must_call: bool = False
+    ) -> ToolReader:
+        """Return a reader of the tool calls in one answer, which may be whole or still streaming.
+
+            reader = engine.chat.tool_reader(tools)
+            answer = reader.whole(engine.generate(prompt, options=options).text)
+            answer.text, answer.calls
+
+        must_call: as given to `tool_options`; True also where a name was given there.
+        """
+        if must_call:
+            return GuidedReader()
+        self._runtime.require_open()
+        return self._runtime.backend.tool_reader(tools)
+
+    def _render(self, conversation: Conversation) -> str:
+        self._runtime.require_open()
+        return self._runtime.backend.render(conversation)
+
+
+def moved_to_chat(old: str, new: str) -> property:
+    """Make a property that warns that `engine.old` is now `engine.chat.new`, and leads there."""
+
+    def get(engine: Any) -> Any:
+        warnings.warn(f"engine.{old} is now engine.chat.{new}", DeprecationWarning, stacklevel=2)
+        return getattr(engine.chat, new)
+
+    return property(get)

@@ -1,0 +1,90 @@
+"""Takes a prompt in: checks it, tokenises it, and finds out which part of it is which document."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+from ragcache_engine.errors import EmptyPrompt, PromptTooLong
+from ragcache_engine.prompt import Match, find_documents, token_segments
+from ragcache_engine.protocols import BackendRequest
+from ragcache_engine.request_runner import PreparedRequest
+from ragcache_engine.retrieval_tracking import RetrievalTracker
+from ragcache_engine.runtime import Runtime
+from ragcache_engine.values import ChatPrompt, Document, SamplingOptions, TokenizedPrompt
+
+
+class PromptIntake:
+    """Makes a request of a prompt. Any thread may call its methods; they start nothing.
+
+    context_tokens: what the model's context holds, prompt and answer together.
+    """
+
+    def __init__(self, runtime: Runtime, retrievals: RetrievalTracker, context_tokens: int) -> None:
+        self._runtime = runtime
+        self._retrievals = retrievals
+        self._context_tokens = context_tokens
+
+    def prepare(
+        self,
+        prompt: str,
+        documents: Sequence[Document] | None,
+        options: SamplingOptions | None,
+        tenant: str | None,
+    ) -> PreparedRequest:
+        """Check and tokenise a prompt, and find its documents; see RAGCacheEngine.generate.
+
+        Raises TypeError, EmptyPrompt, PromptTooLong, UnsupportedGuide or EngineClosed.
+        """
+        called_s = self._runtime.backend.now()
+        if not isinstance(prompt, str):
+            raise TypeError(f"a prompt is a string, got {type(prompt).__name__}")
+        options = options or SamplingOptions()
+        if isinstance(prompt, ChatPrompt):
+            prompt, options = str(prompt), replace(options, add_special_tokens=False)
+        if options.guide:
+            self._runtime.require_open()
+            self._runtime.backend.check(options)
+        tokenized = self._require_fitting(self.tokenize(prompt, options.add_special_tokens))
+        if documents is None:
+            match = self._retrievals.match(prompt)
+        else:
+            match = Match(find_documents(prompt, documents))
+        request = BackendRequest(
+            request_id=self._runtime.next_request_id(),
+            prompt=tokenized,
+            segments=token_segments(tokenized, match.spans),
+            options=options,
+            tenant=tenant,
+        )
+        retrieval = match.retrieval
+        return PreparedRequest(
+            request=request,
+            document_ids=tuple(span.document_id for span in match.spans),
+            question_s=retrieval.started_s if retrieval else called_s,
+            called_s=called_s,
+            search=retrieval.search if retrieval else None,
+            learn=partial(self._retrievals.learn, retrieval, request) if retrieval else None,
+        )
+
+    def tokenize(self, prompt: str, add_special_tokens: bool) -> TokenizedPrompt:
+        """Return the prompt's tokens; a ChatPrompt gets no special tokens. Raises EngineClosed."""
+        self._runtime.require_open()
+        if isinstance(prompt, ChatPrompt):
+            prompt, add_special_tokens = str(prompt), False
+        known = self._runtime.pipeline.tokenized(prompt, add_special_tokens)
+        return known or self._runtime.backend.tokenize(prompt, add_special_tokens)
+
+    def _require_fitting(self, tokenized: TokenizedPrompt) -> TokenizedPrompt:
+        if not len(tokenized):
+            raise EmptyPrompt(
+                "the prompt is empty: check what your prompt template was filled with"
+            )
+        if len(tokenized) >= self._context_tokens:
+            raise PromptTooLong(
+                f"the prompt has {len(tokenized)} tokens, and the model's context of "
+                f"{self._context_tokens} leaves no room for an answer; retrieve fewer or "
+                f"shorter documents, or raise max_model_len in vllm_args"
+            )
+        return tokenized

@@ -1,0 +1,160 @@
+"""Runs requests on the engine's loop: from the speculation that may have begun them to the last token."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+
+from ragcache_engine.errors import EngineClosed, EngineDied
+from ragcache_engine.protocols import Backend, BackendRequest
+from ragcache_engine.retry import Heartbeat, run_with_retry
+from ragcache_engine.speculation import Pipeline
+from ragcache_engine.streams import Item
+from ragcache_engine.values import CachedTokens, CacheStats, Piece, Usage
+
+Restart = Callable[[EngineDied], Awaitable[None]]
+"""Starts a backend that died again, once for all requests that the death hit."""
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedRequest:
+    """A prompt that was checked and tokenised, with what is known about its documents.
+
+    document_ids: the documents recognised in the prompt, in its order.
+    question_s: when the question began: with its retrieval if there was one, else as called_s.
+    called_s: when the engine was given the prompt. Both are seconds on the backend's clock.
+    search: the number of the search that speculation knows the retrieval by; None without one.
+    learn: call this while the prompt is prefilled, to learn how the chain writes its prompts; None
+      if no retrieval led to the prompt.
+    """
+
+    request: BackendRequest
+    document_ids: tuple[str, ...]
+    question_s: float
+    called_s: float
+    search: int | None = None
+    learn: Callable[[], None] | None = None
+
+
+class RequestRunner:
+    """Runs prepared requests and counts them. All methods but `stats` belong to the engine's loop.
+
+    watch_for_death: called when a request begins; returns what brings the backend back up if it
+      dies under this request.
+    stats: the engine's counters but for those of the tiers and of speculation. Replaced, never
+      changed, so any thread may read it.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        pipeline: Pipeline,
+        heartbeat: Heartbeat,
+        watch_for_death: Callable[[], Restart],
+    ) -> None:
+        self._backend = backend
+        self._pipeline = pipeline
+        self._heartbeat = heartbeat
+        self._watch_for_death = watch_for_death
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.stats = CacheStats()
+
+    async def run(self, prepared: PreparedRequest, put: Callable[[Item], None]) -> None:
+        """Answer one request, giving `put` its pieces and then None, or the error that ended it."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        self.stats = replace(self.stats, running=self.stats.running + 1)
+        is_counted = False
+        try:
+            async with aclosing(self._generate_pieces(prepared)) as pieces:
+                async for piece in pieces:
+                    if piece.usage:
+                        # A reader that has the whole answer must find it counted in `stats`.
+                        self._count_end(piece.usage)
+                        is_counted = True
+                    put(piece)
+            put(None)
+        except asyncio.CancelledError:
+            put(EngineClosed("the engine was closed while this request ran; make a new one"))
+            raise
+        except Exception as error:
+            if not is_counted:
+                self._count_end(failed=1)
+                is_counted = True
+            put(error)
+        finally:
+            self._tasks.discard(task)
+            if not is_counted:
+                self._count_end(cancelled=int(task.cancelling() > 0))
+
+    async def cancel_all(self) -> None:
+        """Cancel every running request and wait until all of them have ended."""
+        tasks = [task for task in self._tasks if not task.done()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _generate_pieces(self, prepared: PreparedRequest) -> AsyncGenerator[Piece, None]:
+        request, now = prepared.request, self._backend.now
+        cached, first_token_s, output_tokens = CachedTokens(), None, 0
+        # Before the first attempt: by the time a request learns of a death, others that it hit may
+        # have brought the backend up again.
+        restart = self._watch_for_death()
+
+        async def recover(failure: Exception) -> None:
+            self.stats = replace(self.stats, retried=self.stats.retried + 1)
+            if isinstance(failure, EngineDied):
+                await restart(failure)
+
+        with self._pipeline.claim(request, prepared.search) as claim:
+            generated = run_with_retry(
+                self._backend, request, self._heartbeat, recover, claim.begun
+            )
+            # Beside the prefill: learning how a chain writes prompts must not delay the first token.
+            loop = asyncio.get_running_loop()
+            learning = prepared.learn and loop.run_in_executor(None, prepared.learn)
+            async with aclosing(generated) as deltas:
+                async for delta in deltas:
+                    if first_token_s is None:
+                        first_token_s = now()
+                        claim.first_token(delta.cached or cached)
+                    cached = delta.cached or cached
+                    output_tokens += len(delta.token_ids)
+                    usage = None
+                    if delta.finish_reason:
+                        if learning:
+                            await learning  # the chain's next question must find it learned
+                        usage = Usage(
+                            prompt_tokens=len(request.prompt),
+                            output_tokens=output_tokens,
+                            cached=cached,
+                            ttft_s=first_token_s - prepared.question_s,
+                            total_s=now() - prepared.question_s,
+                            retrieval_s=prepared.called_s - prepared.question_s,
+                            document_ids=prepared.document_ids,
+                            speculation=claim.report(),
+                        )
+                    if delta.text or delta.token_ids or usage:
+                        yield Piece(delta.text, delta.token_ids, delta.finish_reason, usage)
+
+    def _count_end(
+        self, usage: Usage | None = None, *, failed: int = 0, cancelled: int = 0
+    ) -> None:
+        stats = replace(
+            self.stats,
+            running=self.stats.running - 1,
+            failed=self.stats.failed + failed,
+            cancelled=self.stats.cancelled + cancelled,
+        )
+        if usage:
+            stats = replace(
+                stats,
+                finished=stats.finished + 1,
+                prompt_tokens=stats.prompt_tokens + usage.prompt_tokens,
+                output_tokens=stats.output_tokens + usage.output_tokens,
+                cached=stats.cached + usage.cached,
+            )
+        self.stats = stats

@@ -1,0 +1,180 @@
+"""Follows each retrieval: through its search, into the prompt that is made from its documents."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+
+from ragcache_engine.document_order import DocumentOrdering
+from ragcache_engine.prompt import (
+    Match,
+    Render,
+    Retrieval,
+    RetrievalLog,
+    TemplateBook,
+    as_render,
+)
+from ragcache_engine.protocols import BackendRequest
+from ragcache_engine.runtime import Runtime
+from ragcache_engine.speculation import Search
+from ragcache_engine.values import Document, SamplingOptions
+
+logger = logging.getLogger(__name__)
+
+
+def _ignore_stage(documents: Sequence[Document], final: bool) -> None:
+    """Ignore provisional results: speculation is off."""
+
+
+def _keep_order(documents: Sequence[Document]) -> list[int]:
+    return list(range(len(documents)))
+
+
+@dataclass(slots=True)
+class RetrievalInProgress:
+    """A search that the engine was told of; `RAGCacheEngine.retrieval` makes it.
+
+    question: what is searched for. started_s: when the search began, on the backend's clock.
+    documents: the final result; empty until `found` was called.
+    """
+
+    question: str
+    started_s: float
+    documents: tuple[Document, ...] = ()
+    _stage: Callable[[Sequence[Document], bool], None] = field(default=_ignore_stage, repr=False)
+    _order: Callable[[Sequence[Document]], list[int]] = field(default=_keep_order, repr=False)
+
+    def order(self, documents: Sequence[Document]) -> list[int]:
+        """Return the positions of these documents in the order that the prompt should have them.
+
+        documents: nearest first. EngineConfig.document_order chooses the order; with "retrieved" it
+        is theirs. A caller that follows it tells the engine of the documents in that order, and puts
+        them into the prompt in that order.
+        """
+        return self._order(documents)
+
+    def provisional(self, documents: Sequence[Document]) -> None:
+        """Tell the engine what the search would return if it ended now, nearest first.
+
+        Returns at once. Any thread may call it.
+        """
+        try:
+            self._stage(tuple(documents), False)
+        except Exception as error:  # an early start that fails must not fail the search
+            logger.warning("provisional documents were ignored: %r", error)
+
+    def found(self, documents: Sequence[Document]) -> None:
+        """Tell the engine the final result, nearest first, each text as the prompt will contain it."""
+        self.documents = tuple(documents)
+        self._stage(self.documents, True)
+
+
+class RetrievalTracker:
+    """Remembers what was retrieved, recognises it in prompts, and learns from those prompts.
+
+    Any thread may call any of its methods.
+    ordering: in which order retrievers should hand over their documents.
+    templates: what is known of the chains' prompts. is_speculating: whether to tell speculation.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        ordering: DocumentOrdering,
+        templates: TemplateBook,
+        *,
+        is_speculating: bool,
+    ) -> None:
+        self._runtime = runtime
+        self._ordering = ordering
+        self._templates = templates
+        self._is_speculating = is_speculating
+        self._log = RetrievalLog()
+
+    @contextmanager
+    def track(
+        self,
+        question: str,
+        chain: Hashable,
+        template: str | Render | None,
+        options: SamplingOptions | None,
+        tenant: str | None,
+    ) -> Iterator[RetrievalInProgress]:
+        """Follow one search and remember its documents; see RAGCacheEngine.retrieval."""
+        render = None if template is None else as_render(template)
+        pipeline = self._runtime.pipeline
+        search = (
+            pipeline.search(question, chain, render, options, tenant)
+            if self._is_speculating
+            else None
+        )
+        in_progress = RetrievalInProgress(
+            question,
+            search.started_s if search else self._runtime.backend.now(),
+            _stage=partial(self._tell_stage, search) if search else _ignore_stage,
+            _order=partial(self._ordering.positions, chain=chain),
+        )
+        try:
+            yield in_progress
+        except BaseException:
+            in_progress.documents = ()
+            raise
+        finally:
+            if search and not in_progress.documents:
+                self._runtime.call_soon(partial(pipeline.abandon, search))
+        if in_progress.documents:
+            self._log.add(
+                Retrieval(
+                    question,
+                    in_progress.documents,
+                    in_progress.started_s,
+                    chain,
+                    render,
+                    search.number if search else None,
+                )
+            )
+
+    def _tell_stage(self, search: Search, documents: Sequence[Document], final: bool) -> None:
+        stage = self._runtime.pipeline.stage
+        self._runtime.call_soon(partial(stage, search, documents, final))
+
+    def match(self, prompt: str) -> Match:
+        """Recognise remembered documents in the prompt, and the retrieval that led to it."""
+        return self._log.match(prompt)
+
+    def known_documents(self, corpus: Iterable[Document] = ()) -> dict[str, Document]:
+        """Return documents by their ids: those lately retrieved, and above them those of a corpus."""
+        return {document.id: document for document in (*self._log.documents(), *corpus)}
+
+    def learned_template(self, chain: Hashable, tenant: str | None) -> Render | None:
+        """Return what writes the chain's prompts, as learned from them; None if too little is known."""
+
+        def render(question: str, documents: Sequence[Document]) -> str:
+            guess = self._templates.guess((chain, tenant), question, documents)
+            return guess.text if guess else ""
+
+        return render if self._templates.may_guess((chain, tenant)) else None
+
+    def learn(self, retrieval: Retrieval, request: BackendRequest) -> None:
+        """Learn from a prompt in which order documents come, and how its chain writes prompts."""
+        found = {document.id: document for document in retrieval.documents}
+        names = dict.fromkeys(segment.document_id for segment in request.segments)
+        self._ordering.note_prompt(
+            [found[name] for name in names if name in found], retrieval.chain
+        )
+        if not self._is_speculating:
+            return
+        try:
+            self._templates.finished(
+                (retrieval.chain, request.tenant),
+                retrieval.question,
+                retrieval.documents,
+                request.prompt.text,
+                request.options,
+                retrieval.template,
+            )
+        except Exception:  # no answer depends on it
+            logger.exception("could not learn from a prompt; please report this")

@@ -1,0 +1,171 @@
+"""What lives on the engine's own event loop: the backend from start to close, and its requests."""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from functools import partial
+from itertools import count
+
+from ragcache_engine.config import SpeculationMode
+from ragcache_engine.errors import EngineClosed, EngineDied, EngineError, RAGCacheError
+from ragcache_engine.loop import LoopThread
+from ragcache_engine.prompt import TemplateBook
+from ragcache_engine.protocols import Backend
+from ragcache_engine.request_runner import PreparedRequest, RequestRunner, Restart
+from ragcache_engine.retry import Heartbeat
+from ragcache_engine.speculation import Pipeline
+from ragcache_engine.streams import Item
+from ragcache_engine.values import CacheStats, ModelLimits, SpeculationOutcome
+
+logger = logging.getLogger(__name__)
+
+
+class Runtime:
+    """Starts the backend, restarts it when it dies, runs requests on it, and closes it.
+
+    The backend's coroutines run on a loop of the engine's own, in a thread of its own. Every public
+    method may be called from any thread.
+    templates: what is known of the chains' prompts, for speculation to guess with.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        templates: TemplateBook,
+        *,
+        speculation: SpeculationMode,
+        request_timeout_s: float,
+    ) -> None:
+        self.backend = backend
+        self._heartbeat = Heartbeat(request_timeout_s)
+        self.pipeline = Pipeline(
+            backend,
+            templates,
+            is_automatic=speculation == "auto",
+            next_request_id=self.next_request_id,
+            sign_of_life=self._heartbeat.beat,
+        )
+        self._requests = RequestRunner(
+            backend, self.pipeline, self._heartbeat, self._watch_for_death
+        )
+        self._thread = LoopThread("ragcache-engine")
+        self._request_numbers = count()
+        self._is_closing = False
+        self._close_lock = threading.Lock()
+        self._starts = 0
+        self._start_lock = asyncio.Lock()
+
+    def start(self) -> ModelLimits:
+        """Load the model and wait for it. Raises what Backend.start does."""
+        limits = self._thread.submit(self.backend.start()).result()
+        self._starts = 1
+        self.pipeline.use_limits(limits)
+        # What is registered last runs first: before multiprocessing's own exit handler, which would
+        # end the backend's processes under running requests.
+        atexit.register(self.close)
+        return limits
+
+    def require_open(self) -> None:
+        """Raise EngineClosed if the engine was closed."""
+        if self._is_closing:
+            raise EngineClosed("this engine was closed; make a new RAGCacheEngine")
+
+    def next_request_id(self) -> str:
+        """Return a name for a request that no other request of this engine has."""
+        return f"ragcache-{next(self._request_numbers)}"
+
+    def start_request(
+        self, prepared: PreparedRequest, put: Callable[[Item], None]
+    ) -> Callable[[], None]:
+        """Start a request. Returns a function that cancels it; any thread may call that too.
+
+        put: called on the engine's loop with each piece, and with what ends the answer.
+        """
+        self.require_open()
+        future = self._thread.submit(self._requests.run(prepared, put))
+
+        def cancel() -> None:
+            future.cancel()
+
+        return cancel
+
+    def call_soon(self, callback: Callable[[], object]) -> None:
+        """Call this on the engine's loop; do nothing if the engine is closed."""
+        self._thread.call_soon(callback)
+
+    def clear_cache(self) -> Future[None]:
+        """Begin to clear the cache. The future raises EngineError if running requests hold it."""
+        self.require_open()
+        return self._thread.submit(self._clear_cache())
+
+    async def _clear_cache(self) -> None:
+        await self.pipeline.end_unclaimed(SpeculationOutcome.EXPIRED)
+        if not await self.backend.clear_cache():
+            raise EngineError("the cache is in use by running requests; wait for them to end")
+
+    def forget(self, document_ids: Sequence[str]) -> Future[None]:
+        """Begin to drop these documents from every tier. The future is done when they are gone."""
+        self.require_open()
+        return self._thread.submit(self._forget(document_ids))
+
+    async def _forget(self, document_ids: Sequence[str]) -> None:
+        # A speculation that waits for its prompt would keep the documents until it ends.
+        await self.pipeline.end_unclaimed(SpeculationOutcome.EXPIRED, document_ids)
+        await self.backend.forget(document_ids)
+
+    def stats(self) -> CacheStats:
+        """Return all of the engine's counters, as of now."""
+        return replace(
+            self._requests.stats,
+            tiers=self.backend.counters().snapshot(),
+            speculation=self.pipeline.stats,
+        )
+
+    def _watch_for_death(self) -> Restart:
+        return partial(self._restart, self._starts)
+
+    async def _restart(self, starts: int, death: EngineDied) -> None:
+        """Bring a dead backend back up, once for all requests that its death hit.
+
+        starts: how often the backend had been started when the request's first attempt began.
+        """
+        async with self._start_lock:
+            if self._starts > starts:
+                return  # another request that the death hit has already done it
+            logger.warning("%s; starting it once more", death)
+            await self.pipeline.end_unclaimed(SpeculationOutcome.FAILED)
+            await self.backend.close()
+            try:
+                await self.backend.start()
+            except RAGCacheError as error:
+                raise EngineDied(
+                    f"the model's process died and did not come up again: {error}"
+                ) from error
+            self._starts += 1
+            self._heartbeat.beat()  # waiting requests must not time out because a start was silent
+
+    def close(self) -> None:
+        """End running requests with EngineClosed and close the backend. A second call does nothing."""
+        with self._close_lock:
+            if self._is_closing:
+                return
+            self._is_closing = True
+        atexit.unregister(self.close)
+        closing = self._thread.submit(self._close())
+        if self._thread.is_current_thread():
+            # The engine was dropped on its own loop, which cannot wait for itself.
+            closing.add_done_callback(lambda _: self._thread.stop())
+        else:
+            closing.result()
+            self._thread.stop()
+
+    async def _close(self) -> None:
+        await self._requests.cancel_all()
+        await self.pipeline.close()
+        await self.backend.close()

@@ -1,0 +1,41 @@
+"""How a prompt is taken in: which documents it holds, and which prompts are refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from ragcache_engine import Document, EmptyPrompt, PromptTooLong, RAGCacheEngine, SamplingOptions
+
+SLICES = Document("slices", "A slicing selects a range of items in a sequence object. " * 8)
+WITH = Document("with", "The with statement wraps a block with a context manager's methods. " * 8)
+TWELVE = SamplingOptions(max_tokens=12)
+
+
+def prompt_of(*documents: Document, question: str = "What is a slice?") -> str:
+    passages = "\n\n".join(document.text for document in documents)
+    return (
+        f"<|im_start|>user\nUse the passages.\n\n{passages}\n\nQuestion: {question}<|im_end|>\n"
+        f"<|im_start|>assistant\n"
+    )
+
+
+def test_documents_may_be_given_with_the_prompt(engine: RAGCacheEngine):
+    usage = engine.generate(prompt_of(SLICES, WITH), [SLICES], options=TWELVE).usage
+    assert usage.document_ids == ("slices",)
+
+
+def test_an_empty_prompt_is_refused(engine: RAGCacheEngine):
+    with pytest.raises(EmptyPrompt, match="template"):
+        engine.generate("")
+
+
+def test_a_prompt_longer_than_the_context_is_refused_before_any_work(engine: RAGCacheEngine):
+    before = engine.stats()
+    with pytest.raises(PromptTooLong, match="fewer or shorter documents"):
+        engine.stream("word " * (engine.limits.context_tokens + 1))
+    assert engine.stats() == before
+
+
+def test_a_prompt_that_is_no_text_is_refused(engine: RAGCacheEngine):
+    with pytest.raises(TypeError, match="string"):
+        engine.generate(["a", "list"])  # type: ignore[arg-type]

@@ -1,0 +1,47 @@
+"""A retrieval that the engine was told of is found again in the prompt made from it."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from ragcache_engine import Document, RAGCacheEngine, SamplingOptions
+
+SLICES = Document("slices", "A slicing selects a range of items in a sequence object. " * 8)
+WITH = Document("with", "The with statement wraps a block with a context manager's methods. " * 8)
+TWELVE = SamplingOptions(max_tokens=12)
+
+
+def prompt_of(*documents: Document, question: str = "What is a slice?") -> str:
+    passages = "\n\n".join(document.text for document in documents)
+    return (
+        f"<|im_start|>user\nUse the passages.\n\n{passages}\n\nQuestion: {question}<|im_end|>\n"
+        f"<|im_start|>assistant\n"
+    )
+
+
+def test_documents_retrieved_through_the_engine_are_recognised_in_the_prompt(
+    engine: RAGCacheEngine,
+):
+    with engine.retrieval("What is a slice?") as retrieval:
+        retrieval.found([WITH, SLICES])
+    usage = engine.generate(prompt_of(SLICES, WITH), options=TWELVE).usage
+    assert usage.document_ids == ("slices", "with")
+
+
+def test_the_time_of_a_retrieval_counts_once(engine: RAGCacheEngine):
+    with engine.retrieval("How long?") as retrieval:
+        engine.generate(prompt_of(question="busy"), options=TWELVE)  # moves either clock
+        retrieval.found([SLICES])
+    first = engine.generate(prompt_of(SLICES, question="How long?"), options=TWELVE).usage
+    again = engine.generate(prompt_of(SLICES, question="How long?"), options=TWELVE).usage
+    assert first.retrieval_s > 0
+    assert first.total_s >= first.ttft_s >= first.retrieval_s
+    assert again.retrieval_s == 0
+
+
+def test_a_retrieval_that_fails_is_not_remembered(engine: RAGCacheEngine):
+    failed = Document("failed", "Text of a search that broke before it was done. " * 4)
+    with suppress(OSError), engine.retrieval("?") as retrieval:
+        retrieval.found([failed])
+        raise OSError("the search broke")
+    assert engine.generate(prompt_of(failed), options=TWELVE).usage.document_ids == ()
