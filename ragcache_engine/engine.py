@@ -25,7 +25,13 @@ from types import TracebackType
 from typing import Any, Self
 
 from ragcache_engine.backends.choice import choose_backend
-from ragcache_engine.chat import GuidedReader, ToolReader, call_guide, checked, described
+from ragcache_engine.chat import (
+    GuidedReader,
+    ToolReader,
+    call_guide,
+    check_messages,
+    describe_tools,
+)
 from ragcache_engine.config import EngineConfig
 from ragcache_engine.document_order import DocumentOrdering
 from ragcache_engine.errors import (
@@ -41,7 +47,7 @@ from ragcache_engine.errors import (
 from ragcache_engine.knowledge import policy_of_tiers
 from ragcache_engine.loop import LoopThread
 from ragcache_engine.prompt import (
-    Match,
+    PromptMatch,
     Render,
     Retrieval,
     RetrievalLog,
@@ -52,7 +58,7 @@ from ragcache_engine.prompt import (
 )
 from ragcache_engine.protocols import Backend, BackendRequest, Conversation
 from ragcache_engine.retry import Heartbeat, answered
-from ragcache_engine.speculation import Pipeline, Search
+from ragcache_engine.speculation import Pipeline, TrackedSearch
 from ragcache_engine.streams import AnswerStream, Item, joined, read_async
 from ragcache_engine.values import (
     Answer,
@@ -244,7 +250,7 @@ class RAGCacheEngine:
                 "continue_final_message=True, set add_generation_prompt=False"
             )
         conversation = Conversation(
-            messages=checked(messages),
+            messages=check_messages(messages),
             tools=list(tools or ()),
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
@@ -253,7 +259,7 @@ class RAGCacheEngine:
         )
         speaks_of_tools = tools or any(m["role"] == "tool" or m.get("tool_calls") for m in messages)
         if speaks_of_tools and not self.takes_tools:
-            in_words = described(conversation.messages, conversation.tools)
+            in_words = describe_tools(conversation.messages, conversation.tools)
             conversation = replace(conversation, messages=in_words, tools=())
         return ChatPrompt(self._runtime.render(conversation))
 
@@ -509,7 +515,7 @@ class RAGCacheEngine:
         if documents is None:
             match = self._retrievals.match(prompt)
         else:
-            match = Match(find_documents(prompt, documents))
+            match = PromptMatch(find_documents(prompt, documents))
         return _Prepared(
             request=BackendRequest(
                 request_id=self._runtime.next_request_id(),
@@ -655,15 +661,15 @@ class _Runtime:
         template: Render | None,
         options: SamplingOptions | None,
         tenant: str | None,
-    ) -> Search | None:
+    ) -> TrackedSearch | None:
         if not self._speculates:
             return None
         return self._pipeline.search(question, chain, template, options, tenant)
 
-    def stage(self, search: Search, documents: Sequence[Document], final: bool) -> None:
+    def stage(self, search: TrackedSearch, documents: Sequence[Document], final: bool) -> None:
         self._thread.soon(lambda: self._pipeline.stage(search, documents, final))
 
-    def abandon(self, search: Search) -> None:
+    def abandon(self, search: TrackedSearch) -> None:
         self._thread.soon(lambda: self._pipeline.abandon(search))
 
     def _learn(self, retrieval: Retrieval, request: BackendRequest) -> None:
@@ -673,7 +679,7 @@ class _Runtime:
         if not self._speculates:
             return
         try:
-            self._templates.finished(
+            self._templates.learn(
                 (retrieval.chain, request.tenant),
                 retrieval.question,
                 retrieval.documents,

@@ -59,11 +59,11 @@ class ToolReader(Protocol):
         """Read a whole answer at once. A reader reads one answer, in one of the two ways."""
 
 
-def new_id() -> str:
+def make_call_id() -> str:
     return f"call_{uuid4().hex[:24]}"
 
 
-def joined(parts: Sequence[ToolAnswerPart]) -> ToolAnswer:
+def join_parts(parts: Sequence[ToolAnswerPart]) -> ToolAnswer:
     """All parts of one answer together."""
     calls: dict[int, ToolCall] = {}
     for part in (call for answer in parts for call in answer.calls):
@@ -86,33 +86,33 @@ class CallReader:
     _held: str = ""
     _calls: int = 0
     _is_after_call: bool = False
-    _make_id: Callable[[], str] = field(default=new_id)
+    _make_id: Callable[[], str] = field(default=make_call_id)
 
     def read(self, text: str, token_ids: Sequence[int] = ()) -> ToolAnswerPart:
         self._held += text
-        part = self._complete()
-        return ToolAnswerPart(part.text + self._ready(), part.calls)
+        part = self._take_complete_calls()
+        return ToolAnswerPart(part.text + self._take_ready_text(), part.calls)
 
     def end(self) -> ToolAnswerPart:
-        part = self._complete()
+        part = self._take_complete_calls()
         rest, self._held = self._held, ""
         before, tag, inside = rest.partition(OPEN)
-        if tag and (calls := self._read(inside)):  # its closing tag was cut off
+        if tag and (calls := self._number_calls(inside)):  # its closing tag was cut off
             return ToolAnswerPart(part.text + before.removesuffix("\n"), (*part.calls, *calls))
         return ToolAnswerPart(part.text + rest, part.calls)
 
     def whole(self, text: str) -> ToolAnswer:
-        return joined([self.read(text), self.end()])
+        return join_parts([self.read(text), self.end()])
 
-    def _complete(self) -> ToolAnswerPart:
+    def _take_complete_calls(self) -> ToolAnswerPart:
         """All calls that are whole, and the text before them."""
         text, calls = "", list[ToolCallPart]()
-        while (part := self._next()) is not None:
+        while (part := self._take_next_call()) is not None:
             text += part.text
             calls += part.calls
         return ToolAnswerPart(text, tuple(calls))
 
-    def _next(self) -> ToolAnswerPart | None:
+    def _take_next_call(self) -> ToolAnswerPart | None:
         """The text up to the next call, and the call; None if there is no whole one."""
         if self._held and self._is_after_call:  # line breaks around a call belong to its form
             self._held, self._is_after_call = self._held.removeprefix("\n"), False
@@ -123,24 +123,24 @@ class CallReader:
         inside = self._held[start + len(OPEN) : end]
         before, all_of_it = self._held[:start], self._held[: end + len(CLOSE)]
         self._held = self._held[end + len(CLOSE) :]
-        calls = self._read(inside)
+        calls = self._number_calls(inside)
         if not calls:
             return ToolAnswerPart(all_of_it)
         self._is_after_call = True
         return ToolAnswerPart(before.removesuffix("\n"), calls)
 
-    def _ready(self) -> str:
+    def _take_ready_text(self) -> str:
         """What is held and cannot become part of a call."""
         start = self._held.find(OPEN)
         if start < 0:
-            start = len(self._held) - _overlap(self._held, OPEN)
+            start = len(self._held) - _overlap_length(self._held, OPEN)
         start -= self._held[:start].endswith("\n")  # may be the one before a call
         ready, self._held = self._held[:start], self._held[start:]
         return ready
 
-    def _read(self, text: str) -> tuple[ToolCallPart, ...]:
+    def _number_calls(self, text: str) -> tuple[ToolCallPart, ...]:
         """The call between two tags, or several in a list; none if something else is there."""
-        read = _read_calls(text)
+        read = _parse_calls(text)
         first, self._calls = self._calls, self._calls + len(read)
         return tuple(
             ToolCallPart(number, self._make_id(), *call) for number, call in enumerate(read, first)
@@ -152,7 +152,7 @@ class GuidedReader:
     """Reads an answer that was held to `call_guide`: one call, and no tags."""
 
     _held: str = ""
-    _make_id: Callable[[], str] = field(default=new_id)
+    _make_id: Callable[[], str] = field(default=make_call_id)
 
     def read(self, text: str, token_ids: Sequence[int] = ()) -> ToolAnswerPart:
         self._held += text
@@ -160,33 +160,33 @@ class GuidedReader:
 
     def end(self) -> ToolAnswerPart:
         held, self._held = self._held, ""
-        call = _read_call(held) or _read_cut_call(held)
+        call = _parse_call(held) or _parse_cut_call(held)
         if call is None:
             return ToolAnswerPart(held)
         return ToolAnswerPart("", (ToolCallPart(0, self._make_id(), *call),))
 
     def whole(self, text: str) -> ToolAnswer:
-        return joined([self.read(text), self.end()])
+        return join_parts([self.read(text), self.end()])
 
 
-def _read_calls(text: str) -> list[tuple[str, str]]:
+def _parse_calls(text: str) -> list[tuple[str, str]]:
     """(name, arguments) of each call in a JSON list of them, or of the one alone; or none at all."""
     try:
         found = json.loads(text)
     except ValueError:
         return []
-    read = [_as_call(call) for call in (found if isinstance(found, list) else [found])]
+    read = [_name_and_arguments(call) for call in (found if isinstance(found, list) else [found])]
     calls = [call for call in read if call is not None]
     return calls if len(calls) == len(read) else []
 
 
-def _read_call(text: str) -> tuple[str, str] | None:
+def _parse_call(text: str) -> tuple[str, str] | None:
     """The same of a text that is one call."""
-    calls = _read_calls(text)
+    calls = _parse_calls(text)
     return calls[0] if len(calls) == 1 else None
 
 
-def _as_call(call: Any) -> tuple[str, str] | None:
+def _name_and_arguments(call: Any) -> tuple[str, str] | None:
     if not isinstance(call, dict) or not isinstance(call.get("name"), str):
         return None
     arguments = call.get("arguments", call.get("parameters", {}))
@@ -195,14 +195,14 @@ def _as_call(call: Any) -> tuple[str, str] | None:
     return call["name"], arguments
 
 
-def _read_cut_call(text: str) -> tuple[str, str] | None:
+def _parse_cut_call(text: str) -> tuple[str, str] | None:
     """The same of a call that max_tokens or a stop string cut off: its arguments as far as they go."""
     head, colon, rest = text.partition('"arguments"')
-    call = _read_call(head.rstrip().rstrip(",") + "}") if colon else None
+    call = _parse_call(head.rstrip().rstrip(",") + "}") if colon else None
     return (call[0], rest.lstrip().removeprefix(":").lstrip()) if call else None
 
 
-def _overlap(text: str, tag: str) -> int:
+def _overlap_length(text: str, tag: str) -> int:
     """How much of the text's end may be the beginning of the tag."""
     longest = min(len(text), len(tag) - 1)
     return next((n for n in range(longest, 0, -1) if text.endswith(tag[:n])), 0)

@@ -8,7 +8,7 @@ from typing import Any
 from ragcache_engine.errors import RefusedMessages
 
 
-def checked(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def check_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """The messages, each with a role and with texts for its content.
 
     content: a string, a sequence of {"type": "text", "text": ...}, or None beside tool calls.
@@ -16,10 +16,10 @@ def checked(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """
     if not messages:
         raise RefusedMessages("the conversation is empty: give it at least one message")
-    return [_checked(message, number) for number, message in enumerate(messages)]
+    return [_check_message(message, number) for number, message in enumerate(messages)]
 
 
-def _checked(message: Mapping[str, Any], number: int) -> dict[str, Any]:
+def _check_message(message: Mapping[str, Any], number: int) -> dict[str, Any]:
     role, content = message.get("role"), message.get("content")
     if not isinstance(role, str) or not role:
         raise RefusedMessages(f"message {number} has no role, such as 'user': {dict(message)!r}")

@@ -14,7 +14,7 @@ TAG = re.compile(r"\s*</?(system|user|assistant|tool|tools|tool_call)>\s*")
 """A line that the template wrote, and nobody said."""
 
 
-def written(
+def write_conversation(
     messages: Sequence[Mapping[str, Any]],
     tools: Sequence[Mapping[str, Any]] = (),
     *,
@@ -22,21 +22,21 @@ def written(
     continue_final_message: bool = False,
 ) -> str:
     """The conversation as text. messages: checked."""
-    parts = [_tools(tools)] if tools else []
-    parts += [f"<{m['role']}>\n{_said(m)}\n</{m['role']}>\n" for m in messages]
+    parts = [_write_tools(tools)] if tools else []
+    parts += [f"<{m['role']}>\n{_write_message(m)}\n</{m['role']}>\n" for m in messages]
     if continue_final_message:
-        parts[-1] = f"<{messages[-1]['role']}>\n{_said(messages[-1])}"
+        parts[-1] = f"<{messages[-1]['role']}>\n{_write_message(messages[-1])}"
     if add_generation_prompt:
         parts.append("<assistant>\n")
     return "".join(parts)
 
 
-def _tools(tools: Sequence[Mapping[str, Any]]) -> str:
+def _write_tools(tools: Sequence[Mapping[str, Any]]) -> str:
     lines = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
     return f"<tools>\n{lines}\n</tools>\n"
 
 
-def _said(message: Mapping[str, Any]) -> str:
+def _write_message(message: Mapping[str, Any]) -> str:
     calls = [call_text(call) for call in message.get("tool_calls") or ()]
     text = plain_text(message.get("content"))
     return "\n".join([*([text] if text else []), *calls])

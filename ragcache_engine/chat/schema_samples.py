@@ -12,15 +12,15 @@ DEEPEST = 32
 _UNKNOWN = ("pattern", "format", "not", "if", "allOf", "patternProperties", "contains")
 
 
-def instance(schema: Mapping[str, Any]) -> Any:
+def make_sample(schema: Mapping[str, Any]) -> Any:
     """The value: what is required and no more, the first of what may be chosen.
 
     Raises UnsupportedGuide for a schema that says more than this understands.
     """
-    return _instance(schema, schema, 0)
+    return _make_sample(schema, schema, 0)
 
 
-def _instance(schema: Any, root: Mapping[str, Any], depth: int) -> Any:
+def _make_sample(schema: Any, root: Mapping[str, Any], depth: int) -> Any:
     if schema is True:
         return None
     if not isinstance(schema, Mapping) or depth > DEEPEST:
@@ -28,26 +28,26 @@ def _instance(schema: Any, root: Mapping[str, Any], depth: int) -> Any:
     if unknown := [name for name in _UNKNOWN if name in schema]:
         raise _unsupported(f"it says {', '.join(unknown)}")
     if "$ref" in schema:
-        return _instance(_referred(schema["$ref"], root), root, depth + 1)
+        return _make_sample(_resolve_reference(schema["$ref"], root), root, depth + 1)
     if "const" in schema:
         return schema["const"]
     if "enum" in schema:
         return schema["enum"][0]
     for choice in ("anyOf", "oneOf"):
         if schema.get(choice):
-            return _instance(schema[choice][0], root, depth + 1)
+            return _make_sample(schema[choice][0], root, depth + 1)
     kind = schema.get("type", "object" if "properties" in schema else "null")
     kind = kind[0] if isinstance(kind, list) else kind
     match kind:
         case "object":
             properties = schema.get("properties", {})
             return {
-                name: _instance(properties.get(name, True), root, depth + 1)
+                name: _make_sample(properties.get(name, True), root, depth + 1)
                 for name in schema.get("required", ())
             }
         case "array":
             item, least = schema.get("items", True), schema.get("minItems", 0)
-            return [_instance(item, root, depth + 1) for _ in range(least)]
+            return [_make_sample(item, root, depth + 1) for _ in range(least)]
         case "string":
             text = "text"[: schema.get("maxLength", 4)]
             return text.ljust(schema.get("minLength", 0), ".")
@@ -75,7 +75,7 @@ def _number(schema: Mapping[str, Any], *, whole: bool) -> float:
     return value
 
 
-def _referred(reference: str, root: Mapping[str, Any]) -> Any:
+def _resolve_reference(reference: str, root: Mapping[str, Any]) -> Any:
     at: Any = root
     try:
         for step in reference.removeprefix("#").strip("/").split("/"):

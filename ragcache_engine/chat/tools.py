@@ -24,14 +24,14 @@ _HOW = (
 )
 
 
-def described(
+def describe_tools(
     messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
     """The conversation for a template that knows no tools: all that concerns them said in words.
 
     messages: checked. The description follows what the first system message says.
     """
-    told = [_in_words(message) for message in messages]
+    told = [_write_calls_in_words(message) for message in messages]
     if not tools:
         return told
     lines = "\n".join(json.dumps(_function(tool), ensure_ascii=False) for tool in tools)
@@ -42,7 +42,7 @@ def described(
     return [{**told[0], "content": f"{system}\n\n{how}"}, *told[1:]]
 
 
-def _in_words(message: Mapping[str, Any]) -> dict[str, Any]:
+def _write_calls_in_words(message: Mapping[str, Any]) -> dict[str, Any]:
     text = plain_text(message.get("content"))
     if message["role"] == "tool":
         return {"role": "user", "content": f"<tool_response>\n{text}\n</tool_response>"}
@@ -88,21 +88,21 @@ def _call_schema(function: Mapping[str, Any], definitions: dict[str, Any]) -> di
     for keyword in ("$defs", "definitions"):
         # References count from the root of a schema, which these arguments no longer are.
         for key, value in arguments.pop(keyword, {}).items():
-            definitions[f"{name}.{key}"] = _moved(value, name)
+            definitions[f"{name}.{key}"] = _move_references(value, name)
     return {
         "type": "object",
-        "properties": {"name": {"const": name}, "arguments": _moved(arguments, name)},
+        "properties": {"name": {"const": name}, "arguments": _move_references(arguments, name)},
         "required": ["name", "arguments"],
         "additionalProperties": False,
     }
 
 
-def _moved(schema: Any, name: str) -> Any:
+def _move_references(schema: Any, name: str) -> Any:
     if isinstance(schema, list):
-        return [_moved(item, name) for item in schema]
+        return [_move_references(item, name) for item in schema]
     if not isinstance(schema, Mapping):
         return schema
-    moved = {key: _moved(value, name) for key, value in schema.items()}
+    moved = {key: _move_references(value, name) for key, value in schema.items()}
     if isinstance(reference := moved.get("$ref"), str):
         for keyword in ("#/$defs/", "#/definitions/"):
             if reference.startswith(keyword):

@@ -54,14 +54,14 @@ class Place:
 class Example:
     """A text seen at a place.
 
-    question_once: the question stands in the fixed text of this prompt exactly once, here or
+    has_question_once: the question stands in the fixed text of this prompt exactly once, here or
       elsewhere, so that every occurrence of it is meant.
     """
 
     place: Place
     text: str
     question: str
-    question_once: bool
+    has_question_once: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +78,12 @@ class LearnedText:
     new_ranks: bool
     new_counts: bool
 
-    def filled(self, question: str, place: Place) -> str | None:
+    def fill(self, question: str, place: Place) -> str | None:
         """The text at that place, or None if the examples leave doubts."""
         pattern = self.seen.get(place)
         if pattern is None:
             pattern = self.general if self._covers(place) else None
-        return None if pattern is None else _filled(pattern, question, place)
+        return None if pattern is None else _fill(pattern, question, place)
 
     def _covers(self, place: Place) -> bool:
         return (self.new_ranks or any(place.rank == seen.rank for seen in self.seen)) and (
@@ -91,7 +91,7 @@ class LearnedText:
         )
 
 
-def learned(examples: Sequence[Example]) -> LearnedText | None:
+def learn_text(examples: Sequence[Example]) -> LearnedText | None:
     """One reading of all examples; None if they contradict each other."""
     by_place: dict[Place, list[Example]] = {}
     for example in examples:
@@ -105,13 +105,13 @@ def learned(examples: Sequence[Example]) -> LearnedText | None:
             seen[place] = patterns[0]
     return LearnedText(
         seen,
-        general=_generalised(seen),
+        general=_generalise(seen),
         new_ranks=len({place.rank for place in seen}) > 1,
         new_counts=len({place.count for place in seen}) > 1,
     )
 
 
-def occurrences(text: str, question: str) -> int:
+def count_occurrences(text: str, question: str) -> int:
     """How often the question stands in the text, overlapping itself or not."""
     if not question:
         return 0
@@ -121,7 +121,7 @@ def occurrences(text: str, question: str) -> int:
     return number
 
 
-def _filled(pattern: Pattern, question: str, place: Place) -> str:
+def _fill(pattern: Pattern, question: str, place: Place) -> str:
     def text(atom: Atom) -> str:
         if isinstance(atom, str):
             return atom
@@ -137,37 +137,39 @@ def _patterns_of_one_place(examples: Sequence[Example]) -> list[Pattern | None]:
     if other is None:
         if any(example.text != newest.text for example in examples):
             return []
-        if not any(example.question_once for example in examples):
+        if not any(example.has_question_once for example in examples):
             return [None]
-        return [_every_occurrence(newest)]
-    if occurrences(newest.text, newest.question) > _MOST_OCCURRENCES:
+        return [_pattern_of_every_occurrence(newest)]
+    if count_occurrences(newest.text, newest.question) > _MOST_OCCURRENCES:
         return [None]
     possible = islice(_readings(newest, other), 8)
     fitting = [p for p in possible if all(_reproduces(p, example) for example in examples)]
-    meant = [_every_occurrence(example) for example in examples if example.question_once]
+    meant = [
+        _pattern_of_every_occurrence(example) for example in examples if example.has_question_once
+    ]
     return [p for p in meant[:1] if p in fitting] or list(dict.fromkeys(fitting))
 
 
 def _reproduces(pattern: Pattern, example: Example) -> bool:
-    return _filled(pattern, example.question, example.place) == example.text
+    return _fill(pattern, example.question, example.place) == example.text
 
 
-def _every_occurrence(example: Example) -> Pattern:
+def _pattern_of_every_occurrence(example: Example) -> Pattern:
     if not example.question:
         return (example.text,)
     atoms: list[Atom] = []
     for at, part in enumerate(example.text.split(example.question)):
         atoms += [Slot.QUESTION, part] if at else [part]
-    return _tidy(atoms)
+    return _merge_strings(atoms)
 
 
 def _readings(first: Example, second: Example) -> Iterator[Pattern]:
     """Every pattern of both texts, that with most slots at the front first."""
-    for atoms in _aligned(first, second, 0, 0):
-        yield _tidy(atoms)
+    for atoms in _align(first, second, 0, 0):
+        yield _merge_strings(atoms)
 
 
-def _aligned(first: Example, second: Example, i: int, j: int) -> Iterator[list[Atom]]:
+def _align(first: Example, second: Example, i: int, j: int) -> Iterator[list[Atom]]:
     at = first.text.find(first.question, i) if first.question and second.question else -1
     if at < 0:
         if first.text[i:] == second.text[j:]:
@@ -178,14 +180,14 @@ def _aligned(first: Example, second: Example, i: int, j: int) -> Iterator[list[A
         return
     j += len(fixed)
     if second.text.startswith(second.question, j):
-        for rest in _aligned(first, second, at + len(first.question), j + len(second.question)):
+        for rest in _align(first, second, at + len(first.question), j + len(second.question)):
             yield [fixed, Slot.QUESTION, *rest]
     if second.text.startswith(first.text[at], j):
-        for rest in _aligned(first, second, at + 1, j + 1):
+        for rest in _align(first, second, at + 1, j + 1):
             yield [fixed, first.text[at], *rest]
 
 
-def _tidy(atoms: Sequence[Atom]) -> Pattern:
+def _merge_strings(atoms: Sequence[Atom]) -> Pattern:
     """Neighbouring strings as one, empty ones left out: equal patterns become equal values."""
     tidy: list[Atom] = []
     for atom in atoms:
@@ -196,21 +198,21 @@ def _tidy(atoms: Sequence[Atom]) -> Pattern:
     return tuple(tidy)
 
 
-def _generalised(seen: dict[Place, Pattern]) -> Pattern | None:
+def _generalise(seen: dict[Place, Pattern]) -> Pattern | None:
     """One pattern for all places, with numbers that follow them; None without one that is certain."""
-    split = {place: _digits_apart(pattern) for place, pattern in seen.items()}
+    split = {place: _split_digits(pattern) for place, pattern in seen.items()}
     if len({len(atoms) for atoms in split.values()}) != 1:
         return None
     general: list[Atom] = []
     for column in zip(*split.values(), strict=True):
-        atom = _common(list(split), column)
+        atom = _find_common_atom(list(split), column)
         if atom is None:
             return None
         general.append(atom)
-    return _tidy(general)
+    return _merge_strings(general)
 
 
-def _digits_apart(pattern: Pattern) -> list[Atom]:
+def _split_digits(pattern: Pattern) -> list[Atom]:
     atoms: list[Atom] = []
     for atom in pattern:
         # Text and digits alternate, so that numbers of any length stand in the same column.
@@ -218,10 +220,10 @@ def _digits_apart(pattern: Pattern) -> list[Atom]:
     return atoms
 
 
-def _common(places: Sequence[Place], column: Sequence[Atom]) -> Atom | None:
+def _find_common_atom(places: Sequence[Place], column: Sequence[Atom]) -> Atom | None:
     if all(atom == column[0] for atom in column):
         return column[0]
-    numbers = [_number(atom) for atom in column]
+    numbers = [_parse_number(atom) for atom in column]
     fits: list[Atom] = []
     follow: tuple[Callable[[Place], int], Callable[[Place], int]] = (
         lambda place: place.rank,
@@ -237,7 +239,7 @@ def _common(places: Sequence[Place], column: Sequence[Atom]) -> Atom | None:
     return fits[0] if len(fits) == 1 else None
 
 
-def _number(atom: Atom) -> int | None:
+def _parse_number(atom: Atom) -> int | None:
     """None for what str() would not write so, such as "007"."""
     if not isinstance(atom, str) or not (atom.isascii() and atom.isdigit()):
         return None

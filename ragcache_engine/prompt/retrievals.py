@@ -36,7 +36,7 @@ class Retrieval:
 
 
 @dataclass(frozen=True, slots=True)
-class Match:
+class PromptMatch:
     """What was recognised in a prompt.
 
     retrieval: the one this prompt is the first to be made from; None for a prompt made from
@@ -75,7 +75,7 @@ class RetrievalLog:
         with self._lock:
             return [document for entry in self._entries.values() for document in entry.documents]
 
-    def match(self, prompt: str) -> Match:
+    def match(self, prompt: str) -> PromptMatch:
         """Recognise remembered documents in the prompt.
 
         Of the retrievals not yet claimed whose documents stand in the prompt, the one with most of
@@ -90,7 +90,7 @@ class RetrievalLog:
             spans = find_documents(prompt, retrieval.documents, known=spans)
             if number in unclaimed and (score := _score(prompt, spans, retrieval)) is not None:
                 best = max(best, (score, number)) if best else (score, number)
-        return Match(spans, self._claim(best[1]) if best else None)
+        return PromptMatch(spans, self._claim(best[1]) if best else None)
 
     def _claim(self, number: int) -> Retrieval | None:
         with self._lock:

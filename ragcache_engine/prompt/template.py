@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from string import Formatter
 
-from ragcache_engine.prompt.patterns import occurrences
-from ragcache_engine.prompt.prompt_parsing import observations
+from ragcache_engine.prompt.patterns import count_occurrences
+from ragcache_engine.prompt.prompt_parsing import parse_prompt
 from ragcache_engine.values import Document
 
 Render = Callable[[str, Sequence[Document]], str]
@@ -43,7 +43,7 @@ class Template:
 
     def __call__(self, question: str, documents: Sequence[Document]) -> str:
         context = self.between.join(document.text for document in documents)
-        return "".join((_filled(self.before, question), context, _filled(self.after, question)))
+        return "".join((_fill(self.before, question), context, _fill(self.after, question)))
 
     @classmethod
     def from_text(cls, text: str, between: str = BETWEEN) -> Template:
@@ -92,19 +92,19 @@ class Template:
             >>> Template.from_example(prompt, "why?", found).after
             ' And now: {question}'
         """
-        found = observations(prompt, question, documents)
-        if not found or not found[0].is_in_order or found[0].trimmed:
+        found = parse_prompt(prompt, question, documents)
+        if not found or not found[0].is_in_retrieved_order or found[0].is_trimmed:
             raise ValueError("the example must hold every document once, as it is and in order")
         seen = found[0]
         if len(set(seen.between)) != 1:
             raise ValueError("the example must hold two documents or more, joined by one text")
-        if occurrences(seen.before, question) + occurrences(seen.after, question) != 1:
+        if count_occurrences(seen.before, question) + count_occurrences(seen.after, question) != 1:
             raise ValueError("the example must hold its question once outside the documents")
 
-        def slotted(text: str) -> str:
-            return QUESTION.join(_escaped(part) for part in text.split(question))
+        def put_slots(text: str) -> str:
+            return QUESTION.join(_escape(part) for part in text.split(question))
 
-        return cls(slotted(seen.before), seen.between[0], slotted(seen.after))
+        return cls(put_slots(seen.before), seen.between[0], put_slots(seen.after))
 
 
 def as_render(template: str | Render) -> Render:
@@ -123,7 +123,7 @@ def _parts(text: str, names: dict[str, str | None]) -> list[str | None]:
     """The text in pieces, its slots replaced by what `names` gives for them; still a format string."""
     parts: list[str | None] = []
     for fixed, name, form, conversion in Formatter().parse(text):
-        parts.append(_escaped(fixed))
+        parts.append(_escape(fixed))
         if name is None:
             continue
         if name not in names or form or conversion:
@@ -135,7 +135,7 @@ def _parts(text: str, names: dict[str, str | None]) -> list[str | None]:
     return parts
 
 
-def _filled(text: str, question: str) -> str:
+def _fill(text: str, question: str) -> str:
     parts = _parts(text, {QUESTION[1:-1]: QUESTION})
     return "".join(
         question if part == QUESTION else (part or "").replace("{{", "{").replace("}}", "}")
@@ -143,5 +143,5 @@ def _filled(text: str, question: str) -> str:
     )
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
     return text.replace("{", "{{").replace("}", "}}")

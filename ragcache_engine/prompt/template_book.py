@@ -17,12 +17,12 @@ from threading import Lock
 
 from ragcache_engine.prompt.learning import (
     LearnedTemplate,
-    branched,
-    joined,
-    learn,
-    with_blanks,
+    branch_template,
+    extend_template,
+    learn_template,
+    with_blanks_kept,
 )
-from ragcache_engine.prompt.prompt_parsing import Observation, observations
+from ragcache_engine.prompt.prompt_parsing import ParsedPrompt, parse_prompt
 from ragcache_engine.prompt.template import Render
 from ragcache_engine.values import Document, SamplingOptions
 
@@ -70,13 +70,13 @@ class TemplateBook:
             options = known.options
             tries_explicit = known.explicit_misses < MISSES_TO_UNLEARN
             candidates = [c.trusted() for c in known.candidates]
-        if explicit and tries_explicit and (text := _rendered(explicit, question, documents)):
+        if explicit and tries_explicit and (text := _render(explicit, question, documents)):
             return Guess(text, True, options)
         for template, options, is_whole, _ in candidates:
-            if is_whole and (text := template.prompt(question, documents)):
+            if is_whole and (text := template.write_prompt(question, documents)):
                 return Guess(text, True, options)
         for template, options, _, is_head in candidates:
-            if is_head and (text := template.head(question, documents)):
+            if is_head and (text := template.write_head(question, documents)):
                 return Guess(text, False, options)
         return None
 
@@ -91,7 +91,7 @@ class TemplateBook:
             c.whole.is_trusted or c.head.is_trusted for c in known.candidates
         )
 
-    def finished(
+    def learn(
         self,
         chain: Hashable,
         question: str,
@@ -101,7 +101,7 @@ class TemplateBook:
         explicit: Render | None = None,
     ) -> None:
         """Learn from a prompt that the chain made of the documents."""
-        is_right = explicit is not None and _rendered(explicit, question, documents) == prompt
+        is_right = explicit is not None and _render(explicit, question, documents) == prompt
         with self._lock:
             known = self._chain(chain)
             known.options = self._options = options
@@ -117,7 +117,7 @@ class TemplateBook:
         return known
 
 
-def _rendered(render: Render, question: str, documents: Sequence[Document]) -> str | None:
+def _render(render: Render, question: str, documents: Sequence[Document]) -> str | None:
     """A function of the user's may raise what it likes; then it has no say."""
     try:
         text = render(question, documents)
@@ -135,12 +135,12 @@ class _Prompt:
     options: SamplingOptions
 
     @cached_property
-    def observations(self) -> tuple[Observation, ...]:
-        return observations(self.text, self.question, self.documents)
+    def parsed(self) -> tuple[ParsedPrompt, ...]:
+        return parse_prompt(self.text, self.question, self.documents)
 
 
 @dataclass(slots=True)
-class _Record:
+class _TrackRecord:
     """How a template fared. proven: right about a prompt it was not learned from."""
 
     proven: bool = False
@@ -155,14 +155,14 @@ class _Record:
         if guess is not None:
             self.misses = 0 if is_right else self.misses + 1
 
-    def after_learning(self, guess: str | None, is_right: bool) -> _Record:
+    def after_learning(self, guess: str | None, is_right: bool) -> _TrackRecord:
         """Once it learned from a prompt it had a guess at: who was wrong has to prove itself."""
         if guess is None:
             return replace(self)
-        return _Record(proven=is_right, needs_proof=True)
+        return _TrackRecord(proven=is_right, needs_proof=True)
 
 
-_Learning = Callable[[LearnedTemplate, Observation], LearnedTemplate | None]
+_Learning = Callable[[LearnedTemplate, ParsedPrompt], LearnedTemplate | None]
 
 
 @dataclass(slots=True)
@@ -171,8 +171,8 @@ class _Candidate:
 
     template: LearnedTemplate
     options: SamplingOptions
-    whole: _Record = field(default_factory=_Record)
-    head: _Record = field(default_factory=_Record)
+    whole: _TrackRecord = field(default_factory=_TrackRecord)
+    head: _TrackRecord = field(default_factory=_TrackRecord)
 
     def trusted(self) -> tuple[LearnedTemplate, SamplingOptions, bool, bool]:
         return self.template, self.options, self.whole.is_trusted, self.head.is_trusted
@@ -183,7 +183,7 @@ class _Candidate:
 
     def confirm(self, prompt: _Prompt) -> bool:
         """Whether it writes this very prompt; then it takes the credit."""
-        template = _confirmed(self.template, prompt)
+        template = _find_confirmed(self.template, prompt)
         if template is None:
             return False
         if all(seen.question != prompt.question for seen in template.tails):
@@ -194,24 +194,24 @@ class _Candidate:
 
     def join(self, prompt: _Prompt) -> list[_Candidate]:
         """What it becomes with the prompt, if both may be of one template; one for each reading."""
-        return self._with(prompt, joined)
+        return self._with(prompt, extend_template)
 
     def branch(self, prompt: _Prompt) -> list[_Candidate]:
         """Others of the same head, if the prompt is like this one up to its last document."""
-        branches = self._with(prompt, branched)
-        return [replace(branch, whole=_Record(needs_proof=True)) for branch in branches]
+        branches = self._with(prompt, branch_template)
+        return [replace(branch, whole=_TrackRecord(needs_proof=True)) for branch in branches]
 
-    def _with(self, prompt: _Prompt, learned: _Learning) -> list[_Candidate]:
-        templates = (learned(self.template, seen) for seen in prompt.observations)
+    def _with(self, prompt: _Prompt, learn: _Learning) -> list[_Candidate]:
+        templates = (learn(self.template, seen) for seen in prompt.parsed)
         found = [template for template in templates if template]
         if len(found) > 1:
-            doubt = _Record(needs_proof=True)
+            doubt = _TrackRecord(needs_proof=True)
             return [
                 _Candidate(template, prompt.options, replace(doubt), replace(doubt))
                 for template in found
             ]
-        whole = self.template.prompt(prompt.question, prompt.documents)
-        head = self.template.head(prompt.question, prompt.documents)
+        whole = self.template.write_prompt(prompt.question, prompt.documents)
+        head = self.template.write_head(prompt.question, prompt.documents)
         return [
             _Candidate(
                 template,
@@ -223,13 +223,13 @@ class _Candidate:
         ]
 
 
-def _confirmed(template: LearnedTemplate, prompt: _Prompt) -> LearnedTemplate | None:
+def _find_confirmed(template: LearnedTemplate, prompt: _Prompt) -> LearnedTemplate | None:
     """The template if it writes this prompt, knowing now what happens to blank documents."""
     forms = [template]
-    if template.blanks_kept is None and not all(d.text.strip() for d in prompt.documents):
-        forms = [with_blanks(template, kept) for kept in (True, False)]
+    if template.keeps_blanks is None and not all(d.text.strip() for d in prompt.documents):
+        forms = [with_blanks_kept(template, kept) for kept in (True, False)]
     return next(
-        (f for f in forms if f.prompt(prompt.question, prompt.documents) == prompt.text), None
+        (f for f in forms if f.write_prompt(prompt.question, prompt.documents) == prompt.text), None
     )
 
 
@@ -263,23 +263,23 @@ class _Chain:
         if not self.candidates:
             return
         first = self.candidates[0]
-        whole = first.template.prompt(prompt.question, prompt.documents)
-        head = first.template.head(prompt.question, prompt.documents)
+        whole = first.template.write_prompt(prompt.question, prompt.documents)
+        head = first.template.write_head(prompt.question, prompt.documents)
         if whole is not None:
             self.missed = whole != prompt.text
         first.whole.note(whole, whole == prompt.text)
         first.head.note(head, head is not None and prompt.text.startswith(head))
 
     def _new(self, prompt: _Prompt) -> list[_Candidate]:
-        found = prompt.observations
+        found = prompt.parsed
         needs_proof = self.missed or len(found) > 1
-        templates = (learn((seen,), (seen,)) for seen in found)
+        templates = (learn_template((seen,), (seen,)) for seen in found)
         return [
             _Candidate(
                 template,
                 prompt.options,
-                whole=_Record(needs_proof=needs_proof),
-                head=_Record(needs_proof=needs_proof),
+                whole=_TrackRecord(needs_proof=needs_proof),
+                head=_TrackRecord(needs_proof=needs_proof),
             )
             for template in templates
             if template is not None

@@ -9,9 +9,9 @@ from typing import Any
 
 import faiss
 
-from ragcache_engine.search.query import Query, checked
+from ragcache_engine.search.query import Query, check_query
 from ragcache_engine.search.stage import SearchStage
-from ragcache_engine.search.staged import drawn
+from ragcache_engine.search.staged import run_search
 
 
 def astages(
@@ -37,16 +37,16 @@ def astages(
         >>> int(asyncio.run(nearest())[0])
         2
     """
-    return arriving(checked(index, query, k, count, params, slice_s))
+    return receive_stages(check_query(index, query, k, count, params, slice_s))
 
 
-async def arriving(query: Query) -> AsyncGenerator[SearchStage, None]:
+async def receive_stages(query: Query) -> AsyncGenerator[SearchStage, None]:
     loop = asyncio.get_running_loop()
     arrived: asyncio.Queue[SearchStage | BaseException | None] = asyncio.Queue()
     stop = threading.Event()
     faiss_threads = faiss.omp_get_max_threads()
 
-    def hand_over(what: SearchStage | BaseException | None) -> None:
+    def send(what: SearchStage | BaseException | None) -> None:
         if not stop.is_set():
             try:
                 loop.call_soon_threadsafe(arrived.put_nowait, what)
@@ -57,14 +57,14 @@ async def arriving(query: Query) -> AsyncGenerator[SearchStage, None]:
         # A thread starts with Faiss's default, not with what its maker has set.
         faiss.omp_set_num_threads(faiss_threads)
         try:
-            for stage in drawn(query):
-                hand_over(stage)
+            for stage in run_search(query):
+                send(stage)
                 if stop.is_set():
                     return
         except BaseException as wrong:
-            hand_over(wrong)
+            send(wrong)
         else:
-            hand_over(None)
+            send(None)
 
     threading.Thread(target=search, name="ragcache-search").start()
     try:

@@ -13,25 +13,25 @@ from typing import Any
 
 import faiss
 
+from ragcache_engine.search.one_stage import search_in_one_stage
 from ragcache_engine.search.stage import SearchStage, Vectors
-from ragcache_engine.search.whole import whole
 
 KINDS = (faiss.IndexHNSWFlat, faiss.IndexHNSWSQ, faiss.IndexHNSWPQ)
 
-LOOKS_SHARE = 1 / 16
+PREVIEW_SHARE = 1 / 16
 """What all looks together may cost, as a share of the search."""
 DESCENT = 8
 """A search costs about as much as a queue longer by this many would, before its queue is used."""
 SHORTEST = 8
 
 
-def looks(ef_search: int, k: int, count: int) -> list[int]:
+def preview_lengths(ef_search: int, k: int, count: int) -> list[int]:
     """The queue lengths of the looks before the real search, each twice the one before.
 
-    As many as the share of LOOKS_SHARE pays for, none if not even one at length k. Never more
+    As many as the share of PREVIEW_SHARE pays for, none if not even one at length k. Never more
     than count - 1.
     """
-    budget = LOOKS_SHARE * ef_search
+    budget = PREVIEW_SHARE * ef_search
     # More than its bits would not fit into the budget, since each is twice as long.
     for number in range(min(count - 1, int(budget).bit_length()), 0, -1):
         first = int((budget - number * DESCENT) / (2**number - 1))
@@ -40,24 +40,24 @@ def looks(ef_search: int, k: int, count: int) -> list[int]:
     return []
 
 
-def why_whole(params: Any) -> str | None:
+def find_reason_against_previews(params: Any) -> str | None:
     if params is not None and type(params) is not faiss.SearchParametersHNSW:
         return f"{type(params).__name__} may hold settings that are not known here"
     return None
 
 
-def in_looks(
+def search_with_previews(
     index: Any, hnsw: Any, rows: Vectors, k: int, params: Any, count: int, slice_s: float
 ) -> Iterator[SearchStage]:
     """At most `count` stages. `index` is what to search, `hnsw` the graph's owner inside it."""
     settings = params or hnsw.hnsw
-    lengths = looks(settings.efSearch, k, count)
+    lengths = preview_lengths(settings.efSearch, k, count)
     work = sum(lengths) + settings.efSearch + DESCENT * (len(lengths) + 1)
     done = 0
     unshown_s = 0.0
     for length in lengths:
         began = time.perf_counter()
-        stage = whole(index, rows, k, shorter(params, hnsw, length))
+        stage = search_in_one_stage(index, rows, k, with_queue_length(params, hnsw, length))
         took_s = time.perf_counter() - began
         done += length + DESCENT
         unshown_s += took_s
@@ -66,10 +66,10 @@ def in_looks(
             yield SearchStage(stage.ids, stage.distances, done / work, final=False)
         elif took_s * (work - done) / (length + DESCENT) < slice_s:
             break  # All that is left comes within one slice.
-    yield whole(index, rows, k, params)
+    yield search_in_one_stage(index, rows, k, params)
 
 
-def shorter(params: Any, hnsw: Any, ef_search: int) -> Any:
+def with_queue_length(params: Any, hnsw: Any, ef_search: int) -> Any:
     """The caller's parameters, or the index's, with another queue length; neither is changed."""
     if params is None:
         return faiss.SearchParametersHNSW(

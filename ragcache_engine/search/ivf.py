@@ -13,7 +13,7 @@ from typing import Any
 import faiss
 import numpy as np
 
-from ragcache_engine.search.kernels import ROWS_FOR_THREADS, each_query_alone
+from ragcache_engine.search.kernels import ROWS_FOR_THREADS, is_each_query_alone
 from ragcache_engine.search.stage import Distances, Ids, Vectors
 
 KINDS = (faiss.IndexIVFFlat, faiss.IndexIVFScalarQuantizer, faiss.IndexIVFPQ)
@@ -28,7 +28,7 @@ SCALAR_KINDS = (*SCALAR_BITS, "8bit_uniform", "4bit_uniform", "8bit_direct", "8b
 SCALARS = {getattr(faiss.ScalarQuantizer, f"QT_{kind}", None) for kind in SCALAR_KINDS}
 
 
-def why_whole(index: Any, queries: int, params: Any) -> str | None:
+def find_reason_against_slices(index: Any, queries: int, params: Any) -> str | None:
     """What speaks against slices, or None if they are exact."""
     if params is not None and type(params) not in (
         faiss.SearchParametersIVF,
@@ -47,12 +47,12 @@ def why_whole(index: Any, queries: int, params: Any) -> str | None:
         return "the budget of max_codes is spent across lists"
     if index.invlists.use_iterator:
         return "the lists are read through an iterator"
-    if not quantizes_alike(index, queries):
+    if not is_quantized_alike(index, queries):
         return "Faiss quantizes a batch in parts, which may change a distance in the last bit"
     return None
 
 
-def quantizes_alike(index: Any, queries: int) -> bool:
+def is_quantized_alike(index: Any, queries: int) -> bool:
     """Whether one call of the quantizer gives what Faiss's calls from several threads give."""
     threads = min(faiss.omp_get_max_threads(), queries)
     if threads == 1 or index.parallel_mode != ONE_THREAD_A_QUERY:
@@ -61,12 +61,12 @@ def quantizes_alike(index: Any, queries: int) -> bool:
         return True
     return (
         type(index.quantizer) in FLAT_QUANTIZERS
-        and each_query_alone(queries, index.d)
+        and is_each_query_alone(queries, index.d)
         and index.nlist < ROWS_FOR_THREADS
     )
 
 
-class IVFPieces:
+class PartialIVFSearch:
     """One search; `total` counts the probed lists."""
 
     multiple_of = 1
@@ -74,7 +74,7 @@ class IVFPieces:
     def __init__(self, index: Any, rows: Vectors, k: int, params: Any) -> None:
         self._index, self._rows, self._k = index, rows, k
         self._params = params
-        self._slice_params = own_copy(params)
+        self._slice_params = copy_parameters(params)
         self.total = int(min(index.nlist, (params or index).nprobe))
         self.larger_is_nearer = index.metric_type == faiss.METRIC_INNER_PRODUCT
         # Faiss scans with one thread a query; in this mode it makes these threads further up.
@@ -125,7 +125,7 @@ class IVFPieces:
         )
 
 
-def own_copy(params: Any) -> Any:
+def copy_parameters(params: Any) -> Any:
     """Parameters to set each slice's nprobe in: other searches may be reading the caller's."""
     if params is None:
         return faiss.SearchParametersIVF()

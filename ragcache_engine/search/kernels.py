@@ -12,7 +12,7 @@ import faiss
 ROWS_FOR_THREADS = 10_000
 
 
-def each_query_alone(queries: int, dimensions: int) -> bool:
+def is_each_query_alone(queries: int, dimensions: int) -> bool:
     """Whether a flat search takes each query by itself, whatever the others are.
 
     Faiss's threshold is a number of queries in older versions and of queries times dimensions in
@@ -21,6 +21,6 @@ def each_query_alone(queries: int, dimensions: int) -> bool:
     return bool(queries * dimensions < faiss.cvar.distance_compute_blas_threshold)
 
 
-def rows_dealt_to_threads(queries: int, rows: int) -> bool:
+def is_split_among_threads(queries: int, rows: int) -> bool:
     """Whether Faiss may cut the rows of a flat index by its own number of threads."""
     return rows >= ROWS_FOR_THREADS and queries < faiss.omp_get_max_threads()

@@ -47,7 +47,7 @@ class Nearest:
         self._tied = [False] * len(ids)
         self._shown: tuple[Ids, Distances] | None = None
 
-    def take(self, distances: Distances, ids: Ids, end: int) -> None:
+    def merge(self, distances: Distances, ids: Ids, end: int) -> None:
         """Merge what Faiss found in the next piece, which ends at `end`."""
         for at, found in enumerate(distances.tolist()):
             kept = self._rows[at]
@@ -66,13 +66,13 @@ class Nearest:
                 self._tied[at] = last == pushed_out[0]
                 self._reached[at] = end
 
-    def search_again(self) -> int:
+    def end_of_ties(self) -> int:
         """The end up to which one search settles every tied row; 0 if none is tied."""
         ends = zip(self._reached, self._tied, strict=True)
         return max((end for end, tied in ends if tied), default=0)
 
-    def settle(self, distances: Distances, ids: Ids) -> None:
-        """What Faiss found when it searched everything up to `search_again()` in one go."""
+    def settle_ties(self, distances: Distances, ids: Ids) -> None:
+        """What Faiss found when it searched everything up to `end_of_ties()` in one go."""
         again = Nearest(distances, ids, 0, larger_is_nearer=self._sign < 0)
         self._shown = None
         for at, kept in enumerate(self._rows):

@@ -8,10 +8,10 @@ from typing import Protocol
 
 from ragcache_engine.search.nearest import Nearest
 from ragcache_engine.search.stage import Distances, Ids, SearchStage
-from ragcache_engine.search.stage_timing import Pace, even_ends
+from ragcache_engine.search.stage_timing import StageTiming, even_ends
 
 
-class Pieces(Protocol):
+class PartialSearch(Protocol):
     """What can be searched from one point to another: probed lists, or rows.
 
     A scan from 0 to `total` is the whole search, and what a vector's distance comes out as, to the
@@ -27,27 +27,27 @@ class Pieces(Protocol):
         ...
 
 
-def in_pieces(pieces: Pieces, count: int, slice_s: float) -> Iterator[SearchStage]:
+def search_in_parts(search: PartialSearch, count: int, slice_s: float) -> Iterator[SearchStage]:
     """At most `count` stages over the pieces; ids and distances have shape (n, k)."""
-    pace = Pace(even_ends(pieces.total, count, pieces.multiple_of), slice_s)
+    timing = StageTiming(even_ends(search.total, count, search.multiple_of), slice_s)
     nearest: Nearest | None = None
     end = 0
-    while end < pieces.total:
+    while end < search.total:
         began = time.perf_counter()
-        start, end = end, pace.next_end()
-        distances, ids = pieces.scan(start, end)
+        start, end = end, timing.next_end()
+        distances, ids = search.scan(start, end)
         if nearest is None:
-            nearest = Nearest(distances, ids, end, larger_is_nearer=pieces.larger_is_nearer)
+            nearest = Nearest(distances, ids, end, larger_is_nearer=search.larger_is_nearer)
         else:
-            nearest.take(distances, ids, end)
-        pace.took(end, time.perf_counter() - began)
-        if end < pieces.total and pace.due():
-            yield shown(nearest, end / pieces.total)
+            nearest.merge(distances, ids, end)
+        timing.note_searched(end, time.perf_counter() - began)
+        if end < search.total and timing.reset_if_due():
+            yield make_stage(nearest, end / search.total)
     assert nearest is not None
-    if again := nearest.search_again():
-        nearest.settle(*pieces.scan(0, again))
-    yield shown(nearest, 1.0)
+    if again := nearest.end_of_ties():
+        nearest.settle_ties(*search.scan(0, again))
+    yield make_stage(nearest, 1.0)
 
 
-def shown(nearest: Nearest, done: float) -> SearchStage:
+def make_stage(nearest: Nearest, done: float) -> SearchStage:
     return SearchStage(*nearest.arrays(), done, final=done == 1.0)

@@ -18,20 +18,20 @@ from ragcache_engine.search.stage import Vectors
 class Query:
     """A question to an index that passed every check.
 
-    rows: float32, shape (n, dim), contiguous; n is 1 for one query. alone: the query was 1-d, so
+    rows: float32, shape (n, dim), contiguous; n is 1 for one query. is_single: the query was 1-d, so
     the answers are too.
     """
 
     index: Any
     rows: Vectors
-    alone: bool
+    is_single: bool
     k: int
     count: int
     params: Any
     slice_s: float
 
 
-def checked(
+def check_query(
     index: Any, query: Any, k: int, count: int, params: Any, slice_s: float | None
 ) -> Query:
     """Raises UnsupportedStore, InvalidTopK, EmptyIndex, QueryShapeError and ValueError."""
@@ -52,8 +52,8 @@ def checked(
         )
     if index.ntotal == 0:
         raise EmptyIndex("the index holds no vectors; add documents before asking")
-    rows, alone = as_rows(query, index.d)
-    return Query(index, rows, alone, k, count, params, slice_s or 0.0)
+    rows, is_single = as_rows(query, index.d)
+    return Query(index, rows, is_single, k, count, params, slice_s or 0.0)
 
 
 def as_rows(query: Any, dimensions: int) -> tuple[Vectors, bool]:

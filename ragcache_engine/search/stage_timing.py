@@ -17,7 +17,7 @@ def even_ends(total: int, count: int, multiple_of: int = 1) -> list[int]:
     return [*sorted(end for end in inner if 0 < end < total), total]
 
 
-class Pace:
+class StageTiming:
     """Makes stages come no closer than `slice_s` seconds of searching.
 
     Pieces that go by more quickly are made larger, as the speed seen so far says, so an index that
@@ -39,13 +39,13 @@ class Pace:
             wanted = self._done + short_s * self._done / self._searched_s
         return self._ends[min(bisect_left(self._ends, wanted), len(self._ends) - 1)]
 
-    def took(self, end: int, seconds: float) -> None:
+    def note_searched(self, end: int, seconds: float) -> None:
         """The piece up to `end` has been searched."""
         self._done = end
         self._searched_s += seconds
         self._unshown_s += seconds
 
-    def due(self) -> bool:
+    def reset_if_due(self) -> bool:
         """Whether to show a stage now. Asking says that it is shown if so."""
         if self._unshown_s < self._slice_s:
             return False

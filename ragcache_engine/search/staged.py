@@ -10,10 +10,10 @@ from typing import Any
 import faiss
 
 from ragcache_engine.search import flat, hnsw, ivf, wrapped
-from ragcache_engine.search.partial_search import Pieces, in_pieces
-from ragcache_engine.search.query import Query, checked
+from ragcache_engine.search.one_stage import search_in_one_stage
+from ragcache_engine.search.partial_search import PartialSearch, search_in_parts
+from ragcache_engine.search.query import Query, check_query
 from ragcache_engine.search.stage import SearchStage
-from ragcache_engine.search.whole import whole
 
 log = logging.getLogger(__name__)
 
@@ -61,50 +61,52 @@ def stages(
         >>> bool((seen[-1].ids == ids[0]).all()), int(seen[-1].ids[0])
         (True, 7)
     """
-    return drawn(checked(index, query, k, count, params, slice_s))
+    return run_search(check_query(index, query, k, count, params, slice_s))
 
 
-def drawn(query: Query) -> Iterator[SearchStage]:
-    for stage in in_rows(query):
-        if query.alone:
+def run_search(query: Query) -> Iterator[SearchStage]:
+    for stage in search_rows(query):
+        if query.is_single:
             yield SearchStage(stage.ids[0], stage.distances[0], stage.fraction_done, stage.final)
         else:
             yield stage
 
 
-def in_rows(query: Query) -> Iterator[SearchStage]:
+def search_rows(query: Query) -> Iterator[SearchStage]:
     """The stages with ids and distances of shape (n, k)."""
     index, rows, k, params = query.index, query.rows, query.k, query.params
-    core = wrapped.innermost(index)
-    why = why_whole(query, core)
+    core = wrapped.innermost_index(index)
+    why = find_reason_for_one_stage(query, core)
     if why is not None:
         log.debug("searched in one stage: %s", why)
-        yield whole(index, rows, k, params)
+        yield search_in_one_stage(index, rows, k, params)
     elif type(core) in hnsw.KINDS:
-        yield from hnsw.in_looks(index, core, rows, k, params, query.count, query.slice_s)
+        yield from hnsw.search_with_previews(
+            index, core, rows, k, params, query.count, query.slice_s
+        )
     else:
-        inner = wrapped.unwrapped(index, rows)
-        for stage in in_pieces(pieces_of(inner, query), query.count, query.slice_s):
+        inner = wrapped.unwrap(index, rows)
+        for stage in search_in_parts(make_partial_search(inner, query), query.count, query.slice_s):
             yield replace(stage, ids=inner.outer_ids(stage.ids)) if inner.id_maps else stage
 
 
-def why_whole(query: Query, core: Any) -> str | None:
+def find_reason_for_one_stage(query: Query, core: Any) -> str | None:
     """Why the search cannot be staged, or None if it can."""
     if query.count == 1 or not len(query.rows):
         return "one stage was asked for"
     if type(core) in hnsw.KINDS:
-        return hnsw.why_whole(query.params)
+        return hnsw.find_reason_against_previews(query.params)
     if type(core) not in ivf.KINDS + flat.KINDS:
         return f"{type(core).__name__} is not known here"
-    if reason := wrapped.why_whole(query.index, query.params):
+    if reason := wrapped.find_reason_against_unwrapping(query.index, query.params):
         return reason
     if type(core) in ivf.KINDS:
-        return ivf.why_whole(core, len(query.rows), query.params)
-    return flat.why_whole(core, len(query.rows), query.k, query.params)
+        return ivf.find_reason_against_slices(core, len(query.rows), query.params)
+    return flat.find_reason_against_ranges(core, len(query.rows), query.k, query.params)
 
 
-def pieces_of(inner: wrapped.Core, query: Query) -> Pieces:
+def make_partial_search(inner: wrapped.UnwrappedIndex, query: Query) -> PartialSearch:
     if type(inner.index) in ivf.KINDS:
-        return ivf.IVFPieces(inner.index, inner.rows, query.k, query.params)
+        return ivf.PartialIVFSearch(inner.index, inner.rows, query.k, query.params)
     assert isinstance(inner.index, faiss.IndexFlat)
-    return flat.FlatPieces(inner.index, inner.rows, query.k)
+    return flat.PartialFlatSearch(inner.index, inner.rows, query.k)

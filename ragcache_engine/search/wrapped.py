@@ -14,7 +14,7 @@ ID_MAPS = (faiss.IndexIDMap, faiss.IndexIDMap2)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Core:
+class UnwrappedIndex:
     """What is left when the wrappers are off.
 
     rows: the query as `index` wants it. id_maps: the ID maps taken off, outermost first.
@@ -32,14 +32,14 @@ class Core:
         return ids
 
 
-def innermost(index: Any) -> Any:
+def innermost_index(index: Any) -> Any:
     """The innermost index, untouched."""
     while type(index) is faiss.IndexPreTransform or type(index) in ID_MAPS:
         index = faiss.downcast_index(index.index)
     return index
 
 
-def why_whole(index: Any, params: Any) -> str | None:
+def find_reason_against_unwrapping(index: Any, params: Any) -> str | None:
     """What speaks against taking the wrappers off, or None."""
     if params is None:
         return None
@@ -52,7 +52,7 @@ def why_whole(index: Any, params: Any) -> str | None:
     return None
 
 
-def unwrapped(index: Any, rows: Vectors) -> Core:
+def unwrap(index: Any, rows: Vectors) -> UnwrappedIndex:
     """Takes off every pre-transform (applied to the rows) and ID map."""
     id_maps = []
     while type(index) is faiss.IndexPreTransform or type(index) in ID_MAPS:
@@ -63,4 +63,4 @@ def unwrapped(index: Any, rows: Vectors) -> Core:
                 transform = faiss.downcast_VectorTransform(index.chain.at(step))
                 rows = transform.apply(rows)
         index = faiss.downcast_index(index.index)
-    return Core(index, rows, tuple(id_maps))
+    return UnwrappedIndex(index, rows, tuple(id_maps))

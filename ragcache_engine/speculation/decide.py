@@ -14,7 +14,7 @@ from enum import StrEnum
 from ragcache_engine.values import Document
 
 
-class Move(StrEnum):
+class Decision(StrEnum):
     """What to do with the speculation of one question."""
 
     KEEP = "keep"  # leave things as they are
@@ -29,7 +29,7 @@ def decide(
     pending_prefills: int,
     max_prefill_requests: int,
     final: bool = False,
-) -> Move:
+) -> Decision:
     """Algorithm 2 for one stage of one search.
 
     running: the documents that this question's speculation runs on; None without one.
@@ -39,11 +39,11 @@ def decide(
     final: the search is over.
     """
     if running is not None and list(running) == list(found):
-        return Move.KEEP
+        return Decision.KEEP
     has_room = final or pending_prefills < max_prefill_requests
     if found and has_room:
-        return Move.START
-    return Move.KEEP if running is None else Move.CANCEL
+        return Decision.START
+    return Decision.KEEP if running is None else Decision.CANCEL
 
 
 def max_prefill_requests(step_tokens: int, device_tokens: int, prompt_tokens: int) -> int:

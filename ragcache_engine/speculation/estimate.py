@@ -13,36 +13,38 @@ from dataclasses import dataclass, replace
 NEWEST_WEIGHT = 0.25
 LEAST_LEAD_S = 0.003
 """Below it, starting early costs about what it hides: two threads have to hear of it."""
-LEAST_ADOPTED = 0.2
+LEAST_USEFUL_SHARE = 0.2
 QUESTIONS_BETWEEN_TRIALS = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class ChainFigures:
     """Running means over the questions of one chain. None: not measured yet.
 
     lead_s: from the stage that first had the final documents to the prompt, of questions that came
       in idle moments.
-    adopted: share of the questions, among those speculated on, whose work was of use.
-    wrong: speculations cancelled per question speculated on.
+    useful_share: share of the questions, among those speculated on, whose work was of use.
+    wrong_guesses: speculations cancelled per question speculated on.
     """
 
     lead_s: float | None = None
-    adopted: float = 1.0
-    wrong: float = 0.0
+    useful_share: float = 1.0
+    wrong_guesses: float = 0.0
 
     @property
     def has_too_short_a_lead(self) -> bool:
         """Whether prompts are known to come too soon after their documents to begin before them."""
         return self.lead_s is not None and self.lead_s < LEAST_LEAD_S
 
-    def after_lead(self, lead_s: float) -> Figures:
-        return replace(self, lead_s=mean(self.lead_s, lead_s))
+    def after_lead(self, lead_s: float) -> ChainFigures:
+        return replace(self, lead_s=running_mean(self.lead_s, lead_s))
 
-    def after_question(self, was_of_use: bool, wrong: int) -> Figures:
+    def after_question(self, was_of_use: bool, wrong_guesses: int) -> ChainFigures:
         """was_of_use: adopted, or prefilled as meant."""
         return replace(
-            self, adopted=mean(self.adopted, float(was_of_use)), wrong=mean(self.wrong, wrong)
+            self,
+            useful_share=running_mean(self.useful_share, float(was_of_use)),
+            wrong_guesses=running_mean(self.wrong_guesses, wrong_guesses),
         )
 
 
@@ -58,7 +60,8 @@ class ModelSpeed:
 
     def after_prefill(self, seconds: float, computed_tokens: int) -> ModelSpeed:
         return ModelSpeed(
-            mean(self.prefill_s, seconds), mean(self.computed_tokens, computed_tokens)
+            running_mean(self.prefill_s, seconds),
+            running_mean(self.computed_tokens, computed_tokens),
         )
 
     @property
@@ -67,11 +70,11 @@ class ModelSpeed:
         return (self.prefill_s or 0.0) / max(1.0, self.computed_tokens or 0.0)
 
 
-def mean(so_far: float | None, newest: float) -> float:
+def running_mean(so_far: float | None, newest: float) -> float:
     return newest if so_far is None else so_far + NEWEST_WEIGHT * (newest - so_far)
 
 
-def expected_gain_s(figures: Figures, speed: ModelSpeed, step_tokens: int | None) -> float:
+def expected_gain_s(figures: ChainFigures, speed: ModelSpeed, step_tokens: int | None) -> float:
     """Seconds that speculating is expected to take off the next question's TTFT; negative: to add.
 
     step_tokens: of a step at most; None if a prompt is computed in one.
@@ -81,12 +84,14 @@ def expected_gain_s(figures: Figures, speed: ModelSpeed, step_tokens: int | None
     prefill_s = figures.lead_s if speed.prefill_s is None else speed.prefill_s
     step_s = prefill_s if step_tokens is None else min(prefill_s, speed.token_s * step_tokens)
     # A wrong guess is met in the middle of its step, on average.
-    return figures.adopted * min(figures.lead_s, prefill_s) - figures.wrong * step_s / 2
+    return (
+        figures.useful_share * min(figures.lead_s, prefill_s) - figures.wrong_guesses * step_s / 2
+    )
 
 
-def is_worthwhile(figures: Figures, speed: ModelSpeed, step_tokens: int | None) -> bool:
+def is_worthwhile(figures: ChainFigures, speed: ModelSpeed, step_tokens: int | None) -> bool:
     """Optimistic until something was measured."""
-    if figures.adopted < LEAST_ADOPTED or figures.has_too_short_a_lead:
+    if figures.useful_share < LEAST_USEFUL_SHARE or figures.has_too_short_a_lead:
         return False
     return figures.lead_s is None or expected_gain_s(figures, speed, step_tokens) > 0.0
 
@@ -95,7 +100,7 @@ def is_worthwhile(figures: Figures, speed: ModelSpeed, step_tokens: int | None) 
 class Estimator:
     """One chain's figures, and when to try again although they speak against it."""
 
-    figures: Figures = Figures()
+    figures: ChainFigures = ChainFigures()
     _has_asked: bool = False
     _skipped: int = 0
 
@@ -109,7 +114,7 @@ class Estimator:
         if was_idle:
             self.figures = self.figures.after_lead(lead_s)
 
-    def wants_next(self, speed: ModelSpeed, step_tokens: int | None) -> bool:
+    def decide_next(self, speed: ModelSpeed, step_tokens: int | None) -> bool:
         """Whether to speculate on the next question. To be asked once a question."""
         if self.figures.lead_s is None and self._has_asked:
             return False

@@ -37,7 +37,7 @@ class Speculation:
     _news: asyncio.Event = field(default_factory=asyncio.Event)
     _has_ended: bool = False
 
-    def put(self, delta: Delta, now_s: float) -> None:
+    def add(self, delta: Delta, now_s: float) -> None:
         if self.first_token_s is None:
             self.first_token_s = now_s
         if delta.cached is not None:
@@ -50,7 +50,7 @@ class Speculation:
         self._has_ended, self.error = True, error
         self._news.set()
 
-    def answers(self, request: BackendRequest) -> bool:
+    def is_answer_to(self, request: BackendRequest) -> bool:
         """Whether it is generating exactly what this request asks for."""
         mine = self.request
         return (
@@ -77,7 +77,7 @@ class Speculation:
             while True:
                 if self._kept:
                     kept, self._kept = self._kept, []
-                    yield (delta := joined(kept))
+                    yield (delta := join_deltas(kept))
                     if delta.finish_reason:
                         return
                 elif self._has_ended:
@@ -105,7 +105,7 @@ def is_same_prompt(one: BackendRequest, other: BackendRequest) -> bool:
     )
 
 
-def joined(deltas: Sequence[Delta]) -> Delta:
+def join_deltas(deltas: Sequence[Delta]) -> Delta:
     """One delta that says what all of them say."""
     return Delta(
         text="".join(delta.text for delta in deltas),

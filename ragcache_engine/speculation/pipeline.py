@@ -21,10 +21,10 @@ from typing import Self
 from ragcache_engine.errors import RAGCacheError
 from ragcache_engine.prompt import Render, TemplateBook, find_documents, token_segments
 from ragcache_engine.protocols import Backend, BackendRequest, Delta
-from ragcache_engine.speculation.decide import Move, decide, max_prefill_requests
-from ragcache_engine.speculation.estimate import Estimator, ModelSpeed, mean
+from ragcache_engine.speculation.decide import Decision, decide, max_prefill_requests
+from ragcache_engine.speculation.estimate import Estimator, ModelSpeed, running_mean
 from ragcache_engine.speculation.generation import Speculation, is_same_prompt
-from ragcache_engine.speculation.search import Search
+from ragcache_engine.speculation.tracked_search import TrackedSearch
 from ragcache_engine.values import (
     CachedTokens,
     ChatPrompt,
@@ -81,8 +81,8 @@ class Pipeline:
         self._most_unclaimed = most_unclaimed
         self._limits = ModelLimits(context_tokens=0, block_tokens=1, device_blocks=0)
         self._numbers = count(1)
-        self._searches: OrderedDict[int, Search] = OrderedDict()
-        self._unclaimed: dict[Speculation, Search] = {}
+        self._searches: OrderedDict[int, TrackedSearch] = OrderedDict()
+        self._unclaimed: dict[Speculation, TrackedSearch] = {}
         self._prefilling: set[object] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
@@ -102,10 +102,12 @@ class Pipeline:
         template: Render | None,
         options: SamplingOptions | None,
         tenant: str | None = None,
-    ) -> Search:
+    ) -> TrackedSearch:
         """A search that begins now. From any thread."""
         started_s = self._backend.now()
-        return Search(next(self._numbers), question, chain, template, options, tenant, started_s)
+        return TrackedSearch(
+            next(self._numbers), question, chain, template, options, tenant, started_s
+        )
 
     def tokenized(self, prompt: str, add_special_tokens: bool) -> TokenizedPrompt | None:
         """The prompt's tokens, if a speculation on it has made them already. From any thread."""
@@ -131,9 +133,9 @@ class Pipeline:
 
     # What the search says.
 
-    def stage(self, search: Search, documents: Sequence[Document], final: bool) -> None:
+    def stage(self, search: TrackedSearch, documents: Sequence[Document], final: bool) -> None:
         """The search has these documents now, nearest first."""
-        if self._is_closed or search.is_closed or (search.over_s is not None and not final):
+        if self._is_closed or search.is_closed or (search.ended_s is not None and not final):
             return
         self._expire()
         now_s = self._backend.now()
@@ -145,13 +147,13 @@ class Pipeline:
                 self._searches.popitem(last=False)
         pending = self._pending_prefills(search, now_s)
         if search.documents != documents:
-            search.documents, search.settled_s = documents, now_s
+            search.documents, search.documents_since_s = documents, now_s
             search.was_idle = not pending
         if final:
-            search.over_s = now_s
+            search.ended_s = now_s
             self._arm()
         running = search.speculation
-        move = decide(
+        decision = decide(
             running.documents if running else None,
             documents,
             pending_prefills=pending,
@@ -159,33 +161,33 @@ class Pipeline:
             # Under load, even what is certain to be asked is left to the queue's own order.
             final=final and not self._is_automatic,
         )
-        if move is Move.KEEP:
+        if decision is Decision.KEEP:
             return
         if running:
             self._cancel(running, search, SpeculationOutcome.OTHER_DOCUMENTS)
-        if move is Move.START and self._may_start(search, final):
+        if decision is Decision.START and self._may_start(search, final):
             self._start(search, documents, is_final=final)
 
-    def abandon(self, search: Search) -> None:
+    def abandon(self, search: TrackedSearch) -> None:
         """The search ended without documents: nothing will be asked."""
         search.is_closed = True
         self._searches.pop(search.number, None)
         if search.speculation:
             self._cancel(search.speculation, search, SpeculationOutcome.OTHER_DOCUMENTS)
 
-    def _may_start(self, search: Search, is_final: bool) -> bool:
+    def _may_start(self, search: TrackedSearch, is_final: bool) -> bool:
         if len(self._unclaimed) >= self._most_unclaimed:
             return False
         if not self._templates.may_guess((search.chain, search.tenant), search.template):
             return False
-        if search.is_wanted is None:
+        if search.is_worth_guessing is None:
             step_tokens = None if is_final else self._limits.step_tokens
-            search.is_wanted = not self._is_automatic or self._estimator(search.chain).wants_next(
-                self._speed, step_tokens
-            )
-        return search.is_wanted
+            search.is_worth_guessing = not self._is_automatic or self._estimator(
+                search.chain
+            ).decide_next(self._speed, step_tokens)
+        return search.is_worth_guessing
 
-    def _pending_prefills(self, search: Search, now_s: float) -> int:
+    def _pending_prefills(self, search: TrackedSearch, now_s: float) -> int:
         """Prefills beside the search's own that are under way, and in "auto" also those about to come.
 
         Other searches of the moment have their prompts soon, and no idle model is left to guess with.
@@ -197,7 +199,7 @@ class Pipeline:
             other is not search
             and not other.is_closed
             and other.speculation is None
-            and (other.over_s is None or now_s - other.over_s < SOON_S)
+            and (other.ended_s is None or now_s - other.ended_s < SOON_S)
             for other in self._searches.values()
         )
 
@@ -208,7 +210,9 @@ class Pipeline:
 
     # One speculation's life.
 
-    def _start(self, search: Search, documents: Sequence[Document], *, is_final: bool) -> None:
+    def _start(
+        self, search: TrackedSearch, documents: Sequence[Document], *, is_final: bool
+    ) -> None:
         speculation = Speculation(
             documents, self._backend.now(), was_alone=not self._prefilling, is_final=is_final
         )
@@ -219,7 +223,7 @@ class Pipeline:
         self._tasks.add(speculation.task)
         speculation.task.add_done_callback(self._tasks.discard)
 
-    async def _run(self, speculation: Speculation, search: Search) -> None:
+    async def _run(self, speculation: Speculation, search: TrackedSearch) -> None:
         error: Exception | None = None
         try:
             # Writing and tokenising a prompt takes milliseconds that belong to running requests.
@@ -240,7 +244,7 @@ class Pipeline:
         if error and speculation in self._unclaimed:
             self._cancel(speculation, search, SpeculationOutcome.FAILED)
 
-    def _plan(self, speculation: Speculation, search: Search) -> BackendRequest | None:
+    def _plan(self, speculation: Speculation, search: TrackedSearch) -> BackendRequest | None:
         """Write the prompt that is expected. Any thread."""
         documents = speculation.documents
         # What was learned of one tenant's prompts is not told to another.
@@ -272,7 +276,7 @@ class Pipeline:
         )
         return speculation.request
 
-    def _note_start(self, speculation: Speculation, search: Search, tokens: int) -> None:
+    def _note_start(self, speculation: Speculation, search: TrackedSearch, tokens: int) -> None:
         speculation.is_under_way, speculation.begun_s = True, self._backend.now()
         search.begun += 1
         self.stats = replace(self.stats, started=self.stats.started + 1)
@@ -282,7 +286,7 @@ class Pipeline:
     def _take(self, speculation: Speculation, delta: Delta) -> None:
         self._sign_of_life()
         is_first = speculation.first_token_s is None
-        speculation.put(delta, self._backend.now())
+        speculation.add(delta, self._backend.now())
         if is_first:
             self._prefilling.discard(speculation)
             if speculation.was_alone:
@@ -291,13 +295,13 @@ class Pipeline:
                     now_s - speculation.begun_s, speculation.computed_tokens(now_s, 0.0)
                 )
 
-    def _forget(self, speculation: Speculation, search: Search) -> None:
+    def _forget(self, speculation: Speculation, search: TrackedSearch) -> None:
         self._unclaimed.pop(speculation, None)
         if search.speculation is speculation:
             search.speculation = None
 
     def _cancel(
-        self, speculation: Speculation, search: Search, outcome: SpeculationOutcome
+        self, speculation: Speculation, search: TrackedSearch, outcome: SpeculationOutcome
     ) -> None:
         """End one that nobody adopts, for the reason that `outcome` names."""
         self._forget(speculation, search)
@@ -340,19 +344,21 @@ class Pipeline:
             search.is_closed = True
             search.note(now_s, SpeculationStep.PROMPT)
             self._settle(search, request, now_s, speculation)
-        self._prompt_tokens = mean(self._prompt_tokens, len(request.prompt))
+        self._prompt_tokens = running_mean(self._prompt_tokens, len(request.prompt))
         return Claim(self, request, search, speculation)
 
-    def _answering(self, request: BackendRequest, search: Search | None) -> Speculation | None:
+    def _answering(
+        self, request: BackendRequest, search: TrackedSearch | None
+    ) -> Speculation | None:
         """One that generates just this: the search's own, or that of another which asked the same."""
         own = search.speculation if search else None
-        if own and own.answers(request):
+        if own and own.is_answer_to(request):
             return own
-        return next((s for s in self._unclaimed if s.answers(request)), None)
+        return next((s for s in self._unclaimed if s.is_answer_to(request)), None)
 
     def _settle(
         self,
-        search: Search,
+        search: TrackedSearch,
         request: BackendRequest,
         now_s: float,
         adopted: Speculation | None,
@@ -368,12 +374,12 @@ class Pipeline:
             search.note(now_s, SpeculationStep.ADOPTED)
             self.stats = replace(self.stats, adopted=self.stats.adopted + 1)
         estimator = self._estimator(search.chain)
-        estimator.note_prompt(now_s - search.settled_s, was_idle=search.was_idle)
+        estimator.note_prompt(now_s - search.documents_since_s, was_idle=search.was_idle)
         self._judge(search)
 
-    def _judge(self, search: Search) -> None:
-        if search.begun and not search.is_judged:
-            search.is_judged = True
+    def _judge(self, search: TrackedSearch) -> None:
+        if search.begun and not search.is_in_estimate:
+            search.is_in_estimate = True
             estimator = self._estimator(search.chain)
             estimator.figures = estimator.figures.after_question(
                 search.outcome in _OF_USE, search.cancelled
@@ -406,7 +412,7 @@ class Pipeline:
     def _expire(self) -> None:
         now_s = self._backend.now()
         for speculation, search in list(self._unclaimed.items()):
-            if search.over_s is not None and now_s - search.over_s >= self._unclaimed_s:
+            if search.ended_s is not None and now_s - search.ended_s >= self._unclaimed_s:
                 self._cancel(speculation, search, SpeculationOutcome.EXPIRED)
                 search.is_closed = True
                 self._judge(search)
@@ -471,7 +477,7 @@ class Claim:
         self,
         pipeline: Pipeline,
         request: BackendRequest,
-        search: Search | None,
+        search: TrackedSearch | None,
         speculation: Speculation | None,
     ) -> None:
         self._pipeline = pipeline

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from ragcache_engine.search import astages, stages
-from ragcache_engine.search.ivf import IVFPieces
+from ragcache_engine.search.ivf import PartialIVFSearch
 
 PARAMS = faiss.SearchParametersIVF(nprobe=40)
 
@@ -49,13 +49,13 @@ def test_the_stages_are_those_of_the_plain_iterator(built, questions, factory):
 
 def test_faiss_uses_as_many_threads_as_the_caller_has_set(built, questions, monkeypatch):
     seen = []
-    real = IVFPieces.scan
+    real = PartialIVFSearch.scan
 
-    def scan(self: IVFPieces, start: int, end: int) -> Any:
+    def scan(self: PartialIVFSearch, start: int, end: int) -> Any:
         seen.append(faiss.omp_get_max_threads())
         return real(self, start, end)
 
-    monkeypatch.setattr(IVFPieces, "scan", scan)
+    monkeypatch.setattr(PartialIVFSearch, "scan", scan)
     for number in (1, 2):
         faiss.omp_set_num_threads(number)
         seen.clear()
@@ -71,16 +71,16 @@ class Held:
         self.go = threading.Event()
         self.holding = threading.Event()
         self.scans = 0
-        real = IVFPieces.scan
+        real = PartialIVFSearch.scan
 
-        def scan(pieces: IVFPieces, start: int, end: int) -> Any:
+        def scan(pieces: PartialIVFSearch, start: int, end: int) -> Any:
             self.scans += 1
             if self.scans > 1:
                 self.holding.set()
                 assert self.go.wait(timeout=30)
             return real(pieces, start, end)
 
-        monkeypatch.setattr(IVFPieces, "scan", scan)
+        monkeypatch.setattr(PartialIVFSearch, "scan", scan)
 
 
 def test_the_loop_runs_on_while_faiss_searches(built, questions, monkeypatch):

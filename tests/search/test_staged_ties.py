@@ -120,9 +120,9 @@ def test_merged_pieces_are_one_heap(pieces, k, sign, seed):
 
     nearest = Nearest(*searched(0, ends[0]), ends[0], larger_is_nearer=sign < 0)
     for start, end in pairwise(ends):
-        nearest.take(*searched(start, end), end)
-    if again := nearest.search_again():
-        nearest.settle(*searched(0, again))
+        nearest.merge(*searched(start, end), end)
+    if again := nearest.end_of_ties():
+        nearest.settle_ties(*searched(0, again))
     ids, distances = nearest.arrays()
     wanted_distances, wanted_ids = searched(0, len(found))
     assert ids.tolist() == wanted_ids.tolist()
@@ -137,9 +137,9 @@ def test_only_a_tie_that_pieces_cannot_decide_is_searched_again():
             10,
             larger_is_nearer=False,
         )
-        merged.take(np.array([second], dtype=np.float32), np.array([[3, 4]]), 20)
+        merged.merge(np.array([second], dtype=np.float32), np.array([[3, 4]]), 20)
         return merged
 
-    assert nearest([1, 2], [2, 2]).search_again() == 0  # Full with the equal one: none enters.
-    assert nearest([1, 2], [1, 1.5]).search_again() == 0  # Equals, but room for both.
-    assert nearest([1, 2], [0, 1]).search_again() == 20  # One of two equals leaves: which?
+    assert nearest([1, 2], [2, 2]).end_of_ties() == 0  # Full with the equal one: none enters.
+    assert nearest([1, 2], [1, 1.5]).end_of_ties() == 0  # Equals, but room for both.
+    assert nearest([1, 2], [0, 1]).end_of_ties() == 20  # One of two equals leaves: which?

@@ -7,6 +7,6 @@ from typing import Any
 from ragcache_engine.search.stage import SearchStage, Vectors
 
 
-def whole(index: Any, rows: Vectors, k: int, params: Any) -> SearchStage:
+def search_in_one_stage(index: Any, rows: Vectors, k: int, params: Any) -> SearchStage:
     distances, ids = index.search(rows, k, params=params)
     return SearchStage(ids, distances, 1.0, final=True)

@@ -18,17 +18,17 @@ from ragcache_engine.values import (
 
 
 @dataclass(slots=True, eq=False)
-class Search:
+class TrackedSearch:
     """What is known of it, on the engine's loop; times in seconds on the backend's clock.
 
     number: by which the prompt is joined to it. started_s: when the question was asked.
     chain, template, options, tenant: what its prompt will be like, see RAGCacheEngine.retrieval.
-    is_wanted: whether it is speculated on; None until that was first asked.
-    documents: those of its last stage. settled_s: since when they are what they are.
+    is_worth_guessing: whether it is speculated on; None until that was first asked.
+    documents: those of its last stage. documents_since_s: since when they are what they are.
     was_idle: whether nothing else waited for its prefill then.
-    over_s: when it ended with documents. is_closed: nothing may be begun for it any more.
+    ended_s: when it ended with documents. is_closed: nothing may be begun for it any more.
     begun, cancelled: speculations of it; and those that came to nothing.
-    is_judged: its outcome has gone into the estimate of what speculating gains.
+    is_in_estimate: its outcome has gone into the estimate of what speculating gains.
     """
 
     number: int
@@ -38,16 +38,16 @@ class Search:
     options: SamplingOptions | None
     tenant: str | None
     started_s: float
-    is_wanted: bool | None = None
+    is_worth_guessing: bool | None = None
     documents: Sequence[Document] | None = None
-    settled_s: float = 0.0
+    documents_since_s: float = 0.0
     was_idle: bool = False
-    over_s: float | None = None
+    ended_s: float | None = None
     is_closed: bool = False
     speculation: Speculation | None = None
     begun: int = 0
     cancelled: int = 0
-    is_judged: bool = False
+    is_in_estimate: bool = False
     outcome: SpeculationOutcome = SpeculationOutcome.NONE
     _events: list[SpeculationEvent] = field(default_factory=list)
 
