@@ -24,7 +24,7 @@ class Speculation:
 
     documents: Sequence[Document]
     begun_s: float
-    was_alone: bool
+    was_alone: bool = False
     is_final: bool = False
     request: BackendRequest | None = None
     is_whole: bool = False

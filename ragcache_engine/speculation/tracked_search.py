@@ -1,4 +1,4 @@
-"""One search the engine was told of, from its first documents to the prompt made of them."""
+"""The record of one search, from its first documents to the prompt that is made of them."""
 
 from __future__ import annotations
 
@@ -19,16 +19,21 @@ from ragcache_engine.values import (
 
 @dataclass(slots=True, eq=False)
 class TrackedSearch:
-    """What is known of it, on the engine's loop; times in seconds on the backend's clock.
+    """What the engine knows of one search. Times are seconds on the backend's clock.
 
-    number: by which the prompt is joined to it. started_s: when the question was asked.
-    chain, template, options, tenant: what its prompt will be like, see RAGCacheEngine.retrieval.
-    is_worth_guessing: whether it is speculated on; None until that was first asked.
-    documents: those of its last stage. documents_since_s: since when they are what they are.
-    was_idle: whether nothing else waited for its prefill then.
-    ended_s: when it ended with documents. is_closed: nothing may be begun for it any more.
-    begun, cancelled: speculations of it; and those that came to nothing.
-    is_in_estimate: its outcome has gone into the estimate of what speculating gains.
+    After it was made, it is read and changed on the engine's loop only.
+    number: names the search, so that its prompt can be told from others. started_s: when the question
+      was asked.
+    chain, template, options, tenant: what its prompt will be like; see RAGCacheEngine.retrieval.
+    is_worth_guessing: whether the engine speculates on this question; None until that was decided.
+    documents: those of the last stage, nearest first; None before the first stage.
+    documents_since_s: when a stage first had these documents.
+    was_idle: whether no other prefill was pending at that moment.
+    ended_s: when the search ended with documents; None while it runs.
+    is_closed: the prompt has come, or will not come; nothing more is started for this search.
+    speculation: the one that now runs or waits for the prompt.
+    speculations_started, speculations_cancelled: how many of each there were for this search.
+    is_in_estimate: the outcome is part of the estimate of what speculating gains.
     """
 
     number: int
@@ -45,17 +50,30 @@ class TrackedSearch:
     ended_s: float | None = None
     is_closed: bool = False
     speculation: Speculation | None = None
-    begun: int = 0
-    cancelled: int = 0
+    speculations_started: int = 0
+    speculations_cancelled: int = 0
     is_in_estimate: bool = False
     outcome: SpeculationOutcome = SpeculationOutcome.NONE
     _events: list[SpeculationEvent] = field(default_factory=list)
 
+    def note_stage(
+        self, now_s: float, documents: Sequence[Document], final: bool, *, is_idle: bool
+    ) -> None:
+        """Take in the documents of one stage. is_idle: no other prefill is pending now."""
+        names = ", ".join(document.id for document in documents)
+        self.note(now_s, SpeculationStep.STAGE, f"final: {names}" if final else names)
+        if self.documents != documents:
+            self.documents, self.documents_since_s = documents, now_s
+            self.was_idle = is_idle
+        if final:
+            self.ended_s = now_s
+
     def note(self, at_s: float, step: SpeculationStep, detail: str = "") -> None:
-        """at_s: on the backend's clock."""
+        """Add an event to the timeline."""
         self._events.append(SpeculationEvent(at_s - self.started_s, step, detail))
 
     def report(self) -> SpeculationReport:
-        # The first token of adopted work is told when it is handed out, and may be older than that.
+        """Return the outcome and the timeline, its events in the order of their times."""
+        # The first token of an adopted answer is noted when it is handed out, after it was computed.
         events = sorted(self._events, key=lambda event: event.at_s)
         return SpeculationReport(self.outcome, tuple(events))
