@@ -1,4 +1,4 @@
-"""Prompt text <-> segments, and the templates behind the prompts."""
+"""Find documents in prompts, cut prompts into segments, and learn the templates behind prompts."""
 
 from ragcache_engine.prompt.retrievals import PromptMatch, Retrieval, RetrievalLog
 from ragcache_engine.prompt.segments import Span, find_documents, token_segments

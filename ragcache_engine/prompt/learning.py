@@ -1,4 +1,4 @@
-"""A template learned from finished prompts: it writes the next one exactly, or says that it cannot."""
+"""Learn a template from finished prompts: it writes the next prompt exactly, or says that it cannot."""
 
 from __future__ import annotations
 
@@ -11,14 +11,17 @@ from ragcache_engine.prompt.prompt_parsing import ParsedPrompt
 from ragcache_engine.values import Document
 
 MOST_PROMPTS = 4
+"""A template is learned from the newest prompts, at most so many."""
 
 
 @dataclass(frozen=True, slots=True)
 class LearnedTemplate:
     """What some prompts of one chain have in common.
 
-    heads: the prompts that the text up to the last document is learned from, oldest first.
-    tails: those that the text after it is learned from: some of the newest.
+    The head of a prompt is its text up to the end of the last document, the tail is the rest.
+    heads: the prompts that the head is learned from, oldest first.
+    tails: the prompts that the tail is learned from, the newest of them.
+    before, between, after: the learned texts around the documents.
     keeps_blanks: whether the chain writes blank documents too; None if no prompt had any.
     """
 
@@ -30,26 +33,27 @@ class LearnedTemplate:
     keeps_blanks: bool | None = None
 
     def write_prompt(self, question: str, documents: Sequence[Document]) -> str | None:
-        """The prompt for the documents, nearest first; None if that is not certain."""
+        """Write the prompt for these documents, nearest first; None if it is not certain."""
         head = self.write_head(question, documents)
         count = len(self._texts(documents) or ())
         after = self.after.fill(question, Place(0, count))
         return None if head is None or after is None else head + after
 
     def write_head(self, question: str, documents: Sequence[Document]) -> str | None:
-        """That prompt up to its last document; None if that is not certain."""
+        """Write the prompt up to the end of its last document; None if it is not certain."""
         texts = self._texts(documents)
-        order = self._order(len(texts)) if texts else None
-        if not texts or order is None:
+        ranks = self._ranks(len(texts)) if texts else None
+        if not texts or ranks is None:
             return None
         before = self.before.fill(question, Place(0, len(texts)))
-        pieces = [before, texts[order[0]]]
-        for rank, (_, at) in enumerate(pairwise(order), 1):
-            pieces += [self.between.fill(question, Place(rank, len(texts))), texts[at]]
-        known = [piece for piece in pieces if piece is not None]
-        return "".join(known) if len(known) == len(pieces) else None
+        parts = [before, texts[ranks[0]]]
+        for number, (_, rank) in enumerate(pairwise(ranks), 1):
+            parts += [self.between.fill(question, Place(number, len(texts))), texts[rank]]
+        known = [part for part in parts if part is not None]
+        return "".join(known) if len(known) == len(parts) else None
 
     def _texts(self, documents: Sequence[Document]) -> list[str] | None:
+        """Return the documents' texts in the form that the chain writes; None if that is not certain."""
         exact = [document.text for document in documents]
         trimmed = [text.strip() for text in exact]
         if not all(trimmed):
@@ -64,40 +68,42 @@ class LearnedTemplate:
 
     @property
     def is_trimmed(self) -> bool | None:
+        """Whether the chain trims the documents' texts; None if no prompt has shown it."""
         return next((seen.is_trimmed for seen in self.heads if seen.is_trimmed is not None), None)
 
-    def _order(self, count: int) -> Sequence[int] | None:
-        """Ranks in the retrieval, as the documents stand in the prompt."""
+    def _ranks(self, count: int) -> Sequence[int] | None:
+        """Return the ranks of `count` retrieved documents in the order in which the prompt has them."""
         same_count = (seen.ranks for seen in self.heads if seen.count == count)
-        in_order = all(seen.is_in_retrieved_order for seen in self.heads)
-        return next(same_count, range(count) if in_order else None)
+        is_as_retrieved = all(seen.is_as_retrieved for seen in self.heads)
+        return next(same_count, range(count) if is_as_retrieved else None)
 
 
 def learn_template(
     heads: Sequence[ParsedPrompt], tails: Sequence[ParsedPrompt], keeps_blanks: bool | None = None
 ) -> LearnedTemplate | None:
-    """The template of these prompts, oldest first; None if they have none in common."""
+    """Return the template of these prompts, given oldest first; None if they have none in common."""
     heads, tails = tuple(heads[-MOST_PROMPTS:]), tuple(tails[-MOST_PROMPTS:])
     before = learn_text([seen.examples()[0] for seen in heads])
     between = learn_text([example for seen in heads for example in seen.examples()[1]])
     after = learn_text([seen.examples()[2] for seen in tails])
     forms = {seen.is_trimmed for seen in heads} - {None}
-    orders = {seen.count: seen.ranks for seen in heads}
-    one_order = all(seen.ranks == orders[seen.count] for seen in heads)
-    if before is None or between is None or after is None or len(forms) > 1 or not one_order:
+    ranks = {seen.count: seen.ranks for seen in heads}
+    has_one_order = all(seen.ranks == ranks[seen.count] for seen in heads)
+    if before is None or between is None or after is None or len(forms) > 1 or not has_one_order:
         return None
     return LearnedTemplate(heads, tails, before, between, after, keeps_blanks)
 
 
 def extend_template(template: LearnedTemplate, seen: ParsedPrompt) -> LearnedTemplate | None:
-    """The template after one more prompt; None if that cannot be one of the same template."""
+    """Return the template after one more prompt; None if that prompt has another template."""
     return learn_template((*template.heads, seen), (*template.tails, seen), template.keeps_blanks)
 
 
 def branch_template(template: LearnedTemplate, seen: ParsedPrompt) -> LearnedTemplate | None:
-    """The template of a prompt that is like the others up to its last document; None if it is not."""
+    """Return a template with the same head and this prompt's tail; None if the heads differ."""
     return learn_template((*template.heads, seen), (seen,), template.keeps_blanks)
 
 
 def with_blanks_kept(template: LearnedTemplate, kept: bool) -> LearnedTemplate:
+    """Return the template for a chain that writes blank documents too, or that leaves them out."""
     return replace(template, keeps_blanks=kept)

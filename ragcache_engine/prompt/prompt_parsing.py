@@ -1,4 +1,4 @@
-"""Take a finished prompt apart at its documents: the raw material of templates."""
+"""Take a finished prompt apart at its documents: what templates are learned from."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from ragcache_engine.prompt.patterns import Example, Place, count_occurrences
 from ragcache_engine.values import Document
 
 _MOST_OCCURRENCES = 32
+"""A prompt in which a document's text stands more often is not parsed."""
 
 
 @dataclass(frozen=True, slots=True)
 class ParsedPrompt:
     """One prompt, taken apart.
 
-    between: the texts between the documents, one fewer than documents.
-    ranks: for each document in the prompt, its rank in the retrieval, from 0.
-    is_trimmed: the texts stand there without the whitespace at their ends; None if none had any.
+    before, between, after: the texts around the documents; `between` has one fewer than documents.
+    ranks: for each document in the order of the prompt, its rank in the retrieval, from 0.
+    is_trimmed: whether the documents' texts lost the whitespace at their ends; None if none had any.
     """
 
     question: str
@@ -29,14 +30,16 @@ class ParsedPrompt:
 
     @property
     def count(self) -> int:
+        """How many documents the prompt has."""
         return len(self.ranks)
 
     @property
-    def is_in_retrieved_order(self) -> bool:
+    def is_as_retrieved(self) -> bool:
+        """Whether the prompt has the documents in the order of the retrieval."""
         return self.ranks == tuple(range(self.count))
 
     def examples(self) -> tuple[Example, tuple[Example, ...], Example]:
-        """Of the text before, those between, and that after the documents."""
+        """Return the text before, the texts between, and the text after the documents as examples."""
         texts = (self.before, *self.between, self.after)
         once = sum(count_occurrences(text, self.question) for text in texts) == 1
 
@@ -50,10 +53,11 @@ class ParsedPrompt:
 def parse_prompt(
     prompt: str, question: str, documents: Sequence[Document]
 ) -> tuple[ParsedPrompt, ...]:
-    """How the prompt may have been made from all the documents: no way, one, or one for each form.
+    """Return the ways in which the prompt may have been made from all these documents.
 
-    Nothing is said where doubts are: a document missing, blank, retrieved twice, or standing elsewhere
-    in the prompt too.
+    The result is empty if there are none, or if there is doubt: a document is missing, blank, retrieved
+    twice, or its text stands elsewhere in the prompt too. It has two entries if both the exact texts and
+    the trimmed texts explain the prompt.
     """
     exact = [document.text for document in documents]
     trimmed = [text.strip() for text in exact]
@@ -71,6 +75,7 @@ def parse_prompt(
 def _parse(
     prompt: str, question: str, texts: Sequence[str], is_trimmed: bool | None
 ) -> ParsedPrompt | None:
+    """Parse the prompt with the texts in this form; None if they do not explain it without doubt."""
     starts = _find_in_order(prompt, texts)
     ranks = tuple(range(len(texts)))
     if starts is None:
@@ -95,8 +100,8 @@ def _parse(
 
 
 def _find_in_order(prompt: str, texts: Sequence[str]) -> list[int] | None:
-    """Where the texts start if they stand one behind the other in exactly one way."""
-    # For each text the places it may have, with the number of ways to place those before it.
+    """Return where the texts start if they follow each other in exactly one way, else None."""
+    # For each text: where it may start, with the number of ways to place the texts before it.
     ways: list[dict[int, int]] = []
     for rank, text in enumerate(texts):
         starts = _find_starts(prompt, text)
@@ -120,7 +125,7 @@ def _find_in_order(prompt: str, texts: Sequence[str]) -> list[int] | None:
 
 
 def _are_all_inside(prompt: str, texts: Sequence[str], spans: Sequence[tuple[int, int]]) -> bool:
-    """Whether no text also stands outside the documents, where it could be the document itself."""
+    """Return False if a text also stands outside the spans, where it might be the document itself."""
     for text in texts:
         for at in _find_starts(prompt, text) or ():
             if not any(start <= at and at + len(text) <= end for start, end in spans):
@@ -129,13 +134,13 @@ def _are_all_inside(prompt: str, texts: Sequence[str], spans: Sequence[tuple[int
 
 
 def _find_each_once(prompt: str, texts: Sequence[str]) -> list[int] | None:
-    """Where each text starts if every one of them stands there once, in whatever order."""
+    """Return where each text starts if each stands in the prompt once, in any order, else None."""
     found = [_find_starts(prompt, text) or [] for text in texts]
     return [start for (start,) in found] if all(len(starts) == 1 for starts in found) else None
 
 
 def _find_starts(prompt: str, text: str) -> list[int] | None:
-    """Every place of the text; None if there are too many to make sense of."""
+    """Return where the text starts, each time; None beyond _MOST_OCCURRENCES."""
     starts: list[int] = []
     at = prompt.find(text)
     while at >= 0:

@@ -1,9 +1,9 @@
-"""What the prompts of each chain look like: learned from those that came, forgotten when they change.
+"""Know what the prompts of each chain look like: learn it from prompts, and unlearn what has changed.
 
-A chain is told apart by an opaque key, such as one for each retriever. Several LLM chains may share
-one, so a few templates are kept for each, the most recently right one first. A template is trusted
-while it was right about the last prompt it spoke about, and leaves after two misses in a row.
-Source: RAGCache, §5.3 (what a speculative generation needs to know before the pipeline has written it).
+A chain is named by an opaque key, such as one for each retriever. Several LLM chains may share a key, so
+a few templates are kept for each key, the most recently right one first. A template is trusted as long
+as it was right about the last prompt that it made a guess for. After two misses in a row it is dropped.
+Source: RAGCache, §5.3 (a speculative generation needs the prompt before the chain has written it).
 """
 
 from __future__ import annotations
@@ -35,10 +35,11 @@ MOST_CHAINS = 64
 
 @dataclass(frozen=True, slots=True)
 class Guess:
-    """What a pipeline is expected to send.
+    """What a chain is expected to send.
 
-    text: the whole prompt, or the prompt up to the end of its last document.
-    options: those that came with the chain's last prompt; None before any prompt of it.
+    text: the prompt if `is_whole`, else the prompt up to the end of its last document.
+    options: those of the last prompt that the template was right about, or with an explicit template
+      those of the chain's last prompt; None before the chain's first prompt.
     """
 
     text: str
@@ -48,7 +49,10 @@ class Guess:
 
 @dataclass(slots=True)
 class TemplateBook:
-    """The templates of all chains; those least recently used are forgotten. Safe to share."""
+    """Keep the templates of all chains, and forget the chains least recently used.
+
+    Safe to share between threads.
+    """
 
     _chains: OrderedDict[Hashable, _Chain] = field(default_factory=OrderedDict, init=False)
     _options: SamplingOptions | None = field(default=None, init=False)
@@ -61,9 +65,10 @@ class TemplateBook:
         documents: Sequence[Document],
         explicit: Render | None = None,
     ) -> Guess | None:
-        """What the chain will make of the documents, nearest first; None without a trusted template.
+        """Return the prompt that the chain will write with these documents, nearest first.
 
-        explicit: goes first, until it was wrong twice in a row.
+        Return None if no trusted template can tell.
+        explicit: a template given by the user. It is asked first, unless its last two guesses were wrong.
         """
         with self._lock:
             known = self._chain(chain)
@@ -81,11 +86,11 @@ class TemplateBook:
         return None
 
     def last_options(self) -> SamplingOptions | None:
-        """Those of the last prompt of any chain; None before the first."""
+        """Return the sampling options of the last prompt of any chain; None before the first prompt."""
         return self._options
 
     def may_guess(self, chain: Hashable, explicit: Render | None = None) -> bool:
-        """Whether asking for a guess makes sense at all. Waits for nothing."""
+        """Return False if `guess` would return None whatever the documents. Takes no lock."""
         known = self._chains.get(chain, _Chain())
         return (explicit is not None and known.explicit_misses < MISSES_TO_UNLEARN) or any(
             c.whole.is_trusted or c.head.is_trusted for c in known.candidates
@@ -100,7 +105,10 @@ class TemplateBook:
         options: SamplingOptions,
         explicit: Render | None = None,
     ) -> None:
-        """Learn from a prompt that the chain made of the documents."""
+        """Learn from a prompt that the chain has written with these documents, nearest first.
+
+        explicit: the template that the user gave for it; its record is kept too.
+        """
         is_right = explicit is not None and _render(explicit, question, documents) == prompt
         with self._lock:
             known = self._chain(chain)
@@ -118,7 +126,7 @@ class TemplateBook:
 
 
 def _render(render: Render, question: str, documents: Sequence[Document]) -> str | None:
-    """A function of the user's may raise what it likes; then it has no say."""
+    """Return the prompt that a function of the user writes; None if it raises or writes no text."""
     try:
         text = render(question, documents)
     except Exception as error:
@@ -129,6 +137,8 @@ def _render(render: Render, question: str, documents: Sequence[Document]) -> str
 
 @dataclass(frozen=True)
 class _Prompt:
+    """A prompt to learn from. It is parsed when that is first needed."""
+
     question: str
     documents: Sequence[Document]
     text: str
@@ -141,25 +151,34 @@ class _Prompt:
 
 @dataclass(slots=True)
 class _TrackRecord:
-    """How a template fared. proven: right about a prompt it was not learned from."""
+    """How often a template was right lately.
 
-    proven: bool = False
+    is_proven: it was right about a prompt that it was not learned from.
+    needs_proof: it is not trusted before it is proven.
+    misses: wrong guesses since the last right one.
+    """
+
+    is_proven: bool = False
     needs_proof: bool = False
     misses: int = 0
 
     @property
     def is_trusted(self) -> bool:
-        return not self.misses and (self.proven or not self.needs_proof)
+        return not self.misses and (self.is_proven or not self.needs_proof)
 
     def note(self, guess: str | None, is_right: bool) -> None:
+        """Count one guess. None: the template made none."""
         if guess is not None:
             self.misses = 0 if is_right else self.misses + 1
 
     def after_learning(self, guess: str | None, is_right: bool) -> _TrackRecord:
-        """Once it learned from a prompt it had a guess at: who was wrong has to prove itself."""
+        """Return the record of the template after it has learned from a prompt.
+
+        guess: what the template said of this prompt before. If that was wrong, it needs new proof.
+        """
         if guess is None:
             return replace(self)
-        return _TrackRecord(proven=is_right, needs_proof=True)
+        return _TrackRecord(is_proven=is_right, needs_proof=True)
 
 
 _Learning = Callable[[LearnedTemplate, ParsedPrompt], LearnedTemplate | None]
@@ -167,7 +186,10 @@ _Learning = Callable[[LearnedTemplate, ParsedPrompt], LearnedTemplate | None]
 
 @dataclass(slots=True)
 class _Candidate:
-    """A learned template, with its record as a whole and that of its text up to the last document."""
+    """A learned template with two records: of whole prompts, and of their text up to the last document.
+
+    options: those of the last prompt that it was right about.
+    """
 
     template: LearnedTemplate
     options: SamplingOptions
@@ -175,33 +197,37 @@ class _Candidate:
     head: _TrackRecord = field(default_factory=_TrackRecord)
 
     def trusted(self) -> tuple[LearnedTemplate, SamplingOptions, bool, bool]:
+        """Return the template, its options, and whether whole prompts and heads are trusted."""
         return self.template, self.options, self.whole.is_trusted, self.head.is_trusted
 
     @property
     def is_unlearned(self) -> bool:
+        """Whether the template was wrong too often to be kept."""
         return max(self.whole.misses, self.head.misses) >= MISSES_TO_UNLEARN
 
     def confirm(self, prompt: _Prompt) -> bool:
-        """Whether it writes this very prompt; then it takes the credit."""
+        """Return True, and update both records, if the template writes exactly this prompt."""
         template = _find_confirmed(self.template, prompt)
         if template is None:
             return False
         if all(seen.question != prompt.question for seen in template.tails):
-            self.whole.proven = self.head.proven = True  # one it was learned from proves nothing
+            # A prompt that the template was learned from proves nothing.
+            self.whole.is_proven = self.head.is_proven = True
         self.whole.misses = self.head.misses = 0
         self.template, self.options = template, prompt.options
         return True
 
-    def join(self, prompt: _Prompt) -> list[_Candidate]:
-        """What it becomes with the prompt, if both may be of one template; one for each reading."""
-        return self._with(prompt, extend_template)
+    def extend(self, prompt: _Prompt) -> list[_Candidate]:
+        """Return what the template may become with this prompt; nothing if it has another template."""
+        return self._learn_with(prompt, extend_template)
 
     def branch(self, prompt: _Prompt) -> list[_Candidate]:
-        """Others of the same head, if the prompt is like this one up to its last document."""
-        branches = self._with(prompt, branch_template)
+        """Return templates with the same head and this prompt's tail; nothing if the heads differ."""
+        branches = self._learn_with(prompt, branch_template)
         return [replace(branch, whole=_TrackRecord(needs_proof=True)) for branch in branches]
 
-    def _with(self, prompt: _Prompt, learn: _Learning) -> list[_Candidate]:
+    def _learn_with(self, prompt: _Prompt, learn: _Learning) -> list[_Candidate]:
+        """Return a candidate for each way to parse the prompt that `learn` finds a template for."""
         templates = (learn(self.template, seen) for seen in prompt.parsed)
         found = [template for template in templates if template]
         if len(found) > 1:
@@ -224,7 +250,7 @@ class _Candidate:
 
 
 def _find_confirmed(template: LearnedTemplate, prompt: _Prompt) -> LearnedTemplate | None:
-    """The template if it writes this prompt, knowing now what happens to blank documents."""
+    """Return the template if it writes this prompt, with what the prompt shows of blank documents."""
     forms = [template]
     if template.keeps_blanks is None and not all(d.text.strip() for d in prompt.documents):
         forms = [with_blanks_kept(template, kept) for kept in (True, False)]
@@ -235,44 +261,53 @@ def _find_confirmed(template: LearnedTemplate, prompt: _Prompt) -> LearnedTempla
 
 @dataclass(slots=True)
 class _Chain:
-    """The candidates of one chain, the most recently right one first."""
+    """What was learned of one chain.
+
+    candidates: its templates, the most recently right one first.
+    options: those of its last prompt; None before the first prompt.
+    explicit_misses: wrong guesses of the explicit template since its last right one.
+    has_missed: the first candidate was wrong about the last prompt that it made a guess for. Then a new
+      template must prove itself before it is trusted.
+    """
 
     candidates: list[_Candidate] = field(default_factory=list)
     options: SamplingOptions | None = None
     explicit_misses: int = 0
-    # The last prompt was not what the first candidate had said: newcomers must prove themselves.
-    missed: bool = False
+    has_missed: bool = False
 
     def learn(self, prompt: _Prompt) -> None:
+        """Update the candidates with one more prompt; drop those that were wrong too often."""
         self._judge_first(prompt)
-        newest, others = self._after(prompt)
+        newest, others = self._explain(prompt)
         self.candidates = [c for c in (*newest, *others) if not c.is_unlearned][:MOST_TEMPLATES]
 
-    def _after(self, prompt: _Prompt) -> tuple[list[_Candidate], list[_Candidate]]:
-        """Those that write this prompt, and the others."""
+    def _explain(self, prompt: _Prompt) -> tuple[list[_Candidate], list[_Candidate]]:
+        """Return the candidates that write this prompt, changed or new if need be, and the others."""
         for at, candidate in enumerate(self.candidates):
             if candidate.confirm(prompt):
                 return [candidate], self.candidates[:at] + self.candidates[at + 1 :]
         for at, candidate in enumerate(self.candidates):
-            if more := candidate.join(prompt):
+            if more := candidate.extend(prompt):
                 return more, self.candidates[:at] + self.candidates[at + 1 :]
         branches = (candidate.branch(prompt) for candidate in self.candidates)
-        return next(filter(None, branches), None) or self._new(prompt), self.candidates
+        return next(filter(None, branches), None) or self._make_candidates(prompt), self.candidates
 
     def _judge_first(self, prompt: _Prompt) -> None:
+        """Compare the prompt with what the first candidate says of it."""
         if not self.candidates:
             return
         first = self.candidates[0]
         whole = first.template.write_prompt(prompt.question, prompt.documents)
         head = first.template.write_head(prompt.question, prompt.documents)
         if whole is not None:
-            self.missed = whole != prompt.text
+            self.has_missed = whole != prompt.text
         first.whole.note(whole, whole == prompt.text)
         first.head.note(head, head is not None and prompt.text.startswith(head))
 
-    def _new(self, prompt: _Prompt) -> list[_Candidate]:
+    def _make_candidates(self, prompt: _Prompt) -> list[_Candidate]:
+        """Return a candidate for each way to parse the prompt, learned from this prompt alone."""
         found = prompt.parsed
-        needs_proof = self.missed or len(found) > 1
+        needs_proof = self.has_missed or len(found) > 1
         templates = (learn_template((seen,), (seen,)) for seen in found)
         return [
             _Candidate(

@@ -82,7 +82,7 @@ class SpeculationRunner:
             return
         now_s = self._backend.now()
         search.outcome = outcome
-        computed = speculation.computed_tokens(now_s, self._load.speed.token_s)
+        computed = speculation.count_computed_tokens(now_s, self._load.speed.token_s)
         self.stats = count_outcome(self.stats, outcome, computed)
         if outcome is not SpeculationOutcome.PREFILLED:
             search.speculations_cancelled += 1
@@ -117,11 +117,11 @@ class SpeculationRunner:
             self.cancel(speculation, search, SpeculationOutcome.FAILED)
 
     def _note_started(self, speculation: Speculation, search: TrackedSearch, tokens: int) -> None:
-        speculation.is_under_way, speculation.begun_s = True, self._backend.now()
+        speculation.is_under_way, speculation.started_s = True, self._backend.now()
         search.speculations_started += 1
         self.stats = replace(self.stats, started=self.stats.started + 1)
         part = "the whole prompt" if speculation.is_whole else "up to the documents"
-        search.note(speculation.begun_s, SpeculationStep.STARTED, f"{part}, {tokens} tokens")
+        search.note(speculation.started_s, SpeculationStep.STARTED, f"{part}, {tokens} tokens")
 
     def _receive(self, speculation: Speculation, delta: Delta) -> None:
         self._sign_of_life()
@@ -131,5 +131,5 @@ class SpeculationRunner:
         if is_first:
             self._load.end(speculation)
             if speculation.was_alone:
-                computed = speculation.computed_tokens(now_s, 0.0)
-                self._load.note_speed(now_s - speculation.begun_s, computed)
+                computed = speculation.count_computed_tokens(now_s, 0.0)
+                self._load.note_speed(now_s - speculation.started_s, computed)
