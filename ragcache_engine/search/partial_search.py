@@ -1,4 +1,4 @@
-"""A search in pieces: each is searched by Faiss on its own and merged with those before it."""
+"""Search an index part by part: Faiss searches each part, and the results are merged."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from ragcache_engine.search.stage_timing import StageTiming, even_ends
 
 
 class PartialSearch(Protocol):
-    """What can be searched from one point to another: probed lists, or rows.
+    """One search that can be run part by part: over probed lists, or over rows.
 
-    A scan from 0 to `total` is the whole search, and what a vector's distance comes out as, to the
-    last bit, does not depend on where the piece begins and ends.
+    A scan from 0 to `total` is the whole search. Where a part begins and ends does not change any
+    distance, to the last bit.
+    multiple_of: parts begin and end at multiples of it. larger_is_nearer: true of inner products.
     """
 
     total: int
@@ -23,12 +24,15 @@ class PartialSearch(Protocol):
     larger_is_nearer: bool
 
     def scan(self, start: int, end: int) -> tuple[Distances, Ids]:
-        """Faiss's k nearest within the piece, shape (n, k) each."""
+        """Return the distances and ids of the k nearest within the part, shape (n, k) each."""
         ...
 
 
 def search_in_parts(search: PartialSearch, count: int, slice_s: float) -> Iterator[SearchStage]:
-    """At most `count` stages over the pieces; ids and distances have shape (n, k)."""
+    """Run the search in parts and yield at most `count` stages, with arrays of shape (n, k).
+
+    slice_s: as in `stages`.
+    """
     timing = StageTiming(even_ends(search.total, count, search.multiple_of), slice_s)
     nearest: Nearest | None = None
     end = 0
@@ -50,4 +54,5 @@ def search_in_parts(search: PartialSearch, count: int, slice_s: float) -> Iterat
 
 
 def make_stage(nearest: Nearest, done: float) -> SearchStage:
+    """Return what was found so far as a stage. done: share of the search that is behind; 1 is final."""
     return SearchStage(*nearest.arrays(), done, final=done == 1.0)

@@ -1,4 +1,4 @@
-"""Indexes around an index: what goes in is transformed, what comes out is renamed."""
+"""Take off the wrappers of an index: pre-transforms, which change the query, and ID maps."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ ID_MAPS = (faiss.IndexIDMap, faiss.IndexIDMap2)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class UnwrappedIndex:
-    """What is left when the wrappers are off.
+    """An index without its wrappers.
 
-    rows: the query as `index` wants it. id_maps: the ID maps taken off, outermost first.
+    rows: the query, transformed as `index` needs it. id_maps: the ID maps around it, outermost first.
     """
 
     index: Any
@@ -25,7 +25,7 @@ class UnwrappedIndex:
     id_maps: tuple[Any, ...]
 
     def outer_ids(self, ids: Ids) -> Ids:
-        """The caller's ids for those of the core; -1 stays -1."""
+        """Return the caller's ids for ids of `index`; -1 stays -1."""
         for id_map in reversed(self.id_maps):
             names = faiss.rev_swig_ptr(id_map.id_map.data(), id_map.id_map.size())
             ids = np.where(ids < 0, -1, names[np.maximum(ids, 0)])
@@ -33,27 +33,27 @@ class UnwrappedIndex:
 
 
 def innermost_index(index: Any) -> Any:
-    """The innermost index, untouched."""
+    """Return the index inside all wrappers, and change nothing."""
     while type(index) is faiss.IndexPreTransform or type(index) in ID_MAPS:
         index = faiss.downcast_index(index.index)
     return index
 
 
 def find_reason_against_unwrapping(index: Any, params: Any) -> str | None:
-    """What speaks against taking the wrappers off, or None."""
+    """Return why these parameters cannot be used without the wrappers; None if they can."""
     if params is None:
         return None
     if type(params) is faiss.SearchParametersPreTransform:
-        return "the inner parameters have lost their type on the way through Python"
+        return "Python cannot see the type of parameters inside SearchParametersPreTransform"
     while type(index) is faiss.IndexPreTransform or type(index) in ID_MAPS:
         if type(index) in ID_MAPS and params.sel is not None:
-            return "Faiss translates a selector, unless it is translated, which Python cannot see"
+            return "Faiss may translate a selector below an ID map, and Python cannot see whether it did"
         index = faiss.downcast_index(index.index)
     return None
 
 
 def unwrap(index: Any, rows: Vectors) -> UnwrappedIndex:
-    """Takes off every pre-transform (applied to the rows) and ID map."""
+    """Take off every pre-transform, after applying it to the rows, and every ID map."""
     id_maps = []
     while type(index) is faiss.IndexPreTransform or type(index) in ID_MAPS:
         if type(index) in ID_MAPS:

@@ -65,7 +65,7 @@ def test_faiss_uses_as_many_threads_as_the_caller_has_set(built, questions, monk
 
 
 class Held:
-    """Lets one piece of a search through, then holds every further one until `go` is set."""
+    """Let one part of a search run, then hold every further part until `go` is set."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.go = threading.Event()
@@ -73,12 +73,12 @@ class Held:
         self.scans = 0
         real = PartialIVFSearch.scan
 
-        def scan(pieces: PartialIVFSearch, start: int, end: int) -> Any:
+        def scan(search: PartialIVFSearch, start: int, end: int) -> Any:
             self.scans += 1
             if self.scans > 1:
                 self.holding.set()
                 assert self.go.wait(timeout=30)
-            return real(pieces, start, end)
+            return real(search, start, end)
 
         monkeypatch.setattr(PartialIVFSearch, "scan", scan)
 
@@ -98,7 +98,7 @@ def test_the_loop_runs_on_while_faiss_searches(built, questions, monkeypatch):
 
 
 @pytest.mark.parametrize("way", ["close", "cancel", "break"])
-def test_leaving_early_ends_the_search_with_the_running_piece(built, questions, monkeypatch, way):
+def test_leaving_early_ends_the_search_with_the_running_part(built, questions, monkeypatch, way):
     held = Held(monkeypatch)
 
     async def ask() -> None:

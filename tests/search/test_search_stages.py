@@ -118,8 +118,8 @@ def test_without_a_slice_every_cut_is_made_and_shown():
     assert walk(StageTiming(ends, 0.0), 80, 0.0) == (ends, ends)
 
 
-def test_pieces_that_go_by_quickly_are_made_larger():
-    # One unit takes 1 ms, so a planned piece takes 10 and a slice of 25 holds three of them.
+def test_parts_that_take_little_time_are_made_larger():
+    # One unit takes 1 ms, so a planned part takes 10 and a slice of 25 holds three of them.
     made, shown = walk(StageTiming(even_ends(80, 8), 0.025), 80, 0.001)
     assert made == [10, 30, 60, 80]
     assert shown == [30, 60]

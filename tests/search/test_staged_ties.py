@@ -103,16 +103,16 @@ def as_faiss_writes(kept: list[tuple[float, int]], sign: int) -> tuple[Any, Any]
 
 
 @given(
-    pieces=st.lists(st.lists(st.integers(0, 4), max_size=12), min_size=1, max_size=7),
+    parts=st.lists(st.lists(st.integers(0, 4), max_size=12), min_size=1, max_size=7),
     k=st.integers(1, 8),
     sign=st.sampled_from([1, -1]),
     seed=st.integers(0, 1_000),
 )
 @settings(max_examples=400, deadline=None)
-def test_merged_pieces_are_one_heap(pieces, k, sign, seed):
-    arriving = [float(value) for piece in pieces for value in piece]
+def test_merged_parts_are_one_heap(parts, k, sign, seed):
+    arriving = [float(value) for part in parts for value in part]
     names = np.random.default_rng(seed).permutation(len(arriving)).tolist()
-    ends = np.cumsum([len(piece) for piece in pieces]).tolist()
+    ends = np.cumsum([len(part) for part in parts]).tolist()
     found = list(zip(arriving, names, strict=True))
 
     def searched(start: int, end: int) -> tuple[Any, Any]:
@@ -129,7 +129,7 @@ def test_merged_pieces_are_one_heap(pieces, k, sign, seed):
     assert distances.tolist() == wanted_distances.tolist()
 
 
-def test_only_a_tie_that_pieces_cannot_decide_is_searched_again():
+def test_only_a_tie_that_parts_cannot_decide_is_searched_again():
     def nearest(first: list[float], second: list[float]) -> Nearest:
         merged = Nearest(
             np.array([first], dtype=np.float32),
