@@ -1,4 +1,4 @@
-"""Conversations: what they must be like before a model's chat template writes them, and tool calls."""
+"""Check conversations before a chat template writes them; offer tools to a model and read its calls."""
 
 from ragcache_engine.chat.calls import (
     CallReader,

@@ -1,4 +1,4 @@
-"""A chat template for where there is no model to prefer another: each message between its role's tags."""
+"""A chat template for the engine without a model: each message between the tags of its role."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ragcache_engine.chat.messages import plain_text
 from ragcache_engine.chat.tools import call_text
 
 TAG = re.compile(r"\s*</?(system|user|assistant|tool|tools|tool_call)>\s*")
-"""A line that the template wrote, and nobody said."""
+"""A line that the template wrote, and that is in no message."""
 
 
 def write_conversation(
@@ -21,7 +21,12 @@ def write_conversation(
     add_generation_prompt: bool = True,
     continue_final_message: bool = False,
 ) -> str:
-    """The conversation as text. messages: checked."""
+    """Write the conversation as one text.
+
+    messages: as `check_messages` returns them. tools: as in OpenAI's chat API.
+    add_generation_prompt: end with the tag that begins the assistant's answer.
+    continue_final_message: leave the last message without its closing tag.
+    """
     parts = [_write_tools(tools)] if tools else []
     parts += [f"<{m['role']}>\n{_write_message(m)}\n</{m['role']}>\n" for m in messages]
     if continue_final_message:
