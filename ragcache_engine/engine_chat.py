@@ -7,7 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ragcache_engine.chat import GuidedReader, ToolReader, call_guide, checked, described
+from ragcache_engine.chat import (
+    GuidedReader,
+    ToolReader,
+    call_guide,
+    check_messages,
+    describe_tools,
+)
 from ragcache_engine.errors import RefusedMessages
 from ragcache_engine.protocols import Conversation
 from ragcache_engine.runtime import Runtime
@@ -65,7 +71,7 @@ class EngineChat:
                 "continue_final_message=True, set add_generation_prompt=False"
             )
         conversation = Conversation(
-            messages=checked(messages),
+            messages=check_messages(messages),
             tools=list(tools or ()),
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
@@ -74,7 +80,7 @@ class EngineChat:
         )
         speaks_of_tools = tools or any(m["role"] == "tool" or m.get("tool_calls") for m in messages)
         if speaks_of_tools and not self.takes_tools:
-            in_words = described(conversation.messages, conversation.tools)
+            in_words = describe_tools(conversation.messages, conversation.tools)
             conversation = replace(conversation, messages=in_words, tools=())
         return ChatPrompt(self._render(conversation))
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 
 from ragcache_engine.errors import EmptyPrompt, PromptTooLong
-from ragcache_engine.prompt import Match, find_documents, token_segments
+from ragcache_engine.prompt import PromptMatch, find_documents, token_segments
 from ragcache_engine.protocols import BackendRequest
 from ragcache_engine.request_runner import PreparedRequest
 from ragcache_engine.retrieval_tracking import RetrievalTracker
@@ -50,7 +50,7 @@ class PromptIntake:
         if documents is None:
             match = self._retrievals.match(prompt)
         else:
-            match = Match(find_documents(prompt, documents))
+            match = PromptMatch(find_documents(prompt, documents))
         request = BackendRequest(
             request_id=self._runtime.next_request_id(),
             prompt=tokenized,

@@ -10,7 +10,7 @@ from functools import partial
 
 from ragcache_engine.document_order import DocumentOrdering
 from ragcache_engine.prompt import (
-    Match,
+    PromptMatch,
     Render,
     Retrieval,
     RetrievalLog,
@@ -19,7 +19,7 @@ from ragcache_engine.prompt import (
 )
 from ragcache_engine.protocols import BackendRequest
 from ragcache_engine.runtime import Runtime
-from ragcache_engine.speculation import Search
+from ragcache_engine.speculation import TrackedSearch
 from ragcache_engine.values import Document, SamplingOptions
 
 logger = logging.getLogger(__name__)
@@ -137,11 +137,13 @@ class RetrievalTracker:
                 )
             )
 
-    def _tell_stage(self, search: Search, documents: Sequence[Document], final: bool) -> None:
+    def _tell_stage(
+        self, search: TrackedSearch, documents: Sequence[Document], final: bool
+    ) -> None:
         stage = self._runtime.pipeline.stage
         self._runtime.call_soon(partial(stage, search, documents, final))
 
-    def match(self, prompt: str) -> Match:
+    def match(self, prompt: str) -> PromptMatch:
         """Recognise remembered documents in the prompt, and the retrieval that led to it."""
         return self._log.match(prompt)
 
@@ -168,7 +170,7 @@ class RetrievalTracker:
         if not self._is_speculating:
             return
         try:
-            self._templates.finished(
+            self._templates.learn(
                 (retrieval.chain, request.tenant),
                 retrieval.question,
                 retrieval.documents,

@@ -18,8 +18,8 @@ from typing import Any
 from zlib import crc32
 
 from ragcache_engine.chat import CallReader, ToolReader
-from ragcache_engine.chat.plain_template import TAG, written
-from ragcache_engine.chat.schema_samples import instance
+from ragcache_engine.chat.plain_template import TAG, write_conversation
+from ragcache_engine.chat.schema_samples import make_sample
 from ragcache_engine.errors import (
     EngineClosed,
     EngineDied,
@@ -64,7 +64,7 @@ def guided(reply: str, guide: Guide) -> str:
     """
     match guide.kind:
         case GuideKind.JSON:
-            return reply if _is_json(reply) else json.dumps(instance(guide.schema))
+            return reply if _is_json(reply) else json.dumps(make_sample(guide.schema))
         case GuideKind.CHOICE:
             return next((text for text in guide.form if text in reply), guide.form[0])
     raise UnsupportedGuide(
@@ -178,7 +178,7 @@ class MemoryBackend:
                 "the memory backend writes conversations in a form of its own: leave chat_template "
                 "out, or use backend='vllm'"
             )
-        return written(
+        return write_conversation(
             conversation.messages,
             conversation.tools,
             add_generation_prompt=conversation.add_generation_prompt,

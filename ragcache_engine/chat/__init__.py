@@ -1,4 +1,4 @@
-"""Conversations: what they must be like before a model's chat template writes them, and tool calls."""
+"""Check conversations before a chat template writes them; offer tools to a model and read its calls."""
 
 from ragcache_engine.chat.calls import (
     CallReader,
@@ -9,8 +9,8 @@ from ragcache_engine.chat.calls import (
     ToolCallPart,
     ToolReader,
 )
-from ragcache_engine.chat.messages import checked
-from ragcache_engine.chat.tools import call_guide, described
+from ragcache_engine.chat.messages import check_messages
+from ragcache_engine.chat.tools import call_guide, describe_tools
 
 __all__ = [
     "CallReader",
@@ -21,6 +21,6 @@ __all__ = [
     "ToolCallPart",
     "ToolReader",
     "call_guide",
-    "checked",
-    "described",
+    "check_messages",
+    "describe_tools",
 ]

@@ -1,4 +1,4 @@
-"""The tool calls in a model's answer, read from its text whole or as it comes."""
+"""Read the tool calls in a model's answer, from the whole text or piece by piece."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ragcache_engine.chat.tools import CLOSE, OPEN
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """One call. arguments: JSON text as the model wrote it, which need not be sound."""
+    """One call. arguments: the JSON text that the model wrote; it may be malformed."""
 
     id: str
     name: str
@@ -22,7 +22,10 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallPart:
-    """More of the call with this number. id and name come once; arguments are to be joined."""
+    """A further part of the call with this number.
+
+    id, name: given once for each call, in its first part. arguments: join those of all parts.
+    """
 
     index: int
     id: str | None = None
@@ -32,7 +35,7 @@ class ToolCallPart:
 
 @dataclass(frozen=True, slots=True)
 class ToolAnswer:
-    """An answer of a model that may call tools. text: what it says beside its calls."""
+    """The answer of a model that may call tools. text: everything but the calls."""
 
     text: str
     calls: tuple[ToolCall, ...] = ()
@@ -40,31 +43,32 @@ class ToolAnswer:
 
 @dataclass(frozen=True, slots=True)
 class ToolAnswerPart:
-    """What a piece of such an answer turned out to be; often nothing yet."""
+    """What one more piece of such an answer has completed; often nothing yet."""
 
     text: str = ""
     calls: tuple[ToolCallPart, ...] = ()
 
 
 class ToolReader(Protocol):
-    """Reads one answer as it comes."""
+    """Reads one answer: piece by piece with `read` and `end`, or at once with `whole`."""
 
     def read(self, text: str, token_ids: Sequence[int]) -> ToolAnswerPart:
-        """Take the next piece."""
+        """Take the next piece of the answer, and return what it has completed."""
 
     def end(self) -> ToolAnswerPart:
-        """No more pieces come; what was held back is told now."""
+        """Return what was held back, because no more pieces come."""
 
     def whole(self, text: str) -> ToolAnswer:
-        """Read a whole answer at once. A reader reads one answer, in one of the two ways."""
+        """Read a whole answer at once. Use a new reader for each answer."""
 
 
-def new_id() -> str:
+def make_call_id() -> str:
+    """Return a new random id for a call, in the form of OpenAI's API."""
     return f"call_{uuid4().hex[:24]}"
 
 
-def joined(parts: Sequence[ToolAnswerPart]) -> ToolAnswer:
-    """All parts of one answer together."""
+def join_parts(parts: Sequence[ToolAnswerPart]) -> ToolAnswer:
+    """Join all parts of one answer."""
     calls: dict[int, ToolCall] = {}
     for part in (call for answer in parts for call in answer.calls):
         known = calls.get(part.index) or ToolCall("", "", "")
@@ -78,43 +82,43 @@ def joined(parts: Sequence[ToolAnswerPart]) -> ToolAnswer:
 
 @dataclass(slots=True)
 class CallReader:
-    """Reads calls written as JSON between <tool_call> tags, and whatever text is around them.
+    """Read calls written as JSON between <tool_call> tags, and the text around them.
 
-    What stands between tags and is no call is text.
+    Anything else between such tags counts as text.
     """
 
     _held: str = ""
     _calls: int = 0
     _is_after_call: bool = False
-    _make_id: Callable[[], str] = field(default=new_id)
+    _make_id: Callable[[], str] = field(default=make_call_id)
 
     def read(self, text: str, token_ids: Sequence[int] = ()) -> ToolAnswerPart:
         self._held += text
-        part = self._complete()
-        return ToolAnswerPart(part.text + self._ready(), part.calls)
+        part = self._take_complete_calls()
+        return ToolAnswerPart(part.text + self._take_ready_text(), part.calls)
 
     def end(self) -> ToolAnswerPart:
-        part = self._complete()
+        part = self._take_complete_calls()
         rest, self._held = self._held, ""
         before, tag, inside = rest.partition(OPEN)
-        if tag and (calls := self._read(inside)):  # its closing tag was cut off
+        if tag and (calls := self._parse_numbered_calls(inside)):  # the closing tag was cut off
             return ToolAnswerPart(part.text + before.removesuffix("\n"), (*part.calls, *calls))
         return ToolAnswerPart(part.text + rest, part.calls)
 
     def whole(self, text: str) -> ToolAnswer:
-        return joined([self.read(text), self.end()])
+        return join_parts([self.read(text), self.end()])
 
-    def _complete(self) -> ToolAnswerPart:
-        """All calls that are whole, and the text before them."""
+    def _take_complete_calls(self) -> ToolAnswerPart:
+        """Take every complete call from what is held, and the text before these calls."""
         text, calls = "", list[ToolCallPart]()
-        while (part := self._next()) is not None:
+        while (part := self._take_next_call()) is not None:
             text += part.text
             calls += part.calls
         return ToolAnswerPart(text, tuple(calls))
 
-    def _next(self) -> ToolAnswerPart | None:
-        """The text up to the next call, and the call; None if there is no whole one."""
-        if self._held and self._is_after_call:  # line breaks around a call belong to its form
+    def _take_next_call(self) -> ToolAnswerPart | None:
+        """Take the next call from what is held, and the text before it; None without a complete call."""
+        if self._held and self._is_after_call:  # line breaks around a call are not text
             self._held, self._is_after_call = self._held.removeprefix("\n"), False
         start = self._held.find(OPEN)
         end = self._held.find(CLOSE, start)
@@ -123,24 +127,24 @@ class CallReader:
         inside = self._held[start + len(OPEN) : end]
         before, all_of_it = self._held[:start], self._held[: end + len(CLOSE)]
         self._held = self._held[end + len(CLOSE) :]
-        calls = self._read(inside)
+        calls = self._parse_numbered_calls(inside)
         if not calls:
             return ToolAnswerPart(all_of_it)
         self._is_after_call = True
         return ToolAnswerPart(before.removesuffix("\n"), calls)
 
-    def _ready(self) -> str:
-        """What is held and cannot become part of a call."""
+    def _take_ready_text(self) -> str:
+        """Take the text from what is held that cannot become part of a call."""
         start = self._held.find(OPEN)
         if start < 0:
-            start = len(self._held) - _overlap(self._held, OPEN)
-        start -= self._held[:start].endswith("\n")  # may be the one before a call
+            start = len(self._held) - _overlap_length(self._held, OPEN)
+        start -= self._held[:start].endswith("\n")  # it may be the line break before a call
         ready, self._held = self._held[:start], self._held[start:]
         return ready
 
-    def _read(self, text: str) -> tuple[ToolCallPart, ...]:
-        """The call between two tags, or several in a list; none if something else is there."""
-        read = _read_calls(text)
+    def _parse_numbered_calls(self, text: str) -> tuple[ToolCallPart, ...]:
+        """Return the call or the list of calls between two tags, numbered; nothing for other text."""
+        read = _parse_calls(text)
         first, self._calls = self._calls, self._calls + len(read)
         return tuple(
             ToolCallPart(number, self._make_id(), *call) for number, call in enumerate(read, first)
@@ -149,10 +153,10 @@ class CallReader:
 
 @dataclass(slots=True)
 class GuidedReader:
-    """Reads an answer that was held to `call_guide`: one call, and no tags."""
+    """Read an answer that `call_guide` has guided: one call, without tags."""
 
     _held: str = ""
-    _make_id: Callable[[], str] = field(default=new_id)
+    _make_id: Callable[[], str] = field(default=make_call_id)
 
     def read(self, text: str, token_ids: Sequence[int] = ()) -> ToolAnswerPart:
         self._held += text
@@ -160,33 +164,37 @@ class GuidedReader:
 
     def end(self) -> ToolAnswerPart:
         held, self._held = self._held, ""
-        call = _read_call(held) or _read_cut_call(held)
+        call = _parse_call(held) or _parse_cut_call(held)
         if call is None:
             return ToolAnswerPart(held)
         return ToolAnswerPart("", (ToolCallPart(0, self._make_id(), *call),))
 
     def whole(self, text: str) -> ToolAnswer:
-        return joined([self.read(text), self.end()])
+        return join_parts([self.read(text), self.end()])
 
 
-def _read_calls(text: str) -> list[tuple[str, str]]:
-    """(name, arguments) of each call in a JSON list of them, or of the one alone; or none at all."""
+def _parse_calls(text: str) -> list[tuple[str, str]]:
+    """Return (name, arguments) of each call in a JSON list of calls, or of a single call.
+
+    Return nothing if the text is not JSON, or anything in it is not a call.
+    """
     try:
         found = json.loads(text)
     except ValueError:
         return []
-    read = [_as_call(call) for call in (found if isinstance(found, list) else [found])]
+    read = [_name_and_arguments(call) for call in (found if isinstance(found, list) else [found])]
     calls = [call for call in read if call is not None]
     return calls if len(calls) == len(read) else []
 
 
-def _read_call(text: str) -> tuple[str, str] | None:
-    """The same of a text that is one call."""
-    calls = _read_calls(text)
+def _parse_call(text: str) -> tuple[str, str] | None:
+    """Return (name, arguments) of a text that is exactly one call, else None."""
+    calls = _parse_calls(text)
     return calls[0] if len(calls) == 1 else None
 
 
-def _as_call(call: Any) -> tuple[str, str] | None:
+def _name_and_arguments(call: Any) -> tuple[str, str] | None:
+    """Return (name, arguments) of a call that was read from JSON; None if it is not a call."""
     if not isinstance(call, dict) or not isinstance(call.get("name"), str):
         return None
     arguments = call.get("arguments", call.get("parameters", {}))
@@ -195,14 +203,14 @@ def _as_call(call: Any) -> tuple[str, str] | None:
     return call["name"], arguments
 
 
-def _read_cut_call(text: str) -> tuple[str, str] | None:
-    """The same of a call that max_tokens or a stop string cut off: its arguments as far as they go."""
+def _parse_cut_call(text: str) -> tuple[str, str] | None:
+    """Return (name, arguments as far as they go) of a call that max_tokens or a stop string cut off."""
     head, colon, rest = text.partition('"arguments"')
-    call = _read_call(head.rstrip().rstrip(",") + "}") if colon else None
+    call = _parse_call(head.rstrip().rstrip(",") + "}") if colon else None
     return (call[0], rest.lstrip().removeprefix(":").lstrip()) if call else None
 
 
-def _overlap(text: str, tag: str) -> int:
-    """How much of the text's end may be the beginning of the tag."""
+def _overlap_length(text: str, tag: str) -> int:
+    """Return how many characters at the end of the text may be the beginning of the tag."""
     longest = min(len(text), len(tag) - 1)
     return next((n for n in range(longest, 0, -1) if text.endswith(tag[:n])), 0)

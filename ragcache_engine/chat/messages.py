@@ -1,4 +1,4 @@
-"""The messages of a conversation, as OpenAI's chat API has them, checked before a template sees them."""
+"""Check the messages of a conversation, in the form of OpenAI's chat API, before a template gets them."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Any
 from ragcache_engine.errors import RefusedMessages
 
 
-def checked(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The messages, each with a role and with texts for its content.
+def check_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Check that each message has a role and that its content is text; return the messages as dicts.
 
-    content: a string, a sequence of {"type": "text", "text": ...}, or None beside tool calls.
-    Raises RefusedMessages.
+    The content may be a string, a sequence of strings and {"type": "text", "text": ...}, or None in a
+    message with tool calls. Raises RefusedMessages for anything else.
     """
     if not messages:
         raise RefusedMessages("the conversation is empty: give it at least one message")
-    return [_checked(message, number) for number, message in enumerate(messages)]
+    return [_check_message(message, number) for number, message in enumerate(messages)]
 
 
-def _checked(message: Mapping[str, Any], number: int) -> dict[str, Any]:
+def _check_message(message: Mapping[str, Any], number: int) -> dict[str, Any]:
     role, content = message.get("role"), message.get("content")
     if not isinstance(role, str) or not role:
         raise RefusedMessages(f"message {number} has no role, such as 'user': {dict(message)!r}")
@@ -39,13 +39,13 @@ def _text_part(part: Any, number: int) -> dict[str, str]:
         return {"type": "text", "text": str(part["text"])}
     kind = part.get("type", part) if isinstance(part, Mapping) else type(part).__name__
     raise RefusedMessages(
-        f"message {number} holds a part of kind {kind!r}, and the engine reads text only: leave it "
-        f"out, or say in words what it shows"
+        f"message {number} has a part of kind {kind!r}, and the engine reads only text: leave that part "
+        f"out, or describe in words what it shows"
     )
 
 
 def plain_text(content: str | Sequence[Mapping[str, Any]] | None) -> str:
-    """The text of a checked content."""
+    """Return the text of a message's content that `check_messages` has checked."""
     if content is None:
         return ""
     if isinstance(content, str):

@@ -1,4 +1,4 @@
-"""A small value that fits a JSON schema, for where no model is there to write one."""
+"""Make a small value that fits a JSON schema, for the engine without a model."""
 
 from __future__ import annotations
 
@@ -9,45 +9,46 @@ from typing import Any
 from ragcache_engine.errors import UnsupportedGuide
 
 DEEPEST = 32
+"""Most levels that a value is nested; a schema that needs more probably contains itself."""
 _UNKNOWN = ("pattern", "format", "not", "if", "allOf", "patternProperties", "contains")
 
 
-def instance(schema: Mapping[str, Any]) -> Any:
-    """The value: what is required and no more, the first of what may be chosen.
+def make_sample(schema: Mapping[str, Any]) -> Any:
+    """Make a value with only what the schema requires, and the first choice where there are several.
 
-    Raises UnsupportedGuide for a schema that says more than this understands.
+    Raises UnsupportedGuide for a schema that this function does not fully understand.
     """
-    return _instance(schema, schema, 0)
+    return _make_sample(schema, schema, 0)
 
 
-def _instance(schema: Any, root: Mapping[str, Any], depth: int) -> Any:
+def _make_sample(schema: Any, root: Mapping[str, Any], depth: int) -> Any:
     if schema is True:
         return None
     if not isinstance(schema, Mapping) or depth > DEEPEST:
-        raise _unsupported("it contains itself, or is no schema")
+        raise _unsupported("it contains itself, or it is not a schema")
     if unknown := [name for name in _UNKNOWN if name in schema]:
-        raise _unsupported(f"it says {', '.join(unknown)}")
+        raise _unsupported(f"it uses {', '.join(unknown)}")
     if "$ref" in schema:
-        return _instance(_referred(schema["$ref"], root), root, depth + 1)
+        return _make_sample(_resolve_reference(schema["$ref"], root), root, depth + 1)
     if "const" in schema:
         return schema["const"]
     if "enum" in schema:
         return schema["enum"][0]
     for choice in ("anyOf", "oneOf"):
         if schema.get(choice):
-            return _instance(schema[choice][0], root, depth + 1)
+            return _make_sample(schema[choice][0], root, depth + 1)
     kind = schema.get("type", "object" if "properties" in schema else "null")
     kind = kind[0] if isinstance(kind, list) else kind
     match kind:
         case "object":
             properties = schema.get("properties", {})
             return {
-                name: _instance(properties.get(name, True), root, depth + 1)
+                name: _make_sample(properties.get(name, True), root, depth + 1)
                 for name in schema.get("required", ())
             }
         case "array":
             item, least = schema.get("items", True), schema.get("minItems", 0)
-            return [_instance(item, root, depth + 1) for _ in range(least)]
+            return [_make_sample(item, root, depth + 1) for _ in range(least)]
         case "string":
             text = "text"[: schema.get("maxLength", 4)]
             return text.ljust(schema.get("minLength", 0), ".")
@@ -62,7 +63,7 @@ def _instance(schema: Any, root: Mapping[str, Any], depth: int) -> Any:
 
 def _number(schema: Mapping[str, Any], *, whole: bool) -> float:
     if "multipleOf" in schema:
-        raise _unsupported("it says multipleOf")
+        raise _unsupported("it uses multipleOf")
     low = schema.get("minimum", schema.get("exclusiveMinimum", -math.inf))
     high = schema.get("maximum", schema.get("exclusiveMaximum", math.inf))
     value: float = min(max(0, low), high)
@@ -75,18 +76,18 @@ def _number(schema: Mapping[str, Any], *, whole: bool) -> float:
     return value
 
 
-def _referred(reference: str, root: Mapping[str, Any]) -> Any:
+def _resolve_reference(reference: str, root: Mapping[str, Any]) -> Any:
     at: Any = root
     try:
         for step in reference.removeprefix("#").strip("/").split("/"):
             at = at[step.replace("~1", "/").replace("~0", "~")] if step else at
     except (KeyError, TypeError):
-        raise _unsupported(f"it refers to {reference}, which is not there") from None
+        raise _unsupported(f"it refers to {reference}, which does not exist") from None
     return at
 
 
 def _unsupported(why: str) -> UnsupportedGuide:
     return UnsupportedGuide(
-        f"the memory backend has no model, and makes up no value for this JSON schema: {why}. Give a "
-        f"MemoryBackend whose reply is the JSON, or use backend='vllm'"
+        f"the memory backend has no model, and cannot make a value for this JSON schema: {why}. Use a "
+        f"MemoryBackend whose reply is such JSON, or backend='vllm'"
     )

@@ -1,8 +1,8 @@
-"""Tools a model may call: how they are told to it, how it is made to call one, how its calls are read.
+"""Tell a model which tools it may call, and make it call one.
 
-Where a chat template has a place for tools, the template tells of them. For all others they are
-described in the system message, and calls and their results are written as ordinary turns, in the form
-that many models were trained on: JSON between <tool_call> tags.
+If a chat template has a place for tools, the template describes them. For any other template, the system
+message describes them, and calls and their results are written as ordinary turns, in the form that many
+models were trained on: JSON between <tool_call> tags.
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ _HOW = (
 )
 
 
-def described(
+def describe_tools(
     messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
-    """The conversation for a template that knows no tools: all that concerns them said in words.
+    """Return the conversation with tools, calls and results in words, for a template without tools.
 
-    messages: checked. The description follows what the first system message says.
+    messages: as `check_messages` returns them. If the first one is a system message, the description of
+      the tools is added to its end; otherwise a system message with the description is put before it.
     """
-    told = [_in_words(message) for message in messages]
+    told = [_write_calls_in_words(message) for message in messages]
     if not tools:
         return told
     lines = "\n".join(json.dumps(_function(tool), ensure_ascii=False) for tool in tools)
@@ -42,7 +43,8 @@ def described(
     return [{**told[0], "content": f"{system}\n\n{how}"}, *told[1:]]
 
 
-def _in_words(message: Mapping[str, Any]) -> dict[str, Any]:
+def _write_calls_in_words(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the message with its tool calls, or the result of a call, as ordinary text."""
     text = plain_text(message.get("content"))
     if message["role"] == "tool":
         return {"role": "user", "content": f"<tool_response>\n{text}\n</tool_response>"}
@@ -54,7 +56,7 @@ def _in_words(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def call_text(call: Mapping[str, Any]) -> str:
-    """A call, as in OpenAI's chat API, in the form that `CallReader` reads."""
+    """Return a call, given as in OpenAI's chat API, in the form that `CallReader` reads."""
     function = _function(call)
     arguments = function.get("arguments")
     if isinstance(arguments, str):
@@ -64,11 +66,11 @@ def call_text(call: Mapping[str, Any]) -> str:
 
 
 def call_guide(tools: Sequence[Mapping[str, Any]], name: str | None = None) -> Guide:
-    """The form of an answer that calls one of the tools, or the one of this name.
+    """Return a guide for an answer that calls one of the tools, or the one with this name.
 
-    It is JSON of the shape {"name": ..., "arguments": {...}}.
-
-    tools: as in OpenAI's chat API. Any model keeps to it, whatever its chat template knows of tools.
+    The answer is JSON of the form {"name": ..., "arguments": {...}}. Any model keeps to it, whatever its
+    chat template knows of tools.
+    tools: as in OpenAI's chat API.
     Raises BadRequest if there is no such tool.
     """
     functions = [_function(tool) for tool in tools]
@@ -86,23 +88,24 @@ def _call_schema(function: Mapping[str, Any], definitions: dict[str, Any]) -> di
     name = function["name"]
     arguments = dict(function.get("parameters") or {"type": "object", "properties": {}})
     for keyword in ("$defs", "definitions"):
-        # References count from the root of a schema, which these arguments no longer are.
+        # References start at the root of a schema, and these arguments are no longer the root.
         for key, value in arguments.pop(keyword, {}).items():
-            definitions[f"{name}.{key}"] = _moved(value, name)
+            definitions[f"{name}.{key}"] = _move_references(value, name)
     return {
         "type": "object",
-        "properties": {"name": {"const": name}, "arguments": _moved(arguments, name)},
+        "properties": {"name": {"const": name}, "arguments": _move_references(arguments, name)},
         "required": ["name", "arguments"],
         "additionalProperties": False,
     }
 
 
-def _moved(schema: Any, name: str) -> Any:
+def _move_references(schema: Any, name: str) -> Any:
+    """Return a tool's schema with its references to definitions in the form #/$defs/<tool>.<key>."""
     if isinstance(schema, list):
-        return [_moved(item, name) for item in schema]
+        return [_move_references(item, name) for item in schema]
     if not isinstance(schema, Mapping):
         return schema
-    moved = {key: _moved(value, name) for key, value in schema.items()}
+    moved = {key: _move_references(value, name) for key, value in schema.items()}
     if isinstance(reference := moved.get("$ref"), str):
         for keyword in ("#/$defs/", "#/definitions/"):
             if reference.startswith(keyword):
@@ -111,5 +114,6 @@ def _moved(schema: Any, name: str) -> Any:
 
 
 def _function(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the part of a tool or of a call that describes the function."""
     function: Mapping[str, Any] = tool.get("function", tool)
     return function

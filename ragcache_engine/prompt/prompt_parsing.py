@@ -1,44 +1,47 @@
-"""Take a finished prompt apart at its documents: the raw material of templates."""
+"""Take a finished prompt apart at its documents: what templates are learned from."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ragcache_engine.prompt.patterns import Example, Place, occurrences
+from ragcache_engine.prompt.patterns import Example, Place, count_occurrences
 from ragcache_engine.values import Document
 
 _MOST_OCCURRENCES = 32
+"""A prompt in which a document's text stands more often is not parsed."""
 
 
 @dataclass(frozen=True, slots=True)
-class Observation:
+class ParsedPrompt:
     """One prompt, taken apart.
 
-    between: the texts between the documents, one fewer than documents.
-    order: for each document in the prompt, its rank in the retrieval, from 0.
-    trimmed: the texts stand there without the whitespace at their ends; None if none had any.
+    before, between, after: the texts around the documents; `between` has one fewer than documents.
+    ranks: for each document in the order of the prompt, its rank in the retrieval, from 0.
+    is_trimmed: whether the documents' texts lost the whitespace at their ends; None if none had any.
     """
 
     question: str
     before: str
     between: tuple[str, ...]
     after: str
-    order: tuple[int, ...]
-    trimmed: bool | None
+    ranks: tuple[int, ...]
+    is_trimmed: bool | None
 
     @property
     def count(self) -> int:
-        return len(self.order)
+        """How many documents the prompt has."""
+        return len(self.ranks)
 
     @property
-    def is_in_order(self) -> bool:
-        return self.order == tuple(range(self.count))
+    def is_as_retrieved(self) -> bool:
+        """Whether the prompt has the documents in the order of the retrieval."""
+        return self.ranks == tuple(range(self.count))
 
     def examples(self) -> tuple[Example, tuple[Example, ...], Example]:
-        """Of the text before, those between, and that after the documents."""
+        """Return the text before, the texts between, and the text after the documents as examples."""
         texts = (self.before, *self.between, self.after)
-        once = sum(occurrences(text, self.question) for text in texts) == 1
+        once = sum(count_occurrences(text, self.question) for text in texts) == 1
 
         def example(text: str, rank: int) -> Example:
             return Example(Place(rank, self.count), text, self.question, once)
@@ -47,59 +50,61 @@ class Observation:
         return example(self.before, 0), between, example(self.after, 0)
 
 
-def observations(
+def parse_prompt(
     prompt: str, question: str, documents: Sequence[Document]
-) -> tuple[Observation, ...]:
-    """How the prompt may have been made from all the documents: no way, one, or one for each form.
+) -> tuple[ParsedPrompt, ...]:
+    """Return the ways in which the prompt may have been made from all these documents.
 
-    Nothing is said where doubts are: a document missing, blank, retrieved twice, or standing elsewhere
-    in the prompt too.
+    The result is empty if there are none, or if there is doubt: a document is missing, blank, retrieved
+    twice, or its text stands elsewhere in the prompt too. It has two entries if both the exact texts and
+    the trimmed texts explain the prompt.
     """
     exact = [document.text for document in documents]
     trimmed = [text.strip() for text in exact]
     if not documents or not all(trimmed) or len(set(trimmed)) < len(trimmed):
         return ()
-    as_it_is = _observed(prompt, question, exact, None if exact == trimmed else False)
+    as_it_is = _parse(prompt, question, exact, None if exact == trimmed else False)
     if exact == trimmed:
         return (as_it_is,) if as_it_is else ()
     if not as_it_is and all(text in prompt for text in exact):
         return ()
-    without_edges = _observed(prompt, question, trimmed, True)
+    without_edges = _parse(prompt, question, trimmed, True)
     return tuple(one for one in (as_it_is, without_edges) if one)
 
 
-def _observed(
-    prompt: str, question: str, texts: Sequence[str], trimmed: bool | None
-) -> Observation | None:
-    starts = _in_order(prompt, texts)
-    order = tuple(range(len(texts)))
+def _parse(
+    prompt: str, question: str, texts: Sequence[str], is_trimmed: bool | None
+) -> ParsedPrompt | None:
+    """Parse the prompt with the texts in this form; None if they do not explain it without doubt."""
+    starts = _find_in_order(prompt, texts)
+    ranks = tuple(range(len(texts)))
     if starts is None:
-        singles = _each_once(prompt, texts)
+        singles = _find_each_once(prompt, texts)
         if singles is None:
             return None
-        order = tuple(sorted(order, key=singles.__getitem__))
-        starts = [singles[rank] for rank in order]
-    ends = [start + len(texts[rank]) for start, rank in zip(starts, order, strict=True)]
+        ranks = tuple(sorted(ranks, key=singles.__getitem__))
+        starts = [singles[rank] for rank in ranks]
+    ends = [start + len(texts[rank]) for start, rank in zip(starts, ranks, strict=True)]
     if any(end > start for end, start in zip(ends, starts[1:], strict=False)):
         return None
-    if not _all_inside(prompt, texts, list(zip(starts, ends, strict=True))):
+    if not _are_all_inside(prompt, texts, list(zip(starts, ends, strict=True))):
         return None
-    return Observation(
+    return ParsedPrompt(
         question=question,
         before=prompt[: starts[0]],
         between=tuple(prompt[end:start] for end, start in zip(ends, starts[1:], strict=False)),
         after=prompt[ends[-1] :],
-        order=order,
-        trimmed=trimmed,
+        ranks=ranks,
+        is_trimmed=is_trimmed,
     )
 
 
-def _in_order(prompt: str, texts: Sequence[str]) -> list[int] | None:
-    """Where the texts start if they stand one behind the other in exactly one way."""
-    # For each text the places it may have, with the number of ways to place those before it.
+def _find_in_order(prompt: str, texts: Sequence[str]) -> list[int] | None:
+    """Return where the texts start if they follow each other in exactly one way, else None."""
+    # For each text: where it may start, with the number of ways to place the texts before it.
     ways: list[dict[int, int]] = []
     for rank, text in enumerate(texts):
-        starts = _starts(prompt, text)
+        starts = _find_starts(prompt, text)
         if starts is None:
             return None
         here: dict[int, int] = {}
@@ -119,23 +124,23 @@ def _in_order(prompt: str, texts: Sequence[str]) -> list[int] | None:
     return chain[::-1]
 
 
-def _all_inside(prompt: str, texts: Sequence[str], spans: Sequence[tuple[int, int]]) -> bool:
-    """Whether no text also stands outside the documents, where it could be the document itself."""
+def _are_all_inside(prompt: str, texts: Sequence[str], spans: Sequence[tuple[int, int]]) -> bool:
+    """Return False if a text also stands outside the spans, where it might be the document itself."""
     for text in texts:
-        for at in _starts(prompt, text) or ():
+        for at in _find_starts(prompt, text) or ():
             if not any(start <= at and at + len(text) <= end for start, end in spans):
                 return False
     return True
 
 
-def _each_once(prompt: str, texts: Sequence[str]) -> list[int] | None:
-    """Where each text starts if every one of them stands there once, in whatever order."""
-    found = [_starts(prompt, text) or [] for text in texts]
+def _find_each_once(prompt: str, texts: Sequence[str]) -> list[int] | None:
+    """Return where each text starts if each stands in the prompt once, in any order, else None."""
+    found = [_find_starts(prompt, text) or [] for text in texts]
     return [start for (start,) in found] if all(len(starts) == 1 for starts in found) else None
 
 
-def _starts(prompt: str, text: str) -> list[int] | None:
-    """Every place of the text; None if there are too many to make sense of."""
+def _find_starts(prompt: str, text: str) -> list[int] | None:
+    """Return where the text starts, each time; None beyond _MOST_OCCURRENCES."""
     starts: list[int] = []
     at = prompt.find(text)
     while at >= 0:

@@ -1,8 +1,8 @@
 """Remember what was retrieved lately, and recognise it in the prompts that follow.
 
-The retriever and the LLM of a chain do not know each other: between them the pipeline formats,
-filters and reorders as it likes. What joins them is the text: a prompt is matched against the
-documents found lately, not against the thread or task that found them.
+The retriever and the LLM of a chain do not know each other: between them the chain formats, filters and
+reorders documents as it likes. Their text joins them: a prompt is matched against the documents found
+lately, not against the thread or task that found them.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from ragcache_engine.values import Document
 class Retrieval:
     """The documents found for one question, nearest first.
 
-    started_s: when the search began, on the backend's clock.
-    chain: tells apart what writes the prompts. template: how it is said to write them.
-    search: what is being done beforehand goes by this number; None: nothing.
+    started_s: when the search began, in seconds on the backend's clock.
+    chain: names the chain that writes the prompt. template: how that chain was said to write it.
+    search: the number of the TrackedSearch under which the engine works ahead; None if it does not.
     """
 
     question: str
@@ -36,11 +36,12 @@ class Retrieval:
 
 
 @dataclass(frozen=True, slots=True)
-class Match:
+class PromptMatch:
     """What was recognised in a prompt.
 
-    retrieval: the one this prompt is the first to be made from; None for a prompt made from
-      documents that an earlier prompt already used, or from none.
+    spans: the documents, in the order of the prompt.
+    retrieval: the retrieval that this prompt is the first to be made from; None if an earlier prompt
+      has already claimed it, or no retrieved document stands in the prompt.
     """
 
     spans: tuple[Span, ...] = ()
@@ -49,10 +50,11 @@ class Match:
 
 @dataclass(slots=True)
 class RetrievalLog:
-    """The last `capacity` retrievals, newest first to be recognised. Safe to share between threads.
+    """Remember the last `capacity` retrievals. Safe to share between threads.
 
-    Matching costs one substring search per remembered document that still fits the unexplained part
-    of the prompt: usually the newest retrieval explains it and the others are passed over by length.
+    Matching tries the newest retrieval first. It costs one substring search for each remembered document
+    that still fits into the part of the prompt where nothing was recognised yet. Usually the documents
+    of the newest retrieval fill the prompt, and all others are too long for what is left.
     """
 
     capacity: int = 256
@@ -62,6 +64,7 @@ class RetrievalLog:
     _lock: Lock = field(default_factory=Lock, init=False)
 
     def add(self, retrieval: Retrieval) -> None:
+        """Remember a retrieval; forget the oldest one beyond `capacity`."""
         with self._lock:
             number = next(self._numbers)
             self._entries[number] = retrieval
@@ -71,15 +74,16 @@ class RetrievalLog:
                 self._unclaimed.discard(oldest)
 
     def documents(self) -> list[Document]:
-        """All that are remembered, those retrieved last coming last."""
+        """Return all remembered documents, the ones retrieved last at the end."""
         with self._lock:
             return [document for entry in self._entries.values() for document in entry.documents]
 
-    def match(self, prompt: str) -> Match:
-        """Recognise remembered documents in the prompt.
+    def match(self, prompt: str) -> PromptMatch:
+        """Recognise remembered documents in the prompt, and claim the retrieval it was made from.
 
-        Of the retrievals not yet claimed whose documents stand in the prompt, the one with most of
-        its question and documents there is claimed by it, so that each retrieval's time counts once.
+        A retrieval can be claimed once, so that its time counts once. Of the unclaimed retrievals with
+        documents in the prompt, those whose question stands there come first, then those with most
+        documents there, then the newest.
         """
         with self._lock:
             entries = list(reversed(self._entries.items()))
@@ -90,17 +94,18 @@ class RetrievalLog:
             spans = find_documents(prompt, retrieval.documents, known=spans)
             if number in unclaimed and (score := _score(prompt, spans, retrieval)) is not None:
                 best = max(best, (score, number)) if best else (score, number)
-        return Match(spans, self._claim(best[1]) if best else None)
+        return PromptMatch(spans, self._claim(best[1]) if best else None)
 
     def _claim(self, number: int) -> Retrieval | None:
         with self._lock:
-            if number not in self._unclaimed:  # another prompt was quicker
+            if number not in self._unclaimed:  # another prompt has claimed it meanwhile
                 return None
             self._unclaimed.discard(number)
             return self._entries.get(number)
 
 
 def _score(prompt: str, spans: Sequence[Span], retrieval: Retrieval) -> tuple[bool, int] | None:
+    """Return whether the question and how many documents stand in the prompt; None without documents."""
     present = {span.document_id for span in spans}
     found = sum(document.id in present for document in retrieval.documents)
     if not found:

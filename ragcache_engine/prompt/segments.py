@@ -1,13 +1,13 @@
-"""Find retrieved texts inside a finished prompt, and map them to its tokens.
+"""Find retrieved texts inside a finished prompt, and cut its tokens into segments.
 
 Pure functions. A prompt is cut so that
 
 - the text before the first document is the system segment,
-- a document's segment begins where the one before it ended, so it carries the separator in front of
-  it; what follows the last document is the question segment,
-- a token that crosses a boundary belongs to the segment it starts in.
+- a document's segment begins where the segment before it ended, so it includes the separator in front
+  of the document; the text after the last document is the question segment,
+- a token that crosses a boundary belongs to the segment that it starts in.
 
-A separator goes with the document after it, never the one before: then [S, D1] is the same run of
+A separator belongs to the document after it, never to the one before it. So [S, D1] is the same run of
 tokens whether D1 is the last document of the prompt or not, and its tensors can be shared.
 Source: RAGCache, §5.1 (knowledge tree over document sequences).
 """
@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from ragcache_engine.values import Document, SegmentKind, TokenizedPrompt, TokenSegment
 
 SHORTEST_TEXT = 16
+"""Characters. Shorter documents are not looked for."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -39,15 +40,15 @@ class Span:
 def find_documents(
     prompt: str, documents: Iterable[Document], known: Sequence[Span] = ()
 ) -> tuple[Span, ...]:
-    """Where the documents stand in the prompt: exact matches, in prompt order, none overlapping.
+    """Find the documents in the prompt: exact matches, in prompt order, without overlaps.
 
-    Longer texts are placed first, so a document that contains another one's text is not torn apart
-    by it. A text that stands several times is found each time. Pipelines often trim the ends of a
-    text, and some chat templates write what a tool returned as JSON, so where the exact text is
-    missing, its trimmed form is looked for, and then that within a JSON string.
-    Texts under SHORTEST_TEXT characters are passed over: they fill no block of KV memory, and would
-    be found by chance in the question or the template.
-    known: spans found before; they stay, and only the gaps between them are searched.
+    Longer texts are searched first, so that a document which contains another one's text stays whole.
+    A text that stands in the prompt several times is found each time. Chains often trim the ends of a
+    text, and some chat templates write what a tool returned as JSON. So where the exact text is
+    missing, its trimmed form is searched, and then the trimmed form as written in a JSON string.
+    Texts under SHORTEST_TEXT characters are skipped: they fill no block of KV memory, and would be
+    found by chance in the question or the template.
+    known: spans found before. They are part of the result, and only the gaps between them are searched.
     """
     spans, has_escapes = list(known), "\\" in prompt
     for document in sorted(documents, key=lambda document: -len(document.text)):
@@ -62,7 +63,7 @@ def find_documents(
 
 
 def _forms(text: str, trimmed: str, has_escapes: bool) -> Iterable[str]:
-    """Each form a text may have in a prompt; made only when those before it were not found."""
+    """Yield each form that a text may have in a prompt, the likeliest first."""
     yield text
     if trimmed != text:
         yield trimmed
@@ -93,8 +94,8 @@ def _gaps(length: int, taken: Sequence[Span]) -> Iterable[tuple[int, int]]:
 def token_segments(prompt: TokenizedPrompt, spans: Sequence[Span]) -> tuple[TokenSegment, ...]:
     """Cut the prompt's tokens at the documents. The segments cover every token, in order.
 
-    spans: as from `find_documents`. Without any, or where the tokenizer gave no offsets, nothing is
-    known about the prompt and the result is empty.
+    spans: as from `find_documents`. Without spans, or if the tokenizer gave no offsets, the result is
+      empty: nothing is known about the prompt.
     """
     if not spans or not prompt.offsets:
         return ()
@@ -109,10 +110,10 @@ def token_segments(prompt: TokenizedPrompt, spans: Sequence[Span]) -> tuple[Toke
 
 
 def _token_starts(offsets: Sequence[tuple[int, int]]) -> list[int]:
-    """First character of each token, never falling.
+    """Return the first character of each token. The numbers never fall.
 
-    Added tokens (begin, end of text) stand for no characters and report (0, 0); those behind the
-    first token belong where the token before them ended.
+    Added tokens (begin of text, end of text) stand for no characters and have the offsets (0, 0). After
+    the first token, such a token is placed where the token before it ended.
     """
     starts: list[int] = []
     reached = 0
@@ -125,7 +126,7 @@ def _token_starts(offsets: Sequence[tuple[int, int]]) -> list[int]:
 def _add(
     segments: list[TokenSegment], kind: SegmentKind, start: int, end: int, document_id: str | None
 ) -> int:
-    """Append tokens [start, end), unless a longer neighbour swallowed them; return the new end."""
+    """Append a segment of the tokens [start, end) unless that is empty; return where it ends."""
     if end > start:
         segments.append(TokenSegment(kind, start, end, document_id))
         return end

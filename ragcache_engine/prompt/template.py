@@ -1,4 +1,4 @@
-"""A prompt template known beforehand, so that even a chain's first question can be speculated on."""
+"""A prompt template given by the user, so that even a chain's first question can be speculated on."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from string import Formatter
 
-from ragcache_engine.prompt.patterns import occurrences
-from ragcache_engine.prompt.prompt_parsing import observations
+from ragcache_engine.prompt.patterns import count_occurrences
+from ragcache_engine.prompt.prompt_parsing import parse_prompt
 from ragcache_engine.values import Document
 
 Render = Callable[[str, Sequence[Document]], str]
-"""(question, documents nearest first) -> the prompt that the pipeline writes. From any thread."""
+"""(question, documents nearest first) -> the prompt that the chain writes. Called from any thread."""
 
 CONTEXT_NAMES = ("context", "context_str", "documents", "docs", "sources", "passages", "summaries")
 QUESTION_NAMES = ("question", "query", "query_str", "input", "user_input", "human_input")
@@ -27,10 +27,11 @@ class Template:
         >>> template("Why?", [Document("d1", "Tides follow the moon"), Document("d2", "Ice floats")])
         'Use the passages. Tides follow the moon; Ice floats Question: Why?'
 
-    In `before` and `after` {question} stands for the question; a brace that is meant as one is doubled,
-    as in str.format. Documents and questions may hold any characters. Calling it writes the prompt, so
-    a template may be given wherever a function (question, documents) -> prompt may.
-    Raises ValueError for a slot of another name or a single brace.
+    In `before` and `after`, {question} stands for the question. To write a brace, double it, as in
+    str.format. Documents and questions may hold any characters. Calling the template writes the prompt,
+    so a template may be given wherever a function (question, documents) -> prompt may.
+    between: what stands between two documents, taken literally.
+    Raises ValueError for a slot with another name, or a single brace.
     """
 
     before: str
@@ -43,16 +44,17 @@ class Template:
 
     def __call__(self, question: str, documents: Sequence[Document]) -> str:
         context = self.between.join(document.text for document in documents)
-        return "".join((_filled(self.before, question), context, _filled(self.after, question)))
+        return "".join((_fill(self.before, question), context, _fill(self.after, question)))
 
     @classmethod
     def from_text(cls, text: str, between: str = BETWEEN) -> Template:
-        """From a format string with one slot for the documents and at most some for the question.
+        """Make a template from a format string: one slot for the documents, and the question's slots.
 
-        text: such as "{context}\\n\\nQuestion: {question}"; the names that LangChain and LlamaIndex use
-          are known (CONTEXT_NAMES, QUESTION_NAMES).
+        text: such as "{context}\\n\\nQuestion: {question}". The question may be left out, or stand in it
+          several times. The slots may have the names that LangChain and LlamaIndex use (CONTEXT_NAMES,
+          QUESTION_NAMES).
         between: what joins the documents.
-        Raises ValueError for other slots, or if there is not exactly one for the documents.
+        Raises ValueError for other slots, or unless exactly one slot is for the documents.
 
             >>> Template.from_text("{context} Question: {question}", between="; ").after
             ' Question: {question}'
@@ -65,50 +67,56 @@ class Template:
 
     @staticmethod
     def slots(names: Iterable[str]) -> tuple[str, str | None]:
-        """Which slot of a template is for the documents, and which for the question if there is one.
+        """Return the name of the documents' slot, and that of the question's slot if there is one.
 
-        Raises ValueError if that cannot be told, or there are others.
+        Raises ValueError unless there is exactly one slot for the documents, or if there is a slot for
+        something else.
         """
         given = list(names)
         context = next((name for name in given if name in CONTEXT_NAMES), None)
         question = next((name for name in given if name in QUESTION_NAMES), None)
         if context is None or given.count(context) > 1 or set(given) - {context, question}:
             raise ValueError(
-                f"a template has one slot for the documents ({', '.join(CONTEXT_NAMES)}), and else only "
-                f"the question's ({', '.join(QUESTION_NAMES)}); found {', '.join(given) or 'none'}. A "
-                f"brace that is meant as one is doubled"
+                f"a template has one slot for the documents ({', '.join(CONTEXT_NAMES)}), and may have "
+                f"slots for the question ({', '.join(QUESTION_NAMES)}), and no others; "
+                f"found {', '.join(given) or 'none'}. To write a brace, double it"
             )
         return context, question
 
     @classmethod
     def from_example(cls, prompt: str, question: str, documents: Sequence[Document]) -> Template:
-        """From a finished prompt with its question and two or more documents, nearest first.
+        """Make a template from a finished prompt, its question, and two or more documents, nearest first.
 
-        Raises ValueError if the documents and the question cannot be told from the text around them,
-        or the texts between the documents differ.
+        Raises ValueError if the documents or the question cannot be told from the text around them, or
+        if the texts between the documents differ.
 
             >>> found = [Document("d1", "Tides follow the moon."), Document("d2", "Ice floats.")]
             >>> prompt = "Read: Tides follow the moon. -- Ice floats. And now: why?"
             >>> Template.from_example(prompt, "why?", found).after
             ' And now: {question}'
         """
-        found = observations(prompt, question, documents)
-        if not found or not found[0].is_in_order or found[0].trimmed:
-            raise ValueError("the example must hold every document once, as it is and in order")
+        found = parse_prompt(prompt, question, documents)
+        if not found or not found[0].is_as_retrieved or found[0].is_trimmed:
+            raise ValueError(
+                "the example must hold every document once, with its exact text and in the order given"
+            )
         seen = found[0]
         if len(set(seen.between)) != 1:
             raise ValueError("the example must hold two documents or more, joined by one text")
-        if occurrences(seen.before, question) + occurrences(seen.after, question) != 1:
+        if count_occurrences(seen.before, question) + count_occurrences(seen.after, question) != 1:
             raise ValueError("the example must hold its question once outside the documents")
 
-        def slotted(text: str) -> str:
-            return QUESTION.join(_escaped(part) for part in text.split(question))
+        def put_slots(text: str) -> str:
+            return QUESTION.join(_escape(part) for part in text.split(question))
 
-        return cls(slotted(seen.before), seen.between[0], slotted(seen.after))
+        return cls(put_slots(seen.before), seen.between[0], put_slots(seen.after))
 
 
 def as_render(template: str | Render) -> Render:
-    """What writes the prompt. Raises ValueError for a text that is no template."""
+    """Return a function that writes the prompt.
+
+    Raises ValueError for a text that is no template, TypeError for anything that cannot be called.
+    """
     if isinstance(template, str):
         return Template.from_text(template)
     if not callable(template):
@@ -120,22 +128,25 @@ def as_render(template: str | Render) -> Render:
 
 
 def _parts(text: str, names: dict[str, str | None]) -> list[str | None]:
-    """The text in pieces, its slots replaced by what `names` gives for them; still a format string."""
+    """Split a format string at its slots, and put what `names` gives in their places.
+
+    The fixed parts stay format strings, with doubled braces. Raises ValueError for other slots.
+    """
     parts: list[str | None] = []
     for fixed, name, form, conversion in Formatter().parse(text):
-        parts.append(_escaped(fixed))
+        parts.append(_escape(fixed))
         if name is None:
             continue
         if name not in names or form or conversion:
             raise ValueError(
-                f"unknown slot {{{name}}} in {text!r}: known are {', '.join(sorted(names))}, and a "
-                f"brace that is meant as one is doubled"
+                f"unknown slot {{{name}}} in {text!r}: known are {', '.join(sorted(names))}. To write "
+                f"a brace, double it"
             )
         parts.append(names[name])
     return parts
 
 
-def _filled(text: str, question: str) -> str:
+def _fill(text: str, question: str) -> str:
     parts = _parts(text, {QUESTION[1:-1]: QUESTION})
     return "".join(
         question if part == QUESTION else (part or "").replace("{{", "{").replace("}}", "}")
@@ -143,5 +154,5 @@ def _filled(text: str, question: str) -> str:
     )
 
 
-def _escaped(text: str) -> str:
+def _escape(text: str) -> str:
     return text.replace("{", "{{").replace("}", "}}")

@@ -1,4 +1,4 @@
-"""Staged search: ever better guesses at the nearest vectors, the last one Faiss's own answer.
+"""Staged search: ever better guesses at the nearest vectors. The last one is Faiss's own answer.
 
     >>> import faiss, numpy as np
     >>> from ragcache_engine.search import stages
@@ -8,7 +8,7 @@
     ...     print(f"{stage.fraction_done:.0%}", int(stage.ids[0]))
     100% 1
 
-Importing this loads faiss and numpy; `ragcache_engine` itself does not import it.
+Importing this package loads faiss and numpy; `ragcache_engine` does not import it.
 """
 
 from ragcache_engine.search.async_stages import astages

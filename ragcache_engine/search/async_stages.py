@@ -1,4 +1,4 @@
-"""The same stages for asyncio: searched in a thread, so the event loop stays free."""
+"""Staged search for asyncio: Faiss searches in a thread, so the event loop stays free."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 import faiss
 
-from ragcache_engine.search.query import Query, checked
+from ragcache_engine.search.query import Query, check_query
 from ragcache_engine.search.stage import SearchStage
-from ragcache_engine.search.staged import drawn
+from ragcache_engine.search.staged import run_search
 
 
 def astages(
@@ -23,11 +23,11 @@ def astages(
     params: Any = None,
     slice_s: float | None = None,
 ) -> AsyncGenerator[SearchStage, None]:
-    """`stages` for asyncio: the same arguments, stages and errors, raised by this call.
+    """Search as `stages` does, for asyncio: the same arguments, stages and errors, raised by this call.
 
-    The search starts with the first `anext` and does not wait for its reader. Closing the iterator,
-    or cancelling the task that reads it, returns at once; the thread ends with the piece it is
-    searching, and until then (a fraction of the search) the index must be left as it is.
+    The search starts with the first `anext` and does not wait for its reader. Closing the iterator, or
+    cancelling the task that reads it, returns at once. The thread ends after the part that it is
+    searching (a fraction of the search); until then the index must not be changed.
 
         >>> import faiss, numpy as np
         >>> index = faiss.IndexFlatL2(4)
@@ -37,34 +37,35 @@ def astages(
         >>> int(asyncio.run(nearest())[0])
         2
     """
-    return arriving(checked(index, query, k, count, params, slice_s))
+    return receive_stages(check_query(index, query, k, count, params, slice_s))
 
 
-async def arriving(query: Query) -> AsyncGenerator[SearchStage, None]:
+async def receive_stages(query: Query) -> AsyncGenerator[SearchStage, None]:
+    """Search in a thread of its own and yield the stages. Raises what the search raises."""
     loop = asyncio.get_running_loop()
     arrived: asyncio.Queue[SearchStage | BaseException | None] = asyncio.Queue()
     stop = threading.Event()
     faiss_threads = faiss.omp_get_max_threads()
 
-    def hand_over(what: SearchStage | BaseException | None) -> None:
+    def send(what: SearchStage | BaseException | None) -> None:
         if not stop.is_set():
             try:
                 loop.call_soon_threadsafe(arrived.put_nowait, what)
-            except RuntimeError:  # The loop closed: nobody is left to read.
+            except RuntimeError:  # The loop has closed: there is no reader any more.
                 stop.set()
 
     def search() -> None:
-        # A thread starts with Faiss's default, not with what its maker has set.
+        # A new thread has Faiss's default number of threads, not the number that the caller has set.
         faiss.omp_set_num_threads(faiss_threads)
         try:
-            for stage in drawn(query):
-                hand_over(stage)
+            for stage in run_search(query):
+                send(stage)
                 if stop.is_set():
                     return
         except BaseException as wrong:
-            hand_over(wrong)
+            send(wrong)
         else:
-            hand_over(None)
+            send(None)
 
     threading.Thread(target=search, name="ragcache-search").start()
     try:

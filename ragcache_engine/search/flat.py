@@ -1,8 +1,8 @@
-"""IndexFlat in row ranges.
+"""Search an IndexFlat in ranges of rows.
 
-Faiss computes distances in blocks of rows. Pieces that end where its blocks end are the same blocks, so
-the distances are the same to the last bit. An IDSelectorRange costs nothing there: Faiss only moves
-its pointer.
+Faiss computes distances in blocks of rows. A range that ends where a block ends consists of the same
+blocks, so the distances are the same to the last bit. Selecting a range with an IDSelectorRange costs
+nothing: Faiss only moves its pointer.
 """
 
 from __future__ import annotations
@@ -11,29 +11,31 @@ from typing import Any
 
 import faiss
 
-from ragcache_engine.search.kernels import each_query_alone, rows_dealt_to_threads
+from ragcache_engine.search.kernels import is_each_query_alone, is_split_among_threads
 from ragcache_engine.search.stage import Distances, Ids, Vectors
 
 KINDS = (faiss.IndexFlat, faiss.IndexFlatL2, faiss.IndexFlatIP)
 METRICS = (faiss.METRIC_L2, faiss.METRIC_INNER_PRODUCT)
 
 
-def why_whole(index: Any, queries: int, k: int, params: Any) -> str | None:
-    """What speaks against pieces, or None if they are exact."""
+def find_reason_against_ranges(index: Any, queries: int, k: int, params: Any) -> str | None:
+    """Return why a search in ranges would not be exact, or would be slow; None if neither."""
     if index.metric_type not in METRICS:
         return "the metric is neither L2 nor inner product"
     if params is not None and params.sel is not None:
-        return "the selector would be asked about every row in every piece"
-    if rows_dealt_to_threads(queries, index.ntotal):
-        return "Faiss deals the rows out to its threads, in blocks no piece can reproduce"
+        return "the selector would be asked about every row of every range"
+    if is_split_among_threads(queries, index.ntotal):
+        return "Faiss splits the rows among its threads, in blocks that no range can reproduce"
     if k >= faiss.cvar.distance_compute_min_k_reservoir:
-        return "so large a k is kept in a reservoir, which breaks ties by its own history"
-    if k == 1 and not each_query_alone(queries, index.d):
-        return "the one nearest of many queries comes from a kernel with ties of its own"
+        return "for so large a k Faiss keeps a reservoir, which breaks ties by the order of arrival"
+    if k == 1 and not is_each_query_alone(queries, index.d):
+        return "for k = 1 and many queries Faiss has a kernel that breaks ties in its own way"
     return None
 
 
-class FlatPieces:
+class PartialFlatSearch:
+    """One search, a PartialSearch; `total` counts the rows of the index."""
+
     def __init__(self, index: Any, rows: Vectors, k: int) -> None:
         self._index, self._rows, self._k = index, rows, k
         self.total = int(index.ntotal)

@@ -1,8 +1,8 @@
-"""HNSW: quick looks with a short candidate queue, then the real search.
+"""Search an HNSW index: quick previews with a short candidate queue, then the real search.
 
-Faiss offers no way to pause a walk through the graph. But the walk's cost grows with the length of its
-queue (efSearch), and a short one finds most of what a long one does. So the looks cost a small share
-of the search and their work is thrown away.
+Faiss offers no way to pause a walk through the graph. But the cost of a walk grows with the length of
+its queue (efSearch), and a walk with a short queue finds most of what one with a long queue finds. So the
+previews cost a small share of the search, and their work is thrown away.
 """
 
 from __future__ import annotations
@@ -13,26 +13,27 @@ from typing import Any
 
 import faiss
 
+from ragcache_engine.search.one_stage import search_in_one_stage
 from ragcache_engine.search.stage import SearchStage, Vectors
-from ragcache_engine.search.whole import whole
 
 KINDS = (faiss.IndexHNSWFlat, faiss.IndexHNSWSQ, faiss.IndexHNSWPQ)
 
-LOOKS_SHARE = 1 / 16
-"""What all looks together may cost, as a share of the search."""
+PREVIEW_SHARE = 1 / 16
+"""What all previews together may cost, as a share of the search."""
 DESCENT = 8
-"""A search costs about as much as a queue longer by this many would, before its queue is used."""
+"""Cost of a walk before it uses its queue, as if the queue had so many more entries."""
 SHORTEST = 8
+"""Shortest queue of a preview."""
 
 
-def looks(ef_search: int, k: int, count: int) -> list[int]:
-    """The queue lengths of the looks before the real search, each twice the one before.
+def preview_lengths(ef_search: int, k: int, count: int) -> list[int]:
+    """Return the queue lengths of the previews before the real search, each twice the one before.
 
-    As many as the share of LOOKS_SHARE pays for, none if not even one at length k. Never more
-    than count - 1.
+    There are as many as PREVIEW_SHARE pays for, at most count - 1, and none if it does not pay for one
+    with a queue of length k.
     """
-    budget = LOOKS_SHARE * ef_search
-    # More than its bits would not fit into the budget, since each is twice as long.
+    budget = PREVIEW_SHARE * ef_search
+    # Each queue is twice as long as the last, so the budget pays for no more than it has bits.
     for number in range(min(count - 1, int(budget).bit_length()), 0, -1):
         first = int((budget - number * DESCENT) / (2**number - 1))
         if first >= max(k, SHORTEST):
@@ -40,24 +41,28 @@ def looks(ef_search: int, k: int, count: int) -> list[int]:
     return []
 
 
-def why_whole(params: Any) -> str | None:
+def find_reason_against_previews(params: Any) -> str | None:
+    """Return why previews cannot be made with these parameters; None if they can."""
     if params is not None and type(params) is not faiss.SearchParametersHNSW:
-        return f"{type(params).__name__} may hold settings that are not known here"
+        return f"{type(params).__name__} may have settings that this search does not know"
     return None
 
 
-def in_looks(
+def search_with_previews(
     index: Any, hnsw: Any, rows: Vectors, k: int, params: Any, count: int, slice_s: float
 ) -> Iterator[SearchStage]:
-    """At most `count` stages. `index` is what to search, `hnsw` the graph's owner inside it."""
+    """Yield at most `count` stages: the previews that are worth showing, then the real search.
+
+    index: what to search. hnsw: the HNSW index inside it, which holds the graph.
+    """
     settings = params or hnsw.hnsw
-    lengths = looks(settings.efSearch, k, count)
+    lengths = preview_lengths(settings.efSearch, k, count)
     work = sum(lengths) + settings.efSearch + DESCENT * (len(lengths) + 1)
     done = 0
     unshown_s = 0.0
     for length in lengths:
         began = time.perf_counter()
-        stage = whole(index, rows, k, shorter(params, hnsw, length))
+        stage = search_in_one_stage(index, rows, k, with_queue_length(params, hnsw, length))
         took_s = time.perf_counter() - began
         done += length + DESCENT
         unshown_s += took_s
@@ -65,12 +70,12 @@ def in_looks(
             unshown_s = 0.0
             yield SearchStage(stage.ids, stage.distances, done / work, final=False)
         elif took_s * (work - done) / (length + DESCENT) < slice_s:
-            break  # All that is left comes within one slice.
-    yield whole(index, rows, k, params)
+            break  # Everything that is left takes less than one slice.
+    yield search_in_one_stage(index, rows, k, params)
 
 
-def shorter(params: Any, hnsw: Any, ef_search: int) -> Any:
-    """The caller's parameters, or the index's, with another queue length; neither is changed."""
+def with_queue_length(params: Any, hnsw: Any, ef_search: int) -> Any:
+    """Return a copy of the caller's parameters, or else of the index's, with another queue length."""
     if params is None:
         return faiss.SearchParametersHNSW(
             efSearch=ef_search,

@@ -1,8 +1,9 @@
-"""The IVF family in slices of the probed lists, nearest lists first.
+"""Search an index of the IVF family in slices of the probed lists, nearest lists first.
 
-The quantizer is asked once, with the very call `index.search` makes; then Faiss's `search_preassigned`
-scans slice after slice, in the order in which it would scan them all. A distance depends on the query,
-the list and the vector's place in it, so slicing between lists changes none.
+The quantizer is asked once, by the same call that `index.search` makes. Then Faiss's
+`search_preassigned` scans slice after slice, in the order in which it would scan all lists. A distance
+depends on the query, the list and the vector's place in the list, so slicing between lists changes no
+distance.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 import faiss
 import numpy as np
 
-from ragcache_engine.search.kernels import ROWS_FOR_THREADS, each_query_alone
+from ragcache_engine.search.kernels import ROWS_FOR_THREADS, is_each_query_alone
 from ragcache_engine.search.stage import Distances, Ids, Vectors
 
 KINDS = (faiss.IndexIVFFlat, faiss.IndexIVFScalarQuantizer, faiss.IndexIVFPQ)
@@ -28,32 +29,34 @@ SCALAR_KINDS = (*SCALAR_BITS, "8bit_uniform", "4bit_uniform", "8bit_direct", "8b
 SCALARS = {getattr(faiss.ScalarQuantizer, f"QT_{kind}", None) for kind in SCALAR_KINDS}
 
 
-def why_whole(index: Any, queries: int, params: Any) -> str | None:
-    """What speaks against slices, or None if they are exact."""
+def find_reason_against_slices(index: Any, queries: int, params: Any) -> str | None:
+    """Return why a search in slices would not be exact, or has no use; None if it is exact."""
     if params is not None and type(params) not in (
         faiss.SearchParametersIVF,
         faiss.IVFPQSearchParameters,
     ):
-        return f"{type(params).__name__} may hold settings that are not known here"
+        return f"{type(params).__name__} may have settings that this search does not know"
     if (params or index).nprobe < 2:
-        return "one list is one piece"
+        return "a single list cannot be sliced"
     if index.metric_type not in METRICS:
         return "the metric is neither L2 nor inner product"
     if type(index) is faiss.IndexIVFScalarQuantizer and index.sq.qtype not in SCALARS:
-        return "the scalar quantizer has a scan of its own"
+        return "the scalar quantizer has its own way to scan"
     if index.parallel_mode not in (ONE_THREAD_A_QUERY, ONE_THREAD_A_QUERY_QUANTIZED_TOGETHER):
-        return "Faiss's threads share a query's lists, and break ties in the order they finish"
+        return (
+            "Faiss's threads share a query's lists, and the order in which they finish breaks ties"
+        )
     if (params or index).max_codes:
-        return "the budget of max_codes is spent across lists"
+        return "the budget of max_codes may end inside a list"
     if index.invlists.use_iterator:
         return "the lists are read through an iterator"
-    if not quantizes_alike(index, queries):
+    if not is_quantized_alike(index, queries):
         return "Faiss quantizes a batch in parts, which may change a distance in the last bit"
     return None
 
 
-def quantizes_alike(index: Any, queries: int) -> bool:
-    """Whether one call of the quantizer gives what Faiss's calls from several threads give."""
+def is_quantized_alike(index: Any, queries: int) -> bool:
+    """Return True if one call of the quantizer gives what Faiss's calls from several threads give."""
     threads = min(faiss.omp_get_max_threads(), queries)
     if threads == 1 or index.parallel_mode != ONE_THREAD_A_QUERY:
         return True
@@ -61,23 +64,23 @@ def quantizes_alike(index: Any, queries: int) -> bool:
         return True
     return (
         type(index.quantizer) in FLAT_QUANTIZERS
-        and each_query_alone(queries, index.d)
+        and is_each_query_alone(queries, index.d)
         and index.nlist < ROWS_FOR_THREADS
     )
 
 
-class IVFPieces:
-    """One search; `total` counts the probed lists."""
+class PartialIVFSearch:
+    """One search, a PartialSearch; `total` counts the probed lists."""
 
     multiple_of = 1
 
     def __init__(self, index: Any, rows: Vectors, k: int, params: Any) -> None:
         self._index, self._rows, self._k = index, rows, k
         self._params = params
-        self._slice_params = own_copy(params)
+        self._slice_params = copy_parameters(params)
         self.total = int(min(index.nlist, (params or index).nprobe))
         self.larger_is_nearer = index.metric_type == faiss.METRIC_INNER_PRODUCT
-        # Faiss scans with one thread a query; in this mode it makes these threads further up.
+        # In this mode `index.search` splits a batch among threads before it scans, so this does too.
         split = index.parallel_mode == ONE_THREAD_A_QUERY
         self._threads = min(faiss.omp_get_max_threads(), len(rows)) if split else 1
         self._lists: Ids | None = None
@@ -110,8 +113,8 @@ class IVFPieces:
         distances: Distances,
         ids: Ids,
     ) -> None:
-        """Writes what is found for these rows into `distances` and `ids`."""
-        # The wrapper without _c takes no parameters, so it would search at the index's own nprobe.
+        """Scan these lists for these rows, and write the results into `distances` and `ids`."""
+        # The wrapper without _c takes no parameters, so it would use the index's own nprobe.
         self._index.search_preassigned_c(
             len(rows),
             faiss.swig_ptr(rows),
@@ -125,8 +128,11 @@ class IVFPieces:
         )
 
 
-def own_copy(params: Any) -> Any:
-    """Parameters to set each slice's nprobe in: other searches may be reading the caller's."""
+def copy_parameters(params: Any) -> Any:
+    """Return a copy of the parameters, in which each slice's nprobe can be set.
+
+    The original must not be written to: other searches may be reading it.
+    """
     if params is None:
         return faiss.SearchParametersIVF()
     copy = type(params)()

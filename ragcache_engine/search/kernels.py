@@ -1,26 +1,26 @@
-"""Which of Faiss's ways to compute a distance a flat search takes.
+"""Tell which of Faiss's ways to compute distances a flat search takes.
 
-They differ in the last bit: one vector at a time, or many by matrix multiplication, or that again with
-the rows dealt out to threads. Staging must never change the choice.
+Faiss computes one vector at a time, or many by matrix multiplication, or many with the rows split among
+threads. The results differ in the last bit, so staging must never change the choice.
 """
 
 from __future__ import annotations
 
 import faiss
 
-# From here on Faiss may deal the rows of a flat index out to its threads (newer versions do).
 ROWS_FOR_THREADS = 10_000
+"""With so many rows or more, Faiss may split a flat index among its threads (newer versions do)."""
 
 
-def each_query_alone(queries: int, dimensions: int) -> bool:
-    """Whether a flat search takes each query by itself, whatever the others are.
+def is_each_query_alone(queries: int, dimensions: int) -> bool:
+    """Return True if a flat search computes each query by itself, independent of the other queries.
 
-    Faiss's threshold is a number of queries in older versions and of queries times dimensions in
-    newer ones. Where the product is below it, so is the number.
+    Faiss compares its threshold with the number of queries in older versions, and with queries times
+    dimensions in newer ones. If the product is below the threshold, so is the number.
     """
     return bool(queries * dimensions < faiss.cvar.distance_compute_blas_threshold)
 
 
-def rows_dealt_to_threads(queries: int, rows: int) -> bool:
-    """Whether Faiss may cut the rows of a flat index by its own number of threads."""
+def is_split_among_threads(queries: int, rows: int) -> bool:
+    """Return True if Faiss may split the rows of a flat index among its threads."""
     return rows >= ROWS_FOR_THREADS and queries < faiss.omp_get_max_threads()

@@ -1,20 +1,21 @@
-"""The k nearest of everything searched so far, to the bit what Faiss's own heap would hold.
+"""Merge the results of partial searches into the k nearest, bit for bit as Faiss's own heap would.
 
-Faiss keeps the k best in a heap while it scans. Two rules of that heap decide among equal distances:
+Faiss keeps the k nearest vectors in a heap while it scans. Two rules of that heap decide among equal
+distances:
 
-- A vector gets in only if it is strictly nearer than the worst one there.
-- When one gets in, the worst leaves; of equally bad ones the one with the largest id (under inner
-  product, the smallest). The result is sorted by the same order.
+- A vector enters only if it is strictly nearer than the farthest vector in the heap.
+- When a vector enters, the farthest one leaves; of several equally far ones, the one with the largest id
+  (under inner product, the smallest). The result is sorted by the same order.
 
-So if piece after piece is searched with a heap of its own and merged, the distances always come out
-right, and so do the ids, with one exception: the k-th distance belongs to more vectors than there is
-room for, and some of them came from an earlier piece, some from the one that pushed the k-th distance
-down to this value. Which of them Faiss keeps then depends on their order within that piece. Such a
-row is *tied*.
+So if each part is searched with its own heap and the results are merged, the distances are always right.
+The ids are right too, with one exception: the k-th distance belongs to more vectors than there is room
+for, and some of them came from earlier parts, some from the part that brought the k-th distance down to
+this value. Then the order of the vectors within that part decides which of them Faiss keeps, and Faiss
+does not report that order. Such a query is *tied*.
 
-A tied row is settled by searching the first pieces again, in one go, up to (at least) the piece that
-brought its k-th distance. There Faiss itself decides among the equals. Nothing after that piece can
-add an equal one, only nearer ones, and each of those evicts the last of the equals, as above.
+To settle a tied query, the first parts are searched again in one go, up to the part that brought its k-th
+distance or further. There Faiss itself decides among the equals. Later parts cannot add an equal vector,
+only nearer ones, and each of those evicts the last of the equals, by the rules above.
 """
 
 from __future__ import annotations
@@ -27,14 +28,15 @@ from ragcache_engine.search.stage import Distances, Ids
 
 
 class Nearest:
-    """A sorted list for each query of the batch.
+    """Keep a sorted list of the k nearest for each query of the batch.
 
-    Plain lists of (distance, id), both negated where larger is nearer: most pieces change a place or
-    two, and right after Faiss has swept the processor's caches that is quicker than a few calls of numpy.
+    The lists are plain lists of (distance, id), both negated where larger is nearer. Most parts change a
+    place or two; right after Faiss has swept the processor's caches, lists are quicker for that than a
+    few calls of numpy.
     """
 
     def __init__(self, distances: Distances, ids: Ids, end: int, *, larger_is_nearer: bool) -> None:
-        """Starts from what Faiss found in the first piece, the one up to `end`."""
+        """Start from what Faiss found in the first part, which ends at `end`."""
         self._sign = -1 if larger_is_nearer else 1
         self._rows = [
             [
@@ -47,8 +49,8 @@ class Nearest:
         self._tied = [False] * len(ids)
         self._shown: tuple[Ids, Distances] | None = None
 
-    def take(self, distances: Distances, ids: Ids, end: int) -> None:
-        """Merge what Faiss found in the next piece, which ends at `end`."""
+    def merge(self, distances: Distances, ids: Ids, end: int) -> None:
+        """Merge what Faiss found in the next part, which ends at `end`."""
         for at, found in enumerate(distances.tolist()):
             kept = self._rows[at]
             worst, _ = pushed_out = kept[-1]
@@ -57,7 +59,7 @@ class Nearest:
             for distance, name in zip(found, ids[at].tolist(), strict=True):
                 far = self._sign * distance
                 if far >= worst or far > kept[-1][0]:
-                    break  # They come nearest first.
+                    break  # The rest is farther still: Faiss gives the nearest first.
                 insort(kept, (far, self._sign * name))
                 self._shown = None
                 pushed_out = kept.pop()
@@ -66,13 +68,13 @@ class Nearest:
                 self._tied[at] = last == pushed_out[0]
                 self._reached[at] = end
 
-    def search_again(self) -> int:
-        """The end up to which one search settles every tied row; 0 if none is tied."""
+    def end_of_ties(self) -> int:
+        """Return up to where a search in one go settles every tied query; 0 if none is tied."""
         ends = zip(self._reached, self._tied, strict=True)
         return max((end for end, tied in ends if tied), default=0)
 
-    def settle(self, distances: Distances, ids: Ids) -> None:
-        """What Faiss found when it searched everything up to `search_again()` in one go."""
+    def settle_ties(self, distances: Distances, ids: Ids) -> None:
+        """Settle the tied queries with what Faiss found up to `end_of_ties()` in one go."""
         again = Nearest(distances, ids, 0, larger_is_nearer=self._sign < 0)
         self._shown = None
         for at, kept in enumerate(self._rows):
@@ -83,7 +85,10 @@ class Nearest:
                 self._rows[at] = nearer + equals[: len(kept) - len(nearer)]
 
     def arrays(self) -> tuple[Ids, Distances]:
-        """The ids and distances, shape (n, k), nearest first; read-only, the same until they change."""
+        """Return the ids and distances, shape (n, k), nearest first.
+
+        The arrays are read-only. While nothing changes, each call returns the same arrays.
+        """
         if self._shown is None:
             ids = [[self._sign * name for _, name in kept] for kept in self._rows]
             distances = [[self._sign * distance for distance, _ in kept] for kept in self._rows]

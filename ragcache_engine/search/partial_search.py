@@ -1,4 +1,4 @@
-"""A search in pieces: each is searched by Faiss on its own and merged with those before it."""
+"""Search an index part by part: Faiss searches each part, and the results are merged."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from typing import Protocol
 
 from ragcache_engine.search.nearest import Nearest
 from ragcache_engine.search.stage import Distances, Ids, SearchStage
-from ragcache_engine.search.stage_timing import Pace, even_ends
+from ragcache_engine.search.stage_timing import StageTiming, even_ends
 
 
-class Pieces(Protocol):
-    """What can be searched from one point to another: probed lists, or rows.
+class PartialSearch(Protocol):
+    """One search that can be run part by part: over probed lists, or over rows.
 
-    A scan from 0 to `total` is the whole search, and what a vector's distance comes out as, to the
-    last bit, does not depend on where the piece begins and ends.
+    A scan from 0 to `total` is the whole search. Where a part begins and ends does not change any
+    distance, to the last bit.
+    multiple_of: parts begin and end at multiples of it. larger_is_nearer: true of inner products.
     """
 
     total: int
@@ -23,31 +24,35 @@ class Pieces(Protocol):
     larger_is_nearer: bool
 
     def scan(self, start: int, end: int) -> tuple[Distances, Ids]:
-        """Faiss's k nearest within the piece, shape (n, k) each."""
+        """Return the distances and ids of the k nearest within the part, shape (n, k) each."""
         ...
 
 
-def in_pieces(pieces: Pieces, count: int, slice_s: float) -> Iterator[SearchStage]:
-    """At most `count` stages over the pieces; ids and distances have shape (n, k)."""
-    pace = Pace(even_ends(pieces.total, count, pieces.multiple_of), slice_s)
+def search_in_parts(search: PartialSearch, count: int, slice_s: float) -> Iterator[SearchStage]:
+    """Run the search in parts and yield at most `count` stages, with arrays of shape (n, k).
+
+    slice_s: as in `stages`.
+    """
+    timing = StageTiming(even_ends(search.total, count, search.multiple_of), slice_s)
     nearest: Nearest | None = None
     end = 0
-    while end < pieces.total:
+    while end < search.total:
         began = time.perf_counter()
-        start, end = end, pace.next_end()
-        distances, ids = pieces.scan(start, end)
+        start, end = end, timing.next_end()
+        distances, ids = search.scan(start, end)
         if nearest is None:
-            nearest = Nearest(distances, ids, end, larger_is_nearer=pieces.larger_is_nearer)
+            nearest = Nearest(distances, ids, end, larger_is_nearer=search.larger_is_nearer)
         else:
-            nearest.take(distances, ids, end)
-        pace.took(end, time.perf_counter() - began)
-        if end < pieces.total and pace.due():
-            yield shown(nearest, end / pieces.total)
+            nearest.merge(distances, ids, end)
+        timing.note_searched(end, time.perf_counter() - began)
+        if end < search.total and timing.reset_if_due():
+            yield make_stage(nearest, end / search.total)
     assert nearest is not None
-    if again := nearest.search_again():
-        nearest.settle(*pieces.scan(0, again))
-    yield shown(nearest, 1.0)
+    if again := nearest.end_of_ties():
+        nearest.settle_ties(*search.scan(0, again))
+    yield make_stage(nearest, 1.0)
 
 
-def shown(nearest: Nearest, done: float) -> SearchStage:
+def make_stage(nearest: Nearest, done: float) -> SearchStage:
+    """Return what was found so far as a stage. done: share of the search that is behind; 1 is final."""
     return SearchStage(*nearest.arrays(), done, final=done == 1.0)

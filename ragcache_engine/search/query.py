@@ -1,4 +1,4 @@
-"""What must hold before a search is worth starting, and the query as Faiss wants it."""
+"""Check the arguments of a search before it starts, and bring the query into Faiss's form."""
 
 from __future__ import annotations
 
@@ -16,28 +16,31 @@ from ragcache_engine.search.stage import Vectors
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Query:
-    """A question to an index that passed every check.
+    """The arguments of a search that passed every check.
 
-    rows: float32, shape (n, dim), contiguous; n is 1 for one query. alone: the query was 1-d, so
-    the answers are too.
+    rows: float32, shape (n, dim), contiguous; n is 1 for one query.
+    is_single: the query was 1-d, so the arrays of its stages are 1-d too.
     """
 
     index: Any
     rows: Vectors
-    alone: bool
+    is_single: bool
     k: int
     count: int
     params: Any
     slice_s: float
 
 
-def checked(
+def check_query(
     index: Any, query: Any, k: int, count: int, params: Any, slice_s: float | None
 ) -> Query:
-    """Raises UnsupportedStore, InvalidTopK, EmptyIndex, QueryShapeError and ValueError."""
+    """Check the arguments of `stages` and return them as a Query.
+
+    Raises UnsupportedStore, InvalidTopK, EmptyIndex, QueryShapeError and ValueError.
+    """
     if not isinstance(index, faiss.Index):
         raise UnsupportedStore(
-            f"a {type(index).__name__} is no faiss.Index over float vectors; give the Faiss index "
+            f"a {type(index).__name__} is no faiss.Index over float vectors; pass the Faiss index "
             f"itself (of a LangChain store: store.index)"
         )
     k = operator.index(k)
@@ -52,14 +55,14 @@ def checked(
         )
     if index.ntotal == 0:
         raise EmptyIndex("the index holds no vectors; add documents before asking")
-    rows, alone = as_rows(query, index.d)
-    return Query(index, rows, alone, k, count, params, slice_s or 0.0)
+    rows, is_single = as_rows(query, index.d)
+    return Query(index, rows, is_single, k, count, params, slice_s or 0.0)
 
 
 def as_rows(query: Any, dimensions: int) -> tuple[Vectors, bool]:
-    """The query as contiguous float32 of shape (n, dim), and whether it was a single vector.
+    """Return the query as contiguous float32 of shape (n, dim), and whether it was a single vector.
 
-    A contiguous float32 array is passed on as it is, not copied. Raises QueryShapeError.
+    A contiguous float32 array is not copied. Raises QueryShapeError.
     """
     try:
         given = np.asarray(query)
@@ -81,11 +84,12 @@ def as_rows(query: Any, dimensions: int) -> tuple[Vectors, bool]:
         )
     rows: Vectors = np.ascontiguousarray(given, dtype=np.float32)
     flat = rows.reshape(-1)
-    # The dot product is a tenth of the work; it is finite unless a number is not, or is enormous.
+    # The dot product is a tenth of the work of isfinite. It is infinite or NaN only if a number is, or if
+    # a number is enormous.
     with np.errstate(all="ignore"):
         square = float(np.dot(flat, flat))
     if not math.isfinite(square) and not np.isfinite(rows).all():
-        # Faiss answers these with no documents or with any, and says nothing.
+        # Faiss answers such a query with no documents or with any documents, and raises nothing.
         raise QueryShapeError(
             "the query's vector holds NaN or infinity, which is near to nothing; look at the "
             "embedding model's output, or at the division by a length of zero"

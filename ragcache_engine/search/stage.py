@@ -1,4 +1,4 @@
-"""What a staged search yields, and the array types it speaks in."""
+"""What a staged search yields, and the types of its arrays."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ Distances: TypeAlias = NDArray[np.float32]
 Ids: TypeAlias = NDArray[np.int64]
 
 
-# Two arrays have no single answer to ==, so neither has a stage.
+# Comparing two arrays with == gives no single answer, so stages are compared by identity.
 @dataclass(frozen=True, slots=True, eq=False)
 class SearchStage:
-    """The nearest vectors as far as the search has come.
+    """The nearest vectors that a search has found so far.
 
     ids, distances: shape (k,) for one query, (n, k) for a batch; nearest first, as Faiss writes them,
-        with id -1 where fewer than k were found. Stages that found nothing new may share them, so
-        copy before writing.
-    fraction_done: share of the search that is behind, in (0, 1]; by probed lists, by rows, or for
-        HNSW by the size of the candidate queues.
-    final: true of the last stage only, which equals `index.search`.
+        with id -1 where fewer than k were found. Stages may share these arrays if nothing new was found,
+        so copy them before you write to them.
+    fraction_done: share of the search that is done, in (0, 1]: of the probed lists, of the rows, or for
+        HNSW of the lengths of all candidate queues.
+    final: true of the last stage only, which equals the result of `index.search`.
     """
 
     ids: Ids

@@ -1,4 +1,4 @@
-"""Where to cut a search, and which cuts to make: pure decisions, no clock."""
+"""Where to cut a search into parts, and after which parts to show a stage. Pure decisions, no clock."""
 
 from __future__ import annotations
 
@@ -7,21 +7,22 @@ from collections.abc import Sequence
 
 
 def even_ends(total: int, count: int, multiple_of: int = 1) -> list[int]:
-    """Ends of at most `count` pieces of about equal size, the last one `total`.
+    """Return the ends of at most `count` parts of about equal size. The last end is `total`.
 
-    The others are multiples of `multiple_of`.
+    All other ends are multiples of `multiple_of`.
     """
     count = min(count, total)
-    exact = (total * piece / count / multiple_of for piece in range(1, count))
+    exact = (total * part / count / multiple_of for part in range(1, count))
     inner = {round(end) * multiple_of for end in exact}
     return [*sorted(end for end in inner if 0 < end < total), total]
 
 
-class Pace:
-    """Makes stages come no closer than `slice_s` seconds of searching.
+class StageTiming:
+    """Keep at least `slice_s` seconds of searching between two stages.
 
-    Pieces that go by more quickly are made larger, as the speed seen so far says, so an index that
-    is searched within one slice is cut at most once.
+    Parts that take less time are made larger, by the speed measured so far. So an index that is searched
+    within one slice is cut at most once.
+    ends: where the search may be cut, in ascending order; the last one is its end.
     """
 
     def __init__(self, ends: Sequence[int], slice_s: float) -> None:
@@ -32,21 +33,21 @@ class Pace:
         self._unshown_s = 0.0
 
     def next_end(self) -> int:
-        """Where the next piece should end."""
+        """Return where the next part should end."""
         short_s = self._slice_s - self._unshown_s
         wanted = self._done + 1.0
         if self._done and short_s > 0 and self._searched_s > 0:
             wanted = self._done + short_s * self._done / self._searched_s
         return self._ends[min(bisect_left(self._ends, wanted), len(self._ends) - 1)]
 
-    def took(self, end: int, seconds: float) -> None:
-        """The piece up to `end` has been searched."""
+    def note_searched(self, end: int, seconds: float) -> None:
+        """Note that the part up to `end` has been searched, in so many seconds."""
         self._done = end
         self._searched_s += seconds
         self._unshown_s += seconds
 
-    def due(self) -> bool:
-        """Whether to show a stage now. Asking says that it is shown if so."""
+    def reset_if_due(self) -> bool:
+        """Return True if a stage is to be shown now, and then start to time the next one."""
         if self._unshown_s < self._slice_s:
             return False
         self._unshown_s = 0.0

@@ -1,4 +1,4 @@
-"""Indexes around an index: what goes in is transformed, what comes out is renamed."""
+"""Take off the wrappers of an index: pre-transforms, which change the query, and ID maps."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ ID_MAPS = (faiss.IndexIDMap, faiss.IndexIDMap2)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Core:
-    """What is left when the wrappers are off.
+class UnwrappedIndex:
+    """An index without its wrappers.
 
-    rows: the query as `index` wants it. id_maps: the ID maps taken off, outermost first.
+    rows: the query, transformed as `index` needs it. id_maps: the ID maps around it, outermost first.
     """
 
     index: Any
@@ -25,35 +25,35 @@ class Core:
     id_maps: tuple[Any, ...]
 
     def outer_ids(self, ids: Ids) -> Ids:
-        """The caller's ids for those of the core; -1 stays -1."""
+        """Return the caller's ids for ids of `index`; -1 stays -1."""
         for id_map in reversed(self.id_maps):
             names = faiss.rev_swig_ptr(id_map.id_map.data(), id_map.id_map.size())
             ids = np.where(ids < 0, -1, names[np.maximum(ids, 0)])
         return ids
 
 
-def innermost(index: Any) -> Any:
-    """The innermost index, untouched."""
+def innermost_index(index: Any) -> Any:
+    """Return the index inside all wrappers, and change nothing."""
     while type(index) is faiss.IndexPreTransform or type(index) in ID_MAPS:
         index = faiss.downcast_index(index.index)
     return index
 
 
-def why_whole(index: Any, params: Any) -> str | None:
-    """What speaks against taking the wrappers off, or None."""
+def find_reason_against_unwrapping(index: Any, params: Any) -> str | None:
+    """Return why these parameters cannot be used without the wrappers; None if they can."""
     if params is None:
         return None
     if type(params) is faiss.SearchParametersPreTransform:
-        return "the inner parameters have lost their type on the way through Python"
+        return "Python cannot see the type of parameters inside SearchParametersPreTransform"
     while type(index) is faiss.IndexPreTransform or type(index) in ID_MAPS:
         if type(index) in ID_MAPS and params.sel is not None:
-            return "Faiss translates a selector, unless it is translated, which Python cannot see"
+            return "Faiss may translate a selector below an ID map, and Python cannot see whether it did"
         index = faiss.downcast_index(index.index)
     return None
 
 
-def unwrapped(index: Any, rows: Vectors) -> Core:
-    """Takes off every pre-transform (applied to the rows) and ID map."""
+def unwrap(index: Any, rows: Vectors) -> UnwrappedIndex:
+    """Take off every pre-transform, after applying it to the rows, and every ID map."""
     id_maps = []
     while type(index) is faiss.IndexPreTransform or type(index) in ID_MAPS:
         if type(index) in ID_MAPS:
@@ -63,4 +63,4 @@ def unwrapped(index: Any, rows: Vectors) -> Core:
                 transform = faiss.downcast_VectorTransform(index.chain.at(step))
                 rows = transform.apply(rows)
         index = faiss.downcast_index(index.index)
-    return Core(index, rows, tuple(id_maps))
+    return UnwrappedIndex(index, rows, tuple(id_maps))

@@ -1,6 +1,7 @@
-"""Begin on provisional search results: Algorithm 2, what it gains, and the pipeline that obeys it."""
+"""Start on provisional search results: Algorithm 2, what that gains, and the pipeline that obeys both."""
 
-from ragcache_engine.speculation.pipeline import Claim, Pipeline
-from ragcache_engine.speculation.search import Search
+from ragcache_engine.speculation.claim import Claim
+from ragcache_engine.speculation.pipeline import Pipeline
+from ragcache_engine.speculation.tracked_search import TrackedSearch
 
-__all__ = ["Claim", "Pipeline", "Search"]
+__all__ = ["Claim", "Pipeline", "TrackedSearch"]

@@ -1,9 +1,9 @@
-"""When to begin on documents that the search may still change its mind about. Pure decisions.
+"""When to start on documents that the search may still replace. Pure decisions.
 
-Source: RAGCache, §5.3, Algorithm 2 (dynamic speculative pipelining). Two things differ from its letter.
-What was not started for want of room is tried again at the next stage, though its documents did not
-change; the paper's loop would wait for a change. And the final documents are started on without regard
-to others waiting: as in the paper, their request is about to join the same queue anyway.
+Source: RAGCache, §5.3, Algorithm 2 (dynamic speculative pipelining). This differs from the algorithm's
+letter in two points. A start that found no room is tried again at the next stage, even if the documents
+are the same; the paper's loop would wait for other documents. And the final documents need no room: as
+in the paper, their request is about to join the same queue anyway.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from enum import StrEnum
 from ragcache_engine.values import Document
 
 
-class Move(StrEnum):
+class Decision(StrEnum):
     """What to do with the speculation of one question."""
 
-    KEEP = "keep"  # leave things as they are
-    START = "start"  # begin on the new documents, ending what runs on others
-    CANCEL = "cancel"  # end what runs, and begin nothing
+    KEEP = "keep"  # let the running speculation run; if there is none, start none
+    START = "start"  # start on the new documents, and cancel the speculation on other documents
+    CANCEL = "cancel"  # cancel the running speculation, and start none
 
 
 def decide(
@@ -29,27 +29,27 @@ def decide(
     pending_prefills: int,
     max_prefill_requests: int,
     final: bool = False,
-) -> Move:
-    """Algorithm 2 for one stage of one search.
+) -> Decision:
+    """Apply Algorithm 2 to one stage of one search.
 
-    running: the documents that this question's speculation runs on; None without one.
+    running: the documents of this question's speculation; None if there is none.
     found: the documents of this stage, nearest first.
-    pending_prefills: requests without a first token yet, this question's speculation not counted: it
-      ends if it is in the way.
+    pending_prefills: other requests without a first token. This question's own speculation does not
+      count: it is cancelled if it is in the way.
     final: the search is over.
     """
     if running is not None and list(running) == list(found):
-        return Move.KEEP
+        return Decision.KEEP
     has_room = final or pending_prefills < max_prefill_requests
     if found and has_room:
-        return Move.START
-    return Move.KEEP if running is None else Move.CANCEL
+        return Decision.START
+    return Decision.KEEP if running is None else Decision.CANCEL
 
 
 def max_prefill_requests(step_tokens: int, device_tokens: int, prompt_tokens: int) -> int:
-    """How many prompts of that length one step computes: more would only wait for each other.
+    """Return how many prompts of this length one step computes: any more would wait for each other.
 
-    The paper's max_prefill_bs: what fits into the device's memory or keeps it busy, the smaller of both.
-    A step is never so short that nothing may be begun.
+    This is the paper's max_prefill_bs: the number of prompts that fit into the device's memory, or the
+    number that keeps it busy, whichever is smaller. At least one prompt may always start.
     """
     return max(1, min(step_tokens, device_tokens) // max(1, prompt_tokens))

@@ -1,9 +1,9 @@
-"""Whether speculating gains time on this machine, with this chain: an estimate from running figures.
+"""Estimate from running means whether speculating gains time for a chain on this machine.
 
-What there is to gain is the time between the stage at which the search had its final documents and the
-prompt, as far as the prefill is long enough to fill it (the search time that RAGCache's Table 3 counts as
-overlapped). What there is to lose is the rest of the step that a wrong guess still
-runs when the right prompt comes. All times are seconds.
+The gain is the lead: the time from the stage that first had the final documents to the prompt. It counts
+only as far as the prefill is long enough to fill it (the search time that RAGCache's Table 3 counts as
+overlapped). The loss is the rest of the model's step that a wrong guess still runs when the right prompt
+comes. All times are seconds.
 """
 
 from __future__ import annotations
@@ -11,110 +11,130 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 NEWEST_WEIGHT = 0.25
+"""Share of the newest measurement in a running mean."""
 LEAST_LEAD_S = 0.003
-"""Below it, starting early costs about what it hides: two threads have to hear of it."""
-LEAST_ADOPTED = 0.2
+"""With a shorter lead, starting early costs about as much as it hides: two threads must be told."""
+LEAST_USEFUL_SHARE = 0.2
 QUESTIONS_BETWEEN_TRIALS = 16
+"""A chain for which speculating does not gain time is tried again after so many questions."""
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
-    """Running means over the questions of one chain. None: not measured yet.
+class ChainFigures:
+    """Running means over the questions of one chain.
 
     lead_s: from the stage that first had the final documents to the prompt, of questions that came
-      in idle moments.
-    adopted: share of the questions, among those speculated on, whose work was of use.
-    wrong: speculations cancelled per question speculated on.
+      in idle moments; None before the first of them.
+    useful_share: of the questions speculated on, the share whose speculation was of use.
+    wrong_guesses: cancelled speculations per question speculated on.
     """
 
     lead_s: float | None = None
-    adopted: float = 1.0
-    wrong: float = 0.0
+    useful_share: float = 1.0
+    wrong_guesses: float = 0.0
 
     @property
     def has_too_short_a_lead(self) -> bool:
-        """Whether prompts are known to come too soon after their documents to begin before them."""
+        """Whether prompts are known to come too soon after their documents to start before them."""
         return self.lead_s is not None and self.lead_s < LEAST_LEAD_S
 
-    def after_lead(self, lead_s: float) -> Figures:
-        return replace(self, lead_s=mean(self.lead_s, lead_s))
+    def after_lead(self, lead_s: float) -> ChainFigures:
+        """Return the figures with one more measured lead."""
+        return replace(self, lead_s=running_mean(self.lead_s, lead_s))
 
-    def after_question(self, was_of_use: bool, wrong: int) -> Figures:
-        """was_of_use: adopted, or prefilled as meant."""
+    def after_question(self, was_of_use: bool, wrong_guesses: int) -> ChainFigures:
+        """Return the figures with one more question that was speculated on.
+
+        was_of_use: a speculation was adopted, or prefilled the documents as it was meant to.
+        wrong_guesses: how many speculations were cancelled for this question.
+        """
         return replace(
-            self, adopted=mean(self.adopted, float(was_of_use)), wrong=mean(self.wrong, wrong)
+            self,
+            useful_share=running_mean(self.useful_share, float(was_of_use)),
+            wrong_guesses=running_mean(self.wrong_guesses, wrong_guesses),
         )
 
 
 @dataclass(frozen=True, slots=True)
 class ModelSpeed:
-    """Running means over all requests that had the model to themselves.
+    """Running means over all requests that had the model to themselves. None: none measured yet.
 
-    prefill_s: from request to first token. computed_tokens: what was computed in that time.
+    prefill_s: from the request to its first token.
+    computed_tokens: prompt tokens computed in that time.
     """
 
     prefill_s: float | None = None
     computed_tokens: float | None = None
 
     def after_prefill(self, seconds: float, computed_tokens: int) -> ModelSpeed:
+        """Return the speed with one more measured prefill."""
         return ModelSpeed(
-            mean(self.prefill_s, seconds), mean(self.computed_tokens, computed_tokens)
+            running_mean(self.prefill_s, seconds),
+            running_mean(self.computed_tokens, computed_tokens),
         )
 
     @property
     def token_s(self) -> float:
-        """Seconds to compute one prompt token; 0 before anything was measured."""
+        """Seconds to compute one prompt token; 0 before the first measurement."""
         return (self.prefill_s or 0.0) / max(1.0, self.computed_tokens or 0.0)
 
 
-def mean(so_far: float | None, newest: float) -> float:
+def running_mean(so_far: float | None, newest: float) -> float:
+    """Return the mean with one more measurement. so_far: None before the first one."""
     return newest if so_far is None else so_far + NEWEST_WEIGHT * (newest - so_far)
 
 
-def expected_gain_s(figures: Figures, speed: ModelSpeed, step_tokens: int | None) -> float:
-    """Seconds that speculating is expected to take off the next question's TTFT; negative: to add.
+def expected_gain_s(figures: ChainFigures, speed: ModelSpeed, step_tokens: int | None) -> float:
+    """Return the seconds that speculating is expected to take off the next question's TTFT.
 
-    step_tokens: of a step at most; None if a prompt is computed in one.
+    A negative number is a loss; 0 before any lead was measured.
+    step_tokens: most tokens in one step of the model; None if a prompt is computed in one step.
     """
     if figures.lead_s is None:
         return 0.0
     prefill_s = figures.lead_s if speed.prefill_s is None else speed.prefill_s
     step_s = prefill_s if step_tokens is None else min(prefill_s, speed.token_s * step_tokens)
-    # A wrong guess is met in the middle of its step, on average.
-    return figures.adopted * min(figures.lead_s, prefill_s) - figures.wrong * step_s / 2
+    # On average, the right prompt comes in the middle of a wrong guess's step.
+    return (
+        figures.useful_share * min(figures.lead_s, prefill_s) - figures.wrong_guesses * step_s / 2
+    )
 
 
-def is_worthwhile(figures: Figures, speed: ModelSpeed, step_tokens: int | None) -> bool:
-    """Optimistic until something was measured."""
-    if figures.adopted < LEAST_ADOPTED or figures.has_too_short_a_lead:
+def is_worthwhile(figures: ChainFigures, speed: ModelSpeed, step_tokens: int | None) -> bool:
+    """Return True if speculating is expected to gain time, or nothing was measured yet."""
+    if figures.useful_share < LEAST_USEFUL_SHARE or figures.has_too_short_a_lead:
         return False
     return figures.lead_s is None or expected_gain_s(figures, speed, step_tokens) > 0.0
 
 
 @dataclass(slots=True)
 class Estimator:
-    """One chain's figures, and when to try again although they speak against it."""
+    """Keep one chain's figures, and try again now and then where they speak against speculating."""
 
-    figures: Figures = Figures()
-    _has_asked: bool = False
+    figures: ChainFigures = ChainFigures()
+    _has_seen_prompt: bool = False
     _skipped: int = 0
 
     def note_prompt(self, lead_s: float, *, was_idle: bool) -> None:
-        """A prompt came that long after its final documents.
+        """Note that a prompt came `lead_s` after its final documents.
 
-        was_idle: nothing else waited for its prefill then. A busy process hands everything on late: what
-        it takes is no measure of what is gained in idle moments, when a guess does most.
+        was_idle: no other prefill was pending when those documents were found. Otherwise the lead is not
+          counted: a busy process hands everything on late, and its times say nothing of what a guess
+          gains in idle moments, when guesses gain most.
         """
-        self._has_asked = True
+        self._has_seen_prompt = True
         if was_idle:
             self.figures = self.figures.after_lead(lead_s)
 
-    def wants_next(self, speed: ModelSpeed, step_tokens: int | None) -> bool:
-        """Whether to speculate on the next question. To be asked once a question."""
-        if self.figures.lead_s is None and self._has_asked:
-            return False
+    def decide_next(self, speed: ModelSpeed, step_tokens: int | None) -> bool:
+        """Decide whether to speculate on the next question. Call this once for each question.
+
+        step_tokens: as in `expected_gain_s`.
+        """
+        if self.figures.lead_s is None and self._has_seen_prompt:
+            return False  # every prompt so far came in a busy moment
         if self.figures.has_too_short_a_lead:
-            return False  # measured without guessing: a trial would tell nothing new
+            return False  # leads are measured without guessing too: a trial would show nothing new
         if (
             is_worthwhile(self.figures, speed, step_tokens)
             or self._skipped >= QUESTIONS_BETWEEN_TRIALS

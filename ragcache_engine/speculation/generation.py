@@ -1,4 +1,4 @@
-"""A generation begun before anybody asked for it: what it brings is kept until somebody does."""
+"""A generation that was started before its request came: it keeps its deltas for that request."""
 
 from __future__ import annotations
 
@@ -12,19 +12,23 @@ from ragcache_engine.values import Document
 
 @dataclass(slots=True, eq=False)
 class Speculation:
-    """One speculative generation, on the engine's loop.
+    """One speculative generation. It is used on the engine's loop; times are on the backend's clock.
 
-    documents: what it is about, nearest first. begun_s: when, on the backend's clock.
-    is_final: the search was over when it began.
-    request: what the backend was asked; None while that is still being written.
-    is_whole: the request is the whole prompt expected, not just its part up to the documents.
-    is_under_way: the backend was asked.
-    first_token_s: when its prefill was done; None while it runs.
+    documents: those of the prompt, nearest first.
+    started_s: when it was planned; from `is_under_way` on, when the backend was asked.
+    was_alone: whether no other prefill ran when this one began.
+    is_final: whether the search was over when it was planned.
+    request: what the backend is asked; None while that is being written.
+    is_whole: whether the request is the whole expected prompt, not only its part up to the documents.
+    is_under_way: whether the backend was asked.
+    first_token_s: when the prefill was done; None before that.
+    cached_tokens: prompt tokens that the backend found cached.
+    error: what the generation failed with; None if it did not fail.
     """
 
     documents: Sequence[Document]
-    begun_s: float
-    was_alone: bool
+    started_s: float
+    was_alone: bool = False
     is_final: bool = False
     request: BackendRequest | None = None
     is_whole: bool = False
@@ -34,24 +38,25 @@ class Speculation:
     error: Exception | None = None
     task: asyncio.Task[None] | None = None
     _kept: list[Delta] = field(default_factory=list)
-    _news: asyncio.Event = field(default_factory=asyncio.Event)
+    _has_changed: asyncio.Event = field(default_factory=asyncio.Event)
     _has_ended: bool = False
 
-    def put(self, delta: Delta, now_s: float) -> None:
+    def add(self, delta: Delta, now_s: float) -> None:
+        """Keep a delta that the backend generated now."""
         if self.first_token_s is None:
             self.first_token_s = now_s
         if delta.cached is not None:
             self.cached_tokens = delta.cached.total
         self._kept.append(delta)
-        self._news.set()
+        self._has_changed.set()
 
     def end(self, error: Exception | None = None) -> None:
-        """Nothing more will come."""
+        """Note that no more deltas come. error: the reason if the generation failed."""
         self._has_ended, self.error = True, error
-        self._news.set()
+        self._has_changed.set()
 
-    def answers(self, request: BackendRequest) -> bool:
-        """Whether it is generating exactly what this request asks for."""
+    def is_answer_to(self, request: BackendRequest) -> bool:
+        """Return True if this generates exactly what the request asks for."""
         mine = self.request
         return (
             mine is not None
@@ -62,22 +67,29 @@ class Speculation:
             and is_same_prompt(mine, request)
         )
 
-    def computed_tokens(self, now_s: float, token_s: float) -> int:
-        """Prompt tokens computed so far. token_s: seconds a token takes, to estimate by."""
+    def count_computed_tokens(self, now_s: float, token_s: float) -> int:
+        """Return how many prompt tokens were computed until now.
+
+        token_s: seconds to compute one token. While the prefill runs, the number is estimated from it;
+          0 makes that estimate 0.
+        """
         if self.request is None:
             return 0
         length = len(self.request.prompt)
         if self.first_token_s is not None:
             return length - self.cached_tokens
-        return min(length, int((now_s - self.begun_s) / token_s)) if token_s else 0
+        return min(length, int((now_s - self.started_s) / token_s)) if token_s else 0
 
     async def deltas(self) -> AsyncGenerator[Delta, None]:
-        """What it has brought, at once, then what it brings. Closing it ends the generation."""
+        """Yield what was generated so far as one delta, then each new delta.
+
+        Closing the iterator cancels the generation. Raises the error that the generation failed with.
+        """
         try:
             while True:
                 if self._kept:
                     kept, self._kept = self._kept, []
-                    yield (delta := joined(kept))
+                    yield (delta := join_deltas(kept))
                     if delta.finish_reason:
                         return
                 elif self._has_ended:
@@ -85,19 +97,19 @@ class Speculation:
                         raise self.error
                     return
                 else:
-                    self._news.clear()
-                    await self._news.wait()
+                    self._has_changed.clear()
+                    await self._has_changed.wait()
         finally:
             self.cancel()
 
     def cancel(self) -> None:
-        """The backend is told to abort, and keeps what it has computed as cached prefix."""
+        """Abort the generation. The backend keeps what it has computed as a cached prefix."""
         if self.task:
             self.task.cancel()
 
 
 def is_same_prompt(one: BackendRequest, other: BackendRequest) -> bool:
-    """Whether they share every tensor of their prompts: same tokens, same tenant."""
+    """Return True if the prompts share every tensor: same tokens, same tenant."""
     return (
         one.tenant == other.tenant
         and len(one.prompt) == len(other.prompt)
@@ -105,8 +117,8 @@ def is_same_prompt(one: BackendRequest, other: BackendRequest) -> bool:
     )
 
 
-def joined(deltas: Sequence[Delta]) -> Delta:
-    """One delta that says what all of them say."""
+def join_deltas(deltas: Sequence[Delta]) -> Delta:
+    """Return one delta with the text and tokens of all, and the last cache hits and finish reason."""
     return Delta(
         text="".join(delta.text for delta in deltas),
         token_ids=tuple(token for delta in deltas for token in delta.token_ids),

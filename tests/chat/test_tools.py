@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ragcache_engine import BadRequest, RAGCacheEngine, SamplingOptions
-from ragcache_engine.chat.calls import CallReader, GuidedReader, joined
-from ragcache_engine.chat.schema_samples import instance
-from ragcache_engine.chat.tools import call_guide, described
+from ragcache_engine.chat.calls import CallReader, GuidedReader, join_parts
+from ragcache_engine.chat.schema_samples import make_sample
+from ragcache_engine.chat.tools import call_guide, describe_tools
 
 LEVEL = {"enum": ["low", "high"]}
 ADD = {
@@ -35,16 +35,16 @@ WRITTEN = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
 def test_a_form_for_calls_keeps_each_tools_own_schema():
     schema = call_guide([ADD, NOW]).schema
     first, second = schema["anyOf"]
-    assert instance({**first, "$defs": schema["$defs"]}) == {
+    assert make_sample({**first, "$defs": schema["$defs"]}) == {
         "name": "add",
         "arguments": {"a": 0, "how": "low"},
     }
-    assert instance(second) == {"name": "now", "arguments": {}}
+    assert make_sample(second) == {"name": "now", "arguments": {}}
     assert schema["$defs"] == {"add.Level": LEVEL}
 
 
 def test_a_tool_may_be_named_and_must_be_there():
-    assert instance(call_guide([ADD, NOW], "now").schema)["name"] == "now"
+    assert make_sample(call_guide([ADD, NOW], "now").schema)["name"] == "now"
     with pytest.raises(BadRequest, match="add, now"):
         call_guide([ADD, NOW], "sub")
     with pytest.raises(BadRequest, match="none"):
@@ -52,7 +52,7 @@ def test_a_tool_may_be_named_and_must_be_there():
 
 
 def test_a_template_without_a_place_for_tools_gets_them_in_words():
-    told = described(
+    told = describe_tools(
         [
             {"role": "system", "content": "Be brief."},
             {"role": "user", "content": "1?"},
@@ -66,7 +66,7 @@ def test_a_template_without_a_place_for_tools_gets_them_in_words():
     assert [message["role"] for message in told] == ["system", "user", "assistant", "user"]
     assert told[2]["content"] == WRITTEN
     assert told[3]["content"] == "<tool_response>\n2\n</tool_response>"
-    assert described([{"role": "user", "content": "1?"}], [ADD])[0]["role"] == "system"
+    assert describe_tools([{"role": "user", "content": "1?"}], [ADD])[0]["role"] == "system"
 
 
 def pieces(text: str, size: int) -> list[str]:
@@ -100,7 +100,7 @@ def test_calls_are_read_however_the_answer_comes_in_pieces(
     answer: str, text: str, calls: list[tuple[str, Any]], size: int
 ):
     reader = CallReader()
-    read = joined([*(reader.read(piece) for piece in pieces(answer, size)), reader.end()])
+    read = join_parts([*(reader.read(piece) for piece in pieces(answer, size)), reader.end()])
     assert read.text == text
     assert [(call.name, json.loads(call.arguments)) for call in read.calls] == calls
     assert len({call.id for call in read.calls}) == len(calls)
@@ -110,7 +110,7 @@ def test_calls_are_read_however_the_answer_comes_in_pieces(
 @given(st.text(alphabet="<>tol_ca/\n{}"), st.integers(1, 5))
 def test_text_without_calls_is_never_changed(text: str, size: int):
     reader = CallReader()
-    read = joined([*(reader.read(piece) for piece in pieces(text, size)), reader.end()])
+    read = join_parts([*(reader.read(piece) for piece in pieces(text, size)), reader.end()])
     assert (read.text, read.calls) == (text, ())
 
 

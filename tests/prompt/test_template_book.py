@@ -70,7 +70,7 @@ class Learner:
         self, question: str, *found: Document, by: int = 0, prompt: str | None = None
     ) -> Learner:
         prompt = self.pipelines[by](question, found) if prompt is None else prompt
-        self.book.finished("chain", question, found, prompt, GREEDY, self.explicit)
+        self.book.learn("chain", question, found, prompt, GREEDY, self.explicit)
         return self
 
     def whole(self, question: str, *found: Document) -> str | None:
@@ -121,7 +121,7 @@ def test_the_options_are_those_of_the_last_prompt():
     book = TemplateBook()
     assert book.guess("chain", "Why?", [CATS]) is None
     for question, options in (("What do cats do?", GREEDY), ("Why do dogs bark?", OTHER)):
-        book.finished("chain", question, [CATS, DOGS], Pipeline()(question, [CATS, DOGS]), options)
+        book.learn("chain", question, [CATS, DOGS], Pipeline()(question, [CATS, DOGS]), options)
     guess = book.guess("chain", "What do owls do?", [OWLS, BEES])
     assert guess is not None
     assert guess.options == OTHER

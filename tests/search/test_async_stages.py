@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from ragcache_engine.search import astages, stages
-from ragcache_engine.search.ivf import IVFPieces
+from ragcache_engine.search.ivf import PartialIVFSearch
 
 PARAMS = faiss.SearchParametersIVF(nprobe=40)
 
@@ -49,13 +49,13 @@ def test_the_stages_are_those_of_the_plain_iterator(built, questions, factory):
 
 def test_faiss_uses_as_many_threads_as_the_caller_has_set(built, questions, monkeypatch):
     seen = []
-    real = IVFPieces.scan
+    real = PartialIVFSearch.scan
 
-    def scan(self: IVFPieces, start: int, end: int) -> Any:
+    def scan(self: PartialIVFSearch, start: int, end: int) -> Any:
         seen.append(faiss.omp_get_max_threads())
         return real(self, start, end)
 
-    monkeypatch.setattr(IVFPieces, "scan", scan)
+    monkeypatch.setattr(PartialIVFSearch, "scan", scan)
     for number in (1, 2):
         faiss.omp_set_num_threads(number)
         seen.clear()
@@ -65,22 +65,22 @@ def test_faiss_uses_as_many_threads_as_the_caller_has_set(built, questions, monk
 
 
 class Held:
-    """Lets one piece of a search through, then holds every further one until `go` is set."""
+    """Let one part of a search run, then hold every further part until `go` is set."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.go = threading.Event()
         self.holding = threading.Event()
         self.scans = 0
-        real = IVFPieces.scan
+        real = PartialIVFSearch.scan
 
-        def scan(pieces: IVFPieces, start: int, end: int) -> Any:
+        def scan(search: PartialIVFSearch, start: int, end: int) -> Any:
             self.scans += 1
             if self.scans > 1:
                 self.holding.set()
                 assert self.go.wait(timeout=30)
-            return real(pieces, start, end)
+            return real(search, start, end)
 
-        monkeypatch.setattr(IVFPieces, "scan", scan)
+        monkeypatch.setattr(PartialIVFSearch, "scan", scan)
 
 
 def test_the_loop_runs_on_while_faiss_searches(built, questions, monkeypatch):
@@ -98,7 +98,7 @@ def test_the_loop_runs_on_while_faiss_searches(built, questions, monkeypatch):
 
 
 @pytest.mark.parametrize("way", ["close", "cancel", "break"])
-def test_leaving_early_ends_the_search_with_the_running_piece(built, questions, monkeypatch, way):
+def test_leaving_early_ends_the_search_with_the_running_part(built, questions, monkeypatch, way):
     held = Held(monkeypatch)
 
     async def ask() -> None:

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from ragcache_engine.search import stages
-from ragcache_engine.search.hnsw import DESCENT, LOOKS_SHARE, looks
-from ragcache_engine.search.stage_timing import Pace, even_ends
+from ragcache_engine.search.hnsw import DESCENT, PREVIEW_SHARE, preview_lengths
+from ragcache_engine.search.stage_timing import StageTiming, even_ends
 
 STAGED = ["IVF48,Flat", "IVF48,PQ6x4", "Flat", "HNSW16,Flat", "IDMap,IVF48,Flat", "IDMap,Flat"]
 
@@ -100,14 +100,14 @@ def test_ends_are_even_and_multiples_of_a_block():
     assert even_ends(900, 4, 1_024) == [900]
 
 
-def walk(pace: Pace, total: int, seconds_each: float) -> tuple[list[int], list[int]]:
+def walk(timing: StageTiming, total: int, seconds_each: float) -> tuple[list[int], list[int]]:
     """The cuts made and those shown, if each unit of the search takes so long."""
     made, shown, done = [], [], 0
     while done < total:
-        end = pace.next_end()
-        pace.took(end, (end - done) * seconds_each)
+        end = timing.next_end()
+        timing.note_searched(end, (end - done) * seconds_each)
         made.append(end)
-        if pace.due():
+        if timing.reset_if_due():
             shown.append(end)
         done = end
     return made, shown
@@ -115,32 +115,32 @@ def walk(pace: Pace, total: int, seconds_each: float) -> tuple[list[int], list[i
 
 def test_without_a_slice_every_cut_is_made_and_shown():
     ends = even_ends(80, 8)
-    assert walk(Pace(ends, 0.0), 80, 0.0) == (ends, ends)
+    assert walk(StageTiming(ends, 0.0), 80, 0.0) == (ends, ends)
 
 
-def test_pieces_that_go_by_quickly_are_made_larger():
-    # One unit takes 1 ms, so a planned piece takes 10 and a slice of 25 holds three of them.
-    made, shown = walk(Pace(even_ends(80, 8), 0.025), 80, 0.001)
+def test_parts_that_take_little_time_are_made_larger():
+    # One unit takes 1 ms, so a planned part takes 10 and a slice of 25 holds three of them.
+    made, shown = walk(StageTiming(even_ends(80, 8), 0.025), 80, 0.001)
     assert made == [10, 30, 60, 80]
     assert shown == [30, 60]
 
 
 def test_a_search_within_one_slice_is_cut_once():
-    assert walk(Pace(even_ends(80, 8), 1.0), 80, 0.001) == ([10, 80], [])
+    assert walk(StageTiming(even_ends(80, 8), 1.0), 80, 0.001) == ([10, 80], [])
 
 
 @pytest.mark.parametrize("ef_search", [1, 16, 64, 256, 300, 1_000, 5_000])
 @pytest.mark.parametrize("k", [1, 5, 50])
-def test_looks_grow_and_stay_within_their_share(ef_search, k):
-    lengths = looks(ef_search, k, 8)
+def test_previews_grow_and_stay_within_their_share(ef_search, k):
+    lengths = preview_lengths(ef_search, k, 8)
     assert len(lengths) <= 7
     assert all(longer == 2 * length for length, longer in pairwise(lengths))
     assert all(length >= k for length in lengths)
-    assert sum(lengths) + DESCENT * len(lengths) <= LOOKS_SHARE * ef_search
+    assert sum(lengths) + DESCENT * len(lengths) <= PREVIEW_SHARE * ef_search
 
 
-def test_a_long_queue_is_worth_several_looks_and_a_short_one_none():
-    assert looks(64, 2, 8) == []
-    assert len(looks(300, 2, 8)) == 1
-    assert len(looks(2_000, 2, 8)) >= 3
-    assert looks(2_000, 2, 2) == [117]
+def test_a_long_queue_is_worth_several_previews_and_a_short_one_none():
+    assert preview_lengths(64, 2, 8) == []
+    assert len(preview_lengths(300, 2, 8)) == 1
+    assert len(preview_lengths(2_000, 2, 8)) >= 3
+    assert preview_lengths(2_000, 2, 2) == [117]

@@ -84,7 +84,7 @@ def test_flat_in_row_ranges_ends_as_the_real_search(built, questions, factory, m
 
 
 @pytest.mark.parametrize(("factory", "metric"), HNSW)
-def test_hnsw_after_looks_ends_as_the_real_search(built, questions, factory, metric):
+def test_hnsw_after_previews_ends_as_the_real_search(built, questions, factory, metric):
     searches = [
         (faiss.SearchParametersHNSW(efSearch=ef_search), k)
         for ef_search, k in [(16, 2), (300, 1), (300, 8), (700, 5), (700, 60)]

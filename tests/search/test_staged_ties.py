@@ -103,16 +103,16 @@ def as_faiss_writes(kept: list[tuple[float, int]], sign: int) -> tuple[Any, Any]
 
 
 @given(
-    pieces=st.lists(st.lists(st.integers(0, 4), max_size=12), min_size=1, max_size=7),
+    parts=st.lists(st.lists(st.integers(0, 4), max_size=12), min_size=1, max_size=7),
     k=st.integers(1, 8),
     sign=st.sampled_from([1, -1]),
     seed=st.integers(0, 1_000),
 )
 @settings(max_examples=400, deadline=None)
-def test_merged_pieces_are_one_heap(pieces, k, sign, seed):
-    arriving = [float(value) for piece in pieces for value in piece]
+def test_merged_parts_are_one_heap(parts, k, sign, seed):
+    arriving = [float(value) for part in parts for value in part]
     names = np.random.default_rng(seed).permutation(len(arriving)).tolist()
-    ends = np.cumsum([len(piece) for piece in pieces]).tolist()
+    ends = np.cumsum([len(part) for part in parts]).tolist()
     found = list(zip(arriving, names, strict=True))
 
     def searched(start: int, end: int) -> tuple[Any, Any]:
@@ -120,16 +120,16 @@ def test_merged_pieces_are_one_heap(pieces, k, sign, seed):
 
     nearest = Nearest(*searched(0, ends[0]), ends[0], larger_is_nearer=sign < 0)
     for start, end in pairwise(ends):
-        nearest.take(*searched(start, end), end)
-    if again := nearest.search_again():
-        nearest.settle(*searched(0, again))
+        nearest.merge(*searched(start, end), end)
+    if again := nearest.end_of_ties():
+        nearest.settle_ties(*searched(0, again))
     ids, distances = nearest.arrays()
     wanted_distances, wanted_ids = searched(0, len(found))
     assert ids.tolist() == wanted_ids.tolist()
     assert distances.tolist() == wanted_distances.tolist()
 
 
-def test_only_a_tie_that_pieces_cannot_decide_is_searched_again():
+def test_only_a_tie_that_parts_cannot_decide_is_searched_again():
     def nearest(first: list[float], second: list[float]) -> Nearest:
         merged = Nearest(
             np.array([first], dtype=np.float32),
@@ -137,9 +137,9 @@ def test_only_a_tie_that_pieces_cannot_decide_is_searched_again():
             10,
             larger_is_nearer=False,
         )
-        merged.take(np.array([second], dtype=np.float32), np.array([[3, 4]]), 20)
+        merged.merge(np.array([second], dtype=np.float32), np.array([[3, 4]]), 20)
         return merged
 
-    assert nearest([1, 2], [2, 2]).search_again() == 0  # Full with the equal one: none enters.
-    assert nearest([1, 2], [1, 1.5]).search_again() == 0  # Equals, but room for both.
-    assert nearest([1, 2], [0, 1]).search_again() == 20  # One of two equals leaves: which?
+    assert nearest([1, 2], [2, 2]).end_of_ties() == 0  # Full with the equal one: none enters.
+    assert nearest([1, 2], [1, 1.5]).end_of_ties() == 0  # Equals, but room for both.
+    assert nearest([1, 2], [0, 1]).end_of_ties() == 20  # One of two equals leaves: which?

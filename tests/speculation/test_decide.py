@@ -6,58 +6,58 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ragcache_engine import Document
-from ragcache_engine.speculation.decide import Move, decide, max_prefill_requests
+from ragcache_engine.speculation.decide import Decision, decide, max_prefill_requests
 
 documents = st.lists(st.sampled_from("abc").map(lambda name: Document(name, name)), max_size=3)
 numbers = st.integers(0, 5)
 A, B = [Document("a", "a")], [Document("b", "b")]
 
 
-def move(
+def decision(
     running: list[Document] | None, found: list[Document], waiting: int = 0, final: bool = False
-) -> Move:
+) -> Decision:
     return decide(running, found, pending_prefills=waiting, max_prefill_requests=2, final=final)
 
 
 def test_the_first_documents_are_started_on():
-    assert move(None, A) is Move.START
+    assert decision(None, A) is Decision.START
 
 
 def test_the_same_documents_change_nothing():
-    assert move(A, A) is Move.KEEP
-    assert move(A, A, waiting=5, final=True) is Move.KEEP
+    assert decision(A, A) is Decision.KEEP
+    assert decision(A, A, waiting=5, final=True) is Decision.KEEP
 
 
 def test_other_documents_replace_what_runs():
-    assert move(A, B) is Move.START
+    assert decision(A, B) is Decision.START
 
 
 def test_the_order_of_documents_matters():
-    assert move(A + B, B + A) is Move.START
+    assert decision(A + B, B + A) is Decision.START
 
 
 def test_without_room_what_is_wrong_ends_and_nothing_begins():
-    assert move(A, B, waiting=2) is Move.CANCEL
-    assert move(None, B, waiting=2) is Move.KEEP
+    assert decision(A, B, waiting=2) is Decision.CANCEL
+    assert decision(None, B, waiting=2) is Decision.KEEP
 
 
 def test_final_documents_need_no_room():
-    assert move(None, A, waiting=2, final=True) is Move.START
+    assert decision(None, A, waiting=2, final=True) is Decision.START
 
 
 @given(st.none() | documents, documents, numbers, numbers, st.booleans())
 def test_only_wrong_work_ends_and_only_known_documents_are_started_on(
     running: list[Document] | None, found: list[Document], pending: int, most: int, final: bool
 ):
-    chosen = decide(
+    decided = decide(
         running, found, pending_prefills=pending, max_prefill_requests=most, final=final
     )
     if running is not None:
-        assert (chosen is Move.KEEP) == (running == found)
-    if chosen is Move.START:
+        assert (decided is Decision.KEEP) == (running == found)
+    if decided is Decision.START:
         assert found
         assert final or pending < most
-    if chosen is Move.CANCEL:
+    if decided is Decision.CANCEL:
         assert running is not None
 
 
@@ -67,9 +67,9 @@ def test_whatever_the_stages_said_in_the_end_only_the_final_documents_run(
 ):
     running: list[Document] | None = None
     for found, pending in [*stages, (final, 0)]:
-        chosen = decide(running, found, pending_prefills=pending, max_prefill_requests=most)
-        if chosen is not Move.KEEP:
-            running = found if chosen is Move.START else None
+        decided = decide(running, found, pending_prefills=pending, max_prefill_requests=most)
+        if decided is not Decision.KEEP:
+            running = found if decided is Decision.START else None
     assert running == (final or None)
 
 

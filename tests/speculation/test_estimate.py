@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from ragcache_engine.speculation.estimate import (
     LEAST_LEAD_S,
     QUESTIONS_BETWEEN_TRIALS,
+    ChainFigures,
     Estimator,
-    Figures,
     ModelSpeed,
     expected_gain_s,
     is_worthwhile,
@@ -20,7 +20,7 @@ FAST = ModelSpeed().after_prefill(1.0, 1000)
 
 seconds = st.floats(0, 10)
 shares = st.floats(0, 1)
-figures = st.builds(Figures, st.none() | seconds, shares, st.floats(0, 8))
+figures = st.builds(ChainFigures, st.none() | seconds, shares, st.floats(0, 8))
 speeds = st.lists(st.tuples(seconds, st.integers(0, 9000)), max_size=4).map(
     lambda seen: _after(ModelSpeed(), seen)
 )
@@ -33,60 +33,63 @@ def _after(speed: ModelSpeed, seen: list[tuple[float, int]]) -> ModelSpeed:
 
 
 def test_nothing_measured_means_try():
-    assert is_worthwhile(Figures(), ModelSpeed(), STEP)
+    assert is_worthwhile(ChainFigures(), ModelSpeed(), STEP)
 
 
 def test_a_search_of_half_a_second_is_worth_it_and_one_of_a_millisecond_is_not():
-    assert is_worthwhile(Figures(lead_s=0.5), FAST, STEP)
-    assert not is_worthwhile(Figures(lead_s=0.001), FAST, STEP)
+    assert is_worthwhile(ChainFigures(lead_s=0.5), FAST, STEP)
+    assert not is_worthwhile(ChainFigures(lead_s=0.001), FAST, STEP)
 
 
 def test_wrong_guesses_that_cost_more_than_right_ones_gain_are_not_worth_it():
-    right, wrong = Figures(lead_s=0.1), Figures(lead_s=0.1, adopted=0.3, wrong=2.0)
+    right, wrong = (
+        ChainFigures(lead_s=0.1),
+        ChainFigures(lead_s=0.1, useful_share=0.3, wrong_guesses=2.0),
+    )
     assert is_worthwhile(right, FAST, STEP)
     assert not is_worthwhile(wrong, FAST, STEP)
 
 
 def test_prompts_that_never_come_as_expected_end_it():
-    seen = Figures(lead_s=0.5)
+    seen = ChainFigures(lead_s=0.5)
     for _ in range(10):
-        seen = seen.after_question(was_of_use=False, wrong=1)
+        seen = seen.after_question(was_of_use=False, wrong_guesses=1)
     assert not is_worthwhile(seen, FAST, STEP)
 
 
 def test_one_bad_question_does_not_end_it():
-    assert is_worthwhile(Figures(lead_s=0.5).after_question(False, 1), FAST, STEP)
+    assert is_worthwhile(ChainFigures(lead_s=0.5).after_question(False, 1), FAST, STEP)
 
 
 @given(figures, speeds)
-def test_a_longer_lead_never_gains_less(before: Figures, speed: ModelSpeed):
-    longer = Figures((before.lead_s or 0.0) + 1.0, before.adopted, before.wrong)
+def test_a_longer_lead_never_gains_less(before: ChainFigures, speed: ModelSpeed):
+    longer = ChainFigures((before.lead_s or 0.0) + 1.0, before.useful_share, before.wrong_guesses)
     if before.lead_s is not None and speed.prefill_s is not None:
         assert expected_gain_s(longer, speed, STEP) >= expected_gain_s(before, speed, STEP)
 
 
 @given(figures, speeds)
-def test_more_wrong_guesses_never_gain_more(before: Figures, speed: ModelSpeed):
-    worse = Figures(before.lead_s, before.adopted, before.wrong + 1)
+def test_more_wrong_guesses_never_gain_more(before: ChainFigures, speed: ModelSpeed):
+    worse = ChainFigures(before.lead_s, before.useful_share, before.wrong_guesses + 1)
     assert expected_gain_s(worse, speed, STEP) <= expected_gain_s(before, speed, STEP)
 
 
 @given(figures, speeds)
-def test_no_more_is_gained_than_there_is_to_hide(before: Figures, speed: ModelSpeed):
+def test_no_more_is_gained_than_there_is_to_hide(before: ChainFigures, speed: ModelSpeed):
     assert expected_gain_s(before, speed, STEP) <= (before.lead_s or 0.0)
 
 
 @given(figures, speeds)
-def test_shorter_steps_never_gain_less(before: Figures, speed: ModelSpeed):
+def test_shorter_steps_never_gain_less(before: ChainFigures, speed: ModelSpeed):
     whole = expected_gain_s(before, speed, None)
     assert whole <= expected_gain_s(before, speed, 2 * STEP) <= expected_gain_s(before, speed, STEP)
 
 
 @given(figures, speeds)
-def test_it_is_tried_again_now_and_then(before: Figures, speed: ModelSpeed):
+def test_it_is_tried_again_now_and_then(before: ChainFigures, speed: ModelSpeed):
     assume(before.lead_s is None or before.lead_s >= LEAST_LEAD_S)
     estimator = Estimator(before)
-    wanted = [estimator.wants_next(speed, STEP) for _ in range(3 * QUESTIONS_BETWEEN_TRIALS)]
+    wanted = [estimator.decide_next(speed, STEP) for _ in range(3 * QUESTIONS_BETWEEN_TRIALS)]
     assert True in wanted[: QUESTIONS_BETWEEN_TRIALS + 1]
     assert all(wanted) == is_worthwhile(before, speed, STEP)
 
@@ -95,27 +98,27 @@ def test_it_is_tried_again_now_and_then(before: Figures, speed: ModelSpeed):
 def test_no_trial_is_wasted_where_the_prompt_is_known_to_come_at_once(
     lead_s: float, adopted: float, speed: ModelSpeed
 ):
-    estimator = Estimator(Figures(lead_s, adopted))
-    assert not any(estimator.wants_next(speed, STEP) for _ in range(3 * QUESTIONS_BETWEEN_TRIALS))
+    estimator = Estimator(ChainFigures(lead_s, adopted))
+    assert not any(estimator.decide_next(speed, STEP) for _ in range(3 * QUESTIONS_BETWEEN_TRIALS))
     for _ in range(8):
         estimator.note_prompt(0.5, was_idle=True)
-    later = [estimator.wants_next(FAST, STEP) for _ in range(QUESTIONS_BETWEEN_TRIALS + 1)]
+    later = [estimator.decide_next(FAST, STEP) for _ in range(QUESTIONS_BETWEEN_TRIALS + 1)]
     assert True in later
 
 
 def test_what_a_busy_process_takes_is_no_measure_of_what_there_is_to_gain():
     estimator = Estimator()
-    assert estimator.wants_next(FAST, STEP)  # nothing is known
+    assert estimator.decide_next(FAST, STEP)  # nothing is known
     for _ in range(8):
         estimator.note_prompt(0.5, was_idle=False)
     assert estimator.figures.lead_s is None
-    assert not estimator.wants_next(FAST, STEP)
+    assert not estimator.decide_next(FAST, STEP)
     estimator.note_prompt(0.5, was_idle=True)
-    assert estimator.wants_next(FAST, STEP)
+    assert estimator.decide_next(FAST, STEP)
 
 
 def test_after_a_bad_time_good_trials_bring_it_back():
-    estimator = Estimator(Figures(lead_s=0.5, adopted=0.0, wrong=1.0))
+    estimator = Estimator(ChainFigures(lead_s=0.5, useful_share=0.0, wrong_guesses=1.0))
     for _ in range(4):
-        estimator.figures = estimator.figures.after_question(was_of_use=True, wrong=0)
-    assert estimator.wants_next(FAST, STEP)
+        estimator.figures = estimator.figures.after_question(was_of_use=True, wrong_guesses=0)
+    assert estimator.decide_next(FAST, STEP)

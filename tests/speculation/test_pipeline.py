@@ -15,7 +15,7 @@ from ragcache_engine import Document, GenerationFailed, SamplingOptions, Templat
 from ragcache_engine.backends.memory import MemoryBackend
 from ragcache_engine.prompt import TemplateBook
 from ragcache_engine.protocols import BackendRequest
-from ragcache_engine.speculation import Pipeline, Search
+from ragcache_engine.speculation import Pipeline, TrackedSearch
 
 TEMPLATE = Template("Texts: ", "; ", " Asked: {question}")
 DOCUMENTS = [Document(name, f"{name} is a document about {name}.") for name in "abc"]
@@ -56,14 +56,14 @@ class World:
             unclaimed_s=EXPIRY_S,
             most_unclaimed=MOST,
         )
-        self.searches: dict[int, Search] = {}
+        self.searches: dict[int, TrackedSearch] = {}
 
     def _fault(self, step: int) -> None:
         if self.breaks:
             self.breaks = False
             raise GenerationFailed("broken")
 
-    def search(self, number: int) -> Search:
+    def search(self, number: int) -> TrackedSearch:
         return self.searches.setdefault(
             number, self.pipeline.search(f"Question {number}?", None, TEMPLATE, OPTIONS[0])
         )

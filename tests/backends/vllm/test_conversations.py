@@ -206,7 +206,7 @@ def test_this_model_is_told_of_tools_in_words_and_held_to_a_call(vllm_engine: RA
 @pytest.mark.parametrize("size", [1, 5, 1000])
 def test_vllms_own_parsers_read_calls(vllm_engine: RAGCacheEngine, size: int):
     from ragcache_engine.backends.vllm.tool_parsers import ParserReader, require_parser
-    from ragcache_engine.chat.calls import joined
+    from ragcache_engine.chat.calls import join_parts
 
     with pytest.raises(ConfigError, match="hermes"):
         require_parser("no such parser")
@@ -217,7 +217,7 @@ def test_vllms_own_parsers_read_calls(vllm_engine: RAGCacheEngine, size: int):
         reader.read(said[at : at + size], tokenizer.encode(said[at : at + size]))
         for at in range(0, len(said), size)
     ]
-    streamed = joined([*parts, reader.end()])
+    streamed = join_parts([*parts, reader.end()])
     whole = ParserReader("hermes", tokenizer, TOOLS).whole(said)
     for answer in (streamed, whole):
         assert answer.text.strip() == "Well."

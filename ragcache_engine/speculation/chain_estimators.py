@@ -1,0 +1,57 @@
+"""One estimator for each chain; the chains least recently seen are forgotten."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable
+
+from ragcache_engine.speculation.estimate import Estimator, ModelSpeed
+from ragcache_engine.speculation.outcomes import USEFUL
+from ragcache_engine.speculation.tracked_search import TrackedSearch
+
+MOST_CHAINS = 64
+
+
+class ChainEstimators:
+    """Measure what speculating gains for each chain, and decide by it. On the engine's loop only.
+
+    is_automatic: speculate only where that is measured to gain time; False: always.
+    """
+
+    def __init__(self, *, is_automatic: bool) -> None:
+        self._is_automatic = is_automatic
+        self._estimators: OrderedDict[Hashable, Estimator] = OrderedDict()
+
+    def is_worth_guessing(
+        self, search: TrackedSearch, speed: ModelSpeed, step_tokens: int | None
+    ) -> bool:
+        """Decide whether to speculate on this question. The decision is made once and kept.
+
+        step_tokens: most tokens in one step of the model; None if a prompt is computed in one step.
+        """
+        if search.is_worth_guessing is None:
+            search.is_worth_guessing = not self._is_automatic or self._of(search.chain).decide_next(
+                speed, step_tokens
+            )
+        return search.is_worth_guessing
+
+    def note_prompt(self, search: TrackedSearch, now_s: float) -> None:
+        """Measure how long after its final documents the prompt of this search came."""
+        lead_s = now_s - search.documents_since_s
+        self._of(search.chain).note_prompt(lead_s, was_idle=search.was_idle)
+
+    def note_outcome(self, search: TrackedSearch) -> None:
+        """Count, once, whether the work that was started for this search was of use."""
+        if search.speculations_started and not search.is_in_estimate:
+            search.is_in_estimate = True
+            estimator = self._of(search.chain)
+            estimator.figures = estimator.figures.after_question(
+                search.outcome in USEFUL, search.speculations_cancelled
+            )
+
+    def _of(self, chain: Hashable) -> Estimator:
+        estimator = self._estimators.setdefault(chain, Estimator())
+        self._estimators.move_to_end(chain)
+        if len(self._estimators) > MOST_CHAINS:
+            self._estimators.popitem(last=False)
+        return estimator

@@ -1,0 +1,50 @@
+"""How a speculation ended, and what that adds to the statistics. Pure functions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ragcache_engine.protocols import BackendRequest
+from ragcache_engine.speculation.generation import Speculation, is_same_prompt
+from ragcache_engine.values import SpeculationOutcome, SpeculationStats
+
+USEFUL = (SpeculationOutcome.ADOPTED, SpeculationOutcome.PREFILLED)
+"""The outcomes of work that did what it was started for."""
+
+
+def find_outcome(speculation: Speculation, request: BackendRequest) -> SpeculationOutcome:
+    """Say what becomes of a speculation that does not answer the request of its own search."""
+    guess = speculation.request
+    if guess is None:
+        return SpeculationOutcome.NONE
+    if not speculation.is_whole:
+        is_head = (
+            request.prompt.text.startswith(guess.prompt.text) and request.tenant == guess.tenant
+        )
+        return SpeculationOutcome.PREFILLED if is_head else SpeculationOutcome.OTHER_PROMPT
+    if is_same_prompt(guess, request):
+        return SpeculationOutcome.OTHER_OPTIONS
+    return SpeculationOutcome.OTHER_PROMPT
+
+
+def count_outcome(
+    stats: SpeculationStats, outcome: SpeculationOutcome, computed_tokens: int = 0
+) -> SpeculationStats:
+    """Return the statistics with one more speculation that ended so.
+
+    computed_tokens: the prompt tokens that were prefilled for it.
+    """
+    # After OTHER_OPTIONS too nothing is wasted: the request has the very tokens of the guess.
+    if outcome not in USEFUL and outcome is not SpeculationOutcome.OTHER_OPTIONS:
+        wasted = stats.wasted_prefill_tokens + computed_tokens
+        stats = replace(stats, wasted_prefill_tokens=wasted)
+    match outcome:
+        case SpeculationOutcome.ADOPTED:
+            return replace(stats, adopted=stats.adopted + 1)
+        case SpeculationOutcome.PREFILLED:
+            return replace(stats, prefilled=stats.prefilled + 1)
+        case SpeculationOutcome.EXPIRED:
+            return replace(stats, expired=stats.expired + 1)
+        case SpeculationOutcome.FAILED:
+            return replace(stats, failed=stats.failed + 1)
+    return replace(stats, cancelled=stats.cancelled + 1)

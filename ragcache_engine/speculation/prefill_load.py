@@ -1,0 +1,51 @@
+"""How busy the model is with prefills, and how fast it computes one. All times are seconds."""
+
+from __future__ import annotations
+
+from ragcache_engine.speculation.decide import max_prefill_requests
+from ragcache_engine.speculation.estimate import ModelSpeed, running_mean
+from ragcache_engine.values import ModelLimits
+
+
+class PrefillLoad:
+    """Follow every prefill of an engine, speculative or not. Used on the engine's loop only.
+
+    A prefill is named by the object that it is for: a Speculation or a Claim.
+    speed: running means over the prefills that had the model to themselves.
+    """
+
+    def __init__(self) -> None:
+        self.speed = ModelSpeed()
+        self._running: set[object] = set()
+        self._prompt_tokens: float | None = None
+
+    def __len__(self) -> int:
+        """Return how many requests have no first token yet."""
+        return len(self._running)
+
+    def begin(self, prefill: object) -> bool:
+        """Note that this prefill begins. Return True if no other prefill runs."""
+        is_alone = not self._running
+        self._running.add(prefill)
+        return is_alone
+
+    def end(self, prefill: object) -> None:
+        """Note that this prefill is done or was given up. A second call does nothing."""
+        self._running.discard(prefill)
+
+    def count_others(self, prefill: object) -> int:
+        """Return how many prefills run besides this one, whether or not this one runs."""
+        return len(self._running) - (prefill in self._running)
+
+    def note_speed(self, seconds: float, computed_tokens: int) -> None:
+        """Add one measurement: a prefill that ran alone computed so many tokens in this time."""
+        self.speed = self.speed.after_prefill(seconds, computed_tokens)
+
+    def note_prompt(self, tokens: int) -> None:
+        """Add the length of one prompt to the running mean that `max_requests` uses."""
+        self._prompt_tokens = running_mean(self._prompt_tokens, tokens)
+
+    def max_requests(self, limits: ModelLimits) -> int:
+        """Return how many prompts of average length one step of the model computes, at least 1."""
+        tokens = self._prompt_tokens or limits.step_tokens
+        return max_prefill_requests(limits.step_tokens, limits.device_tokens, int(tokens))

@@ -1,0 +1,127 @@
+"""The searches and speculations that a prompt may still claim, and how many of them are kept."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Collection
+
+from ragcache_engine.protocols import BackendRequest
+from ragcache_engine.speculation.generation import Speculation
+from ragcache_engine.speculation.tracked_search import TrackedSearch
+from ragcache_engine.values import TokenizedPrompt
+
+SOON_S = 0.5
+"""A prompt is expected for this long after its search ended."""
+MOST_SEARCHES = 256
+
+Unclaimed = tuple[Speculation, TrackedSearch]
+
+
+class SearchRegistry:
+    """Remember which search has which number, and which speculation belongs to which search.
+
+    Used on the engine's loop only, except for `find_tokens`.
+    most_unclaimed: how many speculations may wait for their prompt at a time.
+    """
+
+    def __init__(self, most_unclaimed: int) -> None:
+        self._most_unclaimed = most_unclaimed
+        self._searches: OrderedDict[int, TrackedSearch] = OrderedDict()
+        self._unclaimed: dict[Speculation, TrackedSearch] = {}
+
+    def add_search(self, search: TrackedSearch) -> None:
+        """Remember a search by its number; forget the oldest search beyond MOST_SEARCHES."""
+        self._searches[search.number] = search
+        if len(self._searches) > MOST_SEARCHES:
+            self._searches.popitem(last=False)
+
+    def remove_search(self, number: int) -> TrackedSearch | None:
+        """Forget the search with this number and return it; None if it is not known."""
+        return self._searches.pop(number, None)
+
+    def add(self, speculation: Speculation, search: TrackedSearch) -> None:
+        """Make this the search's speculation, which waits for a prompt from now on."""
+        search.speculation = speculation
+        self._unclaimed[speculation] = search
+
+    def remove(self, speculation: Speculation, search: TrackedSearch) -> None:
+        """Take the speculation from its search: no prompt can claim it any more."""
+        self._unclaimed.pop(speculation, None)
+        if search.speculation is speculation:
+            search.speculation = None
+
+    def __contains__(self, speculation: Speculation) -> bool:
+        return speculation in self._unclaimed
+
+    @property
+    def unclaimed(self) -> int:
+        """How many speculations wait for their prompt."""
+        return len(self._unclaimed)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no further speculation may wait for its prompt."""
+        return len(self._unclaimed) >= self._most_unclaimed
+
+    def claim(
+        self, request: BackendRequest, number: int | None
+    ) -> tuple[TrackedSearch | None, Speculation | None]:
+        """Take out the search behind this request, and the speculation that generates its answer.
+
+        number: the search that the prompt was made from; None if that is not known. The speculation
+          may also be that of another search which expected the same prompt; without a number, its
+          search is the one returned.
+        """
+        search = None if number is None else self.remove_search(number)
+        speculation = self._find_answer(request, search)
+        if speculation:
+            own = self._unclaimed[speculation]
+            self.remove(speculation, own)
+            search = search or self.remove_search(own.number)
+        return search, speculation
+
+    def _find_answer(
+        self, request: BackendRequest, search: TrackedSearch | None
+    ) -> Speculation | None:
+        own = search.speculation if search else None
+        if own and own.is_answer_to(request):
+            return own
+        return next((s for s in self._unclaimed if s.is_answer_to(request)), None)
+
+    def find_tokens(self, prompt: str, add_special_tokens: bool) -> TokenizedPrompt | None:
+        """Return the prompt's tokens if a waiting speculation has them, else None. Any thread."""
+        for speculation in self._unclaimed.copy():
+            request = speculation.request
+            if (
+                request
+                and request.prompt.text == prompt
+                and request.options.add_special_tokens == add_special_tokens
+            ):
+                return request.prompt
+        return None
+
+    def find_overdue(self, now_s: float, unclaimed_s: float) -> list[Unclaimed]:
+        """Return the speculations whose search ended `unclaimed_s` ago or earlier."""
+        return [
+            (speculation, search)
+            for speculation, search in self._unclaimed.items()
+            if search.ended_s is not None and now_s - search.ended_s >= unclaimed_s
+        ]
+
+    def find_about(self, document_ids: Collection[str] | None) -> list[Unclaimed]:
+        """Return the waiting speculations on any of these documents; None: all that wait."""
+        return [
+            (speculation, search)
+            for speculation, search in self._unclaimed.items()
+            if document_ids is None or any(d.id in document_ids for d in speculation.documents)
+        ]
+
+    def count_expected_prompts(self, search: TrackedSearch, now_s: float) -> int:
+        """Return how many other searches will soon send a prompt that nothing was started for."""
+        return sum(
+            other is not search
+            and not other.is_closed
+            and other.speculation is None
+            and (other.ended_s is None or now_s - other.ended_s < SOON_S)
+            for other in self._searches.values()
+        )

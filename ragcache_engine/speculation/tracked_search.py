@@ -1,0 +1,79 @@
+"""The record of one search, from its first documents to the prompt that is made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+
+from ragcache_engine.prompt import Render
+from ragcache_engine.speculation.generation import Speculation
+from ragcache_engine.values import (
+    Document,
+    SamplingOptions,
+    SpeculationEvent,
+    SpeculationOutcome,
+    SpeculationReport,
+    SpeculationStep,
+)
+
+
+@dataclass(slots=True, eq=False)
+class TrackedSearch:
+    """What the engine knows of one search. Times are seconds on the backend's clock.
+
+    After it was made, it is read and changed on the engine's loop only.
+    number: names the search, so that its prompt can be told from others. started_s: when the question
+      was asked.
+    chain, template, options, tenant: what its prompt will be like; see RAGCacheEngine.retrieval.
+    is_worth_guessing: whether the engine speculates on this question; None until that was decided.
+    documents: those of the last stage, nearest first; None before the first stage.
+    documents_since_s: when a stage first had these documents.
+    was_idle: whether no other prefill was pending at that moment.
+    ended_s: when the search ended with documents; None while it runs.
+    is_closed: the prompt has come, or will not come; nothing more is started for this search.
+    speculation: the one that now runs or waits for the prompt.
+    speculations_started, speculations_cancelled: how many of each there were for this search.
+    is_in_estimate: the outcome is part of the estimate of what speculating gains.
+    """
+
+    number: int
+    question: str
+    chain: Hashable
+    template: Render | None
+    options: SamplingOptions | None
+    tenant: str | None
+    started_s: float
+    is_worth_guessing: bool | None = None
+    documents: Sequence[Document] | None = None
+    documents_since_s: float = 0.0
+    was_idle: bool = False
+    ended_s: float | None = None
+    is_closed: bool = False
+    speculation: Speculation | None = None
+    speculations_started: int = 0
+    speculations_cancelled: int = 0
+    is_in_estimate: bool = False
+    outcome: SpeculationOutcome = SpeculationOutcome.NONE
+    _events: list[SpeculationEvent] = field(default_factory=list)
+
+    def note_stage(
+        self, now_s: float, documents: Sequence[Document], final: bool, *, is_idle: bool
+    ) -> None:
+        """Take in the documents of one stage. is_idle: no other prefill is pending now."""
+        names = ", ".join(document.id for document in documents)
+        self.note(now_s, SpeculationStep.STAGE, f"final: {names}" if final else names)
+        if self.documents != documents:
+            self.documents, self.documents_since_s = documents, now_s
+            self.was_idle = is_idle
+        if final:
+            self.ended_s = now_s
+
+    def note(self, at_s: float, step: SpeculationStep, detail: str = "") -> None:
+        """Add an event to the timeline."""
+        self._events.append(SpeculationEvent(at_s - self.started_s, step, detail))
+
+    def report(self) -> SpeculationReport:
+        """Return the outcome and the timeline, its events in the order of their times."""
+        # The first token of an adopted answer is noted when it is handed out, after it was computed.
+        events = sorted(self._events, key=lambda event: event.at_s)
+        return SpeculationReport(self.outcome, tuple(events))
