@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import ConfigDict, Field
 
-from ragcache_integrations.engines import ENGINE_SECRET, Engine
+from ragcache_integrations.engine_field import ENGINE_SECRET, Engine
 from ragcache_integrations.sampling import SamplingFields
 
 

@@ -28,7 +28,7 @@ from ragcache_integrations.langchain.store import (
     nearest,
 )
 from ragcache_integrations.langchain.template import PromptTemplateLike, as_template
-from ragcache_integrations.searchable import check_top_k
+from ragcache_integrations.search_checks import check_top_k
 from ragcache_integrations.staging import OnStage, awaited, engine_told, handed_over, told_stages
 
 DEFAULT_K = 4

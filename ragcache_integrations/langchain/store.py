@@ -16,7 +16,7 @@ from langchain_core.runnables.config import run_in_executor
 from langchain_core.vectorstores import VectorStore
 
 from ragcache_engine import IndexOutOfStep, UnknownDocument, UnsupportedStore
-from ragcache_integrations.searchable import (
+from ragcache_integrations.search_checks import (
     check_counts,
     check_filled,
     check_vector_size,

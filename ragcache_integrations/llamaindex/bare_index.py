@@ -11,7 +11,7 @@ from llama_index.core.data_structs import IndexDict
 from llama_index.core.schema import BaseNode, IndexNode
 
 from ragcache_engine import IndexOutOfStep, UnsupportedStore
-from ragcache_integrations.searchable import check_counts, is_faiss_index
+from ragcache_integrations.search_checks import check_counts, is_faiss_index
 
 BareNodes = Sequence[BaseNode] | Mapping[int, BaseNode]
 """One node for each vector: in the order of the vectors, or by the ids that the Faiss index gives out."""

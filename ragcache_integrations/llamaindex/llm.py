@@ -26,7 +26,7 @@ from llama_index.core.prompts import BasePromptTemplate
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from ragcache_engine import EngineNeeded, SamplingOptions
-from ragcache_integrations.engines import Engine
+from ragcache_integrations.engine_field import Engine
 from ragcache_integrations.llamaindex.conversations import by_chat_template
 from ragcache_integrations.llamaindex.responses import (
     chat_response,

@@ -26,7 +26,7 @@ from ragcache_integrations.llamaindex.store import (
     retriever_over,
 )
 from ragcache_integrations.llamaindex.template import PromptTemplateLike, as_template
-from ragcache_integrations.searchable import check_top_k, check_vector_size
+from ragcache_integrations.search_checks import check_top_k, check_vector_size
 from ragcache_integrations.staging import (
     OnStage,
     awaited,

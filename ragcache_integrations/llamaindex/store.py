@@ -14,7 +14,7 @@ from llama_index.core.indices.vector_store import VectorIndexRetriever, VectorSt
 from llama_index.core.schema import NodeWithScore, QueryBundle
 
 from ragcache_engine import UnknownDocument, UnsupportedStore
-from ragcache_integrations.searchable import check_counts, check_filled, is_faiss_index
+from ragcache_integrations.search_checks import check_counts, check_filled, is_faiss_index
 
 
 def faiss_index(index: VectorStoreIndex) -> Any:

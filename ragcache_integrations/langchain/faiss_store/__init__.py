@@ -7,7 +7,7 @@
       filter_cache.py which rows a filter chooses
     persistence.py    a collection in a folder; community.py reads langchain_community's
 
-and, without any state: additions.py (what is added), searches.py (what is asked), filters.py,
+and, without any state: additions.py (what is added), search_request.py (what is asked), filters.py,
 metric.py, diversity.py; locks.py. Importing this package loads Faiss.
 """
 

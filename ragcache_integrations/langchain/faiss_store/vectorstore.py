@@ -33,7 +33,7 @@ from ragcache_integrations.langchain.faiss_store.indexes import (
     kind_of,
 )
 from ragcache_integrations.langchain.faiss_store.metric import FloatMatrix, chosen_metric
-from ragcache_integrations.langchain.faiss_store.searches import (
+from ragcache_integrations.langchain.faiss_store.search_request import (
     DEFAULT_FETCH_K,
     DEFAULT_K,
     Search,

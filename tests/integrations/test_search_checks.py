@@ -3,7 +3,7 @@ from types import SimpleNamespace
 import pytest
 
 from ragcache_engine import EmptyIndex, IndexOutOfStep, InvalidTopK, QueryShapeError
-from ragcache_integrations.searchable import (
+from ragcache_integrations.search_checks import (
     check_counts,
     check_filled,
     check_top_k,

@@ -13,7 +13,7 @@ from ragcache_integrations.langchain.faiss_store.collection import Collection, F
 from ragcache_integrations.langchain.faiss_store.filters import Filter, predicate
 from ragcache_integrations.langchain.faiss_store.metric import FloatMatrix
 from ragcache_integrations.langchain.faiss_store.row_search import Effort
-from ragcache_integrations.searchable import check_top_k
+from ragcache_integrations.search_checks import check_top_k
 from ragcache_integrations.staging import OnStage
 
 DEFAULT_K = 4
