@@ -9,7 +9,7 @@ from pydantic import BeforeValidator
 from ragcache_engine import EngineConfig, RAGCacheEngine
 
 
-def as_engine(given: Any) -> Any:
+def ensure_engine(given: Any) -> Any:
     """A running engine as it is; for an EngineConfig, or one as JSON, an engine started now.
 
     An engine given is shared by all who have it, and closed by whoever made it. One that is started
@@ -22,7 +22,7 @@ def as_engine(given: Any) -> Any:
     return given
 
 
-Engine = Annotated[RAGCacheEngine, BeforeValidator(as_engine)]
+Engine = Annotated[RAGCacheEngine, BeforeValidator(ensure_engine)]
 
 ENGINE_SECRET = "RAGCACHE_ENGINE"
 """What a serialized object says instead of its engine, which is no text: loading asks for it."""

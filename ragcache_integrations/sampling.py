@@ -16,7 +16,7 @@ from ragcache_engine import BadRequest, Guide, SamplingOptions
 
 _ENGINE_NAMES = {"max_new_tokens": "max_tokens"}
 # Values that leave a parameter unknown here, such as logprobs, at what vLLM does anyway.
-_ASKS_FOR_NOTHING = (None, False)
+_VALUES_WITHOUT_EFFECT = (None, False)
 
 
 class SamplingFields(BaseModel):
@@ -67,8 +67,8 @@ class SamplingFields(BaseModel):
         changes: what the call says otherwise, by the same names.
         Raises BadRequest for a name the engine knows nothing of, ValueError for impossible values.
         """
-        parameters = _in_engine_names(self.sampling_parameters())
-        parameters |= _known(_in_engine_names(changes or {}), parameters)
+        parameters = _rename_for_engine(self.sampling_parameters())
+        parameters |= _keep_known(_rename_for_engine(changes or {}), parameters)
         if (n := parameters.pop("n")) != 1:
             raise BadRequest(f"a prompt has one answer here, got n={n}; send the prompt {n} times")
         return SamplingOptions(
@@ -99,15 +99,15 @@ def as_guide(form: Any) -> Guide | None:
     )
 
 
-def _in_engine_names(parameters: Mapping[str, Any]) -> dict[str, Any]:
+def _rename_for_engine(parameters: Mapping[str, Any]) -> dict[str, Any]:
     return {_ENGINE_NAMES.get(name, name): value for name, value in parameters.items()}
 
 
-def _known(changes: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+def _keep_known(changes: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
     """The changes without those that ask for nothing, such as logprobs=None."""
     names = sorted(names)
     for name, value in changes.items():
-        if name not in names and value not in _ASKS_FOR_NOTHING:
+        if name not in names and value not in _VALUES_WITHOUT_EFFECT:
             raise BadRequest(
                 f"the engine cannot honour {name}={value!r}; leave it out. "
                 f"A call may set {', '.join(names)}"

@@ -18,13 +18,13 @@ def check_top_k(top_k: int) -> None:
         raise InvalidTopK(f"at least one document must be asked for, got {top_k}; raise it to 1")
 
 
-def check_filled(index: Any) -> None:
+def check_not_empty(index: Any) -> None:
     """Raises EmptyIndex if the index holds no vectors."""
     if index.ntotal == 0:
         raise EmptyIndex("the index holds no vectors; add documents before asking")
 
 
-def check_counts(vectors: int, documents: int) -> None:
+def check_same_count(vectors: int, documents: int) -> None:
     """Raises IndexOutOfStep unless each vector has its document."""
     if vectors != documents:
         raise IndexOutOfStep(

@@ -28,11 +28,11 @@ logger = logging.getLogger(__name__)
 SLICE_S = 0.002
 """Seconds of searching between stages, at least: what a prefill gains by starting less early is less."""
 
-Found = TypeVar("Found")
-Raw = TypeVar("Raw")
+Result = TypeVar("Result")
+RawResult = TypeVar("RawResult")
 Item = TypeVar("Item")
 
-OnStage: TypeAlias = Callable[[Found, float], None]
+OnStage: TypeAlias = Callable[[Result, float], None]
 """Told what a search would return if it ended now, and the share of it that is behind."""
 
 
@@ -56,26 +56,28 @@ def search_in_stages(
         stage = next(drawn)
     except Exception as error:
         # Faiss, or what stands for it, may well have an answer: an empty one to NaN, say.
-        return _in_one_go(error, index, query, k, params)
+        return _search_at_once(error, index, query, k, params)
     while not stage.final:
         if (stage.ids >= 0).all():
             on_stage(stage)
         try:
             stage = next(drawn)
         except Exception as error:
-            return _in_one_go(error, index, query, k, params)
+            return _search_at_once(error, index, query, k, params)
     # Stages share their arrays and protect them; those of a search are the caller's own.
     return stage.distances.copy(), stage.ids.copy()
 
 
-def _in_one_go(error: Exception, index: Any, query: Any, k: int, params: Any) -> tuple[Any, Any]:
+def _search_at_once(
+    error: Exception, index: Any, query: Any, k: int, params: Any
+) -> tuple[Any, Any]:
     logger.debug("searched in one go: %r", error)
     options = {} if params is None else {"params": params}
     distances, ids = index.search(query, k, **options)
     return distances, ids
 
 
-class _StandIn:
+class _IndexProxy:
     """Everything but `search` is the index's own."""
 
     def __init__(self, index: Any) -> None:
@@ -87,7 +89,7 @@ class _StandIn:
         return getattr(self._index, name)
 
 
-class StagedIndex(_StandIn):
+class StagedIndex(_IndexProxy):
     """Searches in stages. on_stage: see `search_in_stages`."""
 
     def __init__(self, index: Any, on_stage: Callable[[SearchStage], None]) -> None:
@@ -100,7 +102,7 @@ class StagedIndex(_StandIn):
         return search_in_stages(self._index, query, k, self._on_stage, params)
 
 
-class AnsweredIndex(_StandIn):
+class FixedResultIndex(_IndexProxy):
     """Answers its only question with one stage."""
 
     def __init__(self, index: Any, stage: SearchStage) -> None:
@@ -114,25 +116,25 @@ class AnsweredIndex(_StandIn):
         return self._stage.distances.copy(), self._stage.ids.copy()
 
 
-def staged(
+def preview_each_stage(
     index: Any,
-    search: Callable[[Any], Found],
-    on_stage: OnStage[Found],
-    preview: Callable[[Any], Found] | None = None,
-) -> Found:
+    search: Callable[[Any], Result],
+    on_stage: OnStage[Result],
+    preview: Callable[[Any], Result] | None = None,
+) -> Result:
     """What `search(index)` returns, told in stages on the way.
 
     search: the framework's own, of the index or a stand-in for it. preview: the same without traces, for
     what is not the answer. A stage of which it can make nothing is left out.
     """
     made_of: SearchStage | None = None
-    made: Found
+    made: Result
 
     def show(stage: SearchStage) -> None:
         nonlocal made_of, made
         try:
-            if made_of is None or not _is_same(made_of, stage):
-                made = (preview or search)(AnsweredIndex(index, stage))
+            if made_of is None or not _has_same_result(made_of, stage):
+                made = (preview or search)(FixedResultIndex(index, stage))
                 made_of = stage
             on_stage(made, stage.fraction_done)
         except Exception as error:  # a guess; the answer will say what is wrong, if anything is
@@ -141,24 +143,24 @@ def staged(
     return search(StagedIndex(index, show))
 
 
-def _is_same(one: SearchStage, other: SearchStage) -> bool:
+def _has_same_result(one: SearchStage, other: SearchStage) -> bool:
     return bool((one.ids == other.ids).all() and (one.distances == other.distances).all())
 
 
-def seen_as(
-    translate: Callable[[Raw], Found], on_stage: OnStage[Found] | None
-) -> OnStage[Raw] | None:
+def translate_stages(
+    translate: Callable[[RawResult], Result], on_stage: OnStage[Result] | None
+) -> OnStage[RawResult] | None:
     """To be told of what is translated for `on_stage`; None if nobody is to be told."""
     if on_stage is None:
         return None
 
-    def tell(raw: Raw, fraction_done: float) -> None:
-        on_stage(translate(raw), fraction_done)
+    def tell(raw_result: RawResult, fraction_done: float) -> None:
+        on_stage(translate(raw_result), fraction_done)
 
     return tell
 
 
-def engine_told(
+def stage_listener(
     retrieval: RetrievalInProgress, as_document: Callable[[Item], Document]
 ) -> OnStage[list[Item]]:
     """Tells the engine, and leaves out what cannot be told: no search fails for that."""
@@ -175,7 +177,7 @@ def engine_told(
     return tell
 
 
-def handed_over(
+def tell_engine(
     retrieval: RetrievalInProgress, found: list[Item], as_document: Callable[[Item], Document]
 ) -> list[Item]:
     """What a search found, in the order that `document_order` asks for; the engine is told."""
@@ -185,14 +187,14 @@ def handed_over(
     return [found[place] for place in places]
 
 
-def told_stages(
+def stream_and_tell_engine(
     retrieving: AbstractContextManager[RetrievalInProgress],
     as_document: Callable[[Item], Document],
     search: Callable[[OnStage[list[Item]]], list[Item]],
 ) -> Generator[tuple[list[Item], float, bool]]:
     """`streamed`, and the engine is told of each stage as well."""
     with retrieving as retrieval:
-        tell = engine_told(retrieval, as_document)
+        tell = stage_listener(retrieval, as_document)
 
         def told(show: OnStage[list[Item]]) -> list[Item]:
             def both(found: list[Item], fraction_done: float) -> None:
@@ -201,17 +203,19 @@ def told_stages(
 
             return search(both)
 
-        with closing(streamed(told)) as stages:
+        with closing(stream_search(told)) as stages:
             for stage in stages:
                 answer, _, is_final = stage
                 if not is_final:
                     yield stage
-        answer = handed_over(retrieval, answer, as_document)
+        answer = tell_engine(retrieval, answer, as_document)
     # Outside: whoever has seen the answer may close us, and has had a whole search all the same.
     yield answer, 1.0, True
 
 
-def streamed(search: Callable[[OnStage[Found]], Found]) -> Generator[tuple[Found, float, bool]]:
+def stream_search(
+    search: Callable[[OnStage[Result]], Result],
+) -> Generator[tuple[Result, float, bool]]:
     """The stages of a search: what was found, the share of it that is behind, whether it is the answer.
 
     It runs in a thread from the first `next` on, and does not wait for its reader. Closing stops it,
@@ -219,12 +223,12 @@ def streamed(search: Callable[[OnStage[Found]], Found]) -> Generator[tuple[Found
     """
     import faiss
 
-    arrived: SimpleQueue[tuple[Found, float, bool] | BaseException] = SimpleQueue()
+    arrived: SimpleQueue[tuple[Result, float, bool] | BaseException] = SimpleQueue()
     is_closed = threading.Event()
     # A thread starts with Faiss's default, not with what its maker has set.
     faiss_threads = faiss.omp_get_max_threads()
 
-    def put(found: Found, fraction_done: float) -> None:
+    def put(found: Result, fraction_done: float) -> None:
         if is_closed.is_set():
             raise SearchStopped
         arrived.put((found, fraction_done, False))
@@ -252,7 +256,7 @@ def streamed(search: Callable[[OnStage[Found]], Found]) -> Generator[tuple[Found
         thread.join()
 
 
-async def awaited(stages: Generator[Item]) -> AsyncGenerator[Item]:
+async def iterate_in_thread(stages: Generator[Item]) -> AsyncGenerator[Item]:
     """The same stages for asyncio, each drawn in a thread, one after the other.
 
     Closing this, or cancelling the task that reads it, returns at once; `stages` is closed in the thread,

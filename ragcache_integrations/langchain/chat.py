@@ -29,14 +29,14 @@ from ragcache_engine import (
     ToolReader,
 )
 from ragcache_integrations.langchain.messages import chat_chunk, chat_result, conversation
-from ragcache_integrations.langchain.model_base import OnEngine
-from ragcache_integrations.langchain.stream_cancellation import StoppedWhenLeft
+from ragcache_integrations.langchain.model_base import EngineModel
+from ragcache_integrations.langchain.stream_cancellation import CancellableStream
 from ragcache_integrations.langchain.structured import (
     Method,
     Schema,
-    guide_of,
-    parsed,
-    parser_of,
+    add_parser,
+    guide_for_schema,
+    parser_for_schema,
 )
 from ragcache_integrations.langchain.tools import BoundTools
 
@@ -44,7 +44,7 @@ MOST_AT_ONCE = 128
 """Threads that wait for the answers of one batch, and so its requests in the engine at a time."""
 
 
-class ChatRAGCache(OnEngine, BaseChatModel):
+class ChatRAGCache(EngineModel, BaseChatModel):
     """A chat model on the engine: conversations in the words of the model's own chat template.
 
         >>> from ragcache_engine import EngineConfig, RAGCacheEngine
@@ -145,7 +145,7 @@ class ChatRAGCache(OnEngine, BaseChatModel):
         Raises BadRequest if tool_choice names no tool.
         """
         told = [convert_to_openai_tool(tool) for tool in tools]
-        BoundTools.of(told, tool_choice)
+        BoundTools.from_choice(told, tool_choice)
         kwargs.pop("strict", None)
         return self.bind(tools=told, tool_choice=tool_choice, **kwargs)
 
@@ -188,8 +188,8 @@ class ChatRAGCache(OnEngine, BaseChatModel):
             model = self.bind(guide=Guide.json(), **kwargs)
         else:
             assert schema is not None
-            model = self.bind(guide=guide_of(schema), **kwargs)
-        return parsed(model, parser_of(schema, method), include_raw)
+            model = self.bind(guide=guide_for_schema(schema), **kwargs)
+        return add_parser(model, parser_for_schema(schema, method), include_raw)
 
     def batch(
         self,
@@ -213,7 +213,7 @@ class ChatRAGCache(OnEngine, BaseChatModel):
         config: RunnableConfig | None = None,
         **kwargs: Any,
     ) -> Iterator[AIMessage]:
-        return StoppedWhenLeft(super().transform(input, config, **kwargs))
+        return CancellableStream(super().transform(input, config, **kwargs))
 
     def _generate(
         self,
@@ -273,13 +273,13 @@ class ChatRAGCache(OnEngine, BaseChatModel):
         self, messages: Sequence[BaseMessage], stop: list[str] | None, changes: Mapping[str, Any]
     ) -> _Request:
         changes = {name: value for name, value in changes.items() if name not in _NOT_SAMPLING}
-        bound = BoundTools.of(changes.pop("tools", None), changes.pop("tool_choice", None))
+        bound = BoundTools.from_choice(changes.pop("tools", None), changes.pop("tool_choice", None))
         template_args = {**self.template_args, **changes.pop("template_args", {})}
         if stop is not None:
             changes["stop"] = stop
-        options = bound.options(self.engine, self.sampling_options(changes))
+        options = bound.add_to_options(self.engine, self.sampling_options(changes))
         prompt = self._prompt(messages, bound, template_args)
-        return _Request(prompt, options, bound.reader(self.engine))
+        return _Request(prompt, options, bound.make_reader(self.engine))
 
     def _prompt(
         self, messages: Sequence[BaseMessage], bound: BoundTools, template_args: Mapping[str, Any]

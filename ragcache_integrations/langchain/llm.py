@@ -15,14 +15,14 @@ from langchain_core.runnables import RunnableConfig
 from pydantic import ConfigDict
 
 from ragcache_engine import SamplingOptions
-from ragcache_integrations.langchain.model_base import OnEngine
-from ragcache_integrations.langchain.stream_cancellation import StoppedWhenLeft
+from ragcache_integrations.langchain.model_base import EngineModel
+from ragcache_integrations.langchain.stream_cancellation import CancellableStream
 from ragcache_integrations.langchain.usage import generation_chunk, llm_result
 
 T = TypeVar("T")
 
 
-class RAGCacheLLM(OnEngine, BaseLLM):
+class RAGCacheLLM(EngineModel, BaseLLM):
     """The engine in place of `langchain_community.llms.VLLM`: same parameters, same defaults.
 
         chain = prompt | RAGCacheLLM(engine=engine, temperature=0) | StrOutputParser()
@@ -74,7 +74,7 @@ class RAGCacheLLM(OnEngine, BaseLLM):
         config: RunnableConfig | None = None,
         **kwargs: Any,
     ) -> Iterator[str]:
-        return StoppedWhenLeft(super().transform(input, config, **kwargs))
+        return CancellableStream(super().transform(input, config, **kwargs))
 
     def _generate(
         self,

@@ -11,7 +11,7 @@ from ragcache_integrations.engine_field import ENGINE_SECRET, Engine
 from ragcache_integrations.sampling import SamplingFields
 
 
-class OnEngine(SamplingFields):
+class EngineModel(SamplingFields):
     """A model on an engine: how it is named, traced and saved.
 
     tenant: whose cached tensors may be shared; prompts of another tenant never share.

@@ -25,11 +25,17 @@ from ragcache_integrations.langchain.store import (
     check_searchable,
     check_supported,
     embed,
-    nearest,
+    find_nearest,
 )
 from ragcache_integrations.langchain.template import PromptTemplateLike, as_template
 from ragcache_integrations.search_checks import check_top_k
-from ragcache_integrations.staging import OnStage, awaited, engine_told, handed_over, told_stages
+from ragcache_integrations.staging import (
+    OnStage,
+    iterate_in_thread,
+    stage_listener,
+    stream_and_tell_engine,
+    tell_engine,
+)
 
 DEFAULT_K = 4
 
@@ -89,7 +95,7 @@ class RAGCacheRetriever(VectorStoreRetriever):
 
     @field_validator("template")
     @classmethod
-    def _refuse_what_is_no_template(cls, template: Any) -> Any:
+    def _check_template(cls, template: Any) -> Any:
         if template is not None:
             as_template(template, "")
         return template
@@ -133,21 +139,21 @@ class RAGCacheRetriever(VectorStoreRetriever):
     def _get_relevant_documents(
         self, query: str, *, run_manager: CallbackManagerForRetrieverRun, **kwargs: Any
     ) -> list[Document]:
-        options = self._checked(kwargs)
-        with self._retrieval(query) as retrieval:
+        options = self._check_options(kwargs)
+        with self._open_retrieval(query) as retrieval:
             on_stage = self._on_stage(retrieval)
-            documents = self._nearest(embed(self.vectorstore, query), options, on_stage)
-            return handed_over(retrieval, documents, engine_document)
+            documents = self._find_nearest(embed(self.vectorstore, query), options, on_stage)
+            return tell_engine(retrieval, documents, engine_document)
 
     async def _aget_relevant_documents(
         self, query: str, *, run_manager: AsyncCallbackManagerForRetrieverRun, **kwargs: Any
     ) -> list[Document]:
-        options = self._checked(kwargs)
-        with self._retrieval(query) as retrieval:
+        options = self._check_options(kwargs)
+        with self._open_retrieval(query) as retrieval:
             vector = await aembed(self.vectorstore, query)
             on_stage = self._on_stage(retrieval)
-            documents = await run_in_executor(None, self._nearest, vector, options, on_stage)
-            return handed_over(retrieval, documents, engine_document)
+            documents = await run_in_executor(None, self._find_nearest, vector, options, on_stage)
+            return tell_engine(retrieval, documents, engine_document)
 
     def stream_stages(self, query: str, **kwargs: Any) -> Generator[DocumentStage]:
         """What `invoke` would return if the search ended now, ever better, and at last what it returns.
@@ -166,12 +172,12 @@ class RAGCacheRetriever(VectorStoreRetriever):
         told as by `invoke`; callbacks are not. kwargs and errors: those of `invoke`, the errors with
         the first stage.
         """
-        options = self._checked(kwargs)
+        options = self._check_options(kwargs)
 
         def search(on_stage: OnStage[list[Document]]) -> list[Document]:
-            return self._nearest(embed(self.vectorstore, query), options, on_stage)
+            return self._find_nearest(embed(self.vectorstore, query), options, on_stage)
 
-        for stage in told_stages(self._retrieval(query), engine_document, search):
+        for stage in stream_and_tell_engine(self._open_retrieval(query), engine_document, search):
             yield DocumentStage(*stage)
 
     def astream_stages(self, query: str, **kwargs: Any) -> AsyncGenerator[DocumentStage]:
@@ -180,15 +186,15 @@ class RAGCacheRetriever(VectorStoreRetriever):
         Closing the generator, or cancelling the task that reads it, stops the search and does not wait
         for the piece that is being searched.
         """
-        return awaited(self.stream_stages(query, **kwargs))
+        return iterate_in_thread(self.stream_stages(query, **kwargs))
 
     def _on_stage(self, retrieval: RetrievalInProgress) -> OnStage[list[Document]] | None:
         """None: nobody wants to know, so the search is the store's own, in one go."""
         if self.engine.config.speculation == "off":
             return None
-        return engine_told(retrieval, engine_document)
+        return stage_listener(retrieval, engine_document)
 
-    def _retrieval(self, query: str) -> AbstractContextManager[RetrievalInProgress]:
+    def _open_retrieval(self, query: str) -> AbstractContextManager[RetrievalInProgress]:
         given, llm = self.template, self.llm
         return self.engine.retrieval(
             query,
@@ -198,7 +204,7 @@ class RAGCacheRetriever(VectorStoreRetriever):
             tenant=llm.tenant if llm else None,
         )
 
-    def _checked(self, changes: dict[str, Any]) -> dict[str, Any]:
+    def _check_options(self, changes: dict[str, Any]) -> dict[str, Any]:
         """The search's options, once everything that can be known before it is in order."""
         options = {"k": DEFAULT_K, **self.search_kwargs, **changes}
         check_top_k(options["k"])
@@ -206,14 +212,14 @@ class RAGCacheRetriever(VectorStoreRetriever):
         check_searchable(self.vectorstore)
         return options
 
-    def _nearest(
+    def _find_nearest(
         self,
         vector: Sequence[float],
         options: dict[str, Any],
         on_stage: OnStage[list[Document]] | None,
     ) -> list[Document]:
         """The query's vector to its documents."""
-        return nearest(self.vectorstore, vector, self.search_type, options, on_stage)
+        return find_nearest(self.vectorstore, vector, self.search_type, options, on_stage)
 
 
 def engine_document(document: Document) -> ragcache_engine.Document:

@@ -17,18 +17,18 @@ from langchain_core.vectorstores import VectorStore
 
 from ragcache_engine import IndexOutOfStep, UnknownDocument, UnsupportedStore
 from ragcache_integrations.search_checks import (
-    check_counts,
-    check_filled,
+    check_not_empty,
+    check_same_count,
     check_vector_size,
     is_faiss_index,
 )
-from ragcache_integrations.staging import OnStage, staged
+from ragcache_integrations.staging import OnStage, preview_each_stage
 
-_PARTS = ("index", "docstore", "index_to_docstore_id", "similarity_search_by_vector")
+_COMMUNITY_ATTRIBUTES = ("index", "docstore", "index_to_docstore_id", "similarity_search_by_vector")
 
 
 @runtime_checkable
-class SearchedByVector(Protocol):
+class SearchableByVector(Protocol):
     """A vector store that can be asked everything a retriever asks, with the query embedded."""
 
     def check_searchable(self) -> None:
@@ -47,7 +47,7 @@ class SearchedByVector(Protocol):
 def check_supported(store: Any) -> None:
     """Raises UnsupportedStore unless this is a FAISS store."""
     if not isinstance(store, VectorStore) or not (
-        isinstance(store, SearchedByVector) or _is_community(store)
+        isinstance(store, SearchableByVector) or _is_community(store)
     ):
         raise UnsupportedStore(
             f"RAGCacheRetriever searches FaissVectorStore and LangChain's FAISS vector store, got "
@@ -57,13 +57,13 @@ def check_supported(store: Any) -> None:
 
 def check_searchable(store: Any) -> None:
     """Raises EmptyIndex or IndexOutOfStep. Cheap: it is asked before each search."""
-    if isinstance(store, SearchedByVector):
+    if isinstance(store, SearchableByVector):
         store.check_searchable()
         return
-    check_filled(store.index)
+    check_not_empty(store.index)
     if store.docstore is None:
         raise IndexOutOfStep("the store has an index and no docstore; load both from one save")
-    check_counts(store.index.ntotal, len(store.index_to_docstore_id))
+    check_same_count(store.index.ntotal, len(store.index_to_docstore_id))
 
 
 def embed(store: Any, query: str) -> Sequence[float]:
@@ -83,7 +83,7 @@ async def aembed(store: Any, query: str) -> Sequence[float]:
     return vector
 
 
-def nearest(
+def find_nearest(
     store: Any,
     vector: Sequence[float],
     search_type: str,
@@ -96,18 +96,18 @@ def nearest(
     Raises QueryShapeError if the vector is not of the index's size; UnknownDocument if the index
     names a document that the docstore does not hold.
     """
-    if isinstance(store, SearchedByVector):
+    if isinstance(store, SearchableByVector):
         told = {} if on_stage is None else {"on_stage": on_stage}
         return store.search_by_vector(vector, search_type, **options, **told)
     check_vector_size(len(vector), store.index)
-    search = partial(_searched, store, vector, search_type, options)
+    search = partial(_run_search, store, vector, search_type, options)
     try:
         if on_stage is None or not _can_be_staged(store):
             return search(None)
-        return staged(store.index, search, on_stage)
+        return preview_each_stage(store.index, search, on_stage)
     except (KeyError, ValueError) as error:
         # A filter or an option may raise these as well: say so only if something is missing.
-        if missing := _missing(store):
+        if missing := _find_missing(store):
             raise UnknownDocument(
                 f"the index names documents that the docstore does not hold ({missing[0]!r} and "
                 f"{len(missing) - 1} more); load both from one save, or build them again together"
@@ -116,10 +116,11 @@ def nearest(
 
 
 def _is_community(store: VectorStore) -> bool:
-    return all(hasattr(store, part) for part in _PARTS) and is_faiss_index(store.index)  # type: ignore[attr-defined]
+    has_all = all(hasattr(store, name) for name in _COMMUNITY_ATTRIBUTES)
+    return has_all and is_faiss_index(store.index)  # type: ignore[attr-defined]
 
 
-def _searched(
+def _run_search(
     store: Any,
     vector: Sequence[float],
     search_type: str,
@@ -127,18 +128,18 @@ def _searched(
     stand_in: Any,
 ) -> list[Document]:
     """The store's own search; of the stand-in for its index, if there is one."""
-    view = store if stand_in is None else _with_index(store, stand_in)
+    view = store if stand_in is None else _store_with_index(store, stand_in)
     return _SEARCHES[search_type](view, vector, dict(options))
 
 
 def _can_be_staged(store: Any) -> bool:
     try:
-        return _with_index(store, store.index).index is store.index
+        return _store_with_index(store, store.index).index is store.index
     except Exception:  # a store of another make, searched as it always was
         return False
 
 
-def _with_index(store: Any, index: Any) -> Any:
+def _store_with_index(store: Any, index: Any) -> Any:
     """The same store over another index. It shares everything else, and is gone after one search."""
     # Not copy.copy: a store may leave its index or its embeddings out of what it lets be copied.
     view = object.__new__(type(store))
@@ -146,17 +147,21 @@ def _with_index(store: Any, index: Any) -> Any:
     return view
 
 
-def _similar(store: Any, vector: Sequence[float], options: dict[str, Any]) -> list[Document]:
+def _search_by_similarity(
+    store: Any, vector: Sequence[float], options: dict[str, Any]
+) -> list[Document]:
     found: list[Document] = store.similarity_search_by_vector(vector, **options)
     return found
 
 
-def _diverse(store: Any, vector: Sequence[float], options: dict[str, Any]) -> list[Document]:
+def _search_by_mmr(store: Any, vector: Sequence[float], options: dict[str, Any]) -> list[Document]:
     found: list[Document] = store.max_marginal_relevance_search_by_vector(vector, **options)
     return found
 
 
-def _relevant(store: Any, vector: Sequence[float], options: dict[str, Any]) -> list[Document]:
+def _search_by_relevance(
+    store: Any, vector: Sequence[float], options: dict[str, Any]
+) -> list[Document]:
     # LangChain has this search by text only, and embedding the query twice would cost more than
     # the search: so its two steps are taken here, with the store's own relevance function.
     threshold = options.pop("score_threshold")
@@ -166,16 +171,16 @@ def _relevant(store: Any, vector: Sequence[float], options: dict[str, Any]) -> l
 
 
 _SEARCHES = {
-    "similarity": _similar,
-    "mmr": _diverse,
-    "similarity_score_threshold": _relevant,
+    "similarity": _search_by_similarity,
+    "mmr": _search_by_mmr,
+    "similarity_score_threshold": _search_by_relevance,
 }
 
 
-def _missing(store: Any) -> list[object]:
+def _find_missing(store: Any) -> list[object]:
     """Ids the docstore does not hold, and positions that have no id."""
     ids = store.index_to_docstore_id
-    lost: list[object] = [at for at in range(store.index.ntotal) if at not in ids]
-    return lost + [
+    missing: list[object] = [at for at in range(store.index.ntotal) if at not in ids]
+    return missing + [
         name for name in ids.values() if not isinstance(store.docstore.search(name), Document)
     ]

@@ -20,14 +20,14 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
-_STEP = ("langchain_core.runnables.base", "_transform_stream_with_config")
-_HANDING_ON = ("transform", _STEP[1])
+_STEP_FUNCTION = ("langchain_core.runnables.base", "_transform_stream_with_config")
+_HANDOVER_FUNCTIONS = ("transform", _STEP_FUNCTION[1])
 """What stands at the end of one step, before the next."""
-_SHARED = "tee_peer"
+_TEE_FUNCTION = "tee_peer"
 """What reads for several branches of a chain: if one is left, the others may want more."""
 
 
-class StoppedWhenLeft(Iterator[T], Generic[T]):
+class CancellableStream(Iterator[T], Generic[T]):
     """The pieces of a stream, which is closed by whoever reads it only to have read it."""
 
     def __init__(self, pieces: Iterator[T]) -> None:
@@ -35,10 +35,10 @@ class StoppedWhenLeft(Iterator[T], Generic[T]):
         self._first_readers: list[int] | None = None
 
     def __next__(self) -> T:
-        readers = _readers(sys._getframe(1), self._first_readers)
+        readers = _waiting_readers(sys._getframe(1), self._first_readers)
         if self._first_readers is None:
             self._first_readers = list(reversed(readers))
-        elif _is_left(self._first_readers, readers):
+        elif _is_abandoned(self._first_readers, readers):
             self.close()
             raise StopIteration
         return next(self._pieces)
@@ -48,7 +48,7 @@ class StoppedWhenLeft(Iterator[T], Generic[T]):
             self._pieces.close()
 
 
-def _is_left(first_readers: list[int], readers: dict[int, bool]) -> bool:
+def _is_abandoned(first_readers: list[int], readers: dict[int, bool]) -> bool:
     """Whether the outermost reader that remains, of those around which one is gone, reads by itself.
 
     first_readers: outermost first. readers: see `_readers`.
@@ -61,7 +61,7 @@ def _is_left(first_readers: list[int], readers: dict[int, bool]) -> bool:
     return False
 
 
-def _readers(frame: FrameType | None, first_readers: list[int] | None) -> dict[int, bool]:
+def _waiting_readers(frame: FrameType | None, first_readers: list[int] | None) -> dict[int, bool]:
     """The steps that wait for a piece, innermost first, and whether each reads by itself.
 
     Empty if branches share it. What stands around the first of first_readers is left out.
@@ -71,10 +71,10 @@ def _readers(frame: FrameType | None, first_readers: list[int] | None) -> dict[i
     inner = "transform"  # the model's own
     while frame:
         name = frame.f_code.co_name
-        if name == _SHARED:
+        if name == _TEE_FUNCTION:
             return {}
-        if (frame.f_globals.get("__name__"), name) == _STEP:
-            readers[id(frame)] = inner in _HANDING_ON
+        if (frame.f_globals.get("__name__"), name) == _STEP_FUNCTION:
+            readers[id(frame)] = inner in _HANDOVER_FUNCTIONS
             if id(frame) == outermost:
                 break
         inner, frame = name, frame.f_back

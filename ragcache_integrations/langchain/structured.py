@@ -35,7 +35,7 @@ _SCHEMA_WORDS = {"type", "properties", "$ref", "anyOf", "oneOf", "allOf", "enum"
 """Those of JSON Schema; OpenAI's descriptions of functions have none of them at their top."""
 
 
-def guide_of(schema: Schema) -> Guide:
+def guide_for_schema(schema: Schema) -> Guide:
     """The form of an answer that is an instance of the schema. Raises ValueError if it is none."""
     if isinstance(schema, dict) and schema.keys() & _SCHEMA_WORDS:
         return Guide.json(schema)
@@ -46,7 +46,7 @@ def guide_of(schema: Schema) -> Guide:
     return Guide.json(convert_to_json_schema(schema))
 
 
-def parser_of(schema: Schema | None, method: Method) -> BaseOutputParser[Any]:
+def parser_for_schema(schema: Schema | None, method: Method) -> BaseOutputParser[Any]:
     """What makes a value of the answer: an instance of a Pydantic class, a dict for all others."""
     is_class = isinstance(schema, type) and is_basemodel_subclass(schema)
     if method == "function_calling":
@@ -58,7 +58,7 @@ def parser_of(schema: Schema | None, method: Method) -> BaseOutputParser[Any]:
     return PydanticOutputParser(pydantic_object=schema) if is_class else JsonOutputParser()  # type: ignore[arg-type]
 
 
-def parsed(
+def add_parser(
     model: Runnable[LanguageModelInput, AIMessage],
     parser: BaseOutputParser[Any],
     include_raw: bool,

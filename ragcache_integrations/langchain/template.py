@@ -26,24 +26,24 @@ def as_template(
     render: Callable[[Any], str] | None = getattr(llm, "render", None)
     if isinstance(template, str):
         text = Template.from_text(template, separator)
-        return _rendered(text, render) if render else text
+        return _render_text(text, render) if render else text
     if not isinstance(template, BasePromptTemplate):
         if not callable(template):
             raise ValueError(f"template takes a prompt, a text or a function, got {template!r}")
         return template
     prompt, (context, question) = template, Template.slots(template.input_variables)
 
-    def written(asked: str, documents: Sequence[Document]) -> str:
+    def write_prompt(question_text: str, documents: Sequence[Document]) -> str:
         values = {context: separator.join(document.text for document in documents)}
         if question:
-            values[question] = asked
+            values[question] = question_text
         value = prompt.format_prompt(**values)
         return render(value) if render else value.to_string()
 
-    return written
+    return write_prompt
 
 
-def _rendered(
+def _render_text(
     template: Template, render: Callable[[Any], str]
 ) -> Callable[[str, Sequence[Document]], str]:
     return lambda question, documents: render(template(question, documents))

@@ -28,7 +28,7 @@ class BoundTools:
     name: str | None = None
 
     @classmethod
-    def of(cls, tools: Sequence[Mapping[str, Any]] | None, choice: Any) -> Self:
+    def from_choice(cls, tools: Sequence[Mapping[str, Any]] | None, choice: Any) -> Self:
         """choice: None or "auto", "none", "any" or "required" or True, a tool's name, or
         {"type": "function", "function": {"name": ...}}.
 
@@ -49,12 +49,12 @@ class BoundTools:
             )
         return cls(tools, must_call=True, name=name)
 
-    def options(self, engine: RAGCacheEngine, options: SamplingOptions) -> SamplingOptions:
+    def add_to_options(self, engine: RAGCacheEngine, options: SamplingOptions) -> SamplingOptions:
         if not self.tools:
             return options
         return engine.tool_options(options, self.tools, must_call=self.must_call, name=self.name)
 
-    def reader(self, engine: RAGCacheEngine) -> ToolReader | None:
+    def make_reader(self, engine: RAGCacheEngine) -> ToolReader | None:
         if not self.tools:
             return None
         return engine.tool_reader(self.tools, must_call=self.must_call)

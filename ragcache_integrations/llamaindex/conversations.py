@@ -25,10 +25,10 @@ _TEMPLATE_ROLES = {
     MessageRole.FUNCTION: "tool",
 }
 # What a model thought before another answer, and hints for other vendors' caches.
-_NEVER_SAID = (ThinkingBlock, CachePoint)
+_LEFT_OUT = (ThinkingBlock, CachePoint)
 
 
-def by_chat_template(engine: RAGCacheEngine, messages: Sequence[ChatMessage]) -> str:
+def write_conversation(engine: RAGCacheEngine, messages: Sequence[ChatMessage]) -> str:
     """The prompt of a conversation, in the model's own words; in LlamaIndex's if the model has none.
 
     Raises RefusedMessages for what the template cannot write, such as a picture.
@@ -59,13 +59,13 @@ def _as_message(message: ChatMessage) -> dict[str, Any]:
 
 
 def _content(message: ChatMessage, has_calls: bool) -> str | list[dict[str, str]] | None:
-    strangers = [
+    unreadable = [
         block
         for block in message.blocks
-        if not isinstance(block, (TextBlock, ToolCallBlock, *_NEVER_SAID))
+        if not isinstance(block, (TextBlock, ToolCallBlock, *_LEFT_OUT))
     ]
-    if strangers:
-        return [{"type": block.block_type} for block in strangers]
+    if unreadable:
+        return [{"type": block.block_type} for block in unreadable]
     return message.content if has_calls else message.content or ""
 
 

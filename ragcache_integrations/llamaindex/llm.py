@@ -27,17 +27,17 @@ from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from ragcache_engine import EngineNeeded, SamplingOptions
 from ragcache_integrations.engine_field import Engine
-from ragcache_integrations.llamaindex.conversations import by_chat_template
+from ragcache_integrations.llamaindex.conversations import write_conversation
 from ragcache_integrations.llamaindex.responses import (
     chat_response,
     completion,
     completion_so_far,
 )
 from ragcache_integrations.llamaindex.streams import (
-    aeach,
-    each,
-    reported_astream,
-    reported_stream,
+    amap_stream,
+    map_stream,
+    report_astream,
+    report_stream,
 )
 from ragcache_integrations.llamaindex.structured import GuidedPrediction
 from ragcache_integrations.sampling import SamplingFields
@@ -100,15 +100,15 @@ class RAGCacheLLM(SamplingFields, GuidedPrediction):
 
     @field_validator("callback_manager", mode="before")
     @classmethod
-    def _never_without_callback_manager(cls, manager: CallbackManager | None) -> CallbackManager:
+    def _default_callback_manager(cls, manager: CallbackManager | None) -> CallbackManager:
         # Vllm takes None for "none of my own".
         return manager or CallbackManager([])
 
     @model_validator(mode="after")
-    def _talk_as_the_model_does(self) -> Self:
+    def _use_chat_template(self) -> Self:
         # LlamaIndex has put its own form where nobody gave one.
         if self.messages_to_prompt is generic_messages_to_prompt:
-            self.messages_to_prompt = partial(by_chat_template, self.engine)
+            self.messages_to_prompt = partial(write_conversation, self.engine)
         return self
 
     @classmethod
@@ -166,47 +166,47 @@ class RAGCacheLLM(SamplingFields, GuidedPrediction):
 
     @llm_completion_callback()
     def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
-        return self._complete(self._formatted(prompt, formatted), self.sampling_options(kwargs))
+        return self._complete(self._format_prompt(prompt, formatted), self.sampling_options(kwargs))
 
-    @reported_stream(llm_completion_callback())
+    @report_stream(llm_completion_callback())
     def stream_complete(
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponseGen:
-        return self._stream(self._formatted(prompt, formatted), self.sampling_options(kwargs))
+        return self._stream(self._format_prompt(prompt, formatted), self.sampling_options(kwargs))
 
     @llm_completion_callback()
     async def acomplete(
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponse:
         options = self.sampling_options(kwargs)
-        return await self._acomplete(self._formatted(prompt, formatted), options)
+        return await self._acomplete(self._format_prompt(prompt, formatted), options)
 
-    @reported_astream(llm_completion_callback())
+    @report_astream(llm_completion_callback())
     async def astream_complete(
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponseAsyncGen:
-        return self._astream(self._formatted(prompt, formatted), self.sampling_options(kwargs))
+        return self._astream(self._format_prompt(prompt, formatted), self.sampling_options(kwargs))
 
     @llm_chat_callback()
     def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         return chat_response(self._complete(self._prompt(messages), self.sampling_options(kwargs)))
 
-    @reported_stream(llm_chat_callback())
+    @report_stream(llm_chat_callback())
     def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
         completions = self._stream(self._prompt(messages), self.sampling_options(kwargs))
-        return each(chat_response, completions)
+        return map_stream(chat_response, completions)
 
     @llm_chat_callback()
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         options = self.sampling_options(kwargs)
         return chat_response(await self._acomplete(self._prompt(messages), options))
 
-    @reported_astream(llm_chat_callback())
+    @report_astream(llm_chat_callback())
     async def astream_chat(
         self, messages: Sequence[ChatMessage], **kwargs: Any
     ) -> ChatResponseAsyncGen:
         completions = self._astream(self._prompt(messages), self.sampling_options(kwargs))
-        return aeach(chat_response, completions)
+        return amap_stream(chat_response, completions)
 
     # The public methods above report to LlamaIndex's callbacks; these do the work, so that a chat
     # is reported once and not as a completion too.
@@ -243,7 +243,7 @@ class RAGCacheLLM(SamplingFields, GuidedPrediction):
                 text += piece.text
                 yield completion_so_far(text, piece)
 
-    def _formatted(self, prompt: str, formatted: bool) -> str:
+    def _format_prompt(self, prompt: str, formatted: bool) -> str:
         if formatted or self.completion_to_prompt is None:
             return prompt
         return self.completion_to_prompt(prompt)

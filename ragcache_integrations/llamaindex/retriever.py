@@ -15,30 +15,30 @@ from llama_index.core.indices.vector_store import VectorIndexRetriever, VectorSt
 from llama_index.core.schema import BaseNode, MetadataMode, NodeWithScore, QueryBundle
 
 from ragcache_engine import Document, QueryShapeError, RAGCacheEngine, RetrievalInProgress
-from ragcache_integrations.llamaindex.bare_index import BareNodes, index_over, objects_of
+from ragcache_integrations.llamaindex.bare_index import BareNodes, build_index, objects_by_id
 from ragcache_integrations.llamaindex.llm import RAGCacheLLM
 from ragcache_integrations.llamaindex.store import (
     check_searchable,
     check_supported,
     faiss_index,
-    missing_nodes_named,
+    name_missing_nodes,
     provisional_nodes,
-    retriever_over,
+    retriever_with_index,
 )
 from ragcache_integrations.llamaindex.template import PromptTemplateLike, as_template
 from ragcache_integrations.search_checks import check_top_k, check_vector_size
 from ragcache_integrations.staging import (
     OnStage,
-    awaited,
-    engine_told,
-    handed_over,
-    staged,
-    told_stages,
+    iterate_in_thread,
+    preview_each_stage,
+    stage_listener,
+    stream_and_tell_engine,
+    tell_engine,
 )
 
 logger = getLogger(__name__)
 
-_THE_INDEXS_OWN = ("callback_manager", "object_map")
+_TAKEN_FROM_INDEX = ("callback_manager", "object_map")
 
 
 class NodeStage(NamedTuple):
@@ -145,9 +145,9 @@ class RAGCacheRetriever(VectorIndexRetriever):
         check_top_k(similarity_top_k)
         check_supported(index)
         # What an index gives its retrievers, and will not be told otherwise.
-        own = {name: options.pop(name) for name in _THE_INDEXS_OWN if name in options}
+        own = {name: options.pop(name) for name in _TAKEN_FROM_INDEX if name in options}
         stock = index.as_retriever(similarity_top_k=similarity_top_k, **options)
-        own = {name: getattr(stock, name) for name in _THE_INDEXS_OWN} | own
+        own = {name: getattr(stock, name) for name in _TAKEN_FROM_INDEX} | own
         return cls(
             index,
             engine=engine,
@@ -186,28 +186,28 @@ class RAGCacheRetriever(VectorIndexRetriever):
         """
         check_top_k(similarity_top_k)
         return cls(
-            index_over(faiss_index, nodes, embed_model),
+            build_index(faiss_index, nodes, embed_model),
             engine=engine,
             similarity_top_k=similarity_top_k,
             template=template,
             llm=llm,
             chain=chain,
-            **{"object_map": objects_of(nodes), **options},
+            **{"object_map": objects_by_id(nodes), **options},
         )
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        self._check()
-        with self._retrieval(query_bundle.query_str) as retrieval:
+        self._check_before_search()
+        with self._open_retrieval(query_bundle.query_str) as retrieval:
             nodes = self._search(query_bundle, self._on_stage(retrieval))
-            return handed_over(retrieval, nodes, _of_found)
+            return tell_engine(retrieval, nodes, _document_of)
 
     async def _aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        self._check()
-        with self._retrieval(query_bundle.query_str) as retrieval:
+        self._check_before_search()
+        with self._open_retrieval(query_bundle.query_str) as retrieval:
             # In a thread as a whole: most local embedding models, and FaissVectorStore, answer
             # their asynchronous calls by computing on the event loop.
             nodes = await asyncio.to_thread(self._search, query_bundle, self._on_stage(retrieval))
-            return handed_over(retrieval, nodes, _of_found)
+            return tell_engine(retrieval, nodes, _document_of)
 
     def stream_stages(self, query: str | QueryBundle) -> Generator[NodeStage]:
         """What `retrieve` would return if the search ended now, ever better, and at last what it returns.
@@ -220,13 +220,15 @@ class RAGCacheRetriever(VectorIndexRetriever):
         told as by `retrieve`; callbacks are not, and nodes that stand for other objects are not followed.
         Errors: those of `retrieve`, with the first stage.
         """
-        self._check()
+        self._check_before_search()
         bundle = QueryBundle(query) if isinstance(query, str) else query
 
         def search(on_stage: OnStage[list[NodeWithScore]]) -> list[NodeWithScore]:
             return self._search(bundle, on_stage)
 
-        for stage in told_stages(self._retrieval(bundle.query_str), _of_found, search):
+        for stage in stream_and_tell_engine(
+            self._open_retrieval(bundle.query_str), _document_of, search
+        ):
             yield NodeStage(*stage)
 
     def astream_stages(self, query: str | QueryBundle) -> AsyncGenerator[NodeStage]:
@@ -235,15 +237,15 @@ class RAGCacheRetriever(VectorIndexRetriever):
         Closing the generator, or cancelling the task that reads it, stops the search and does not wait
         for the piece that is being searched.
         """
-        return awaited(self.stream_stages(query))
+        return iterate_in_thread(self.stream_stages(query))
 
     def _on_stage(self, retrieval: RetrievalInProgress) -> OnStage[list[NodeWithScore]] | None:
         """None: nobody wants to know, so the search is the index's own, in one go."""
         if self._engine.config.speculation == "off":
             return None
-        return engine_told(retrieval, _of_found)
+        return stage_listener(retrieval, _document_of)
 
-    def _retrieval(self, question: str) -> AbstractContextManager[RetrievalInProgress]:
+    def _open_retrieval(self, question: str) -> AbstractContextManager[RetrievalInProgress]:
         return self._engine.retrieval(
             question,
             chain=self.chain,
@@ -252,7 +254,7 @@ class RAGCacheRetriever(VectorIndexRetriever):
             tenant=self._llm.tenant if self._llm else None,
         )
 
-    def _check(self) -> None:
+    def _check_before_search(self) -> None:
         check_top_k(self.similarity_top_k)
         check_searchable(self._index)
 
@@ -263,7 +265,7 @@ class RAGCacheRetriever(VectorIndexRetriever):
         if vector is None:
             vector = self._embed(query_bundle)
         check_vector_size(len(vector), faiss_index(self._index))
-        return self._nearest(replace(query_bundle, embedding=vector), on_stage)
+        return self._find_nearest(replace(query_bundle, embedding=vector), on_stage)
 
     def _embed(self, query_bundle: QueryBundle) -> list[float]:
         if not query_bundle.embedding_strs:
@@ -272,30 +274,32 @@ class RAGCacheRetriever(VectorIndexRetriever):
             )
         return self._embed_model.get_agg_embedding_from_queries(query_bundle.embedding_strs)
 
-    def _nearest(
+    def _find_nearest(
         self, embedded: QueryBundle, on_stage: OnStage[list[NodeWithScore]] | None
     ) -> list[NodeWithScore]:
         """The query's vector to its nodes. embedded.embedding: shape (faiss_index.d,)."""
-        with missing_nodes_named(self._index):
+        with name_missing_nodes(self._index):
             if on_stage is None or not self._can_be_staged():
                 return super()._retrieve(embedded)
-            return staged(
+            return preview_each_stage(
                 faiss_index(self._index),
-                lambda index: VectorIndexRetriever._retrieve(retriever_over(self, index), embedded),
+                lambda index: VectorIndexRetriever._retrieve(
+                    retriever_with_index(self, index), embedded
+                ),
                 on_stage,
-                lambda index: provisional_nodes(retriever_over(self, index), embedded),
+                lambda index: provisional_nodes(retriever_with_index(self, index), embedded),
             )
 
     def _can_be_staged(self) -> bool:
         try:
-            retriever_over(self, faiss_index(self._index))
+            retriever_with_index(self, faiss_index(self._index))
         except Exception as error:  # a store of another make, searched as it always was
             logger.debug("searched in one go: %r", error)
             return False
         return True
 
 
-def _of_found(found: NodeWithScore) -> Document:
+def _document_of(found: NodeWithScore) -> Document:
     return engine_document(found.node)
 
 

@@ -14,7 +14,7 @@ from llama_index.core.indices.vector_store import VectorIndexRetriever, VectorSt
 from llama_index.core.schema import NodeWithScore, QueryBundle
 
 from ragcache_engine import UnknownDocument, UnsupportedStore
-from ragcache_integrations.search_checks import check_counts, check_filled, is_faiss_index
+from ragcache_integrations.search_checks import check_not_empty, check_same_count, is_faiss_index
 
 
 def faiss_index(index: VectorStoreIndex) -> Any:
@@ -22,7 +22,7 @@ def faiss_index(index: VectorStoreIndex) -> Any:
     return index.vector_store.client
 
 
-def retriever_over(retriever: VectorIndexRetriever, index: Any) -> Any:
+def retriever_with_index(retriever: VectorIndexRetriever, index: Any) -> Any:
     """The same retriever over another faiss.Index: shares everything else, is gone after one search.
 
     Two private names: a retriever keeps its store as `_vector_store`, and the Faiss stores their index as
@@ -63,21 +63,21 @@ def check_supported(index: Any) -> None:
 def check_searchable(index: VectorStoreIndex) -> None:
     """Raises EmptyIndex or IndexOutOfStep. Cheap: it is asked before each search."""
     vectors, nodes = faiss_index(index), index.index_struct.nodes_dict
-    check_filled(vectors)
+    check_not_empty(vectors)
     # FaissMapVectorStore names its vectors by node and can delete them, and then the index goes on
     # listing their nodes: that is in step, as long as each vector has its node.
     names_positions = any(key != node_id for key, node_id in nodes.items())
     if names_positions or vectors.ntotal > len(nodes):
-        check_counts(vectors.ntotal, len(nodes))
+        check_same_count(vectors.ntotal, len(nodes))
 
 
 @contextmanager
-def missing_nodes_named(index: VectorStoreIndex) -> Iterator[None]:
+def name_missing_nodes(index: VectorStoreIndex) -> Iterator[None]:
     """Turn a search's KeyError into UnknownDocument, if it is a node that is missing."""
     try:
         yield
     except KeyError as error:
-        if missing := _missing(index) or _without_node(index, error.args):
+        if missing := _find_missing(index) or _find_vectors_without_node(index, error.args):
             raise UnknownDocument(
                 f"the index names nodes that the docstore does not hold ({missing[0]!r} and "
                 f"{len(missing) - 1} more); load both from one save, or build them again together"
@@ -85,7 +85,7 @@ def missing_nodes_named(index: VectorStoreIndex) -> Iterator[None]:
         raise
 
 
-def _missing(index: VectorStoreIndex) -> list[str]:
+def _find_missing(index: VectorStoreIndex) -> list[str]:
     """Nodes the docstore does not hold, and positions that have no node.
 
     Positions come last: an index may have given its vectors other ids.
@@ -99,7 +99,7 @@ def _missing(index: VectorStoreIndex) -> list[str]:
     ] + lost
 
 
-def _without_node(index: VectorStoreIndex, looked_for: tuple[Any, ...]) -> list[str]:
+def _find_vectors_without_node(index: VectorStoreIndex, searched_ids: tuple[Any, ...]) -> list[str]:
     """The id that the Faiss index gave out for a vector that no node was named for."""
     nodes = index.index_struct.nodes_dict
-    return [id_ for id_ in looked_for if str(id_).isdigit() and id_ not in nodes]
+    return [id_ for id_ in searched_ids if str(id_).isdigit() and id_ not in nodes]

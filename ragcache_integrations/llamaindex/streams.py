@@ -23,7 +23,7 @@ Streaming = Callable[P, Generator[T, None, None]]
 AsyncStreaming = Callable[P, Coroutine[Any, Any, AsyncGenerator[T, None]]]
 
 
-def reported_stream(callback: Callback) -> Callable[[Streaming[P, T]], Streaming[P, T]]:
+def report_stream(callback: Callback) -> Callable[[Streaming[P, T]], Streaming[P, T]]:
     """Decorate a method that returns a stream, as `callback` would."""
 
     def decorate(method: Streaming[P, T]) -> Streaming[P, T]:
@@ -43,7 +43,7 @@ def reported_stream(callback: Callback) -> Callable[[Streaming[P, T]], Streaming
     return decorate
 
 
-def reported_astream(
+def report_astream(
     callback: Callback,
 ) -> Callable[[AsyncStreaming[P, T]], AsyncStreaming[P, T]]:
     """Decorate a coroutine method that returns a stream, as `callback` would."""
@@ -65,14 +65,16 @@ def reported_astream(
     return decorate
 
 
-def each(change: Callable[[T], U], stream: Generator[T, None, None]) -> Generator[U, None, None]:
+def map_stream(
+    change: Callable[[T], U], stream: Generator[T, None, None]
+) -> Generator[U, None, None]:
     """The stream's items, changed. Closing it closes the stream."""
     with closing(stream):
         for item in stream:
             yield change(item)
 
 
-async def aeach(
+async def amap_stream(
     change: Callable[[T], U], stream: AsyncGenerator[T, None]
 ) -> AsyncGenerator[U, None]:
     """`each` for asynchronous streams."""

@@ -36,9 +36,9 @@ class GuidedPrediction(LLM):
         Raises what asking raises; UnsupportedGuide for a schema that cannot guide; AnswerCutShort if
         the answer ended inside its form; pydantic's ValidationError for what the schema cannot say.
         """
-        with _cut_short_named():
+        with _name_cut_short_answer():
             predicted: Model = super().structured_predict(
-                output_cls, prompt, _guided(output_cls, llm_kwargs), **prompt_args
+                output_cls, prompt, _add_guide(output_cls, llm_kwargs), **prompt_args
             )
         return predicted
 
@@ -50,9 +50,9 @@ class GuidedPrediction(LLM):
         **prompt_args: Any,
     ) -> Model:
         """`structured_predict` for coroutines."""
-        with _cut_short_named():
+        with _name_cut_short_answer():
             predicted: Model = await super().astructured_predict(
-                output_cls, prompt, _guided(output_cls, llm_kwargs), **prompt_args
+                output_cls, prompt, _add_guide(output_cls, llm_kwargs), **prompt_args
             )
         return predicted
 
@@ -68,7 +68,7 @@ class GuidedPrediction(LLM):
         Takes what `structured_predict` takes.
         """
         stream: Generator[Model | FlexibleModel, None, None] = super().stream_structured_predict(
-            output_cls, prompt, _guided(output_cls, llm_kwargs), **prompt_args
+            output_cls, prompt, _add_guide(output_cls, llm_kwargs), **prompt_args
         )
         return stream
 
@@ -83,31 +83,31 @@ class GuidedPrediction(LLM):
         stream: AsyncGenerator[
             Model | FlexibleModel, None
         ] = await super().astream_structured_predict(
-            output_cls, prompt, _guided(output_cls, llm_kwargs), **prompt_args
+            output_cls, prompt, _add_guide(output_cls, llm_kwargs), **prompt_args
         )
         return stream
 
 
-def _guided(output_cls: type[BaseModel], llm_kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
+def _add_guide(output_cls: type[BaseModel], llm_kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
     return {"guide": Guide.json(output_cls.model_json_schema()), **(llm_kwargs or {})}
 
 
 @contextmanager
-def _cut_short_named() -> Iterator[None]:
+def _name_cut_short_answer() -> Iterator[None]:
     """Turn LlamaIndex's complaints about JSON that does not end into AnswerCutShort."""
     try:
         yield
     except ValidationError as error:
         if not any(each["type"] == "json_invalid" for each in error.errors()):
             raise
-        raise AnswerCutShort(_CUT_SHORT) from error
+        raise AnswerCutShort(_CUT_SHORT_MESSAGE) from error
     except ValueError as error:
         if "Could not extract json" not in str(error):
             raise
-        raise AnswerCutShort(_CUT_SHORT) from error
+        raise AnswerCutShort(_CUT_SHORT_MESSAGE) from error
 
 
-_CUT_SHORT = (
+_CUT_SHORT_MESSAGE = (
     "the answer ended inside the form it was to have: raise max_new_tokens (a call may: "
     'llm_kwargs={"max_tokens": ...}), or bound the lengths of strings and lists in the output class'
 )

@@ -38,16 +38,16 @@ def as_template(
         return template
     # Braces in a text mean what they mean to LlamaIndex.
     prompt = PromptTemplate(template) if isinstance(template, str) else template
-    write = _formatted(prompt, partial(llm.render, prompt) if llm else prompt.format)
+    write = _fill_with(prompt, partial(llm.render, prompt) if llm else prompt.format)
 
-    def written(asked: str, documents: Sequence[Document]) -> str:
+    def write_prompt(question_text: str, documents: Sequence[Document]) -> str:
         trimmed = [Document(document.id, document.text.strip()) for document in documents]
-        return write(asked, [document for document in trimmed if document.text])
+        return write(question_text, [document for document in trimmed if document.text])
 
-    return written
+    return write_prompt
 
 
-def _formatted(
+def _fill_with(
     template: BasePromptTemplate, fill: Callable[..., str]
 ) -> Callable[[str, Sequence[Document]], str]:
     # What fills it takes the names that LlamaIndex asks with, whatever the template itself calls them.
@@ -56,12 +56,12 @@ def _formatted(
     filled = {*template.kwargs, *(template.function_mappings or {})} - {"context_str", "query_str"}
     context, question = Template.slots(name for name in names if name not in filled)
 
-    def written(asked: str, documents: Sequence[Document]) -> str:
+    def write_prompt(question_text: str, documents: Sequence[Document]) -> str:
         values: dict[str, Any] = {
             context: BETWEEN_NODES.join(document.text for document in documents)
         }
         if question:
-            values[question] = asked
+            values[question] = question_text
         return fill(**values)
 
-    return written
+    return write_prompt

@@ -11,13 +11,13 @@ from ragcache_engine import Document, EngineConfig, RAGCacheEngine
 from ragcache_engine.backends.memory import MemoryBackend
 from ragcache_integrations import staging
 from ragcache_integrations.staging import (
-    AnsweredIndex,
+    FixedResultIndex,
     SearchStopped,
-    engine_told,
+    preview_each_stage,
     search_in_stages,
-    staged,
-    streamed,
-    told_stages,
+    stage_listener,
+    stream_and_tell_engine,
+    stream_search,
 )
 
 QUERY = np.random.default_rng(2).standard_normal((1, 8), dtype=np.float32)
@@ -88,12 +88,15 @@ def test_an_index_of_another_make_is_searched_as_it_is():
         def search(self, query, k):
             return [[0.0] * k], [[7] * k]
 
-    assert staged(Other(), lambda index: index.search(QUERY, 2), print) == ([[0.0] * 2], [[7] * 2])
+    assert preview_each_stage(Other(), lambda index: index.search(QUERY, 2), print) == (
+        [[0.0] * 2],
+        [[7] * 2],
+    )
 
 
 def test_the_search_is_run_on_each_stage_and_told(index):
     told = []
-    answer = staged(index, ids_in, lambda ids, done: told.append((ids, done)))
+    answer = preview_each_stage(index, ids_in, lambda ids, done: told.append((ids, done)))
     assert answer == ids_in(index)
     assert len(told) == 7
     assert told[-1][0] == answer
@@ -102,12 +105,12 @@ def test_the_search_is_run_on_each_stage_and_told(index):
 
 def test_a_stage_of_which_nothing_can_be_made_costs_no_answer(index):
     def fails(stand_in):
-        if isinstance(stand_in, AnsweredIndex):
+        if isinstance(stand_in, FixedResultIndex):
             raise KeyError("a document that is not there")
         return ids_in(stand_in)
 
     told = []
-    assert staged(index, fails, lambda *stage: told.append(stage)) == ids_in(index)
+    assert preview_each_stage(index, fails, lambda *stage: told.append(stage)) == ids_in(index)
     assert not told
 
 
@@ -115,7 +118,7 @@ def test_a_listener_that_fails_costs_no_answer(index):
     def fails(ids, fraction_done):
         raise ValueError("no")
 
-    assert staged(index, ids_in, fails) == ids_in(index)
+    assert preview_each_stage(index, ids_in, fails) == ids_in(index)
 
 
 def test_a_stage_answers_only_the_search_it_is_of(index):
@@ -125,7 +128,7 @@ def test_a_stage_answers_only_the_search_it_is_of(index):
         return stand_in.search(QUERY, 30)[1][0].tolist()
 
     told = []
-    assert staged(index, widens, lambda *stage: told.append(stage)) == widens(index)
+    assert preview_each_stage(index, widens, lambda *stage: told.append(stage)) == widens(index)
     assert not told
 
 
@@ -134,7 +137,9 @@ def test_everything_but_the_search_is_the_indexs_own(index):
         assert (stand_in.ntotal, stand_in.d, stand_in.nprobe) == (400, 8, 16)
         return stand_in.search(QUERY, 1)[1].tolist()
 
-    assert staged(index, looks, lambda *stage: None) == index.search(QUERY, 1)[1].tolist()
+    assert (
+        preview_each_stage(index, looks, lambda *stage: None) == index.search(QUERY, 1)[1].tolist()
+    )
 
 
 def test_what_cannot_be_told_the_engine_is_left_out():
@@ -146,12 +151,12 @@ def test_what_cannot_be_told_the_engine_is_left_out():
             raise ValueError(item)
 
         with engine.retrieval("Why?") as retrieval:
-            engine_told(retrieval, fails)(["a"], 0.5)
+            stage_listener(retrieval, fails)(["a"], 0.5)
             retrieval.found([])
 
 
 def test_a_search_as_a_generator_gives_its_stages_and_the_answer(index):
-    stages = list(streamed(lambda put: staged(index, ids_in, put)))
+    stages = list(stream_search(lambda put: preview_each_stage(index, ids_in, put)))
     assert [final for _, _, final in stages] == [False] * 7 + [True]
     assert stages[-1] == (ids_in(index), 1.0, True)
 
@@ -167,7 +172,7 @@ def test_closing_it_stops_the_search():
             stopped.set()
             raise
 
-    stages = streamed(endless)
+    stages = stream_search(endless)
     assert next(stages) == (["a"], 0.1, False)
     stages.close()
     assert stopped.is_set()
@@ -179,7 +184,7 @@ def test_what_the_search_raises_is_raised_to_the_reader():
         put(["a"], 0.5)
         raise KeyError("lost")
 
-    stages = streamed(fails)
+    stages = stream_search(fails)
     assert next(stages)[0] == ["a"]
     with pytest.raises(KeyError, match="lost"):
         next(stages)
@@ -190,7 +195,9 @@ def test_the_engine_knows_the_answer_even_if_its_reader_stops_there():
     with RAGCacheEngine(
         EngineConfig(model="any", backend="memory"), backend=MemoryBackend()
     ) as engine:
-        stages = told_stages(engine.retrieval("Why?"), lambda item: item, lambda put: documents)
+        stages = stream_and_tell_engine(
+            engine.retrieval("Why?"), lambda item: item, lambda put: documents
+        )
         assert next(stages) == (documents, 1.0, True)
         stages.close()
         assert engine.generate(f"{documents[0].text} Why?").usage.document_ids == ("d1",)

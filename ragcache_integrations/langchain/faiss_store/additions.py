@@ -16,7 +16,7 @@ from ragcache_integrations.langchain.faiss_store.metric import FloatMatrix
 
 
 @dataclass(frozen=True, slots=True)
-class Entries:
+class Additions:
     """ids: one for every text given. documents: one for every different id, the last text given.
 
     positions: of the documents' texts among those given.
@@ -27,32 +27,32 @@ class Entries:
     positions: list[int]
 
 
-def paired(
+def prepare_additions(
     texts: Iterable[str],
     metadatas: Sequence[Mapping[str, Any] | None] | None,
     ids: Sequence[str | None] | None,
-) -> Entries:
+) -> Additions:
     """Texts with their metadatas, which are copied, and ids, which are made where there are none.
 
     Raises UnequalLengths; BadRequest for a text, metadata or id of a wrong type.
     """
     texts = [texts] if isinstance(texts, str) else list(texts)
-    check_lengths(texts=texts, metadatas=metadatas, ids=ids)
-    named = [_checked_id(name) for name in ids] if ids is not None else [_new_id() for _ in texts]
+    check_same_length(texts=texts, metadatas=metadatas, ids=ids)
+    named = [_read_id(name) for name in ids] if ids is not None else [_new_id() for _ in texts]
     last = {name: position for position, name in enumerate(named)}
     positions = sorted(last.values())
     documents = [
         Document(
             id=named[at],
-            page_content=_checked_text(texts[at], at),
-            metadata=_checked_metadata(metadatas[at] if metadatas is not None else None, at),
+            page_content=_read_text(texts[at], at),
+            metadata=_read_metadata(metadatas[at] if metadatas is not None else None, at),
         )
         for at in positions
     ]
-    return Entries(named, documents, positions)
+    return Additions(named, documents, positions)
 
 
-def check_lengths(**lists: Sequence[Any] | None) -> None:
+def check_same_length(**lists: Sequence[Any] | None) -> None:
     """Raises UnequalLengths unless all that are given have one length."""
     lengths = {name: len(given) for name, given in lists.items() if given is not None}
     if len(set(lengths.values())) > 1:
@@ -86,7 +86,7 @@ def as_matrix(vectors: Any, count: int) -> FloatMatrix:
     return matrix
 
 
-def copied(document: Document) -> Document:
+def copy_document(document: Document) -> Document:
     """A document the caller may do with as it likes."""
     return Document(
         id=document.id,
@@ -99,7 +99,7 @@ def _new_id() -> str:
     return str(uuid4())
 
 
-def _checked_id(name: Any) -> str:
+def _read_id(name: Any) -> str:
     if name is None:
         return _new_id()
     if isinstance(name, bool) or not isinstance(name, (str, int)):
@@ -107,13 +107,13 @@ def _checked_id(name: Any) -> str:
     return str(name)
 
 
-def _checked_text(text: Any, position: int) -> str:
+def _read_text(text: Any, position: int) -> str:
     if not isinstance(text, str):
         raise BadRequest(f"text {position} is a {type(text).__name__}; give a string")
     return text
 
 
-def _checked_metadata(metadata: Any, position: int) -> dict[str, Any]:
+def _read_metadata(metadata: Any, position: int) -> dict[str, Any]:
     if metadata is None:
         return {}
     if not isinstance(metadata, Mapping):

@@ -18,27 +18,27 @@ import numpy as np
 from langchain_core.documents import Document
 
 from ragcache_engine import QueryShapeError, VectorShapeError
-from ragcache_integrations.langchain.faiss_store.filter_cache import Selections
+from ragcache_integrations.langchain.faiss_store.filter_cache import FilterCache
 from ragcache_integrations.langchain.faiss_store.filters import Filter
-from ragcache_integrations.langchain.faiss_store.indexes import IndexKind, wants_rebuild
+from ragcache_integrations.langchain.faiss_store.indexes import IndexKind, is_rebuild_due
 from ragcache_integrations.langchain.faiss_store.locks import SharedLock
 from ragcache_integrations.langchain.faiss_store.metric import FloatMatrix, Metric
 from ragcache_integrations.langchain.faiss_store.row_search import (
     Effort,
-    OnRows,
-    Rows,
+    OnRowStage,
+    RowNumbers,
     Scores,
     search_rows,
 )
 from ragcache_integrations.staging import OnStage
 
-_PORTION = 1_024  # vectors added while searches wait
+_VECTORS_PER_ADD = 1_024  # vectors added while searches wait
 
 _logger = getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class SearchResult:
     """What a search found, nearest first. vectors: shape (n, dimensions), if they were asked for."""
 
     documents: list[Document]
@@ -69,9 +69,9 @@ class Collection:
         self._built_from = 0
         self._documents: dict[int, Document] = {}  # by row; only those that live, in order
         self._rows: dict[str, int] = {}
-        self._selections = Selections()
+        self._filter_cache = FilterCache()
         self._lock = SharedLock()
-        self._one_writer = threading.Lock()
+        self._writer_lock = threading.Lock()
         if snapshot and snapshot.index is not None:
             self._index, self._built_from = snapshot.index, snapshot.built_from
             self._documents = dict(snapshot.rows)
@@ -93,7 +93,7 @@ class Collection:
         if not documents:
             return
         vectors = self.metric.as_indexed(vectors)
-        with self._changing():
+        with self._as_only_writer():
             if self._index is None:
                 index, first = self.kind.build(vectors, self.metric), 0
             else:
@@ -105,15 +105,15 @@ class Collection:
                 for row, document in enumerate(documents, start=first):
                     self._documents[row] = document
                     self._rows[str(document.id)] = row
-                self._selections.forget()
+                self._filter_cache.clear()
             self._rebuild_if_due()
 
     def remove(self, ids: Iterable[str] | None) -> None:
         """Forget these documents; ids not known are gone already. None: all of them."""
-        with self._changing():
+        with self._as_only_writer():
             with self._lock.writing():
                 self._drop(list(self._rows) if ids is None else ids)
-                self._selections.forget()
+                self._filter_cache.clear()
                 if not self._rows:
                     # The next documents may come from another embedding model.
                     self._index, self._built_from = None, 0
@@ -123,15 +123,15 @@ class Collection:
         with self._lock.reading():
             return [self._documents[self._rows[name]] for name in ids if name in self._rows]
 
-    def nearest(
+    def find_nearest(
         self,
         query: FloatMatrix,
         k: int,
         filter: Filter | None,
         effort: Effort,
         with_vectors: bool = False,
-        on_stage: OnStage[Found] | None = None,
-    ) -> Found:
+        on_stage: OnStage[SearchResult] | None = None,
+    ) -> SearchResult:
         """The k nearest documents that pass the filter; fewer only if fewer pass.
 
         query: shape (1, dimensions). on_stage: searches in stages, and is told of each while the
@@ -141,44 +141,44 @@ class Collection:
         query = self.metric.as_indexed(query)
         with self._lock.reading():
             if self._index is None:
-                return Found([], np.empty(0, dtype=np.float32), query[:0])
+                return SearchResult([], np.empty(0, dtype=np.float32), query[:0])
             self._check_query(query)
-            among = self._selections.of(filter, self._documents, self._index.ntotal)
-            on_rows: OnRows | None = None
+            selection = self._filter_cache.select(filter, self._documents, self._index.ntotal)
+            on_row_stage: OnRowStage | None = None
             if on_stage is not None:
 
-                def on_rows(rows: Rows, scores: Scores, fraction_done: float) -> None:
-                    on_stage(self._found(rows, scores, with_vectors), fraction_done)
+                def on_row_stage(rows: RowNumbers, scores: Scores, fraction_done: float) -> None:
+                    on_stage(self._result_of(rows, scores, with_vectors), fraction_done)
 
-            rows, scores = search_rows(self._index, query, k, among, effort, on_rows)
-            return self._found(rows, scores, with_vectors)
+            rows, scores = search_rows(self._index, query, k, selection, effort, on_row_stage)
+            return self._result_of(rows, scores, with_vectors)
 
-    def _found(self, rows: Rows, scores: Scores, with_vectors: bool) -> Found:
+    def _result_of(self, rows: RowNumbers, scores: Scores, with_vectors: bool) -> SearchResult:
         assert self._index is not None
         vectors = self._index.reconstruct_batch(rows) if with_vectors else None
-        return Found([self._documents[row] for row in rows.tolist()], scores, vectors)
+        return SearchResult([self._documents[row] for row in rows.tolist()], scores, vectors)
 
-    def vectors_of_all(self) -> tuple[list[Document], FloatMatrix]:
+    def all_vectors(self) -> tuple[list[Document], FloatMatrix]:
         """Every document and its vector as the index stores it, in the order they were added."""
         with self._lock.reading():
             return list(self._documents.values()), self._stored_vectors()
 
     @contextmanager
-    def read(self) -> Iterator[Snapshot]:
+    def reading(self) -> Iterator[Snapshot]:
         """The present state, which does not change before the block ends. Other reads go on."""
         with self._lock.reading():
             yield Snapshot(self._index, self._built_from, self._documents)
 
     @contextmanager
-    def held(self) -> Iterator[Snapshot]:
+    def frozen(self) -> Iterator[Snapshot]:
         """The present state, which does not change before the block ends. Searches go on."""
-        with self._changing():
+        with self._as_only_writer():
             yield Snapshot(self._index, self._built_from, self._documents)
 
     @contextmanager
-    def _changing(self) -> Iterator[None]:
+    def _as_only_writer(self) -> Iterator[None]:
         self._lock.refuse_readers()  # it would wait for a writer that waits for it
-        with self._one_writer:
+        with self._writer_lock:
             yield
 
     def _append(self, vectors: FloatMatrix) -> int:
@@ -191,9 +191,9 @@ class Collection:
                 f"with the model the index was built with, or build it again"
             )
         first = int(index.ntotal)
-        for start in range(0, len(vectors), _PORTION):
+        for start in range(0, len(vectors), _VECTORS_PER_ADD):
             with self._lock.writing():
-                index.add(vectors[start : start + _PORTION])
+                index.add(vectors[start : start + _VECTORS_PER_ADD])
         return first
 
     def _drop(self, ids: Iterable[str | None]) -> None:
@@ -204,7 +204,7 @@ class Collection:
 
     def _rebuild_if_due(self) -> None:
         index = self._index
-        if index is None or not wants_rebuild(
+        if index is None or not is_rebuild_due(
             self.kind, self._built_from, len(self._rows), index.ntotal
         ):
             return
@@ -219,7 +219,7 @@ class Collection:
         with self._lock.writing():
             self._index, self._built_from = rebuilt, len(documents)
             self._documents, self._rows = documents, rows
-            self._selections.forget()
+            self._filter_cache.clear()
 
     def _stored_vectors(self) -> FloatMatrix:
         if self._index is None:

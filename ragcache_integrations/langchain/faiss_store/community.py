@@ -17,8 +17,8 @@ from langchain_core.documents import Document
 
 from ragcache_engine import IndexOutOfStep, SaveDamaged, SaveNotFound, UntrustedPickle
 
-_PACKAGES = {"langchain", "langchain_classic", "langchain_community", "langchain_core"}
-_PLAIN = {
+_LANGCHAIN_PACKAGES = {"langchain", "langchain_classic", "langchain_community", "langchain_core"}
+_PLAIN_TYPES = {
     "builtins": {"set", "frozenset", "complex", "bytearray"},
     "collections": {"OrderedDict"},
     "datetime": {"date", "datetime", "time", "timedelta", "timezone"},
@@ -31,7 +31,9 @@ _PLAIN = {
 }
 
 
-def read_trusted(folder: Path, name: str, trusted: bool) -> tuple[faiss.Index, list[Document]]:
+def read_community_save(
+    folder: Path, name: str, trusted: bool
+) -> tuple[faiss.Index, list[Document]]:
     """The index, and the document of each of its rows.
 
     name: of the two files, without their endings.
@@ -50,7 +52,7 @@ def read_trusted(folder: Path, name: str, trusted: bool) -> tuple[faiss.Index, l
             f"{pickle_file} is a pickle, and reading one can run code that was put into it; if you "
             f"made this file yourself, or trust who did, pass allow_dangerous_deserialization=True"
         )
-    documents = _documents(pickle_file)
+    documents = _read_documents(pickle_file)
     try:
         index = faiss.read_index(str(index_file))
     except RuntimeError as error:
@@ -63,12 +65,12 @@ def read_trusted(folder: Path, name: str, trusted: bool) -> tuple[faiss.Index, l
     return index, [documents[row] for row in range(index.ntotal)]
 
 
-def _documents(file: Path) -> dict[int, Document]:
+def _read_documents(file: Path) -> dict[int, Document]:
     """The documents by their rows."""
     try:
         with file.open("rb") as opened:
             docstore, ids = _PlainUnpickler(opened).load()
-        held: Mapping[str, _Kept] = docstore.state["_dict"]
+        held: Mapping[str, _PickledState] = docstore.state["_dict"]
         return {int(row): held[name].document(name) for row, name in ids.items() if name in held}
     except UntrustedPickle:
         raise
@@ -76,7 +78,7 @@ def _documents(file: Path) -> dict[int, Document]:
         raise SaveDamaged(f"{file} does not hold a docstore and its ids ({error!r})") from error
 
 
-class _Kept:
+class _PickledState:
     """Stands for LangChain's Document and InMemoryDocstore: keeps their state and runs nothing."""
 
     state: dict[str, Any]
@@ -92,9 +94,9 @@ class _Kept:
 
 class _PlainUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        if module.split(".")[0] in _PACKAGES and name in ("Document", "InMemoryDocstore"):
-            return _Kept
-        if name in _PLAIN.get(module, ()):
+        if module.split(".")[0] in _LANGCHAIN_PACKAGES and name in ("Document", "InMemoryDocstore"):
+            return _PickledState
+        if name in _PLAIN_TYPES.get(module, ()):
             return super().find_class(module, name)
         raise UntrustedPickle(
             f"the pickle asks for {module}.{name}, which is neither LangChain's nor a plain value; "

@@ -10,7 +10,7 @@ import numpy as np
 from ragcache_integrations.langchain.faiss_store.metric import FloatMatrix, Metric
 
 
-def most_diverse(
+def choose_diverse(
     query: FloatMatrix, candidates: FloatMatrix, k: int, lambda_mult: float
 ) -> list[int]:
     """Up to k rows of the candidates, in the order taken; among equals the first.

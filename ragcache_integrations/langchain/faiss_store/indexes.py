@@ -17,15 +17,15 @@ from ragcache_engine import BadRequest, ConfigError, UnsupportedIndex, VectorSha
 from ragcache_integrations.langchain.faiss_store.metric import FloatMatrix, Metric
 from ragcache_integrations.langchain.faiss_store.row_search import (
     Effort,
-    Selection,
-    approximate,
-    graph_of,
+    RowSelection,
+    find_graph,
+    search_approximately,
 )
 
 # At a third, an index of n documents is built anew after n / 2 more deletions at the earliest.
-_MOST_DEAD_SHARE = 1 / 3
+_MAX_DEAD_SHARE = 1 / 3
 # From Faiss's guidelines: fewer vectors a list make poor centres.
-_LEAST_VECTORS_A_LIST = 39
+_MIN_VECTORS_PER_LIST = 39
 
 
 class IndexKind(Protocol):
@@ -50,7 +50,7 @@ class FlatIndex:
     name: ClassVar[str] = "flat"
 
     def build(self, vectors: FloatMatrix, metric: Metric) -> faiss.Index:
-        index = faiss.index_factory(vectors.shape[1], "Flat", metric.in_faiss)
+        index = faiss.index_factory(vectors.shape[1], "Flat", metric.faiss_metric)
         index.add(vectors)
         return index
 
@@ -58,7 +58,7 @@ class FlatIndex:
         return False
 
     def check_effort(self, effort: Effort) -> None:
-        _refuse(effort, self.name)
+        _refuse_effort(effort, self.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,14 +89,14 @@ class IVFIndex:
 
     @property
     def trained_from(self) -> int:
-        return self.train_from or (self.nlist * _LEAST_VECTORS_A_LIST if self.nlist else 5_000)
+        return self.train_from or (self.nlist * _MIN_VECTORS_PER_LIST if self.nlist else 5_000)
 
     def build(self, vectors: FloatMatrix, metric: Metric) -> faiss.Index:
         count, dimensions = vectors.shape
         if count < self.trained_from:
             return FlatIndex().build(vectors, metric)
-        nlist = self.nlist or min(int(4 * sqrt(count)), max(1, count // _LEAST_VECTORS_A_LIST))
-        index = faiss.index_factory(dimensions, f"IVF{nlist},Flat", metric.in_faiss)
+        nlist = self.nlist or min(int(4 * sqrt(count)), max(1, count // _MIN_VECTORS_PER_LIST))
+        index = faiss.index_factory(dimensions, f"IVF{nlist},Flat", metric.faiss_metric)
         index.nprobe = self.nprobe
         index.cp.spherical = metric is Metric.COSINE
         index.cp.min_points_per_centroid = 1  # the user chose, and Faiss would print
@@ -111,7 +111,7 @@ class IVFIndex:
         )
 
     def check_effort(self, effort: Effort) -> None:
-        _refuse(Effort(ef_search=effort.ef_search), self.name)
+        _refuse_effort(Effort(ef_search=effort.ef_search), self.name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +134,7 @@ class HNSWIndex:
             raise ConfigError("m must be at least 2: a vector with one neighbour leads nowhere")
 
     def build(self, vectors: FloatMatrix, metric: Metric) -> faiss.Index:
-        index = faiss.IndexHNSWFlat(vectors.shape[1], self.m, metric.in_faiss)
+        index = faiss.IndexHNSWFlat(vectors.shape[1], self.m, metric.faiss_metric)
         index.hnsw.efConstruction = self.ef_construction
         index.hnsw.efSearch = self.ef_search
         index.add(vectors)
@@ -144,7 +144,7 @@ class HNSWIndex:
         return False
 
     def check_effort(self, effort: Effort) -> None:
-        _refuse(Effort(nprobe=effort.nprobe), self.name)
+        _refuse_effort(Effort(nprobe=effort.nprobe), self.name)
 
 
 class GivenIndex:
@@ -169,10 +169,10 @@ class GivenIndex:
             )
         self._empty = faiss.clone_index(index)
         _make_readable(self._empty)
-        self._try_out()
+        self._check_capabilities()
 
     @classmethod
-    def like(cls, filled: faiss.Index) -> GivenIndex:
+    def from_filled(cls, filled: faiss.Index) -> GivenIndex:
         """The kind of an index that already holds vectors."""
         empty = faiss.clone_index(filled)
         empty.reset()
@@ -193,19 +193,19 @@ class GivenIndex:
 
     def check_effort(self, effort: Effort) -> None:
         probes = faiss.try_extract_index_ivf(self._empty) is not None
-        walks = graph_of(self._empty) is not None
-        _refuse(
+        walks = find_graph(self._empty) is not None
+        _refuse_effort(
             Effort(None if probes else effort.nprobe, None if walks else effort.ef_search),
             f"given {type(self._empty).__name__}",
         )
 
-    def _try_out(self) -> None:
+    def _check_capabilities(self) -> None:
         """Do once, with one vector, everything the store will ask for."""
         trial = faiss.clone_index(self._empty)
         vector = np.ones((1, trial.d), dtype=np.float32)
         try:
             trial.add(vector)
-            approximate(trial, vector, 1, Selection.of([0], 1), Effort())
+            search_approximately(trial, vector, 1, RowSelection.from_rows([0], 1), Effort())
             trial.reconstruct_batch(np.zeros(1, dtype=np.int64))
         except RuntimeError as error:
             raise UnsupportedIndex(
@@ -215,7 +215,7 @@ class GivenIndex:
             ) from error
 
 
-def kind_of(index: object) -> IndexKind:
+def parse_index_kind(index: object) -> IndexKind:
     """What the user wrote for an index, as its kind. Raises ConfigError."""
     if isinstance(index, (FlatIndex, IVFIndex, HNSWIndex, GivenIndex)):
         return index
@@ -230,24 +230,24 @@ def kind_of(index: object) -> IndexKind:
     )
 
 
-def wants_rebuild(kind: IndexKind, built_from: int, live: int, rows: int) -> bool:
+def is_rebuild_due(kind: IndexKind, built_from: int, live: int, rows: int) -> bool:
     """Whether the dead rows are too many, or the index was built for fewer vectors than there are."""
-    return (rows - live) > _MOST_DEAD_SHARE * rows or kind.is_outgrown(built_from, live)
+    return (rows - live) > _MAX_DEAD_SHARE * rows or kind.is_outgrown(built_from, live)
 
 
-def settings_of(kind: IndexKind) -> dict[str, Any]:
+def kind_to_dict(kind: IndexKind) -> dict[str, Any]:
     """The kind as JSON; `kind_from` reads it. A given index is known by the index itself."""
     if isinstance(kind, GivenIndex):
         return {"kind": kind.name}
     return {"kind": kind.name, **{f.name: getattr(kind, f.name) for f in fields(kind)}}  # type: ignore[arg-type]
 
 
-def kind_from(settings: dict[str, Any], index: faiss.Index | None) -> IndexKind:
+def kind_from_dict(settings: dict[str, Any], index: faiss.Index | None) -> IndexKind:
     """Raises KeyError, TypeError or ConfigError for what `settings_of` did not write."""
     settings = dict(settings)
     name = settings.pop("kind")
     if name == GivenIndex.name:
-        return GivenIndex.like(index)
+        return GivenIndex.from_filled(index)
     kind: IndexKind = _KINDS[name](**settings)
     return kind
 
@@ -261,7 +261,7 @@ def _make_readable(index: faiss.Index) -> None:
         ivf.make_direct_map()
 
 
-def _refuse(effort: Effort, kind: str) -> None:
+def _refuse_effort(effort: Effort, kind: str) -> None:
     for name in ("nprobe", "ef_search"):
         if getattr(effort, name) is not None:
             raise BadRequest(f"the index is {kind} and has no {name}; leave it out")

@@ -25,7 +25,7 @@ class Metric(StrEnum):
     INNER_PRODUCT = "inner_product"
 
     @property
-    def in_faiss(self) -> int:
+    def faiss_metric(self) -> int:
         kind = faiss.METRIC_L2 if self is Metric.L2 else faiss.METRIC_INNER_PRODUCT
         return int(kind)
 
@@ -40,7 +40,7 @@ class Metric(StrEnum):
         unit: FloatMatrix = (vectors / np.where(lengths == 0.0, 1.0, lengths)).astype(np.float32)
         return unit
 
-    def at_least_as_near(self, score: float, threshold: float) -> bool:
+    def is_at_least_as_near(self, score: float, threshold: float) -> bool:
         return score <= threshold if self is Metric.L2 else score >= threshold
 
     def relevance(self, score: float) -> float:
@@ -60,7 +60,7 @@ class Metric(StrEnum):
         return min(max(score, 0.0), 1.0)
 
 
-def chosen_metric(name: str | None, index: object) -> Metric:
+def choose_metric(name: str | None, index: object) -> Metric:
     """The metric of a new store: the one named, else the given index's own, else the cosine.
 
     index: what the store was given as its index; only a faiss.Index has a metric of its own.
@@ -76,7 +76,7 @@ def chosen_metric(name: str | None, index: object) -> Metric:
     except ValueError:
         known = ", ".join(repr(str(metric)) for metric in Metric)
         raise ConfigError(f"metric={name!r} is not known; choose one of {known}") from None
-    if own is not None and own != metric.in_faiss:
+    if own is not None and own != metric.faiss_metric:
         raise ConfigError(
             f"metric={name!r} does not fit the given index, whose metric_type is {own}; build it "
             f"with {'METRIC_L2' if metric is Metric.L2 else 'METRIC_INNER_PRODUCT'}, or leave "

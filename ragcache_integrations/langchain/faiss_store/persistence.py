@@ -30,14 +30,14 @@ from langchain_core.documents import Document
 
 from ragcache_engine import NotStorable, SaveDamaged, SaveForeign, SaveNotFound
 from ragcache_integrations.langchain.faiss_store.collection import Collection, Snapshot
-from ragcache_integrations.langchain.faiss_store.indexes import kind_from, settings_of
+from ragcache_integrations.langchain.faiss_store.indexes import kind_from_dict, kind_to_dict
 from ragcache_integrations.langchain.faiss_store.metric import Metric
 
 MANIFEST = "faiss_store.json"
 FORMAT = "ragcache faiss store"
 VERSION = 1
 
-_OURS = re.compile(r"(index|documents|manifest)-[0-9a-f]{16}\.(faiss|jsonl|tmp)")
+_OUR_FILE = re.compile(r"(index|documents|manifest)-[0-9a-f]{16}\.(faiss|jsonl|tmp)")
 
 
 def save(collection: Collection, folder: Path) -> None:
@@ -46,12 +46,12 @@ def save(collection: Collection, folder: Path) -> None:
     Raises NotStorable and SaveForeign before anything is written, OSError if writing fails. The
     folder then still holds what was saved there before.
     """
-    with collection.held() as state:
+    with collection.frozen() as state:
         for document in state.rows.values():
             _check_storable(document)
         folder.mkdir(parents=True, exist_ok=True)
-        with _folder_locked(folder, fcntl.LOCK_EX):
-            _refuse_foreign(folder)
+        with _folder_lock(folder, fcntl.LOCK_EX):
+            _refuse_foreign_folder(folder)
             name = secrets.token_hex(8)
             new = {"documents": f"documents-{name}.jsonl"}
             if state.index is not None:
@@ -64,14 +64,14 @@ def save(collection: Collection, folder: Path) -> None:
                     "format": FORMAT,
                     "version": VERSION,
                     "metric": str(collection.metric),
-                    "index": settings_of(collection.kind),
+                    "index": kind_to_dict(collection.kind),
                     "built_from": state.built_from,
                     "documents": len(state.rows),
-                    "files": {role: _described(folder / file) for role, file in new.items()},
+                    "files": {role: _describe_file(folder / file) for role, file in new.items()},
                 }
                 _replace_manifest(folder, f"manifest-{name}.tmp", manifest)
             finally:
-                _sweep(folder)
+                _remove_leftovers(folder)
 
 
 def load(folder: Path) -> Collection:
@@ -81,22 +81,22 @@ def load(folder: Path) -> Collection:
     """
     if not folder.is_dir():
         raise SaveNotFound(f"{folder} is not a folder; give the one that save_local() was given")
-    with _folder_locked(folder, fcntl.LOCK_SH):
-        manifest = _manifest(folder)
+    with _folder_lock(folder, fcntl.LOCK_SH):
+        manifest = _read_manifest(folder)
         if manifest is None:
-            raise _nothing_saved(folder)
-        with _told_as_damage(folder):
-            return _read(folder, manifest)
+            raise _nothing_saved_error(folder)
+        with _errors_as_damage(folder):
+            return _read_collection(folder, manifest)
 
 
-def _read(folder: Path, manifest: Mapping[str, Any]) -> Collection:
-    files = {role: _checked(folder, entry) for role, entry in manifest["files"].items()}
+def _read_collection(folder: Path, manifest: Mapping[str, Any]) -> Collection:
+    files = {role: _verify_file(folder, entry) for role, entry in manifest["files"].items()}
     index = faiss.read_index(str(files["index"])) if "index" in files else None
     with files["documents"].open("rb") as lines:  # text mode would split at more than line feeds
-        rows = dict(_row(json.loads(line)) for line in lines)
+        rows = dict(_parse_line(json.loads(line)) for line in lines)
     if len(rows) != manifest["documents"] or (rows and max(rows) >= (index.ntotal if index else 0)):
         raise SaveDamaged(f"{folder}: index and documents do not belong together; {_RESTORE}")
-    kind = kind_from(manifest["index"], index)
+    kind = kind_from_dict(manifest["index"], index)
     snapshot = Snapshot(index, manifest["built_from"], rows)
     return Collection(kind, Metric(manifest["metric"]), snapshot)
 
@@ -108,7 +108,7 @@ class _Line:
     row: int
     document: Document
 
-    def encoded(self) -> bytes:
+    def encode(self) -> bytes:
         fields = {
             "row": self.row,
             "id": self.document.id,
@@ -122,7 +122,7 @@ class _Line:
         return line + b"\n"
 
 
-def _row(line: Mapping[str, Any]) -> tuple[int, Document]:
+def _parse_line(line: Mapping[str, Any]) -> tuple[int, Document]:
     document = Document(id=line["id"], page_content=line["text"], metadata=line["metadata"])
     return line["row"], document
 
@@ -130,7 +130,7 @@ def _row(line: Mapping[str, Any]) -> tuple[int, Document]:
 def _check_storable(document: Document) -> None:
     """Raises NotStorable unless the document comes back from JSON as it is."""
     try:
-        back = json.loads(_Line(0, document).encoded())["metadata"]
+        back = json.loads(_Line(0, document).encode())["metadata"]
         reason = None if back == document.metadata else "its metadata would come back changed"
     except (TypeError, ValueError, RecursionError) as error:
         reason = str(error)
@@ -153,7 +153,7 @@ def _is_plain(value: Any) -> bool:
 
 def _write_lines(path: Path, rows: Mapping[int, Document]) -> None:
     with path.open("xb") as file:
-        file.writelines(_Line(row, document).encoded() for row, document in rows.items())
+        file.writelines(_Line(row, document).encode() for row, document in rows.items())
         _sync(file.fileno(), file.flush)
 
 
@@ -189,17 +189,17 @@ def _sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _sweep(folder: Path) -> None:
+def _remove_leftovers(folder: Path) -> None:
     """Remove files of ours that the manifest does not name: of older saves and of broken ones."""
     with suppress(OSError, SaveDamaged, SaveForeign):
-        manifest = _manifest(folder) or {"files": {}}
+        manifest = _read_manifest(folder) or {"files": {}}
         named = {entry["name"] for entry in manifest["files"].values()}
         for path in folder.iterdir():
-            if _OURS.fullmatch(path.name) and path.name not in named:
+            if _OUR_FILE.fullmatch(path.name) and path.name not in named:
                 path.unlink()
 
 
-def _manifest(folder: Path) -> dict[str, Any] | None:
+def _read_manifest(folder: Path) -> dict[str, Any] | None:
     """None if there is none. Raises SaveDamaged, SaveForeign."""
     try:
         text = (folder / MANIFEST).read_text(encoding="utf-8")
@@ -221,13 +221,13 @@ def _manifest(folder: Path) -> dict[str, Any] | None:
     return manifest
 
 
-def _refuse_foreign(folder: Path) -> None:
+def _refuse_foreign_folder(folder: Path) -> None:
     """Raises SaveForeign if saving would overwrite what is not ours. Damage may be overwritten."""
     with suppress(SaveDamaged):
-        _manifest(folder)
+        _read_manifest(folder)
 
 
-def _nothing_saved(folder: Path) -> Exception:
+def _nothing_saved_error(folder: Path) -> Exception:
     pickles = sorted(path.stem for path in folder.glob("*.pkl"))
     if pickles:
         return SaveForeign(
@@ -240,32 +240,32 @@ def _nothing_saved(folder: Path) -> Exception:
 _RESTORE = "restore the folder from a backup, or build the store again"
 
 
-def _checked(folder: Path, entry: Mapping[str, Any]) -> Path:
+def _verify_file(folder: Path, entry: Mapping[str, Any]) -> Path:
     """A file of the save. Raises SaveDamaged unless it is the one that was saved."""
     if Path(entry["name"]).name != entry["name"]:
         raise SaveDamaged(f"{folder / MANIFEST} names a file outside its folder; {_RESTORE}")
     path = folder / str(entry["name"])
     if not path.is_file():
         raise SaveDamaged(f"{path} is missing; {_RESTORE}")
-    if _described(path) != entry:
+    if _describe_file(path) != entry:
         raise SaveDamaged(f"{path} is not as it was saved; {_RESTORE}")
     return path
 
 
-def _described(path: Path) -> dict[str, Any]:
+def _describe_file(path: Path) -> dict[str, Any]:
     digest = sha256()
     with path.open("rb") as file:
-        for part in _parts(file):
+        for part in _chunks(file):
             digest.update(part)
     return {"name": path.name, "bytes": path.stat().st_size, "sha256": digest.hexdigest()}
 
 
-def _parts(file: Any) -> Iterable[bytes]:
+def _chunks(file: Any) -> Iterable[bytes]:
     return iter(lambda: file.read(1 << 20), b"")
 
 
 @contextmanager
-def _told_as_damage(folder: Path) -> Iterator[None]:
+def _errors_as_damage(folder: Path) -> Iterator[None]:
     """A manifest that lacks something, or a file that cannot be understood."""
     try:
         yield
@@ -274,7 +274,7 @@ def _told_as_damage(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _folder_locked(folder: Path, how: int) -> Iterator[None]:
+def _folder_lock(folder: Path, how: int) -> Iterator[None]:
     """Savers one at a time, and none while somebody loads; held for this block, or until a crash."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:

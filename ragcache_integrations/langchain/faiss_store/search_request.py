@@ -9,8 +9,8 @@ from typing import Any, Self
 import numpy as np
 
 from ragcache_engine import BadRequest, QueryShapeError
-from ragcache_integrations.langchain.faiss_store.collection import Collection, Found
-from ragcache_integrations.langchain.faiss_store.filters import Filter, predicate
+from ragcache_integrations.langchain.faiss_store.collection import Collection, SearchResult
+from ragcache_integrations.langchain.faiss_store.filters import Filter, compile_filter
 from ragcache_integrations.langchain.faiss_store.metric import FloatMatrix
 from ragcache_integrations.langchain.faiss_store.row_search import Effort
 from ragcache_integrations.search_checks import check_top_k
@@ -23,7 +23,7 @@ _OPTIONS = ("filter", "score_threshold", "nprobe", "ef_search", "fetch_k")
 
 
 @dataclass(frozen=True, slots=True)
-class Search:
+class SearchRequest:
     """What is wanted. score_threshold: in units of the metric; None lets every document pass."""
 
     collection: Collection
@@ -35,7 +35,7 @@ class Search:
     lambda_mult: float
 
     @classmethod
-    def checked(
+    def from_arguments(
         cls,
         collection: Collection,
         k: int,
@@ -44,7 +44,7 @@ class Search:
         lambda_mult: float = 0.5,
     ) -> Self:
         """Raises InvalidTopK, InvalidFilter; BadRequest for other options that cannot be met."""
-        refuse_options("a search", options, _OPTIONS)
+        refuse_unknown_options("a search", options, _OPTIONS)
         check_top_k(k)
         if fetch_k < 1:
             raise BadRequest(f"fetch_k must be at least 1, got {fetch_k}")
@@ -54,7 +54,7 @@ class Search:
         collection.kind.check_effort(effort)
         filter = options.get("filter")
         if filter is not None:
-            predicate(filter)
+            compile_filter(filter)
         return cls(
             collection, k, filter, options.get("score_threshold"), effort, fetch_k, lambda_mult
         )
@@ -64,19 +64,21 @@ class Search:
         embedding: Sequence[float],
         k: int,
         with_vectors: bool = False,
-        on_stage: OnStage[Found] | None = None,
-    ) -> Found:
+        on_stage: OnStage[SearchResult] | None = None,
+    ) -> SearchResult:
         """The k nearest that pass the filter, whatever their scores. Raises QueryShapeError."""
-        query = as_query(embedding)
-        return self.collection.nearest(query, k, self.filter, self.effort, with_vectors, on_stage)
+        query = query_matrix(embedding)
+        return self.collection.find_nearest(
+            query, k, self.filter, self.effort, with_vectors, on_stage
+        )
 
     def is_near_enough(self, score: float) -> bool:
         if self.score_threshold is None:
             return True
-        return self.collection.metric.at_least_as_near(score, self.score_threshold)
+        return self.collection.metric.is_at_least_as_near(score, self.score_threshold)
 
 
-def as_query(embedding: Sequence[float]) -> FloatMatrix:
+def query_matrix(embedding: Sequence[float]) -> FloatMatrix:
     """A query's vector as a matrix of one row. Raises QueryShapeError unless it is a finite vector."""
     try:
         query = np.ascontiguousarray(embedding, dtype=np.float32)
@@ -90,7 +92,9 @@ def as_query(embedding: Sequence[float]) -> FloatMatrix:
     return query.reshape(1, -1)
 
 
-def refuse_options(where: str, options: Mapping[str, Any], known: Sequence[str] = ()) -> None:
+def refuse_unknown_options(
+    where: str, options: Mapping[str, Any], known: Sequence[str] = ()
+) -> None:
     """Raises BadRequest for an option there is not: most often one that is misspelt."""
     for name in options:
         if name not in known:

@@ -18,29 +18,29 @@ from langchain_core.vectorstores import VectorStore
 from ragcache_engine import BadRequest, EmptyIndex, UnsupportedIndex
 from ragcache_integrations.langchain.faiss_store import community, persistence
 from ragcache_integrations.langchain.faiss_store.additions import (
-    Entries,
+    Additions,
     as_matrix,
-    copied,
-    paired,
+    copy_document,
+    prepare_additions,
 )
-from ragcache_integrations.langchain.faiss_store.collection import Collection, Found
-from ragcache_integrations.langchain.faiss_store.diversity import most_diverse
+from ragcache_integrations.langchain.faiss_store.collection import Collection, SearchResult
+from ragcache_integrations.langchain.faiss_store.diversity import choose_diverse
 from ragcache_integrations.langchain.faiss_store.filters import Filter
 from ragcache_integrations.langchain.faiss_store.indexes import (
     FlatIndex,
     HNSWIndex,
     IVFIndex,
-    kind_of,
+    parse_index_kind,
 )
-from ragcache_integrations.langchain.faiss_store.metric import FloatMatrix, chosen_metric
+from ragcache_integrations.langchain.faiss_store.metric import FloatMatrix, choose_metric
 from ragcache_integrations.langchain.faiss_store.search_request import (
     DEFAULT_FETCH_K,
     DEFAULT_K,
-    Search,
-    as_query,
-    refuse_options,
+    SearchRequest,
+    query_matrix,
+    refuse_unknown_options,
 )
-from ragcache_integrations.staging import OnStage, seen_as
+from ragcache_integrations.staging import OnStage, translate_stages
 
 IndexChoice: TypeAlias = (
     Literal["flat", "ivf", "hnsw"] | FlatIndex | IVFIndex | HNSWIndex | faiss.Index
@@ -144,7 +144,7 @@ class FaissVectorStore(VectorStore):
             UnsupportedIndex: for a faiss.Index that cannot be filtered or read back.
         """
         self._embedding = embedding
-        self._collection = Collection(kind_of(index), chosen_metric(metric, index))
+        self._collection = Collection(parse_index_kind(index), choose_metric(metric, index))
         self._relevance_score_fn = relevance_score_fn
 
     @property
@@ -195,11 +195,11 @@ class FaissVectorStore(VectorStore):
             UnequalLengths: if there are not as many metadatas or ids as texts.
             VectorShapeError: if the embedding model's vectors are not of the index's size.
         """
-        refuse_options("add_texts", kwargs, _ACCEPTED)
-        entries = paired(texts, metadatas, ids)
-        if entries.documents:
-            self._put(entries, self._embedding.embed_documents(_texts(entries)))
-        return entries.ids
+        refuse_unknown_options("add_texts", kwargs, _ACCEPTED)
+        additions = prepare_additions(texts, metadatas, ids)
+        if additions.documents:
+            self._put(additions, self._embedding.embed_documents(_texts(additions)))
+        return additions.ids
 
     async def aadd_texts(
         self,
@@ -210,12 +210,12 @@ class FaissVectorStore(VectorStore):
         **kwargs: Any,
     ) -> list[str]:
         """`add_texts` by the embedding's own async method, and off the event loop."""
-        refuse_options("aadd_texts", kwargs, _ACCEPTED)
-        entries = paired(texts, metadatas, ids)
-        if entries.documents:
-            vectors = await self._embedding.aembed_documents(_texts(entries))
-            await run_in_executor(None, self._put, entries, vectors)
-        return entries.ids
+        refuse_unknown_options("aadd_texts", kwargs, _ACCEPTED)
+        additions = prepare_additions(texts, metadatas, ids)
+        if additions.documents:
+            vectors = await self._embedding.aembed_documents(_texts(additions))
+            await run_in_executor(None, self._put, additions, vectors)
+        return additions.ids
 
     def add_embeddings(
         self,
@@ -225,10 +225,10 @@ class FaissVectorStore(VectorStore):
     ) -> list[str]:
         """`add_texts` with vectors that are there already. Each pair is a text and its vector."""
         pairs = list(text_embeddings)
-        entries = paired([text for text, _ in pairs], metadatas, ids)
-        if entries.documents:
-            self._put(entries, [pairs[at][1] for at in entries.positions])
-        return entries.ids
+        additions = prepare_additions([text for text, _ in pairs], metadatas, ids)
+        if additions.documents:
+            self._put(additions, [pairs[at][1] for at in additions.positions])
+        return additions.ids
 
     def delete(self, ids: list[str] | None = None, **kwargs: Any) -> bool:
         """Delete documents by id; ids there are not are gone already.
@@ -239,13 +239,13 @@ class FaissVectorStore(VectorStore):
         Returns:
             True.
         """
-        refuse_options("delete", kwargs)
+        refuse_unknown_options("delete", kwargs)
         self._collection.remove([ids] if isinstance(ids, str) else ids)
         return True
 
     def get_by_ids(self, ids: Sequence[str], /) -> list[Document]:
         """The documents with these ids, in this order, without those there are not."""
-        return [copied(document) for document in self._collection.get(ids)]
+        return [copy_document(document) for document in self._collection.get(ids)]
 
     # Searching by text
 
@@ -273,14 +273,14 @@ class FaissVectorStore(VectorStore):
 
         cosine and inner_product: higher is nearer. l2: the squared distance, lower is nearer.
         """
-        search = Search.checked(self._collection, k, kwargs)
+        search = SearchRequest.from_arguments(self._collection, k, kwargs)
         return self._scored(search, self._embedding.embed_query(query))
 
     async def asimilarity_search_with_score(
         self, query: str, k: int = DEFAULT_K, **kwargs: Any
     ) -> list[tuple[Document, float]]:
         """`similarity_search_with_score` off the event loop."""
-        search = Search.checked(self._collection, k, kwargs)
+        search = SearchRequest.from_arguments(self._collection, k, kwargs)
         vector = await self._embedding.aembed_query(query)
         return await run_in_executor(None, self._scored, search, vector)
 
@@ -301,7 +301,7 @@ class FaissVectorStore(VectorStore):
             lambda_mult: from 0, diversity alone, to 1, nearness alone.
             **kwargs: as in `similarity_search`.
         """
-        search = Search.checked(self._collection, k, kwargs, fetch_k, lambda_mult)
+        search = SearchRequest.from_arguments(self._collection, k, kwargs, fetch_k, lambda_mult)
         return self._diverse(search, self._embedding.embed_query(query))
 
     async def amax_marginal_relevance_search(
@@ -313,7 +313,7 @@ class FaissVectorStore(VectorStore):
         **kwargs: Any,
     ) -> list[Document]:
         """`max_marginal_relevance_search` off the event loop."""
-        search = Search.checked(self._collection, k, kwargs, fetch_k, lambda_mult)
+        search = SearchRequest.from_arguments(self._collection, k, kwargs, fetch_k, lambda_mult)
         vector = await self._embedding.aembed_query(query)
         return await run_in_executor(None, self._diverse, search, vector)
 
@@ -329,7 +329,7 @@ class FaissVectorStore(VectorStore):
     ) -> list[Document]:
         """`similarity_search` for a query that is embedded already. on_stage: as `search_by_vector`."""
         if on_stage is not None:
-            kwargs["on_stage"] = seen_as(_documents, on_stage)
+            kwargs["on_stage"] = translate_stages(_documents, on_stage)
         return _documents(self.similarity_search_with_score_by_vector(embedding, k, **kwargs))
 
     def similarity_search_with_score_by_vector(
@@ -365,7 +365,9 @@ class FaissVectorStore(VectorStore):
             "ef_search": ef_search,
             **kwargs,
         }
-        return self._scored(Search.checked(self._collection, k, options), embedding, on_stage)
+        return self._scored(
+            SearchRequest.from_arguments(self._collection, k, options), embedding, on_stage
+        )
 
     async def asimilarity_search_with_score_by_vector(
         self, embedding: Sequence[float], k: int = DEFAULT_K, **kwargs: Any
@@ -389,7 +391,7 @@ class FaissVectorStore(VectorStore):
 
         on_stage: as in `search_by_vector`.
         """
-        search = Search.checked(self._collection, k, kwargs, fetch_k, lambda_mult)
+        search = SearchRequest.from_arguments(self._collection, k, kwargs, fetch_k, lambda_mult)
         return self._diverse(search, embedding, on_stage)
 
     def search_by_vector(
@@ -432,7 +434,7 @@ class FaissVectorStore(VectorStore):
             ]
 
         if on_stage is not None:
-            kwargs["on_stage"] = seen_as(near, on_stage)
+            kwargs["on_stage"] = translate_stages(near, on_stage)
         return near(self.similarity_search_with_score_by_vector(embedding, **kwargs))
 
     async def asearch_by_vector(
@@ -452,8 +454,8 @@ class FaissVectorStore(VectorStore):
 
         Nothing changes before the block ends: adding and deleting waits, other searches go on.
         """
-        with self._collection.read() as state:
-            query = self._collection.metric.as_indexed(as_query(embedding))
+        with self._collection.reading() as state:
+            query = self._collection.metric.as_indexed(query_matrix(embedding))
             yield IndexView(state.index, query, state.rows)
 
     # Making, saving and loading
@@ -513,7 +515,7 @@ class FaissVectorStore(VectorStore):
         """
         if other is self:
             return
-        documents, vectors = other._collection.vectors_of_all()
+        documents, vectors = other._collection.all_vectors()
         self._collection.put(documents, vectors)
 
     def save_local(self, folder_path: str | Path) -> None:
@@ -590,7 +592,7 @@ class FaissVectorStore(VectorStore):
             SaveNotFound, SaveDamaged, IndexOutOfStep: if the folder is not such a save.
             UnsupportedIndex: if the old index cannot give its vectors back.
         """
-        old, documents = community.read_trusted(
+        old, documents = community.read_community_save(
             Path(folder_path), index_name, allow_dangerous_deserialization
         )
         if metric is None and not isinstance(index, faiss.Index):
@@ -604,45 +606,45 @@ class FaissVectorStore(VectorStore):
     def _select_relevance_score_fn(self) -> Callable[[float], float]:
         return self._relevance_score_fn or self._collection.metric.relevance
 
-    def _put(self, entries: Entries, vectors: Any) -> None:
-        self._collection.put(entries.documents, as_matrix(vectors, len(entries.documents)))
+    def _put(self, additions: Additions, vectors: Any) -> None:
+        self._collection.put(additions.documents, as_matrix(vectors, len(additions.documents)))
 
     def _scored(
         self,
-        search: Search,
+        search: SearchRequest,
         embedding: Sequence[float],
         on_stage: OnStage[list[tuple[Document, float]]] | None = None,
     ) -> list[tuple[Document, float]]:
-        def near(found: Found) -> list[tuple[Document, float]]:
+        def near(found: SearchResult) -> list[tuple[Document, float]]:
             return [
-                (copied(document), score)
+                (copy_document(document), score)
                 for document, score in zip(found.documents, found.scores.tolist(), strict=True)
                 if search.is_near_enough(score)
             ]
 
-        return near(search.run(embedding, search.k, on_stage=seen_as(near, on_stage)))
+        return near(search.run(embedding, search.k, on_stage=translate_stages(near, on_stage)))
 
     def _diverse(
         self,
-        search: Search,
+        search: SearchRequest,
         embedding: Sequence[float],
         on_stage: OnStage[list[Document]] | None = None,
     ) -> list[Document]:
-        def diverse(found: Found) -> list[Document]:
+        def diverse(found: SearchResult) -> list[Document]:
             scores = found.scores.tolist()
             near = [at for at, score in enumerate(scores) if search.is_near_enough(score)]
             assert found.vectors is not None
-            chosen = most_diverse(
-                as_query(embedding), found.vectors[near], search.k, search.lambda_mult
+            chosen = choose_diverse(
+                query_matrix(embedding), found.vectors[near], search.k, search.lambda_mult
             )
-            return [copied(found.documents[near[at]]) for at in chosen]
+            return [copy_document(found.documents[near[at]]) for at in chosen]
 
         fetched = max(search.k, search.fetch_k)
-        return diverse(search.run(embedding, fetched, True, seen_as(diverse, on_stage)))
+        return diverse(search.run(embedding, fetched, True, translate_stages(diverse, on_stage)))
 
 
-def _texts(entries: Entries) -> list[str]:
-    return [document.page_content for document in entries.documents]
+def _texts(additions: Additions) -> list[str]:
+    return [document.page_content for document in additions.documents]
 
 
 def _documents(scored: list[tuple[Document, float]]) -> list[Document]:

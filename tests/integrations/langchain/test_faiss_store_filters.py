@@ -1,7 +1,7 @@
 import pytest
 
 from ragcache_engine import InvalidFilter
-from ragcache_integrations.langchain.faiss_store.filters import predicate
+from ragcache_integrations.langchain.faiss_store.filters import compile_filter
 
 PAGE = {
     "topic": "tides",
@@ -56,7 +56,7 @@ PAGE = {
     ],
 )
 def test_what_passes(filter):
-    assert predicate(filter)(PAGE)
+    assert compile_filter(filter)(PAGE)
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_what_passes(filter):
     ],
 )
 def test_what_does_not_pass(filter):
-    assert not predicate(filter)(PAGE)
+    assert not compile_filter(filter)(PAGE)
 
 
 @pytest.mark.parametrize(
@@ -110,4 +110,4 @@ def test_what_does_not_pass(filter):
 )
 def test_what_has_no_meaning_is_refused_before_any_document_is_seen(filter, advice):
     with pytest.raises(InvalidFilter, match=advice):
-        predicate(filter)
+        compile_filter(filter)

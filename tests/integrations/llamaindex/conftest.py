@@ -101,7 +101,7 @@ def stock_llm(stock_vllm):
     """Makes stock LLMs on one vLLM, in the numbers of `vllm_engine`."""
     tokenizer = stock_vllm.get_tokenizer()
 
-    def by_chat_template(messages):
+    def write_conversation(messages):
         told = [{"role": message.role.value, "content": message.content} for message in messages]
         return tokenizer.apply_chat_template(told, tokenize=False, add_generation_prompt=True)
 
@@ -110,7 +110,7 @@ def stock_llm(stock_vllm):
             vllm=stock_vllm,
             max_tokens=max_tokens,
             is_chat_model=is_chat_model,
-            messages_to_prompt=by_chat_template,
+            messages_to_prompt=write_conversation,
         )
 
     return make

@@ -19,7 +19,7 @@ import ragcache_engine.search
 from ragcache_engine.backends.memory import MemoryBackend
 from ragcache_integrations import staging
 from ragcache_integrations.llamaindex import RAGCacheLLM, RAGCacheRetriever
-from ragcache_integrations.llamaindex.store import faiss_index, retriever_over
+from ragcache_integrations.llamaindex.store import faiss_index, retriever_with_index
 
 D = 8
 FAMILIES = ("flat", "ivf", "hnsw", "map flat", "map ivf")
@@ -167,12 +167,12 @@ def test_with_speculation_off_nothing_is_searched_in_stages(indexes, engine_on, 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_private_names_are_still_where_they_were(indexes, heard, family):
-    """If this fails, LlamaIndex has moved what `retriever_over` replaces."""
+    """If this fails, LlamaIndex has moved what `retriever_with_index` replaces."""
     engine, _ = heard
     ours = RAGCacheRetriever.from_index(indexes[family], engine=engine)
     assert ours._can_be_staged()
     stand_in = faiss.IndexFlatL2(D)
-    view = retriever_over(ours, stand_in)
+    view = retriever_with_index(ours, stand_in)
     assert view._vector_store.client is stand_in
     assert faiss_index(indexes[family]) is not stand_in
     assert ours._vector_store.client is faiss_index(indexes[family])
