@@ -8,17 +8,9 @@ with what Faiss found hold for every stage, and what is returned is what the fra
 
 from __future__ import annotations
 
-import asyncio
-import contextvars
 import logging
-import threading
-from collections.abc import AsyncGenerator, Callable, Generator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, closing
-from queue import SimpleQueue
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
-
-from ragcache_engine import Document, RetrievalInProgress
 
 if TYPE_CHECKING:
     from ragcache_engine.search import SearchStage
@@ -34,10 +26,6 @@ Item = TypeVar("Item")
 
 OnStage: TypeAlias = Callable[[Result, float], None]
 """Told what a search would return if it ended now, and the share of it that is behind."""
-
-
-class SearchStopped(BaseException):
-    """Ends a search from within. No error, so that nobody on the way out handles it as one."""
 
 
 def search_in_stages(
@@ -158,125 +146,3 @@ def translate_stages(
         on_stage(translate(raw_result), fraction_done)
 
     return tell
-
-
-def stage_listener(
-    retrieval: RetrievalInProgress, as_document: Callable[[Item], Document]
-) -> OnStage[list[Item]]:
-    """Tells the engine, and leaves out what cannot be told: no search fails for that."""
-
-    def tell(found: list[Item], fraction_done: float) -> None:
-        try:
-            documents = [as_document(item) for item in found]
-            documents = [documents[place] for place in retrieval.order(documents)]
-        except Exception as error:
-            logger.debug("a provisional result was left out: %r", error)
-        else:
-            retrieval.provisional(documents)
-
-    return tell
-
-
-def tell_engine(
-    retrieval: RetrievalInProgress, found: list[Item], as_document: Callable[[Item], Document]
-) -> list[Item]:
-    """What a search found, in the order that `document_order` asks for; the engine is told."""
-    documents = [as_document(item) for item in found]
-    places = retrieval.order(documents)
-    retrieval.found([documents[place] for place in places])
-    return [found[place] for place in places]
-
-
-def stream_and_tell_engine(
-    retrieving: AbstractContextManager[RetrievalInProgress],
-    as_document: Callable[[Item], Document],
-    search: Callable[[OnStage[list[Item]]], list[Item]],
-) -> Generator[tuple[list[Item], float, bool]]:
-    """`streamed`, and the engine is told of each stage as well."""
-    with retrieving as retrieval:
-        tell = stage_listener(retrieval, as_document)
-
-        def told(show: OnStage[list[Item]]) -> list[Item]:
-            def both(found: list[Item], fraction_done: float) -> None:
-                tell(found, fraction_done)
-                show(found, fraction_done)
-
-            return search(both)
-
-        with closing(stream_search(told)) as stages:
-            for stage in stages:
-                answer, _, is_final = stage
-                if not is_final:
-                    yield stage
-        answer = tell_engine(retrieval, answer, as_document)
-    # Outside: whoever has seen the answer may close us, and has had a whole search all the same.
-    yield answer, 1.0, True
-
-
-def stream_search(
-    search: Callable[[OnStage[Result]], Result],
-) -> Generator[tuple[Result, float, bool]]:
-    """The stages of a search: what was found, the share of it that is behind, whether it is the answer.
-
-    It runs in a thread from the first `next` on, and does not wait for its reader. Closing stops it,
-    and waits for the piece that is being searched. What it raises is raised here.
-    """
-    import faiss
-
-    arrived: SimpleQueue[tuple[Result, float, bool] | BaseException] = SimpleQueue()
-    is_closed = threading.Event()
-    # A thread starts with Faiss's default, not with what its maker has set.
-    faiss_threads = faiss.omp_get_max_threads()
-
-    def put(found: Result, fraction_done: float) -> None:
-        if is_closed.is_set():
-            raise SearchStopped
-        arrived.put((found, fraction_done, False))
-
-    def run() -> None:
-        faiss.omp_set_num_threads(faiss_threads)
-        try:
-            arrived.put((search(put), 1.0, True))
-        except BaseException as error:
-            arrived.put(error)
-
-    context = contextvars.copy_context()
-    thread = threading.Thread(target=context.run, args=(run,), name="ragcache-search")
-    thread.start()
-    try:
-        is_final = False
-        while not is_final:
-            what = arrived.get()
-            if isinstance(what, BaseException):
-                raise what
-            _, _, is_final = what
-            yield what
-    finally:
-        is_closed.set()
-        thread.join()
-
-
-async def iterate_in_thread(stages: Generator[Item]) -> AsyncGenerator[Item]:
-    """The same stages for asyncio, each drawn in a thread, one after the other.
-
-    Closing this, or cancelling the task that reads it, returns at once; `stages` is closed in the thread,
-    as soon as the stage that is being drawn is there.
-    """
-    import faiss
-
-    # A thread starts with Faiss's default, not with what its maker has set.
-    faiss_threads = faiss.omp_get_max_threads()
-    thread = ThreadPoolExecutor(
-        1, "ragcache-stages", initializer=faiss.omp_set_num_threads, initargs=(faiss_threads,)
-    )
-    loop, context = asyncio.get_running_loop(), contextvars.copy_context()
-
-    def draw() -> Item | None:
-        return context.run(lambda: next(stages, None))
-
-    try:
-        while (stage := await loop.run_in_executor(thread, draw)) is not None:
-            yield stage
-    finally:
-        thread.submit(context.run, stages.close)
-        thread.shutdown(wait=False)

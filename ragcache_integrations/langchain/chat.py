@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
 from typing import Any
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
@@ -19,25 +18,14 @@ from langchain_core.utils.function_calling import convert_to_openai_tool
 from pydantic import ConfigDict, Field
 
 from ragcache_engine import (
-    Answer,
     ChatPrompt,
-    Guide,
-    Piece,
-    SamplingOptions,
-    ToolAnswer,
     ToolAnswerPart,
-    ToolReader,
 )
+from ragcache_integrations.langchain.chat_request import ChatRequest
 from ragcache_integrations.langchain.messages import chat_chunk, chat_result, conversation
 from ragcache_integrations.langchain.model_base import EngineModel
 from ragcache_integrations.langchain.stream_cancellation import CancellableStream
-from ragcache_integrations.langchain.structured import (
-    Method,
-    Schema,
-    add_parser,
-    guide_for_schema,
-    parser_for_schema,
-)
+from ragcache_integrations.langchain.structured import Method, Schema, bind_structured_output
 from ragcache_integrations.langchain.tools import BoundTools
 
 MOST_AT_ONCE = 128
@@ -170,26 +158,7 @@ class ChatRAGCache(EngineModel, BaseChatModel):
         kwargs: sampling parameters for these calls.
         Raises ValueError for another method, or for what is no schema.
         """
-        if method not in ("json_schema", "function_calling", "json_mode"):
-            raise ValueError(
-                f"there is no method {method!r}: use 'json_schema', 'function_calling' or 'json_mode'"
-            )
-        if schema is None and method != "json_mode":
-            raise ValueError(f"method={method!r} needs a schema; 'json_mode' does without")
-        kwargs["ls_structured_output_format"] = {
-            "kwargs": {"method": method},
-            "schema": schema or {"title": "object", "type": "object"},
-        }
-        model: Runnable[LanguageModelInput, AIMessage]
-        if method == "function_calling":
-            assert schema is not None
-            model = self.bind_tools([schema], tool_choice="any", **kwargs)
-        elif method == "json_mode":
-            model = self.bind(guide=Guide.json(), **kwargs)
-        else:
-            assert schema is not None
-            model = self.bind(guide=guide_for_schema(schema), **kwargs)
-        return add_parser(model, parser_for_schema(schema, method), include_raw)
+        return bind_structured_output(self, schema, method, include_raw, kwargs)
 
     def batch(
         self,
@@ -224,7 +193,7 @@ class ChatRAGCache(EngineModel, BaseChatModel):
     ) -> ChatResult:
         request = self._request(messages, stop, kwargs)
         answer = self.engine.generate(request.prompt, None, request.options, tenant=self.tenant)
-        return chat_result(answer, request.whole(answer), self.model_name)
+        return chat_result(answer, request.read_answer(answer), self.model_name)
 
     async def _agenerate(
         self,
@@ -237,7 +206,7 @@ class ChatRAGCache(EngineModel, BaseChatModel):
         answer = await self.engine.agenerate(
             request.prompt, None, request.options, tenant=self.tenant
         )
-        return chat_result(answer, request.whole(answer), self.model_name)
+        return chat_result(answer, request.read_answer(answer), self.model_name)
 
     def _stream(
         self,
@@ -251,7 +220,7 @@ class ChatRAGCache(EngineModel, BaseChatModel):
             request.prompt, None, request.options, tenant=self.tenant
         ) as pieces:
             for piece in pieces:
-                if (part := request.part(piece)) or piece.usage:
+                if (part := request.read_piece(piece)) or piece.usage:
                     yield chat_chunk(piece, part or ToolAnswerPart(), self.model_name)
 
     async def _astream(
@@ -266,20 +235,22 @@ class ChatRAGCache(EngineModel, BaseChatModel):
             self.engine.astream(request.prompt, None, request.options, tenant=self.tenant)
         ) as pieces:
             async for piece in pieces:
-                if (part := request.part(piece)) or piece.usage:
+                if (part := request.read_piece(piece)) or piece.usage:
                     yield chat_chunk(piece, part or ToolAnswerPart(), self.model_name)
 
     def _request(
         self, messages: Sequence[BaseMessage], stop: list[str] | None, changes: Mapping[str, Any]
-    ) -> _Request:
-        changes = {name: value for name, value in changes.items() if name not in _NOT_SAMPLING}
+    ) -> ChatRequest:
+        changes = {
+            name: value for name, value in changes.items() if name not in _NO_SAMPLING_PARAMETERS
+        }
         bound = BoundTools.from_choice(changes.pop("tools", None), changes.pop("tool_choice", None))
         template_args = {**self.template_args, **changes.pop("template_args", {})}
         if stop is not None:
             changes["stop"] = stop
         options = bound.add_to_options(self.engine, self.sampling_options(changes))
         prompt = self._prompt(messages, bound, template_args)
-        return _Request(prompt, options, bound.make_reader(self.engine))
+        return ChatRequest(prompt, options, bound.make_reader(self.engine))
 
     def _prompt(
         self, messages: Sequence[BaseMessage], bound: BoundTools, template_args: Mapping[str, Any]
@@ -289,26 +260,4 @@ class ChatRAGCache(EngineModel, BaseChatModel):
         )
 
 
-_NOT_SAMPLING = ("stream", "parallel_tool_calls", "ls_structured_output_format")
-
-
-@dataclass(slots=True)
-class _Request:
-    """One call: what the engine is asked, and what reads tool calls out of its answer."""
-
-    prompt: ChatPrompt
-    options: SamplingOptions
-    reader: ToolReader | None
-
-    def whole(self, answer: Answer) -> ToolAnswer:
-        return self.reader.whole(answer.text) if self.reader else ToolAnswer(answer.text)
-
-    def part(self, piece: Piece) -> ToolAnswerPart | None:
-        """What the piece turned out to be; None if that is not known yet."""
-        if self.reader is None:
-            return ToolAnswerPart(piece.text) if piece.text else None
-        part = self.reader.read(piece.text, piece.token_ids)
-        if piece.finish_reason:
-            end = self.reader.end()
-            part = ToolAnswerPart(part.text + end.text, (*part.calls, *end.calls))
-        return part if part.text or part.calls else None
+_NO_SAMPLING_PARAMETERS = ("stream", "parallel_tool_calls", "ls_structured_output_format")

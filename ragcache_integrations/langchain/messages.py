@@ -23,7 +23,8 @@ from ragcache_engine import (
     ToolAnswerPart,
     ToolCall,
 )
-from ragcache_integrations.langchain.usage import answer_facts, usage_metadata
+from ragcache_integrations.answer_facts import answer_facts
+from ragcache_integrations.langchain.usage import usage_metadata
 
 PROVIDER = "ragcache"
 

@@ -18,6 +18,12 @@ from pydantic import Field, field_validator
 
 import ragcache_engine
 from ragcache_engine import RAGCacheEngine, RetrievalInProgress
+from ragcache_integrations.engine_reporting import (
+    listener_if_speculating,
+    open_retrieval,
+    stream_and_tell_engine,
+    tell_engine,
+)
 from ragcache_integrations.langchain.chat import ChatRAGCache
 from ragcache_integrations.langchain.llm import RAGCacheLLM
 from ragcache_integrations.langchain.store import (
@@ -29,13 +35,8 @@ from ragcache_integrations.langchain.store import (
 )
 from ragcache_integrations.langchain.template import PromptTemplateLike, as_template
 from ragcache_integrations.search_checks import check_top_k
-from ragcache_integrations.staging import (
-    OnStage,
-    iterate_in_thread,
-    stage_listener,
-    stream_and_tell_engine,
-    tell_engine,
-)
+from ragcache_integrations.stage_stream import iterate_in_thread
+from ragcache_integrations.staging import OnStage
 
 DEFAULT_K = 4
 
@@ -141,7 +142,7 @@ class RAGCacheRetriever(VectorStoreRetriever):
     ) -> list[Document]:
         options = self._check_options(kwargs)
         with self._open_retrieval(query) as retrieval:
-            on_stage = self._on_stage(retrieval)
+            on_stage = listener_if_speculating(self.engine, retrieval, engine_document)
             documents = self._find_nearest(embed(self.vectorstore, query), options, on_stage)
             return tell_engine(retrieval, documents, engine_document)
 
@@ -151,7 +152,7 @@ class RAGCacheRetriever(VectorStoreRetriever):
         options = self._check_options(kwargs)
         with self._open_retrieval(query) as retrieval:
             vector = await aembed(self.vectorstore, query)
-            on_stage = self._on_stage(retrieval)
+            on_stage = listener_if_speculating(self.engine, retrieval, engine_document)
             documents = await run_in_executor(None, self._find_nearest, vector, options, on_stage)
             return tell_engine(retrieval, documents, engine_document)
 
@@ -188,21 +189,11 @@ class RAGCacheRetriever(VectorStoreRetriever):
         """
         return iterate_in_thread(self.stream_stages(query, **kwargs))
 
-    def _on_stage(self, retrieval: RetrievalInProgress) -> OnStage[list[Document]] | None:
-        """None: nobody wants to know, so the search is the store's own, in one go."""
-        if self.engine.config.speculation == "off":
-            return None
-        return stage_listener(retrieval, engine_document)
-
     def _open_retrieval(self, query: str) -> AbstractContextManager[RetrievalInProgress]:
-        given, llm = self.template, self.llm
-        return self.engine.retrieval(
-            query,
-            chain=self.chain,
-            template=None if given is None else as_template(given, self.document_separator, llm),
-            options=llm.sampling_options() if llm else None,
-            tenant=llm.tenant if llm else None,
-        )
+        template = self.template
+        if template is not None:
+            template = as_template(template, self.document_separator, self.llm)
+        return open_retrieval(self.engine, query, chain=self.chain, template=template, llm=self.llm)
 
     def _check_options(self, changes: dict[str, Any]) -> dict[str, Any]:
         """The search's options, once everything that can be known before it is in order."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from operator import itemgetter
 from typing import Any, Literal, TypeAlias
 
-from langchain_core.language_models import LanguageModelInput
+from langchain_core.language_models import BaseChatModel, LanguageModelInput
 from langchain_core.messages import AIMessage
 from langchain_core.output_parsers import (
     BaseOutputParser,
@@ -33,6 +33,36 @@ Schema: TypeAlias = dict[str, Any] | type
 
 _SCHEMA_WORDS = {"type", "properties", "$ref", "anyOf", "oneOf", "allOf", "enum", "const"}
 """Those of JSON Schema; OpenAI's descriptions of functions have none of them at their top."""
+
+
+def bind_structured_output(
+    model: BaseChatModel,
+    schema: Schema | None,
+    method: Method,
+    include_raw: bool,
+    options: dict[str, Any],
+) -> Runnable[LanguageModelInput, Any]:
+    """The model held to the schema, with what reads its answers; see ChatRAGCache."""
+    if method not in ("json_schema", "function_calling", "json_mode"):
+        raise ValueError(
+            f"there is no method {method!r}: use 'json_schema', 'function_calling' or 'json_mode'"
+        )
+    if schema is None and method != "json_mode":
+        raise ValueError(f"method={method!r} needs a schema; 'json_mode' does without")
+    options["ls_structured_output_format"] = {
+        "kwargs": {"method": method},
+        "schema": schema or {"title": "object", "type": "object"},
+    }
+    bound: Runnable[LanguageModelInput, AIMessage]
+    if method == "function_calling":
+        assert schema is not None
+        bound = model.bind_tools([schema], tool_choice="any", **options)
+    elif method == "json_mode":
+        bound = model.bind(guide=Guide.json(), **options)
+    else:
+        assert schema is not None
+        bound = model.bind(guide=guide_for_schema(schema), **options)
+    return add_parser(bound, parser_for_schema(schema, method), include_raw)
 
 
 def guide_for_schema(schema: Schema) -> Guide:

@@ -9,7 +9,7 @@ from langchain_core.messages.ai import UsageMetadata
 from langchain_core.outputs import Generation, GenerationChunk, LLMResult
 
 from ragcache_engine import Answer, FinishReason, Piece, Tier, Usage
-from ragcache_integrations.timeline import plain_timeline
+from ragcache_integrations.answer_facts import answer_facts, token_counts
 
 
 def llm_result(answers: Sequence[Answer], model_name: str) -> LLMResult:
@@ -41,19 +41,6 @@ def _generation_info(finish_reason: FinishReason, usage: Usage) -> dict[str, Any
     return {**answer_facts(finish_reason, usage), "usage_metadata": usage_metadata(usage)}
 
 
-def answer_facts(finish_reason: FinishReason, usage: Usage) -> dict[str, Any]:
-    """What LangChain has no place of its own for. Times are seconds."""
-    return {
-        "finish_reason": finish_reason.value,
-        "ttft_s": usage.ttft_s,
-        "total_s": usage.total_s,
-        "retrieval_s": usage.retrieval_s,
-        "document_ids": list(usage.document_ids),
-        "speculation": usage.speculation.outcome.value,
-        "speculation_timeline": plain_timeline(usage.speculation),
-    }
-
-
 def usage_metadata(usage: Usage) -> UsageMetadata:
     """LangChain's own, with `cache_read` also by tier."""
     by_tier = {f"cache_read_{tier.value}": getattr(usage.cached, tier.value) for tier in Tier}
@@ -66,11 +53,5 @@ def usage_metadata(usage: Usage) -> UsageMetadata:
 
 
 def _token_usage(usages: Sequence[Usage]) -> dict[str, Any]:
-    prompt_tokens = sum(usage.prompt_tokens for usage in usages)
-    completion_tokens = sum(usage.output_tokens for usage in usages)
-    return {
-        "prompt_tokens": prompt_tokens,
-        "completion_tokens": completion_tokens,
-        "total_tokens": prompt_tokens + completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": sum(usage.cached.total for usage in usages)},
-    }
+    cached_tokens = sum(usage.cached.total for usage in usages)
+    return {**token_counts(usages), "prompt_tokens_details": {"cached_tokens": cached_tokens}}

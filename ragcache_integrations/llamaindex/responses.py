@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from llama_index.core.base.llms.types import (
     ChatMessage,
     ChatResponse,
@@ -12,7 +10,7 @@ from llama_index.core.base.llms.types import (
 )
 
 from ragcache_engine import Answer, FinishReason, Piece, Tier, Usage
-from ragcache_integrations.timeline import plain_timeline
+from ragcache_integrations.answer_facts import answer_facts, token_counts
 
 
 def completion(answer: Answer) -> CompletionResponse:
@@ -44,7 +42,7 @@ def _response(
 ) -> CompletionResponse:
     if finish_reason is None or usage is None:
         return CompletionResponse(text=text, delta=delta)
-    counts = _token_counts(usage)
+    counts = token_counts([usage])
     return CompletionResponse(
         text=text,
         delta=delta,
@@ -54,20 +52,6 @@ def _response(
             **counts,
             "cached_tokens": usage.cached.total,
             **{f"cached_tokens_{tier.value}": getattr(usage.cached, tier.value) for tier in Tier},
-            "finish_reason": finish_reason.value,
-            "ttft_s": usage.ttft_s,
-            "total_s": usage.total_s,
-            "retrieval_s": usage.retrieval_s,
-            "document_ids": list(usage.document_ids),
-            "speculation": usage.speculation.outcome.value,
-            "speculation_timeline": plain_timeline(usage.speculation),
+            **answer_facts(finish_reason, usage),
         },
     )
-
-
-def _token_counts(usage: Usage) -> dict[str, Any]:
-    return {
-        "prompt_tokens": usage.prompt_tokens,
-        "completion_tokens": usage.output_tokens,
-        "total_tokens": usage.prompt_tokens + usage.output_tokens,
-    }

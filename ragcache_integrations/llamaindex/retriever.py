@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncGenerator, Generator, Hashable
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from logging import getLogger
 from typing import Any, NamedTuple, Self
 
 from llama_index.core.base.embeddings.base import BaseEmbedding
@@ -15,28 +14,24 @@ from llama_index.core.indices.vector_store import VectorIndexRetriever, VectorSt
 from llama_index.core.schema import BaseNode, MetadataMode, NodeWithScore, QueryBundle
 
 from ragcache_engine import Document, QueryShapeError, RAGCacheEngine, RetrievalInProgress
+from ragcache_integrations.engine_reporting import (
+    listener_if_speculating,
+    open_retrieval,
+    stream_and_tell_engine,
+    tell_engine,
+)
 from ragcache_integrations.llamaindex.bare_index import BareNodes, build_index, objects_by_id
 from ragcache_integrations.llamaindex.llm import RAGCacheLLM
 from ragcache_integrations.llamaindex.store import (
     check_searchable,
     check_supported,
     faiss_index,
-    name_missing_nodes,
-    provisional_nodes,
-    retriever_with_index,
+    find_nearest,
 )
 from ragcache_integrations.llamaindex.template import PromptTemplateLike, as_template
 from ragcache_integrations.search_checks import check_top_k, check_vector_size
-from ragcache_integrations.staging import (
-    OnStage,
-    iterate_in_thread,
-    preview_each_stage,
-    stage_listener,
-    stream_and_tell_engine,
-    tell_engine,
-)
-
-logger = getLogger(__name__)
+from ragcache_integrations.stage_stream import iterate_in_thread
+from ragcache_integrations.staging import OnStage
 
 _TAKEN_FROM_INDEX = ("callback_manager", "object_map")
 
@@ -198,7 +193,8 @@ class RAGCacheRetriever(VectorIndexRetriever):
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         self._check_before_search()
         with self._open_retrieval(query_bundle.query_str) as retrieval:
-            nodes = self._search(query_bundle, self._on_stage(retrieval))
+            on_stage = listener_if_speculating(self._engine, retrieval, _document_of)
+            nodes = self._search(query_bundle, on_stage)
             return tell_engine(retrieval, nodes, _document_of)
 
     async def _aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
@@ -206,7 +202,8 @@ class RAGCacheRetriever(VectorIndexRetriever):
         with self._open_retrieval(query_bundle.query_str) as retrieval:
             # In a thread as a whole: most local embedding models, and FaissVectorStore, answer
             # their asynchronous calls by computing on the event loop.
-            nodes = await asyncio.to_thread(self._search, query_bundle, self._on_stage(retrieval))
+            on_stage = listener_if_speculating(self._engine, retrieval, _document_of)
+            nodes = await asyncio.to_thread(self._search, query_bundle, on_stage)
             return tell_engine(retrieval, nodes, _document_of)
 
     def stream_stages(self, query: str | QueryBundle) -> Generator[NodeStage]:
@@ -239,19 +236,9 @@ class RAGCacheRetriever(VectorIndexRetriever):
         """
         return iterate_in_thread(self.stream_stages(query))
 
-    def _on_stage(self, retrieval: RetrievalInProgress) -> OnStage[list[NodeWithScore]] | None:
-        """None: nobody wants to know, so the search is the index's own, in one go."""
-        if self._engine.config.speculation == "off":
-            return None
-        return stage_listener(retrieval, _document_of)
-
     def _open_retrieval(self, question: str) -> AbstractContextManager[RetrievalInProgress]:
-        return self._engine.retrieval(
-            question,
-            chain=self.chain,
-            template=self._template,
-            options=self._llm.sampling_options() if self._llm else None,
-            tenant=self._llm.tenant if self._llm else None,
+        return open_retrieval(
+            self._engine, question, chain=self.chain, template=self._template, llm=self._llm
         )
 
     def _check_before_search(self) -> None:
@@ -265,7 +252,7 @@ class RAGCacheRetriever(VectorIndexRetriever):
         if vector is None:
             vector = self._embed(query_bundle)
         check_vector_size(len(vector), faiss_index(self._index))
-        return self._find_nearest(replace(query_bundle, embedding=vector), on_stage)
+        return find_nearest(self, replace(query_bundle, embedding=vector), on_stage)
 
     def _embed(self, query_bundle: QueryBundle) -> list[float]:
         if not query_bundle.embedding_strs:
@@ -273,30 +260,6 @@ class RAGCacheRetriever(VectorIndexRetriever):
                 "the query has neither text nor an embedding; give it one of them"
             )
         return self._embed_model.get_agg_embedding_from_queries(query_bundle.embedding_strs)
-
-    def _find_nearest(
-        self, embedded: QueryBundle, on_stage: OnStage[list[NodeWithScore]] | None
-    ) -> list[NodeWithScore]:
-        """The query's vector to its nodes. embedded.embedding: shape (faiss_index.d,)."""
-        with name_missing_nodes(self._index):
-            if on_stage is None or not self._can_be_staged():
-                return super()._retrieve(embedded)
-            return preview_each_stage(
-                faiss_index(self._index),
-                lambda index: VectorIndexRetriever._retrieve(
-                    retriever_with_index(self, index), embedded
-                ),
-                on_stage,
-                lambda index: provisional_nodes(retriever_with_index(self, index), embedded),
-            )
-
-    def _can_be_staged(self) -> bool:
-        try:
-            retriever_with_index(self, faiss_index(self._index))
-        except Exception as error:  # a store of another make, searched as it always was
-            logger.debug("searched in one go: %r", error)
-            return False
-        return True
 
 
 def _document_of(found: NodeWithScore) -> Document:

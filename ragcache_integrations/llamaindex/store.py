@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import copy
+from logging import getLogger
 from typing import Any
 
 from llama_index.core.indices.vector_store import VectorIndexRetriever, VectorStoreIndex
@@ -15,6 +16,9 @@ from llama_index.core.schema import NodeWithScore, QueryBundle
 
 from ragcache_engine import UnknownDocument, UnsupportedStore
 from ragcache_integrations.search_checks import check_not_empty, check_same_count, is_faiss_index
+from ragcache_integrations.staging import OnStage, preview_each_stage
+
+logger = getLogger(__name__)
 
 
 def faiss_index(index: VectorStoreIndex) -> Any:
@@ -39,12 +43,40 @@ def retriever_with_index(retriever: VectorIndexRetriever, index: Any) -> Any:
     return view
 
 
-def provisional_nodes(view: VectorIndexRetriever, embedded: QueryBundle) -> list[NodeWithScore]:
-    """What a view's search finds. embedded: has its embedding.
+def find_nearest(
+    retriever: VectorIndexRetriever,
+    embedded: QueryBundle,
+    on_stage: OnStage[list[NodeWithScore]] | None = None,
+) -> list[NodeWithScore]:
+    """What the index's own retriever finds for a query's vector, in its order.
 
-    Private, because the public way leaves a trace, and what is found provisionally is no retrieval.
+    embedded.embedding: shape (faiss_index.d,).
+    on_stage: searches in stages, and is told what it would find if it ended now.
+    Raises UnknownDocument if the index names a node that the docstore does not hold.
     """
-    return view._get_nodes_with_embeddings(embedded)
+    stock_search = VectorIndexRetriever._retrieve
+    with name_missing_nodes(retriever._index):
+        if on_stage is None or not can_be_staged(retriever):
+            return stock_search(retriever, embedded)
+        return preview_each_stage(
+            faiss_index(retriever._index),
+            lambda index: stock_search(retriever_with_index(retriever, index), embedded),
+            on_stage,
+            # Private, because the public way leaves a trace, and what is found provisionally is no
+            # retrieval.
+            lambda index: retriever_with_index(retriever, index)._get_nodes_with_embeddings(
+                embedded
+            ),
+        )
+
+
+def can_be_staged(retriever: VectorIndexRetriever) -> bool:
+    try:
+        retriever_with_index(retriever, faiss_index(retriever._index))
+    except Exception as error:  # a store of another make, searched as it always was
+        logger.debug("searched in one go: %r", error)
+        return False
+    return True
 
 
 def check_supported(index: Any) -> None:

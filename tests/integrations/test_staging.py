@@ -1,23 +1,16 @@
 """The stand-ins for an index, and searches as generators, without any framework."""
 
-import threading
-
 import faiss
 import numpy as np
 import pytest
 
 import ragcache_engine.search
-from ragcache_engine import Document, EngineConfig, RAGCacheEngine
-from ragcache_engine.backends.memory import MemoryBackend
 from ragcache_integrations import staging
+from ragcache_integrations.stage_stream import stream_search
 from ragcache_integrations.staging import (
     FixedResultIndex,
-    SearchStopped,
     preview_each_stage,
     search_in_stages,
-    stage_listener,
-    stream_and_tell_engine,
-    stream_search,
 )
 
 QUERY = np.random.default_rng(2).standard_normal((1, 8), dtype=np.float32)
@@ -142,62 +135,7 @@ def test_everything_but_the_search_is_the_indexs_own(index):
     )
 
 
-def test_what_cannot_be_told_the_engine_is_left_out():
-    with RAGCacheEngine(
-        EngineConfig(model="any", backend="memory"), backend=MemoryBackend()
-    ) as engine:
-
-        def fails(item):
-            raise ValueError(item)
-
-        with engine.retrieval("Why?") as retrieval:
-            stage_listener(retrieval, fails)(["a"], 0.5)
-            retrieval.found([])
-
-
 def test_a_search_as_a_generator_gives_its_stages_and_the_answer(index):
     stages = list(stream_search(lambda put: preview_each_stage(index, ids_in, put)))
     assert [final for _, _, final in stages] == [False] * 7 + [True]
     assert stages[-1] == (ids_in(index), 1.0, True)
-
-
-def test_closing_it_stops_the_search():
-    stopped = threading.Event()
-
-    def endless(put):
-        try:
-            while True:
-                put(["a"], 0.1)
-        except SearchStopped:
-            stopped.set()
-            raise
-
-    stages = stream_search(endless)
-    assert next(stages) == (["a"], 0.1, False)
-    stages.close()
-    assert stopped.is_set()
-    assert "ragcache-search" not in {thread.name for thread in threading.enumerate()}
-
-
-def test_what_the_search_raises_is_raised_to_the_reader():
-    def fails(put):
-        put(["a"], 0.5)
-        raise KeyError("lost")
-
-    stages = stream_search(fails)
-    assert next(stages)[0] == ["a"]
-    with pytest.raises(KeyError, match="lost"):
-        next(stages)
-
-
-def test_the_engine_knows_the_answer_even_if_its_reader_stops_there():
-    documents = [Document("d1", "One tells of the first thing there is to tell.")]
-    with RAGCacheEngine(
-        EngineConfig(model="any", backend="memory"), backend=MemoryBackend()
-    ) as engine:
-        stages = stream_and_tell_engine(
-            engine.retrieval("Why?"), lambda item: item, lambda put: documents
-        )
-        assert next(stages) == (documents, 1.0, True)
-        stages.close()
-        assert engine.generate(f"{documents[0].text} Why?").usage.document_ids == ("d1",)

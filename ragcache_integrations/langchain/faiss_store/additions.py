@@ -86,15 +86,6 @@ def as_matrix(vectors: Any, count: int) -> FloatMatrix:
     return matrix
 
 
-def copy_document(document: Document) -> Document:
-    """A document the caller may do with as it likes."""
-    return Document(
-        id=document.id,
-        page_content=document.page_content,
-        metadata=deepcopy(document.metadata),
-    )
-
-
 def _new_id() -> str:
     return str(uuid4())
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Self, TypeAlias
 
@@ -20,11 +21,9 @@ from ragcache_integrations.langchain.faiss_store import community, persistence
 from ragcache_integrations.langchain.faiss_store.additions import (
     Additions,
     as_matrix,
-    copy_document,
     prepare_additions,
 )
-from ragcache_integrations.langchain.faiss_store.collection import Collection, SearchResult
-from ragcache_integrations.langchain.faiss_store.diversity import choose_diverse
+from ragcache_integrations.langchain.faiss_store.collection import Collection
 from ragcache_integrations.langchain.faiss_store.filters import Filter
 from ragcache_integrations.langchain.faiss_store.indexes import (
     FlatIndex,
@@ -39,6 +38,13 @@ from ragcache_integrations.langchain.faiss_store.search_request import (
     SearchRequest,
     query_matrix,
     refuse_unknown_options,
+)
+from ragcache_integrations.langchain.faiss_store.search_results import (
+    copy_document,
+    diverse_documents,
+    relevant_documents,
+    scored_documents,
+    without_scores,
 )
 from ragcache_integrations.staging import OnStage, translate_stages
 
@@ -258,13 +264,13 @@ class FaissVectorStore(VectorStore):
             **kwargs: `filter`, `score_threshold`, `nprobe`, `ef_search`, as in
                 `similarity_search_with_score_by_vector`.
         """
-        return _documents(self.similarity_search_with_score(query, k, **kwargs))
+        return without_scores(self.similarity_search_with_score(query, k, **kwargs))
 
     async def asimilarity_search(
         self, query: str, k: int = DEFAULT_K, **kwargs: Any
     ) -> list[Document]:
         """`similarity_search` off the event loop."""
-        return _documents(await self.asimilarity_search_with_score(query, k, **kwargs))
+        return without_scores(await self.asimilarity_search_with_score(query, k, **kwargs))
 
     def similarity_search_with_score(
         self, query: str, k: int = DEFAULT_K, **kwargs: Any
@@ -273,16 +279,16 @@ class FaissVectorStore(VectorStore):
 
         cosine and inner_product: higher is nearer. l2: the squared distance, lower is nearer.
         """
-        search = SearchRequest.from_arguments(self._collection, k, kwargs)
-        return self._scored(search, self._embedding.embed_query(query))
+        request = SearchRequest.from_arguments(self._collection, k, kwargs)
+        return self._find_scored(request, self._embedding.embed_query(query))
 
     async def asimilarity_search_with_score(
         self, query: str, k: int = DEFAULT_K, **kwargs: Any
     ) -> list[tuple[Document, float]]:
         """`similarity_search_with_score` off the event loop."""
-        search = SearchRequest.from_arguments(self._collection, k, kwargs)
+        request = SearchRequest.from_arguments(self._collection, k, kwargs)
         vector = await self._embedding.aembed_query(query)
-        return await run_in_executor(None, self._scored, search, vector)
+        return await run_in_executor(None, self._find_scored, request, vector)
 
     def max_marginal_relevance_search(
         self,
@@ -301,8 +307,8 @@ class FaissVectorStore(VectorStore):
             lambda_mult: from 0, diversity alone, to 1, nearness alone.
             **kwargs: as in `similarity_search`.
         """
-        search = SearchRequest.from_arguments(self._collection, k, kwargs, fetch_k, lambda_mult)
-        return self._diverse(search, self._embedding.embed_query(query))
+        request = SearchRequest.from_arguments(self._collection, k, kwargs, fetch_k, lambda_mult)
+        return self._find_diverse(request, self._embedding.embed_query(query))
 
     async def amax_marginal_relevance_search(
         self,
@@ -313,9 +319,9 @@ class FaissVectorStore(VectorStore):
         **kwargs: Any,
     ) -> list[Document]:
         """`max_marginal_relevance_search` off the event loop."""
-        search = SearchRequest.from_arguments(self._collection, k, kwargs, fetch_k, lambda_mult)
+        request = SearchRequest.from_arguments(self._collection, k, kwargs, fetch_k, lambda_mult)
         vector = await self._embedding.aembed_query(query)
-        return await run_in_executor(None, self._diverse, search, vector)
+        return await run_in_executor(None, self._find_diverse, request, vector)
 
     # Searching by vector; the async twins that LangChain has run these off the event loop
 
@@ -329,8 +335,8 @@ class FaissVectorStore(VectorStore):
     ) -> list[Document]:
         """`similarity_search` for a query that is embedded already. on_stage: as `search_by_vector`."""
         if on_stage is not None:
-            kwargs["on_stage"] = translate_stages(_documents, on_stage)
-        return _documents(self.similarity_search_with_score_by_vector(embedding, k, **kwargs))
+            kwargs["on_stage"] = translate_stages(without_scores, on_stage)
+        return without_scores(self.similarity_search_with_score_by_vector(embedding, k, **kwargs))
 
     def similarity_search_with_score_by_vector(
         self,
@@ -365,7 +371,7 @@ class FaissVectorStore(VectorStore):
             "ef_search": ef_search,
             **kwargs,
         }
-        return self._scored(
+        return self._find_scored(
             SearchRequest.from_arguments(self._collection, k, options), embedding, on_stage
         )
 
@@ -391,8 +397,8 @@ class FaissVectorStore(VectorStore):
 
         on_stage: as in `search_by_vector`.
         """
-        search = SearchRequest.from_arguments(self._collection, k, kwargs, fetch_k, lambda_mult)
-        return self._diverse(search, embedding, on_stage)
+        request = SearchRequest.from_arguments(self._collection, k, kwargs, fetch_k, lambda_mult)
+        return self._find_diverse(request, embedding, on_stage)
 
     def search_by_vector(
         self,
@@ -425,17 +431,14 @@ class FaissVectorStore(VectorStore):
                 f"search_type={search_type!r} is not known; choose 'similarity', 'mmr' or "
                 f"'similarity_score_threshold'"
             )
-        least = kwargs.pop("score_threshold", None)
-        relevance = self._select_relevance_score_fn()
-
-        def near(scored: list[tuple[Document, float]]) -> list[Document]:
-            return [
-                document for document, score in scored if least is None or relevance(score) >= least
-            ]
-
+        select = partial(
+            relevant_documents,
+            self._select_relevance_score_fn(),
+            kwargs.pop("score_threshold", None),
+        )
         if on_stage is not None:
-            kwargs["on_stage"] = translate_stages(near, on_stage)
-        return near(self.similarity_search_with_score_by_vector(embedding, **kwargs))
+            kwargs["on_stage"] = translate_stages(select, on_stage)
+        return select(self.similarity_search_with_score_by_vector(embedding, **kwargs))
 
     async def asearch_by_vector(
         self, embedding: Sequence[float], search_type: str = "similarity", **kwargs: Any
@@ -609,46 +612,28 @@ class FaissVectorStore(VectorStore):
     def _put(self, additions: Additions, vectors: Any) -> None:
         self._collection.put(additions.documents, as_matrix(vectors, len(additions.documents)))
 
-    def _scored(
+    def _find_scored(
         self,
-        search: SearchRequest,
+        request: SearchRequest,
         embedding: Sequence[float],
         on_stage: OnStage[list[tuple[Document, float]]] | None = None,
     ) -> list[tuple[Document, float]]:
-        def near(found: SearchResult) -> list[tuple[Document, float]]:
-            return [
-                (copy_document(document), score)
-                for document, score in zip(found.documents, found.scores.tolist(), strict=True)
-                if search.is_near_enough(score)
-            ]
+        select = partial(scored_documents, request)
+        return select(request.run(embedding, request.k, False, translate_stages(select, on_stage)))
 
-        return near(search.run(embedding, search.k, on_stage=translate_stages(near, on_stage)))
-
-    def _diverse(
+    def _find_diverse(
         self,
-        search: SearchRequest,
+        request: SearchRequest,
         embedding: Sequence[float],
         on_stage: OnStage[list[Document]] | None = None,
     ) -> list[Document]:
-        def diverse(found: SearchResult) -> list[Document]:
-            scores = found.scores.tolist()
-            near = [at for at, score in enumerate(scores) if search.is_near_enough(score)]
-            assert found.vectors is not None
-            chosen = choose_diverse(
-                query_matrix(embedding), found.vectors[near], search.k, search.lambda_mult
-            )
-            return [copy_document(found.documents[near[at]]) for at in chosen]
-
-        fetched = max(search.k, search.fetch_k)
-        return diverse(search.run(embedding, fetched, True, translate_stages(diverse, on_stage)))
+        select = partial(diverse_documents, request, embedding)
+        fetched = max(request.k, request.fetch_k)
+        return select(request.run(embedding, fetched, True, translate_stages(select, on_stage)))
 
 
 def _texts(additions: Additions) -> list[str]:
     return [document.page_content for document in additions.documents]
-
-
-def _documents(scored: list[tuple[Document, float]]) -> list[Document]:
-    return [document for document, _ in scored]
 
 
 def _vectors_in(index: faiss.Index) -> FloatMatrix:
