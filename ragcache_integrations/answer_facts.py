@@ -1,4 +1,4 @@
-"""What an answer cost, in values that any framework can keep."""
+"""What an answer cost, as plain values that both frameworks can keep."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ragcache_integrations.timeline import plain_timeline
 
 
 def answer_facts(finish_reason: FinishReason, usage: Usage) -> dict[str, Any]:
-    """What LangChain has no place of its own for. Times are seconds."""
+    """Return what neither framework has a place of its own for. Times are in seconds."""
     return {
         "finish_reason": finish_reason.value,
         "ttft_s": usage.ttft_s,
@@ -23,7 +23,7 @@ def answer_facts(finish_reason: FinishReason, usage: Usage) -> dict[str, Any]:
 
 
 def token_counts(usages: Sequence[Usage]) -> dict[str, Any]:
-    """The tokens of these answers together, by OpenAI's names, which both frameworks look for."""
+    """Sum up the tokens of several answers, under OpenAI's names, which both frameworks read."""
     prompt_tokens = sum(usage.prompt_tokens for usage in usages)
     completion_tokens = sum(usage.output_tokens for usage in usages)
     return {

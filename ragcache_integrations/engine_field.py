@@ -1,4 +1,4 @@
-"""Where a model class of a framework gets its engine from."""
+"""The field `engine` of the frameworks' model classes, and how it gets its value."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from ragcache_engine import EngineConfig, RAGCacheEngine
 
 
 def ensure_engine(given: Any) -> Any:
-    """A running engine as it is; for an EngineConfig, or one as JSON, an engine started now.
+    """Return the engine that was given, or start one for an EngineConfig or an EngineConfig as JSON.
 
-    An engine given is shared by all who have it, and closed by whoever made it. One that is started
-    here closes when the last object that uses it is gone, or when the interpreter exits.
+    An engine that was given is shared by everybody who has it, and closed by whoever made it. An engine
+    that is started here closes when the last object that uses it is gone, or when the interpreter exits.
     """
     if isinstance(given, EngineConfig):
         return RAGCacheEngine(given)
@@ -25,4 +25,4 @@ def ensure_engine(given: Any) -> Any:
 Engine = Annotated[RAGCacheEngine, BeforeValidator(ensure_engine)]
 
 ENGINE_SECRET = "RAGCACHE_ENGINE"
-"""What a serialized object says instead of its engine, which is no text: loading asks for it."""
+"""Stands for the engine in a serialized object. Loading the object asks for an engine by this name."""

@@ -1,4 +1,7 @@
-"""What a retriever tells the engine of its search."""
+"""What a retriever tells the engine: that a search begins, its provisional results, and its answer.
+
+In all of these, as_document turns what the framework found (`Item`) into the engine's Document.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ Item = TypeVar("Item")
 
 
 class AsksEngine(Protocol):
-    """An LLM on an engine: its tenant, and how it draws answers."""
+    """An LLM on an engine: the sampling options and the tenant of its requests."""
 
     tenant: str | None
 
@@ -32,10 +35,10 @@ def open_retrieval(
     template: Callable[[str, Sequence[Document]], str] | None,
     llm: AsksEngine | None,
 ) -> AbstractContextManager[RetrievalInProgress]:
-    """Tell the engine that a search for this question begins; it ends with the block.
+    """Tell the engine that a search for this question begins; leaving the `with` block ends it.
 
-    chain: what tells the retriever's prompts from those of others.
-    template, llm: what the engine may begin even the first prompt with; see the retrievers.
+    chain: tells this retriever's prompts from those of other retrievers.
+    template, llm: what the engine needs to start even the chain's first prompt early.
     """
     return engine.retrieval(
         question,
@@ -49,21 +52,27 @@ def open_retrieval(
 def listener_if_speculating(
     engine: RAGCacheEngine, retrieval: RetrievalInProgress, as_document: Callable[[Item], Document]
 ) -> OnStage[list[Item]] | None:
-    """`stage_listener`; None if the engine's `speculation` is "off", so that nobody listens."""
+    """Return a `stage_listener`, or None if the engine's `speculation` is "off".
+
+    Without a listener, the search need not be run in stages.
+    """
     return None if engine.config.speculation == "off" else stage_listener(retrieval, as_document)
 
 
 def stage_listener(
     retrieval: RetrievalInProgress, as_document: Callable[[Item], Document]
 ) -> OnStage[list[Item]]:
-    """Tells the engine, and leaves out what cannot be told: no search fails for that."""
+    """Return a listener that tells the engine of each stage of a search.
+
+    It skips a stage that it cannot translate, so that no search fails because of it.
+    """
 
     def tell(found: list[Item], fraction_done: float) -> None:
         try:
             documents = [as_document(item) for item in found]
             documents = [documents[place] for place in retrieval.order(documents)]
         except Exception as error:
-            logger.debug("a provisional result was left out: %r", error)
+            logger.debug("a provisional result was skipped: %r", error)
         else:
             retrieval.provisional(documents)
 
@@ -73,7 +82,7 @@ def stage_listener(
 def tell_engine(
     retrieval: RetrievalInProgress, found: list[Item], as_document: Callable[[Item], Document]
 ) -> list[Item]:
-    """What a search found, in the order that `document_order` asks for; the engine is told."""
+    """Tell the engine what the search found. Return it in the order that `document_order` asks for."""
     documents = [as_document(item) for item in found]
     places = retrieval.order(documents)
     retrieval.found([documents[place] for place in places])
@@ -81,26 +90,29 @@ def tell_engine(
 
 
 def stream_and_tell_engine(
-    retrieving: AbstractContextManager[RetrievalInProgress],
+    opening: AbstractContextManager[RetrievalInProgress],
     as_document: Callable[[Item], Document],
     search: Callable[[OnStage[list[Item]]], list[Item]],
 ) -> Generator[tuple[list[Item], float, bool]]:
-    """`streamed`, and the engine is told of each stage as well."""
-    with retrieving as retrieval:
+    """Yield the stages of a search as `stream_search` does, and tell the engine of each of them.
+
+    opening: what `open_retrieval` returned, not entered yet.
+    """
+    with opening as retrieval:
         tell = stage_listener(retrieval, as_document)
 
-        def told(show: OnStage[list[Item]]) -> list[Item]:
-            def both(found: list[Item], fraction_done: float) -> None:
+        def search_and_tell(show: OnStage[list[Item]]) -> list[Item]:
+            def tell_and_show(found: list[Item], fraction_done: float) -> None:
                 tell(found, fraction_done)
                 show(found, fraction_done)
 
-            return search(both)
+            return search(tell_and_show)
 
-        with closing(stream_search(told)) as stages:
+        with closing(stream_search(search_and_tell)) as stages:
             for stage in stages:
                 answer, _, is_final = stage
                 if not is_final:
                     yield stage
         answer = tell_engine(retrieval, answer, as_document)
-    # Outside: whoever has seen the answer may close us, and has had a whole search all the same.
+    # Outside the block: for a reader who closes this after the answer, the search is complete.
     yield answer, 1.0, True

@@ -1,4 +1,4 @@
-"""The stages of a search as a generator, and as an asynchronous one."""
+"""A search that is run in stages, as a generator and as an asynchronous one."""
 
 from __future__ import annotations
 
@@ -17,22 +17,27 @@ Item = TypeVar("Item")
 
 
 class SearchStopped(BaseException):
-    """Ends a search from within. No error, so that nobody on the way out handles it as one."""
+    """Raised inside a search to end it, because nobody reads its stages any more.
+
+    It is no Exception, so that nothing on the way out handles it as an error.
+    """
 
 
 def stream_search(
     search: Callable[[OnStage[Result]], Result],
 ) -> Generator[tuple[Result, float, bool]]:
-    """The stages of a search: what was found, the share of it that is behind, whether it is the answer.
+    """Run a search in a thread and yield each of its stages, then its answer.
 
-    It runs in a thread from the first `next` on, and does not wait for its reader. Closing stops it,
-    and waits for the piece that is being searched. What it raises is raised here.
+    search: takes a listener, which it calls at each stage, and returns the answer.
+    Yields (result, fraction_done, is_final); only the answer is final.
+    The thread starts with the first `next` and does not wait for the reader. Closing the generator
+    stops the search, after the piece that is being searched. What the search raises is raised here.
     """
     import faiss
 
     arrived: SimpleQueue[tuple[Result, float, bool] | BaseException] = SimpleQueue()
     is_closed = threading.Event()
-    # A thread starts with Faiss's default, not with what its maker has set.
+    # A new thread has Faiss's default number of threads, not the one set in this thread.
     faiss_threads = faiss.omp_get_max_threads()
 
     def put(found: Result, fraction_done: float) -> None:
@@ -53,25 +58,25 @@ def stream_search(
     try:
         is_final = False
         while not is_final:
-            what = arrived.get()
-            if isinstance(what, BaseException):
-                raise what
-            _, _, is_final = what
-            yield what
+            stage = arrived.get()
+            if isinstance(stage, BaseException):
+                raise stage
+            _, _, is_final = stage
+            yield stage
     finally:
         is_closed.set()
         thread.join()
 
 
 async def iterate_in_thread(stages: Generator[Item]) -> AsyncGenerator[Item]:
-    """The same stages for asyncio, each drawn in a thread, one after the other.
+    """Yield the items of a generator to asyncio; each is computed in a thread, one after the other.
 
-    Closing this, or cancelling the task that reads it, returns at once; `stages` is closed in the thread,
-    as soon as the stage that is being drawn is there.
+    Closing this, or cancelling the task that reads it, returns at once. `stages` is then closed in
+    the thread, as soon as the item that is being computed is there.
     """
     import faiss
 
-    # A thread starts with Faiss's default, not with what its maker has set.
+    # A new thread has Faiss's default number of threads, not the one set in this thread.
     faiss_threads = faiss.omp_get_max_threads()
     thread = ThreadPoolExecutor(
         1, "ragcache-stages", initializer=faiss.omp_set_num_threads, initargs=(faiss_threads,)

@@ -1,9 +1,10 @@
-"""A framework's own search, made in stages: told what it would return if it ended now, then what it does.
+"""Run a framework's own search in stages, and show what it would return at each stage.
 
-The framework searches a stand-in for its Faiss index. The stand-in searches the real index in stages,
-whose last is the real index's own answer, and runs the framework's search again on each stage before: on
-another stand-in that answers with that stage. So filters, thresholds and whatever else the framework does
-with what Faiss found hold for every stage, and what is returned is what the framework returns by itself.
+The framework is given a proxy in place of its Faiss index. The proxy searches the real index in
+stages; the last stage is the real index's own answer. For each earlier stage, the framework's
+search is run again over another proxy, which answers with what that stage found. So filters,
+thresholds and everything else that the framework does with Faiss's results hold for every stage,
+and the final result is what the framework returns by itself.
 """
 
 from __future__ import annotations
@@ -18,32 +19,34 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SLICE_S = 0.002
-"""Seconds of searching between stages, at least: what a prefill gains by starting less early is less."""
+"""Shortest time between two stages, in seconds. A prefill that starts earlier gains less than this."""
 
 Result = TypeVar("Result")
 RawResult = TypeVar("RawResult")
 Item = TypeVar("Item")
 
 OnStage: TypeAlias = Callable[[Result, float], None]
-"""Told what a search would return if it ended now, and the share of it that is behind."""
+"""Called with what a search would return if it ended now, and with the share that is done, 0 to 1."""
 
 
 def search_in_stages(
     index: Any, query: Any, k: int, on_stage: Callable[[SearchStage], None], params: Any = None
 ) -> tuple[Any, Any]:
-    """`index.search(query, k, params=params)`: distances and ids, shape (n, k) each.
+    """Search as `index.search(query, k, params=params)` does, and report each stage before the last.
 
-    query: float32, shape (n, dimensions). on_stage: told of stages in which k were found. What it raises
-    ends the search.
+    Returns distances and ids, each of shape (n, k).
+    query: float32, shape (n, dimensions).
+    on_stage: called with each stage that has found all k. An error that it raises ends the search.
+    If the search cannot be staged, or a stage fails, the index is searched at once.
     """
-    # Here, since it loads Faiss, which an integration does without until it searches.
+    # Imported here because it loads Faiss, which nothing needs before the first search.
     from ragcache_engine.search import stages
 
     try:
         drawn = stages(index, query, k, params=params, slice_s=SLICE_S)
         stage = next(drawn)
     except Exception as error:
-        # Faiss, or what stands for it, may well have an answer: an empty one to NaN, say.
+        # The index itself may still have an answer, such as an empty one to NaN.
         return _search_at_once(error, index, query, k, params)
     while not stage.final:
         if (stage.ids >= 0).all():
@@ -52,33 +55,33 @@ def search_in_stages(
             stage = next(drawn)
         except Exception as error:
             return _search_at_once(error, index, query, k, params)
-    # Stages share their arrays and protect them; those of a search are the caller's own.
+    # Stages share read-only arrays; the caller of a search may write to its own.
     return stage.distances.copy(), stage.ids.copy()
 
 
 def _search_at_once(
     error: Exception, index: Any, query: Any, k: int, params: Any
 ) -> tuple[Any, Any]:
-    logger.debug("searched in one go: %r", error)
+    logger.debug("searched without stages: %r", error)
     options = {} if params is None else {"params": params}
     distances, ids = index.search(query, k, **options)
     return distances, ids
 
 
 class _IndexProxy:
-    """Everything but `search` is the index's own."""
+    """Passes everything but `search` on to the index."""
 
     def __init__(self, index: Any) -> None:
         self._index = index
 
     def __getattr__(self, name: str) -> Any:
-        if name == "_index":  # while it is being copied
+        if name == "_index":  # not set yet, while a copy is being made
             raise AttributeError(name)
         return getattr(self._index, name)
 
 
 class StagedIndex(_IndexProxy):
-    """Searches in stages. on_stage: see `search_in_stages`."""
+    """Searches the index in stages. on_stage: see `search_in_stages`."""
 
     def __init__(self, index: Any, on_stage: Callable[[SearchStage], None]) -> None:
         super().__init__(index)
@@ -91,7 +94,10 @@ class StagedIndex(_IndexProxy):
 
 
 class FixedResultIndex(_IndexProxy):
-    """Answers its only question with one stage."""
+    """Answers a search with what one stage found.
+
+    Raises LookupError for a search with another number of queries or another k than the stage's.
+    """
 
     def __init__(self, index: Any, stage: SearchStage) -> None:
         super().__init__(index)
@@ -110,10 +116,12 @@ def preview_each_stage(
     on_stage: OnStage[Result],
     preview: Callable[[Any], Result] | None = None,
 ) -> Result:
-    """What `search(index)` returns, told in stages on the way.
+    """Return what `search(index)` returns, and report what each stage before would return.
 
-    search: the framework's own, of the index or a stand-in for it. preview: the same without traces, for
-    what is not the answer. A stage of which it can make nothing is left out.
+    search: the framework's own search, of the index or of a proxy for it.
+    on_stage: called with the framework's result for a stage. Its errors are logged and ignored.
+    preview: the same search without callbacks and traces, for stages that are not the answer; by
+      default `search`. A stage that it fails on is skipped.
     """
     made_of: SearchStage | None = None
     made: Result
@@ -125,8 +133,8 @@ def preview_each_stage(
                 made = (preview or search)(FixedResultIndex(index, stage))
                 made_of = stage
             on_stage(made, stage.fraction_done)
-        except Exception as error:  # a guess; the answer will say what is wrong, if anything is
-            logger.debug("a provisional result was left out: %r", error)
+        except Exception as error:  # if something is really wrong, the final search raises it
+            logger.debug("a provisional result was skipped: %r", error)
 
     return search(StagedIndex(index, show))
 
@@ -138,7 +146,7 @@ def _has_same_result(one: SearchStage, other: SearchStage) -> bool:
 def translate_stages(
     translate: Callable[[RawResult], Result], on_stage: OnStage[Result] | None
 ) -> OnStage[RawResult] | None:
-    """To be told of what is translated for `on_stage`; None if nobody is to be told."""
+    """Return a listener that translates each stage for `on_stage`; None if there is none."""
     if on_stage is None:
         return None
 

@@ -29,11 +29,11 @@ from ragcache_integrations.langchain.structured import Method, Schema, bind_stru
 from ragcache_integrations.langchain.tools import BoundTools
 
 MOST_AT_ONCE = 128
-"""Threads that wait for the answers of one batch, and so its requests in the engine at a time."""
+"""Most requests of one batch that are in the engine at a time. A thread waits for each of them."""
 
 
 class ChatRAGCache(EngineModel, BaseChatModel):
-    """A chat model on the engine: conversations in the words of the model's own chat template.
+    """A chat model on the engine. It writes conversations with the model's own chat template.
 
         >>> from ragcache_engine import EngineConfig, RAGCacheEngine
         >>> engine = RAGCacheEngine(EngineConfig(model="any", backend="memory"))
@@ -44,9 +44,10 @@ class ChatRAGCache(EngineModel, BaseChatModel):
         >>> message.usage_metadata["input_token_details"]["cache_read"]
         0
 
-    (`backend="memory"` answers without a model; leave it out for real answers.) Documents that a
-    RAGCacheRetriever found are recognised in the conversation and reused, wherever they stand in it.
-    With structured output, every token keeps to the schema:
+    (`backend="memory"` answers without a model; leave it out for real answers.) The engine
+    recognises the documents that a RAGCacheRetriever found, wherever they are in the conversation,
+    and reuses what it has computed for them. With structured output, every token keeps to the
+    schema:
 
         >>> schema = {"title": "Color", "type": "object", "required": ["name"],
         ...           "properties": {"name": {"enum": ["blue", "red"]}}}
@@ -54,25 +55,25 @@ class ChatRAGCache(EngineModel, BaseChatModel):
         {'name': 'blue'}
         >>> engine.close()
 
-    engine: a running engine, shared by all who are given it; or an EngineConfig, to start one.
-    temperature, max_tokens, top_p, stop, guide, ...: see SamplingFields; a call may set any of them
-      for itself, and `configurable_fields` may expose them. `stop` at a call replaces the model's.
-    template_args: further variables of the chat template, such as {"enable_thinking": False}.
-    tenant: whose cached tensors may be shared; conversations of another tenant never share.
+    engine: a running engine, which several models may share; or an EngineConfig, to start one.
+    temperature, max_tokens, top_p, stop, guide, ...: see SamplingFields. A call may set any of them
+      for itself, and `configurable_fields` may expose them. A call's `stop` replaces the model's.
+    template_args: more variables of the chat template, such as {"enable_thinking": False}.
+    tenant: whose cached tensors may be shared; conversations of different tenants share nothing.
     streaming: answer through `stream` even where the whole answer was asked for.
 
-    What an answer cost stands in its usage_metadata (input_token_details has cache_read and its
-    tiers), and in response_metadata: finish_reason, ttft_s, document_ids, speculation. Of a stream the
-    last chunk has it.
+    An answer's usage_metadata says what it cost (input_token_details has cache_read, in total and
+    by tier); its response_metadata has finish_reason, ttft_s, document_ids and speculation. In a
+    stream, the last chunk has them.
 
-    Tools are told by the model's template, or in the system message where that has no place for
-    them. tool_choice="any" or a tool's name holds any model to a sound call; left to itself, a model
-    calls tools as well as it was trained to.
+    The model's chat template describes the tools to the model; if it has no place for them, the
+    system message does. With tool_choice="any" or a tool's name, the answer of any model is a valid
+    call. Otherwise a model calls tools as well as it was trained to.
 
-    Asking raises BadRequest for what cannot be served (RefusedMessages for images and other content
-    that is no text, NoChatTemplate, PromptTooLong, UnsupportedGuide, a parameter the engine does not
-    have), EngineError if the engine cannot finish. Leaving a stream early or cancelling the task
-    cancels the request.
+    Calls raise BadRequest for what cannot be served (RefusedMessages for images and other content
+    that is no text, NoChatTemplate, PromptTooLong, UnsupportedGuide, a parameter the engine does
+    not have), and EngineError if the engine cannot finish. Leaving a stream early or cancelling the
+    task cancels the request.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
@@ -93,9 +94,9 @@ class ChatRAGCache(EngineModel, BaseChatModel):
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> ChatPrompt:
-        """The prompt that the engine is asked with for this input.
+        """Return the prompt that the engine gets for this input.
 
-        It lets a retriever foresee even the first one:
+        A retriever's `template` may call it, so that even the first prompt can be started early:
         `template=lambda question, documents: chat.render(prompt.invoke(...))`.
         Raises NoChatTemplate or RefusedMessages.
         """
@@ -103,7 +104,7 @@ class ChatRAGCache(EngineModel, BaseChatModel):
         return self._prompt(messages, BoundTools(tools or ()), self.template_args)
 
     def get_token_ids(self, text: str) -> list[int]:
-        """The text's tokens as the engine's model reads them."""
+        """Return the text's tokens, by the tokenizer of the engine's model."""
         if self.custom_get_token_ids is not None:
             return self.custom_get_token_ids(text)
         return list(self.engine.tokenize(text).token_ids)
@@ -113,7 +114,10 @@ class ChatRAGCache(EngineModel, BaseChatModel):
         messages: Sequence[BaseMessage],
         tools: Sequence[Mapping[str, Any] | type | Callable[..., Any] | BaseTool] | None = None,
     ) -> int:
-        """Tokens of the whole prompt that these messages make, with the template's own."""
+        """Count the tokens of the prompt that these messages make.
+
+        The chat template's own tokens count too.
+        """
         told = [convert_to_openai_tool(tool) for tool in tools or ()]
         return len(self.engine.tokenize(self.render(list(messages), tools=told)))
 
@@ -124,11 +128,12 @@ class ChatRAGCache(EngineModel, BaseChatModel):
         tool_choice: str | bool | dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> Runnable[LanguageModelInput, AIMessage]:
-        """The model with tools it may call, or must.
+        """Return the model with tools that it may call, or must call.
 
-        tool_choice: "auto" leaves it to the model; "any" or True makes it call one of them, a name
-          this one, by guided decoding; "none" makes it call none.
-        kwargs: sampling parameters for these calls. `strict` changes nothing: a call that is forced
+        tool_choice: "auto" leaves the choice to the model; "any" or True forces a call of one of
+          the tools, and a tool's name a call of that tool, both by guided decoding; "none" forbids
+          calls.
+        kwargs: sampling parameters for these calls. `strict` changes nothing, because a forced call
           always fits its tool's schema.
         Raises BadRequest if tool_choice names no tool.
         """
@@ -146,15 +151,17 @@ class ChatRAGCache(EngineModel, BaseChatModel):
         strict: bool | None = None,
         **kwargs: Any,
     ) -> Runnable[LanguageModelInput, Any]:
-        """The model with answers that are values of a schema: instances of a Pydantic class, or dicts.
+        """Return the model with answers that are values of a schema: Pydantic instances, or dicts.
 
-        schema: a Pydantic class, a TypedDict, a JSON schema or a function in OpenAI's form. The model
-          is not told of it: say in the prompt what is wanted.
-        include_raw: answer {"raw": message, "parsed": value or None, "parsing_error": error or None}
-          instead of raising what goes wrong with the value, such as an answer cut off by max_tokens.
-        method: "json_schema" holds the answer to the schema; "function_calling" makes it a tool call,
-          with the schema told as a tool; "json_mode" holds it to some JSON object.
-        strict: there for the swap; what is held to a schema always fits it.
+        schema: a Pydantic class, a TypedDict, a JSON schema or a function in OpenAI's form. The
+          model does not see the schema, so the prompt must say what is wanted.
+        include_raw: return {"raw": message, "parsed": value or None, "parsing_error": error or
+          None} instead of raising the error if the answer cannot be parsed, for example because
+          max_tokens cut it off.
+        method: "json_schema" holds the answer to the schema; "function_calling" makes the answer a
+          tool call, and shows the model the schema as a tool; "json_mode" holds the answer to any
+          JSON object.
+        strict: accepted because other chat models have it. Guided answers always fit the schema.
         kwargs: sampling parameters for these calls.
         Raises ValueError for another method, or for what is no schema.
         """
@@ -168,8 +175,8 @@ class ChatRAGCache(EngineModel, BaseChatModel):
         return_exceptions: bool = False,
         **kwargs: Any,
     ) -> list[AIMessage]:
-        # A thread an input waits for the engine, which batches them: fewer threads would be fewer
-        # requests in the engine than it could take.
+        # One thread for each input waits for the engine, which batches the requests. With fewer
+        # threads, the engine would get fewer requests at a time than it can take.
         configs = get_config_list(config, len(inputs))
         for one in configs:
             if one.get("max_concurrency") is None:

@@ -1,4 +1,4 @@
-"""One call of the chat model, from the engine's prompt to the parts of its answer."""
+"""One call of the chat model: what the engine is asked, and how its answer is read."""
 
 from __future__ import annotations
 
@@ -17,17 +17,24 @@ from ragcache_engine import (
 
 @dataclass(slots=True)
 class ChatRequest:
-    """One call: what the engine is asked, and what reads tool calls out of its answer."""
+    """What the engine is asked in one call, and the reader that finds tool calls in its answer.
+
+    reader: None if the call has no tools.
+    """
 
     prompt: ChatPrompt
     options: SamplingOptions
     reader: ToolReader | None
 
     def read_answer(self, answer: Answer) -> ToolAnswer:
+        """Split a whole answer into its text and its tool calls."""
         return self.reader.whole(answer.text) if self.reader else ToolAnswer(answer.text)
 
     def read_piece(self, piece: Piece) -> ToolAnswerPart | None:
-        """What the piece turned out to be; None if that is not known yet."""
+        """Return what a piece of the answer adds; None if that is not known yet.
+
+        A piece may be the beginning of a tool call, which the next pieces decide.
+        """
         if self.reader is None:
             return ToolAnswerPart(piece.text) if piece.text else None
         part = self.reader.read(piece.text, piece.token_ids)

@@ -1,7 +1,7 @@
-"""The stores a retriever can search: their checks and their searches by a query's vector.
+"""The LangChain stores that a retriever can search, and how they are checked and searched.
 
-There are two kinds. One says for itself what the retriever asks (`SearchedByVector`), as our
-FaissVectorStore does. The other is langchain_community's FAISS, recognised by its parts, so that
+There are two kinds. Our FaissVectorStore has the methods that the retriever needs
+(`SearchableByVector`). langchain_community's FAISS is recognised by its attributes, so that
 langchain-community need not be installed.
 """
 
@@ -29,23 +29,24 @@ _COMMUNITY_ATTRIBUTES = ("index", "docstore", "index_to_docstore_id", "similarit
 
 @runtime_checkable
 class SearchableByVector(Protocol):
-    """A vector store that can be asked everything a retriever asks, with the query embedded."""
+    """A vector store that can do every search of a retriever with the query already embedded."""
 
     def check_searchable(self) -> None:
-        """Raises EmptyIndex, or another RetrievalError if nothing can be found."""
+        """Raise EmptyIndex, or another RetrievalError if nothing can be found."""
 
     def search_by_vector(
         self, embedding: Sequence[float], search_type: str, **kwargs: Any
     ) -> list[Document]:
-        """What the store's own retriever finds. Raises QueryShapeError for a vector of another size.
+        """Return what the store's own retriever finds.
 
-        search_type, kwargs: as a VectorStoreRetriever has them, "k" among the latter. There may also be
-          `on_stage`, an OnStage[list[Document]] to be told of provisional results.
+        search_type, kwargs: as in a VectorStoreRetriever; kwargs includes "k". It may also include
+          `on_stage`, an OnStage[list[Document]] that is called with provisional results.
+        Raises QueryShapeError for a vector of another size than the index's.
         """
 
 
 def check_supported(store: Any) -> None:
-    """Raises UnsupportedStore unless this is a FAISS store."""
+    """Raise UnsupportedStore unless this is a FAISS store."""
     if not isinstance(store, VectorStore) or not (
         isinstance(store, SearchableByVector) or _is_community(store)
     ):
@@ -56,7 +57,7 @@ def check_supported(store: Any) -> None:
 
 
 def check_searchable(store: Any) -> None:
-    """Raises EmptyIndex or IndexOutOfStep. Cheap: it is asked before each search."""
+    """Raise EmptyIndex or IndexOutOfStep. Cheap enough to run before each search."""
     if isinstance(store, SearchableByVector):
         store.check_searchable()
         return
@@ -67,7 +68,7 @@ def check_searchable(store: Any) -> None:
 
 
 def embed(store: Any, query: str) -> Sequence[float]:
-    """The query's vector, by the store's own embedding model."""
+    """Embed the query with the store's own embedding model."""
     if store.embeddings is None:  # the store was given a plain function
         vector: Sequence[float] = store.embedding_function(query)
     else:
@@ -76,7 +77,7 @@ def embed(store: Any, query: str) -> Sequence[float]:
 
 
 async def aembed(store: Any, query: str) -> Sequence[float]:
-    """`embed` without holding up the event loop."""
+    """`embed` without blocking the event loop."""
     if store.embeddings is None:
         return await run_in_executor(None, embed, store, query)
     vector: Sequence[float] = await store.embeddings.aembed_query(query)
@@ -90,9 +91,9 @@ def find_nearest(
     options: Mapping[str, Any],
     on_stage: OnStage[list[Document]] | None = None,
 ) -> list[Document]:
-    """What the store's own retriever finds for a query of this vector, in its order.
+    """Return what the store's own retriever finds for a query's vector, in its order.
 
-    on_stage: searches in stages, and is told what it would find if it ended now.
+    on_stage: called at each stage of the search with what the search would return if it ended now.
     Raises QueryShapeError if the vector is not of the index's size; UnknownDocument if the index
     names a document that the docstore does not hold.
     """
@@ -106,7 +107,7 @@ def find_nearest(
             return search(None)
         return preview_each_stage(store.index, search, on_stage)
     except (KeyError, ValueError) as error:
-        # A filter or an option may raise these as well: say so only if something is missing.
+        # A filter or an option may raise these too, so look whether a document is really missing.
         if missing := _find_missing(store):
             raise UnknownDocument(
                 f"the index names documents that the docstore does not hold ({missing[0]!r} and "
@@ -127,7 +128,7 @@ def _run_search(
     options: Mapping[str, Any],
     stand_in: Any,
 ) -> list[Document]:
-    """The store's own search; of the stand-in for its index, if there is one."""
+    """Run the store's own search, over the proxy for its index if there is one."""
     view = store if stand_in is None else _store_with_index(store, stand_in)
     return _SEARCHES[search_type](view, vector, dict(options))
 
@@ -135,13 +136,13 @@ def _run_search(
 def _can_be_staged(store: Any) -> bool:
     try:
         return _store_with_index(store, store.index).index is store.index
-    except Exception:  # a store of another make, searched as it always was
+    except Exception:  # a store with other attributes is searched without stages
         return False
 
 
 def _store_with_index(store: Any, index: Any) -> Any:
-    """The same store over another index. It shares everything else, and is gone after one search."""
-    # Not copy.copy: a store may leave its index or its embeddings out of what it lets be copied.
+    """Return a store for one search that has this index and shares everything else."""
+    # Not copy.copy: a store may define copying so that its index or embeddings are left out.
     view = object.__new__(type(store))
     view.__dict__.update(store.__dict__, index=index)
     return view
@@ -162,8 +163,8 @@ def _search_by_mmr(store: Any, vector: Sequence[float], options: dict[str, Any])
 def _search_by_relevance(
     store: Any, vector: Sequence[float], options: dict[str, Any]
 ) -> list[Document]:
-    # LangChain has this search by text only, and embedding the query twice would cost more than
-    # the search: so its two steps are taken here, with the store's own relevance function.
+    # LangChain has this search for texts only, and embedding the query again would take longer than
+    # the search. So its two steps are done here, with the store's own relevance function.
     threshold = options.pop("score_threshold")
     relevance = store._select_relevance_score_fn()
     scored = store.similarity_search_with_score_by_vector(vector, **options)
@@ -178,7 +179,7 @@ _SEARCHES = {
 
 
 def _find_missing(store: Any) -> list[object]:
-    """Ids the docstore does not hold, and positions that have no id."""
+    """Return ids that the docstore does not hold, and positions in the index that have no id."""
     ids = store.index_to_docstore_id
     missing: list[object] = [at for at in range(store.index.ntotal) if at not in ids]
     return missing + [

@@ -1,4 +1,4 @@
-"""with_structured_output: a chat model whose answers keep to a schema, and come as its values."""
+"""Structured output: chat models whose answers keep to a schema and come back as values."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Method: TypeAlias = Literal["json_schema", "function_calling", "json_mode"]
 Schema: TypeAlias = dict[str, Any] | type
 
 _SCHEMA_WORDS = {"type", "properties", "$ref", "anyOf", "oneOf", "allOf", "enum", "const"}
-"""Those of JSON Schema; OpenAI's descriptions of functions have none of them at their top."""
+"""Keys of a JSON schema. The description of a function in OpenAI's form has none of them at its top."""
 
 
 def bind_structured_output(
@@ -42,7 +42,10 @@ def bind_structured_output(
     include_raw: bool,
     options: dict[str, Any],
 ) -> Runnable[LanguageModelInput, Any]:
-    """The model held to the schema, with what reads its answers; see ChatRAGCache."""
+    """Return a runnable that holds the model to the schema and parses its answers.
+
+    Arguments and errors: see ChatRAGCache.with_structured_output. options: for `bind`.
+    """
     if method not in ("json_schema", "function_calling", "json_mode"):
         raise ValueError(
             f"there is no method {method!r}: use 'json_schema', 'function_calling' or 'json_mode'"
@@ -66,7 +69,7 @@ def bind_structured_output(
 
 
 def guide_for_schema(schema: Schema) -> Guide:
-    """The form of an answer that is an instance of the schema. Raises ValueError if it is none."""
+    """Return the guide that holds an answer to the schema. Raises ValueError for what is no schema."""
     if isinstance(schema, dict) and schema.keys() & _SCHEMA_WORDS:
         return Guide.json(schema)
     if isinstance(schema, type) and issubclass(schema, BaseModelV1):
@@ -77,7 +80,7 @@ def guide_for_schema(schema: Schema) -> Guide:
 
 
 def parser_for_schema(schema: Schema | None, method: Method) -> BaseOutputParser[Any]:
-    """What makes a value of the answer: an instance of a Pydantic class, a dict for all others."""
+    """Return the parser of the answers: to a Pydantic class if the schema is one, else to a dict."""
     is_class = isinstance(schema, type) and is_basemodel_subclass(schema)
     if method == "function_calling":
         assert schema is not None
@@ -93,7 +96,10 @@ def add_parser(
     parser: BaseOutputParser[Any],
     include_raw: bool,
 ) -> Runnable[LanguageModelInput, Any]:
-    """The model's values; with include_raw, {"raw", "parsed", "parsing_error"}, and no error raised."""
+    """Return a runnable that parses the model's answers.
+
+    include_raw: return {"raw", "parsed", "parsing_error"} instead, and raise no parsing error.
+    """
     if not include_raw:
         return model | parser
     nothing: Callable[[Any], None] = lambda _: None  # noqa: E731

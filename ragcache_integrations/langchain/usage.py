@@ -1,4 +1,4 @@
-"""Ours to theirs: what an answer cost, in the places and by the names LangChain has for it."""
+"""What an answer cost, where LangChain looks for it and under its names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ragcache_integrations.answer_facts import answer_facts, token_counts
 
 
 def llm_result(answers: Sequence[Answer], model_name: str) -> LLMResult:
-    """One generation a prompt, and the usage of all of them together."""
+    """Return one generation for each prompt, and the token usage of all of them together."""
     return LLMResult(
         generations=[[_generation(answer)] for answer in answers],
         llm_output={
@@ -24,7 +24,10 @@ def llm_result(answers: Sequence[Answer], model_name: str) -> LLMResult:
 
 
 def generation_chunk(piece: Piece) -> GenerationChunk:
-    """A piece of a stream. Only the last one says what it cost: LangChain adds chunks up."""
+    """Return a piece of a streamed answer as a chunk.
+
+    Only the last chunk says what the answer cost, because LangChain adds chunks up.
+    """
     info = None
     if piece.finish_reason and piece.usage:
         info = _generation_info(piece.finish_reason, piece.usage)
@@ -42,7 +45,7 @@ def _generation_info(finish_reason: FinishReason, usage: Usage) -> dict[str, Any
 
 
 def usage_metadata(usage: Usage) -> UsageMetadata:
-    """LangChain's own, with `cache_read` also by tier."""
+    """Return LangChain's UsageMetadata, with `cache_read` also for each tier."""
     by_tier = {f"cache_read_{tier.value}": getattr(usage.cached, tier.value) for tier in Tier}
     return UsageMetadata(
         input_tokens=usage.prompt_tokens,

@@ -14,13 +14,13 @@ from ragcache_engine import IndexOutOfStep, UnsupportedStore
 from ragcache_integrations.search_checks import check_same_count, is_faiss_index
 
 BareNodes = Sequence[BaseNode] | Mapping[int, BaseNode]
-"""One node for each vector: in the order of the vectors, or by the ids that the Faiss index gives out."""
+"""One node for each vector: in the order of the vectors, or by the ids that the Faiss index returns."""
 
 
 def build_index(
     faiss_index: Any, nodes: BareNodes, embed_model: BaseEmbedding | None
 ) -> VectorStoreIndex:
-    """The nodes and the vectors as one index; nothing is embedded, and the Faiss index is not copied.
+    """Make a VectorStoreIndex of the nodes and the vectors. It embeds and copies nothing.
 
     Raises UnsupportedStore for what is no faiss.Index, IndexOutOfStep unless each vector has one node.
     """
@@ -32,7 +32,7 @@ def build_index(
     by_id = dict(nodes.items() if isinstance(nodes, Mapping) else enumerate(nodes))
     check_same_count(faiss_index.ntotal, len(by_id))
     _check_distinct(by_id)
-    # Here, since it loads Faiss's package, which an integration does without until it is needed.
+    # Imported here because it loads Faiss, which the other classes do not need.
     from llama_index.vector_stores.faiss import FaissVectorStore
 
     storage = StorageContext.from_defaults(vector_store=FaissVectorStore(faiss_index=faiss_index))
@@ -44,7 +44,7 @@ def build_index(
 
 
 def objects_by_id(nodes: BareNodes) -> dict[str, Any]:
-    """The objects that nodes stand for, by the names under which a retriever looks for them."""
+    """Return the objects that index nodes stand for, by the ids a retriever looks for."""
     every = nodes.values() if isinstance(nodes, Mapping) else nodes
     return {
         node.index_id: node.obj

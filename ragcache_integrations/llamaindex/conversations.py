@@ -1,4 +1,4 @@
-"""Theirs to ours: LlamaIndex's messages in the words of a model's chat template."""
+"""LlamaIndex's messages in the form of the model's chat template."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from llama_index.core.base.llms.types import (
 
 from ragcache_engine import NoChatTemplate, RAGCacheEngine
 
-# Roles that templates do not know, by what they are called there.
+# Roles that chat templates do not have, and the roles they have instead.
 _TEMPLATE_ROLES = {
     MessageRole.DEVELOPER: "system",
     MessageRole.CHATBOT: "assistant",
     MessageRole.MODEL: "assistant",
     MessageRole.FUNCTION: "tool",
 }
-# What a model thought before another answer, and hints for other vendors' caches.
+# What the model thought before an earlier answer, and hints for other vendors' caches: not sent.
 _LEFT_OUT = (ThinkingBlock, CachePoint)
 
 
 def write_conversation(engine: RAGCacheEngine, messages: Sequence[ChatMessage]) -> str:
-    """The prompt of a conversation, in the model's own words; in LlamaIndex's if the model has none.
+    """Return the prompt of a conversation, by the model's chat template; by LlamaIndex's if it has none.
 
     Raises RefusedMessages for what the template cannot write, such as a picture.
     """
@@ -40,9 +40,9 @@ def write_conversation(engine: RAGCacheEngine, messages: Sequence[ChatMessage]) 
 
 
 def as_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
-    """The messages as in OpenAI's chat API.
+    """Return the messages in the form of OpenAI's chat API.
 
-    A part that is no text keeps its kind alone, which is enough for the engine to refuse it by name.
+    Of a part that is not text, only the kind is kept, so that the engine's error can name it.
     """
     return [_as_message(message) for message in messages]
 

@@ -1,4 +1,4 @@
-"""RAGCacheRetriever: the vector index's own retriever, with the engine told of what it finds."""
+"""RAGCacheRetriever: the vector index's own retriever that tells the engine what it finds."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ _TAKEN_FROM_INDEX = ("callback_manager", "object_map")
 class NodeStage(NamedTuple):
     """What a search would return if it ended now.
 
-    nodes: nearest first. fraction_done: share of the search that is behind, in (0, 1].
-    final: these are what `retrieve` returns.
+    nodes: nearest first. fraction_done: the share of the search that is done, in (0, 1].
+    final: whether these are what `retrieve` returns.
     """
 
     nodes: list[NodeWithScore]
@@ -49,13 +49,13 @@ class NodeStage(NamedTuple):
 
 
 class RAGCacheRetriever(VectorIndexRetriever):
-    """Finds the nodes that `index.as_retriever()` finds, and tells the engine of them.
+    """Finds the nodes that `index.as_retriever()` finds, and tells the engine about them.
 
         retriever = RAGCacheRetriever.from_index(index, engine=engine, similarity_top_k=2)
         nodes = retriever.retrieve("Why is the sky blue?")
 
     Examples:
-        On an index made without a model, and the engine without one:
+        An index and an engine, both without a model:
 
         >>> import faiss, numpy
         >>> from llama_index.core import MockEmbedding
@@ -80,14 +80,15 @@ class RAGCacheRetriever(VectorIndexRetriever):
         ['sky']
         >>> engine.close()
 
-    The prompt that a response synthesizer then makes of the nodes is recognised by the engine,
-    which reuses what it has computed for each of them, and learns what the prompts look like to begin
-    the next ones early: while the search still runs, on what it has found by then, unless the engine's
-    `speculation` is "off". The time of the search counts into that prompt's TTFT.
+    The engine recognises the nodes in the prompt that a response synthesizer then writes, and
+    reuses what it has computed for each of them. It also learns what the prompts look like, to
+    start the next ones early: while the search still runs, with the nodes found so far. With the
+    engine's `speculation` "off", nothing starts early. The search's time counts into the TTFT of
+    its prompt.
 
-    Asking raises, before the query is embedded: InvalidTopK; EmptyIndex; IndexOutOfStep if vectors
-    and nodes differ in number. And after it: QueryShapeError if the embedding model is not the one
-    the index was built with; UnknownDocument if the docstore lacks a node.
+    Before the query is embedded, a search raises InvalidTopK; EmptyIndex; IndexOutOfStep if vectors
+    and nodes differ in number. After it: QueryShapeError if the index was built with another
+    embedding model; UnknownDocument if the docstore lacks a node.
     """
 
     def __init__(
@@ -101,7 +102,10 @@ class RAGCacheRetriever(VectorIndexRetriever):
         chain: Hashable = None,
         **options: Any,
     ) -> None:
-        """options: what VectorIndexRetriever takes; the others and errors: see `from_index`."""
+        """Make a retriever over an index. options: what VectorIndexRetriever takes.
+
+        Other arguments and errors: see `from_index`.
+        """
         check_top_k(similarity_top_k)
         check_supported(index)
         super().__init__(index, similarity_top_k=similarity_top_k, **options)
@@ -122,24 +126,25 @@ class RAGCacheRetriever(VectorIndexRetriever):
         chain: Hashable = None,
         **options: Any,
     ) -> Self:
-        """A retriever over a VectorStoreIndex whose vectors are in Faiss.
+        """Make a retriever over a VectorStoreIndex whose vectors are in Faiss.
 
-        similarity_top_k: nodes a question gets, at most.
-        template: the synthesizer's text_qa_template, if even the first question is to begin early: a
-          LlamaIndex prompt or a text such as "{context_str}\\n\\n{query_str}", both filled as in the
-          mode "compact"; or a function (question, documents) -> prompt, to which nodes come as
-          ragcache_engine.Document.
-        llm: the LLM that will be asked, if even the first question is to begin early: how it draws its
-          answers, whose tenant it is, and how it writes the template are then known too.
-        chain: what tells this retriever's prompts from those of others; by default its own. It is
-          what `engine.warm(chain=...)` takes, to write prompts as this retriever's were.
+        similarity_top_k: the most nodes a question gets.
+        template: the synthesizer's text_qa_template; give it if even the first question should
+          start early. A LlamaIndex prompt or a text such as "{context_str}\\n\\n{query_str}", both
+          filled as in the mode "compact"; or a function (question, documents) -> prompt, which gets
+          the nodes as ragcache_engine.Document.
+        llm: the LLM that will be asked; give it with the template. It says how answers are sampled,
+          which tenant asks, and how the template is written.
+        chain: tells this retriever's prompts from those of other retrievers; by default unique.
+          Pass it to `engine.warm(chain=...)` to write prompts as this retriever's query engine
+          does.
         options: what `index.as_retriever()` takes, and callback_manager.
-        Raises InvalidTopK, UnsupportedStore; ValueError for a template whose slots are not known. An
-        index that is still empty is no error here, as nodes may be inserted later.
+        Raises InvalidTopK, UnsupportedStore; ValueError for a template whose variables cannot be
+        told apart. The index may still be empty, because nodes may be inserted later.
         """
         check_top_k(similarity_top_k)
         check_supported(index)
-        # What an index gives its retrievers, and will not be told otherwise.
+        # as_retriever() sets these itself and takes no others.
         own = {name: options.pop(name) for name in _TAKEN_FROM_INDEX if name in options}
         stock = index.as_retriever(similarity_top_k=similarity_top_k, **options)
         own = {name: getattr(stock, name) for name in _TAKEN_FROM_INDEX} | own
@@ -168,16 +173,16 @@ class RAGCacheRetriever(VectorIndexRetriever):
         chain: Hashable = None,
         **options: Any,
     ) -> Self:
-        """A retriever over a Faiss index that something else has built, and the nodes of its vectors.
+        """Make a retriever over a Faiss index that was built elsewhere, and the nodes of its vectors.
 
-        faiss_index: any faiss.Index; it is searched as it is, and not copied.
-        nodes: one for each vector, in the order of the vectors; or a mapping from the ids the index
-          gives out (those of an IndexIDMap, say) to nodes. They need no embedding.
-        embed_model: what the vectors were made with; None: that of Settings.
+        faiss_index: any faiss.Index; it is not copied.
+        nodes: one for each vector, in the order of the vectors; or a mapping to nodes from the ids that
+          the index returns (those of an IndexIDMap, for example). They need no embedding.
+        embed_model: the model the vectors were made with; None takes that of Settings.
         similarity_top_k, template, llm, chain: see `from_index`.
         options: what VectorIndexRetriever takes.
         Raises InvalidTopK; UnsupportedStore for what is no Faiss index; IndexOutOfStep unless each vector
-        has one node; ValueError for a template whose slots are not known. Nothing is embedded here.
+        has one node; ValueError for a template whose variables cannot be told apart. Embeds nothing.
         """
         check_top_k(similarity_top_k)
         return cls(
@@ -200,22 +205,23 @@ class RAGCacheRetriever(VectorIndexRetriever):
     async def _aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         self._check_before_search()
         with self._open_retrieval(query_bundle.query_str) as retrieval:
-            # In a thread as a whole: most local embedding models, and FaissVectorStore, answer
-            # their asynchronous calls by computing on the event loop.
+            # All of it in a thread, because the asynchronous methods of FaissVectorStore and of
+            # most local embedding models compute on the event loop.
             on_stage = listener_if_speculating(self._engine, retrieval, _document_of)
             nodes = await asyncio.to_thread(self._search, query_bundle, on_stage)
             return tell_engine(retrieval, nodes, _document_of)
 
     def stream_stages(self, query: str | QueryBundle) -> Generator[NodeStage]:
-        """What `retrieve` would return if the search ended now, ever better, and at last what it returns.
+        """Yield what `retrieve` would return if the search ended now; at the end, what it returns.
 
             for stage in retriever.stream_stages("Why is the sky blue?"):
                 show(stage.nodes, stage.final)
 
-        Stages lie some milliseconds apart, so a quick search has only the last one; see docs/search.md
-        for which indexes are searched in stages. Closing the generator stops the search. The engine is
-        told as by `retrieve`; callbacks are not, and nodes that stand for other objects are not followed.
-        Errors: those of `retrieve`, with the first stage.
+        Stages are some milliseconds apart, so a quick search has only the last one. docs/search.md
+        says which indexes are searched in stages. Closing the generator stops the search. The
+        engine is told as by `retrieve`, but callbacks are not, and nodes that stand for other
+        objects are not followed.
+        Errors: those of `retrieve`, raised with the first stage.
         """
         self._check_before_search()
         bundle = QueryBundle(query) if isinstance(query, str) else query
@@ -229,7 +235,7 @@ class RAGCacheRetriever(VectorIndexRetriever):
             yield NodeStage(*stage)
 
     def astream_stages(self, query: str | QueryBundle) -> AsyncGenerator[NodeStage]:
-        """`stream_stages` for asyncio: searched in threads, so the event loop stays free.
+        """Yield what `stream_stages` yields, without blocking the event loop: the search runs in threads.
 
         Closing the generator, or cancelling the task that reads it, stops the search and does not wait
         for the piece that is being searched.
@@ -267,5 +273,8 @@ def _document_of(found: NodeWithScore) -> Document:
 
 
 def engine_document(node: BaseNode) -> Document:
-    """Theirs to ours: the text is what the response synthesizers write into the prompt."""
+    """Return LlamaIndex's node as the engine's Document.
+
+    Its text is the text that response synthesizers write into the prompt.
+    """
     return Document(id=node.node_id, text=node.get_content(metadata_mode=MetadataMode.LLM))

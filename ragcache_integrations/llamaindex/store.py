@@ -1,6 +1,6 @@
-"""All that is known of a VectorStoreIndex over FaissVectorStore: its parts and its checks.
+"""What the retriever uses of a VectorStoreIndex over FaissVectorStore: checks, and the search by vector.
 
-The index is recognised by its parts, so that the package of the vector store is not imported.
+The index is recognised by its attributes, so that the vector store's package is not imported.
 """
 
 from __future__ import annotations
@@ -22,19 +22,17 @@ logger = getLogger(__name__)
 
 
 def faiss_index(index: VectorStoreIndex) -> Any:
-    """The faiss.Index below."""
+    """Return the faiss.Index inside."""
     return index.vector_store.client
 
 
 def retriever_with_index(retriever: VectorIndexRetriever, index: Any) -> Any:
-    """The same retriever over another faiss.Index: shares everything else, is gone after one search.
+    """Return a retriever for one search that has this faiss.Index and shares everything else.
 
-    Two private names: a retriever keeps its store as `_vector_store`, and the Faiss stores their index as
-    `_faiss_index`; neither can be given another way. Raises AttributeError if they have moved.
+    It replaces two private attributes, because neither can be set in another way: a retriever's
+    `_vector_store` and a Faiss store's `_faiss_index`. Raises AttributeError if they have moved.
     """
-    store: Any = copy(
-        retriever._vector_store
-    )  # pydantic's copy: shallow, and private fields with it
+    store: Any = copy(retriever._vector_store)  # pydantic copies private attributes too, not deeply
     if store._faiss_index is not store.client:
         raise AttributeError(f"{type(store).__name__} does not search its _faiss_index")
     store._faiss_index = index
@@ -48,10 +46,10 @@ def find_nearest(
     embedded: QueryBundle,
     on_stage: OnStage[list[NodeWithScore]] | None = None,
 ) -> list[NodeWithScore]:
-    """What the index's own retriever finds for a query's vector, in its order.
+    """Return what the index's own retriever finds for a query's vector, in its order.
 
     embedded.embedding: shape (faiss_index.d,).
-    on_stage: searches in stages, and is told what it would find if it ended now.
+    on_stage: called at each stage of the search with what the search would return if it ended now.
     Raises UnknownDocument if the index names a node that the docstore does not hold.
     """
     stock_search = VectorIndexRetriever._retrieve
@@ -62,8 +60,8 @@ def find_nearest(
             faiss_index(retriever._index),
             lambda index: stock_search(retriever_with_index(retriever, index), embedded),
             on_stage,
-            # Private, because the public way leaves a trace, and what is found provisionally is no
-            # retrieval.
+            # A private method: the public one reports a retrieval to LlamaIndex's callbacks, and a
+            # provisional result is not one.
             lambda index: retriever_with_index(retriever, index)._get_nodes_with_embeddings(
                 embedded
             ),
@@ -71,16 +69,17 @@ def find_nearest(
 
 
 def can_be_staged(retriever: VectorIndexRetriever) -> bool:
+    """Tell whether the retriever's Faiss index can be replaced, as `find_nearest` does."""
     try:
         retriever_with_index(retriever, faiss_index(retriever._index))
-    except Exception as error:  # a store of another make, searched as it always was
-        logger.debug("searched in one go: %r", error)
+    except Exception as error:  # a store with other attributes is searched without stages
+        logger.debug("searched without stages: %r", error)
         return False
     return True
 
 
 def check_supported(index: Any) -> None:
-    """Raises UnsupportedStore unless this is a VectorStoreIndex over Faiss."""
+    """Raise UnsupportedStore unless this is a VectorStoreIndex over Faiss."""
     store = getattr(index, "vector_store", None)
     if not isinstance(index, VectorStoreIndex) or not is_faiss_index(
         getattr(store, "client", None)
@@ -93,11 +92,11 @@ def check_supported(index: Any) -> None:
 
 
 def check_searchable(index: VectorStoreIndex) -> None:
-    """Raises EmptyIndex or IndexOutOfStep. Cheap: it is asked before each search."""
+    """Raise EmptyIndex or IndexOutOfStep. Cheap enough to run before each search."""
     vectors, nodes = faiss_index(index), index.index_struct.nodes_dict
     check_not_empty(vectors)
-    # FaissMapVectorStore names its vectors by node and can delete them, and then the index goes on
-    # listing their nodes: that is in step, as long as each vector has its node.
+    # FaissMapVectorStore names its vectors by node and can delete them, but the index still lists the
+    # nodes then. They are in step as long as each vector has its node.
     names_positions = any(key != node_id for key, node_id in nodes.items())
     if names_positions or vectors.ntotal > len(nodes):
         check_same_count(vectors.ntotal, len(nodes))
@@ -105,7 +104,7 @@ def check_searchable(index: VectorStoreIndex) -> None:
 
 @contextmanager
 def name_missing_nodes(index: VectorStoreIndex) -> Iterator[None]:
-    """Turn a search's KeyError into UnknownDocument, if it is a node that is missing."""
+    """Turn a search's KeyError into UnknownDocument if a node is missing."""
     try:
         yield
     except KeyError as error:
@@ -118,9 +117,9 @@ def name_missing_nodes(index: VectorStoreIndex) -> Iterator[None]:
 
 
 def _find_missing(index: VectorStoreIndex) -> list[str]:
-    """Nodes the docstore does not hold, and positions that have no node.
+    """Return nodes that the docstore does not hold, and positions in the index that have no node.
 
-    Positions come last: an index may have given its vectors other ids.
+    The positions come last, because an index may number its vectors in another way.
     """
     nodes = index.index_struct.nodes_dict
     positions = map(str, range(faiss_index(index).ntotal))
@@ -132,6 +131,6 @@ def _find_missing(index: VectorStoreIndex) -> list[str]:
 
 
 def _find_vectors_without_node(index: VectorStoreIndex, searched_ids: tuple[Any, ...]) -> list[str]:
-    """The id that the Faiss index gave out for a vector that no node was named for."""
+    """Return those of these ids that the Faiss index returned and that no node has."""
     nodes = index.index_struct.nodes_dict
     return [id_ for id_ in searched_ids if str(id_).isdigit() and id_ not in nodes]

@@ -1,8 +1,8 @@
-"""Streams that LlamaIndex's callbacks are told of, and that still end when their reader leaves.
+"""Streams that report to LlamaIndex's callbacks and still end when their reader leaves.
 
-The framework's callback decorators wrap a stream in a generator that does not pass on its being
-closed, and hand the callbacks an exception whose frames keep the stream alive. A reader who left
-would so leave a request behind that runs to its end. These decorators close the stream itself.
+LlamaIndex's callback decorators wrap a stream in a generator that does not close the stream when it is
+closed itself. They also give the callbacks an exception whose frames keep the stream alive. So after the
+reader has left, the request would run to its end. The decorators here close the stream.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def report_astream(
 def map_stream(
     change: Callable[[T], U], stream: Generator[T, None, None]
 ) -> Generator[U, None, None]:
-    """The stream's items, changed. Closing it closes the stream."""
+    """Yield the stream's items, changed. Closing this closes the stream."""
     with closing(stream):
         for item in stream:
             yield change(item)
@@ -77,7 +77,7 @@ def map_stream(
 async def amap_stream(
     change: Callable[[T], U], stream: AsyncGenerator[T, None]
 ) -> AsyncGenerator[U, None]:
-    """`each` for asynchronous streams."""
+    """Do what `map_stream` does, for an asynchronous stream."""
     async with aclosing(stream):
         async for item in stream:
             yield change(item)

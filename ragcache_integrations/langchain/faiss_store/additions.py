@@ -1,4 +1,4 @@
-"""What a caller adds, checked and paired up before anything is embedded."""
+"""Checks what a caller adds, before anything is embedded."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from ragcache_integrations.langchain.faiss_store.metric import FloatMatrix
 
 @dataclass(frozen=True, slots=True)
 class Additions:
-    """ids: one for every text given. documents: one for every different id, the last text given.
+    """Documents to add, and the ids to return.
 
-    positions: of the documents' texts among those given.
+    ids: one for each text that was given. documents: one for each different id, with the last text
+    given for it. positions: where the documents' texts are among those that were given.
     """
 
     ids: list[str]
@@ -32,7 +33,7 @@ def prepare_additions(
     metadatas: Sequence[Mapping[str, Any] | None] | None,
     ids: Sequence[str | None] | None,
 ) -> Additions:
-    """Texts with their metadatas, which are copied, and ids, which are made where there are none.
+    """Pair texts with copies of their metadatas and with ids; make ids where there are none.
 
     Raises UnequalLengths; BadRequest for a text, metadata or id of a wrong type.
     """
@@ -53,7 +54,7 @@ def prepare_additions(
 
 
 def check_same_length(**lists: Sequence[Any] | None) -> None:
-    """Raises UnequalLengths unless all that are given have one length."""
+    """Raise UnequalLengths unless all lists that are given have the same length."""
     lengths = {name: len(given) for name, given in lists.items() if given is not None}
     if len(set(lengths.values())) > 1:
         counts = ", ".join(f"{length} {name}" for name, length in lengths.items())
@@ -61,9 +62,9 @@ def check_same_length(**lists: Sequence[Any] | None) -> None:
 
 
 def as_matrix(vectors: Any, count: int) -> FloatMatrix:
-    """Vectors as an embedding model returns them, as one matrix of shape (count, dimensions).
+    """Return an embedding model's vectors as one matrix of shape (count, dimensions).
 
-    Raises VectorShapeError if they are not so many, not of one size, empty, or not finite.
+    Raises VectorShapeError unless there are `count` vectors, all of one size, not empty, and finite.
     """
     try:
         matrix = np.ascontiguousarray(vectors, dtype=np.float32)

@@ -1,7 +1,7 @@
 """Reads what langchain_community's FAISS store saved: <name>.faiss, and <name>.pkl with the documents.
 
-A pickle can name any function of any package and have it called. This one is read only when its
-owner says that it is trusted, and even then only classes that hold plain values are let in:
+A pickle can name any function of any package and have it called. So this one is read only if the
+caller says that it is trusted, and even then only classes that hold plain values are allowed.
 langchain_community itself need not be installed.
 """
 
@@ -34,9 +34,9 @@ _PLAIN_TYPES = {
 def read_community_save(
     folder: Path, name: str, trusted: bool
 ) -> tuple[faiss.Index, list[Document]]:
-    """The index, and the document of each of its rows.
+    """Return the index, and the document of each of its rows.
 
-    name: of the two files, without their endings.
+    name: the name of the two files, without their endings.
     Raises UntrustedPickle unless trusted, or if the pickle asks for more than plain values;
     SaveNotFound, SaveDamaged, IndexOutOfStep.
     """
@@ -66,7 +66,7 @@ def read_community_save(
 
 
 def _read_documents(file: Path) -> dict[int, Document]:
-    """The documents by their rows."""
+    """Return the documents by their rows."""
     try:
         with file.open("rb") as opened:
             docstore, ids = _PlainUnpickler(opened).load()
@@ -74,17 +74,17 @@ def _read_documents(file: Path) -> dict[int, Document]:
         return {int(row): held[name].document(name) for row, name in ids.items() if name in held}
     except UntrustedPickle:
         raise
-    except Exception as error:  # a pickle cut short or changed may raise anything at all
+    except Exception as error:  # a damaged pickle may raise anything
         raise SaveDamaged(f"{file} does not hold a docstore and its ids ({error!r})") from error
 
 
 class _PickledState:
-    """Stands for LangChain's Document and InMemoryDocstore: keeps their state and runs nothing."""
+    """Stands in for LangChain's Document and InMemoryDocstore: keeps their state, runs no code."""
 
     state: dict[str, Any]
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        # A pydantic model's fields lie one level deeper, in every version of pydantic.
+        # Every version of pydantic keeps a model's fields one level deeper.
         self.state = state.get("__dict__", state)
 
     def document(self, name: str) -> Document:

@@ -1,4 +1,4 @@
-"""Which rows a filter chooses, worked out once for as long as the documents stay the same."""
+"""Remembers which rows a filter chooses, for as long as the documents stay the same."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ _MAX_ENTRIES = 64
 
 
 class FilterCache:
-    """Finds and remembers selections. A filter is asked about every document: n calls in Python.
+    """Computes row selections and keeps those of the filters used last.
 
-    Of filters only dicts are remembered; what a function says may change by itself. Threads may ask
-    at once; `forget` is called while nobody asks.
+    Computing one calls the filter for every document, in Python. Only filters that are dicts are
+    remembered, because a function may give another answer next time. Several threads may call `select`
+    at once; `clear` must be called while none does.
     """
 
     def __init__(self) -> None:
-        self._entries: OrderedDict[str, RowSelection] = (
-            OrderedDict()
-        )  # the one used last at the end
+        # In the order of their last use, the latest at the end.
+        self._entries: OrderedDict[str, RowSelection] = OrderedDict()
         self._lock = threading.Lock()
 
     def select(
         self, filter: Filter | None, documents: Mapping[int, Document], total: int
     ) -> RowSelection | None:
-        """The rows of the documents that pass. None: every row counts, and no filter is needed.
+        """Return the rows of the documents that pass. None means every row, so no selection is needed.
 
         documents: by row. total: rows in the index, of which some may have no document.
         """
@@ -64,11 +64,11 @@ def _passing_rows(filter: Filter | None, documents: Mapping[int, Document]) -> I
 
 
 def _cache_key(filter: Filter) -> str | None:
-    """A name that no filter with another meaning has; None if that cannot be said."""
+    """Return a key that no filter with another meaning has; None if there is no such key."""
     if callable(filter):
         return None
     try:
-        json.dumps(filter)  # plain values only, whose repr tells all of them apart
+        json.dumps(filter)  # only plain values, whose repr differs if they differ
     except (TypeError, ValueError):
         return None
     return repr(filter)

@@ -7,13 +7,13 @@
     {"$or": [{"year": 1999}, {"$not": {"topic": "sky"}}]}
     lambda metadata: len(metadata["title"]) < 40    anything else
 
-Several keys must all hold. Operators: $eq, $ne (or $neq), $gt, $gte, $lt, $lte, $in, $nin,
-$contains (a list or a string that holds the value), $exists, $not, and $and, $or, $not around whole
-filters.
+If a filter has several keys, all of them must hold. Operators: $eq, $ne (or $neq), $gt, $gte, $lt,
+$lte, $in, $nin, $contains (a list or a string that holds the value), $exists, $not; and $and, $or,
+$not around whole filters.
 
-A field that is missing equals nothing, not even None, and is neither more nor less than anything;
-so $ne, $nin and $not hold for it. Values of different types are unequal and without order: True is
-not 1, and "10" is not more than 9. 1 is 1.0.
+A missing field equals nothing, not even None, and is neither greater nor less than anything, so $ne,
+$nin and $not hold for it. Values of different types are not equal and cannot be compared: True is not
+1, and "10" is not greater than 9. But 1 equals 1.0.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
 
 
 def compile_filter(filter: Filter) -> Predicate:
-    """The filter as one function. Raises InvalidFilter, before any document is looked at."""
+    """Return the filter as one function. Raises InvalidFilter before it sees any document."""
     if callable(filter):
         return filter  # type: ignore[return-value]
     if not isinstance(filter, Mapping):
@@ -87,7 +87,7 @@ def _get_nested(value: Any, path: list[str]) -> Any:
 
 
 def _compile_condition(wanted: Any) -> _Test:
-    """What must hold for the value of one field."""
+    """Return the test for the value of one field."""
     if isinstance(wanted, (list, tuple, set, frozenset)):
         return _compile_membership(wanted)
     if isinstance(wanted, Mapping) and any(str(key).startswith("$") for key in wanted):
@@ -125,7 +125,7 @@ def _compile_membership(choices: Iterable[Any]) -> _Test:
     choices = list(choices)
     try:
         keys = {_hash_key(choice) for choice in choices}
-    except TypeError:  # something that has no hash, as a list
+    except TypeError:  # a choice without a hash, such as a list
         return lambda value: any(_is_equal(value, choice) for choice in choices)
 
     def among(value: Any) -> bool:

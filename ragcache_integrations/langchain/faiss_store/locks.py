@@ -1,4 +1,4 @@
-"""Many readers or one writer."""
+"""A lock for many readers or one writer."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from contextlib import contextmanager
 
 
 class SharedLock:
-    """Readers share it, a writer has it alone, and a writer that waits holds back new readers.
+    """Many readers hold it together, a writer holds it alone, and a waiting writer keeps new readers out.
 
-    A thread may read while it reads, as a filter does that looks something up in its own store. It
-    may not write while it reads: it would wait for itself.
+    A thread may read while it already reads, as a filter does that looks something up in its own store.
+    It may not write while it reads, because it would wait for itself.
     """
 
     def __init__(self) -> None:
@@ -57,7 +57,7 @@ class SharedLock:
                 self._condition.notify_all()
 
     def refuse_readers(self) -> None:
-        """Raises RuntimeError if this thread is reading."""
+        """Raise RuntimeError if this thread is reading."""
         if self._depth():
             raise RuntimeError("a filter must not change or save the store that it is filtering")
 

@@ -1,6 +1,6 @@
-"""How near two vectors are: what Faiss is asked for, and what its numbers mean.
+"""How near two vectors are: which metric Faiss is given, and what its scores mean.
 
-Scores are Faiss's own. Relevances lie in [0, 1], 1 for the most relevant, as LangChain wants them.
+Scores are Faiss's own. Relevances are in [0, 1], 1 for the most relevant, as LangChain expects them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ FloatMatrix = NDArray[np.float32]
 
 
 class Metric(StrEnum):
-    """COSINE and INNER_PRODUCT: higher is nearer. L2, the squared Euclidean distance: lower is."""
+    """COSINE, INNER_PRODUCT: higher is nearer. L2, the squared Euclidean distance: lower is nearer."""
 
     COSINE = "cosine"
     L2 = "l2"
@@ -30,7 +30,7 @@ class Metric(StrEnum):
         return int(kind)
 
     def as_indexed(self, vectors: FloatMatrix) -> FloatMatrix:
-        """The vectors as the index holds them: for the cosine, of length 1 (or 0 if they were).
+        """Return the vectors as the index holds them; for the cosine, scaled to length 1 (0 stays 0).
 
         vectors: shape (n, dimensions).
         """
@@ -44,12 +44,12 @@ class Metric(StrEnum):
         return score <= threshold if self is Metric.L2 else score >= threshold
 
     def relevance(self, score: float) -> float:
-        """A score as a relevance.
+        """Return the relevance of a score.
 
-        cosine: the cosine itself; what points away from the query is as irrelevant as can be.
-        l2: 1 / (1 + distance), the distance not squared.
-        inner product: the logistic function, as it has no bounds. Vectors of length 1 are better
-        served by the cosine, whose relevance spreads further.
+        cosine: the cosine itself; vectors that point away from the query get 0.
+        l2: 1 / (1 + distance), where the distance is not squared.
+        inner product: the logistic function, because inner products have no bounds. For vectors of
+        length 1 the cosine is the better metric, because its relevances differ more.
         """
         if self is Metric.L2:
             return 1.0 / (1.0 + sqrt(max(score, 0.0)))
@@ -61,10 +61,10 @@ class Metric(StrEnum):
 
 
 def choose_metric(name: str | None, index: object) -> Metric:
-    """The metric of a new store: the one named, else the given index's own, else the cosine.
+    """Return the metric of a new store: the one named, else the given index's own, else the cosine.
 
-    index: what the store was given as its index; only a faiss.Index has a metric of its own.
-    Raises ConfigError for a name there is not, or an index that measures something else.
+    index: the store's argument `index`; only a faiss.Index has a metric of its own.
+    Raises ConfigError for an unknown name, or if the given index has another metric.
     """
     own = getattr(index, "metric_type", None)
     if name is None:

@@ -1,14 +1,14 @@
-"""A store in a folder: the Faiss index, the documents as lines of JSON, and a manifest of both.
+"""Saves a store in a folder, and loads it again.
 
-    faiss_store.json          format, version, metric, kind of index, and of each file its name,
-                              size and SHA-256
-    index-<save>.faiss        as Faiss writes it
+    faiss_store.json          the manifest: format, version, metric, kind of index, and of each
+                              file its name, size and SHA-256
+    index-<save>.faiss        the Faiss index, as Faiss writes it
     documents-<save>.jsonl    {"row": 0, "id": "...", "text": "...", "metadata": {...}} a line
 
-A save writes new files beside the old ones and then puts the new manifest in the old one's place,
-which is the one step that counts. A crash before it leaves the old save, after it the new one; files
-left over are removed by the next save. Nothing here is pickled. The checksums tell of damage, not of
-forgery: who can change the files can change the manifest.
+A save writes new files beside the old ones. Then it replaces the old manifest with the new one, and
+this one step makes the save valid. A crash before that step leaves the old save, a crash after it
+the new one; the next save removes leftover files. Nothing is pickled. The checksums detect damage,
+not forgery: whoever can change the files can change the manifest too.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ _OUR_FILE = re.compile(r"(index|documents|manifest)-[0-9a-f]{16}\.(faiss|jsonl|t
 
 
 def save(collection: Collection, folder: Path) -> None:
-    """Put the collection's present state into the folder, which is made if there is none.
+    """Save the collection's present state in the folder, which is created if it does not exist.
 
-    Raises NotStorable and SaveForeign before anything is written, OSError if writing fails. The
-    folder then still holds what was saved there before.
+    Raises NotStorable and SaveForeign before anything is written, OSError if writing fails. In all
+    these cases the folder still holds the previous save.
     """
     with collection.frozen() as state:
         for document in state.rows.values():
@@ -75,7 +75,7 @@ def save(collection: Collection, folder: Path) -> None:
 
 
 def load(folder: Path) -> Collection:
-    """The collection that was saved in the folder.
+    """Return the collection that was saved in the folder.
 
     Raises SaveNotFound, SaveForeign, SaveDamaged.
     """
@@ -92,7 +92,7 @@ def load(folder: Path) -> Collection:
 def _read_collection(folder: Path, manifest: Mapping[str, Any]) -> Collection:
     files = {role: _verify_file(folder, entry) for role, entry in manifest["files"].items()}
     index = faiss.read_index(str(files["index"])) if "index" in files else None
-    with files["documents"].open("rb") as lines:  # text mode would split at more than line feeds
+    with files["documents"].open("rb") as lines:  # text mode would split at other characters too
         rows = dict(_parse_line(json.loads(line)) for line in lines)
     if len(rows) != manifest["documents"] or (rows and max(rows) >= (index.ntotal if index else 0)):
         raise SaveDamaged(f"{folder}: index and documents do not belong together; {_RESTORE}")
@@ -103,7 +103,7 @@ def _read_collection(folder: Path, manifest: Mapping[str, Any]) -> Collection:
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """A document as it is written."""
+    """A document as one line of the file."""
 
     row: int
     document: Document
@@ -117,7 +117,7 @@ class _Line:
         }
         try:
             line = json.dumps(fields, ensure_ascii=False, allow_nan=False).encode()
-        except UnicodeEncodeError:  # half a surrogate pair, which only an escape can write
+        except UnicodeEncodeError:  # half a surrogate pair, which JSON can only escape
             line = json.dumps(fields, allow_nan=False).encode()
         return line + b"\n"
 
@@ -128,7 +128,7 @@ def _parse_line(line: Mapping[str, Any]) -> tuple[int, Document]:
 
 
 def _check_storable(document: Document) -> None:
-    """Raises NotStorable unless the document comes back from JSON as it is."""
+    """Raise NotStorable unless the document would come back from JSON unchanged."""
     try:
         back = json.loads(_Line(0, document).encode())["metadata"]
         reason = None if back == document.metadata else "its metadata would come back changed"
@@ -170,7 +170,7 @@ def _replace_manifest(folder: Path, name: str, manifest: Mapping[str, Any]) -> N
     with (folder / name).open("x", encoding="utf-8") as file:
         json.dump(manifest, file, indent=2)
         _sync(file.fileno(), file.flush)
-    _sync_folder(folder)  # the files' own names, before anything points at them
+    _sync_folder(folder)  # the new files' names must be on disk before the manifest names them
     os.replace(folder / name, folder / MANIFEST)
     _sync_folder(folder)
 
@@ -190,7 +190,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 def _remove_leftovers(folder: Path) -> None:
-    """Remove files of ours that the manifest does not name: of older saves and of broken ones."""
+    """Remove the store's files that the manifest does not name: old saves and broken ones."""
     with suppress(OSError, SaveDamaged, SaveForeign):
         manifest = _read_manifest(folder) or {"files": {}}
         named = {entry["name"] for entry in manifest["files"].values()}
@@ -200,7 +200,7 @@ def _remove_leftovers(folder: Path) -> None:
 
 
 def _read_manifest(folder: Path) -> dict[str, Any] | None:
-    """None if there is none. Raises SaveDamaged, SaveForeign."""
+    """Return the manifest, or None if there is none. Raises SaveDamaged, SaveForeign."""
     try:
         text = (folder / MANIFEST).read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -222,7 +222,10 @@ def _read_manifest(folder: Path) -> dict[str, Any] | None:
 
 
 def _refuse_foreign_folder(folder: Path) -> None:
-    """Raises SaveForeign if saving would overwrite what is not ours. Damage may be overwritten."""
+    """Raise SaveForeign if saving would overwrite another program's file.
+
+    A damaged save of our own may be overwritten.
+    """
     with suppress(SaveDamaged):
         _read_manifest(folder)
 
@@ -241,7 +244,7 @@ _RESTORE = "restore the folder from a backup, or build the store again"
 
 
 def _verify_file(folder: Path, entry: Mapping[str, Any]) -> Path:
-    """A file of the save. Raises SaveDamaged unless it is the one that was saved."""
+    """Return the path of a saved file. Raises SaveDamaged unless the file is as it was saved."""
     if Path(entry["name"]).name != entry["name"]:
         raise SaveDamaged(f"{folder / MANIFEST} names a file outside its folder; {_RESTORE}")
     path = folder / str(entry["name"])
@@ -266,7 +269,7 @@ def _chunks(file: Any) -> Iterable[bytes]:
 
 @contextmanager
 def _errors_as_damage(folder: Path) -> Iterator[None]:
-    """A manifest that lacks something, or a file that cannot be understood."""
+    """Raise SaveDamaged for an incomplete manifest or a file that cannot be understood."""
     try:
         yield
     except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
@@ -275,12 +278,14 @@ def _errors_as_damage(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def _folder_lock(folder: Path, how: int) -> Iterator[None]:
-    """Savers one at a time, and none while somebody loads; held for this block, or until a crash."""
+    """Lock the folder for this block: one save at a time, and no save during a load.
+
+    A crash releases the lock.
+    """
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        with suppress(
-            OSError
-        ):  # a file system without locks: then only the order of steps protects
+        # Some file systems have no locks. Then only the order of a save's steps protects the folder.
+        with suppress(OSError):
             fcntl.flock(descriptor, how)
         yield
     finally:

@@ -1,4 +1,4 @@
-"""Searching an index among chosen rows, by its own way or by comparing all of them.
+"""Searches an index among chosen rows, in the index's own way or by comparing all of them.
 
 A row is the position of a vector in its index.
 """
@@ -22,17 +22,17 @@ from ragcache_integrations.staging import search_in_stages
 RowNumbers = NDArray[np.int64]
 Scores = NDArray[np.float32]
 OnRowStage = Callable[[RowNumbers, Scores, float], None]
-"""Told what a search would find if it ended now, and the share of it that is behind."""
+"""Called with what a search would find if it ended now, and with the share that is done, 0 to 1."""
 
-# Below this share of matching rows a graph or a few lists miss too much, and comparing all of them
-# costs little.
+# If a smaller share of the rows is chosen, a graph or a few lists miss too many of them, and
+# comparing all of them is cheap.
 _MIN_APPROXIMATE_SHARE = 0.1
 _ALWAYS_EXHAUSTIVE_ROWS = 1_000
 
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How hard one search tries; None leaves it to the index. Raises BadRequest below 1."""
+    """How thoroughly one search looks; None leaves it to the index. Raises BadRequest below 1."""
 
     nprobe: int | None = None
     ef_search: int | None = None
@@ -48,7 +48,10 @@ class Effort:
 
 @dataclass(frozen=True, slots=True)
 class RowSelection:
-    """The rows that count in a search. bits: one a row, lowest bit first."""
+    """The rows that a search may find.
+
+    bits: one bit for each row of the index, lowest bit first. count: how many rows are chosen.
+    """
 
     bits: NDArray[np.uint8]
     count: int
@@ -72,10 +75,11 @@ def search_rows(
     effort: Effort,
     on_row_stage: OnRowStage | None = None,
 ) -> tuple[RowNumbers, Scores]:
-    """The k nearest of the chosen rows, nearest first; fewer only if fewer are chosen.
+    """Return the k nearest of the chosen rows, nearest first; fewer only if fewer are chosen.
 
     query: shape (1, dimensions), as indexed. selection: None chooses every row.
-    What an approximate search cannot fill is searched for exactly; on_row_stage then hears of both.
+    If an approximate search finds fewer than k, all chosen rows are compared; on_row_stage then
+    gets the stages of both searches.
     """
     matching = selection.count if selection else index.ntotal
     k = min(k, matching)
@@ -97,7 +101,7 @@ def search_approximately(
     effort: Effort,
     on_row_stage: OnRowStage | None = None,
 ) -> tuple[RowNumbers, Scores]:
-    """The index's own search; it may find fewer than k."""
+    """Search in the index's own way, which may find fewer than k."""
     parameters = _parameters(index, selection, effort.nprobe, effort.ef_search)
     return _run_search(index, query, k, parameters, on_row_stage)
 
@@ -109,9 +113,9 @@ def search_exhaustively(
     selection: RowSelection | None,
     on_row_stage: OnRowStage | None = None,
 ) -> tuple[RowNumbers, Scores]:
-    """Compares every chosen row, as the index stores it."""
+    """Compare the query with every chosen row, as the index stores it."""
     if isinstance(index, faiss.IndexHNSW):
-        # The graph's vectors lie in an index of their own, which has no graph.
+        # An HNSW index keeps its vectors in another index, which has no graph.
         index = faiss.downcast_index(index.storage)
     ivf = faiss.try_extract_index_ivf(index)
     every_list = ivf.nlist if ivf is not None else None
@@ -120,7 +124,7 @@ def search_exhaustively(
 
 
 def find_graph(index: faiss.Index) -> Any:
-    """The HNSW index inside, if there is one."""
+    """Return the HNSW index inside this index, or None."""
     while isinstance(index, faiss.IndexPreTransform):
         index = faiss.downcast_index(index.index)
     return index if isinstance(index, faiss.IndexHNSW) else None
@@ -148,10 +152,11 @@ def _run_search(
 def _parameters(
     index: faiss.Index, selection: RowSelection | None, nprobe: int | None, ef_search: int | None
 ) -> faiss.SearchParameters:
-    """Parameters of one search; the index itself stays as it is, since searches run side by side.
+    """Return the parameters of one search.
 
-    Its own effort is meant for all rows. If only some of them count, it grows until as many of
-    these are met; an effort that was asked for is kept to.
+    The index itself is not changed, because searches run in parallel. Its own effort is meant for all
+    rows. If only some rows are chosen, the effort grows so that the search meets as many of them; an
+    effort that the caller set stays as it is.
     """
     options: dict[str, Any] = {"sel": selection.selector()} if selection else {}
     growth = index.ntotal / max(selection.count, 1) if selection else 1.0

@@ -1,4 +1,4 @@
-"""One search: checked in full before the query is embedded, then run with its vector."""
+"""One search: its arguments are checked before the query is embedded, then it is run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ _OPTIONS = ("filter", "score_threshold", "nprobe", "ef_search", "fetch_k")
 
 @dataclass(frozen=True, slots=True)
 class SearchRequest:
-    """What is wanted. score_threshold: in units of the metric; None lets every document pass."""
+    """What a caller wants found.
+
+    score_threshold: in the metric's units; None lets every document pass.
+    """
 
     collection: Collection
     k: int
@@ -43,7 +46,10 @@ class SearchRequest:
         fetch_k: int = DEFAULT_FETCH_K,
         lambda_mult: float = 0.5,
     ) -> Self:
-        """Raises InvalidTopK, InvalidFilter; BadRequest for other options that cannot be met."""
+        """Check the arguments of a search.
+
+        Raises InvalidTopK, InvalidFilter; BadRequest for other arguments that cannot be met.
+        """
         refuse_unknown_options("a search", options, _OPTIONS)
         check_top_k(k)
         if fetch_k < 1:
@@ -66,20 +72,27 @@ class SearchRequest:
         with_vectors: bool = False,
         on_stage: OnStage[SearchResult] | None = None,
     ) -> SearchResult:
-        """The k nearest that pass the filter, whatever their scores. Raises QueryShapeError."""
+        """Return the k nearest documents that pass the filter, whatever their scores.
+
+        Raises QueryShapeError.
+        """
         query = query_matrix(embedding)
         return self.collection.find_nearest(
             query, k, self.filter, self.effort, with_vectors, on_stage
         )
 
     def is_near_enough(self, score: float) -> bool:
+        """Tell whether a document with this score passes the threshold."""
         if self.score_threshold is None:
             return True
         return self.collection.metric.is_at_least_as_near(score, self.score_threshold)
 
 
 def query_matrix(embedding: Sequence[float]) -> FloatMatrix:
-    """A query's vector as a matrix of one row. Raises QueryShapeError unless it is a finite vector."""
+    """Return a query's vector as a matrix of one row.
+
+    Raises QueryShapeError unless it is one row of finite numbers.
+    """
     try:
         query = np.ascontiguousarray(embedding, dtype=np.float32)
     except (TypeError, ValueError) as error:
@@ -95,7 +108,10 @@ def query_matrix(embedding: Sequence[float]) -> FloatMatrix:
 def refuse_unknown_options(
     where: str, options: Mapping[str, Any], known: Sequence[str] = ()
 ) -> None:
-    """Raises BadRequest for an option there is not: most often one that is misspelt."""
+    """Raise BadRequest for an unknown option, which is most often a misspelt one.
+
+    where: the method that the message names. known: the options that it has.
+    """
     for name in options:
         if name not in known:
             choice = f"the options are {', '.join(known)}" if known else "leave it out"

@@ -1,4 +1,4 @@
-"""What LangChain is given of the documents that a search found."""
+"""What LangChain gets of the documents that a search found."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ragcache_integrations.langchain.faiss_store.search_request import SearchReq
 
 
 def scored_documents(request: SearchRequest, found: SearchResult) -> list[tuple[Document, float]]:
-    """Those that are near enough, with their scores."""
+    """Return copies of the documents that are near enough, with their scores."""
     return [
         (copy_document(document), score)
         for document, score in zip(found.documents, found.scores.tolist(), strict=True)
@@ -24,7 +24,10 @@ def scored_documents(request: SearchRequest, found: SearchResult) -> list[tuple[
 def diverse_documents(
     request: SearchRequest, embedding: Sequence[float], found: SearchResult
 ) -> list[Document]:
-    """Up to k that are near enough to the query and unlike each other. found: with its vectors."""
+    """Return copies of up to k documents that are near enough to the query and unlike each other.
+
+    found: a result with its vectors.
+    """
     near = [at for at, score in enumerate(found.scores.tolist()) if request.is_near_enough(score)]
     assert found.vectors is not None
     chosen = choose_diverse(
@@ -38,7 +41,10 @@ def relevant_documents(
     min_relevance: float | None,
     scored: list[tuple[Document, float]],
 ) -> list[Document]:
-    """Those of at least this relevance; all if it is None. relevance: of a score."""
+    """Return the documents of at least this relevance; all of them if it is None.
+
+    relevance: turns a score into a relevance.
+    """
     return [
         document
         for document, score in scored
@@ -47,11 +53,12 @@ def relevant_documents(
 
 
 def without_scores(scored: list[tuple[Document, float]]) -> list[Document]:
+    """Return the documents alone."""
     return [document for document, _ in scored]
 
 
 def copy_document(document: Document) -> Document:
-    """A document the caller may do with as it likes."""
+    """Return a copy, which the caller may change without changing the store."""
     return Document(
         id=document.id,
         page_content=document.page_content,
