@@ -1,4 +1,4 @@
-"""The stand-ins for an index, and searches as generators, without any framework."""
+"""Searches in stages over proxies for an index, without a framework."""
 
 import faiss
 import numpy as np
@@ -42,7 +42,7 @@ def test_a_staged_search_returns_what_the_index_returns(index):
     assert np.array_equal(distances, wanted[0])
     assert np.array_equal(ids, wanted[1])
     assert len(seen) == 7  # of eight stages, the last one is the answer
-    ids[0, 0] = 5  # as of any search, the arrays are the caller's
+    ids[0, 0] = 5  # the arrays belong to the caller, as those of any search do
     fractions = [stage.fraction_done for stage in seen]
     assert fractions == sorted(fractions)
 
@@ -116,7 +116,7 @@ def test_a_listener_that_fails_costs_no_answer(index):
 
 def test_a_stage_answers_only_the_search_it_is_of(index):
     def widens(stand_in):
-        """As a store does that fetches more if a filter leaves too few."""
+        """As a store that fetches more documents if a filter leaves too few."""
         stand_in.search(QUERY, 3)
         return stand_in.search(QUERY, 30)[1][0].tolist()
 

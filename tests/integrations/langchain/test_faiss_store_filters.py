@@ -49,7 +49,7 @@ PAGE = {
         {"topic": "tides", "$or": [{"year": 1}, {"$not": {"draft": True}}]},
         {"$and": []},
         lambda metadata: len(metadata["tags"]) == 2,
-        # What is not there is unequal to everything.
+        # A missing field is unequal to everything.
         {"month": {"$ne": 3}},
         {"month": {"$nin": [3]}},
         {"month": {"$not": {"$gt": 3}}},
@@ -82,7 +82,7 @@ def test_what_passes(filter):
         {"$or": [{"topic": "sky"}, {"year": 1}]},
         {"$not": {"topic": "tides"}},
         {"topic": "tides", "$and": [{"year": 1}]},
-        # What is not there equals nothing and has no order.
+        # A missing field equals nothing and cannot be compared.
         {"month": None},
         {"month": {"$in": [None]}},
         {"month": {"$lt": 3}},
