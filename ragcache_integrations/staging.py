@@ -104,9 +104,9 @@ class FixedResultIndex(_IndexProxy):
         self._stage = stage
 
     def search(self, query: Any, k: int, *, params: Any = None, **options: Any) -> Any:
-        asked, known = (len(query), k), self._stage.ids.shape
-        if asked != known:
-            raise LookupError(f"the stage answers a search of shape {known}, not {asked}")
+        wanted, available = (len(query), k), self._stage.ids.shape
+        if wanted != available:
+            raise LookupError(f"the stage answers a search of shape {available}, not {wanted}")
         return self._stage.distances.copy(), self._stage.ids.copy()
 
 
@@ -123,16 +123,16 @@ def preview_each_stage(
     preview: the same search without callbacks and traces, for stages that are not the answer; by
       default `search`. A stage that it fails on is skipped.
     """
-    made_of: SearchStage | None = None
-    made: Result
+    previewed_stage: SearchStage | None = None
+    previewed: Result
 
     def show(stage: SearchStage) -> None:
-        nonlocal made_of, made
+        nonlocal previewed_stage, previewed
         try:
-            if made_of is None or not _has_same_result(made_of, stage):
-                made = (preview or search)(FixedResultIndex(index, stage))
-                made_of = stage
-            on_stage(made, stage.fraction_done)
+            if previewed_stage is None or not _has_same_result(previewed_stage, stage):
+                previewed = (preview or search)(FixedResultIndex(index, stage))
+                previewed_stage = stage
+            on_stage(previewed, stage.fraction_done)
         except Exception as error:  # if something is really wrong, the final search raises it
             logger.debug("a provisional result was skipped: %r", error)
 

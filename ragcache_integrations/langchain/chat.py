@@ -118,8 +118,8 @@ class ChatRAGCache(EngineModel, BaseChatModel):
 
         The chat template's own tokens count too.
         """
-        told = [convert_to_openai_tool(tool) for tool in tools or ()]
-        return len(self.engine.tokenize(self.render(list(messages), tools=told)))
+        converted = [convert_to_openai_tool(tool) for tool in tools or ()]
+        return len(self.engine.tokenize(self.render(list(messages), tools=converted)))
 
     def bind_tools(
         self,
@@ -137,10 +137,10 @@ class ChatRAGCache(EngineModel, BaseChatModel):
           always fits its tool's schema.
         Raises BadRequest if tool_choice names no tool.
         """
-        told = [convert_to_openai_tool(tool) for tool in tools]
-        BoundTools.from_choice(told, tool_choice)
+        converted = [convert_to_openai_tool(tool) for tool in tools]
+        BoundTools.from_choice(converted, tool_choice)
         kwargs.pop("strict", None)
-        return self.bind(tools=told, tool_choice=tool_choice, **kwargs)
+        return self.bind(tools=converted, tool_choice=tool_choice, **kwargs)
 
     def with_structured_output(
         self,

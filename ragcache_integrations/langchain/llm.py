@@ -107,7 +107,7 @@ class RAGCacheLLM(EngineModel, BaseLLM):
         **kwargs: Any,
     ) -> LLMResult:
         options = self._options(stop, kwargs)
-        answers = await _all_or_none(
+        answers = await _run_all_or_none(
             self.engine.agenerate(prompt, options=options, tenant=self.tenant) for prompt in prompts
         )
         return llm_result(answers, self.model_name)
@@ -150,7 +150,7 @@ class RAGCacheLLM(EngineModel, BaseLLM):
         return self.sampling_options(changes if stop is None else {**changes, "stop": stop})
 
 
-async def _all_or_none(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+async def _run_all_or_none(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
     """Run the coroutines together. If one fails, cancel the others and raise its error."""
     tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
     try:

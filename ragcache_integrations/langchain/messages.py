@@ -44,11 +44,11 @@ def conversation(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
     return converted
 
 
-def chat_result(answer: Answer, said: ToolAnswer, model_name: str) -> ChatResult:
-    """Return a whole answer as a chat generation. said: the answer's text and tool calls."""
-    calls = [_tool_call(call) for call in said.calls]
+def chat_result(answer: Answer, answer_parts: ToolAnswer, model_name: str) -> ChatResult:
+    """Return a whole answer as a chat generation. answer_parts: its text and its tool calls."""
+    calls = [_tool_call(call) for call in answer_parts.calls]
     message = AIMessage(
-        content=said.text,
+        content=answer_parts.text,
         tool_calls=[call for call in calls if call["type"] == "tool_call"],
         invalid_tool_calls=[call for call in calls if call["type"] == "invalid_tool_call"],
         usage_metadata=usage_metadata(answer.usage),

@@ -98,8 +98,8 @@ def find_nearest(
     names a document that the docstore does not hold.
     """
     if isinstance(store, SearchableByVector):
-        told = {} if on_stage is None else {"on_stage": on_stage}
-        return store.search_by_vector(vector, search_type, **options, **told)
+        stage_option = {} if on_stage is None else {"on_stage": on_stage}
+        return store.search_by_vector(vector, search_type, **options, **stage_option)
     check_vector_size(len(vector), store.index)
     search = partial(_run_search, store, vector, search_type, options)
     try:

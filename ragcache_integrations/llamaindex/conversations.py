@@ -49,13 +49,13 @@ def as_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
 
 def _as_message(message: ChatMessage) -> dict[str, Any]:
     calls = [_as_call(block) for block in message.blocks if isinstance(block, ToolCallBlock)]
-    told: dict[str, Any] = {
+    converted: dict[str, Any] = {
         "role": _TEMPLATE_ROLES.get(message.role, message.role.value),
         "content": _content(message, bool(calls)),
     }
     if calls:
-        told["tool_calls"] = calls
-    return told
+        converted["tool_calls"] = calls
+    return converted
 
 
 def _content(message: ChatMessage, has_calls: bool) -> str | list[dict[str, str]] | None:

@@ -124,10 +124,10 @@ def _find_missing(index: VectorStoreIndex) -> list[str]:
     nodes = index.index_struct.nodes_dict
     positions = map(str, range(faiss_index(index).ntotal))
     named_by_node = all(key == node_id for key, node_id in nodes.items())
-    lost = [] if named_by_node else [at for at in positions if at not in nodes]
+    positions_without_node = [] if named_by_node else [at for at in positions if at not in nodes]
     return [
         node_id for node_id in nodes.values() if not index.docstore.document_exists(node_id)
-    ] + lost
+    ] + positions_without_node
 
 
 def _find_vectors_without_node(index: VectorStoreIndex, searched_ids: tuple[Any, ...]) -> list[str]:

@@ -36,7 +36,7 @@ def report_stream(callback: Callback) -> Callable[[Streaming[P, T]], Streaming[P
                 return begun[0]
 
             reported = callback(begin)(*args, **kwargs)
-            return _closed_with(reported, begun[0])
+            return _yield_and_close(reported, begun[0])
 
         return reporting
 
@@ -58,7 +58,7 @@ def report_astream(
                 return begun[0]
 
             reported = await callback(begin)(*args, **kwargs)
-            return _aclosed_with(reported, begun[0])
+            return _ayield_and_close(reported, begun[0])
 
         return reporting
 
@@ -83,14 +83,14 @@ async def amap_stream(
             yield change(item)
 
 
-def _closed_with(
+def _yield_and_close(
     reported: Generator[T, None, None], stream: Generator[T, None, None]
 ) -> Generator[T, None, None]:
     with closing(stream):
         yield from reported
 
 
-async def _aclosed_with(
+async def _ayield_and_close(
     reported: AsyncGenerator[T, None], stream: AsyncGenerator[T, None]
 ) -> AsyncGenerator[T, None]:
     async with aclosing(stream), aclosing(reported):

@@ -70,8 +70,10 @@ def _read_documents(file: Path) -> dict[int, Document]:
     try:
         with file.open("rb") as opened:
             docstore, ids = _PlainUnpickler(opened).load()
-        held: Mapping[str, _PickledState] = docstore.state["_dict"]
-        return {int(row): held[name].document(name) for row, name in ids.items() if name in held}
+        pickled: Mapping[str, _PickledState] = docstore.state["_dict"]
+        return {
+            int(row): pickled[name].document(name) for row, name in ids.items() if name in pickled
+        }
     except UntrustedPickle:
         raise
     except Exception as error:  # a damaged pickle may raise anything

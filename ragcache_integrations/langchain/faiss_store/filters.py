@@ -128,13 +128,13 @@ def _compile_membership(choices: Iterable[Any]) -> _Test:
     except TypeError:  # a choice without a hash, such as a list
         return lambda value: any(_is_equal(value, choice) for choice in choices)
 
-    def among(value: Any) -> bool:
+    def is_member(value: Any) -> bool:
         try:
             return _hash_key(value) in keys
         except TypeError:
             return False
 
-    return among
+    return is_member
 
 
 def _hash_key(value: Any) -> tuple[bool, Any]:

@@ -130,8 +130,8 @@ def _parse_line(line: Mapping[str, Any]) -> tuple[int, Document]:
 def _check_storable(document: Document) -> None:
     """Raise NotStorable unless the document would come back from JSON unchanged."""
     try:
-        back = json.loads(_Line(0, document).encode())["metadata"]
-        reason = None if back == document.metadata else "its metadata would come back changed"
+        restored = json.loads(_Line(0, document).encode())["metadata"]
+        reason = None if restored == document.metadata else "its metadata would come back changed"
     except (TypeError, ValueError, RecursionError) as error:
         reason = str(error)
     if reason:

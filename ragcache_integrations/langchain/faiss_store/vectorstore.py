@@ -427,11 +427,11 @@ class FaissVectorStore(VectorStore):
                 `score_threshold` is the least relevance.
         """
         # Passed only if it is given, because a subclass's search methods may not have it.
-        told: dict[str, Any] = {} if on_stage is None else {"on_stage": on_stage}
+        stage_option: dict[str, Any] = {} if on_stage is None else {"on_stage": on_stage}
         if search_type == "similarity":
-            return self.similarity_search_by_vector(embedding, **kwargs, **told)
+            return self.similarity_search_by_vector(embedding, **kwargs, **stage_option)
         if search_type == "mmr":
-            return self.max_marginal_relevance_search_by_vector(embedding, **kwargs, **told)
+            return self.max_marginal_relevance_search_by_vector(embedding, **kwargs, **stage_option)
         if search_type != "similarity_score_threshold":
             raise BadRequest(
                 f"search_type={search_type!r} is not known; choose 'similarity', 'mmr' or "
