@@ -45,9 +45,8 @@ class ChatRAGCache(EngineModel, BaseChatModel):
         0
 
     (`backend="memory"` answers without a model; leave it out for real answers.) The engine
-    recognises the documents that a RAGCacheRetriever found, wherever they are in the conversation,
-    and reuses what it has computed for them. With structured output, every token keeps to the
-    schema:
+    recognises the documents that a RAGCacheRetriever found, in whichever message they are. With
+    structured output, every token keeps to the schema:
 
         >>> schema = {"title": "Color", "type": "object", "required": ["name"],
         ...           "properties": {"name": {"enum": ["blue", "red"]}}}

@@ -67,11 +67,12 @@ class RAGCacheRetriever(VectorStoreRetriever):
         2
         >>> engine.close()
 
-    The engine recognises the documents in the prompt that the chain then writes, and reuses what it
-    has computed for each of them. It also learns what the chain's prompts look like, to start the next
-    ones early: while the search still runs, with the documents found so far. With the engine's
-    `speculation` "off", nothing starts early. The search's time counts into the TTFT of its prompt. A
-    filter that is a function is also called for provisional documents.
+    The engine recognises the documents in the prompt that the chain then writes. It reuses what it
+    has computed for them, as far as an earlier prompt began in the same way. It also learns what
+    the chain's prompts look like, to start the next ones early: while the search still runs, with
+    the documents found so far. With the engine's `speculation` "off", nothing starts early. The
+    search's time counts into the TTFT of its prompt. A filter that is a function is also called for
+    provisional documents.
 
     template: the chain's prompt; give it if even the first question should start early. A LangChain
       prompt, a text such as "{context}\\n\\n{question}", or a function (question, documents) ->
@@ -79,12 +80,12 @@ class RAGCacheRetriever(VectorStoreRetriever):
     document_separator: what the chain joins the documents with in that template.
     llm: the RAGCacheLLM or ChatRAGCache that the chain asks; give it with the template. It says how
       answers are sampled, which tenant asks, and how the template is written.
-    chain: tells this retriever's prompts from those of other retrievers; by default unique. Pass it to
-      `engine.warm(chain=...)` to write prompts as this retriever's chain does.
+    chain: tells this retriever's prompts from those of other retrievers; by default unique. Pass it
+      to `engine.warm(chain=...)` to write prompts as this retriever's chain does.
 
-    Before the query is embedded, a search raises InvalidTopK; EmptyIndex; IndexOutOfStep if index and
-    docstore differ in size. After it: QueryShapeError if the index was built with another embedding
-    model; UnknownDocument if the docstore lacks a document.
+    Before the query is embedded, a search raises InvalidTopK; EmptyIndex; IndexOutOfStep if index
+    and docstore differ in size. After it: QueryShapeError if the index was built with another
+    embedding model; UnknownDocument if the docstore lacks a document.
     """
 
     engine: RAGCacheEngine = Field(exclude=True, repr=False)
@@ -121,9 +122,9 @@ class RAGCacheRetriever(VectorStoreRetriever):
         search_kwargs: what the store's own retriever takes: filter, fetch_k, lambda_mult,
           score_threshold.
         template, document_separator, llm: see the class.
-        Raises InvalidTopK, UnsupportedStore; ValueError for an unknown search_type, or for a template
-        whose variables cannot be told apart. The index may still be empty, because documents may be
-        added later.
+        Raises InvalidTopK, UnsupportedStore; ValueError for an unknown search_type, or for a
+        template whose variables cannot be told apart. The index may still be empty, because
+        documents may be added later.
         """
         check_top_k(k)
         check_supported(store)
@@ -161,17 +162,16 @@ class RAGCacheRetriever(VectorStoreRetriever):
 
             >>> from langchain_core.embeddings import DeterministicFakeEmbedding
             >>> engine = RAGCacheEngine(EngineConfig(model="any", backend="memory"))
-            >>> store = FaissVectorStore.from_texts(["Ice floats."], DeterministicFakeEmbedding(size=8))
-            >>> retriever = RAGCacheRetriever.from_vectorstore(store, engine=engine, k=2)
-            >>> for stage in retriever.stream_stages("Why does ice float?"):
-            ...     print(len(stage.documents), stage.final)
-            1 True
-            >>> engine.close()
+            >>> store = FaissVectorStore.from_texts(["Ice floats."],
+            DeterministicFakeEmbedding(size=8)) >>> retriever =
+            RAGCacheRetriever.from_vectorstore(store, engine=engine, k=2) >>> for stage in
+            retriever.stream_stages("Why does ice float?"): ...     print(len(stage.documents),
+            stage.final) 1 True >>> engine.close()
 
-        Stages are some milliseconds apart, so a quick search has only the last one. docs/search.md says
-        which indexes are searched in stages. Closing the generator stops the search. The engine is told
-        as by `invoke`, but callbacks are not. kwargs: those of `invoke`. Errors: those of `invoke`,
-        raised with the first stage.
+        Stages are some milliseconds apart, so a quick search has only the last one. docs/search.md
+        says which indexes are searched in stages. Closing the generator stops the search. The
+        engine is told as by `invoke`, but callbacks are not. kwargs: those of `invoke`. Errors:
+        those of `invoke`, raised with the first stage.
         """
         options = self._check_options(kwargs)
 
@@ -182,10 +182,11 @@ class RAGCacheRetriever(VectorStoreRetriever):
             yield DocumentStage(*stage)
 
     def astream_stages(self, query: str, **kwargs: Any) -> AsyncGenerator[DocumentStage]:
-        """Yield what `stream_stages` yields, without blocking the event loop: the search runs in threads.
+        """Yield what `stream_stages` yields, without blocking the event loop: the search runs in
+        threads.
 
-        Closing the generator, or cancelling the task that reads it, stops the search and does not wait
-        for the piece that is being searched.
+        Closing the generator, or cancelling the task that reads it, stops the search and does not
+        wait for the piece that is being searched.
         """
         return iterate_in_thread(self.stream_stages(query, **kwargs))
 

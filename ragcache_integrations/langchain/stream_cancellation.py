@@ -8,9 +8,9 @@ the stream would wait. (Asynchronous chains close their steps and need none of t
 LangChain does not mark such reads, so this module recognises them by looking at the call stack.
 While a chain runs, every step that asked for the first piece is on the stack again for each later
 piece, each step inside the next. When the reader leaves, the outer steps disappear from the stack,
-and the step that was closed asks for pieces directly, without the function that hands them on. If
-the stack does not look as expected, as may happen with another release of LangChain, the stream is
-read to its end.
+and the step that was closed reads directly: the function that processes its pieces is missing from
+the stack too. If the stack does not look as expected, as may happen with another release of
+LangChain, the stream is read to its end.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 _STEP_FUNCTION = ("langchain_core.runnables.base", "_transform_stream_with_config")
-_HANDOVER_FUNCTIONS = ("transform", _STEP_FUNCTION[1])
-"""The functions between a step and the next one, when a step hands its pieces on."""
+_OUTER_FUNCTIONS = ("transform", _STEP_FUNCTION[1])
+"""A step's outermost functions. If the next step reads directly, it calls one of them itself."""
 _TEE_FUNCTION = "tee_peer"
-"""Reads for several branches of a chain: when one is closed, the others may want more."""
+"""The function that reads for several branches of a chain. When one branch ends, others may go on."""
 
 
 class CancellableStream(Iterator[T], Generic[T]):
@@ -78,7 +78,7 @@ def _waiting_readers(frame: FrameType | None, first_readers: list[int] | None) -
         if name == _TEE_FUNCTION:
             return {}
         if (frame.f_globals.get("__name__"), name) == _STEP_FUNCTION:
-            readers[id(frame)] = inner in _HANDOVER_FUNCTIONS
+            readers[id(frame)] = inner in _OUTER_FUNCTIONS
             if id(frame) == outermost:
                 break
         inner, frame = name, frame.f_back

@@ -80,11 +80,11 @@ class RAGCacheRetriever(VectorIndexRetriever):
         ['sky']
         >>> engine.close()
 
-    The engine recognises the nodes in the prompt that a response synthesizer then writes, and
-    reuses what it has computed for each of them. It also learns what the prompts look like, to
-    start the next ones early: while the search still runs, with the nodes found so far. With the
-    engine's `speculation` "off", nothing starts early. The search's time counts into the TTFT of
-    its prompt.
+    The engine recognises the nodes in the prompt that a response synthesizer then writes. It reuses
+    what it has computed for them, as far as an earlier prompt began in the same way. It also learns
+    what the prompts look like, to start the next ones early: while the search still runs, with the
+    nodes found so far. With the engine's `speculation` "off", nothing starts early. The search's
+    time counts into the TTFT of its prompt.
 
     Before the query is embedded, a search raises InvalidTopK; EmptyIndex; IndexOutOfStep if vectors
     and nodes differ in number. After it: QueryShapeError if the index was built with another
@@ -173,16 +173,18 @@ class RAGCacheRetriever(VectorIndexRetriever):
         chain: Hashable = None,
         **options: Any,
     ) -> Self:
-        """Make a retriever over a Faiss index that was built elsewhere, and the nodes of its vectors.
+        """Make a retriever over a Faiss index that was built elsewhere, and the nodes of its
+        vectors.
 
         faiss_index: any faiss.Index; it is not copied.
-        nodes: one for each vector, in the order of the vectors; or a mapping to nodes from the ids that
-          the index returns (those of an IndexIDMap, for example). They need no embedding.
+        nodes: one for each vector, in the order of the vectors; or a mapping to nodes from the ids
+          that the index returns (those of an IndexIDMap, for example). They need no embedding.
         embed_model: the model the vectors were made with; None takes that of Settings.
         similarity_top_k, template, llm, chain: see `from_index`.
         options: what VectorIndexRetriever takes.
-        Raises InvalidTopK; UnsupportedStore for what is no Faiss index; IndexOutOfStep unless each vector
-        has one node; ValueError for a template whose variables cannot be told apart. Embeds nothing.
+        Raises InvalidTopK; UnsupportedStore for what is no Faiss index; IndexOutOfStep unless each
+        vector has one node; ValueError for a template whose variables cannot be told apart. Embeds
+        nothing.
         """
         check_top_k(similarity_top_k)
         return cls(
@@ -235,10 +237,11 @@ class RAGCacheRetriever(VectorIndexRetriever):
             yield NodeStage(*stage)
 
     def astream_stages(self, query: str | QueryBundle) -> AsyncGenerator[NodeStage]:
-        """Yield what `stream_stages` yields, without blocking the event loop: the search runs in threads.
+        """Yield what `stream_stages` yields, without blocking the event loop: the search runs in
+        threads.
 
-        Closing the generator, or cancelling the task that reads it, stops the search and does not wait
-        for the piece that is being searched.
+        Closing the generator, or cancelling the task that reads it, stops the search and does not
+        wait for the piece that is being searched.
         """
         return iterate_in_thread(self.stream_stages(query))
 
