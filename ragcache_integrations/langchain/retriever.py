@@ -162,16 +162,17 @@ class RAGCacheRetriever(VectorStoreRetriever):
 
             >>> from langchain_core.embeddings import DeterministicFakeEmbedding
             >>> engine = RAGCacheEngine(EngineConfig(model="any", backend="memory"))
-            >>> store = FaissVectorStore.from_texts(["Ice floats."],
-            DeterministicFakeEmbedding(size=8)) >>> retriever =
-            RAGCacheRetriever.from_vectorstore(store, engine=engine, k=2) >>> for stage in
-            retriever.stream_stages("Why does ice float?"): ...     print(len(stage.documents),
-            stage.final) 1 True >>> engine.close()
+            >>> store = FaissVectorStore.from_texts(["Ice floats."], DeterministicFakeEmbedding(size=8))
+            >>> retriever = RAGCacheRetriever.from_vectorstore(store, engine=engine, k=2)
+            >>> for stage in retriever.stream_stages("Why does ice float?"):
+            ...     print(len(stage.documents), stage.final)
+            1 True
+            >>> engine.close()
 
-        Stages are some milliseconds apart, so a quick search has only the last one. docs/search.md
-        says which indexes are searched in stages. Closing the generator stops the search. The
-        engine is told as by `invoke`, but callbacks are not. kwargs: those of `invoke`. Errors:
-        those of `invoke`, raised with the first stage.
+        Stages are some milliseconds apart, so a quick search has only the last one. docs/search.md says
+        which indexes are searched in stages. Closing the generator stops the search. The engine is told
+        as by `invoke`, but callbacks are not. kwargs: those of `invoke`. Errors: those of `invoke`,
+        raised with the first stage.
         """
         options = self._check_options(kwargs)
 
@@ -182,11 +183,10 @@ class RAGCacheRetriever(VectorStoreRetriever):
             yield DocumentStage(*stage)
 
     def astream_stages(self, query: str, **kwargs: Any) -> AsyncGenerator[DocumentStage]:
-        """Yield what `stream_stages` yields, without blocking the event loop: the search runs in
-        threads.
+        """Yield what `stream_stages` yields. The event loop is not blocked: the search runs in threads.
 
-        Closing the generator, or cancelling the task that reads it, stops the search and does not
-        wait for the piece that is being searched.
+        Closing the generator, or cancelling the task that reads it, stops the search and does not wait
+        for the piece that is being searched.
         """
         return iterate_in_thread(self.stream_stages(query, **kwargs))
 

@@ -173,8 +173,7 @@ class RAGCacheRetriever(VectorIndexRetriever):
         chain: Hashable = None,
         **options: Any,
     ) -> Self:
-        """Make a retriever over a Faiss index that was built elsewhere, and the nodes of its
-        vectors.
+        """Make a retriever over a Faiss index that was built elsewhere, with the nodes of its vectors.
 
         faiss_index: any faiss.Index; it is not copied.
         nodes: one for each vector, in the order of the vectors; or a mapping to nodes from the ids
@@ -237,11 +236,10 @@ class RAGCacheRetriever(VectorIndexRetriever):
             yield NodeStage(*stage)
 
     def astream_stages(self, query: str | QueryBundle) -> AsyncGenerator[NodeStage]:
-        """Yield what `stream_stages` yields, without blocking the event loop: the search runs in
-        threads.
+        """Yield what `stream_stages` yields. The event loop is not blocked: the search runs in threads.
 
-        Closing the generator, or cancelling the task that reads it, stops the search and does not
-        wait for the piece that is being searched.
+        Closing the generator, or cancelling the task that reads it, stops the search and does not wait
+        for the piece that is being searched.
         """
         return iterate_in_thread(self.stream_stages(query))
 
