@@ -1,8 +1,9 @@
-"""The engine without a framework: three tiers, warming, forgetting, and a restart that loses nothing.
+"""The engine without a framework: three cache tiers, warming, forgetting, and a restart.
 
     python examples/engine_alone.py            # a minute on two cores; nothing is downloaded
 
-You find the documents and write the prompt; the engine knows each document again in the next one.
+You find the documents and write the prompt. The engine reuses what it has computed for a document when
+the document comes back in another prompt.
 """
 
 from __future__ import annotations
@@ -27,20 +28,20 @@ ASKED = {
 
 def main() -> None:
     with TemporaryDirectory() as folder:
-        # In earnest: a folder that stays. Several engines may share it.
+        # In a real program, use a folder that stays. Several engines may share it.
         config = EngineConfig(
             model=sample.model(),
-            device_cache="64MiB",  # holds two or three of these prompts; the rest moves down
+            device_cache="64MiB",  # holds two or three of these prompts; the rest moves to the host
             host_cache="128MiB",
             disk_cache="2GiB",
             disk_cache_dir=Path(folder),
             vllm_args={"max_model_len": 2048},
         )
-        sample.passages()  # made now, and not at the first question
+        sample.passages()  # made now, so that the first question need not wait for it
         print("A new engine, the disk cache empty")
         with RAGCacheEngine(config) as engine:
             ask_all(engine)
-            print("\nThe same questions again: what the device gave up comes from the host")
+            print("\nThe same questions again: what the device evicted comes from the host")
             ask_all(engine)
 
             warmed = engine.warm([documents_of("with")[::-1]], template=sample.PROMPT)
@@ -73,7 +74,7 @@ def ask(engine: RAGCacheEngine, topic: str) -> Answer:
 
 
 def documents_of(topic: str) -> list[Document]:
-    """At most three. In earnest a search finds them."""
+    """Return at most three. In a real program, a search finds them."""
     found = sample.passages().items()
     return [Document(name, text) for name, text in found if name.startswith(f"{topic}:")][:3]
 

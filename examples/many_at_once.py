@@ -1,8 +1,8 @@
-"""Many questions at once in one event loop: streamed, cancelled when a reader leaves, tenants apart.
+"""Many questions at once in one event loop: streaming, cancelling, and tenants that share nothing.
 
     python examples/many_at_once.py            # half a minute on two cores; nothing is downloaded
 
-The middle of a server of your own, without the server: one engine, a coroutine for each reader.
+This is the core of a server of your own: one engine, and a coroutine for each reader.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ async def main() -> None:
 
         print("\nA reader who leaves after five pieces of an endless answer")
         left = await read(engine, "alice", "with", "Tell me everything.", leave_after=5)
-        while (stats := engine.stats()).running:  # the model's running step is the last one
+        while (stats := engine.stats()).running:  # the step that is running now is its last one
             await asyncio.sleep(0.01)
         print(
             f"  read {left.pieces} pieces; {stats.cancelled} request cancelled, {stats.running} running"
@@ -53,7 +53,7 @@ async def main() -> None:
 
 
 async def ask_all(engine: RAGCacheEngine, turn: int) -> None:
-    """A coroutine for each tenant and question. The engine batches what comes together."""
+    """Ask in one coroutine for each tenant and question. The engine batches them."""
     reads = await asyncio.gather(
         *(
             read(engine, tenant, topic, questions[turn])
@@ -73,7 +73,7 @@ async def ask_all(engine: RAGCacheEngine, turn: int) -> None:
 async def read(
     engine: RAGCacheEngine, tenant: str, topic: str, question: str, leave_after: int | None = None
 ) -> Read:
-    """Stream one answer to one reader. Tenants share no tensors, even of the same documents."""
+    """Stream one answer to one reader. Tenants share no tensors, not even for the same documents."""
     documents = documents_of(topic)
     options = SamplingOptions(
         max_tokens=24 if leave_after is None else None, ignore_eos=leave_after is not None
@@ -89,7 +89,7 @@ async def read(
 
 
 def documents_of(topic: str) -> list[Document]:
-    """At most two. In earnest a search finds them, off the event loop."""
+    """Return at most two. In a real program, a search finds them, off the event loop."""
     found = sample.passages().items()
     return [Document(name, text) for name, text in found if name.startswith(f"{topic}:")][:2]
 

@@ -1,10 +1,10 @@
-"""A LangChain chain over a folder of your own, with RAGCache's two classes in it.
+"""A LangChain chain over a folder of your own files, with RAGCache's retriever and LLM.
 
-    python examples/own_folder.py                                # asks RAGCache's own docs
+    python examples/own_folder.py                                # asks about RAGCache's own docs
     python examples/own_folder.py NOTES "What did we decide?" "Who is to do it?"
 
-NOTES: a folder of .md and .txt files. The model is the small one of the demo; a hub id in MODEL takes
-any other that vLLM serves.
+NOTES: a folder of .md and .txt files. The model is the demo's small one; to use another model that vLLM
+serves, put its Hugging Face id in the place of `sample.model()`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ PROMPT = PromptTemplate.from_template(
 
 
 class MiniLM(Embeddings):
-    """The demo's embedding model. HuggingFaceEmbeddings, or yours, goes here."""
+    """The demo's embedding model. Use your own here, such as HuggingFaceEmbeddings."""
 
     def embed_documents(self, texts: list[str]) -> list[list[float]]:
         return sample.vectors(texts)
@@ -52,12 +52,12 @@ def main(folder: Path, questions: tuple[str, ...]) -> None:
     print(f"{store.document_count} passages from {folder.name}/\n")
     config = EngineConfig(model=sample.model(), vllm_args={"max_model_len": 4096})
     with RAGCacheEngine(config) as engine:
-        # before: retriever = store.as_retriever(search_kwargs={"k": 3})
+        # without RAGCache: retriever = store.as_retriever(search_kwargs={"k": 3})
         retriever = RAGCacheRetriever.from_vectorstore(store, engine=engine, k=3)
-        # before: llm = VLLM(model=..., temperature=0, max_new_tokens=48)
+        # without RAGCache: llm = VLLM(model=..., temperature=0, max_new_tokens=48)
         llm = RAGCacheLLM(engine=engine, temperature=0, max_new_tokens=48)
 
-        inputs = {"context": retriever | joined, "question": RunnablePassthrough()}
+        inputs = {"context": retriever | join_texts, "question": RunnablePassthrough()}
         chain = inputs | PROMPT | llm | StrOutputParser()
         for turn in ("cold", "again"):
             for question in questions:
@@ -68,7 +68,7 @@ def main(folder: Path, questions: tuple[str, ...]) -> None:
 
 
 def read(folder: Path) -> list[Document]:
-    """The folder's text files, cut into passages."""
+    """Read the folder's text files and cut them into passages."""
     files = sorted(path for path in folder.rglob("*") if path.suffix in (".md", ".txt"))
     if not files:
         raise SystemExit(f"{folder} holds no .md or .txt file")
@@ -79,12 +79,12 @@ def read(folder: Path) -> list[Document]:
     return RecursiveCharacterTextSplitter(chunk_size=900, chunk_overlap=0).split_documents(texts)
 
 
-def joined(documents: list[Document]) -> str:
+def join_texts(documents: list[Document]) -> str:
     return "\n\n".join(document.page_content for document in documents)
 
 
 class Cost(BaseCallbackHandler):
-    """Prints what an answer cost, which the LLM tells LangChain's callbacks."""
+    """Prints what an answer cost, which the LLM reports to LangChain's callbacks."""
 
     def on_llm_end(self, response: Any, **kwargs: Any) -> None:
         info = response.generations[0][0].generation_info

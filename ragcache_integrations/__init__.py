@@ -1,5 +1,5 @@
-"""RAGCache in the frameworks people already use: a retriever and an LLM for each of them.
+"""RAGCache for LangChain and LlamaIndex: a retriever and an LLM for each of them.
 
-Importing this package loads no framework; import `ragcache_integrations.langchain` or
+Importing this package loads neither framework. Import `ragcache_integrations.langchain` or
 `ragcache_integrations.llamaindex`.
 """

@@ -1,8 +1,8 @@
-"""Sampling parameters as the frameworks' own vLLM classes spell them, and the engine's for them.
+"""Sampling parameters under the names of the frameworks' own vLLM classes.
 
-LangChain's VLLM and LlamaIndex's Vllm share names and defaults. Swapping the class must draw the
-same answers, so these are theirs: above all temperature 1.0 and 512 tokens, where the engine's own
-default is greedy and 256.
+LangChain's VLLM and LlamaIndex's Vllm share names and defaults. Swapping the class must give the same
+answers, so the defaults here are theirs: temperature 1.0 and 512 tokens. (The engine's own defaults are
+temperature 0 and 256 tokens.)
 """
 
 from __future__ import annotations
@@ -15,20 +15,21 @@ from pydantic import AliasChoices, BaseModel, Field, field_validator, model_vali
 from ragcache_engine import BadRequest, Guide, SamplingOptions
 
 _ENGINE_NAMES = {"max_new_tokens": "max_tokens"}
-# Values that leave a parameter unknown here, such as logprobs, at what vLLM does anyway.
-_ASKS_FOR_NOTHING = (None, False)
+# With one of these values a parameter that is not known here, such as logprobs, changes nothing.
+_VALUES_WITHOUT_EFFECT = (None, False)
 
 
 class SamplingFields(BaseModel):
-    """How answers are drawn, unless a call says otherwise.
+    """How answers are sampled, unless a call says otherwise.
 
-    max_new_tokens: most tokens in an answer; `max_tokens` is another name for it.
-    temperature: 0 is greedy.
+    max_new_tokens: the most tokens an answer may have; `max_tokens` is another name for it.
+    temperature: 0 takes the most likely token each time (greedy).
     top_k: -1 considers every token.
     stop: strings that end the answer; they are not part of it.
-    guide: a form that answers keep to: a Guide, or what `as_guide` makes one of.
-    n: 1, and there for the swap; a prompt that needs several answers is sent several times.
-    Raises pydantic's ValidationError, a ValueError, if the values cannot be drawn from.
+    guide: a form that answers must keep to: a Guide, a JSON schema as a dict, or a Pydantic class.
+    n: must be 1; it is here because the frameworks' classes have it. To get several answers, send the
+      prompt several times.
+    Raises pydantic's ValidationError, a ValueError, for values that cannot be sampled with.
     """
 
     n: int = 1
@@ -58,17 +59,17 @@ class SamplingFields(BaseModel):
         return self
 
     def sampling_parameters(self) -> dict[str, Any]:
-        """The parameters by the names they were set with."""
+        """Return the parameters under the names they were set with."""
         return {name: getattr(self, name) for name in SamplingFields.model_fields}
 
     def sampling_options(self, changes: Mapping[str, Any] | None = None) -> SamplingOptions:
-        """The engine's options for one call.
+        """Return the engine's options for one call.
 
-        changes: what the call says otherwise, by the same names.
-        Raises BadRequest for a name the engine knows nothing of, ValueError for impossible values.
+        changes: parameters that this call sets otherwise, under the same names.
+        Raises BadRequest for a parameter the engine does not have, ValueError for impossible values.
         """
-        parameters = _in_engine_names(self.sampling_parameters())
-        parameters |= _known(_in_engine_names(changes or {}), parameters)
+        parameters = _rename_for_engine(self.sampling_parameters())
+        parameters |= _keep_known(_rename_for_engine(changes or {}), parameters)
         if (n := parameters.pop("n")) != 1:
             raise BadRequest(f"a prompt has one answer here, got n={n}; send the prompt {n} times")
         return SamplingOptions(
@@ -82,9 +83,9 @@ class SamplingFields(BaseModel):
 
 
 def as_guide(form: Any) -> Guide | None:
-    """The guide that a user means: a Guide, a JSON schema as a mapping, or a Pydantic class.
+    """Make a Guide of a Guide, of a JSON schema (a mapping), or of a Pydantic class; None stays None.
 
-    A mapping of `kind` and `form` is a Guide as it was written into a file.
+    A mapping with exactly the keys `kind` and `form` is a Guide that was written into a file.
     Raises ValueError for anything else.
     """
     if form is None or isinstance(form, Guide):
@@ -99,15 +100,18 @@ def as_guide(form: Any) -> Guide | None:
     )
 
 
-def _in_engine_names(parameters: Mapping[str, Any]) -> dict[str, Any]:
+def _rename_for_engine(parameters: Mapping[str, Any]) -> dict[str, Any]:
     return {_ENGINE_NAMES.get(name, name): value for name, value in parameters.items()}
 
 
-def _known(changes: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
-    """The changes without those that ask for nothing, such as logprobs=None."""
+def _keep_known(changes: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """Return the changes without unknown ones that ask for nothing, such as logprobs=None.
+
+    Raises BadRequest for an unknown one that asks for something.
+    """
     names = sorted(names)
     for name, value in changes.items():
-        if name not in names and value not in _ASKS_FOR_NOTHING:
+        if name not in names and value not in _VALUES_WITHOUT_EFFECT:
             raise BadRequest(
                 f"the engine cannot honour {name}={value!r}; leave it out. "
                 f"A call may set {', '.join(names)}"

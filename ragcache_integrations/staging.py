@@ -1,24 +1,17 @@
-"""A framework's own search, made in stages: told what it would return if it ended now, then what it does.
+"""Run a framework's own search in stages, and show what it would return at each stage.
 
-The framework searches a stand-in for its Faiss index. The stand-in searches the real index in stages,
-whose last is the real index's own answer, and runs the framework's search again on each stage before: on
-another stand-in that answers with that stage. So filters, thresholds and whatever else the framework does
-with what Faiss found hold for every stage, and what is returned is what the framework returns by itself.
+The framework is given a proxy in place of its Faiss index. The proxy searches the real index in
+stages; the last stage is the real index's own answer. For each earlier stage, the framework's
+search is run again over another proxy, which answers with what that stage found. So filters,
+thresholds and everything else that the framework does with Faiss's results hold for every stage,
+and the final result is what the framework returns by itself.
 """
 
 from __future__ import annotations
 
-import asyncio
-import contextvars
 import logging
-import threading
-from collections.abc import AsyncGenerator, Callable, Generator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, closing
-from queue import SimpleQueue
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
-
-from ragcache_engine import Document, RetrievalInProgress
 
 if TYPE_CHECKING:
     from ragcache_engine.search import SearchStage
@@ -26,69 +19,69 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 SLICE_S = 0.002
-"""Seconds of searching between stages, at least: what a prefill gains by starting less early is less."""
+"""Shortest time between two stages, in seconds. A prefill that starts earlier gains less than this."""
 
-Found = TypeVar("Found")
-Raw = TypeVar("Raw")
+Result = TypeVar("Result")
+RawResult = TypeVar("RawResult")
 Item = TypeVar("Item")
 
-OnStage: TypeAlias = Callable[[Found, float], None]
-"""Told what a search would return if it ended now, and the share of it that is behind."""
-
-
-class SearchStopped(BaseException):
-    """Ends a search from within. No error, so that nobody on the way out handles it as one."""
+OnStage: TypeAlias = Callable[[Result, float], None]
+"""Called with what a search would return if it ended now, and with the share that is done, 0 to 1."""
 
 
 def search_in_stages(
     index: Any, query: Any, k: int, on_stage: Callable[[SearchStage], None], params: Any = None
 ) -> tuple[Any, Any]:
-    """`index.search(query, k, params=params)`: distances and ids, shape (n, k) each.
+    """Search as `index.search(query, k, params=params)` does, and report each stage before the last.
 
-    query: float32, shape (n, dimensions). on_stage: told of stages in which k were found. What it raises
-    ends the search.
+    Returns distances and ids, each of shape (n, k).
+    query: float32, shape (n, dimensions).
+    on_stage: called with each stage that has found all k. An error that it raises ends the search.
+    If the search cannot be staged, or a stage fails, the index is searched at once.
     """
-    # Here, since it loads Faiss, which an integration does without until it searches.
+    # Imported here because it loads Faiss, which nothing needs before the first search.
     from ragcache_engine.search import stages
 
     try:
         drawn = stages(index, query, k, params=params, slice_s=SLICE_S)
         stage = next(drawn)
     except Exception as error:
-        # Faiss, or what stands for it, may well have an answer: an empty one to NaN, say.
-        return _in_one_go(error, index, query, k, params)
+        # The index itself may still have an answer, such as an empty one to NaN.
+        return _search_at_once(error, index, query, k, params)
     while not stage.final:
         if (stage.ids >= 0).all():
             on_stage(stage)
         try:
             stage = next(drawn)
         except Exception as error:
-            return _in_one_go(error, index, query, k, params)
-    # Stages share their arrays and protect them; those of a search are the caller's own.
+            return _search_at_once(error, index, query, k, params)
+    # Stages share read-only arrays; the caller of a search may write to its own.
     return stage.distances.copy(), stage.ids.copy()
 
 
-def _in_one_go(error: Exception, index: Any, query: Any, k: int, params: Any) -> tuple[Any, Any]:
-    logger.debug("searched in one go: %r", error)
+def _search_at_once(
+    error: Exception, index: Any, query: Any, k: int, params: Any
+) -> tuple[Any, Any]:
+    logger.debug("searched without stages: %r", error)
     options = {} if params is None else {"params": params}
     distances, ids = index.search(query, k, **options)
     return distances, ids
 
 
-class _StandIn:
-    """Everything but `search` is the index's own."""
+class _IndexProxy:
+    """Passes everything but `search` on to the index."""
 
     def __init__(self, index: Any) -> None:
         self._index = index
 
     def __getattr__(self, name: str) -> Any:
-        if name == "_index":  # while it is being copied
+        if name == "_index":  # not set yet, while a copy is being made
             raise AttributeError(name)
         return getattr(self._index, name)
 
 
-class StagedIndex(_StandIn):
-    """Searches in stages. on_stage: see `search_in_stages`."""
+class StagedIndex(_IndexProxy):
+    """Searches the index in stages. on_stage: see `search_in_stages`."""
 
     def __init__(self, index: Any, on_stage: Callable[[SearchStage], None]) -> None:
         super().__init__(index)
@@ -100,179 +93,64 @@ class StagedIndex(_StandIn):
         return search_in_stages(self._index, query, k, self._on_stage, params)
 
 
-class AnsweredIndex(_StandIn):
-    """Answers its only question with one stage."""
+class FixedResultIndex(_IndexProxy):
+    """Answers a search with what one stage found.
+
+    Raises LookupError for a search with another number of queries or another k than the stage's.
+    """
 
     def __init__(self, index: Any, stage: SearchStage) -> None:
         super().__init__(index)
         self._stage = stage
 
     def search(self, query: Any, k: int, *, params: Any = None, **options: Any) -> Any:
-        asked, known = (len(query), k), self._stage.ids.shape
-        if asked != known:
-            raise LookupError(f"the stage answers a search of shape {known}, not {asked}")
+        wanted, available = (len(query), k), self._stage.ids.shape
+        if wanted != available:
+            raise LookupError(f"the stage answers a search of shape {available}, not {wanted}")
         return self._stage.distances.copy(), self._stage.ids.copy()
 
 
-def staged(
+def preview_each_stage(
     index: Any,
-    search: Callable[[Any], Found],
-    on_stage: OnStage[Found],
-    preview: Callable[[Any], Found] | None = None,
-) -> Found:
-    """What `search(index)` returns, told in stages on the way.
+    search: Callable[[Any], Result],
+    on_stage: OnStage[Result],
+    preview: Callable[[Any], Result] | None = None,
+) -> Result:
+    """Return what `search(index)` returns, and report what each stage before would return.
 
-    search: the framework's own, of the index or a stand-in for it. preview: the same without traces, for
-    what is not the answer. A stage of which it can make nothing is left out.
+    search: the framework's own search, of the index or of a proxy for it.
+    on_stage: called with the framework's result for a stage. Its errors are logged and ignored.
+    preview: the same search without callbacks and traces, for stages that are not the answer; by
+      default `search`. A stage that it fails on is skipped.
     """
-    made_of: SearchStage | None = None
-    made: Found
+    previewed_stage: SearchStage | None = None
+    previewed: Result
 
     def show(stage: SearchStage) -> None:
-        nonlocal made_of, made
+        nonlocal previewed_stage, previewed
         try:
-            if made_of is None or not _is_same(made_of, stage):
-                made = (preview or search)(AnsweredIndex(index, stage))
-                made_of = stage
-            on_stage(made, stage.fraction_done)
-        except Exception as error:  # a guess; the answer will say what is wrong, if anything is
-            logger.debug("a provisional result was left out: %r", error)
+            if previewed_stage is None or not _has_same_result(previewed_stage, stage):
+                previewed = (preview or search)(FixedResultIndex(index, stage))
+                previewed_stage = stage
+            on_stage(previewed, stage.fraction_done)
+        except Exception as error:  # if something is really wrong, the final search raises it
+            logger.debug("a provisional result was skipped: %r", error)
 
     return search(StagedIndex(index, show))
 
 
-def _is_same(one: SearchStage, other: SearchStage) -> bool:
+def _has_same_result(one: SearchStage, other: SearchStage) -> bool:
     return bool((one.ids == other.ids).all() and (one.distances == other.distances).all())
 
 
-def seen_as(
-    translate: Callable[[Raw], Found], on_stage: OnStage[Found] | None
-) -> OnStage[Raw] | None:
-    """To be told of what is translated for `on_stage`; None if nobody is to be told."""
+def translate_stages(
+    translate: Callable[[RawResult], Result], on_stage: OnStage[Result] | None
+) -> OnStage[RawResult] | None:
+    """Return a listener that translates each stage for `on_stage`; None if there is none."""
     if on_stage is None:
         return None
 
-    def tell(raw: Raw, fraction_done: float) -> None:
-        on_stage(translate(raw), fraction_done)
+    def tell(raw_result: RawResult, fraction_done: float) -> None:
+        on_stage(translate(raw_result), fraction_done)
 
     return tell
-
-
-def engine_told(
-    retrieval: RetrievalInProgress, as_document: Callable[[Item], Document]
-) -> OnStage[list[Item]]:
-    """Tells the engine, and leaves out what cannot be told: no search fails for that."""
-
-    def tell(found: list[Item], fraction_done: float) -> None:
-        try:
-            documents = [as_document(item) for item in found]
-            documents = [documents[place] for place in retrieval.order(documents)]
-        except Exception as error:
-            logger.debug("a provisional result was left out: %r", error)
-        else:
-            retrieval.provisional(documents)
-
-    return tell
-
-
-def handed_over(
-    retrieval: RetrievalInProgress, found: list[Item], as_document: Callable[[Item], Document]
-) -> list[Item]:
-    """What a search found, in the order that `document_order` asks for; the engine is told."""
-    documents = [as_document(item) for item in found]
-    places = retrieval.order(documents)
-    retrieval.found([documents[place] for place in places])
-    return [found[place] for place in places]
-
-
-def told_stages(
-    retrieving: AbstractContextManager[RetrievalInProgress],
-    as_document: Callable[[Item], Document],
-    search: Callable[[OnStage[list[Item]]], list[Item]],
-) -> Generator[tuple[list[Item], float, bool]]:
-    """`streamed`, and the engine is told of each stage as well."""
-    with retrieving as retrieval:
-        tell = engine_told(retrieval, as_document)
-
-        def told(show: OnStage[list[Item]]) -> list[Item]:
-            def both(found: list[Item], fraction_done: float) -> None:
-                tell(found, fraction_done)
-                show(found, fraction_done)
-
-            return search(both)
-
-        with closing(streamed(told)) as stages:
-            for stage in stages:
-                answer, _, is_final = stage
-                if not is_final:
-                    yield stage
-        answer = handed_over(retrieval, answer, as_document)
-    # Outside: whoever has seen the answer may close us, and has had a whole search all the same.
-    yield answer, 1.0, True
-
-
-def streamed(search: Callable[[OnStage[Found]], Found]) -> Generator[tuple[Found, float, bool]]:
-    """The stages of a search: what was found, the share of it that is behind, whether it is the answer.
-
-    It runs in a thread from the first `next` on, and does not wait for its reader. Closing stops it,
-    and waits for the piece that is being searched. What it raises is raised here.
-    """
-    import faiss
-
-    arrived: SimpleQueue[tuple[Found, float, bool] | BaseException] = SimpleQueue()
-    is_closed = threading.Event()
-    # A thread starts with Faiss's default, not with what its maker has set.
-    faiss_threads = faiss.omp_get_max_threads()
-
-    def put(found: Found, fraction_done: float) -> None:
-        if is_closed.is_set():
-            raise SearchStopped
-        arrived.put((found, fraction_done, False))
-
-    def run() -> None:
-        faiss.omp_set_num_threads(faiss_threads)
-        try:
-            arrived.put((search(put), 1.0, True))
-        except BaseException as error:
-            arrived.put(error)
-
-    context = contextvars.copy_context()
-    thread = threading.Thread(target=context.run, args=(run,), name="ragcache-search")
-    thread.start()
-    try:
-        is_final = False
-        while not is_final:
-            what = arrived.get()
-            if isinstance(what, BaseException):
-                raise what
-            _, _, is_final = what
-            yield what
-    finally:
-        is_closed.set()
-        thread.join()
-
-
-async def awaited(stages: Generator[Item]) -> AsyncGenerator[Item]:
-    """The same stages for asyncio, each drawn in a thread, one after the other.
-
-    Closing this, or cancelling the task that reads it, returns at once; `stages` is closed in the thread,
-    as soon as the stage that is being drawn is there.
-    """
-    import faiss
-
-    # A thread starts with Faiss's default, not with what its maker has set.
-    faiss_threads = faiss.omp_get_max_threads()
-    thread = ThreadPoolExecutor(
-        1, "ragcache-stages", initializer=faiss.omp_set_num_threads, initargs=(faiss_threads,)
-    )
-    loop, context = asyncio.get_running_loop(), contextvars.copy_context()
-
-    def draw() -> Item | None:
-        return context.run(lambda: next(stages, None))
-
-    try:
-        while (stage := await loop.run_in_executor(thread, draw)) is not None:
-            yield stage
-    finally:
-        thread.submit(context.run, stages.close)
-        thread.shutdown(wait=False)

@@ -1,4 +1,4 @@
-"""What happened between a question and its first token, in values that any framework can keep."""
+"""The speculation timeline of an answer as plain values, and back."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from ragcache_engine import (
 
 
 def plain_timeline(report: SpeculationReport) -> list[dict[str, Any]]:
-    """In order; at_s: seconds since the question. step: a value of SpeculationStep."""
+    """Return the report's events in order.
+
+    at_s: seconds since the question. step: the value of a SpeculationStep.
+    """
     return [
         {"at_s": event.at_s, "step": event.step.value, "detail": event.detail}
         for event in report.timeline
@@ -22,7 +25,10 @@ def plain_timeline(report: SpeculationReport) -> list[dict[str, Any]]:
 
 
 def report_of(outcome: str, timeline: Sequence[Mapping[str, Any]]) -> SpeculationReport:
-    """The way back from `plain_timeline`. Raises ValueError for words that are not the engine's."""
+    """Rebuild the report that `plain_timeline` made plain.
+
+    Raises ValueError for an outcome or a step that the engine does not have.
+    """
     return SpeculationReport(
         SpeculationOutcome(outcome),
         tuple(

@@ -1,4 +1,4 @@
-"""RAGCache in a LangChain chain: swap the retriever and the LLM, keep the rest.
+"""RAGCache in a LangChain chain: swap the retriever and the LLM, and keep the rest.
 
 from ragcache_engine import EngineConfig, RAGCacheEngine
 from ragcache_integrations.langchain import FaissVectorStore, RAGCacheLLM, RAGCacheRetriever
@@ -7,7 +7,7 @@ store = FaissVectorStore.from_documents(documents, embeddings)  # or langchain_c
 engine = RAGCacheEngine(EngineConfig(model="HuggingFaceTB/SmolLM2-135M-Instruct"))
 retriever = RAGCacheRetriever.from_vectorstore(store, engine=engine, k=4)
 llm = RAGCacheLLM(engine=engine, temperature=0)
-chain = {"context": retriever | join, "question": RunnablePassthrough()} | prompt | llm
+chain = {"context": retriever | join_texts, "question": RunnablePassthrough()} | prompt | llm
 """
 
 from importlib import import_module
@@ -57,7 +57,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # The store loads Faiss, which the retriever and the LLM do without.
+    # Imported on first use, because the store loads Faiss and the other classes do not need it.
     if name in __all__:
         return getattr(import_module("ragcache_integrations.langchain.faiss_store"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
 from typing import Any
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
@@ -19,33 +18,22 @@ from langchain_core.utils.function_calling import convert_to_openai_tool
 from pydantic import ConfigDict, Field
 
 from ragcache_engine import (
-    Answer,
     ChatPrompt,
-    Guide,
-    Piece,
-    SamplingOptions,
-    ToolAnswer,
     ToolAnswerPart,
-    ToolReader,
 )
+from ragcache_integrations.langchain.chat_request import ChatRequest
 from ragcache_integrations.langchain.messages import chat_chunk, chat_result, conversation
-from ragcache_integrations.langchain.model_base import OnEngine
-from ragcache_integrations.langchain.stream_cancellation import StoppedWhenLeft
-from ragcache_integrations.langchain.structured import (
-    Method,
-    Schema,
-    guide_of,
-    parsed,
-    parser_of,
-)
+from ragcache_integrations.langchain.model_base import EngineModel
+from ragcache_integrations.langchain.stream_cancellation import CancellableStream
+from ragcache_integrations.langchain.structured import Method, Schema, bind_structured_output
 from ragcache_integrations.langchain.tools import BoundTools
 
 MOST_AT_ONCE = 128
-"""Threads that wait for the answers of one batch, and so its requests in the engine at a time."""
+"""Most requests of one batch that are in the engine at a time. A thread waits for each of them."""
 
 
-class ChatRAGCache(OnEngine, BaseChatModel):
-    """A chat model on the engine: conversations in the words of the model's own chat template.
+class ChatRAGCache(EngineModel, BaseChatModel):
+    """A chat model on the engine. It writes conversations with the model's own chat template.
 
         >>> from ragcache_engine import EngineConfig, RAGCacheEngine
         >>> engine = RAGCacheEngine(EngineConfig(model="any", backend="memory"))
@@ -56,9 +44,9 @@ class ChatRAGCache(OnEngine, BaseChatModel):
         >>> message.usage_metadata["input_token_details"]["cache_read"]
         0
 
-    (`backend="memory"` answers without a model; leave it out for real answers.) Documents that a
-    RAGCacheRetriever found are recognised in the conversation and reused, wherever they stand in it.
-    With structured output, every token keeps to the schema:
+    (`backend="memory"` answers without a model; leave it out for real answers.) The engine
+    recognises the documents that a RAGCacheRetriever found, in whichever message they are. With
+    structured output, every token keeps to the schema:
 
         >>> schema = {"title": "Color", "type": "object", "required": ["name"],
         ...           "properties": {"name": {"enum": ["blue", "red"]}}}
@@ -66,25 +54,25 @@ class ChatRAGCache(OnEngine, BaseChatModel):
         {'name': 'blue'}
         >>> engine.close()
 
-    engine: a running engine, shared by all who are given it; or an EngineConfig, to start one.
-    temperature, max_tokens, top_p, stop, guide, ...: see SamplingFields; a call may set any of them
-      for itself, and `configurable_fields` may expose them. `stop` at a call replaces the model's.
-    template_args: further variables of the chat template, such as {"enable_thinking": False}.
-    tenant: whose cached tensors may be shared; conversations of another tenant never share.
+    engine: a running engine, which several models may share; or an EngineConfig, to start one.
+    temperature, max_tokens, top_p, stop, guide, ...: see SamplingFields. A call may set any of them
+      for itself, and `configurable_fields` may expose them. A call's `stop` replaces the model's.
+    template_args: more variables of the chat template, such as {"enable_thinking": False}.
+    tenant: whose cached tensors may be shared; conversations of different tenants share nothing.
     streaming: answer through `stream` even where the whole answer was asked for.
 
-    What an answer cost stands in its usage_metadata (input_token_details has cache_read and its
-    tiers), and in response_metadata: finish_reason, ttft_s, document_ids, speculation. Of a stream the
-    last chunk has it.
+    An answer's usage_metadata says what it cost (input_token_details has cache_read, in total and
+    by tier); its response_metadata has finish_reason, ttft_s, document_ids and speculation. In a
+    stream, the last chunk has them.
 
-    Tools are told by the model's template, or in the system message where that has no place for
-    them. tool_choice="any" or a tool's name holds any model to a sound call; left to itself, a model
-    calls tools as well as it was trained to.
+    The model's chat template describes the tools to the model; if it has no place for them, the
+    system message does. With tool_choice="any" or a tool's name, the answer of any model is a valid
+    call. Otherwise a model calls tools as well as it was trained to.
 
-    Asking raises BadRequest for what cannot be served (RefusedMessages for images and other content
-    that is no text, NoChatTemplate, PromptTooLong, UnsupportedGuide, a parameter the engine does not
-    have), EngineError if the engine cannot finish. Leaving a stream early or cancelling the task
-    cancels the request.
+    Calls raise BadRequest for what cannot be served (RefusedMessages for images and other content
+    that is no text, NoChatTemplate, PromptTooLong, UnsupportedGuide, a parameter the engine does
+    not have), and EngineError if the engine cannot finish. Leaving a stream early or cancelling the
+    task cancels the request.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
@@ -105,9 +93,9 @@ class ChatRAGCache(OnEngine, BaseChatModel):
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> ChatPrompt:
-        """The prompt that the engine is asked with for this input.
+        """Return the prompt that the engine gets for this input.
 
-        It lets a retriever foresee even the first one:
+        A retriever's `template` may call it, so that even the first prompt can be started early:
         `template=lambda question, documents: chat.render(prompt.invoke(...))`.
         Raises NoChatTemplate or RefusedMessages.
         """
@@ -115,7 +103,7 @@ class ChatRAGCache(OnEngine, BaseChatModel):
         return self._prompt(messages, BoundTools(tools or ()), self.template_args)
 
     def get_token_ids(self, text: str) -> list[int]:
-        """The text's tokens as the engine's model reads them."""
+        """Return the text's tokens, by the tokenizer of the engine's model."""
         if self.custom_get_token_ids is not None:
             return self.custom_get_token_ids(text)
         return list(self.engine.tokenize(text).token_ids)
@@ -125,9 +113,12 @@ class ChatRAGCache(OnEngine, BaseChatModel):
         messages: Sequence[BaseMessage],
         tools: Sequence[Mapping[str, Any] | type | Callable[..., Any] | BaseTool] | None = None,
     ) -> int:
-        """Tokens of the whole prompt that these messages make, with the template's own."""
-        told = [convert_to_openai_tool(tool) for tool in tools or ()]
-        return len(self.engine.tokenize(self.render(list(messages), tools=told)))
+        """Count the tokens of the prompt that these messages make.
+
+        The chat template's own tokens count too.
+        """
+        converted = [convert_to_openai_tool(tool) for tool in tools or ()]
+        return len(self.engine.tokenize(self.render(list(messages), tools=converted)))
 
     def bind_tools(
         self,
@@ -136,18 +127,19 @@ class ChatRAGCache(OnEngine, BaseChatModel):
         tool_choice: str | bool | dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> Runnable[LanguageModelInput, AIMessage]:
-        """The model with tools it may call, or must.
+        """Return the model with tools that it may call, or must call.
 
-        tool_choice: "auto" leaves it to the model; "any" or True makes it call one of them, a name
-          this one, by guided decoding; "none" makes it call none.
-        kwargs: sampling parameters for these calls. `strict` changes nothing: a call that is forced
+        tool_choice: "auto" leaves the choice to the model; "any" or True forces a call of one of
+          the tools, and a tool's name a call of that tool, both by guided decoding; "none" forbids
+          calls.
+        kwargs: sampling parameters for these calls. `strict` changes nothing, because a forced call
           always fits its tool's schema.
         Raises BadRequest if tool_choice names no tool.
         """
-        told = [convert_to_openai_tool(tool) for tool in tools]
-        BoundTools.of(told, tool_choice)
+        converted = [convert_to_openai_tool(tool) for tool in tools]
+        BoundTools.from_choice(converted, tool_choice)
         kwargs.pop("strict", None)
-        return self.bind(tools=told, tool_choice=tool_choice, **kwargs)
+        return self.bind(tools=converted, tool_choice=tool_choice, **kwargs)
 
     def with_structured_output(
         self,
@@ -158,38 +150,21 @@ class ChatRAGCache(OnEngine, BaseChatModel):
         strict: bool | None = None,
         **kwargs: Any,
     ) -> Runnable[LanguageModelInput, Any]:
-        """The model with answers that are values of a schema: instances of a Pydantic class, or dicts.
+        """Return the model with answers that are values of a schema: Pydantic instances, or dicts.
 
-        schema: a Pydantic class, a TypedDict, a JSON schema or a function in OpenAI's form. The model
-          is not told of it: say in the prompt what is wanted.
-        include_raw: answer {"raw": message, "parsed": value or None, "parsing_error": error or None}
-          instead of raising what goes wrong with the value, such as an answer cut off by max_tokens.
-        method: "json_schema" holds the answer to the schema; "function_calling" makes it a tool call,
-          with the schema told as a tool; "json_mode" holds it to some JSON object.
-        strict: there for the swap; what is held to a schema always fits it.
+        schema: a Pydantic class, a TypedDict, a JSON schema or a function in OpenAI's form. The
+          model does not see the schema, so the prompt must say what is wanted.
+        include_raw: return {"raw": message, "parsed": value or None, "parsing_error": error or
+          None} instead of raising the error if the answer cannot be parsed, for example because
+          max_tokens cut it off.
+        method: "json_schema" holds the answer to the schema; "function_calling" makes the answer a
+          tool call, and shows the model the schema as a tool; "json_mode" holds the answer to any
+          JSON object.
+        strict: accepted because other chat models have it. Guided answers always fit the schema.
         kwargs: sampling parameters for these calls.
         Raises ValueError for another method, or for what is no schema.
         """
-        if method not in ("json_schema", "function_calling", "json_mode"):
-            raise ValueError(
-                f"there is no method {method!r}: use 'json_schema', 'function_calling' or 'json_mode'"
-            )
-        if schema is None and method != "json_mode":
-            raise ValueError(f"method={method!r} needs a schema; 'json_mode' does without")
-        kwargs["ls_structured_output_format"] = {
-            "kwargs": {"method": method},
-            "schema": schema or {"title": "object", "type": "object"},
-        }
-        model: Runnable[LanguageModelInput, AIMessage]
-        if method == "function_calling":
-            assert schema is not None
-            model = self.bind_tools([schema], tool_choice="any", **kwargs)
-        elif method == "json_mode":
-            model = self.bind(guide=Guide.json(), **kwargs)
-        else:
-            assert schema is not None
-            model = self.bind(guide=guide_of(schema), **kwargs)
-        return parsed(model, parser_of(schema, method), include_raw)
+        return bind_structured_output(self, schema, method, include_raw, kwargs)
 
     def batch(
         self,
@@ -199,8 +174,8 @@ class ChatRAGCache(OnEngine, BaseChatModel):
         return_exceptions: bool = False,
         **kwargs: Any,
     ) -> list[AIMessage]:
-        # A thread an input waits for the engine, which batches them: fewer threads would be fewer
-        # requests in the engine than it could take.
+        # One thread for each input waits for the engine, which batches the requests. With fewer
+        # threads, the engine would get fewer requests at a time than it can take.
         configs = get_config_list(config, len(inputs))
         for one in configs:
             if one.get("max_concurrency") is None:
@@ -213,7 +188,7 @@ class ChatRAGCache(OnEngine, BaseChatModel):
         config: RunnableConfig | None = None,
         **kwargs: Any,
     ) -> Iterator[AIMessage]:
-        return StoppedWhenLeft(super().transform(input, config, **kwargs))
+        return CancellableStream(super().transform(input, config, **kwargs))
 
     def _generate(
         self,
@@ -224,7 +199,7 @@ class ChatRAGCache(OnEngine, BaseChatModel):
     ) -> ChatResult:
         request = self._request(messages, stop, kwargs)
         answer = self.engine.generate(request.prompt, None, request.options, tenant=self.tenant)
-        return chat_result(answer, request.whole(answer), self.model_name)
+        return chat_result(answer, request.read_answer(answer), self.model_name)
 
     async def _agenerate(
         self,
@@ -237,7 +212,7 @@ class ChatRAGCache(OnEngine, BaseChatModel):
         answer = await self.engine.agenerate(
             request.prompt, None, request.options, tenant=self.tenant
         )
-        return chat_result(answer, request.whole(answer), self.model_name)
+        return chat_result(answer, request.read_answer(answer), self.model_name)
 
     def _stream(
         self,
@@ -251,7 +226,7 @@ class ChatRAGCache(OnEngine, BaseChatModel):
             request.prompt, None, request.options, tenant=self.tenant
         ) as pieces:
             for piece in pieces:
-                if (part := request.part(piece)) or piece.usage:
+                if (part := request.read_piece(piece)) or piece.usage:
                     yield chat_chunk(piece, part or ToolAnswerPart(), self.model_name)
 
     async def _astream(
@@ -266,20 +241,22 @@ class ChatRAGCache(OnEngine, BaseChatModel):
             self.engine.astream(request.prompt, None, request.options, tenant=self.tenant)
         ) as pieces:
             async for piece in pieces:
-                if (part := request.part(piece)) or piece.usage:
+                if (part := request.read_piece(piece)) or piece.usage:
                     yield chat_chunk(piece, part or ToolAnswerPart(), self.model_name)
 
     def _request(
         self, messages: Sequence[BaseMessage], stop: list[str] | None, changes: Mapping[str, Any]
-    ) -> _Request:
-        changes = {name: value for name, value in changes.items() if name not in _NOT_SAMPLING}
-        bound = BoundTools.of(changes.pop("tools", None), changes.pop("tool_choice", None))
+    ) -> ChatRequest:
+        changes = {
+            name: value for name, value in changes.items() if name not in _NO_SAMPLING_PARAMETERS
+        }
+        bound = BoundTools.from_choice(changes.pop("tools", None), changes.pop("tool_choice", None))
         template_args = {**self.template_args, **changes.pop("template_args", {})}
         if stop is not None:
             changes["stop"] = stop
-        options = bound.options(self.engine, self.sampling_options(changes))
+        options = bound.add_to_options(self.engine, self.sampling_options(changes))
         prompt = self._prompt(messages, bound, template_args)
-        return _Request(prompt, options, bound.reader(self.engine))
+        return ChatRequest(prompt, options, bound.make_reader(self.engine))
 
     def _prompt(
         self, messages: Sequence[BaseMessage], bound: BoundTools, template_args: Mapping[str, Any]
@@ -289,26 +266,4 @@ class ChatRAGCache(OnEngine, BaseChatModel):
         )
 
 
-_NOT_SAMPLING = ("stream", "parallel_tool_calls", "ls_structured_output_format")
-
-
-@dataclass(slots=True)
-class _Request:
-    """One call: what the engine is asked, and what reads tool calls out of its answer."""
-
-    prompt: ChatPrompt
-    options: SamplingOptions
-    reader: ToolReader | None
-
-    def whole(self, answer: Answer) -> ToolAnswer:
-        return self.reader.whole(answer.text) if self.reader else ToolAnswer(answer.text)
-
-    def part(self, piece: Piece) -> ToolAnswerPart | None:
-        """What the piece turned out to be; None if that is not known yet."""
-        if self.reader is None:
-            return ToolAnswerPart(piece.text) if piece.text else None
-        part = self.reader.read(piece.text, piece.token_ids)
-        if piece.finish_reason:
-            end = self.reader.end()
-            part = ToolAnswerPart(part.text + end.text, (*part.calls, *end.calls))
-        return part if part.text or part.calls else None
+_NO_SAMPLING_PARAMETERS = ("stream", "parallel_tool_calls", "ls_structured_output_format")

@@ -15,22 +15,22 @@ from langchain_core.runnables import RunnableConfig
 from pydantic import ConfigDict
 
 from ragcache_engine import SamplingOptions
-from ragcache_integrations.langchain.model_base import OnEngine
-from ragcache_integrations.langchain.stream_cancellation import StoppedWhenLeft
+from ragcache_integrations.langchain.model_base import EngineModel
+from ragcache_integrations.langchain.stream_cancellation import CancellableStream
 from ragcache_integrations.langchain.usage import generation_chunk, llm_result
 
 T = TypeVar("T")
 
 
-class RAGCacheLLM(OnEngine, BaseLLM):
-    """The engine in place of `langchain_community.llms.VLLM`: same parameters, same defaults.
+class RAGCacheLLM(EngineModel, BaseLLM):
+    """The engine in place of `langchain_community.llms.VLLM`, with the same parameters and defaults.
 
         chain = prompt | RAGCacheLLM(engine=engine, temperature=0) | StrOutputParser()
 
-    Parameters of the model itself (dtype, tensor_parallel_size, ...) go into the engine's
+    Parameters of the model itself (dtype, tensor_parallel_size, ...) belong in the engine's
     configuration and are refused here. A call may set any sampling parameter for itself:
-    `llm.invoke(prompt, temperature=0.7, max_tokens=32, stop=["."])`. `stop` at a call replaces the
-    LLM's own; where VLLM forgets its own `stop` when a call gives none, this class keeps it.
+    `llm.invoke(prompt, temperature=0.7, max_tokens=32, stop=["."])`. A call's `stop` replaces the
+    LLM's. If a call gives none, the LLM's `stop` holds (VLLM would ignore it).
 
         >>> from ragcache_engine import EngineConfig, RAGCacheEngine
         >>> engine = RAGCacheEngine(EngineConfig(model="any", backend="memory"))
@@ -38,22 +38,25 @@ class RAGCacheLLM(OnEngine, BaseLLM):
         >>> llm.invoke("Why is the sky blue?")
         'You asked: Why is the sky blue?'
 
-    `guide` holds answers to a form, such as a JSON schema, a Pydantic class or Guide.choice(...):
+    With `guide`, answers keep to a form: a JSON schema, a Pydantic class, or Guide.choice(...):
 
         >>> from ragcache_engine import Guide
         >>> llm.bind(guide=Guide.choice(["red", "blue"])).invoke("Which colour has the blue sky?")
         'blue'
         >>> engine.close()
 
-    engine: a running engine, shared by all who are given it; or an EngineConfig, to start one.
-    tenant: whose cached tensors may be shared; prompts of another tenant never share.
-    What an answer cost stands in `LLMResult.llm_output["token_usage"]`, summed over the prompts,
-    and for each answer in `generation_info`: finish_reason, usage_metadata (input_token_details has
-    cache_read and its tiers), ttft_s, document_ids, speculation. Of a stream the last chunk has it.
+    engine: a running engine, which several LLMs may share; or an EngineConfig, to start one.
+    tenant: whose cached tensors may be shared; prompts of different tenants share nothing.
 
-    Asking raises BadRequest for what cannot be served (EmptyPrompt, PromptTooLong, a parameter the
-    engine does not have), EngineError if the engine cannot finish. If one prompt of a batch fails,
-    the others are cancelled. Leaving a stream early or cancelling the task cancels the request.
+    `LLMResult.llm_output["token_usage"]` says what the answers to all prompts cost together.
+    `generation_info` says it for each answer: finish_reason, usage_metadata (input_token_details has
+    cache_read, in total and by tier), ttft_s, document_ids, speculation. In a stream, the last chunk
+    has it.
+
+    Calls raise BadRequest for what cannot be served (EmptyPrompt, PromptTooLong, a parameter the
+    engine does not have), and EngineError if the engine cannot finish. If one prompt of a batch
+    fails, the others are cancelled. Leaving a stream early or cancelling the task cancels the
+    request.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
@@ -63,7 +66,7 @@ class RAGCacheLLM(OnEngine, BaseLLM):
         return "ragcache"
 
     def get_token_ids(self, text: str) -> list[int]:
-        """The text's tokens as the engine's model reads them."""
+        """Return the text's tokens, by the tokenizer of the engine's model."""
         if self.custom_get_token_ids is not None:
             return self.custom_get_token_ids(text)
         return list(self.engine.tokenize(text).token_ids)
@@ -74,7 +77,7 @@ class RAGCacheLLM(OnEngine, BaseLLM):
         config: RunnableConfig | None = None,
         **kwargs: Any,
     ) -> Iterator[str]:
-        return StoppedWhenLeft(super().transform(input, config, **kwargs))
+        return CancellableStream(super().transform(input, config, **kwargs))
 
     def _generate(
         self,
@@ -84,8 +87,8 @@ class RAGCacheLLM(OnEngine, BaseLLM):
         **kwargs: Any,
     ) -> LLMResult:
         options = self._options(stop, kwargs)
-        # Every request is under way before the first is read, so the engine can batch them; and
-        # whatever goes wrong, leaving the stack cancels those that still run.
+        # All requests start before the first answer is read, so that the engine can batch them. If
+        # anything goes wrong, leaving the stack cancels the requests that still run.
         with ExitStack() as running:
             streams = [
                 running.enter_context(
@@ -104,7 +107,7 @@ class RAGCacheLLM(OnEngine, BaseLLM):
         **kwargs: Any,
     ) -> LLMResult:
         options = self._options(stop, kwargs)
-        answers = await _all_or_none(
+        answers = await _run_all_or_none(
             self.engine.agenerate(prompt, options=options, tenant=self.tenant) for prompt in prompts
         )
         return llm_result(answers, self.model_name)
@@ -147,8 +150,8 @@ class RAGCacheLLM(OnEngine, BaseLLM):
         return self.sampling_options(changes if stop is None else {**changes, "stop": stop})
 
 
-async def _all_or_none(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Run them together; if one fails, cancel the others and raise its error."""
+async def _run_all_or_none(coroutines: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Run the coroutines together. If one fails, cancel the others and raise its error."""
     tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
     try:
         return await asyncio.gather(*tasks)

@@ -1,4 +1,4 @@
-"""Theirs to ours and back: LangChain's messages as an engine's conversation, answers as messages."""
+"""LangChain's messages as a conversation for the engine, and the engine's answers as messages."""
 
 from __future__ import annotations
 
@@ -23,13 +23,17 @@ from ragcache_engine import (
     ToolAnswerPart,
     ToolCall,
 )
-from ragcache_integrations.langchain.usage import answer_facts, usage_metadata
+from ragcache_integrations.answer_facts import answer_facts
+from ragcache_integrations.langchain.usage import usage_metadata
 
 PROVIDER = "ragcache"
 
 
 def conversation(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
-    """The messages as the engine takes them. Raises RefusedMessages for what has no such form."""
+    """Convert the messages to OpenAI's form, which the engine takes.
+
+    Raises RefusedMessages for content that is neither text nor a tool call.
+    """
     try:
         converted = convert_to_openai_messages(list(messages), text_format="string")
     except (ValueError, TypeError) as error:
@@ -40,11 +44,11 @@ def conversation(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
     return converted
 
 
-def chat_result(answer: Answer, said: ToolAnswer, model_name: str) -> ChatResult:
-    """A whole answer as the one generation of a prompt."""
-    calls = [_tool_call(call) for call in said.calls]
+def chat_result(answer: Answer, answer_parts: ToolAnswer, model_name: str) -> ChatResult:
+    """Return a whole answer as a chat generation. answer_parts: its text and its tool calls."""
+    calls = [_tool_call(call) for call in answer_parts.calls]
     message = AIMessage(
-        content=said.text,
+        content=answer_parts.text,
         tool_calls=[call for call in calls if call["type"] == "tool_call"],
         invalid_tool_calls=[call for call in calls if call["type"] == "invalid_tool_call"],
         usage_metadata=usage_metadata(answer.usage),
@@ -54,7 +58,10 @@ def chat_result(answer: Answer, said: ToolAnswer, model_name: str) -> ChatResult
 
 
 def chat_chunk(piece: Piece, part: ToolAnswerPart, model_name: str) -> ChatGenerationChunk:
-    """A piece of a stream. Only the last one says what it cost: LangChain adds chunks up."""
+    """Return a piece of a streamed answer as a chunk. part: the text and tool calls that it adds.
+
+    Only the last chunk says what the answer cost, because LangChain adds chunks up.
+    """
     is_last = piece.usage is not None
     message = AIMessageChunk(
         content=part.text,

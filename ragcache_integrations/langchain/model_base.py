@@ -1,4 +1,4 @@
-"""What LangChain's LLM and chat model on an engine have in common."""
+"""What RAGCacheLLM and ChatRAGCache have in common."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import Any
 
 from pydantic import ConfigDict, Field
 
-from ragcache_integrations.engines import ENGINE_SECRET, Engine
+from ragcache_integrations.engine_field import ENGINE_SECRET, Engine
 from ragcache_integrations.sampling import SamplingFields
 
 
-class OnEngine(SamplingFields):
-    """A model on an engine: how it is named, traced and saved.
+class EngineModel(SamplingFields):
+    """A LangChain model on an engine: its name, and how it is traced and saved.
 
-    tenant: whose cached tensors may be shared; prompts of another tenant never share.
+    tenant: whose cached tensors may be shared; prompts of different tenants share nothing.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
@@ -28,7 +28,10 @@ class OnEngine(SamplingFields):
 
     @property
     def lc_secrets(self) -> dict[str, str]:
-        """`load(dumped, secrets_map={"RAGCACHE_ENGINE": engine})` gives it an engine again."""
+        """Name the engine as what a saved model is loaded with.
+
+        `load(dumped, secrets_map={"RAGCACHE_ENGINE": engine})` puts the model on that engine.
+        """
         return {"engine": ENGINE_SECRET}
 
     @property
@@ -41,7 +44,7 @@ class OnEngine(SamplingFields):
 
     @property
     def max_tokens(self) -> int:
-        """max_new_tokens by the name under which LangChain's tracing looks for it."""
+        """`max_new_tokens`, by the name that LangChain's tracing looks for."""
         return self.max_new_tokens
 
     @property

@@ -1,4 +1,4 @@
-"""RAGCacheRetriever: a FAISS store's own retriever, with the engine told of what it finds."""
+"""RAGCacheRetriever: a FAISS store's own retriever that tells the engine what it finds."""
 
 from __future__ import annotations
 
@@ -18,6 +18,12 @@ from pydantic import Field, field_validator
 
 import ragcache_engine
 from ragcache_engine import RAGCacheEngine, RetrievalInProgress
+from ragcache_integrations.engine_reporting import (
+    listener_if_speculating,
+    open_retrieval,
+    stream_and_tell_engine,
+    tell_engine,
+)
 from ragcache_integrations.langchain.chat import ChatRAGCache
 from ragcache_integrations.langchain.llm import RAGCacheLLM
 from ragcache_integrations.langchain.store import (
@@ -25,11 +31,12 @@ from ragcache_integrations.langchain.store import (
     check_searchable,
     check_supported,
     embed,
-    nearest,
+    find_nearest,
 )
 from ragcache_integrations.langchain.template import PromptTemplateLike, as_template
-from ragcache_integrations.searchable import check_top_k
-from ragcache_integrations.staging import OnStage, awaited, engine_told, handed_over, told_stages
+from ragcache_integrations.search_checks import check_top_k
+from ragcache_integrations.stage_stream import iterate_in_thread
+from ragcache_integrations.staging import OnStage
 
 DEFAULT_K = 4
 
@@ -37,8 +44,8 @@ DEFAULT_K = 4
 class DocumentStage(NamedTuple):
     """What a search would return if it ended now.
 
-    documents: nearest first. fraction_done: share of the search that is behind, in (0, 1].
-    final: these are what `invoke` returns.
+    documents: nearest first. fraction_done: the share of the search that is done, in (0, 1].
+    final: whether these are what `invoke` returns.
     """
 
     documents: list[Document]
@@ -47,7 +54,7 @@ class DocumentStage(NamedTuple):
 
 
 class RAGCacheRetriever(VectorStoreRetriever):
-    """Finds the documents that `store.as_retriever()` finds, and tells the engine of them.
+    """Finds the documents that `store.as_retriever()` finds, and tells the engine about them.
 
         >>> from langchain_core.embeddings import DeterministicFakeEmbedding
         >>> engine = RAGCacheEngine(EngineConfig(model="any", backend="memory"))
@@ -60,36 +67,37 @@ class RAGCacheRetriever(VectorStoreRetriever):
         2
         >>> engine.close()
 
-    The prompt that the chain then makes of the documents is recognised by the engine, which reuses
-    what it has computed for each of them, and learns what the chain's prompts look like to begin the
-    next ones early: while the search still runs, on what it has found by then, unless the engine's
-    `speculation` is "off". The time of the search counts into that prompt's TTFT. A filter that is a
-    function is then asked about provisional documents too.
+    The engine recognises the documents in the prompt that the chain then writes. It reuses what it
+    has computed for them, as far as an earlier prompt began in the same way. It also learns what
+    the chain's prompts look like, to start the next ones early: while the search still runs, with
+    the documents found so far. With the engine's `speculation` "off", nothing starts early. The
+    search's time counts into the TTFT of its prompt. A filter that is a function is also called for
+    provisional documents.
 
-    template: the chain's prompt, if even its first question is to begin early: a LangChain prompt, a
-      text such as "{context}\\n\\n{question}", or a function (question, documents) -> prompt, to which
-      documents come as ragcache_engine.Document.
-    document_separator: what the chain joins documents with in that template.
-    llm: the RAGCacheLLM or ChatRAGCache that the chain asks, if even its first question is to begin
-      early: how it draws its answers, whose tenant it is, and how it writes the template are then known.
-    chain: what tells this retriever's prompts from those of others; by default its own. It is
-      what `engine.warm(chain=...)` takes, to write prompts as this retriever's were.
+    template: the chain's prompt; give it if even the first question should start early. A LangChain
+      prompt, a text such as "{context}\\n\\n{question}", or a function (question, documents) ->
+      prompt, which gets the documents as ragcache_engine.Document.
+    document_separator: what the chain joins the documents with in that template.
+    llm: the RAGCacheLLM or ChatRAGCache that the chain asks; give it with the template. It says how
+      answers are sampled, which tenant asks, and how the template is written.
+    chain: tells this retriever's prompts from those of other retrievers; by default unique. Pass it
+      to `engine.warm(chain=...)` to write prompts as this retriever's chain does.
 
-    Asking raises, before the query is embedded: InvalidTopK; EmptyIndex; IndexOutOfStep if index
-    and docstore differ in size. And after it: QueryShapeError if the embedding model is not the one
-    the index was built with; UnknownDocument if the docstore lacks a document.
+    Before the query is embedded, a search raises InvalidTopK; EmptyIndex; IndexOutOfStep if index
+    and docstore differ in size. After it: QueryShapeError if the index was built with another
+    embedding model; UnknownDocument if the docstore lacks a document.
     """
 
     engine: RAGCacheEngine = Field(exclude=True, repr=False)
     template: Any = Field(default=None, exclude=True, repr=False)
     document_separator: str = "\n\n"
     llm: Any = Field(default=None, exclude=True, repr=False)
-    # A field, since configurable fields make a new retriever of the fields for each call.
+    # A field, because configurable fields make a new retriever from the fields at each call.
     chain: Hashable = Field(default_factory=object, exclude=True, repr=False)
 
     @field_validator("template")
     @classmethod
-    def _refuse_what_is_no_template(cls, template: Any) -> Any:
+    def _check_template(cls, template: Any) -> Any:
         if template is not None:
             as_template(template, "")
         return template
@@ -107,16 +115,16 @@ class RAGCacheRetriever(VectorStoreRetriever):
         llm: RAGCacheLLM | ChatRAGCache | None = None,
         **search_kwargs: Any,
     ) -> Self:
-        """A retriever over a FaissVectorStore, or langchain_community's FAISS.
+        """Make a retriever over a FaissVectorStore, or over langchain_community's FAISS.
 
-        k: documents a question gets, at most.
+        k: the most documents a question gets.
         search_type: "similarity", "mmr" or "similarity_score_threshold".
         search_kwargs: what the store's own retriever takes: filter, fetch_k, lambda_mult,
           score_threshold.
         template, document_separator, llm: see the class.
-        Raises InvalidTopK, UnsupportedStore; ValueError for a search_type there is not, or a template
-        whose slots are not known. An index
-        that is still empty is no error here, as documents may be added later.
+        Raises InvalidTopK, UnsupportedStore; ValueError for an unknown search_type, or for a
+        template whose variables cannot be told apart. The index may still be empty, because
+        documents may be added later.
         """
         check_top_k(k)
         check_supported(store)
@@ -133,24 +141,24 @@ class RAGCacheRetriever(VectorStoreRetriever):
     def _get_relevant_documents(
         self, query: str, *, run_manager: CallbackManagerForRetrieverRun, **kwargs: Any
     ) -> list[Document]:
-        options = self._checked(kwargs)
-        with self._retrieval(query) as retrieval:
-            on_stage = self._on_stage(retrieval)
-            documents = self._nearest(embed(self.vectorstore, query), options, on_stage)
-            return handed_over(retrieval, documents, engine_document)
+        options = self._check_options(kwargs)
+        with self._open_retrieval(query) as retrieval:
+            on_stage = listener_if_speculating(self.engine, retrieval, engine_document)
+            documents = self._find_nearest(embed(self.vectorstore, query), options, on_stage)
+            return tell_engine(retrieval, documents, engine_document)
 
     async def _aget_relevant_documents(
         self, query: str, *, run_manager: AsyncCallbackManagerForRetrieverRun, **kwargs: Any
     ) -> list[Document]:
-        options = self._checked(kwargs)
-        with self._retrieval(query) as retrieval:
+        options = self._check_options(kwargs)
+        with self._open_retrieval(query) as retrieval:
             vector = await aembed(self.vectorstore, query)
-            on_stage = self._on_stage(retrieval)
-            documents = await run_in_executor(None, self._nearest, vector, options, on_stage)
-            return handed_over(retrieval, documents, engine_document)
+            on_stage = listener_if_speculating(self.engine, retrieval, engine_document)
+            documents = await run_in_executor(None, self._find_nearest, vector, options, on_stage)
+            return tell_engine(retrieval, documents, engine_document)
 
     def stream_stages(self, query: str, **kwargs: Any) -> Generator[DocumentStage]:
-        """What `invoke` would return if the search ended now, ever better, and at last what it returns.
+        """Yield what `invoke` would return if the search ended now; at the end, what it returns.
 
             >>> from langchain_core.embeddings import DeterministicFakeEmbedding
             >>> engine = RAGCacheEngine(EngineConfig(model="any", backend="memory"))
@@ -161,64 +169,56 @@ class RAGCacheRetriever(VectorStoreRetriever):
             1 True
             >>> engine.close()
 
-        Stages lie some milliseconds apart, so a quick search has only the last one; see docs/search.md
-        for which indexes are searched in stages. Closing the generator stops the search. The engine is
-        told as by `invoke`; callbacks are not. kwargs and errors: those of `invoke`, the errors with
-        the first stage.
+        Stages are some milliseconds apart, so a quick search has only the last one. docs/search.md says
+        which indexes are searched in stages. Closing the generator stops the search. The engine is told
+        as by `invoke`, but callbacks are not. kwargs: those of `invoke`. Errors: those of `invoke`,
+        raised with the first stage.
         """
-        options = self._checked(kwargs)
+        options = self._check_options(kwargs)
 
         def search(on_stage: OnStage[list[Document]]) -> list[Document]:
-            return self._nearest(embed(self.vectorstore, query), options, on_stage)
+            return self._find_nearest(embed(self.vectorstore, query), options, on_stage)
 
-        for stage in told_stages(self._retrieval(query), engine_document, search):
+        for stage in stream_and_tell_engine(self._open_retrieval(query), engine_document, search):
             yield DocumentStage(*stage)
 
     def astream_stages(self, query: str, **kwargs: Any) -> AsyncGenerator[DocumentStage]:
-        """`stream_stages` for asyncio: searched in threads, so the event loop stays free.
+        """Yield what `stream_stages` yields. The event loop is not blocked: the search runs in threads.
 
         Closing the generator, or cancelling the task that reads it, stops the search and does not wait
         for the piece that is being searched.
         """
-        return awaited(self.stream_stages(query, **kwargs))
+        return iterate_in_thread(self.stream_stages(query, **kwargs))
 
-    def _on_stage(self, retrieval: RetrievalInProgress) -> OnStage[list[Document]] | None:
-        """None: nobody wants to know, so the search is the store's own, in one go."""
-        if self.engine.config.speculation == "off":
-            return None
-        return engine_told(retrieval, engine_document)
+    def _open_retrieval(self, query: str) -> AbstractContextManager[RetrievalInProgress]:
+        template = self.template
+        if template is not None:
+            template = as_template(template, self.document_separator, self.llm)
+        return open_retrieval(self.engine, query, chain=self.chain, template=template, llm=self.llm)
 
-    def _retrieval(self, query: str) -> AbstractContextManager[RetrievalInProgress]:
-        given, llm = self.template, self.llm
-        return self.engine.retrieval(
-            query,
-            chain=self.chain,
-            template=None if given is None else as_template(given, self.document_separator, llm),
-            options=llm.sampling_options() if llm else None,
-            tenant=llm.tenant if llm else None,
-        )
-
-    def _checked(self, changes: dict[str, Any]) -> dict[str, Any]:
-        """The search's options, once everything that can be known before it is in order."""
+    def _check_options(self, changes: dict[str, Any]) -> dict[str, Any]:
+        """Return the search's options, after all checks that need no embedding."""
         options = {"k": DEFAULT_K, **self.search_kwargs, **changes}
         check_top_k(options["k"])
         check_supported(self.vectorstore)
         check_searchable(self.vectorstore)
         return options
 
-    def _nearest(
+    def _find_nearest(
         self,
         vector: Sequence[float],
         options: dict[str, Any],
         on_stage: OnStage[list[Document]] | None,
     ) -> list[Document]:
-        """The query's vector to its documents."""
-        return nearest(self.vectorstore, vector, self.search_type, options, on_stage)
+        return find_nearest(self.vectorstore, vector, self.search_type, options, on_stage)
 
 
 def engine_document(document: Document) -> ragcache_engine.Document:
-    """Theirs to ours: the text is what chains write into the prompt."""
+    """Return LangChain's document as the engine's Document.
+
+    Its text is the text that chains write into the prompt.
+    """
     text = document.page_content
-    # A store pickled by an early LangChain holds documents that have no id at all.
+    # A store that an early LangChain pickled holds documents without the attribute `id`.
     name = getattr(document, "id", None) or sha256(text.encode()).hexdigest()
     return ragcache_engine.Document(id=name, text=text)

@@ -1,4 +1,4 @@
-"""with_structured_output: a chat model whose answers keep to a schema, and come as its values."""
+"""Structured output: chat models whose answers keep to a schema and come back as values."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from operator import itemgetter
 from typing import Any, Literal, TypeAlias
 
-from langchain_core.language_models import LanguageModelInput
+from langchain_core.language_models import BaseChatModel, LanguageModelInput
 from langchain_core.messages import AIMessage
 from langchain_core.output_parsers import (
     BaseOutputParser,
@@ -32,11 +32,44 @@ Method: TypeAlias = Literal["json_schema", "function_calling", "json_mode"]
 Schema: TypeAlias = dict[str, Any] | type
 
 _SCHEMA_WORDS = {"type", "properties", "$ref", "anyOf", "oneOf", "allOf", "enum", "const"}
-"""Those of JSON Schema; OpenAI's descriptions of functions have none of them at their top."""
+"""Keys of a JSON schema. The description of a function in OpenAI's form has none of them at its top."""
 
 
-def guide_of(schema: Schema) -> Guide:
-    """The form of an answer that is an instance of the schema. Raises ValueError if it is none."""
+def bind_structured_output(
+    model: BaseChatModel,
+    schema: Schema | None,
+    method: Method,
+    include_raw: bool,
+    options: dict[str, Any],
+) -> Runnable[LanguageModelInput, Any]:
+    """Return a runnable that holds the model to the schema and parses its answers.
+
+    Arguments and errors: see ChatRAGCache.with_structured_output. options: for `bind`.
+    """
+    if method not in ("json_schema", "function_calling", "json_mode"):
+        raise ValueError(
+            f"there is no method {method!r}: use 'json_schema', 'function_calling' or 'json_mode'"
+        )
+    if schema is None and method != "json_mode":
+        raise ValueError(f"method={method!r} needs a schema; 'json_mode' does without")
+    options["ls_structured_output_format"] = {
+        "kwargs": {"method": method},
+        "schema": schema or {"title": "object", "type": "object"},
+    }
+    bound: Runnable[LanguageModelInput, AIMessage]
+    if method == "function_calling":
+        assert schema is not None
+        bound = model.bind_tools([schema], tool_choice="any", **options)
+    elif method == "json_mode":
+        bound = model.bind(guide=Guide.json(), **options)
+    else:
+        assert schema is not None
+        bound = model.bind(guide=guide_for_schema(schema), **options)
+    return add_parser(bound, parser_for_schema(schema, method), include_raw)
+
+
+def guide_for_schema(schema: Schema) -> Guide:
+    """Return the guide that holds an answer to the schema. Raises ValueError for what is no schema."""
     if isinstance(schema, dict) and schema.keys() & _SCHEMA_WORDS:
         return Guide.json(schema)
     if isinstance(schema, type) and issubclass(schema, BaseModelV1):
@@ -46,8 +79,8 @@ def guide_of(schema: Schema) -> Guide:
     return Guide.json(convert_to_json_schema(schema))
 
 
-def parser_of(schema: Schema | None, method: Method) -> BaseOutputParser[Any]:
-    """What makes a value of the answer: an instance of a Pydantic class, a dict for all others."""
+def parser_for_schema(schema: Schema | None, method: Method) -> BaseOutputParser[Any]:
+    """Return the parser of the answers: to a Pydantic class if the schema is one, else to a dict."""
     is_class = isinstance(schema, type) and is_basemodel_subclass(schema)
     if method == "function_calling":
         assert schema is not None
@@ -58,12 +91,15 @@ def parser_of(schema: Schema | None, method: Method) -> BaseOutputParser[Any]:
     return PydanticOutputParser(pydantic_object=schema) if is_class else JsonOutputParser()  # type: ignore[arg-type]
 
 
-def parsed(
+def add_parser(
     model: Runnable[LanguageModelInput, AIMessage],
     parser: BaseOutputParser[Any],
     include_raw: bool,
 ) -> Runnable[LanguageModelInput, Any]:
-    """The model's values; with include_raw, {"raw", "parsed", "parsing_error"}, and no error raised."""
+    """Return a runnable that parses the model's answers.
+
+    include_raw: return {"raw", "parsed", "parsing_error"} instead, and raise no parsing error.
+    """
     if not include_raw:
         return model | parser
     nothing: Callable[[Any], None] = lambda _: None  # noqa: E731

@@ -1,4 +1,4 @@
-"""Theirs to ours: a LangChain prompt as what writes the prompt of documents that are only provisional."""
+"""A LangChain prompt as the function that writes prompts of provisional documents for the engine."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ PromptTemplateLike = BasePromptTemplate[Any] | str | Callable[[str, Sequence[Doc
 def as_template(
     template: PromptTemplateLike, separator: str, llm: Any = None
 ) -> Callable[[str, Sequence[Document]], str]:
-    """A function (question, documents) -> prompt, as the engine takes it.
+    """Return a function (question, documents) -> prompt, as the engine takes it.
 
     template: the chain's PromptTemplate or ChatPromptTemplate, whose messages are written as LangChain
       writes them for an LLM; a text such as "{context}\\n\\n{question}"; or such a function.
-    separator: what the chain joins the documents with. Unused for a function.
-    llm: what is asked with it; a chat model's `render` writes the prompt.
-    Raises ValueError for anything else, or slots of which it cannot be told what they are for.
+    separator: what the chain joins the documents with. A function does not use it.
+    llm: the model that is asked; if it is a chat model, its `render` writes the prompt.
+    Raises ValueError for anything else, and for a template whose variables cannot be told apart.
     """
     render: Callable[[Any], str] | None = getattr(llm, "render", None)
     if isinstance(template, str):
         text = Template.from_text(template, separator)
-        return _rendered(text, render) if render else text
+        return _render_text(text, render) if render else text
     if not isinstance(template, BasePromptTemplate):
         if not callable(template):
             raise ValueError(f"template takes a prompt, a text or a function, got {template!r}")
         return template
     prompt, (context, question) = template, Template.slots(template.input_variables)
 
-    def written(asked: str, documents: Sequence[Document]) -> str:
+    def write_prompt(question_text: str, documents: Sequence[Document]) -> str:
         values = {context: separator.join(document.text for document in documents)}
         if question:
-            values[question] = asked
+            values[question] = question_text
         value = prompt.format_prompt(**values)
         return render(value) if render else value.to_string()
 
-    return written
+    return write_prompt
 
 
-def _rendered(
+def _render_text(
     template: Template, render: Callable[[Any], str]
 ) -> Callable[[str, Sequence[Document]], str]:
     return lambda question, documents: render(template(question, documents))

@@ -1,4 +1,4 @@
-"""Theirs to ours: what LangChain lets a caller say of tools, and which of them must be called."""
+"""LangChain's tools and tool_choice as what the engine takes."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ MUST_CALL = ("any", "required")
 
 @dataclass(frozen=True, slots=True)
 class BoundTools:
-    """Tools as in OpenAI's chat API.
+    """Tools in the form of OpenAI's chat API, and which of them must be called.
 
-    must_call: the answer is a call of one of them; name: of this one.
+    must_call: the answer must be a call of one of the tools.
+    name: the one tool that must be called; None leaves the choice to the model.
     """
 
     tools: Sequence[Mapping[str, Any]] = ()
@@ -28,11 +29,12 @@ class BoundTools:
     name: str | None = None
 
     @classmethod
-    def of(cls, tools: Sequence[Mapping[str, Any]] | None, choice: Any) -> Self:
-        """choice: None or "auto", "none", "any" or "required" or True, a tool's name, or
-        {"type": "function", "function": {"name": ...}}.
+    def from_choice(cls, tools: Sequence[Mapping[str, Any]] | None, choice: Any) -> Self:
+        """Read LangChain's arguments.
 
-        Raises BadRequest for any other, or the name of none of the tools.
+        choice: None or "auto", "none", "any" or "required" or True, a tool's name, or
+        {"type": "function", "function": {"name": ...}}.
+        Raises BadRequest for another choice, or a name that none of the tools has.
         """
         if not tools or choice == "none":
             return cls()
@@ -49,14 +51,16 @@ class BoundTools:
             )
         return cls(tools, must_call=True, name=name)
 
-    def options(self, engine: RAGCacheEngine, options: SamplingOptions) -> SamplingOptions:
+    def add_to_options(self, engine: RAGCacheEngine, options: SamplingOptions) -> SamplingOptions:
+        """Return the options with the guide that forced tool calls need."""
         if not self.tools:
             return options
         return engine.chat.tool_options(
             options, self.tools, must_call=self.must_call, name=self.name
         )
 
-    def reader(self, engine: RAGCacheEngine) -> ToolReader | None:
+    def make_reader(self, engine: RAGCacheEngine) -> ToolReader | None:
+        """Return the reader of tool calls for one answer; None without tools."""
         if not self.tools:
             return None
         return engine.chat.tool_reader(self.tools, must_call=self.must_call)

@@ -1,4 +1,4 @@
-"""Ours to theirs: what an answer cost, in the places and by the names LangChain has for it."""
+"""What an answer cost, where LangChain looks for it and under its names."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from langchain_core.messages.ai import UsageMetadata
 from langchain_core.outputs import Generation, GenerationChunk, LLMResult
 
 from ragcache_engine import Answer, FinishReason, Piece, Tier, Usage
-from ragcache_integrations.timeline import plain_timeline
+from ragcache_integrations.answer_facts import answer_facts, token_counts
 
 
 def llm_result(answers: Sequence[Answer], model_name: str) -> LLMResult:
-    """One generation a prompt, and the usage of all of them together."""
+    """Return one generation for each prompt, and the token usage of all of them together."""
     return LLMResult(
         generations=[[_generation(answer)] for answer in answers],
         llm_output={
@@ -24,7 +24,10 @@ def llm_result(answers: Sequence[Answer], model_name: str) -> LLMResult:
 
 
 def generation_chunk(piece: Piece) -> GenerationChunk:
-    """A piece of a stream. Only the last one says what it cost: LangChain adds chunks up."""
+    """Return a piece of a streamed answer as a chunk.
+
+    Only the last chunk says what the answer cost, because LangChain adds chunks up.
+    """
     info = None
     if piece.finish_reason and piece.usage:
         info = _generation_info(piece.finish_reason, piece.usage)
@@ -41,21 +44,8 @@ def _generation_info(finish_reason: FinishReason, usage: Usage) -> dict[str, Any
     return {**answer_facts(finish_reason, usage), "usage_metadata": usage_metadata(usage)}
 
 
-def answer_facts(finish_reason: FinishReason, usage: Usage) -> dict[str, Any]:
-    """What LangChain has no place of its own for. Times are seconds."""
-    return {
-        "finish_reason": finish_reason.value,
-        "ttft_s": usage.ttft_s,
-        "total_s": usage.total_s,
-        "retrieval_s": usage.retrieval_s,
-        "document_ids": list(usage.document_ids),
-        "speculation": usage.speculation.outcome.value,
-        "speculation_timeline": plain_timeline(usage.speculation),
-    }
-
-
 def usage_metadata(usage: Usage) -> UsageMetadata:
-    """LangChain's own, with `cache_read` also by tier."""
+    """Return LangChain's UsageMetadata, with `cache_read` also for each tier."""
     by_tier = {f"cache_read_{tier.value}": getattr(usage.cached, tier.value) for tier in Tier}
     return UsageMetadata(
         input_tokens=usage.prompt_tokens,
@@ -66,11 +56,5 @@ def usage_metadata(usage: Usage) -> UsageMetadata:
 
 
 def _token_usage(usages: Sequence[Usage]) -> dict[str, Any]:
-    prompt_tokens = sum(usage.prompt_tokens for usage in usages)
-    completion_tokens = sum(usage.output_tokens for usage in usages)
-    return {
-        "prompt_tokens": prompt_tokens,
-        "completion_tokens": completion_tokens,
-        "total_tokens": prompt_tokens + completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": sum(usage.cached.total for usage in usages)},
-    }
+    cached_tokens = sum(usage.cached.total for usage in usages)
+    return {**token_counts(usages), "prompt_tokens_details": {"cached_tokens": cached_tokens}}

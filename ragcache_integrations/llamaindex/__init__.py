@@ -1,4 +1,4 @@
-"""RAGCache in a LlamaIndex query engine: swap the retriever and the LLM, keep the rest.
+"""RAGCache in a LlamaIndex query engine: swap the retriever and the LLM, and keep the rest.
 
 from ragcache_engine import EngineConfig, RAGCacheEngine
 from ragcache_integrations.llamaindex import RAGCacheLLM, RAGCacheRetriever

@@ -11,16 +11,16 @@ from llama_index.core.data_structs import IndexDict
 from llama_index.core.schema import BaseNode, IndexNode
 
 from ragcache_engine import IndexOutOfStep, UnsupportedStore
-from ragcache_integrations.searchable import check_counts, is_faiss_index
+from ragcache_integrations.search_checks import check_same_count, is_faiss_index
 
 BareNodes = Sequence[BaseNode] | Mapping[int, BaseNode]
-"""One node for each vector: in the order of the vectors, or by the ids that the Faiss index gives out."""
+"""One node for each vector: in the order of the vectors, or by the ids that the Faiss index returns."""
 
 
-def index_over(
+def build_index(
     faiss_index: Any, nodes: BareNodes, embed_model: BaseEmbedding | None
 ) -> VectorStoreIndex:
-    """The nodes and the vectors as one index; nothing is embedded, and the Faiss index is not copied.
+    """Make a VectorStoreIndex of the nodes and the vectors. It embeds and copies nothing.
 
     Raises UnsupportedStore for what is no faiss.Index, IndexOutOfStep unless each vector has one node.
     """
@@ -30,9 +30,9 @@ def index_over(
             f"a VectorStoreIndex goes to from_index"
         )
     by_id = dict(nodes.items() if isinstance(nodes, Mapping) else enumerate(nodes))
-    check_counts(faiss_index.ntotal, len(by_id))
+    check_same_count(faiss_index.ntotal, len(by_id))
     _check_distinct(by_id)
-    # Here, since it loads Faiss's package, which an integration does without until it is needed.
+    # Imported here because it loads Faiss, which the other classes do not need.
     from llama_index.vector_stores.faiss import FaissVectorStore
 
     storage = StorageContext.from_defaults(vector_store=FaissVectorStore(faiss_index=faiss_index))
@@ -43,8 +43,8 @@ def index_over(
     return VectorStoreIndex(index_struct=struct, storage_context=storage, embed_model=embed_model)
 
 
-def objects_of(nodes: BareNodes) -> dict[str, Any]:
-    """The objects that nodes stand for, by the names under which a retriever looks for them."""
+def objects_by_id(nodes: BareNodes) -> dict[str, Any]:
+    """Return the objects that index nodes stand for, by the ids a retriever looks for."""
     every = nodes.values() if isinstance(nodes, Mapping) else nodes
     return {
         node.index_id: node.obj

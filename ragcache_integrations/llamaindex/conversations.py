@@ -1,4 +1,4 @@
-"""Theirs to ours: LlamaIndex's messages in the words of a model's chat template."""
+"""LlamaIndex's messages in the form of the model's chat template."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from llama_index.core.base.llms.types import (
 
 from ragcache_engine import NoChatTemplate, RAGCacheEngine
 
-# Roles that templates do not know, by what they are called there.
+# Roles that chat templates do not have, and the roles they have instead.
 _TEMPLATE_ROLES = {
     MessageRole.DEVELOPER: "system",
     MessageRole.CHATBOT: "assistant",
     MessageRole.MODEL: "assistant",
     MessageRole.FUNCTION: "tool",
 }
-# What a model thought before another answer, and hints for other vendors' caches.
-_NEVER_SAID = (ThinkingBlock, CachePoint)
+# What the model thought before an earlier answer, and hints for other vendors' caches: not sent.
+_LEFT_OUT = (ThinkingBlock, CachePoint)
 
 
-def by_chat_template(engine: RAGCacheEngine, messages: Sequence[ChatMessage]) -> str:
-    """The prompt of a conversation, in the model's own words; in LlamaIndex's if the model has none.
+def write_conversation(engine: RAGCacheEngine, messages: Sequence[ChatMessage]) -> str:
+    """Return the prompt of a conversation, by the model's chat template; by LlamaIndex's if it has none.
 
     Raises RefusedMessages for what the template cannot write, such as a picture.
     """
@@ -40,32 +40,32 @@ def by_chat_template(engine: RAGCacheEngine, messages: Sequence[ChatMessage]) ->
 
 
 def as_messages(messages: Sequence[ChatMessage]) -> list[dict[str, Any]]:
-    """The messages as in OpenAI's chat API.
+    """Return the messages in the form of OpenAI's chat API.
 
-    A part that is no text keeps its kind alone, which is enough for the engine to refuse it by name.
+    Of a part that is not text, only the kind is kept, so that the engine's error can name it.
     """
     return [_as_message(message) for message in messages]
 
 
 def _as_message(message: ChatMessage) -> dict[str, Any]:
     calls = [_as_call(block) for block in message.blocks if isinstance(block, ToolCallBlock)]
-    told: dict[str, Any] = {
+    converted: dict[str, Any] = {
         "role": _TEMPLATE_ROLES.get(message.role, message.role.value),
         "content": _content(message, bool(calls)),
     }
     if calls:
-        told["tool_calls"] = calls
-    return told
+        converted["tool_calls"] = calls
+    return converted
 
 
 def _content(message: ChatMessage, has_calls: bool) -> str | list[dict[str, str]] | None:
-    strangers = [
+    unreadable = [
         block
         for block in message.blocks
-        if not isinstance(block, (TextBlock, ToolCallBlock, *_NEVER_SAID))
+        if not isinstance(block, (TextBlock, ToolCallBlock, *_LEFT_OUT))
     ]
-    if strangers:
-        return [{"type": block.block_type} for block in strangers]
+    if unreadable:
+        return [{"type": block.block_type} for block in unreadable]
     return message.content if has_calls else message.content or ""
 
 

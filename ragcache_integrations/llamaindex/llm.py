@@ -26,31 +26,31 @@ from llama_index.core.prompts import BasePromptTemplate
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from ragcache_engine import EngineNeeded, SamplingOptions
-from ragcache_integrations.engines import Engine
-from ragcache_integrations.llamaindex.conversations import by_chat_template
+from ragcache_integrations.engine_field import Engine
+from ragcache_integrations.llamaindex.conversations import write_conversation
 from ragcache_integrations.llamaindex.responses import (
     chat_response,
     completion,
     completion_so_far,
 )
 from ragcache_integrations.llamaindex.streams import (
-    aeach,
-    each,
-    reported_astream,
-    reported_stream,
+    amap_stream,
+    map_stream,
+    report_astream,
+    report_stream,
 )
 from ragcache_integrations.llamaindex.structured import GuidedPrediction
 from ragcache_integrations.sampling import SamplingFields
 
 
 class RAGCacheLLM(SamplingFields, GuidedPrediction):
-    """The engine in place of LlamaIndex's `Vllm`: same parameters, same defaults.
+    """The engine in place of LlamaIndex's `Vllm`, with the same parameters and defaults.
 
         llm = RAGCacheLLM(engine=engine, temperature=0, max_new_tokens=64)
         query_engine = RetrieverQueryEngine.from_args(retriever, llm=llm)
 
     Examples:
-        The engine without a model answers with the prompt's last line, and shows how all of it works:
+        `backend="memory"` is an engine without a model. It answers with the prompt's last line:
 
         >>> from llama_index.core.llms import ChatMessage
         >>> from ragcache_engine import EngineConfig, RAGCacheEngine
@@ -66,30 +66,31 @@ class RAGCacheLLM(SamplingFields, GuidedPrediction):
         3
         >>> engine.close()
 
-    Parameters of the model itself (dtype, tensor_parallel_size, ...) go into the engine's
+    Parameters of the model itself (dtype, tensor_parallel_size, ...) belong in the engine's
     configuration and are refused here. A call may set any sampling parameter for itself:
-    `llm.complete(prompt, temperature=0.7, max_tokens=32, stop=["."])`; or a form that its answer
-    keeps to, such as `guide=Guide.choice(["yes", "no"])`.
-    engine: a running engine, shared by all who are given it; or an EngineConfig, to start one.
-    tenant: whose cached tensors may be shared; prompts of another tenant never share.
+    `llm.complete(prompt, temperature=0.7, max_tokens=32, stop=["."])`. It may also set a form that
+    its answer keeps to, such as `guide=Guide.choice(["yes", "no"])`.
+
+    engine: a running engine, which several LLMs may share; or an EngineConfig, to start one.
+    tenant: whose cached tensors may be shared; prompts of different tenants share nothing.
+    is_chat_model: whether query engines send their prompts as conversations, which is what an
+      instruction-tuned model expects. False by default, as for `Vllm`, so that a swap changes no
+      prompt.
 
     A prompt goes through completion_to_prompt unless the call says formatted=True, as query engines
-    do. A conversation is written by the model's own chat template; by LlamaIndex's "user: ..." if it
-    has none; or by messages_to_prompt, if that is given.
-    is_chat_model: whether query engines put their prompts as conversations too, which is what an
-      instruction-tuned model wants. False by default, as for `Vllm`, so that a swap changes no prompt.
+    do. A conversation is written by messages_to_prompt if that is given, else by the model's chat
+    template; if the model has none, in LlamaIndex's form "user: ...".
 
-    What an answer cost stands in the response's `additional_kwargs`: prompt_tokens,
-    completion_tokens, total_tokens, cached_tokens and its tiers, ttft_s, finish_reason,
-    document_ids, speculation; and in `raw["usage"]`, where TokenCountingHandler looks. Of a stream the
-    last response has it.
+    A response's `additional_kwargs` say what it cost: prompt_tokens, completion_tokens, total_tokens,
+    cached_tokens (in total and by tier), ttft_s, finish_reason, document_ids, speculation. So does
+    `raw["usage"]`, where TokenCountingHandler looks. In a stream, the last response has them.
 
-    Asking raises BadRequest for what cannot be served (EmptyPrompt, PromptTooLong, RefusedMessages,
-    UnsupportedGuide, a parameter the engine does not have), EngineError if the engine cannot finish.
-    Closing a stream early or cancelling the task cancels the request.
+    Calls raise BadRequest for what cannot be served (EmptyPrompt, PromptTooLong, RefusedMessages,
+    UnsupportedGuide, a parameter the engine does not have), and EngineError if the engine cannot
+    finish. Closing a stream early or cancelling the task cancels the request.
 
-    `to_dict` and `to_json` hold the parameters; the engine, callbacks, and the functions that write
-    prompts stay out of them. `from_dict(data, engine=engine)` makes an LLM again.
+    `to_dict` and `to_json` return the parameters, without the engine, the callbacks, and the functions
+    that write prompts. `from_dict(data, engine=engine)` makes an LLM from them again.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
@@ -100,15 +101,15 @@ class RAGCacheLLM(SamplingFields, GuidedPrediction):
 
     @field_validator("callback_manager", mode="before")
     @classmethod
-    def _never_without_callback_manager(cls, manager: CallbackManager | None) -> CallbackManager:
-        # Vllm takes None for "none of my own".
+    def _default_callback_manager(cls, manager: CallbackManager | None) -> CallbackManager:
+        # None is allowed, as in Vllm.
         return manager or CallbackManager([])
 
     @model_validator(mode="after")
-    def _talk_as_the_model_does(self) -> Self:
-        # LlamaIndex has put its own form where nobody gave one.
+    def _use_chat_template(self) -> Self:
+        # LlamaIndex sets its own function if the caller gave none.
         if self.messages_to_prompt is generic_messages_to_prompt:
-            self.messages_to_prompt = partial(by_chat_template, self.engine)
+            self.messages_to_prompt = partial(write_conversation, self.engine)
         return self
 
     @classmethod
@@ -125,25 +126,25 @@ class RAGCacheLLM(SamplingFields, GuidedPrediction):
         )
 
     def tokenize(self, text: str) -> list[int]:
-        """The text's tokens as the engine's model reads them.
+        """Return the text's tokens, by the tokenizer of the engine's model.
 
-        What LlamaIndex takes for a tokenizer: `Settings.tokenizer = llm.tokenize`, so that prompts are
-        packed to the context of this model and not by the tokens of another; or
-        `TokenCountingHandler(tokenizer=llm.tokenize)`. Raises EngineClosed after the engine's end.
+        Use it as LlamaIndex's tokenizer: with `Settings.tokenizer = llm.tokenize`, prompts are packed to
+        this model's context; `TokenCountingHandler(tokenizer=llm.tokenize)` counts this model's tokens.
+        Raises EngineClosed if the engine is closed.
         """
         return list(self.engine.tokenize(text).token_ids)
 
     def render(self, template: BasePromptTemplate, **prompt_args: Any) -> str:
-        """The prompt that `predict(template, **prompt_args)` asks the engine, to the character."""
+        """Return the exact prompt that `predict(template, **prompt_args)` sends to the engine."""
         if self.is_chat_model:
             return self._prompt(self._get_messages(template, **prompt_args))
         return self._get_prompt(template, **prompt_args)
 
     @classmethod
     def from_dict(cls, data: dict[str, Any], **kwargs: Any) -> Self:
-        """An LLM with the parameters that `to_dict` gave, on `engine=`.
+        """Make an LLM with the parameters that `to_dict` returned, on `engine=`.
 
-        kwargs: the engine, and what else is not in the data or is to be otherwise: callback_manager,
+        kwargs: the engine, and whatever is not in the data or should be different: callback_manager,
           messages_to_prompt, completion_to_prompt, output_parser.
         Raises EngineNeeded without an engine.
         """
@@ -161,55 +162,55 @@ class RAGCacheLLM(SamplingFields, GuidedPrediction):
         )
 
     def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
-        # A copy asks the same engine.
+        # The copy shares the engine.
         return super().__deepcopy__({**(memo or {}), id(self.engine): self.engine})
 
     @llm_completion_callback()
     def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
-        return self._complete(self._formatted(prompt, formatted), self.sampling_options(kwargs))
+        return self._complete(self._format_prompt(prompt, formatted), self.sampling_options(kwargs))
 
-    @reported_stream(llm_completion_callback())
+    @report_stream(llm_completion_callback())
     def stream_complete(
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponseGen:
-        return self._stream(self._formatted(prompt, formatted), self.sampling_options(kwargs))
+        return self._stream(self._format_prompt(prompt, formatted), self.sampling_options(kwargs))
 
     @llm_completion_callback()
     async def acomplete(
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponse:
         options = self.sampling_options(kwargs)
-        return await self._acomplete(self._formatted(prompt, formatted), options)
+        return await self._acomplete(self._format_prompt(prompt, formatted), options)
 
-    @reported_astream(llm_completion_callback())
+    @report_astream(llm_completion_callback())
     async def astream_complete(
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponseAsyncGen:
-        return self._astream(self._formatted(prompt, formatted), self.sampling_options(kwargs))
+        return self._astream(self._format_prompt(prompt, formatted), self.sampling_options(kwargs))
 
     @llm_chat_callback()
     def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         return chat_response(self._complete(self._prompt(messages), self.sampling_options(kwargs)))
 
-    @reported_stream(llm_chat_callback())
+    @report_stream(llm_chat_callback())
     def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
         completions = self._stream(self._prompt(messages), self.sampling_options(kwargs))
-        return each(chat_response, completions)
+        return map_stream(chat_response, completions)
 
     @llm_chat_callback()
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         options = self.sampling_options(kwargs)
         return chat_response(await self._acomplete(self._prompt(messages), options))
 
-    @reported_astream(llm_chat_callback())
+    @report_astream(llm_chat_callback())
     async def astream_chat(
         self, messages: Sequence[ChatMessage], **kwargs: Any
     ) -> ChatResponseAsyncGen:
         completions = self._astream(self._prompt(messages), self.sampling_options(kwargs))
-        return aeach(chat_response, completions)
+        return amap_stream(chat_response, completions)
 
-    # The public methods above report to LlamaIndex's callbacks; these do the work, so that a chat
-    # is reported once and not as a completion too.
+    # The public methods above report to LlamaIndex's callbacks. The methods below do the work without
+    # reporting, so that a chat is not reported as a completion too.
 
     def _complete(self, prompt: str, options: SamplingOptions) -> CompletionResponse:
         return completion(self.engine.generate(prompt, options=options, tenant=self.tenant))
@@ -220,7 +221,7 @@ class RAGCacheLLM(SamplingFields, GuidedPrediction):
     def _stream(
         self, prompt: str, options: SamplingOptions
     ) -> Generator[CompletionResponse, None, None]:
-        # Asked here and not in the generator: bad input is then raised by the call itself.
+        # Started here, not in the generator, so that the call itself raises errors of bad input.
         stream = self.engine.stream(prompt, options=options, tenant=self.tenant)
 
         def responses() -> Generator[CompletionResponse, None, None]:
@@ -243,7 +244,7 @@ class RAGCacheLLM(SamplingFields, GuidedPrediction):
                 text += piece.text
                 yield completion_so_far(text, piece)
 
-    def _formatted(self, prompt: str, formatted: bool) -> str:
+    def _format_prompt(self, prompt: str, formatted: bool) -> str:
         if formatted or self.completion_to_prompt is None:
             return prompt
         return self.completion_to_prompt(prompt)

@@ -1,4 +1,4 @@
-"""RAGCacheRetriever: the vector index's own retriever, with the engine told of what it finds."""
+"""RAGCacheRetriever: the vector index's own retriever that tells the engine what it finds."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncGenerator, Generator, Hashable
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from logging import getLogger
 from typing import Any, NamedTuple, Self
 
 from llama_index.core.base.embeddings.base import BaseEmbedding
@@ -15,37 +14,33 @@ from llama_index.core.indices.vector_store import VectorIndexRetriever, VectorSt
 from llama_index.core.schema import BaseNode, MetadataMode, NodeWithScore, QueryBundle
 
 from ragcache_engine import Document, QueryShapeError, RAGCacheEngine, RetrievalInProgress
-from ragcache_integrations.llamaindex.bare_index import BareNodes, index_over, objects_of
+from ragcache_integrations.engine_reporting import (
+    listener_if_speculating,
+    open_retrieval,
+    stream_and_tell_engine,
+    tell_engine,
+)
+from ragcache_integrations.llamaindex.bare_index import BareNodes, build_index, objects_by_id
 from ragcache_integrations.llamaindex.llm import RAGCacheLLM
 from ragcache_integrations.llamaindex.store import (
     check_searchable,
     check_supported,
     faiss_index,
-    missing_nodes_named,
-    provisional_nodes,
-    retriever_over,
+    find_nearest,
 )
 from ragcache_integrations.llamaindex.template import PromptTemplateLike, as_template
-from ragcache_integrations.searchable import check_top_k, check_vector_size
-from ragcache_integrations.staging import (
-    OnStage,
-    awaited,
-    engine_told,
-    handed_over,
-    staged,
-    told_stages,
-)
+from ragcache_integrations.search_checks import check_top_k, check_vector_size
+from ragcache_integrations.stage_stream import iterate_in_thread
+from ragcache_integrations.staging import OnStage
 
-logger = getLogger(__name__)
-
-_THE_INDEXS_OWN = ("callback_manager", "object_map")
+_TAKEN_FROM_INDEX = ("callback_manager", "object_map")
 
 
 class NodeStage(NamedTuple):
     """What a search would return if it ended now.
 
-    nodes: nearest first. fraction_done: share of the search that is behind, in (0, 1].
-    final: these are what `retrieve` returns.
+    nodes: nearest first. fraction_done: the share of the search that is done, in (0, 1].
+    final: whether these are what `retrieve` returns.
     """
 
     nodes: list[NodeWithScore]
@@ -54,13 +49,13 @@ class NodeStage(NamedTuple):
 
 
 class RAGCacheRetriever(VectorIndexRetriever):
-    """Finds the nodes that `index.as_retriever()` finds, and tells the engine of them.
+    """Finds the nodes that `index.as_retriever()` finds, and tells the engine about them.
 
         retriever = RAGCacheRetriever.from_index(index, engine=engine, similarity_top_k=2)
         nodes = retriever.retrieve("Why is the sky blue?")
 
     Examples:
-        On an index made without a model, and the engine without one:
+        An index and an engine, both without a model:
 
         >>> import faiss, numpy
         >>> from llama_index.core import MockEmbedding
@@ -85,14 +80,15 @@ class RAGCacheRetriever(VectorIndexRetriever):
         ['sky']
         >>> engine.close()
 
-    The prompt that a response synthesizer then makes of the nodes is recognised by the engine,
-    which reuses what it has computed for each of them, and learns what the prompts look like to begin
-    the next ones early: while the search still runs, on what it has found by then, unless the engine's
-    `speculation` is "off". The time of the search counts into that prompt's TTFT.
+    The engine recognises the nodes in the prompt that a response synthesizer then writes. It reuses
+    what it has computed for them, as far as an earlier prompt began in the same way. It also learns
+    what the prompts look like, to start the next ones early: while the search still runs, with the
+    nodes found so far. With the engine's `speculation` "off", nothing starts early. The search's
+    time counts into the TTFT of its prompt.
 
-    Asking raises, before the query is embedded: InvalidTopK; EmptyIndex; IndexOutOfStep if vectors
-    and nodes differ in number. And after it: QueryShapeError if the embedding model is not the one
-    the index was built with; UnknownDocument if the docstore lacks a node.
+    Before the query is embedded, a search raises InvalidTopK; EmptyIndex; IndexOutOfStep if vectors
+    and nodes differ in number. After it: QueryShapeError if the index was built with another
+    embedding model; UnknownDocument if the docstore lacks a node.
     """
 
     def __init__(
@@ -106,7 +102,10 @@ class RAGCacheRetriever(VectorIndexRetriever):
         chain: Hashable = None,
         **options: Any,
     ) -> None:
-        """options: what VectorIndexRetriever takes; the others and errors: see `from_index`."""
+        """Make a retriever over an index. options: what VectorIndexRetriever takes.
+
+        Other arguments and errors: see `from_index`.
+        """
         check_top_k(similarity_top_k)
         check_supported(index)
         super().__init__(index, similarity_top_k=similarity_top_k, **options)
@@ -127,27 +126,28 @@ class RAGCacheRetriever(VectorIndexRetriever):
         chain: Hashable = None,
         **options: Any,
     ) -> Self:
-        """A retriever over a VectorStoreIndex whose vectors are in Faiss.
+        """Make a retriever over a VectorStoreIndex whose vectors are in Faiss.
 
-        similarity_top_k: nodes a question gets, at most.
-        template: the synthesizer's text_qa_template, if even the first question is to begin early: a
-          LlamaIndex prompt or a text such as "{context_str}\\n\\n{query_str}", both filled as in the
-          mode "compact"; or a function (question, documents) -> prompt, to which nodes come as
-          ragcache_engine.Document.
-        llm: the LLM that will be asked, if even the first question is to begin early: how it draws its
-          answers, whose tenant it is, and how it writes the template are then known too.
-        chain: what tells this retriever's prompts from those of others; by default its own. It is
-          what `engine.warm(chain=...)` takes, to write prompts as this retriever's were.
+        similarity_top_k: the most nodes a question gets.
+        template: the synthesizer's text_qa_template; give it if even the first question should
+          start early. A LlamaIndex prompt or a text such as "{context_str}\\n\\n{query_str}", both
+          filled as in the mode "compact"; or a function (question, documents) -> prompt, which gets
+          the nodes as ragcache_engine.Document.
+        llm: the LLM that will be asked; give it with the template. It says how answers are sampled,
+          which tenant asks, and how the template is written.
+        chain: tells this retriever's prompts from those of other retrievers; by default unique.
+          Pass it to `engine.warm(chain=...)` to write prompts as this retriever's query engine
+          does.
         options: what `index.as_retriever()` takes, and callback_manager.
-        Raises InvalidTopK, UnsupportedStore; ValueError for a template whose slots are not known. An
-        index that is still empty is no error here, as nodes may be inserted later.
+        Raises InvalidTopK, UnsupportedStore; ValueError for a template whose variables cannot be
+        told apart. The index may still be empty, because nodes may be inserted later.
         """
         check_top_k(similarity_top_k)
         check_supported(index)
-        # What an index gives its retrievers, and will not be told otherwise.
-        own = {name: options.pop(name) for name in _THE_INDEXS_OWN if name in options}
+        # as_retriever() sets these itself and takes no others.
+        own = {name: options.pop(name) for name in _TAKEN_FROM_INDEX if name in options}
         stock = index.as_retriever(similarity_top_k=similarity_top_k, **options)
-        own = {name: getattr(stock, name) for name in _THE_INDEXS_OWN} | own
+        own = {name: getattr(stock, name) for name in _TAKEN_FROM_INDEX} | own
         return cls(
             index,
             engine=engine,
@@ -173,86 +173,82 @@ class RAGCacheRetriever(VectorIndexRetriever):
         chain: Hashable = None,
         **options: Any,
     ) -> Self:
-        """A retriever over a Faiss index that something else has built, and the nodes of its vectors.
+        """Make a retriever over a Faiss index that was built elsewhere, with the nodes of its vectors.
 
-        faiss_index: any faiss.Index; it is searched as it is, and not copied.
-        nodes: one for each vector, in the order of the vectors; or a mapping from the ids the index
-          gives out (those of an IndexIDMap, say) to nodes. They need no embedding.
-        embed_model: what the vectors were made with; None: that of Settings.
+        faiss_index: any faiss.Index; it is not copied.
+        nodes: one for each vector, in the order of the vectors; or a mapping to nodes from the ids
+          that the index returns (those of an IndexIDMap, for example). They need no embedding.
+        embed_model: the model the vectors were made with; None takes that of Settings.
         similarity_top_k, template, llm, chain: see `from_index`.
         options: what VectorIndexRetriever takes.
-        Raises InvalidTopK; UnsupportedStore for what is no Faiss index; IndexOutOfStep unless each vector
-        has one node; ValueError for a template whose slots are not known. Nothing is embedded here.
+        Raises InvalidTopK; UnsupportedStore for what is no Faiss index; IndexOutOfStep unless each
+        vector has one node; ValueError for a template whose variables cannot be told apart. Embeds
+        nothing.
         """
         check_top_k(similarity_top_k)
         return cls(
-            index_over(faiss_index, nodes, embed_model),
+            build_index(faiss_index, nodes, embed_model),
             engine=engine,
             similarity_top_k=similarity_top_k,
             template=template,
             llm=llm,
             chain=chain,
-            **{"object_map": objects_of(nodes), **options},
+            **{"object_map": objects_by_id(nodes), **options},
         )
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        self._check()
-        with self._retrieval(query_bundle.query_str) as retrieval:
-            nodes = self._search(query_bundle, self._on_stage(retrieval))
-            return handed_over(retrieval, nodes, _of_found)
+        self._check_before_search()
+        with self._open_retrieval(query_bundle.query_str) as retrieval:
+            on_stage = listener_if_speculating(self._engine, retrieval, _document_of)
+            nodes = self._search(query_bundle, on_stage)
+            return tell_engine(retrieval, nodes, _document_of)
 
     async def _aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        self._check()
-        with self._retrieval(query_bundle.query_str) as retrieval:
-            # In a thread as a whole: most local embedding models, and FaissVectorStore, answer
-            # their asynchronous calls by computing on the event loop.
-            nodes = await asyncio.to_thread(self._search, query_bundle, self._on_stage(retrieval))
-            return handed_over(retrieval, nodes, _of_found)
+        self._check_before_search()
+        with self._open_retrieval(query_bundle.query_str) as retrieval:
+            # All of it in a thread, because the asynchronous methods of FaissVectorStore and of
+            # most local embedding models compute on the event loop.
+            on_stage = listener_if_speculating(self._engine, retrieval, _document_of)
+            nodes = await asyncio.to_thread(self._search, query_bundle, on_stage)
+            return tell_engine(retrieval, nodes, _document_of)
 
     def stream_stages(self, query: str | QueryBundle) -> Generator[NodeStage]:
-        """What `retrieve` would return if the search ended now, ever better, and at last what it returns.
+        """Yield what `retrieve` would return if the search ended now; at the end, what it returns.
 
             for stage in retriever.stream_stages("Why is the sky blue?"):
                 show(stage.nodes, stage.final)
 
-        Stages lie some milliseconds apart, so a quick search has only the last one; see docs/search.md
-        for which indexes are searched in stages. Closing the generator stops the search. The engine is
-        told as by `retrieve`; callbacks are not, and nodes that stand for other objects are not followed.
-        Errors: those of `retrieve`, with the first stage.
+        Stages are some milliseconds apart, so a quick search has only the last one. docs/search.md
+        says which indexes are searched in stages. Closing the generator stops the search. The
+        engine is told as by `retrieve`, but callbacks are not, and nodes that stand for other
+        objects are not followed.
+        Errors: those of `retrieve`, raised with the first stage.
         """
-        self._check()
+        self._check_before_search()
         bundle = QueryBundle(query) if isinstance(query, str) else query
 
         def search(on_stage: OnStage[list[NodeWithScore]]) -> list[NodeWithScore]:
             return self._search(bundle, on_stage)
 
-        for stage in told_stages(self._retrieval(bundle.query_str), _of_found, search):
+        for stage in stream_and_tell_engine(
+            self._open_retrieval(bundle.query_str), _document_of, search
+        ):
             yield NodeStage(*stage)
 
     def astream_stages(self, query: str | QueryBundle) -> AsyncGenerator[NodeStage]:
-        """`stream_stages` for asyncio: searched in threads, so the event loop stays free.
+        """Yield what `stream_stages` yields. The event loop is not blocked: the search runs in threads.
 
         Closing the generator, or cancelling the task that reads it, stops the search and does not wait
         for the piece that is being searched.
         """
-        return awaited(self.stream_stages(query))
+        return iterate_in_thread(self.stream_stages(query))
 
-    def _on_stage(self, retrieval: RetrievalInProgress) -> OnStage[list[NodeWithScore]] | None:
-        """None: nobody wants to know, so the search is the index's own, in one go."""
-        if self._engine.config.speculation == "off":
-            return None
-        return engine_told(retrieval, _of_found)
-
-    def _retrieval(self, question: str) -> AbstractContextManager[RetrievalInProgress]:
-        return self._engine.retrieval(
-            question,
-            chain=self.chain,
-            template=self._template,
-            options=self._llm.sampling_options() if self._llm else None,
-            tenant=self._llm.tenant if self._llm else None,
+    def _open_retrieval(self, question: str) -> AbstractContextManager[RetrievalInProgress]:
+        return open_retrieval(
+            self._engine, question, chain=self.chain, template=self._template, llm=self._llm
         )
 
-    def _check(self) -> None:
+    def _check_before_search(self) -> None:
         check_top_k(self.similarity_top_k)
         check_searchable(self._index)
 
@@ -263,7 +259,7 @@ class RAGCacheRetriever(VectorIndexRetriever):
         if vector is None:
             vector = self._embed(query_bundle)
         check_vector_size(len(vector), faiss_index(self._index))
-        return self._nearest(replace(query_bundle, embedding=vector), on_stage)
+        return find_nearest(self, replace(query_bundle, embedding=vector), on_stage)
 
     def _embed(self, query_bundle: QueryBundle) -> list[float]:
         if not query_bundle.embedding_strs:
@@ -272,33 +268,14 @@ class RAGCacheRetriever(VectorIndexRetriever):
             )
         return self._embed_model.get_agg_embedding_from_queries(query_bundle.embedding_strs)
 
-    def _nearest(
-        self, embedded: QueryBundle, on_stage: OnStage[list[NodeWithScore]] | None
-    ) -> list[NodeWithScore]:
-        """The query's vector to its nodes. embedded.embedding: shape (faiss_index.d,)."""
-        with missing_nodes_named(self._index):
-            if on_stage is None or not self._can_be_staged():
-                return super()._retrieve(embedded)
-            return staged(
-                faiss_index(self._index),
-                lambda index: VectorIndexRetriever._retrieve(retriever_over(self, index), embedded),
-                on_stage,
-                lambda index: provisional_nodes(retriever_over(self, index), embedded),
-            )
 
-    def _can_be_staged(self) -> bool:
-        try:
-            retriever_over(self, faiss_index(self._index))
-        except Exception as error:  # a store of another make, searched as it always was
-            logger.debug("searched in one go: %r", error)
-            return False
-        return True
-
-
-def _of_found(found: NodeWithScore) -> Document:
+def _document_of(found: NodeWithScore) -> Document:
     return engine_document(found.node)
 
 
 def engine_document(node: BaseNode) -> Document:
-    """Theirs to ours: the text is what the response synthesizers write into the prompt."""
+    """Return LlamaIndex's node as the engine's Document.
+
+    Its text is the text that response synthesizers write into the prompt.
+    """
     return Document(id=node.node_id, text=node.get_content(metadata_mode=MetadataMode.LLM))

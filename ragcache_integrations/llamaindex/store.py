@@ -1,6 +1,6 @@
-"""All that is known of a VectorStoreIndex over FaissVectorStore: its parts and its checks.
+"""What the retriever uses of a VectorStoreIndex over FaissVectorStore: checks, and the search by vector.
 
-The index is recognised by its parts, so that the package of the vector store is not imported.
+The index is recognised by its attributes, so that the vector store's package is not imported.
 """
 
 from __future__ import annotations
@@ -8,29 +8,31 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import copy
+from logging import getLogger
 from typing import Any
 
 from llama_index.core.indices.vector_store import VectorIndexRetriever, VectorStoreIndex
 from llama_index.core.schema import NodeWithScore, QueryBundle
 
 from ragcache_engine import UnknownDocument, UnsupportedStore
-from ragcache_integrations.searchable import check_counts, check_filled, is_faiss_index
+from ragcache_integrations.search_checks import check_not_empty, check_same_count, is_faiss_index
+from ragcache_integrations.staging import OnStage, preview_each_stage
+
+logger = getLogger(__name__)
 
 
 def faiss_index(index: VectorStoreIndex) -> Any:
-    """The faiss.Index below."""
+    """Return the faiss.Index inside."""
     return index.vector_store.client
 
 
-def retriever_over(retriever: VectorIndexRetriever, index: Any) -> Any:
-    """The same retriever over another faiss.Index: shares everything else, is gone after one search.
+def retriever_with_index(retriever: VectorIndexRetriever, index: Any) -> Any:
+    """Return a retriever for one search that has this faiss.Index and shares everything else.
 
-    Two private names: a retriever keeps its store as `_vector_store`, and the Faiss stores their index as
-    `_faiss_index`; neither can be given another way. Raises AttributeError if they have moved.
+    It replaces two private attributes, because neither can be set in another way: a retriever's
+    `_vector_store` and a Faiss store's `_faiss_index`. Raises AttributeError if they have moved.
     """
-    store: Any = copy(
-        retriever._vector_store
-    )  # pydantic's copy: shallow, and private fields with it
+    store: Any = copy(retriever._vector_store)  # pydantic copies private attributes too, not deeply
     if store._faiss_index is not store.client:
         raise AttributeError(f"{type(store).__name__} does not search its _faiss_index")
     store._faiss_index = index
@@ -39,16 +41,45 @@ def retriever_over(retriever: VectorIndexRetriever, index: Any) -> Any:
     return view
 
 
-def provisional_nodes(view: VectorIndexRetriever, embedded: QueryBundle) -> list[NodeWithScore]:
-    """What a view's search finds. embedded: has its embedding.
+def find_nearest(
+    retriever: VectorIndexRetriever,
+    embedded: QueryBundle,
+    on_stage: OnStage[list[NodeWithScore]] | None = None,
+) -> list[NodeWithScore]:
+    """Return what the index's own retriever finds for a query's vector, in its order.
 
-    Private, because the public way leaves a trace, and what is found provisionally is no retrieval.
+    embedded.embedding: shape (faiss_index.d,).
+    on_stage: called at each stage of the search with what the search would return if it ended now.
+    Raises UnknownDocument if the index names a node that the docstore does not hold.
     """
-    return view._get_nodes_with_embeddings(embedded)
+    stock_search = VectorIndexRetriever._retrieve
+    with name_missing_nodes(retriever._index):
+        if on_stage is None or not can_be_staged(retriever):
+            return stock_search(retriever, embedded)
+        return preview_each_stage(
+            faiss_index(retriever._index),
+            lambda index: stock_search(retriever_with_index(retriever, index), embedded),
+            on_stage,
+            # A private method: the public one reports a retrieval to LlamaIndex's callbacks, and a
+            # provisional result is not one.
+            lambda index: retriever_with_index(retriever, index)._get_nodes_with_embeddings(
+                embedded
+            ),
+        )
+
+
+def can_be_staged(retriever: VectorIndexRetriever) -> bool:
+    """Tell whether the retriever's Faiss index can be replaced, as `find_nearest` does."""
+    try:
+        retriever_with_index(retriever, faiss_index(retriever._index))
+    except Exception as error:  # a store with other attributes is searched without stages
+        logger.debug("searched without stages: %r", error)
+        return False
+    return True
 
 
 def check_supported(index: Any) -> None:
-    """Raises UnsupportedStore unless this is a VectorStoreIndex over Faiss."""
+    """Raise UnsupportedStore unless this is a VectorStoreIndex over Faiss."""
     store = getattr(index, "vector_store", None)
     if not isinstance(index, VectorStoreIndex) or not is_faiss_index(
         getattr(store, "client", None)
@@ -61,23 +92,23 @@ def check_supported(index: Any) -> None:
 
 
 def check_searchable(index: VectorStoreIndex) -> None:
-    """Raises EmptyIndex or IndexOutOfStep. Cheap: it is asked before each search."""
+    """Raise EmptyIndex or IndexOutOfStep. Cheap enough to run before each search."""
     vectors, nodes = faiss_index(index), index.index_struct.nodes_dict
-    check_filled(vectors)
-    # FaissMapVectorStore names its vectors by node and can delete them, and then the index goes on
-    # listing their nodes: that is in step, as long as each vector has its node.
+    check_not_empty(vectors)
+    # FaissMapVectorStore names its vectors by node and can delete them, but the index still lists the
+    # nodes then. They are in step as long as each vector has its node.
     names_positions = any(key != node_id for key, node_id in nodes.items())
     if names_positions or vectors.ntotal > len(nodes):
-        check_counts(vectors.ntotal, len(nodes))
+        check_same_count(vectors.ntotal, len(nodes))
 
 
 @contextmanager
-def missing_nodes_named(index: VectorStoreIndex) -> Iterator[None]:
-    """Turn a search's KeyError into UnknownDocument, if it is a node that is missing."""
+def name_missing_nodes(index: VectorStoreIndex) -> Iterator[None]:
+    """Turn a search's KeyError into UnknownDocument if a node is missing."""
     try:
         yield
     except KeyError as error:
-        if missing := _missing(index) or _without_node(index, error.args):
+        if missing := _find_missing(index) or _find_vectors_without_node(index, error.args):
             raise UnknownDocument(
                 f"the index names nodes that the docstore does not hold ({missing[0]!r} and "
                 f"{len(missing) - 1} more); load both from one save, or build them again together"
@@ -85,21 +116,21 @@ def missing_nodes_named(index: VectorStoreIndex) -> Iterator[None]:
         raise
 
 
-def _missing(index: VectorStoreIndex) -> list[str]:
-    """Nodes the docstore does not hold, and positions that have no node.
+def _find_missing(index: VectorStoreIndex) -> list[str]:
+    """Return nodes that the docstore does not hold, and positions in the index that have no node.
 
-    Positions come last: an index may have given its vectors other ids.
+    The positions come last, because an index may number its vectors in another way.
     """
     nodes = index.index_struct.nodes_dict
     positions = map(str, range(faiss_index(index).ntotal))
     named_by_node = all(key == node_id for key, node_id in nodes.items())
-    lost = [] if named_by_node else [at for at in positions if at not in nodes]
+    positions_without_node = [] if named_by_node else [at for at in positions if at not in nodes]
     return [
         node_id for node_id in nodes.values() if not index.docstore.document_exists(node_id)
-    ] + lost
+    ] + positions_without_node
 
 
-def _without_node(index: VectorStoreIndex, looked_for: tuple[Any, ...]) -> list[str]:
-    """The id that the Faiss index gave out for a vector that no node was named for."""
+def _find_vectors_without_node(index: VectorStoreIndex, searched_ids: tuple[Any, ...]) -> list[str]:
+    """Return those of these ids that the Faiss index returned and that no node has."""
     nodes = index.index_struct.nodes_dict
-    return [id_ for id_ in looked_for if str(id_).isdigit() and id_ not in nodes]
+    return [id_ for id_ in searched_ids if str(id_).isdigit() and id_ not in nodes]

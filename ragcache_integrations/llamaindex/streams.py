@@ -1,8 +1,8 @@
-"""Streams that LlamaIndex's callbacks are told of, and that still end when their reader leaves.
+"""Streams that report to LlamaIndex's callbacks and still end when their reader leaves.
 
-The framework's callback decorators wrap a stream in a generator that does not pass on its being
-closed, and hand the callbacks an exception whose frames keep the stream alive. A reader who left
-would so leave a request behind that runs to its end. These decorators close the stream itself.
+LlamaIndex's callback decorators wrap a stream in a generator that does not close the stream when it is
+closed itself. They also give the callbacks an exception whose frames keep the stream alive. So after the
+reader has left, the request would run to its end. The decorators here close the stream.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Streaming = Callable[P, Generator[T, None, None]]
 AsyncStreaming = Callable[P, Coroutine[Any, Any, AsyncGenerator[T, None]]]
 
 
-def reported_stream(callback: Callback) -> Callable[[Streaming[P, T]], Streaming[P, T]]:
+def report_stream(callback: Callback) -> Callable[[Streaming[P, T]], Streaming[P, T]]:
     """Decorate a method that returns a stream, as `callback` would."""
 
     def decorate(method: Streaming[P, T]) -> Streaming[P, T]:
@@ -36,14 +36,14 @@ def reported_stream(callback: Callback) -> Callable[[Streaming[P, T]], Streaming
                 return begun[0]
 
             reported = callback(begin)(*args, **kwargs)
-            return _closed_with(reported, begun[0])
+            return _yield_and_close(reported, begun[0])
 
         return reporting
 
     return decorate
 
 
-def reported_astream(
+def report_astream(
     callback: Callback,
 ) -> Callable[[AsyncStreaming[P, T]], AsyncStreaming[P, T]]:
     """Decorate a coroutine method that returns a stream, as `callback` would."""
@@ -58,37 +58,39 @@ def reported_astream(
                 return begun[0]
 
             reported = await callback(begin)(*args, **kwargs)
-            return _aclosed_with(reported, begun[0])
+            return _ayield_and_close(reported, begun[0])
 
         return reporting
 
     return decorate
 
 
-def each(change: Callable[[T], U], stream: Generator[T, None, None]) -> Generator[U, None, None]:
-    """The stream's items, changed. Closing it closes the stream."""
+def map_stream(
+    change: Callable[[T], U], stream: Generator[T, None, None]
+) -> Generator[U, None, None]:
+    """Yield the stream's items, changed. Closing this closes the stream."""
     with closing(stream):
         for item in stream:
             yield change(item)
 
 
-async def aeach(
+async def amap_stream(
     change: Callable[[T], U], stream: AsyncGenerator[T, None]
 ) -> AsyncGenerator[U, None]:
-    """`each` for asynchronous streams."""
+    """Do what `map_stream` does, for an asynchronous stream."""
     async with aclosing(stream):
         async for item in stream:
             yield change(item)
 
 
-def _closed_with(
+def _yield_and_close(
     reported: Generator[T, None, None], stream: Generator[T, None, None]
 ) -> Generator[T, None, None]:
     with closing(stream):
         yield from reported
 
 
-async def _aclosed_with(
+async def _ayield_and_close(
     reported: AsyncGenerator[T, None], stream: AsyncGenerator[T, None]
 ) -> AsyncGenerator[T, None]:
     async with aclosing(stream), aclosing(reported):

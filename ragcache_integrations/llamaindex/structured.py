@@ -1,4 +1,4 @@
-"""Structured prediction whose answers cannot leave the schema: it guides every token."""
+"""Structured prediction with answers that always fit the schema, by guided decoding."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from ragcache_engine import AnswerCutShort, Guide
 
 
 class GuidedPrediction(LLM):
-    """LlamaIndex's structured prediction, with the output class as the form of the answer.
+    """LlamaIndex's structured prediction, with answers held to the output class.
 
-    What LlamaIndex otherwise hopes for, that the model keeps to the schema in its prompt, is enforced
-    while the answer is drawn. llm_kwargs may bring a `guide` of its own.
+    LlamaIndex puts the schema into the prompt and hopes that the model keeps to it. Here the schema also
+    guides every token of the answer. llm_kwargs may set another `guide`.
     """
 
     def structured_predict(
@@ -29,16 +29,17 @@ class GuidedPrediction(LLM):
         llm_kwargs: dict[str, Any] | None = None,
         **prompt_args: Any,
     ) -> Model:
-        """An instance of output_cls, as the model fills it in.
+        """Return an instance of output_cls that the model has filled in.
 
-        prompt: filled with prompt_args; LlamaIndex writes the schema behind it. llm_kwargs: options of
-          this one call, such as max_tokens.
-        Raises what asking raises; UnsupportedGuide for a schema that cannot guide; AnswerCutShort if
-        the answer ended inside its form; pydantic's ValidationError for what the schema cannot say.
+        prompt: filled with prompt_args; LlamaIndex adds the schema. llm_kwargs: options of this call,
+          such as max_tokens.
+        Raises what any call of the LLM raises; UnsupportedGuide for a schema that cannot guide an answer;
+        AnswerCutShort if the answer ended before its form was complete; pydantic's ValidationError for
+        rules of the class that a JSON schema cannot express.
         """
-        with _cut_short_named():
+        with _name_cut_short_answer():
             predicted: Model = super().structured_predict(
-                output_cls, prompt, _guided(output_cls, llm_kwargs), **prompt_args
+                output_cls, prompt, _add_guide(output_cls, llm_kwargs), **prompt_args
             )
         return predicted
 
@@ -49,10 +50,10 @@ class GuidedPrediction(LLM):
         llm_kwargs: dict[str, Any] | None = None,
         **prompt_args: Any,
     ) -> Model:
-        """`structured_predict` for coroutines."""
-        with _cut_short_named():
+        """Do what `structured_predict` does, for coroutines."""
+        with _name_cut_short_answer():
             predicted: Model = await super().astructured_predict(
-                output_cls, prompt, _guided(output_cls, llm_kwargs), **prompt_args
+                output_cls, prompt, _add_guide(output_cls, llm_kwargs), **prompt_args
             )
         return predicted
 
@@ -63,12 +64,12 @@ class GuidedPrediction(LLM):
         llm_kwargs: dict[str, Any] | None = None,
         **prompt_args: Any,
     ) -> Generator[Model | FlexibleModel, None, None]:
-        """What is filled in so far, ever more; fields that have not come are None.
+        """Yield what is filled in so far; fields that are still missing are None.
 
-        Takes what `structured_predict` takes.
+        Takes the arguments of `structured_predict`.
         """
         stream: Generator[Model | FlexibleModel, None, None] = super().stream_structured_predict(
-            output_cls, prompt, _guided(output_cls, llm_kwargs), **prompt_args
+            output_cls, prompt, _add_guide(output_cls, llm_kwargs), **prompt_args
         )
         return stream
 
@@ -79,35 +80,35 @@ class GuidedPrediction(LLM):
         llm_kwargs: dict[str, Any] | None = None,
         **prompt_args: Any,
     ) -> AsyncGenerator[Model | FlexibleModel, None]:
-        """`stream_structured_predict` for coroutines."""
+        """Do what `stream_structured_predict` does, for coroutines."""
         stream: AsyncGenerator[
             Model | FlexibleModel, None
         ] = await super().astream_structured_predict(
-            output_cls, prompt, _guided(output_cls, llm_kwargs), **prompt_args
+            output_cls, prompt, _add_guide(output_cls, llm_kwargs), **prompt_args
         )
         return stream
 
 
-def _guided(output_cls: type[BaseModel], llm_kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
+def _add_guide(output_cls: type[BaseModel], llm_kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
     return {"guide": Guide.json(output_cls.model_json_schema()), **(llm_kwargs or {})}
 
 
 @contextmanager
-def _cut_short_named() -> Iterator[None]:
-    """Turn LlamaIndex's complaints about JSON that does not end into AnswerCutShort."""
+def _name_cut_short_answer() -> Iterator[None]:
+    """Turn LlamaIndex's errors about incomplete JSON into AnswerCutShort."""
     try:
         yield
     except ValidationError as error:
         if not any(each["type"] == "json_invalid" for each in error.errors()):
             raise
-        raise AnswerCutShort(_CUT_SHORT) from error
+        raise AnswerCutShort(_CUT_SHORT_MESSAGE) from error
     except ValueError as error:
         if "Could not extract json" not in str(error):
             raise
-        raise AnswerCutShort(_CUT_SHORT) from error
+        raise AnswerCutShort(_CUT_SHORT_MESSAGE) from error
 
 
-_CUT_SHORT = (
+_CUT_SHORT_MESSAGE = (
     "the answer ended inside the form it was to have: raise max_new_tokens (a call may: "
     'llm_kwargs={"max_tokens": ...}), or bound the lengths of strings and lists in the output class'
 )

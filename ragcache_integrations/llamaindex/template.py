@@ -1,4 +1,4 @@
-"""Theirs to ours: a text_qa_template as what writes the prompt of nodes that are only provisional."""
+"""A LlamaIndex prompt as the function that writes prompts of provisional nodes for the engine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PromptTemplateLike = BasePromptTemplate | str | Callable[[str, Sequence[Document
 
 
 class Renders(Protocol):
-    """An LLM that tells what it makes of a prompt, as RAGCacheLLM does."""
+    """An LLM that can say which prompt it writes, as RAGCacheLLM can."""
 
     def render(self, template: BasePromptTemplate, **prompt_args: Any) -> str: ...
 
@@ -24,44 +24,44 @@ class Renders(Protocol):
 def as_template(
     template: PromptTemplateLike, llm: Renders | None = None
 ) -> Callable[[str, Sequence[Document]], str]:
-    """A function (question, documents) -> prompt, as the engine takes it.
+    """Return a function (question, documents) -> prompt, as the engine takes it.
 
-    template: the text_qa_template of a synthesizer in its "compact" mode, which trims the nodes' texts
-      and leaves out blank ones; a text such as "{context_str}\\n\\n{query_str}" for the same; or such a
-      function, for whatever else a pipeline does.
-    llm: what is asked with it, which may write it as a conversation or put a system prompt before it.
-    Raises ValueError for anything else, or slots of which it cannot be told what they are for.
+    template: the text_qa_template of a synthesizer in its mode "compact", which trims the nodes' texts
+      and leaves out blank ones; a text such as "{context_str}\\n\\n{query_str}", used in the same way;
+      or such a function, for other pipelines.
+    llm: the LLM that is asked. It may write the template as a conversation or add a system prompt.
+    Raises ValueError for anything else, and for a template whose variables cannot be told apart.
     """
     if not isinstance(template, str | BasePromptTemplate):
         if not callable(template):
             raise ValueError(f"template takes a prompt, a text or a function, got {template!r}")
         return template
-    # Braces in a text mean what they mean to LlamaIndex.
+    # LlamaIndex reads the braces in a text.
     prompt = PromptTemplate(template) if isinstance(template, str) else template
-    write = _formatted(prompt, partial(llm.render, prompt) if llm else prompt.format)
+    write = _fill_with(prompt, partial(llm.render, prompt) if llm else prompt.format)
 
-    def written(asked: str, documents: Sequence[Document]) -> str:
+    def write_prompt(question_text: str, documents: Sequence[Document]) -> str:
         trimmed = [Document(document.id, document.text.strip()) for document in documents]
-        return write(asked, [document for document in trimmed if document.text])
+        return write(question_text, [document for document in trimmed if document.text])
 
-    return written
+    return write_prompt
 
 
-def _formatted(
+def _fill_with(
     template: BasePromptTemplate, fill: Callable[..., str]
 ) -> Callable[[str, Sequence[Document]], str]:
-    # What fills it takes the names that LlamaIndex asks with, whatever the template itself calls them.
+    # `fill` takes LlamaIndex's names for the variables, not those that the template maps them to.
     asked_with = {theirs: ours for ours, theirs in (template.template_var_mappings or {}).items()}
     names = [asked_with.get(name, name) for name in template.template_vars]
     filled = {*template.kwargs, *(template.function_mappings or {})} - {"context_str", "query_str"}
     context, question = Template.slots(name for name in names if name not in filled)
 
-    def written(asked: str, documents: Sequence[Document]) -> str:
+    def write_prompt(question_text: str, documents: Sequence[Document]) -> str:
         values: dict[str, Any] = {
             context: BETWEEN_NODES.join(document.text for document in documents)
         }
         if question:
-            values[question] = asked
+            values[question] = question_text
         return fill(**values)
 
-    return written
+    return write_prompt

@@ -1,4 +1,4 @@
-"""A small world for both frameworks: six documents, an embedding and engines without a model."""
+"""What the tests of both frameworks share: six documents, an embedding, engines without a model."""
 
 import threading
 import time
@@ -33,7 +33,7 @@ def corpus():
 
 @pytest.fixture
 def bag_of_words():
-    """text -> vector: each word is hashed to one of `size` dimensions, and the length is 1."""
+    """text -> vector of length 1: each word is hashed to one of `size` dimensions."""
 
     def embed(text, size=64):
         vector = [0.0] * size
@@ -46,7 +46,7 @@ def bag_of_words():
 
 
 class RecordingBackend(MemoryBackend):
-    """Remembers the prompts and options it was asked with, in order."""
+    """Keeps the prompts and options of its requests, in order."""
 
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
@@ -59,7 +59,7 @@ class RecordingBackend(MemoryBackend):
 
 @pytest.fixture
 def make_engine():
-    """Engines in memory, closed after the test."""
+    """Makes engines without a model, which are closed after the test."""
     engines = []
 
     def make(backend):
@@ -74,7 +74,7 @@ def make_engine():
 
 @pytest.fixture
 def recording():
-    """The class of the backend that remembers, for tests that change it."""
+    """The class RecordingBackend, for tests that subclass it."""
     return RecordingBackend
 
 
@@ -96,7 +96,7 @@ def engine(make_engine, backend):
 
 @pytest.fixture
 def endless(make_engine):
-    """An engine whose answers stop coming after a few tokens, and never end by themselves."""
+    """An engine whose answers pause after a few tokens and never end by themselves."""
 
     def stall(step):
         if step > 5:
@@ -106,7 +106,10 @@ def endless(make_engine):
 
 
 class Gate:
-    """Holds a worker until the event loop opens it; if the worker holds the loop, nobody can."""
+    """Blocks a worker until the event loop opens the gate.
+
+    If the worker itself blocks the loop, nothing can open the gate.
+    """
 
     def __init__(self):
         self._open = threading.Event()
@@ -128,9 +131,11 @@ def gate():
 
 @pytest.fixture
 def waiting_search(monkeypatch):
-    """engine -> list. From now on a search goes on after its first stage only when the engine has begun
-    on that; the list tells of each whether all its stages found the same. Those before the engine's first
-    answer are left alone: it has no template to begin with."""
+    """engine -> list. Each search waits after its first stage until the engine speculates on it.
+
+    For each search, the list says whether all its stages found the same. Searches before the
+    engine's first answer do not wait, because the engine has no template yet.
+    """
 
     def wait_for(engine):
         steady = []

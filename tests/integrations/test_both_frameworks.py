@@ -1,4 +1,4 @@
-"""One engine below a LangChain chain and a LlamaIndex query engine, in one process, at once."""
+"""One engine under a LangChain chain and a LlamaIndex query engine, in one process, at the same time."""
 
 from concurrent.futures import ThreadPoolExecutor
 

@@ -1,23 +1,16 @@
-"""The stand-ins for an index, and searches as generators, without any framework."""
-
-import threading
+"""Searches in stages over proxies for an index, without a framework."""
 
 import faiss
 import numpy as np
 import pytest
 
 import ragcache_engine.search
-from ragcache_engine import Document, EngineConfig, RAGCacheEngine
-from ragcache_engine.backends.memory import MemoryBackend
 from ragcache_integrations import staging
+from ragcache_integrations.stage_stream import stream_search
 from ragcache_integrations.staging import (
-    AnsweredIndex,
-    SearchStopped,
-    engine_told,
+    FixedResultIndex,
+    preview_each_stage,
     search_in_stages,
-    staged,
-    streamed,
-    told_stages,
 )
 
 QUERY = np.random.default_rng(2).standard_normal((1, 8), dtype=np.float32)
@@ -49,7 +42,7 @@ def test_a_staged_search_returns_what_the_index_returns(index):
     assert np.array_equal(distances, wanted[0])
     assert np.array_equal(ids, wanted[1])
     assert len(seen) == 7  # of eight stages, the last one is the answer
-    ids[0, 0] = 5  # as of any search, the arrays are the caller's
+    ids[0, 0] = 5  # the arrays belong to the caller, as those of any search do
     fractions = [stage.fraction_done for stage in seen]
     assert fractions == sorted(fractions)
 
@@ -88,12 +81,15 @@ def test_an_index_of_another_make_is_searched_as_it_is():
         def search(self, query, k):
             return [[0.0] * k], [[7] * k]
 
-    assert staged(Other(), lambda index: index.search(QUERY, 2), print) == ([[0.0] * 2], [[7] * 2])
+    assert preview_each_stage(Other(), lambda index: index.search(QUERY, 2), print) == (
+        [[0.0] * 2],
+        [[7] * 2],
+    )
 
 
 def test_the_search_is_run_on_each_stage_and_told(index):
     told = []
-    answer = staged(index, ids_in, lambda ids, done: told.append((ids, done)))
+    answer = preview_each_stage(index, ids_in, lambda ids, done: told.append((ids, done)))
     assert answer == ids_in(index)
     assert len(told) == 7
     assert told[-1][0] == answer
@@ -102,12 +98,12 @@ def test_the_search_is_run_on_each_stage_and_told(index):
 
 def test_a_stage_of_which_nothing_can_be_made_costs_no_answer(index):
     def fails(stand_in):
-        if isinstance(stand_in, AnsweredIndex):
+        if isinstance(stand_in, FixedResultIndex):
             raise KeyError("a document that is not there")
         return ids_in(stand_in)
 
     told = []
-    assert staged(index, fails, lambda *stage: told.append(stage)) == ids_in(index)
+    assert preview_each_stage(index, fails, lambda *stage: told.append(stage)) == ids_in(index)
     assert not told
 
 
@@ -115,17 +111,17 @@ def test_a_listener_that_fails_costs_no_answer(index):
     def fails(ids, fraction_done):
         raise ValueError("no")
 
-    assert staged(index, ids_in, fails) == ids_in(index)
+    assert preview_each_stage(index, ids_in, fails) == ids_in(index)
 
 
 def test_a_stage_answers_only_the_search_it_is_of(index):
     def widens(stand_in):
-        """As a store does that fetches more if a filter leaves too few."""
+        """As a store that fetches more documents if a filter leaves too few."""
         stand_in.search(QUERY, 3)
         return stand_in.search(QUERY, 30)[1][0].tolist()
 
     told = []
-    assert staged(index, widens, lambda *stage: told.append(stage)) == widens(index)
+    assert preview_each_stage(index, widens, lambda *stage: told.append(stage)) == widens(index)
     assert not told
 
 
@@ -134,63 +130,12 @@ def test_everything_but_the_search_is_the_indexs_own(index):
         assert (stand_in.ntotal, stand_in.d, stand_in.nprobe) == (400, 8, 16)
         return stand_in.search(QUERY, 1)[1].tolist()
 
-    assert staged(index, looks, lambda *stage: None) == index.search(QUERY, 1)[1].tolist()
-
-
-def test_what_cannot_be_told_the_engine_is_left_out():
-    with RAGCacheEngine(
-        EngineConfig(model="any", backend="memory"), backend=MemoryBackend()
-    ) as engine:
-
-        def fails(item):
-            raise ValueError(item)
-
-        with engine.retrieval("Why?") as retrieval:
-            engine_told(retrieval, fails)(["a"], 0.5)
-            retrieval.found([])
+    assert (
+        preview_each_stage(index, looks, lambda *stage: None) == index.search(QUERY, 1)[1].tolist()
+    )
 
 
 def test_a_search_as_a_generator_gives_its_stages_and_the_answer(index):
-    stages = list(streamed(lambda put: staged(index, ids_in, put)))
+    stages = list(stream_search(lambda put: preview_each_stage(index, ids_in, put)))
     assert [final for _, _, final in stages] == [False] * 7 + [True]
     assert stages[-1] == (ids_in(index), 1.0, True)
-
-
-def test_closing_it_stops_the_search():
-    stopped = threading.Event()
-
-    def endless(put):
-        try:
-            while True:
-                put(["a"], 0.1)
-        except SearchStopped:
-            stopped.set()
-            raise
-
-    stages = streamed(endless)
-    assert next(stages) == (["a"], 0.1, False)
-    stages.close()
-    assert stopped.is_set()
-    assert "ragcache-search" not in {thread.name for thread in threading.enumerate()}
-
-
-def test_what_the_search_raises_is_raised_to_the_reader():
-    def fails(put):
-        put(["a"], 0.5)
-        raise KeyError("lost")
-
-    stages = streamed(fails)
-    assert next(stages)[0] == ["a"]
-    with pytest.raises(KeyError, match="lost"):
-        next(stages)
-
-
-def test_the_engine_knows_the_answer_even_if_its_reader_stops_there():
-    documents = [Document("d1", "One tells of the first thing there is to tell.")]
-    with RAGCacheEngine(
-        EngineConfig(model="any", backend="memory"), backend=MemoryBackend()
-    ) as engine:
-        stages = told_stages(engine.retrieval("Why?"), lambda item: item, lambda put: documents)
-        assert next(stages) == (documents, 1.0, True)
-        stages.close()
-        assert engine.generate(f"{documents[0].text} Why?").usage.document_ids == ("d1",)

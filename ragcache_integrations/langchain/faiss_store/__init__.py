@@ -1,15 +1,16 @@
-"""FaissVectorStore and what it is made of, from LangChain's face inwards.
+"""FaissVectorStore and its parts, from LangChain's methods inwards.
 
-    vectorstore.py    the class itself: embeds, translates, leaves the rest to
-    collection.py     documents and vectors in step, for many threads
-      indexes.py      flat, IVF, HNSW or a given index: built, and built anew
-      row_search.py   a search of one among chosen rows
-      filter_cache.py which rows a filter chooses
-    persistence.py    a collection in a folder; community.py reads langchain_community's
+    vectorstore.py        the class itself: embeds, translates arguments, and calls the rest
+    collection.py         documents and vectors in step, for many threads
+      indexes.py          flat, IVF, HNSW or a given index: how each is built and rebuilt
+      row_search.py       searches an index among chosen rows
+      filter_cache.py     remembers which rows a filter chooses
+    persistence.py        saves a collection in a folder and loads it
+    community.py          reads what langchain_community's FAISS saved
 
-and, without any state: additions.py (what is added), searches.py (what is asked), filters.py,
-metric.py, diversity.py; locks.py; errors.py (those that only the store raises). Importing this
-package loads Faiss.
+and, without state: additions.py (checks what is added), search_request.py (checks what is asked),
+search_results.py (what is returned), filters.py, metric.py, diversity.py, locks.py, errors.py. Importing
+this package loads Faiss.
 """
 
 from ragcache_integrations.langchain.faiss_store.errors import (

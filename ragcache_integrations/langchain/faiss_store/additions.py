@@ -1,4 +1,4 @@
-"""What a caller adds, checked and paired up before anything is embedded."""
+"""Checks what a caller adds, before anything is embedded."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from ragcache_integrations.langchain.faiss_store.metric import FloatMatrix
 
 
 @dataclass(frozen=True, slots=True)
-class Entries:
-    """ids: one for every text given. documents: one for every different id, the last text given.
+class Additions:
+    """Documents to add, and the ids to return.
 
-    positions: of the documents' texts among those given.
+    ids: one for each text that was given. documents: one for each different id, with the last text
+    given for it. positions: where the documents' texts are among those that were given.
     """
 
     ids: list[str]
@@ -28,33 +29,33 @@ class Entries:
     positions: list[int]
 
 
-def paired(
+def prepare_additions(
     texts: Iterable[str],
     metadatas: Sequence[Mapping[str, Any] | None] | None,
     ids: Sequence[str | None] | None,
-) -> Entries:
-    """Texts with their metadatas, which are copied, and ids, which are made where there are none.
+) -> Additions:
+    """Pair texts with copies of their metadatas and with ids; make ids where there are none.
 
     Raises UnequalLengths; BadRequest for a text, metadata or id of a wrong type.
     """
     texts = [texts] if isinstance(texts, str) else list(texts)
-    check_lengths(texts=texts, metadatas=metadatas, ids=ids)
-    named = [_checked_id(name) for name in ids] if ids is not None else [_new_id() for _ in texts]
+    check_same_length(texts=texts, metadatas=metadatas, ids=ids)
+    named = [_read_id(name) for name in ids] if ids is not None else [_new_id() for _ in texts]
     last = {name: position for position, name in enumerate(named)}
     positions = sorted(last.values())
     documents = [
         Document(
             id=named[at],
-            page_content=_checked_text(texts[at], at),
-            metadata=_checked_metadata(metadatas[at] if metadatas is not None else None, at),
+            page_content=_read_text(texts[at], at),
+            metadata=_read_metadata(metadatas[at] if metadatas is not None else None, at),
         )
         for at in positions
     ]
-    return Entries(named, documents, positions)
+    return Additions(named, documents, positions)
 
 
-def check_lengths(**lists: Sequence[Any] | None) -> None:
-    """Raises UnequalLengths unless all that are given have one length."""
+def check_same_length(**lists: Sequence[Any] | None) -> None:
+    """Raise UnequalLengths unless all lists that are given have the same length."""
     lengths = {name: len(given) for name, given in lists.items() if given is not None}
     if len(set(lengths.values())) > 1:
         counts = ", ".join(f"{length} {name}" for name, length in lengths.items())
@@ -62,9 +63,9 @@ def check_lengths(**lists: Sequence[Any] | None) -> None:
 
 
 def as_matrix(vectors: Any, count: int) -> FloatMatrix:
-    """Vectors as an embedding model returns them, as one matrix of shape (count, dimensions).
+    """Return an embedding model's vectors as one matrix of shape (count, dimensions).
 
-    Raises VectorShapeError if they are not so many, not of one size, empty, or not finite.
+    Raises VectorShapeError unless there are `count` vectors, all of one size, not empty, and finite.
     """
     try:
         matrix = np.ascontiguousarray(vectors, dtype=np.float32)
@@ -87,20 +88,11 @@ def as_matrix(vectors: Any, count: int) -> FloatMatrix:
     return matrix
 
 
-def copied(document: Document) -> Document:
-    """A document the caller may do with as it likes."""
-    return Document(
-        id=document.id,
-        page_content=document.page_content,
-        metadata=deepcopy(document.metadata),
-    )
-
-
 def _new_id() -> str:
     return str(uuid4())
 
 
-def _checked_id(name: Any) -> str:
+def _read_id(name: Any) -> str:
     if name is None:
         return _new_id()
     if isinstance(name, bool) or not isinstance(name, (str, int)):
@@ -108,13 +100,13 @@ def _checked_id(name: Any) -> str:
     return str(name)
 
 
-def _checked_text(text: Any, position: int) -> str:
+def _read_text(text: Any, position: int) -> str:
     if not isinstance(text, str):
         raise BadRequest(f"text {position} is a {type(text).__name__}; give a string")
     return text
 
 
-def _checked_metadata(metadata: Any, position: int) -> dict[str, Any]:
+def _read_metadata(metadata: Any, position: int) -> dict[str, Any]:
     if metadata is None:
         return {}
     if not isinstance(metadata, Mapping):

@@ -1,7 +1,7 @@
 """Reads what langchain_community's FAISS store saved: <name>.faiss, and <name>.pkl with the documents.
 
-A pickle can name any function of any package and have it called. This one is read only when its
-owner says that it is trusted, and even then only classes that hold plain values are let in:
+A pickle can name any function of any package and have it called. So this one is read only if the
+caller says that it is trusted, and even then only classes that hold plain values are allowed.
 langchain_community itself need not be installed.
 """
 
@@ -22,8 +22,8 @@ from ragcache_integrations.langchain.faiss_store.errors import (
     UntrustedPickle,
 )
 
-_PACKAGES = {"langchain", "langchain_classic", "langchain_community", "langchain_core"}
-_PLAIN = {
+_LANGCHAIN_PACKAGES = {"langchain", "langchain_classic", "langchain_community", "langchain_core"}
+_PLAIN_TYPES = {
     "builtins": {"set", "frozenset", "complex", "bytearray"},
     "collections": {"OrderedDict"},
     "datetime": {"date", "datetime", "time", "timedelta", "timezone"},
@@ -36,10 +36,12 @@ _PLAIN = {
 }
 
 
-def read_trusted(folder: Path, name: str, trusted: bool) -> tuple[faiss.Index, list[Document]]:
-    """The index, and the document of each of its rows.
+def read_community_save(
+    folder: Path, name: str, trusted: bool
+) -> tuple[faiss.Index, list[Document]]:
+    """Return the index, and the document of each of its rows.
 
-    name: of the two files, without their endings.
+    name: the name of the two files, without their endings.
     Raises UntrustedPickle unless trusted, or if the pickle asks for more than plain values;
     SaveNotFound, SaveDamaged, IndexOutOfStep.
     """
@@ -55,7 +57,7 @@ def read_trusted(folder: Path, name: str, trusted: bool) -> tuple[faiss.Index, l
             f"{pickle_file} is a pickle, and reading one can run code that was put into it; if you "
             f"made this file yourself, or trust who did, pass allow_dangerous_deserialization=True"
         )
-    documents = _documents(pickle_file)
+    documents = _read_documents(pickle_file)
     try:
         index = faiss.read_index(str(index_file))
     except RuntimeError as error:
@@ -68,26 +70,28 @@ def read_trusted(folder: Path, name: str, trusted: bool) -> tuple[faiss.Index, l
     return index, [documents[row] for row in range(index.ntotal)]
 
 
-def _documents(file: Path) -> dict[int, Document]:
-    """The documents by their rows."""
+def _read_documents(file: Path) -> dict[int, Document]:
+    """Return the documents by their rows."""
     try:
         with file.open("rb") as opened:
             docstore, ids = _PlainUnpickler(opened).load()
-        held: Mapping[str, _Kept] = docstore.state["_dict"]
-        return {int(row): held[name].document(name) for row, name in ids.items() if name in held}
+        pickled: Mapping[str, _PickledState] = docstore.state["_dict"]
+        return {
+            int(row): pickled[name].document(name) for row, name in ids.items() if name in pickled
+        }
     except UntrustedPickle:
         raise
-    except Exception as error:  # a pickle cut short or changed may raise anything at all
+    except Exception as error:  # a damaged pickle may raise anything
         raise SaveDamaged(f"{file} does not hold a docstore and its ids ({error!r})") from error
 
 
-class _Kept:
-    """Stands for LangChain's Document and InMemoryDocstore: keeps their state and runs nothing."""
+class _PickledState:
+    """Stands in for LangChain's Document and InMemoryDocstore: keeps their state, runs no code."""
 
     state: dict[str, Any]
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        # A pydantic model's fields lie one level deeper, in every version of pydantic.
+        # Every version of pydantic keeps a model's fields one level deeper.
         self.state = state.get("__dict__", state)
 
     def document(self, name: str) -> Document:
@@ -97,9 +101,9 @@ class _Kept:
 
 class _PlainUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        if module.split(".")[0] in _PACKAGES and name in ("Document", "InMemoryDocstore"):
-            return _Kept
-        if name in _PLAIN.get(module, ()):
+        if module.split(".")[0] in _LANGCHAIN_PACKAGES and name in ("Document", "InMemoryDocstore"):
+            return _PickledState
+        if name in _PLAIN_TYPES.get(module, ()):
             return super().find_class(module, name)
         raise UntrustedPickle(
             f"the pickle asks for {module}.{name}, which is neither LangChain's nor a plain value; "

@@ -1,4 +1,4 @@
-"""Maximal marginal relevance: near the query, and unlike what was already taken.
+"""Maximal marginal relevance: choose documents near the query and unlike those already chosen.
 
 Source: Carbonell and Goldstein, "The use of MMR" (SIGIR 1998).
 """
@@ -10,17 +10,17 @@ import numpy as np
 from ragcache_integrations.langchain.faiss_store.metric import FloatMatrix, Metric
 
 
-def most_diverse(
+def choose_diverse(
     query: FloatMatrix, candidates: FloatMatrix, k: int, lambda_mult: float
 ) -> list[int]:
-    """Up to k rows of the candidates, in the order taken; among equals the first.
+    """Return up to k rows of the candidates, in the order chosen; of equals, the first.
 
     query: shape (1, dimensions). candidates: shape (n, dimensions), nearest first.
-    lambda_mult: 1 for relevance alone, 0 for diversity alone. Likeness is the cosine.
+    lambda_mult: 1 for relevance alone, 0 for diversity alone. Similarity is the cosine.
     """
     unit = Metric.COSINE.as_indexed(candidates)
     relevance = unit @ Metric.COSINE.as_indexed(query)[0]
-    # The first to be taken is like nothing yet, so relevance alone decides.
+    # Nothing is chosen yet, so relevance alone decides which candidate comes first.
     taken = [int(np.argmax(relevance))] if len(unit) else []
     likeness = np.full(len(unit), -np.inf, dtype=np.float32)
     while len(taken) < min(k, len(unit)):

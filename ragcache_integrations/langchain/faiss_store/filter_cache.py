@@ -1,4 +1,4 @@
-"""Which rows a filter chooses, worked out once for as long as the documents stay the same."""
+"""Remembers which rows a filter chooses, for as long as the documents stay the same."""
 
 from __future__ import annotations
 
@@ -9,64 +9,66 @@ from collections.abc import Iterable, Mapping
 
 from langchain_core.documents import Document
 
-from ragcache_integrations.langchain.faiss_store.filters import Filter, predicate
-from ragcache_integrations.langchain.faiss_store.row_search import Selection
+from ragcache_integrations.langchain.faiss_store.filters import Filter, compile_filter
+from ragcache_integrations.langchain.faiss_store.row_search import RowSelection
 
-_MOST_KEPT = 64
+_MAX_ENTRIES = 64
 
 
-class Selections:
-    """Finds and remembers selections. A filter is asked about every document: n calls in Python.
+class FilterCache:
+    """Computes row selections and keeps those of the filters used last.
 
-    Of filters only dicts are remembered; what a function says may change by itself. Threads may ask
-    at once; `forget` is called while nobody asks.
+    Computing one calls the filter for every document, in Python. Only filters that are dicts are
+    remembered, because a function may give another answer next time. Several threads may call `select`
+    at once; `clear` must be called while none does.
     """
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[str, Selection] = OrderedDict()  # the one used last at the end
+        # In the order of their last use, the latest at the end.
+        self._entries: OrderedDict[str, RowSelection] = OrderedDict()
         self._lock = threading.Lock()
 
-    def of(
+    def select(
         self, filter: Filter | None, documents: Mapping[int, Document], total: int
-    ) -> Selection | None:
-        """The rows of the documents that pass. None: every row counts, and no filter is needed.
+    ) -> RowSelection | None:
+        """Return the rows of the documents that pass. None means every row, so no selection is needed.
 
         documents: by row. total: rows in the index, of which some may have no document.
         """
         if filter is None and len(documents) == total:
             return None
-        name = "" if filter is None else _name(filter)
+        name = "" if filter is None else _cache_key(filter)
         if name is not None:
             with self._lock:
-                if kept := self._kept.get(name):
-                    self._kept.move_to_end(name)
+                if kept := self._entries.get(name):
+                    self._entries.move_to_end(name)
                     return kept
-        selection = Selection.of(_passing(filter, documents), total)
+        selection = RowSelection.from_rows(_passing_rows(filter, documents), total)
         if name is not None:
             with self._lock:
-                self._kept[name] = selection
-                if len(self._kept) > _MOST_KEPT:
-                    self._kept.popitem(last=False)
+                self._entries[name] = selection
+                if len(self._entries) > _MAX_ENTRIES:
+                    self._entries.popitem(last=False)
         return selection
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         with self._lock:
-            self._kept.clear()
+            self._entries.clear()
 
 
-def _passing(filter: Filter | None, documents: Mapping[int, Document]) -> Iterable[int]:
+def _passing_rows(filter: Filter | None, documents: Mapping[int, Document]) -> Iterable[int]:
     if filter is None:
         return documents
-    passes = predicate(filter)
+    passes = compile_filter(filter)
     return [row for row, document in documents.items() if passes(document.metadata)]
 
 
-def _name(filter: Filter) -> str | None:
-    """A name that no filter with another meaning has; None if that cannot be said."""
+def _cache_key(filter: Filter) -> str | None:
+    """Return a key that no filter with another meaning has; None if there is no such key."""
     if callable(filter):
         return None
     try:
-        json.dumps(filter)  # plain values only, whose repr tells all of them apart
+        json.dumps(filter)  # only plain values, whose repr differs if they differ
     except (TypeError, ValueError):
         return None
     return repr(filter)

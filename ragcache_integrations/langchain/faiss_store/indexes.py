@@ -1,7 +1,7 @@
-"""The kinds of index a store may have: what each builds, and when it is built anew.
+"""The kinds of index a store may have: how each is built, and when it is rebuilt.
 
-Faiss cannot take a vector out of every kind of index, so none is ever taken out of one: a search is
-told which rows count, and an index too full of rows that do not is built anew from those that do.
+Faiss cannot remove a vector from every kind of index, so the store never removes one. A search is
+told which rows count, and an index with too many deleted rows is rebuilt from the others.
 """
 
 from __future__ import annotations
@@ -18,40 +18,43 @@ from ragcache_integrations.langchain.faiss_store.errors import UnsupportedIndex,
 from ragcache_integrations.langchain.faiss_store.metric import FloatMatrix, Metric
 from ragcache_integrations.langchain.faiss_store.row_search import (
     Effort,
-    Selection,
-    approximate,
-    graph_of,
+    RowSelection,
+    find_graph,
+    search_approximately,
 )
 
-# At a third, an index of n documents is built anew after n / 2 more deletions at the earliest.
-_MOST_DEAD_SHARE = 1 / 3
-# From Faiss's guidelines: fewer vectors a list make poor centres.
-_LEAST_VECTORS_A_LIST = 39
+# At a third, an index of n documents is rebuilt after n / 2 deletions at the earliest.
+_MAX_DEAD_SHARE = 1 / 3
+# From Faiss's guidelines: with fewer vectors for each list, the centres are poor.
+_MIN_VECTORS_PER_LIST = 39
 
 
 class IndexKind(Protocol):
-    """Builds indexes of one kind and says when the present one no longer serves."""
+    """Builds indexes of one kind, and says when one should be rebuilt."""
 
     name: ClassVar[str]
 
     def build(self, vectors: FloatMatrix, metric: Metric) -> faiss.Index:
-        """An index that holds these vectors, in this order; shape (n, dimensions), n >= 1."""
+        """Return an index of these vectors, in this order; shape (n, dimensions), n >= 1."""
 
     def is_outgrown(self, built_from: int, live: int) -> bool:
-        """Whether an index built from so many vectors is too small for those that live now."""
+        """Tell whether an index is too small now.
+
+        built_from: how many vectors it was built from. live: how many documents there are now.
+        """
 
     def check_effort(self, effort: Effort) -> None:
-        """Raises BadRequest for an effort that this kind knows nothing of."""
+        """Raise BadRequest for an effort that this kind of index does not have."""
 
 
 @dataclass(frozen=True, slots=True)
 class FlatIndex:
-    """Compares the query with every vector. Exact; hard to beat below some ten thousand."""
+    """Compares the query with every vector. Exact, and fast up to some ten thousand vectors."""
 
     name: ClassVar[str] = "flat"
 
     def build(self, vectors: FloatMatrix, metric: Metric) -> faiss.Index:
-        index = faiss.index_factory(vectors.shape[1], "Flat", metric.in_faiss)
+        index = faiss.index_factory(vectors.shape[1], "Flat", metric.faiss_metric)
         index.add(vectors)
         return index
 
@@ -59,19 +62,21 @@ class FlatIndex:
         return False
 
     def check_effort(self, effort: Effort) -> None:
-        _refuse(effort, self.name)
+        _refuse_effort(effort, self.name)
 
 
 @dataclass(frozen=True, slots=True)
 class IVFIndex:
-    """Vectors in lists around centres; a search looks into the nearest `nprobe` lists.
+    """Vectors in lists around centres; a search looks into the `nprobe` lists nearest to the query.
 
-    It trains itself: with fewer than `train_from` vectors it is a flat index, which is exact and
-    quick at that size, and it is trained anew whenever the vectors have become four times as many.
+    It trains itself. With fewer than `train_from` vectors it is a flat index, which is exact and
+    fast at that size. It is trained again each time the number of vectors has become four times as
+    large.
 
-    nlist: lists; by default 4 times the root of the vectors' number, at every training.
-    nprobe: lists a search looks into, unless it says otherwise.
-    train_from: vectors needed for the first training; by default 39 a list, or 5,000.
+    nlist: number of lists; by default 4 times the square root of the number of vectors, at each
+      training.
+    nprobe: how many lists a search looks into, unless the search says otherwise.
+    train_from: how many vectors the first training needs; by default 39 for each list, or 5,000.
     """
 
     nlist: int | None = None
@@ -90,19 +95,19 @@ class IVFIndex:
 
     @property
     def trained_from(self) -> int:
-        return self.train_from or (self.nlist * _LEAST_VECTORS_A_LIST if self.nlist else 5_000)
+        return self.train_from or (self.nlist * _MIN_VECTORS_PER_LIST if self.nlist else 5_000)
 
     def build(self, vectors: FloatMatrix, metric: Metric) -> faiss.Index:
         count, dimensions = vectors.shape
         if count < self.trained_from:
             return FlatIndex().build(vectors, metric)
-        nlist = self.nlist or min(int(4 * sqrt(count)), max(1, count // _LEAST_VECTORS_A_LIST))
-        index = faiss.index_factory(dimensions, f"IVF{nlist},Flat", metric.in_faiss)
+        nlist = self.nlist or min(int(4 * sqrt(count)), max(1, count // _MIN_VECTORS_PER_LIST))
+        index = faiss.index_factory(dimensions, f"IVF{nlist},Flat", metric.faiss_metric)
         index.nprobe = self.nprobe
         index.cp.spherical = metric is Metric.COSINE
-        index.cp.min_points_per_centroid = 1  # the user chose, and Faiss would print
+        index.cp.min_points_per_centroid = 1  # the user chose; Faiss would print a warning
         index.train(vectors)
-        index.make_direct_map()  # rows can be read back
+        index.make_direct_map()  # so that rows can be read back
         index.add(vectors)
         return index
 
@@ -112,15 +117,15 @@ class IVFIndex:
         )
 
     def check_effort(self, effort: Effort) -> None:
-        _refuse(Effort(ef_search=effort.ef_search), self.name)
+        _refuse_effort(Effort(ef_search=effort.ef_search), self.name)
 
 
 @dataclass(frozen=True, slots=True)
 class HNSWIndex:
-    """A graph of neighbours that a search walks along. Quick at any size; adding is slow.
+    """A graph of neighbours that a search walks along. Fast at any size, but adding is slow.
 
-    m: neighbours a vector is linked to.
-    ef_construction, ef_search: candidates kept while the graph is made, and while it is searched.
+    m: to how many neighbours a vector is linked.
+    ef_construction, ef_search: how many candidates are kept while the graph is built, and searched.
     """
 
     m: int = 32
@@ -135,7 +140,7 @@ class HNSWIndex:
             raise ConfigError("m must be at least 2: a vector with one neighbour leads nowhere")
 
     def build(self, vectors: FloatMatrix, metric: Metric) -> faiss.Index:
-        index = faiss.IndexHNSWFlat(vectors.shape[1], self.m, metric.in_faiss)
+        index = faiss.IndexHNSWFlat(vectors.shape[1], self.m, metric.faiss_metric)
         index.hnsw.efConstruction = self.ef_construction
         index.hnsw.efSearch = self.ef_search
         index.add(vectors)
@@ -145,14 +150,14 @@ class HNSWIndex:
         return False
 
     def check_effort(self, effort: Effort) -> None:
-        _refuse(Effort(nprobe=effort.nprobe), self.name)
+        _refuse_effort(Effort(nprobe=effort.nprobe), self.name)
 
 
 class GivenIndex:
-    """An index of the user's own: trained, and empty. Copies of it are filled; it stays as it is.
+    """An index of the user's own, trained and empty. The store fills copies of it.
 
-    Raises UnsupportedIndex for one that is not, and for one that cannot search among chosen rows or
-    read a row back.
+    Raises UnsupportedIndex for an index that is not trained or not empty, and for one that cannot
+    search among chosen rows or read a row back.
     """
 
     name: ClassVar[str] = "given"
@@ -170,11 +175,11 @@ class GivenIndex:
             )
         self._empty = faiss.clone_index(index)
         _make_readable(self._empty)
-        self._try_out()
+        self._check_capabilities()
 
     @classmethod
-    def like(cls, filled: faiss.Index) -> GivenIndex:
-        """The kind of an index that already holds vectors."""
+    def from_filled(cls, filled: faiss.Index) -> GivenIndex:
+        """Return the kind of an index that already holds vectors."""
         empty = faiss.clone_index(filled)
         empty.reset()
         return cls(empty)
@@ -194,19 +199,19 @@ class GivenIndex:
 
     def check_effort(self, effort: Effort) -> None:
         probes = faiss.try_extract_index_ivf(self._empty) is not None
-        walks = graph_of(self._empty) is not None
-        _refuse(
+        walks = find_graph(self._empty) is not None
+        _refuse_effort(
             Effort(None if probes else effort.nprobe, None if walks else effort.ef_search),
             f"given {type(self._empty).__name__}",
         )
 
-    def _try_out(self) -> None:
-        """Do once, with one vector, everything the store will ask for."""
+    def _check_capabilities(self) -> None:
+        """Try everything the store will need, with one vector."""
         trial = faiss.clone_index(self._empty)
         vector = np.ones((1, trial.d), dtype=np.float32)
         try:
             trial.add(vector)
-            approximate(trial, vector, 1, Selection.of([0], 1), Effort())
+            search_approximately(trial, vector, 1, RowSelection.from_rows([0], 1), Effort())
             trial.reconstruct_batch(np.zeros(1, dtype=np.int64))
         except RuntimeError as error:
             raise UnsupportedIndex(
@@ -216,8 +221,8 @@ class GivenIndex:
             ) from error
 
 
-def kind_of(index: object) -> IndexKind:
-    """What the user wrote for an index, as its kind. Raises ConfigError."""
+def parse_index_kind(index: object) -> IndexKind:
+    """Return the kind of index for the store's argument `index`. Raises ConfigError."""
     if isinstance(index, (FlatIndex, IVFIndex, HNSWIndex, GivenIndex)):
         return index
     if isinstance(index, faiss.Index):
@@ -231,24 +236,30 @@ def kind_of(index: object) -> IndexKind:
     )
 
 
-def wants_rebuild(kind: IndexKind, built_from: int, live: int, rows: int) -> bool:
-    """Whether the dead rows are too many, or the index was built for fewer vectors than there are."""
-    return (rows - live) > _MOST_DEAD_SHARE * rows or kind.is_outgrown(built_from, live)
+def is_rebuild_due(kind: IndexKind, built_from: int, live: int, rows: int) -> bool:
+    """Tell whether an index should be rebuilt: too many rows are deleted, or it is too small.
+
+    rows: rows in the index. live: rows that have a document. built_from: vectors it was built from.
+    """
+    return (rows - live) > _MAX_DEAD_SHARE * rows or kind.is_outgrown(built_from, live)
 
 
-def settings_of(kind: IndexKind) -> dict[str, Any]:
-    """The kind as JSON; `kind_from` reads it. A given index is known by the index itself."""
+def kind_to_dict(kind: IndexKind) -> dict[str, Any]:
+    """Return the kind as JSON for `kind_from_dict`. A given index is described by the index itself."""
     if isinstance(kind, GivenIndex):
         return {"kind": kind.name}
     return {"kind": kind.name, **{f.name: getattr(kind, f.name) for f in fields(kind)}}  # type: ignore[arg-type]
 
 
-def kind_from(settings: dict[str, Any], index: faiss.Index | None) -> IndexKind:
-    """Raises KeyError, TypeError or ConfigError for what `settings_of` did not write."""
+def kind_from_dict(settings: dict[str, Any], index: faiss.Index | None) -> IndexKind:
+    """Rebuild the kind from what `kind_to_dict` wrote. index: needed for a given index.
+
+    Raises KeyError, TypeError or ConfigError for anything else.
+    """
     settings = dict(settings)
     name = settings.pop("kind")
     if name == GivenIndex.name:
-        return GivenIndex.like(index)
+        return GivenIndex.from_filled(index)
     kind: IndexKind = _KINDS[name](**settings)
     return kind
 
@@ -262,7 +273,7 @@ def _make_readable(index: faiss.Index) -> None:
         ivf.make_direct_map()
 
 
-def _refuse(effort: Effort, kind: str) -> None:
+def _refuse_effort(effort: Effort, kind: str) -> None:
     for name in ("nprobe", "ef_search"):
         if getattr(effort, name) is not None:
             raise BadRequest(f"the index is {kind} and has no {name}; leave it out")

@@ -1,4 +1,4 @@
-"""Many readers or one writer."""
+"""A lock for many readers or one writer."""
 
 from __future__ import annotations
 
@@ -8,58 +8,58 @@ from contextlib import contextmanager
 
 
 class SharedLock:
-    """Readers share it, a writer has it alone, and a writer that waits holds back new readers.
+    """Many readers hold it together, a writer holds it alone, and a waiting writer keeps new readers out.
 
-    A thread may read while it reads, as a filter does that looks something up in its own store. It
-    may not write while it reads: it would wait for itself.
+    A thread may read while it already reads, as a filter does that looks something up in its own store.
+    It may not write while it reads, because it would wait for itself.
     """
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
+        self._condition = threading.Condition()
         self._readers = 0
         self._writers_waiting = 0
-        self._written = False
-        self._thread = threading.local()
+        self._is_writing = False
+        self._thread_state = threading.local()
 
     @contextmanager
     def reading(self) -> Iterator[None]:
         depth = self._depth()
         if depth == 0:
-            with self._changed:
-                self._changed.wait_for(lambda: not self._written and not self._writers_waiting)
+            with self._condition:
+                self._condition.wait_for(lambda: not self._is_writing and not self._writers_waiting)
                 self._readers += 1
-        self._thread.depth = depth + 1
+        self._thread_state.depth = depth + 1
         try:
             yield
         finally:
-            self._thread.depth = depth
+            self._thread_state.depth = depth
             if depth == 0:
-                with self._changed:
+                with self._condition:
                     self._readers -= 1
-                    self._changed.notify_all()
+                    self._condition.notify_all()
 
     @contextmanager
     def writing(self) -> Iterator[None]:
         self.refuse_readers()
-        with self._changed:
+        with self._condition:
             self._writers_waiting += 1
             try:
-                self._changed.wait_for(lambda: not self._written and not self._readers)
-                self._written = True
+                self._condition.wait_for(lambda: not self._is_writing and not self._readers)
+                self._is_writing = True
             finally:
                 self._writers_waiting -= 1
-                self._changed.notify_all()
+                self._condition.notify_all()
         try:
             yield
         finally:
-            with self._changed:
-                self._written = False
-                self._changed.notify_all()
+            with self._condition:
+                self._is_writing = False
+                self._condition.notify_all()
 
     def refuse_readers(self) -> None:
-        """Raises RuntimeError if this thread is reading."""
+        """Raise RuntimeError if this thread is reading."""
         if self._depth():
             raise RuntimeError("a filter must not change or save the store that it is filtering")
 
     def _depth(self) -> int:
-        return getattr(self._thread, "depth", 0)
+        return getattr(self._thread_state, "depth", 0)

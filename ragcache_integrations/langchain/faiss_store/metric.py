@@ -1,6 +1,6 @@
-"""How near two vectors are: what Faiss is asked for, and what its numbers mean.
+"""How near two vectors are: which metric Faiss is given, and what its scores mean.
 
-Scores are Faiss's own. Relevances lie in [0, 1], 1 for the most relevant, as LangChain wants them.
+Scores are Faiss's own. Relevances are in [0, 1], 1 for the most relevant, as LangChain expects them.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ FloatMatrix = NDArray[np.float32]
 
 
 class Metric(StrEnum):
-    """COSINE and INNER_PRODUCT: higher is nearer. L2, the squared Euclidean distance: lower is."""
+    """COSINE, INNER_PRODUCT: higher is nearer. L2, the squared Euclidean distance: lower is nearer."""
 
     COSINE = "cosine"
     L2 = "l2"
     INNER_PRODUCT = "inner_product"
 
     @property
-    def in_faiss(self) -> int:
+    def faiss_metric(self) -> int:
         kind = faiss.METRIC_L2 if self is Metric.L2 else faiss.METRIC_INNER_PRODUCT
         return int(kind)
 
     def as_indexed(self, vectors: FloatMatrix) -> FloatMatrix:
-        """The vectors as the index holds them: for the cosine, of length 1 (or 0 if they were).
+        """Return the vectors as the index holds them; for the cosine, scaled to length 1 (0 stays 0).
 
         vectors: shape (n, dimensions).
         """
@@ -40,16 +40,16 @@ class Metric(StrEnum):
         unit: FloatMatrix = (vectors / np.where(lengths == 0.0, 1.0, lengths)).astype(np.float32)
         return unit
 
-    def at_least_as_near(self, score: float, threshold: float) -> bool:
+    def is_at_least_as_near(self, score: float, threshold: float) -> bool:
         return score <= threshold if self is Metric.L2 else score >= threshold
 
     def relevance(self, score: float) -> float:
-        """A score as a relevance.
+        """Return the relevance of a score.
 
-        cosine: the cosine itself; what points away from the query is as irrelevant as can be.
-        l2: 1 / (1 + distance), the distance not squared.
-        inner product: the logistic function, as it has no bounds. Vectors of length 1 are better
-        served by the cosine, whose relevance spreads further.
+        cosine: the cosine itself; vectors that point away from the query get 0.
+        l2: 1 / (1 + distance), where the distance is not squared.
+        inner product: the logistic function, because inner products have no bounds. For vectors of
+        length 1 the cosine is the better metric, because its relevances differ more.
         """
         if self is Metric.L2:
             return 1.0 / (1.0 + sqrt(max(score, 0.0)))
@@ -60,11 +60,11 @@ class Metric(StrEnum):
         return min(max(score, 0.0), 1.0)
 
 
-def chosen_metric(name: str | None, index: object) -> Metric:
-    """The metric of a new store: the one named, else the given index's own, else the cosine.
+def choose_metric(name: str | None, index: object) -> Metric:
+    """Return the metric of a new store: the one named, else the given index's own, else the cosine.
 
-    index: what the store was given as its index; only a faiss.Index has a metric of its own.
-    Raises ConfigError for a name there is not, or an index that measures something else.
+    index: the store's argument `index`; only a faiss.Index has a metric of its own.
+    Raises ConfigError for an unknown name, or if the given index has another metric.
     """
     own = getattr(index, "metric_type", None)
     if name is None:
@@ -76,7 +76,7 @@ def chosen_metric(name: str | None, index: object) -> Metric:
     except ValueError:
         known = ", ".join(repr(str(metric)) for metric in Metric)
         raise ConfigError(f"metric={name!r} is not known; choose one of {known}") from None
-    if own is not None and own != metric.in_faiss:
+    if own is not None and own != metric.faiss_metric:
         raise ConfigError(
             f"metric={name!r} does not fit the given index, whose metric_type is {own}; build it "
             f"with {'METRIC_L2' if metric is Metric.L2 else 'METRIC_INNER_PRODUCT'}, or leave "

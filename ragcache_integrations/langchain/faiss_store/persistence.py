@@ -1,14 +1,14 @@
-"""A store in a folder: the Faiss index, the documents as lines of JSON, and a manifest of both.
+"""Saves a store in a folder, and loads it again.
 
-    faiss_store.json          format, version, metric, kind of index, and of each file its name,
-                              size and SHA-256
-    index-<save>.faiss        as Faiss writes it
+    faiss_store.json          the manifest: format, version, metric, kind of index, and of each
+                              file its name, size and SHA-256
+    index-<save>.faiss        the Faiss index, as Faiss writes it
     documents-<save>.jsonl    {"row": 0, "id": "...", "text": "...", "metadata": {...}} a line
 
-A save writes new files beside the old ones and then puts the new manifest in the old one's place,
-which is the one step that counts. A crash before it leaves the old save, after it the new one; files
-left over are removed by the next save. Nothing here is pickled. The checksums tell of damage, not of
-forgery: who can change the files can change the manifest.
+A save writes new files beside the old ones. Then it replaces the old manifest with the new one, and
+this one step makes the save valid. A crash before that step leaves the old save, a crash after it
+the new one; the next save removes leftover files. Nothing is pickled. The checksums detect damage,
+not forgery: whoever can change the files can change the manifest too.
 """
 
 from __future__ import annotations
@@ -35,28 +35,28 @@ from ragcache_integrations.langchain.faiss_store.errors import (
     SaveForeign,
     SaveNotFound,
 )
-from ragcache_integrations.langchain.faiss_store.indexes import kind_from, settings_of
+from ragcache_integrations.langchain.faiss_store.indexes import kind_from_dict, kind_to_dict
 from ragcache_integrations.langchain.faiss_store.metric import Metric
 
 MANIFEST = "faiss_store.json"
 FORMAT = "ragcache faiss store"
 VERSION = 1
 
-_OURS = re.compile(r"(index|documents|manifest)-[0-9a-f]{16}\.(faiss|jsonl|tmp)")
+_OUR_FILE = re.compile(r"(index|documents|manifest)-[0-9a-f]{16}\.(faiss|jsonl|tmp)")
 
 
 def save(collection: Collection, folder: Path) -> None:
-    """Put the collection's present state into the folder, which is made if there is none.
+    """Save the collection's present state in the folder, which is created if it does not exist.
 
-    Raises NotStorable and SaveForeign before anything is written, OSError if writing fails. The
-    folder then still holds what was saved there before.
+    Raises NotStorable and SaveForeign before anything is written, OSError if writing fails. In all
+    these cases the folder still holds the previous save.
     """
-    with collection.held() as state:
+    with collection.frozen() as state:
         for document in state.rows.values():
             _check_storable(document)
         folder.mkdir(parents=True, exist_ok=True)
-        with _folder_locked(folder, fcntl.LOCK_EX):
-            _refuse_foreign(folder)
+        with _folder_lock(folder, fcntl.LOCK_EX):
+            _refuse_foreign_folder(folder)
             name = secrets.token_hex(8)
             new = {"documents": f"documents-{name}.jsonl"}
             if state.index is not None:
@@ -69,51 +69,51 @@ def save(collection: Collection, folder: Path) -> None:
                     "format": FORMAT,
                     "version": VERSION,
                     "metric": str(collection.metric),
-                    "index": settings_of(collection.kind),
+                    "index": kind_to_dict(collection.kind),
                     "built_from": state.built_from,
                     "documents": len(state.rows),
-                    "files": {role: _described(folder / file) for role, file in new.items()},
+                    "files": {role: _describe_file(folder / file) for role, file in new.items()},
                 }
                 _replace_manifest(folder, f"manifest-{name}.tmp", manifest)
             finally:
-                _sweep(folder)
+                _remove_leftovers(folder)
 
 
 def load(folder: Path) -> Collection:
-    """The collection that was saved in the folder.
+    """Return the collection that was saved in the folder.
 
     Raises SaveNotFound, SaveForeign, SaveDamaged.
     """
     if not folder.is_dir():
         raise SaveNotFound(f"{folder} is not a folder; give the one that save_local() was given")
-    with _folder_locked(folder, fcntl.LOCK_SH):
-        manifest = _manifest(folder)
+    with _folder_lock(folder, fcntl.LOCK_SH):
+        manifest = _read_manifest(folder)
         if manifest is None:
-            raise _nothing_saved(folder)
-        with _told_as_damage(folder):
-            return _read(folder, manifest)
+            raise _nothing_saved_error(folder)
+        with _errors_as_damage(folder):
+            return _read_collection(folder, manifest)
 
 
-def _read(folder: Path, manifest: Mapping[str, Any]) -> Collection:
-    files = {role: _checked(folder, entry) for role, entry in manifest["files"].items()}
+def _read_collection(folder: Path, manifest: Mapping[str, Any]) -> Collection:
+    files = {role: _verify_file(folder, entry) for role, entry in manifest["files"].items()}
     index = faiss.read_index(str(files["index"])) if "index" in files else None
-    with files["documents"].open("rb") as lines:  # text mode would split at more than line feeds
-        rows = dict(_row(json.loads(line)) for line in lines)
+    with files["documents"].open("rb") as lines:  # text mode would split at other characters too
+        rows = dict(_parse_line(json.loads(line)) for line in lines)
     if len(rows) != manifest["documents"] or (rows and max(rows) >= (index.ntotal if index else 0)):
         raise SaveDamaged(f"{folder}: index and documents do not belong together; {_RESTORE}")
-    kind = kind_from(manifest["index"], index)
+    kind = kind_from_dict(manifest["index"], index)
     snapshot = Snapshot(index, manifest["built_from"], rows)
     return Collection(kind, Metric(manifest["metric"]), snapshot)
 
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """A document as it is written."""
+    """A document as one line of the file."""
 
     row: int
     document: Document
 
-    def encoded(self) -> bytes:
+    def encode(self) -> bytes:
         fields = {
             "row": self.row,
             "id": self.document.id,
@@ -122,21 +122,21 @@ class _Line:
         }
         try:
             line = json.dumps(fields, ensure_ascii=False, allow_nan=False).encode()
-        except UnicodeEncodeError:  # half a surrogate pair, which only an escape can write
+        except UnicodeEncodeError:  # half a surrogate pair, which JSON can only escape
             line = json.dumps(fields, allow_nan=False).encode()
         return line + b"\n"
 
 
-def _row(line: Mapping[str, Any]) -> tuple[int, Document]:
+def _parse_line(line: Mapping[str, Any]) -> tuple[int, Document]:
     document = Document(id=line["id"], page_content=line["text"], metadata=line["metadata"])
     return line["row"], document
 
 
 def _check_storable(document: Document) -> None:
-    """Raises NotStorable unless the document comes back from JSON as it is."""
+    """Raise NotStorable unless the document would come back from JSON unchanged."""
     try:
-        back = json.loads(_Line(0, document).encoded())["metadata"]
-        reason = None if back == document.metadata else "its metadata would come back changed"
+        restored = json.loads(_Line(0, document).encode())["metadata"]
+        reason = None if restored == document.metadata else "its metadata would come back changed"
     except (TypeError, ValueError, RecursionError) as error:
         reason = str(error)
     if reason:
@@ -158,7 +158,7 @@ def _is_plain(value: Any) -> bool:
 
 def _write_lines(path: Path, rows: Mapping[int, Document]) -> None:
     with path.open("xb") as file:
-        file.writelines(_Line(row, document).encoded() for row, document in rows.items())
+        file.writelines(_Line(row, document).encode() for row, document in rows.items())
         _sync(file.fileno(), file.flush)
 
 
@@ -175,7 +175,7 @@ def _replace_manifest(folder: Path, name: str, manifest: Mapping[str, Any]) -> N
     with (folder / name).open("x", encoding="utf-8") as file:
         json.dump(manifest, file, indent=2)
         _sync(file.fileno(), file.flush)
-    _sync_folder(folder)  # the files' own names, before anything points at them
+    _sync_folder(folder)  # the new files' names must be on disk before the manifest names them
     os.replace(folder / name, folder / MANIFEST)
     _sync_folder(folder)
 
@@ -194,18 +194,18 @@ def _sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def _sweep(folder: Path) -> None:
-    """Remove files of ours that the manifest does not name: of older saves and of broken ones."""
+def _remove_leftovers(folder: Path) -> None:
+    """Remove the store's files that the manifest does not name: old saves and broken ones."""
     with suppress(OSError, SaveDamaged, SaveForeign):
-        manifest = _manifest(folder) or {"files": {}}
+        manifest = _read_manifest(folder) or {"files": {}}
         named = {entry["name"] for entry in manifest["files"].values()}
         for path in folder.iterdir():
-            if _OURS.fullmatch(path.name) and path.name not in named:
+            if _OUR_FILE.fullmatch(path.name) and path.name not in named:
                 path.unlink()
 
 
-def _manifest(folder: Path) -> dict[str, Any] | None:
-    """None if there is none. Raises SaveDamaged, SaveForeign."""
+def _read_manifest(folder: Path) -> dict[str, Any] | None:
+    """Return the manifest, or None if there is none. Raises SaveDamaged, SaveForeign."""
     try:
         text = (folder / MANIFEST).read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -226,13 +226,16 @@ def _manifest(folder: Path) -> dict[str, Any] | None:
     return manifest
 
 
-def _refuse_foreign(folder: Path) -> None:
-    """Raises SaveForeign if saving would overwrite what is not ours. Damage may be overwritten."""
+def _refuse_foreign_folder(folder: Path) -> None:
+    """Raise SaveForeign if saving would overwrite another program's file.
+
+    A damaged save of our own may be overwritten.
+    """
     with suppress(SaveDamaged):
-        _manifest(folder)
+        _read_manifest(folder)
 
 
-def _nothing_saved(folder: Path) -> Exception:
+def _nothing_saved_error(folder: Path) -> Exception:
     pickles = sorted(path.stem for path in folder.glob("*.pkl"))
     if pickles:
         return SaveForeign(
@@ -245,33 +248,33 @@ def _nothing_saved(folder: Path) -> Exception:
 _RESTORE = "restore the folder from a backup, or build the store again"
 
 
-def _checked(folder: Path, entry: Mapping[str, Any]) -> Path:
-    """A file of the save. Raises SaveDamaged unless it is the one that was saved."""
+def _verify_file(folder: Path, entry: Mapping[str, Any]) -> Path:
+    """Return the path of a saved file. Raises SaveDamaged unless the file is as it was saved."""
     if Path(entry["name"]).name != entry["name"]:
         raise SaveDamaged(f"{folder / MANIFEST} names a file outside its folder; {_RESTORE}")
     path = folder / str(entry["name"])
     if not path.is_file():
         raise SaveDamaged(f"{path} is missing; {_RESTORE}")
-    if _described(path) != entry:
+    if _describe_file(path) != entry:
         raise SaveDamaged(f"{path} is not as it was saved; {_RESTORE}")
     return path
 
 
-def _described(path: Path) -> dict[str, Any]:
+def _describe_file(path: Path) -> dict[str, Any]:
     digest = sha256()
     with path.open("rb") as file:
-        for part in _parts(file):
+        for part in _chunks(file):
             digest.update(part)
     return {"name": path.name, "bytes": path.stat().st_size, "sha256": digest.hexdigest()}
 
 
-def _parts(file: Any) -> Iterable[bytes]:
+def _chunks(file: Any) -> Iterable[bytes]:
     return iter(lambda: file.read(1 << 20), b"")
 
 
 @contextmanager
-def _told_as_damage(folder: Path) -> Iterator[None]:
-    """A manifest that lacks something, or a file that cannot be understood."""
+def _errors_as_damage(folder: Path) -> Iterator[None]:
+    """Raise SaveDamaged for an incomplete manifest or a file that cannot be understood."""
     try:
         yield
     except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
@@ -279,13 +282,15 @@ def _told_as_damage(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _folder_locked(folder: Path, how: int) -> Iterator[None]:
-    """Savers one at a time, and none while somebody loads; held for this block, or until a crash."""
+def _folder_lock(folder: Path, how: int) -> Iterator[None]:
+    """Lock the folder for this block: one save at a time, and no save during a load.
+
+    A crash releases the lock.
+    """
     descriptor = os.open(folder, os.O_RDONLY)
     try:
-        with suppress(
-            OSError
-        ):  # a file system without locks: then only the order of steps protects
+        # Some file systems have no locks. Then only the order of a save's steps protects the folder.
+        with suppress(OSError):
             fcntl.flock(descriptor, how)
         yield
     finally:

@@ -1,4 +1,4 @@
-"""Searching an index among chosen rows, by its own way or by comparing all of them.
+"""Searches an index among chosen rows, in the index's own way or by comparing all of them.
 
 A row is the position of a vector in its index.
 """
@@ -19,20 +19,20 @@ from ragcache_engine.search import SearchStage
 from ragcache_integrations.langchain.faiss_store.metric import FloatMatrix
 from ragcache_integrations.staging import search_in_stages
 
-Rows = NDArray[np.int64]
+RowNumbers = NDArray[np.int64]
 Scores = NDArray[np.float32]
-OnRows = Callable[[Rows, Scores, float], None]
-"""Told what a search would find if it ended now, and the share of it that is behind."""
+OnRowStage = Callable[[RowNumbers, Scores, float], None]
+"""Called with what a search would find if it ended now, and with the share that is done, 0 to 1."""
 
-# Below this share of matching rows a graph or a few lists miss too much, and comparing all of them
-# costs little.
-_LEAST_APPROXIMATE_SHARE = 0.1
-_FEW_ROWS = 1_000
+# If a smaller share of the rows is chosen, a graph or a few lists miss too many of them, and
+# comparing all of them is cheap.
+_MIN_APPROXIMATE_SHARE = 0.1
+_ALWAYS_EXHAUSTIVE_ROWS = 1_000
 
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """How hard one search tries; None leaves it to the index. Raises BadRequest below 1."""
+    """How thoroughly one search looks; None leaves it to the index. Raises BadRequest below 1."""
 
     nprobe: int | None = None
     ef_search: int | None = None
@@ -47,14 +47,17 @@ class Effort:
 
 
 @dataclass(frozen=True, slots=True)
-class Selection:
-    """The rows that count in a search. bits: one a row, lowest bit first."""
+class RowSelection:
+    """The rows that a search may find.
+
+    bits: one bit for each row of the index, lowest bit first. count: how many rows are chosen.
+    """
 
     bits: NDArray[np.uint8]
     count: int
 
     @classmethod
-    def of(cls, rows: Iterable[int], total: int) -> Selection:
+    def from_rows(cls, rows: Iterable[int], total: int) -> RowSelection:
         numbers = np.fromiter(rows, dtype=np.int64)
         chosen = np.zeros(total, dtype=bool)
         chosen[numbers] = True
@@ -68,77 +71,78 @@ def search_rows(
     index: faiss.Index,
     query: FloatMatrix,
     k: int,
-    among: Selection | None,
+    selection: RowSelection | None,
     effort: Effort,
-    on_rows: OnRows | None = None,
-) -> tuple[Rows, Scores]:
-    """The k nearest of the chosen rows, nearest first; fewer only if fewer are chosen.
+    on_row_stage: OnRowStage | None = None,
+) -> tuple[RowNumbers, Scores]:
+    """Return the k nearest of the chosen rows, nearest first; fewer only if fewer are chosen.
 
-    query: shape (1, dimensions), as indexed. among: None chooses every row.
-    What an approximate search cannot fill is searched for exactly; then on_rows hears of both searches.
+    query: shape (1, dimensions), as indexed. selection: None chooses every row.
+    If an approximate search finds fewer than k, all chosen rows are compared; on_row_stage then
+    gets the stages of both searches.
     """
-    matching = among.count if among else index.ntotal
+    matching = selection.count if selection else index.ntotal
     k = min(k, matching)
     if k == 0:
         return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.float32)
-    few = matching <= max(_FEW_ROWS, k, _LEAST_APPROXIMATE_SHARE * index.ntotal)
-    if not (among and few):
-        rows, scores = approximate(index, query, k, among, effort, on_rows)
+    few = matching <= max(_ALWAYS_EXHAUSTIVE_ROWS, k, _MIN_APPROXIMATE_SHARE * index.ntotal)
+    if not (selection and few):
+        rows, scores = search_approximately(index, query, k, selection, effort, on_row_stage)
         if len(rows) == k:
             return rows, scores
-    return exhaustive(index, query, k, among, on_rows)
+    return search_exhaustively(index, query, k, selection, on_row_stage)
 
 
-def approximate(
+def search_approximately(
     index: faiss.Index,
     query: FloatMatrix,
     k: int,
-    among: Selection | None,
+    selection: RowSelection | None,
     effort: Effort,
-    on_rows: OnRows | None = None,
-) -> tuple[Rows, Scores]:
-    """The index's own search; it may find fewer than k."""
-    parameters = _parameters(index, among, effort.nprobe, effort.ef_search)
-    return _searched(index, query, k, parameters, on_rows)
+    on_row_stage: OnRowStage | None = None,
+) -> tuple[RowNumbers, Scores]:
+    """Search in the index's own way, which may find fewer than k."""
+    parameters = _parameters(index, selection, effort.nprobe, effort.ef_search)
+    return _run_search(index, query, k, parameters, on_row_stage)
 
 
-def exhaustive(
+def search_exhaustively(
     index: faiss.Index,
     query: FloatMatrix,
     k: int,
-    among: Selection | None,
-    on_rows: OnRows | None = None,
-) -> tuple[Rows, Scores]:
-    """Compares every chosen row, as the index stores it."""
+    selection: RowSelection | None,
+    on_row_stage: OnRowStage | None = None,
+) -> tuple[RowNumbers, Scores]:
+    """Compare the query with every chosen row, as the index stores it."""
     if isinstance(index, faiss.IndexHNSW):
-        # The graph's vectors lie in an index of their own, which has no graph.
+        # An HNSW index keeps its vectors in another index, which has no graph.
         index = faiss.downcast_index(index.storage)
     ivf = faiss.try_extract_index_ivf(index)
     every_list = ivf.nlist if ivf is not None else None
-    parameters = _parameters(index, among, every_list, index.ntotal)
-    return _searched(index, query, k, parameters, on_rows)
+    parameters = _parameters(index, selection, every_list, index.ntotal)
+    return _run_search(index, query, k, parameters, on_row_stage)
 
 
-def graph_of(index: faiss.Index) -> Any:
-    """The HNSW index inside, if there is one."""
+def find_graph(index: faiss.Index) -> Any:
+    """Return the HNSW index inside this index, or None."""
     while isinstance(index, faiss.IndexPreTransform):
         index = faiss.downcast_index(index.index)
     return index if isinstance(index, faiss.IndexHNSW) else None
 
 
-def _searched(
+def _run_search(
     index: faiss.Index,
     query: FloatMatrix,
     k: int,
     parameters: faiss.SearchParameters,
-    on_rows: OnRows | None,
-) -> tuple[Rows, Scores]:
-    if on_rows is None:
+    on_row_stage: OnRowStage | None,
+) -> tuple[RowNumbers, Scores]:
+    if on_row_stage is None:
         scores, rows = index.search(query, k, params=parameters)
     else:
 
         def show(stage: SearchStage) -> None:
-            on_rows(stage.ids[0], stage.distances[0], stage.fraction_done)
+            on_row_stage(stage.ids[0], stage.distances[0], stage.fraction_done)
 
         scores, rows = search_in_stages(index, query, k, show, parameters)
     found = rows[0] >= 0
@@ -146,20 +150,21 @@ def _searched(
 
 
 def _parameters(
-    index: faiss.Index, among: Selection | None, nprobe: int | None, ef_search: int | None
+    index: faiss.Index, selection: RowSelection | None, nprobe: int | None, ef_search: int | None
 ) -> faiss.SearchParameters:
-    """Parameters of one search; the index itself stays as it is, since searches run side by side.
+    """Return the parameters of one search.
 
-    Its own effort is meant for all rows. If only some of them count, it grows until as many of
-    these are met; an effort that was asked for is kept to.
+    The index itself is not changed, because searches run in parallel. Its own effort is meant for all
+    rows. If only some rows are chosen, the effort grows so that the search meets as many of them; an
+    effort that the caller set stays as it is.
     """
-    options: dict[str, Any] = {"sel": among.selector()} if among else {}
-    growth = index.ntotal / max(among.count, 1) if among else 1.0
+    options: dict[str, Any] = {"sel": selection.selector()} if selection else {}
+    growth = index.ntotal / max(selection.count, 1) if selection else 1.0
     ivf = faiss.try_extract_index_ivf(index)
     if ivf is not None:
         lists = nprobe or ceil(ivf.nprobe * growth)
         return faiss.SearchParametersIVF(nprobe=min(lists, ivf.nlist), **options)
-    graph = graph_of(index)
+    graph = find_graph(index)
     if graph is not None:
         candidates = ef_search or ceil(graph.hnsw.efSearch * growth)
         return faiss.SearchParametersHNSW(efSearch=candidates, **options)

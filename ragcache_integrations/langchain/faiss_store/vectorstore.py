@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Self, TypeAlias
 
@@ -18,30 +19,35 @@ from langchain_core.vectorstores import VectorStore
 from ragcache_engine import BadRequest, EmptyIndex
 from ragcache_integrations.langchain.faiss_store import community, persistence
 from ragcache_integrations.langchain.faiss_store.additions import (
-    Entries,
+    Additions,
     as_matrix,
-    copied,
-    paired,
+    prepare_additions,
 )
-from ragcache_integrations.langchain.faiss_store.collection import Collection, Found
-from ragcache_integrations.langchain.faiss_store.diversity import most_diverse
+from ragcache_integrations.langchain.faiss_store.collection import Collection
 from ragcache_integrations.langchain.faiss_store.errors import UnsupportedIndex
 from ragcache_integrations.langchain.faiss_store.filters import Filter
 from ragcache_integrations.langchain.faiss_store.indexes import (
     FlatIndex,
     HNSWIndex,
     IVFIndex,
-    kind_of,
+    parse_index_kind,
 )
-from ragcache_integrations.langchain.faiss_store.metric import FloatMatrix, chosen_metric
-from ragcache_integrations.langchain.faiss_store.searches import (
+from ragcache_integrations.langchain.faiss_store.metric import FloatMatrix, choose_metric
+from ragcache_integrations.langchain.faiss_store.search_request import (
     DEFAULT_FETCH_K,
     DEFAULT_K,
-    Search,
-    as_query,
-    refuse_options,
+    SearchRequest,
+    query_matrix,
+    refuse_unknown_options,
 )
-from ragcache_integrations.staging import OnStage, seen_as
+from ragcache_integrations.langchain.faiss_store.search_results import (
+    copy_document,
+    diverse_documents,
+    relevant_documents,
+    scored_documents,
+    without_scores,
+)
+from ragcache_integrations.staging import OnStage, translate_stages
 
 IndexChoice: TypeAlias = (
     Literal["flat", "ivf", "hnsw"] | FlatIndex | IVFIndex | HNSWIndex | faiss.Index
@@ -52,11 +58,11 @@ MetricName = Literal["cosine", "l2", "inner_product"]
 
 @dataclass(frozen=True, slots=True)
 class IndexView:
-    """A store's index from within.
+    """A store's index, for searches that the store does not have.
 
-    index: None if the store is empty; to be left as it is.
+    index: None if the store is empty; it must not be changed.
     query: shape (1, dimensions), as the index measures it: of length 1 for the cosine.
-    documents: by row; a row without one was deleted, and is to be skipped.
+    documents: by row; a row without a document was deleted, and must be skipped.
     """
 
     index: faiss.Index | None
@@ -65,7 +71,7 @@ class IndexView:
 
 
 class FaissVectorStore(VectorStore):
-    """Documents in memory, searched with Faiss: no server, no pickle, safe among threads.
+    """Documents in memory, searched with Faiss: no server, no pickle, safe for threads.
 
     Setup:
         ```bash
@@ -114,12 +120,12 @@ class FaissVectorStore(VectorStore):
         ```
 
     Every search takes `k`, `filter`, `score_threshold`, `nprobe` (IVF) and `ef_search` (HNSW). The
-    filter is applied during the search, so k documents come back whenever k pass it: see
-    `faiss_store.filters` for what it may say. Documents are copied on their way in and out.
+    filter is applied during the search, so k documents come back whenever k pass it;
+    `faiss_store.filters` says what a filter may hold. Documents are copied on their way in and out.
 
-    Errors of a search are raised before the query is embedded where they can be known then:
-    InvalidTopK, InvalidFilter, BadRequest for an option there is not. QueryShapeError follows if the
-    query's vector is not of the index's size. A search of an empty store finds nothing.
+    A search raises InvalidTopK, InvalidFilter, and BadRequest for an unknown option, before the query
+    is embedded; and QueryShapeError after that, if the query's vector is not of the index's size. A
+    search of an empty store finds nothing.
     """
 
     def __init__(
@@ -130,22 +136,23 @@ class FaissVectorStore(VectorStore):
         metric: MetricName | None = None,
         relevance_score_fn: Callable[[float], float] | None = None,
     ) -> None:
-        """An empty store; the first documents decide the number of dimensions.
+        """Make an empty store; the first documents decide the number of dimensions.
 
         Args:
             embedding: makes vectors of texts and queries.
             index: "flat" compares every vector, "ivf" looks into lists of neighbours and trains
-                itself, "hnsw" walks a graph; FlatIndex, IVFIndex and HNSWIndex are the same with
-                settings. Or a trained, empty faiss.Index, of which copies are filled.
+                itself, "hnsw" walks a graph. FlatIndex, IVFIndex and HNSWIndex are the same kinds
+                with settings. Or a trained, empty faiss.Index, of which copies are filled.
             metric: "cosine" (the default), "l2" or "inner_product"; a faiss.Index has its own.
-            relevance_score_fn: from a score to a relevance in [0, 1], in place of the metric's.
+            relevance_score_fn: turns a score into a relevance in [0, 1], instead of the metric's
+                own function.
 
         Raises:
-            ConfigError: for an index or metric there is not, or two that do not fit each other.
+            ConfigError: for an unknown index or metric, or two that do not fit each other.
             UnsupportedIndex: for a faiss.Index that cannot be filtered or read back.
         """
         self._embedding = embedding
-        self._collection = Collection(kind_of(index), chosen_metric(metric, index))
+        self._collection = Collection(parse_index_kind(index), choose_metric(metric, index))
         self._relevance_score_fn = relevance_score_fn
 
     @property
@@ -158,9 +165,9 @@ class FaissVectorStore(VectorStore):
 
     @property
     def index(self) -> faiss.Index | None:
-        """The Faiss index as it is now; None while the store is empty. Look at it, but leave it so.
+        """The Faiss index as it is now; None while the store is empty. It must not be changed.
 
-        Its rows are not the documents: some belong to documents deleted since.
+        Its rows are not the documents: some rows belong to deleted documents.
         """
         return self._collection.index
 
@@ -178,16 +185,17 @@ class FaissVectorStore(VectorStore):
         ids: Sequence[str | None] | None = None,
         **kwargs: Any,
     ) -> list[str]:
-        """Embed texts and add them; a text whose id is there already takes that document's place.
+        """Embed texts and add them. A text whose id exists replaces that document.
 
-        All of them are added, in one step, or none.
+        All texts are added in one step, or none.
 
         Args:
             texts: the texts.
             metadatas: one for each text.
-            ids: one for each text; where it is None, or if there are none, one is made. If an id
-                comes more than once, its last text wins.
-            **kwargs: `batch_size` may be there, as LangChain's indexing has it, and changes nothing.
+            ids: one for each text; None, for a text or for all of them, makes a new id. If an id
+                is given more than once, its last text is kept.
+            **kwargs: `batch_size` is accepted, because LangChain's indexing passes it, and changes
+                nothing.
 
         Returns:
             The id of each text.
@@ -196,11 +204,11 @@ class FaissVectorStore(VectorStore):
             UnequalLengths: if there are not as many metadatas or ids as texts.
             VectorShapeError: if the embedding model's vectors are not of the index's size.
         """
-        refuse_options("add_texts", kwargs, _ACCEPTED)
-        entries = paired(texts, metadatas, ids)
-        if entries.documents:
-            self._put(entries, self._embedding.embed_documents(_texts(entries)))
-        return entries.ids
+        refuse_unknown_options("add_texts", kwargs, _ACCEPTED)
+        additions = prepare_additions(texts, metadatas, ids)
+        if additions.documents:
+            self._put(additions, self._embedding.embed_documents(_texts(additions)))
+        return additions.ids
 
     async def aadd_texts(
         self,
@@ -210,13 +218,13 @@ class FaissVectorStore(VectorStore):
         ids: Sequence[str | None] | None = None,
         **kwargs: Any,
     ) -> list[str]:
-        """`add_texts` by the embedding's own async method, and off the event loop."""
-        refuse_options("aadd_texts", kwargs, _ACCEPTED)
-        entries = paired(texts, metadatas, ids)
-        if entries.documents:
-            vectors = await self._embedding.aembed_documents(_texts(entries))
-            await run_in_executor(None, self._put, entries, vectors)
-        return entries.ids
+        """Do what `add_texts` does, with the embedding's async method and off the event loop."""
+        refuse_unknown_options("aadd_texts", kwargs, _ACCEPTED)
+        additions = prepare_additions(texts, metadatas, ids)
+        if additions.documents:
+            vectors = await self._embedding.aembed_documents(_texts(additions))
+            await run_in_executor(None, self._put, additions, vectors)
+        return additions.ids
 
     def add_embeddings(
         self,
@@ -224,66 +232,66 @@ class FaissVectorStore(VectorStore):
         metadatas: list[dict[str, Any]] | None = None,
         ids: Sequence[str | None] | None = None,
     ) -> list[str]:
-        """`add_texts` with vectors that are there already. Each pair is a text and its vector."""
+        """Add texts that are embedded already, given as pairs of a text and its vector."""
         pairs = list(text_embeddings)
-        entries = paired([text for text, _ in pairs], metadatas, ids)
-        if entries.documents:
-            self._put(entries, [pairs[at][1] for at in entries.positions])
-        return entries.ids
+        additions = prepare_additions([text for text, _ in pairs], metadatas, ids)
+        if additions.documents:
+            self._put(additions, [pairs[at][1] for at in additions.positions])
+        return additions.ids
 
     def delete(self, ids: list[str] | None = None, **kwargs: Any) -> bool:
-        """Delete documents by id; ids there are not are gone already.
+        """Delete documents by id; ignore unknown ids.
 
         Args:
-            ids: of the documents; None deletes all of them.
+            ids: the documents' ids; None deletes all documents.
 
         Returns:
             True.
         """
-        refuse_options("delete", kwargs)
+        refuse_unknown_options("delete", kwargs)
         self._collection.remove([ids] if isinstance(ids, str) else ids)
         return True
 
     def get_by_ids(self, ids: Sequence[str], /) -> list[Document]:
-        """The documents with these ids, in this order, without those there are not."""
-        return [copied(document) for document in self._collection.get(ids)]
+        """Return the documents with these ids, in this order; leave out unknown ids."""
+        return [copy_document(document) for document in self._collection.get(ids)]
 
     # Searching by text
 
     def similarity_search(self, query: str, k: int = DEFAULT_K, **kwargs: Any) -> list[Document]:
-        """The k documents nearest to the query, nearest first.
+        """Return the k documents nearest to the query, nearest first.
 
         Args:
             query: a text.
-            k: documents wanted; fewer come back only if fewer pass.
+            k: how many documents are wanted; fewer come back only if fewer pass.
             **kwargs: `filter`, `score_threshold`, `nprobe`, `ef_search`, as in
                 `similarity_search_with_score_by_vector`.
         """
-        return _documents(self.similarity_search_with_score(query, k, **kwargs))
+        return without_scores(self.similarity_search_with_score(query, k, **kwargs))
 
     async def asimilarity_search(
         self, query: str, k: int = DEFAULT_K, **kwargs: Any
     ) -> list[Document]:
         """`similarity_search` off the event loop."""
-        return _documents(await self.asimilarity_search_with_score(query, k, **kwargs))
+        return without_scores(await self.asimilarity_search_with_score(query, k, **kwargs))
 
     def similarity_search_with_score(
         self, query: str, k: int = DEFAULT_K, **kwargs: Any
     ) -> list[tuple[Document, float]]:
-        """`similarity_search` with each document's score, which depends on the metric.
+        """Return what `similarity_search` returns, with each document's score.
 
         cosine and inner_product: higher is nearer. l2: the squared distance, lower is nearer.
         """
-        search = Search.checked(self._collection, k, kwargs)
-        return self._scored(search, self._embedding.embed_query(query))
+        request = SearchRequest.from_arguments(self._collection, k, kwargs)
+        return self._find_scored(request, self._embedding.embed_query(query))
 
     async def asimilarity_search_with_score(
         self, query: str, k: int = DEFAULT_K, **kwargs: Any
     ) -> list[tuple[Document, float]]:
         """`similarity_search_with_score` off the event loop."""
-        search = Search.checked(self._collection, k, kwargs)
+        request = SearchRequest.from_arguments(self._collection, k, kwargs)
         vector = await self._embedding.aembed_query(query)
-        return await run_in_executor(None, self._scored, search, vector)
+        return await run_in_executor(None, self._find_scored, request, vector)
 
     def max_marginal_relevance_search(
         self,
@@ -293,17 +301,17 @@ class FaissVectorStore(VectorStore):
         lambda_mult: float = 0.5,
         **kwargs: Any,
     ) -> list[Document]:
-        """k documents that are near the query and unlike each other, in the order chosen.
+        """Return k documents that are near the query and unlike each other, in the order chosen.
 
         Args:
             query: a text.
-            k: documents wanted.
-            fetch_k: nearest documents to choose from; at least k are.
+            k: how many documents are wanted.
+            fetch_k: how many of the nearest documents to choose from; at least k.
             lambda_mult: from 0, diversity alone, to 1, nearness alone.
             **kwargs: as in `similarity_search`.
         """
-        search = Search.checked(self._collection, k, kwargs, fetch_k, lambda_mult)
-        return self._diverse(search, self._embedding.embed_query(query))
+        request = SearchRequest.from_arguments(self._collection, k, kwargs, fetch_k, lambda_mult)
+        return self._find_diverse(request, self._embedding.embed_query(query))
 
     async def amax_marginal_relevance_search(
         self,
@@ -314,11 +322,11 @@ class FaissVectorStore(VectorStore):
         **kwargs: Any,
     ) -> list[Document]:
         """`max_marginal_relevance_search` off the event loop."""
-        search = Search.checked(self._collection, k, kwargs, fetch_k, lambda_mult)
+        request = SearchRequest.from_arguments(self._collection, k, kwargs, fetch_k, lambda_mult)
         vector = await self._embedding.aembed_query(query)
-        return await run_in_executor(None, self._diverse, search, vector)
+        return await run_in_executor(None, self._find_diverse, request, vector)
 
-    # Searching by vector; the async twins that LangChain has run these off the event loop
+    # Searching by vector. LangChain's async versions run these methods off the event loop.
 
     def similarity_search_by_vector(
         self,
@@ -328,10 +336,13 @@ class FaissVectorStore(VectorStore):
         on_stage: OnStage[list[Document]] | None = None,
         **kwargs: Any,
     ) -> list[Document]:
-        """`similarity_search` for a query that is embedded already. on_stage: as `search_by_vector`."""
+        """Do what `similarity_search` does, for a query that is embedded already.
+
+        on_stage: as in `search_by_vector`.
+        """
         if on_stage is not None:
-            kwargs["on_stage"] = seen_as(_documents, on_stage)
-        return _documents(self.similarity_search_with_score_by_vector(embedding, k, **kwargs))
+            kwargs["on_stage"] = translate_stages(without_scores, on_stage)
+        return without_scores(self.similarity_search_with_score_by_vector(embedding, k, **kwargs))
 
     def similarity_search_with_score_by_vector(
         self,
@@ -345,19 +356,19 @@ class FaissVectorStore(VectorStore):
         on_stage: OnStage[list[tuple[Document, float]]] | None = None,
         **kwargs: Any,
     ) -> list[tuple[Document, float]]:
-        """The k nearest documents and their scores.
+        """Return the k nearest documents and their scores.
 
         Args:
             embedding: the query's vector.
-            k: documents wanted; fewer come back only if fewer pass.
+            k: how many documents are wanted; fewer come back only if fewer pass.
             filter: a dict (`faiss_store.filters` says what it may hold) or a function of the
                 metadata.
-            score_threshold: leaves out documents less near than a document of this score would be;
-                in units of the metric, not of relevance.
-            nprobe: lists an IVF index looks into this time.
-            ef_search: candidates an HNSW index keeps this time.
+            score_threshold: leaves out documents that are less near than this score; in units of
+                the metric, not of relevance.
+            nprobe: how many lists an IVF index looks into in this search.
+            ef_search: how many candidates an HNSW index keeps in this search.
             on_stage: as in `search_by_vector`, with the scores.
-            **kwargs: `fetch_k` may be there and changes nothing, as filters do not need it.
+            **kwargs: `fetch_k` is accepted and changes nothing, because filters do not need it.
         """
         options = {
             "filter": filter,
@@ -366,7 +377,9 @@ class FaissVectorStore(VectorStore):
             "ef_search": ef_search,
             **kwargs,
         }
-        return self._scored(Search.checked(self._collection, k, options), embedding, on_stage)
+        return self._find_scored(
+            SearchRequest.from_arguments(self._collection, k, options), embedding, on_stage
+        )
 
     async def asimilarity_search_with_score_by_vector(
         self, embedding: Sequence[float], k: int = DEFAULT_K, **kwargs: Any
@@ -386,12 +399,12 @@ class FaissVectorStore(VectorStore):
         on_stage: OnStage[list[Document]] | None = None,
         **kwargs: Any,
     ) -> list[Document]:
-        """`max_marginal_relevance_search` for a query that is embedded already.
+        """Do what `max_marginal_relevance_search` does, for a query that is embedded already.
 
         on_stage: as in `search_by_vector`.
         """
-        search = Search.checked(self._collection, k, kwargs, fetch_k, lambda_mult)
-        return self._diverse(search, embedding, on_stage)
+        request = SearchRequest.from_arguments(self._collection, k, kwargs, fetch_k, lambda_mult)
+        return self._find_diverse(request, embedding, on_stage)
 
     def search_by_vector(
         self,
@@ -401,40 +414,38 @@ class FaissVectorStore(VectorStore):
         on_stage: OnStage[list[Document]] | None = None,
         **kwargs: Any,
     ) -> list[Document]:
-        """`search` for a query that is embedded already: what `as_retriever` would find for it.
+        """Return what `as_retriever` would find, for a query that is embedded already.
 
         Args:
             embedding: the query's vector.
             search_type: "similarity", "mmr" or "similarity_score_threshold".
-            on_stage: searches in stages (docs/search.md says which indexes), and is called with the
-                documents that this call would return if the search ended now, and with the share of
-                it that is behind. Filters, thresholds and deletions hold. It must not change the
-                store, which waits for it; what it raises ends the search.
-            **kwargs: as for the method of that name; for the last, `score_threshold` is the least
-                relevance.
+            on_stage: makes the search run in stages (docs/search.md says for which indexes). It is
+                called at each stage with the documents that this call would return if the search
+                ended now, filters, thresholds and deletions included, and with the share of the
+                search that is done. It must not change the store, which waits for it. An error
+                that it raises ends the search.
+            **kwargs: as for the method of that search type; for "similarity_score_threshold",
+                `score_threshold` is the least relevance.
         """
-        # Only where it is wanted: subclasses may have searches that do not know it.
-        told: dict[str, Any] = {} if on_stage is None else {"on_stage": on_stage}
+        # Passed only if it is given, because a subclass's search methods may not have it.
+        stage_option: dict[str, Any] = {} if on_stage is None else {"on_stage": on_stage}
         if search_type == "similarity":
-            return self.similarity_search_by_vector(embedding, **kwargs, **told)
+            return self.similarity_search_by_vector(embedding, **kwargs, **stage_option)
         if search_type == "mmr":
-            return self.max_marginal_relevance_search_by_vector(embedding, **kwargs, **told)
+            return self.max_marginal_relevance_search_by_vector(embedding, **kwargs, **stage_option)
         if search_type != "similarity_score_threshold":
             raise BadRequest(
                 f"search_type={search_type!r} is not known; choose 'similarity', 'mmr' or "
                 f"'similarity_score_threshold'"
             )
-        least = kwargs.pop("score_threshold", None)
-        relevance = self._select_relevance_score_fn()
-
-        def near(scored: list[tuple[Document, float]]) -> list[Document]:
-            return [
-                document for document, score in scored if least is None or relevance(score) >= least
-            ]
-
+        select = partial(
+            relevant_documents,
+            self._select_relevance_score_fn(),
+            kwargs.pop("score_threshold", None),
+        )
         if on_stage is not None:
-            kwargs["on_stage"] = seen_as(near, on_stage)
-        return near(self.similarity_search_with_score_by_vector(embedding, **kwargs))
+            kwargs["on_stage"] = translate_stages(select, on_stage)
+        return select(self.similarity_search_with_score_by_vector(embedding, **kwargs))
 
     async def asearch_by_vector(
         self, embedding: Sequence[float], search_type: str = "similarity", **kwargs: Any
@@ -443,18 +454,18 @@ class FaissVectorStore(VectorStore):
         return await run_in_executor(None, self.search_by_vector, embedding, search_type, **kwargs)
 
     def check_searchable(self) -> None:
-        """Raises EmptyIndex if there is nothing to find. For retrievers that want to say so."""
+        """Raise EmptyIndex if the store is empty, for retrievers that should say so."""
         if not self.document_count:
             raise EmptyIndex("the store holds no documents; add some before asking")
 
     @contextmanager
     def reading(self, embedding: Sequence[float]) -> Iterator[IndexView]:
-        """The index itself and what it needs to be searched, for searches the store does not have.
+        """Give access to the index for this block, for searches that the store does not have.
 
-        Nothing changes before the block ends: adding and deleting waits, other searches go on.
+        The store does not change before the block ends: adding and deleting waits, searches go on.
         """
-        with self._collection.read() as state:
-            query = self._collection.metric.as_indexed(as_query(embedding))
+        with self._collection.reading() as state:
+            query = self._collection.metric.as_indexed(query_matrix(embedding))
             yield IndexView(state.index, query, state.rows)
 
     # Making, saving and loading
@@ -469,7 +480,7 @@ class FaissVectorStore(VectorStore):
         ids: Sequence[str | None] | None = None,
         **kwargs: Any,
     ) -> Self:
-        """A store of these texts. kwargs: `index`, `metric`, `relevance_score_fn`."""
+        """Make a store of these texts. kwargs: `index`, `metric`, `relevance_score_fn`."""
         store = cls(embedding, **kwargs)
         store.add_texts(texts, metadatas, ids=ids)
         return store
@@ -484,7 +495,7 @@ class FaissVectorStore(VectorStore):
         ids: Sequence[str | None] | None = None,
         **kwargs: Any,
     ) -> Self:
-        """`from_texts` by the embedding's own async method, and off the event loop."""
+        """Do what `from_texts` does, with the embedding's async method and off the event loop."""
         store = cls(embedding, **kwargs)
         await store.aadd_texts(texts, metadatas, ids=ids)
         return store
@@ -499,7 +510,7 @@ class FaissVectorStore(VectorStore):
         ids: Sequence[str | None] | None = None,
         **kwargs: Any,
     ) -> Self:
-        """A store of texts whose vectors are there already; `embedding` is for what comes later."""
+        """Make a store of texts that are embedded already; `embedding` is for later texts and queries."""
         store = cls(embedding, **kwargs)
         store.add_embeddings(text_embeddings, metadatas, ids)
         return store
@@ -507,25 +518,26 @@ class FaissVectorStore(VectorStore):
     def merge_from(self, other: FaissVectorStore) -> None:
         """Add the other store's documents to this one, without embedding them again.
 
-        The vectors are taken as the other index stores them. Documents of one id are replaced.
+        The vectors are copied as the other index stores them. A document whose id exists here
+        replaces the one here.
 
         Raises:
             VectorShapeError: if the stores were filled by embedding models of different sizes.
         """
         if other is self:
             return
-        documents, vectors = other._collection.vectors_of_all()
+        documents, vectors = other._collection.all_vectors()
         self._collection.put(documents, vectors)
 
     def save_local(self, folder_path: str | Path) -> None:
-        """Save index and documents in a folder, in the place of what was saved there before.
+        """Save index and documents in a folder, and replace an earlier save there.
 
-        The files are Faiss's own and JSON; `faiss_store.persistence` describes them. A crash leaves the
-        old save or the new one. Searches go on meanwhile; adding and deleting waits.
+        The files are Faiss's own and JSON; `faiss_store.persistence` describes them. A crash leaves
+        the old save or the new one. Searches go on meanwhile; adding and deleting waits.
 
         Raises:
             NotStorable: if some metadata has no exact form in JSON; nothing was written.
-            SaveForeign: if the folder holds a file of another program by the manifest's name.
+            SaveForeign: if another program wrote a file with the manifest's name.
         """
         persistence.save(self._collection, Path(folder_path))
 
@@ -541,11 +553,11 @@ class FaissVectorStore(VectorStore):
         *,
         relevance_score_fn: Callable[[float], float] | None = None,
     ) -> Self:
-        """The store saved in a folder, with its metric and kind of index.
+        """Load the store that was saved in a folder, with its metric and kind of index.
 
         Args:
-            folder_path: what `save_local` was given.
-            embeddings: the embedding model it was filled with.
+            folder_path: the folder that `save_local` was given.
+            embeddings: the embedding model that the store was filled with.
             relevance_score_fn: as for the constructor.
 
         Raises:
@@ -574,24 +586,24 @@ class FaissVectorStore(VectorStore):
         metric: MetricName | None = None,
         relevance_score_fn: Callable[[float], float] | None = None,
     ) -> Self:
-        """The documents of a folder that langchain_community's FAISS store saved; none is embedded.
+        """Load a folder that langchain_community's FAISS store saved, without embedding anything.
 
         Args:
-            folder_path, index_name: what its save_local() was given.
-            embeddings: the embedding model it was filled with.
-            allow_dangerous_deserialization: that the pickle in the folder comes from you, or from
-                somebody you trust.
+            folder_path, index_name: what the old store's save_local() was given.
+            embeddings: the embedding model that the old store was filled with.
+            allow_dangerous_deserialization: confirms that the pickle in the folder comes from you,
+                or from somebody you trust.
             index: kind of the new index.
-            metric: by default that of the old index, which is "l2" unless it was made otherwise. A
-                store made with normalize_L2 or a cosine distance strategy wants "cosine".
+            metric: by default the old index's, which is "l2" unless it was made otherwise. For a
+                store made with normalize_L2 or a cosine distance strategy, give "cosine".
             relevance_score_fn: as for the constructor.
 
         Raises:
             UntrustedPickle: without the permission, or if the pickle holds more than plain values.
             SaveNotFound, SaveDamaged, IndexOutOfStep: if the folder is not such a save.
-            UnsupportedIndex: if the old index cannot give its vectors back.
+            UnsupportedIndex: if the old index cannot return its vectors.
         """
-        old, documents = community.read_trusted(
+        old, documents = community.read_community_save(
             Path(folder_path), index_name, allow_dangerous_deserialization
         )
         if metric is None and not isinstance(index, faiss.Index):
@@ -600,54 +612,36 @@ class FaissVectorStore(VectorStore):
         store._collection.put(documents, _vectors_in(old))
         return store
 
-    # What LangChain's base class asks for, and the searches themselves
+    # What LangChain's base class calls, and the searches themselves
 
     def _select_relevance_score_fn(self) -> Callable[[float], float]:
         return self._relevance_score_fn or self._collection.metric.relevance
 
-    def _put(self, entries: Entries, vectors: Any) -> None:
-        self._collection.put(entries.documents, as_matrix(vectors, len(entries.documents)))
+    def _put(self, additions: Additions, vectors: Any) -> None:
+        self._collection.put(additions.documents, as_matrix(vectors, len(additions.documents)))
 
-    def _scored(
+    def _find_scored(
         self,
-        search: Search,
+        request: SearchRequest,
         embedding: Sequence[float],
         on_stage: OnStage[list[tuple[Document, float]]] | None = None,
     ) -> list[tuple[Document, float]]:
-        def near(found: Found) -> list[tuple[Document, float]]:
-            return [
-                (copied(document), score)
-                for document, score in zip(found.documents, found.scores.tolist(), strict=True)
-                if search.is_near_enough(score)
-            ]
+        select = partial(scored_documents, request)
+        return select(request.run(embedding, request.k, False, translate_stages(select, on_stage)))
 
-        return near(search.run(embedding, search.k, on_stage=seen_as(near, on_stage)))
-
-    def _diverse(
+    def _find_diverse(
         self,
-        search: Search,
+        request: SearchRequest,
         embedding: Sequence[float],
         on_stage: OnStage[list[Document]] | None = None,
     ) -> list[Document]:
-        def diverse(found: Found) -> list[Document]:
-            scores = found.scores.tolist()
-            near = [at for at, score in enumerate(scores) if search.is_near_enough(score)]
-            assert found.vectors is not None
-            chosen = most_diverse(
-                as_query(embedding), found.vectors[near], search.k, search.lambda_mult
-            )
-            return [copied(found.documents[near[at]]) for at in chosen]
-
-        fetched = max(search.k, search.fetch_k)
-        return diverse(search.run(embedding, fetched, True, seen_as(diverse, on_stage)))
+        select = partial(diverse_documents, request, embedding)
+        fetched = max(request.k, request.fetch_k)
+        return select(request.run(embedding, fetched, True, translate_stages(select, on_stage)))
 
 
-def _texts(entries: Entries) -> list[str]:
-    return [document.page_content for document in entries.documents]
-
-
-def _documents(scored: list[tuple[Document, float]]) -> list[Document]:
-    return [document for document, _ in scored]
+def _texts(additions: Additions) -> list[str]:
+    return [document.page_content for document in additions.documents]
 
 
 def _vectors_in(index: faiss.Index) -> FloatMatrix:

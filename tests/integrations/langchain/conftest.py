@@ -1,4 +1,4 @@
-"""A FAISS store over the small corpus, and the chain everybody writes on top of it."""
+"""A FAISS store over the small corpus, and the usual chain on top of it."""
 
 import faiss
 import pytest
@@ -11,7 +11,7 @@ from langchain_core.runnables import RunnableLambda, RunnablePassthrough
 
 
 class HashedWords(Embeddings):
-    """Embeds without a model. `size` may be changed afterwards, as if the model had been."""
+    """Embeds without a model. Tests may change `size`, as if the model had changed."""
 
     def __init__(self, embed, gate=None):
         self.embed, self.gate, self.size, self.queries = embed, gate, 64, 0
@@ -28,7 +28,7 @@ class HashedWords(Embeddings):
 
 @pytest.fixture(autouse=True)
 def one_thread():
-    """Faiss starts a thread a core for a handful of vectors; on busy cores they mostly wait."""
+    """With few vectors, Faiss's threads only wait for each other on busy cores, so use one."""
     threads = faiss.omp_get_max_threads()
     faiss.omp_set_num_threads(1)
     yield

@@ -1,4 +1,4 @@
-"""Documents handed over in the order the engine was set up with, by the retriever of LangChain."""
+"""LangChain's retriever returns documents in the order that the engine is configured for."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ragcache_integrations.langchain import FaissVectorStore, RAGCacheRetriever
 
 
 class Lengths(Embeddings):
-    """A text is as far along as it is long."""
+    """Embeds a text as its length, in one dimension."""
 
     def embed_documents(self, texts: Sequence[str]) -> list[list[float]]:
         return [self.embed_query(text) for text in texts]
@@ -32,7 +32,7 @@ DOCUMENTS = [
 ]
 
 
-def found(engine: RAGCacheEngine) -> list[str | None]:
+def ids_found(engine: RAGCacheEngine) -> list[str | None]:
     store = FaissVectorStore.from_documents(DOCUMENTS, Lengths(), metric="l2")
     retriever = RAGCacheRetriever.from_vectorstore(store, engine=engine, k=3)
     return [document.id for document in retriever.invoke("?")]
@@ -44,7 +44,7 @@ def found(engine: RAGCacheEngine) -> list[str | None]:
 def test_documents_come_in_the_engines_order(
     engine_on: Callable[..., RAGCacheEngine], order: str, expected: list[str]
 ):
-    assert found(engine_on(MemoryBackend(), document_order=order)) == expected
+    assert ids_found(engine_on(MemoryBackend(), document_order=order)) == expected
 
 
 def test_cached_begins_as_an_earlier_prompt_did(engine_on: Callable[..., RAGCacheEngine]):

@@ -1,4 +1,4 @@
-"""FaissVectorStore where LangChain's own suite does not look."""
+"""What LangChain's own test suite does not check of FaissVectorStore."""
 
 import asyncio
 import math
@@ -27,7 +27,7 @@ METRICS = ["cosine", "l2", "inner_product"]
 
 @pytest.fixture
 def filled(corpus, embeddings):
-    """Makes stores of the small corpus; its metadata are each text's topic and length."""
+    """Makes stores of the small corpus, with each text's topic and length as its metadata."""
 
     def make(**settings):
         metadatas = [{"topic": name, "length": len(text)} for name, text in corpus.items()]
@@ -258,13 +258,15 @@ def test_a_score_threshold_leaves_out_what_is_less_near(filled, metric):
     store = filled(metric=metric)
     scored = store.similarity_search_with_score(SKY, k=6)
     threshold = scored[2][1]
-    expected = [document.id for document, score in scored if not further(metric, score, threshold)]
+    expected = [
+        document.id for document, score in scored if not is_further(metric, score, threshold)
+    ]
     found = store.similarity_search(SKY, k=6, score_threshold=threshold)
     assert [document.id for document in found] == expected
     assert 0 < len(found) < 6
 
 
-def further(metric, score, threshold):
+def is_further(metric, score, threshold):
     return score > threshold if metric == "l2" else score < threshold
 
 
@@ -343,7 +345,7 @@ def test_trying_harder_finds_more(embeddings):
 
     assert hits(ivf, nprobe=1) < hits(ivf) < hits(ivf, nprobe=50) == 200
     assert hits(graph) < hits(graph, ef_search=1_000)
-    # With half of the rows out of the question twice as many are looked at, unless told otherwise.
+    # If half of the rows cannot pass, twice as many are looked at, unless the caller sets a number.
     assert hits(ivf, filter={"even": True}, nprobe=2) < hits(ivf, filter={"even": True})
     assert hits(graph, filter={"even": True}, ef_search=10) < hits(graph, filter={"even": True})
 
@@ -363,7 +365,7 @@ def test_variety_is_traded_for_nearness(embeddings):
 
     assert found(lambda_mult=0.2) == ["near", "other"]
     assert found(lambda_mult=1.0) == ["near", "nearly the same"]
-    # k are chosen from even if fetch_k is less.
+    # At least k are chosen from, even if fetch_k is less.
     assert found(lambda_mult=0.2, fetch_k=1) == ["near", "nearly the same"]
 
 

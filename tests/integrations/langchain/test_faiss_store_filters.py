@@ -1,7 +1,7 @@
 import pytest
 
 from ragcache_integrations.langchain import InvalidFilter
-from ragcache_integrations.langchain.faiss_store.filters import predicate
+from ragcache_integrations.langchain.faiss_store.filters import compile_filter
 
 PAGE = {
     "topic": "tides",
@@ -49,14 +49,14 @@ PAGE = {
         {"topic": "tides", "$or": [{"year": 1}, {"$not": {"draft": True}}]},
         {"$and": []},
         lambda metadata: len(metadata["tags"]) == 2,
-        # What is not there is unequal to everything.
+        # A missing field is unequal to everything.
         {"month": {"$ne": 3}},
         {"month": {"$nin": [3]}},
         {"month": {"$not": {"$gt": 3}}},
     ],
 )
 def test_what_passes(filter):
-    assert predicate(filter)(PAGE)
+    assert compile_filter(filter)(PAGE)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_what_passes(filter):
         {"$or": [{"topic": "sky"}, {"year": 1}]},
         {"$not": {"topic": "tides"}},
         {"topic": "tides", "$and": [{"year": 1}]},
-        # What is not there equals nothing and has no order.
+        # A missing field equals nothing and cannot be compared.
         {"month": None},
         {"month": {"$in": [None]}},
         {"month": {"$lt": 3}},
@@ -91,7 +91,7 @@ def test_what_passes(filter):
     ],
 )
 def test_what_does_not_pass(filter):
-    assert not predicate(filter)(PAGE)
+    assert not compile_filter(filter)(PAGE)
 
 
 @pytest.mark.parametrize(
@@ -110,4 +110,4 @@ def test_what_does_not_pass(filter):
 )
 def test_what_has_no_meaning_is_refused_before_any_document_is_seen(filter, advice):
     with pytest.raises(InvalidFilter, match=advice):
-        predicate(filter)
+        compile_filter(filter)

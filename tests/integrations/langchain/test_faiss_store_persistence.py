@@ -48,7 +48,7 @@ def load(folder, embeddings):
 
 
 def contents(store):
-    """Everything a search can tell of a store."""
+    """Return everything that searches can find in a store."""
     return sorted(
         (document.id, document.page_content, json.dumps(document.metadata), round(score, 5))
         for document, score in store.similarity_search_with_score(QUESTION, k=1_000)
@@ -190,7 +190,7 @@ def test_a_save_that_fails_at_any_step_leaves_a_whole_save(
         failed = True
     monkeypatch.undo()
     assert failed == (len(calls) >= fails_at)
-    # Only the last step, syncing the folder, comes after the one that counts.
+    # Only the last step, syncing the folder, comes after the step that makes the save valid.
     came_through = not failed or (step, fails_at) == ("fsync", 5)
     assert contents(load(tmp_path, embeddings)) == (new if came_through else old)
     assert len(files_of(tmp_path)) == 3
@@ -239,13 +239,13 @@ def test_a_damaged_save_is_named_and_not_half_read(filled, embeddings, tmp_path,
     if damage == "gone":
         path.unlink()
     else:
-        path.write_bytes(whole[:-7] if damage == "cut short" else flipped(whole))
+        path.write_bytes(whole[:-7] if damage == "cut short" else flip_a_byte(whole))
     error = SaveNotFound if (which, damage) == ("faiss_store", "gone") else SaveDamaged
     with pytest.raises(error, match=str(tmp_path)):
         load(tmp_path, embeddings)
 
 
-def flipped(data):
+def flip_a_byte(data):
     return data[:50] + bytes([data[50] ^ 0xFF]) + data[51:]
 
 
@@ -301,7 +301,7 @@ def test_a_damaged_manifest_may_be_overwritten(filled, embeddings, tmp_path):
 
 @pytest.fixture
 def old_folder(store, tmp_path):
-    """`store` is langchain_community's FAISS over the small corpus."""
+    """A folder that langchain_community's FAISS saved, with the small corpus."""
     store.add_texts(["Gone again."], ids=["gone"])
     store.delete(["gone"])
     store.save_local(str(tmp_path))

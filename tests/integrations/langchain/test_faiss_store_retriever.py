@@ -1,4 +1,4 @@
-"""RAGCacheRetriever over FaissVectorStore, with the engine in memory."""
+"""RAGCacheRetriever over FaissVectorStore, on an engine without a model."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""LangChain's own suite for vector stores, over every kind of index. Nothing of it is switched off."""
+"""LangChain's own test suite for vector stores, over every kind of index, with nothing switched off."""
 
 import faiss
 import pytest
@@ -11,7 +11,7 @@ from ragcache_integrations.langchain import FaissVectorStore, HNSWIndex, IVFInde
 
 
 class OverAnIndex(VectorStoreIntegrationTests):
-    """The suite's documents, given to a store with this index."""
+    """Runs the suite on stores with this index."""
 
     index = "flat"
     metric = "cosine"

@@ -1,4 +1,4 @@
-"""Whatever is added, replaced and deleted, a search finds what comparing everything would find."""
+"""After any changes, a search finds what comparing every document would find."""
 
 import faiss
 import numpy as np
@@ -25,7 +25,7 @@ ENTRIES = st.lists(st.tuples(IDS, TEXTS, COLOURS), max_size=6)
 
 
 class Hashed(Embeddings):
-    """A direction for every text, always the same."""
+    """Embeds each text as a direction that is always the same."""
 
     def embed_query(self, text):
         return np.random.default_rng(abs(hash(int(text)))).normal(size=SIZE).tolist()

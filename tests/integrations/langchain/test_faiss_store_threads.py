@@ -1,4 +1,4 @@
-"""Many threads at one store: each search sees the documents before a change or after it."""
+"""Many threads use one store: each search sees the documents before a change or after it."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor

@@ -10,7 +10,7 @@ ANSWER = f"You asked: Question: {QUESTION}"
 
 
 class LastInfo(BaseCallbackHandler):
-    """What the LLM of a chain said its last answer cost."""
+    """Keeps what a chain's LLM said that its last answer cost."""
 
     info = None
 
@@ -28,7 +28,7 @@ def chain(chain_of, store, engine):
     return chain_of(retriever, RAGCacheLLM(engine=engine, temperature=0))
 
 
-async def joined(chunks):
+async def join_chunks(chunks):
     return "".join([chunk async for chunk in chunks])
 
 
@@ -36,7 +36,7 @@ WAYS = {
     "invoke": lambda chain, config: chain.invoke(QUESTION, config),
     "ainvoke": lambda chain, config: asyncio.run(chain.ainvoke(QUESTION, config)),
     "stream": lambda chain, config: "".join(chain.stream(QUESTION, config)),
-    "astream": lambda chain, config: asyncio.run(joined(chain.astream(QUESTION, config))),
+    "astream": lambda chain, config: asyncio.run(join_chunks(chain.astream(QUESTION, config))),
     "batch": lambda chain, config: chain.batch([QUESTION], config)[0],
     "abatch": lambda chain, config: asyncio.run(chain.abatch([QUESTION], config))[0],
 }

@@ -57,7 +57,7 @@ def chat(engine):
 
 @pytest.fixture
 def chat_saying(make_engine):
-    """reply -> a chat model that says it, whatever is asked."""
+    """reply -> a chat model that gives this reply, whatever it is asked."""
 
     def make(reply, **settings):
         engine = make_engine(MemoryBackend(lambda prompt: reply))
@@ -81,11 +81,11 @@ def shout(text: str) -> str:
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'
 
 
-async def joined(chunks):
+async def join_chunks(chunks):
     return "".join([chunk.content async for chunk in chunks])
 
 
-def whole(chunks):
+def merge_chunks(chunks):
     first, *others = chunks
     for chunk in others:
         first = first + chunk
@@ -104,7 +104,7 @@ def test_every_way_of_asking_gives_the_same_answer(chat):
     assert chat.invoke(MESSAGES).content == ANSWER
     assert asyncio.run(chat.ainvoke(MESSAGES)).content == ANSWER
     assert "".join(chunk.content for chunk in chat.stream(MESSAGES)) == ANSWER
-    assert asyncio.run(joined(chat.astream(MESSAGES))) == ANSWER
+    assert asyncio.run(join_chunks(chat.astream(MESSAGES))) == ANSWER
     assert [m.content for m in chat.batch(two)] == ["You asked: Two?", ANSWER]
     assert [m.content for m in asyncio.run(chat.abatch(two))] == ["You asked: Two?", ANSWER]
 
@@ -165,7 +165,7 @@ def test_sampling_parameters_reach_the_engine(engine, recorded):
 
 def test_stop_strings_end_an_answer(engine, chat):
     assert chat.invoke(MESSAGES, stop=["the sky"]).content == "You asked: Why is "
-    streamed = whole(chat.stream(MESSAGES, stop=["the sky"]))
+    streamed = merge_chunks(chat.stream(MESSAGES, stop=["the sky"]))
     assert streamed.content == "You asked: Why is "
     assert ChatRAGCache(engine=engine, stop=[":"]).invoke(MESSAGES).content == "You asked"
 
@@ -217,7 +217,7 @@ def test_chunks_of_a_stream_add_up_to_the_whole_answer(chat, way):
         return [chunk async for chunk in chat.astream("word " * 40, config)]
 
     chunks = list(chat.stream("word " * 40, config)) if way == "stream" else asyncio.run(read())
-    streamed = whole(chunks)
+    streamed = merge_chunks(chunks)
     assert streamed.content == asked.content
     assert streamed.usage_metadata == asked.usage_metadata
     assert streamed.response_metadata["finish_reason"] == "stop"
@@ -229,7 +229,7 @@ def test_chunks_of_a_stream_add_up_to_the_whole_answer(chat, way):
 
 
 def test_two_answers_usages_add_up_by_tier(chat):
-    one, two = (whole(chat.stream("word " * 40)).usage_metadata for _ in "ab")
+    one, two = (merge_chunks(chat.stream("word " * 40)).usage_metadata for _ in "ab")
     details = add_usage(one, two)["input_token_details"]
     assert details["cache_read_device"] == 48 == details["cache_read"]
 
@@ -261,11 +261,11 @@ def test_two_chats_that_answer_differently_identify_differently(engine, chat):
     assert chat.asdict()["_type"] == "ragcache-chat"
 
 
-# Leaving.
+# Leaving a stream.
 
 
 def test_leaving_a_stream_early_cancels_the_request(endless):
-    # This handler keeps the error it hears of, and with it the frames of the stream.
+    # This handler keeps the error that it is given, and so the frames of the stream.
     recorder = Recorder()
     for _ in ChatRAGCache(engine=endless).stream(MESSAGES, {"callbacks": [recorder]}):
         break
@@ -433,7 +433,7 @@ def test_calls_of_a_stream_add_up(chat_saying, way):
     async def read():
         return [chunk async for chunk in model.astream("1 + 2?")]
 
-    message = whole(model.stream("1 + 2?") if way == "stream" else asyncio.run(read()))
+    message = merge_chunks(model.stream("1 + 2?") if way == "stream" else asyncio.run(read()))
     assert message.content == "Let me see."
     assert [call["args"] for call in message.tool_calls] == [{"a": 1, "b": 2}] * 2
     assert len({call["id"] for call in message.tool_calls}) == 2
@@ -452,7 +452,7 @@ def test_a_model_may_be_held_to_a_call(chat, choice):
     message = chat.bind_tools([add, shout], tool_choice=choice).invoke("1 + 2?")
     assert [call["name"] for call in message.tool_calls] == ["add"]
     assert message.tool_calls[0]["args"] == {"a": 0, "b": 0}
-    streamed = whole(chat.bind_tools([add, shout], tool_choice=choice).stream("1 + 2?"))
+    streamed = merge_chunks(chat.bind_tools([add, shout], tool_choice=choice).stream("1 + 2?"))
     assert streamed.tool_calls[0]["args"] == {"a": 0, "b": 0}
     assert streamed.content == message.content == ""
 

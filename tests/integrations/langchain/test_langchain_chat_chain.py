@@ -1,4 +1,4 @@
-"""A chat model behind a retriever: its prompts are learned, foreseen and adopted as any others."""
+"""A chat model behind a retriever: its prompts are learned, foreseen and adopted like all others."""
 
 import time
 
@@ -25,7 +25,7 @@ def speculating():
 
 @pytest.fixture
 def patient_chain(speculating):
-    """A chain that takes its time to write a prompt: until something was begun, if it is told so."""
+    """A chain that waits with its prompt until `waits_for` speculations have started."""
 
     def chain(retriever, model):
         def join(documents):

@@ -1,4 +1,4 @@
-"""A chain with the chat model on the real model: what the fake cannot show."""
+"""A chain with the chat model on the real model: what an engine without a model cannot show."""
 
 import time
 

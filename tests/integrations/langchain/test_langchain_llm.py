@@ -44,7 +44,7 @@ def llm(engine):
     return RAGCacheLLM(engine=engine, temperature=0)
 
 
-async def joined(chunks):
+async def join_chunks(chunks):
     return "".join([chunk async for chunk in chunks])
 
 
@@ -59,7 +59,7 @@ def test_every_way_of_asking_gives_the_same_answer(llm):
     assert llm.invoke(PROMPT) == ANSWER
     assert asyncio.run(llm.ainvoke(PROMPT)) == ANSWER
     assert "".join(llm.stream(PROMPT)) == ANSWER
-    assert asyncio.run(joined(llm.astream(PROMPT))) == ANSWER
+    assert asyncio.run(join_chunks(llm.astream(PROMPT))) == ANSWER
     assert llm.batch([PROMPT, "Two?"]) == [ANSWER, "You asked: Two?"]
     assert asyncio.run(llm.abatch([PROMPT, "Two?"])) == [ANSWER, "You asked: Two?"]
 
@@ -170,7 +170,7 @@ def test_the_last_chunk_of_a_stream_carries_the_usage(llm, way):
     if way == "stream":
         list(llm.stream(PROMPT, config))
     else:
-        asyncio.run(joined(llm.astream(PROMPT, config)))
+        asyncio.run(join_chunks(llm.astream(PROMPT, config)))
     info = recorder.results[0].generations[0][0].generation_info
     asked = llm.generate([PROMPT]).generations[0][0].generation_info
     assert info["finish_reason"] == "stop"
@@ -180,7 +180,7 @@ def test_the_last_chunk_of_a_stream_carries_the_usage(llm, way):
 def test_callbacks_hear_every_token_of_a_stream(llm):
     for ask in (
         lambda config: list(llm.stream(PROMPT, config)),
-        lambda config: asyncio.run(joined(llm.astream(PROMPT, config))),
+        lambda config: asyncio.run(join_chunks(llm.astream(PROMPT, config))),
     ):
         recorder = Recorder()
         ask({"callbacks": [recorder]})
@@ -189,7 +189,7 @@ def test_callbacks_hear_every_token_of_a_stream(llm):
 
 
 def test_leaving_a_stream_early_cancels_the_request(endless):
-    # This handler keeps the error it hears of, and with it the frames of the stream.
+    # This handler keeps the error that it is given, and so the frames of the stream.
     recorder = Recorder()
     for _ in RAGCacheLLM(engine=endless).stream(PROMPT, {"callbacks": [recorder]}):
         break

@@ -1,4 +1,4 @@
-"""The chain on the real model: what the fake cannot show."""
+"""The chain on the real model: what an engine without a model cannot show."""
 
 import time
 
@@ -17,7 +17,7 @@ QUESTION = "Why does the sky look blue and not violet?"
 
 @pytest.fixture
 def chat(chain_of):
-    """(retriever, llm) -> the usual chain, its prompt in the words the model was trained on."""
+    """(retriever, llm) -> the usual chain, with its prompt in the chat format of the model."""
 
     def chain(retriever, llm):
         wrapped = RunnableLambda(

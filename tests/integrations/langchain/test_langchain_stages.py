@@ -1,4 +1,6 @@
-"""A LangChain retriever that searches in stages: the same answer, and an engine that hears early."""
+"""A LangChain retriever that searches in stages: the answer is the same, and the engine hears
+early.
+"""
 
 import asyncio
 import json
@@ -37,7 +39,7 @@ TEMPLATE = PromptTemplate.from_template("Read this.\n\n{context}\n\nQuestion: {q
 
 
 class Numbers(Embeddings):
-    """Text "7" is a point drawn with the seed 7."""
+    """Embeds the text "7" as a random point drawn with the seed 7."""
 
     def embed_query(self, text):
         return np.random.default_rng(int(text)).standard_normal(D).tolist()
@@ -54,7 +56,7 @@ def documents_of(count):
 
 
 def vectors_of(count, seed):
-    # Rounded: equal distances are where searches could differ.
+    # Rounded, to get equal distances, for which searches could differ.
     return np.round(np.random.default_rng(seed).standard_normal((count, D)), 1).astype(np.float32)
 
 
@@ -79,7 +81,7 @@ def index_of(family, vectors):
             return index
     index.add(vectors)
     if family.startswith("ivf"):
-        index.make_direct_map()  # or it could not give its vectors back, which mmr asks for
+        index.make_direct_map()  # so that the index can return its vectors, which mmr needs
     return index
 
 
@@ -111,13 +113,16 @@ def add(store, documents, vectors):
 
 @pytest.fixture
 def every_stage(monkeypatch):
-    """Small indexes are searched in microseconds, and would have no stage but the last."""
+    """Shows every stage of a search.
+
+    Small indexes are searched in microseconds, and would have only the last stage.
+    """
     monkeypatch.setattr(staging, "SLICE_S", 0.0)
 
 
 @pytest.fixture(scope="module")
 def heard():
-    """An engine that remembers what it was told, and what it was told of it."""
+    """An engine that keeps its retrievals' arguments and results."""
 
     class Hearing(RAGCacheEngine):
         def retrieval(self, question, **told):
@@ -153,7 +158,7 @@ class _listening:  # noqa: N801
         return self.retrieving.__exit__(*error)
 
 
-def eventually(condition):
+def wait_until(condition):
     deadline = time.monotonic() + 10
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.001)
@@ -256,7 +261,9 @@ OWN_SEARCHES = st.one_of(
     ids=["flat", "ivf", "hnsw"],
 )
 def own(request):
-    """Large enough for filters to be searched by the index itself, with a tenth of it deleted."""
+    """A store that is large enough for the index itself to apply filters, with a tenth of it
+    deleted.
+    """
     store = own_store(request.param, 2_000)
     store.delete([f"d{n}" for n in range(0, 2_000, 10)])
     return store
@@ -308,7 +315,7 @@ def test_the_engine_hears_of_provisional_documents(every_stage, heard, store, se
 
 @pytest.mark.parametrize("kind", ["community", "own"])
 def test_a_search_that_changes_its_mind_still_gives_the_right_answer(every_stage, heard, kind):
-    """The nearest list holds only what is rather near; the nearest document lies behind its border."""
+    """The first list holds fairly near vectors; the nearest one of all is just inside the second list."""
     centres = np.zeros((8, D), dtype=np.float32)
     centres[:, 0] = 10.0 * np.arange(8)
     vectors = np.repeat(centres, 12, axis=0)
@@ -371,7 +378,7 @@ def test_the_store_is_left_as_it_was(every_stage, heard):
 
 def test_a_store_that_hides_its_parts_is_searched_as_it_is(every_stage, heard):
     class Hidden(FAISS):
-        """As one that opens its index late."""
+        """A store that keeps its index elsewhere."""
 
         @property
         def index(self):
@@ -408,7 +415,7 @@ def test_stages_can_be_streamed(every_stage, engine_on, store, speculation):
 
 @pytest.fixture
 def slow_stages(monkeypatch):
-    """Stages as they are drawn, each of which waits for the event when it has been seen, and longer."""
+    """Each stage waits until the event is set after it was seen, and then a little longer."""
     stages_of, drawn, goes_on = ragcache_engine.search.stages, [], threading.Event()
 
     def slowly(*args, **kwargs):
@@ -416,7 +423,7 @@ def slow_stages(monkeypatch):
             drawn.append(stage)
             yield stage
             goes_on.wait(20)
-            time.sleep(0.05)  # long enough to be told of its end
+            time.sleep(0.05)  # long enough to notice that the search was stopped
 
     monkeypatch.setattr(ragcache_engine.search, "stages", slowly)
     return drawn, goes_on
@@ -465,7 +472,7 @@ def test_leaving_awaited_stages_stops_the_search(every_stage, heard, slow_stages
         with suppress(TimeoutError):
             assert not asyncio.run(leaving()).final
         goes_on.set()
-        eventually(lambda: not any("ragcache-s" in thread.name for thread in threading.enumerate()))
+        wait_until(lambda: not any("ragcache-s" in thread.name for thread in threading.enumerate()))
         assert len(drawn) < 8
         assert not heard.found
 
@@ -503,10 +510,10 @@ def test_who_is_told_by_our_store_may_end_its_search(every_stage):
     store = own_store(FlatIndex(), 5_000)
     with pytest.raises(EnoughError):
         store.search_by_vector(Numbers().embed_query("3"), k=3, on_stage=enough)
-    store.delete(["d1"])  # nothing holds it any more
+    store.delete(["d1"])  # no reference to it is left
 
 
-# The whole way: a chain that is not changed, adopted speculations, the timeline
+# End to end: an unchanged chain, adopted speculations, the timeline
 
 
 def test_a_chain_as_it_is_adopts_what_was_begun_during_the_search(
@@ -524,27 +531,27 @@ def test_a_chain_as_it_is_adopts_what_was_begun_during_the_search(
         for question in ("3", "5", "8", "13", "21", "34"):
             answers[each].append(chain.invoke(question))
     assert answers[engine] == answers[plain]
-    # What is begun only when the search ends may come later than the prompt.
+    # A speculation that starts only when the search ends may come later than the prompt.
     assert engine.stats().speculation.adopted >= sum(steady) >= 3
     assert plain.stats().speculation.started == 0
 
 
-def settled(engine: RAGCacheEngine) -> None:
-    """Wait until the engine has taken in the latest stage and speculates on it."""
+def wait_until_speculating(engine: RAGCacheEngine) -> None:
+    """Wait until the engine has processed the latest stage and speculates on it."""
 
     def under_way() -> int:
         s = engine.stats().speculation
         return s.started - s.adopted - s.prefilled - s.cancelled - s.expired - s.failed
 
-    time.sleep(0.05)  # a stage is told, not waited for
-    eventually(lambda: under_way() == 1)
+    time.sleep(0.05)  # the search does not wait for the engine to process a stage
+    wait_until(lambda: under_way() == 1)
 
 
 def test_the_timeline_says_what_happened(every_stage, engine_on, monkeypatch):
     def waits(*args, stages_of=ragcache_engine.search.stages, **kwargs):
         for stage in stages_of(*args, **kwargs):
             yield stage
-            settled(engine)
+            wait_until_speculating(engine)
 
     monkeypatch.setattr(ragcache_engine.search, "stages", waits)
     engine = engine_on(MemoryBackend(), speculation="on")
@@ -555,11 +562,11 @@ def test_the_timeline_says_what_happened(every_stage, engine_on, monkeypatch):
     infos = []
     for question in ("3", "5"):
         found = retriever.invoke(question)
-        settled(engine)
+        wait_until_speculating(engine)
         text = "\n\n".join(document.page_content for document in found)
         result = llm.generate([TEMPLATE.format(context=text, question=question)])
         infos.append(result.generations[0][0].generation_info)
-    # The first prompt is foreseen from the template, its sampling options are not.
+    # The first prompt is foreseen from the template, but its sampling options are not.
     assert infos[0]["speculation"] == SpeculationOutcome.OTHER_OPTIONS
     assert infos[1]["speculation"] == SpeculationOutcome.ADOPTED
     timeline = infos[1]["speculation_timeline"]

@@ -1,4 +1,4 @@
-"""LangChain's own suites for chat models and retrievers, on the real model in the real engine."""
+"""LangChain's own test suites for chat models and retrievers, on the real model in the real engine."""
 
 import pytest
 from langchain_tests.integration_tests import ChatModelIntegrationTests, RetrieversIntegrationTests
@@ -10,7 +10,7 @@ pytestmark = pytest.mark.vllm
 
 
 class OnTheEngine:
-    """What both suites for chat models are told of ours."""
+    """What both suites for chat models need to know about ours."""
 
     @pytest.fixture(autouse=True)
     def _use_engine(self, vllm_engine):
@@ -18,7 +18,7 @@ class OnTheEngine:
 
     @pytest.fixture
     def benchmark(self):
-        # In place of pytest-benchmark's, see pyproject.toml: run once, and not timed.
+        # Replaces pytest-benchmark's fixture (see pyproject.toml): runs once, without timing.
         return lambda run: run()
 
     @property
@@ -31,23 +31,23 @@ class OnTheEngine:
 
     @property
     def standard_chat_model_params(self):
-        # No `timeout`, `max_retries` and `api_key`: one engine serves all models in the process, has
-        # its own timeout and retry (EngineConfig.request_timeout_s), and asks nobody for access.
+        # No `timeout`, `max_retries` and `api_key`: one engine serves all models in the process,
+        # has its own timeout and retry (EngineConfig.request_timeout_s), and asks nobody for
+        # access.
         return {"temperature": 0, "max_tokens": 32, "stop": []}
 
     @property
     def structured_output_kwargs(self):
-        return {"max_tokens": 64}  # room to close what it opened
+        return {"max_tokens": 64}  # room to close the brackets it opened
 
     @property
     def supports_model_override(self):
-        return False  # an engine runs one model; another one is another engine
+        return False  # an engine runs one model; another model needs another engine
 
     @property
     def supports_json_mode(self):
-        return (
-            False  # "some JSON object" leaves its keys to the model, too much for 135M parameters
-        )
+        # "any JSON object" lets the model choose the keys, which is too hard for 135M parameters.
+        return False
 
     # Images, audio, PDFs and Anthropic's content stay off, as they are by default: the engine reads
     # text only, and says so by name.
@@ -56,7 +56,8 @@ class OnTheEngine:
 class TestUnit(OnTheEngine, ChatModelUnitTests):
     @property
     def init_from_env_params(self):
-        # The one thing that does not travel with a saved model. A small engine in memory is loaded.
+        # The engine is the one thing that is not saved with a model. The test loads it on an engine
+        # in memory.
         config = f'{{"model": "{self.engine.config.model}", "backend": "memory"}}'
         return {"RAGCACHE_ENGINE": config}, {"engine": config}, {"max_new_tokens": 512}
 

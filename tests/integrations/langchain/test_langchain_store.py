@@ -17,7 +17,7 @@ from ragcache_integrations.langchain import RAGCacheRetriever
 
 @pytest.fixture
 def ask(store, engine):
-    """Ask the store, in both worlds, and hand back the error they agree on."""
+    """Ask the store synchronously and asynchronously, and return the error that both raise."""
     retriever = RAGCacheRetriever.from_vectorstore(store, engine=engine, k=6)
 
     def ask(**options):

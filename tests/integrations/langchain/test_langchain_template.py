@@ -1,4 +1,4 @@
-"""What a chain's prompts look like: given, or learned from its first question."""
+"""The form of a chain's prompts: given as a template, or learned from the first question."""
 
 import time
 
@@ -18,7 +18,7 @@ CHAT = ChatPromptTemplate.from_messages(
 WITH_PARTIAL = PromptTemplate.from_template("{tone}\n{context}\n{input}").partial(tone="Be kind.")
 
 
-def written(question, documents):
+def write_prompt(question, documents):
     return f"{' | '.join(document.text for document in documents)} | {question}"
 
 
@@ -27,7 +27,7 @@ FORMS = {
     "chat": (CHAT, CHAT, "\n---\n"),
     "partial": (WITH_PARTIAL, WITH_PARTIAL, "\n\n"),
     "text": (PromptTemplate.from_template(TEXT), TEXT, "\n\n"),
-    "function": (PromptTemplate.from_template("{context} | {question}"), written, " | "),
+    "function": (PromptTemplate.from_template("{context} | {question}"), write_prompt, " | "),
 }
 
 
@@ -40,7 +40,7 @@ def speculating():
 
 @pytest.fixture
 def patient_chain(speculating):
-    """A chain that takes its time to write a prompt: until something was begun, if it is told so."""
+    """A chain that waits with its prompt until `waits_for` speculations have started."""
 
     def chain(retriever, prompt, separator="\n\n"):
         def join(documents):
@@ -52,7 +52,7 @@ def patient_chain(speculating):
 
         names = {name: RunnablePassthrough() for name in prompt.input_variables}
         inputs = {**names, "context": retriever | RunnableLambda(join)}
-        # The engine's own default of tokens, since a first question's options cannot be learned.
+        # The engine's own default number of tokens, because a first question's options cannot be learned.
         llm = RAGCacheLLM(engine=speculating, temperature=0, max_new_tokens=256)
         return inputs | prompt | llm | StrOutputParser()
 

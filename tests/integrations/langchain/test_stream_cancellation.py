@@ -1,4 +1,4 @@
-"""Leaving a chain's stream cancels its request at once, and nothing else ever cuts an answer short."""
+"""Leaving a chain's stream cancels its request at once, and nothing else cuts an answer short."""
 
 import gc
 import time
@@ -17,7 +17,7 @@ REPLY = " ".join(f"part {n}" for n in range(60))
 
 
 def first_pieces(pieces):
-    """A step that has enough before the answer ends."""
+    """A step that needs only the first pieces."""
     for _, piece in zip(range(3), pieces, strict=False):
         yield piece
 
@@ -26,7 +26,7 @@ def as_it_is(pieces):
     yield from pieces
 
 
-# What stands behind a model. None of these may lose a piece.
+# Steps that may follow a model. None of them may lose a piece.
 STEPS = {
     "parser": lambda model: model | StrOutputParser(),
     "two parsers": lambda model: model | StrOutputParser() | StrOutputParser(),
@@ -51,7 +51,7 @@ FORKS = {
     "bare models": lambda model: (
         RunnablePassthrough()
         | {"one": model.bind(seed=3), "two": model}
-        | RunnableLambda(said_by_each)
+        | RunnableLambda(contents_of)
     ),
     "one that has enough": lambda model: (
         model
@@ -64,7 +64,7 @@ FORKS = {
 }
 
 
-def said_by_each(said):
+def contents_of(said):
     return {name: getattr(what, "content", what) for name, what in said.items()}
 
 

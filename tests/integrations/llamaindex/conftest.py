@@ -1,4 +1,4 @@
-"""A VectorStoreIndex over Faiss, built without a model from the small corpus; and stock LLMs."""
+"""A VectorStoreIndex over Faiss, built from the small corpus without a model; and stock LLMs."""
 
 from typing import Any
 
@@ -14,9 +14,9 @@ from llama_index.vector_stores.faiss import FaissVectorStore
 
 
 class HashedWords(BaseEmbedding):
-    """Embeds without a model. `size` may be changed afterwards, as if the model had been.
+    """Embeds without a model. Tests may change `size`, as if the model had changed.
 
-    Like most local models it answers asynchronous calls by computing where it is called.
+    Like most local models, it computes its asynchronous calls on the event loop.
     """
 
     embed: Any
@@ -70,7 +70,7 @@ def index(make_index):
 
 
 class StockVLLM(CustomLLM):
-    """vLLM as LlamaIndex users write it down by hand: no cache of ours, no retriever of ours."""
+    """vLLM as LlamaIndex users would write it by hand, without our cache and our retriever."""
 
     vllm: Any
     max_tokens: int
@@ -98,10 +98,10 @@ class StockVLLM(CustomLLM):
 
 @pytest.fixture(scope="session")
 def stock_llm(stock_vllm):
-    """Makes stock LLMs on one vLLM, in the numbers of `vllm_engine`."""
+    """Makes stock LLMs on one vLLM, which has the dtype of `vllm_engine`."""
     tokenizer = stock_vllm.get_tokenizer()
 
-    def by_chat_template(messages):
+    def write_by_chat_template(messages):
         told = [{"role": message.role.value, "content": message.content} for message in messages]
         return tokenizer.apply_chat_template(told, tokenize=False, add_generation_prompt=True)
 
@@ -110,7 +110,7 @@ def stock_llm(stock_vllm):
             vllm=stock_vllm,
             max_tokens=max_tokens,
             is_chat_model=is_chat_model,
-            messages_to_prompt=by_chat_template,
+            messages_to_prompt=write_by_chat_template,
         )
 
     return make

@@ -1,4 +1,4 @@
-"""A reader who leaves: the engine stops answering, however deep below the stream it was."""
+"""A reader who leaves stops the engine, however many layers are between them."""
 
 import asyncio
 import time
@@ -29,35 +29,35 @@ def retriever(index, endless):
 
 
 @pytest.fixture
-def stopped(endless):
-    """Whether the one request that ran has been cancelled, soon enough."""
+def is_stopped(endless):
+    """() -> whether the one running request is cancelled within 5 s."""
 
-    def stopped():
+    def is_stopped():
         until = time.monotonic() + 5
         while endless.stats().cancelled < 1 and time.monotonic() < until:
             time.sleep(0.001)
         return endless.stats().cancelled == 1 and endless.stats().running == 0
 
-    return stopped
+    return is_stopped
 
 
 @pytest.mark.parametrize("mode", ["compact", "tree_summarize"])
-def test_closing_the_stream_of_a_query_engine_stops_the_engine(retriever, llm, stopped, mode):
+def test_closing_the_stream_of_a_query_engine_stops_the_engine(retriever, llm, is_stopped, mode):
     queries = RetrieverQueryEngine.from_args(retriever, llm=llm, streaming=True, response_mode=mode)
     tokens = queries.query(QUESTION).response_gen
     assert next(tokens)
     tokens.close()
-    assert stopped()
+    assert is_stopped()
 
 
-def test_dropping_the_response_of_a_query_engine_stops_the_engine(retriever, llm, stopped):
+def test_dropping_the_response_of_a_query_engine_stops_the_engine(retriever, llm, is_stopped):
     response = RetrieverQueryEngine.from_args(retriever, llm=llm, streaming=True).query(QUESTION)
     assert next(response.response_gen)
     del response
-    assert stopped()
+    assert is_stopped()
 
 
-def test_closing_an_async_stream_of_a_query_engine_stops_the_engine(retriever, llm, stopped):
+def test_closing_an_async_stream_of_a_query_engine_stops_the_engine(retriever, llm, is_stopped):
     queries = RetrieverQueryEngine.from_args(retriever, llm=llm, streaming=True)
 
     async def leave():
@@ -66,7 +66,7 @@ def test_closing_an_async_stream_of_a_query_engine_stops_the_engine(retriever, l
         assert await anext(tokens)
         await tokens.aclose()
         del response, tokens
-        return await asyncio.to_thread(stopped)
+        return await asyncio.to_thread(is_stopped)
 
     assert asyncio.run(leave())
 
@@ -78,7 +78,7 @@ async def begun(engine):
 
 @pytest.mark.parametrize("streaming", [False, True])
 def test_cancelling_the_task_of_a_query_stops_the_engine(
-    retriever, llm, endless, stopped, streaming
+    retriever, llm, endless, is_stopped, streaming
 ):
     queries = RetrieverQueryEngine.from_args(retriever, llm=llm, streaming=streaming)
 
@@ -92,13 +92,15 @@ def test_cancelling_the_task_of_a_query_stops_the_engine(
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        return await asyncio.to_thread(stopped)
+        return await asyncio.to_thread(is_stopped)
 
     assert asyncio.run(cancel())
 
 
 @pytest.mark.parametrize("is_chat_model", [False, True])
-def test_cancelling_the_task_of_a_chat_stops_the_engine(retriever, endless, stopped, is_chat_model):
+def test_cancelling_the_task_of_a_chat_stops_the_engine(
+    retriever, endless, is_stopped, is_chat_model
+):
     llm = RAGCacheLLM(engine=endless, is_chat_model=is_chat_model)
     chat = ContextChatEngine.from_defaults(retriever, llm=llm)
 
@@ -108,21 +110,21 @@ def test_cancelling_the_task_of_a_chat_stops_the_engine(retriever, endless, stop
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        return await asyncio.to_thread(stopped)
+        return await asyncio.to_thread(is_stopped)
 
     assert asyncio.run(cancel())
 
 
-def test_leaving_a_structured_stream_stops_the_engine(llm, stopped):
+def test_leaving_a_structured_stream_stops_the_engine(llm, is_stopped):
     stream = llm.stream_structured_predict(
         Story, PromptTemplate("Tell a story."), llm_kwargs={"guide": None}
     )
     next(stream)
     stream.close()
-    assert stopped()
+    assert is_stopped()
 
 
-def test_a_timeout_stops_the_engine(llm, endless, stopped):
+def test_a_timeout_stops_the_engine(llm, endless, is_stopped):
     async def wait():
         async def expire_once_begun(limit):
             await begun(endless)
@@ -135,11 +137,11 @@ def test_a_timeout_stops_the_engine(llm, endless, stopped):
 
     with pytest.raises(TimeoutError):
         asyncio.run(wait())
-    assert stopped()
+    assert is_stopped()
 
 
-def test_a_client_that_is_gone_stops_the_engine(llm, stopped):
-    """As a web server does it: it cancels the task that writes the response."""
+def test_a_client_that_is_gone_stops_the_engine(llm, is_stopped):
+    """As in a web server, which cancels the task that writes the response."""
 
     async def respond(written):
         async for response in await llm.astream_complete(QUESTION):
@@ -153,6 +155,6 @@ def test_a_client_that_is_gone_stops_the_engine(llm, stopped):
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        return await asyncio.to_thread(stopped)
+        return await asyncio.to_thread(is_stopped)
 
     assert asyncio.run(serve())

@@ -1,4 +1,4 @@
-"""LlamaIndex's messages, as a chat template takes them."""
+"""LlamaIndex's messages in the form that a chat template takes."""
 
 import pytest
 from llama_index.core.base.llms.types import (

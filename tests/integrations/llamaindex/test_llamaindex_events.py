@@ -1,4 +1,4 @@
-"""What LlamaIndex's instrumentation and callbacks are told of, and that it says what it cost."""
+"""LlamaIndex's instrumentation and callbacks are told what happened and what it cost."""
 
 import asyncio
 
@@ -61,7 +61,7 @@ def llm(engine):
     return RAGCacheLLM(engine=engine, temperature=0)
 
 
-async def collected(stream):
+async def collect(stream):
     return [item async for item in await stream]
 
 
@@ -69,13 +69,13 @@ COMPLETING = {
     "complete": lambda llm: llm.complete(PROMPT),
     "acomplete": lambda llm: asyncio.run(llm.acomplete(PROMPT)),
     "stream": lambda llm: list(llm.stream_complete(PROMPT)),
-    "astream": lambda llm: asyncio.run(collected(llm.astream_complete(PROMPT))),
+    "astream": lambda llm: asyncio.run(collect(llm.astream_complete(PROMPT))),
 }
 CHATTING = {
     "chat": lambda llm: llm.chat(MESSAGES),
     "achat": lambda llm: asyncio.run(llm.achat(MESSAGES)),
     "stream": lambda llm: list(llm.stream_chat(MESSAGES)),
-    "astream": lambda llm: asyncio.run(collected(llm.astream_chat(MESSAGES))),
+    "astream": lambda llm: asyncio.run(collect(llm.astream_chat(MESSAGES))),
 }
 
 

@@ -1,4 +1,4 @@
-"""What LlamaHub reads of the package, and that it is true."""
+"""What LlamaHub reads from the package, and that it is true."""
 
 import doctest
 import tomllib

@@ -39,8 +39,8 @@ def wait_for(true, seconds=5):
     return true()
 
 
-def collected(coroutine):
-    """All responses of an asynchronous stream."""
+def collect_responses(coroutine):
+    """Return all responses of an asynchronous stream."""
 
     async def collect():
         return [response async for response in await coroutine]
@@ -52,13 +52,13 @@ COMPLETIONS = {
     "complete": lambda llm, prompt, **kw: llm.complete(prompt, **kw),
     "acomplete": lambda llm, prompt, **kw: asyncio.run(llm.acomplete(prompt, **kw)),
     "stream": lambda llm, prompt, **kw: list(llm.stream_complete(prompt, **kw))[-1],
-    "astream": lambda llm, prompt, **kw: collected(llm.astream_complete(prompt, **kw))[-1],
+    "astream": lambda llm, prompt, **kw: collect_responses(llm.astream_complete(prompt, **kw))[-1],
 }
 CHATS = {
     "chat": lambda llm, messages: llm.chat(messages),
     "achat": lambda llm, messages: asyncio.run(llm.achat(messages)),
     "stream": lambda llm, messages: list(llm.stream_chat(messages))[-1],
-    "astream": lambda llm, messages: collected(llm.astream_chat(messages))[-1],
+    "astream": lambda llm, messages: collect_responses(llm.astream_chat(messages))[-1],
 }
 
 
@@ -155,7 +155,7 @@ def test_a_predicted_template_is_wrapped_once(engine, recorded):
 def test_streamed_responses_carry_the_text_so_far_and_what_is_new(llm):
     for responses in (
         list(llm.stream_complete(PROMPT)),
-        collected(llm.astream_complete(PROMPT)),
+        collect_responses(llm.astream_complete(PROMPT)),
     ):
         assert len(responses) > 3
         assert "".join(response.delta for response in responses) == ANSWER
@@ -250,7 +250,7 @@ def test_metadata_tells_the_models_limits(llm, engine):
 
 @pytest.fixture
 def traced(endless):
-    """An LLM whose callbacks keep everything they hear, exceptions with their frames included."""
+    """An LLM whose callbacks keep everything they get, including exceptions with their frames."""
     trace = LlamaDebugHandler(print_trace_on_end=False)
     return RAGCacheLLM(engine=endless, callback_manager=CallbackManager([trace]))
 

@@ -1,4 +1,4 @@
-"""The query engine on the real model: what the fake cannot show."""
+"""The query engine on the real model: what an engine without a model cannot show."""
 
 import asyncio
 import time
@@ -36,7 +36,7 @@ def test_the_second_query_on_a_node_reuses_it_and_answers_as_without_a_cache(ind
 
 
 def is_idle(engine, cancelled):
-    """Whether so many requests have been cancelled and none runs on, within what a step may take."""
+    """Wait until nothing runs and this many requests were cancelled; return False after 30 s."""
     until = time.monotonic() + 30
     while time.monotonic() < until:
         stats = engine.stats()

@@ -1,6 +1,6 @@
-"""What people build on LlamaIndex, on the real model: the stock classes' answers, and a cache that helps.
+"""What people build on LlamaIndex, on the real model: the stock classes' answers, and cached tokens.
 
-Each pattern is a function of a retriever and an LLM, so that nothing but these two is swapped.
+Each pattern is a function of a retriever and an LLM, so that only these two are swapped.
 """
 
 import asyncio
@@ -59,7 +59,7 @@ def query_engine(**options):
 
 
 class FixedSubQuestions(BaseQuestionGenerator):
-    """Two questions, whatever is asked: a model this small thinks of none."""
+    """Always the same two sub-questions, because a model this small invents none."""
 
     def generate(self, tools, query):
         return [
@@ -118,7 +118,7 @@ class Choice(BaseModel):
 
 
 class GuidedSelector(BaseSelector):
-    """Lets the model choose, and leaves it nothing but the choices."""
+    """Lets the model choose a tool, with only the tools as possible answers."""
 
     def __init__(self, llm):
         self.llm = llm
@@ -140,7 +140,7 @@ class GuidedSelector(BaseSelector):
 
 
 class Misled(BaseQueryTransform):
-    """Asks the index something else than the reader asks."""
+    """Asks the index another question than the reader's."""
 
     def _run(self, query_bundle, metadata):
         return QueryBundle(query_bundle.query_str, custom_embedding_strs=[OTHER])
@@ -168,7 +168,7 @@ def citations(retriever, llm):
 
 
 class LastFirst(LongContextReorder):
-    """Worst first: any order must do."""
+    """Reverses the nodes, because any order must work."""
 
     def _postprocess_nodes(self, nodes, query_bundle=None):
         return nodes[::-1]
@@ -212,7 +212,7 @@ def retrievers(index, vllm_engine):
 
 @pytest.fixture
 def cached_by(vllm_engine):
-    """Runs something; returns what it returns, and the share of its prompt tokens that were cached."""
+    """Runs a function; returns its result and the share of its prompt tokens that were cached."""
 
     def run(ask):
         before = vllm_engine.stats()
@@ -224,7 +224,7 @@ def cached_by(vllm_engine):
     return run
 
 
-async def streamed(queries, question):
+async def stream_answer(queries, question):
     response = await queries.aquery(question)
     return "".join([token async for token in response.async_response_gen()])
 
@@ -234,10 +234,10 @@ def test_a_query_engine_answers_as_stock_does_and_the_second_time_from_the_cache
     pattern, ours, stock_llm, retrievers, cached_by, vllm_engine, monkeypatch
 ):
     def made(retriever, llm):
-        monkeypatch.setattr(Settings, "_llm", llm)  # modes that ask nothing take it all the same
+        monkeypatch.setattr(Settings, "_llm", llm)  # modes that ask the LLM nothing still take one
         return PATTERNS[pattern](retriever, llm)
 
-    # Without nodes the question is the whole prompt, and shorter than a block of KV memory.
+    # Without nodes, the question is the whole prompt, which is shorter than a block of KV memory.
     question = QUESTION * 8 if "generation" in pattern else QUESTION
     expected = made(retrievers[0], stock_llm(TOKENS)).query(question)
     queries = made(retrievers[1], ours())
@@ -254,7 +254,7 @@ def test_a_query_engine_answers_as_stock_does_and_the_second_time_from_the_cache
 
 
 def texts(response):
-    """Of the nodes it was made from; those a query engine makes itself have ids of chance."""
+    """Return the texts of the nodes, because a query engine gives its own nodes random ids."""
     return [found.node.get_content() for found in response.source_nodes]
 
 
@@ -267,7 +267,7 @@ def test_a_streaming_query_engine_answers_as_stock_does(
     queries = make(retrievers[1], ours())
     vllm_engine.clear_cache()
     first, cold = cached_by(lambda: "".join(queries.query(QUESTION).response_gen))
-    second, warm = cached_by(lambda: asyncio.run(streamed(queries, QUESTION)))
+    second, warm = cached_by(lambda: asyncio.run(stream_answer(queries, QUESTION)))
     assert first == second == expected
     assert warm > max(cold, 0.4)
 
@@ -296,11 +296,11 @@ CHATS = {
 }
 
 
-def talked(chat):
+def converse(chat):
     return [str(chat.chat(asked)) for asked in TURNS]
 
 
-def stream_talked(chat):
+def converse_streaming(chat):
     return ["".join(chat.stream_chat(asked).response_gen) for asked in TURNS]
 
 
@@ -308,7 +308,7 @@ async def atalked(chat):
     return [str(await chat.achat(asked)) for asked in TURNS]
 
 
-async def astream_talked(chat):
+async def aconverse_streaming(chat):
     answers = []
     for asked in TURNS:
         response = await chat.astream_chat(asked)
@@ -330,22 +330,22 @@ def test_a_chat_engine_answers_as_stock_does_and_the_second_time_from_the_cache(
     kind, is_chat_model, ours, stock_llm, retrievers, cached_by, vllm_engine
 ):
     make = CHATS[kind]
-    expected = talked(make(retrievers[0], stock_llm(TOKENS, is_chat_model)))
+    expected = converse(make(retrievers[0], stock_llm(TOKENS, is_chat_model)))
     vllm_engine.clear_cache()
     llm = ours(is_chat_model)
-    first, cold = cached_by(lambda: talked(make(retrievers[1], llm)))
+    first, cold = cached_by(lambda: converse(make(retrievers[1], llm)))
     second, warm = cached_by(lambda: asyncio.run(atalked(make(retrievers[1], llm))))
     assert first == second == expected
     assert warm > cold
 
 
 def test_a_chat_engine_streams_what_it_answers(ours, retrievers):
-    """It trims what it streams, and what it remembers of it."""
+    """The chat engine strips white space from what it streams and remembers."""
     llm = ours(is_chat_model=True)
 
     def chat():
         return ContextChatEngine.from_defaults(retrievers[1], llm=llm)
 
-    expected = [answer.strip() for answer in talked(chat())]
-    assert [answer.strip() for answer in stream_talked(chat())] == expected
-    assert [answer.strip() for answer in asyncio.run(astream_talked(chat()))] == expected
+    expected = [answer.strip() for answer in converse(chat())]
+    assert [answer.strip() for answer in converse_streaming(chat())] == expected
+    assert [answer.strip() for answer in asyncio.run(aconverse_streaming(chat()))] == expected

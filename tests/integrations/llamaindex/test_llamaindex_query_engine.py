@@ -16,7 +16,7 @@ QUESTION = "Why does the sky look blue and not violet?"
 @pytest.fixture
 def trace(monkeypatch):
     handler = LlamaDebugHandler(print_trace_on_end=False)
-    # A query engine gives its LLM the callback manager of the settings.
+    # A query engine gives its LLM the callback manager of Settings.
     monkeypatch.setattr(Settings, "_callback_manager", CallbackManager([handler]))
     return handler
 
@@ -91,7 +91,7 @@ def test_every_common_synthesizer_writes_nodes_the_engine_recognises(
 
 
 class Changed(BaseNodePostprocessor):
-    """Hands on what `change` makes of a list of nodes."""
+    """A postprocessor that applies `change` to the list of nodes."""
 
     change: object
 

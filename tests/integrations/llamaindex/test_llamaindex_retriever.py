@@ -10,7 +10,7 @@ from ragcache_integrations.llamaindex import RAGCacheRetriever
 QUESTIONS = ["Why is the sky blue?", "Why does bread rise in the oven?", "How do bees dance?"]
 
 
-def told(found):
+def ids_scores_and_texts(found):
     return [(scored.node.node_id, scored.score, scored.text) for scored in found]
 
 
@@ -19,8 +19,12 @@ def told(found):
 def test_it_finds_what_the_stock_retriever_finds(index, engine, question, top_k):
     ours = RAGCacheRetriever.from_index(index, engine=engine, similarity_top_k=top_k)
     stock = index.as_retriever(similarity_top_k=top_k)
-    assert told(ours.retrieve(question)) == told(stock.retrieve(question))
-    assert told(asyncio.run(ours.aretrieve(question))) == told(stock.retrieve(question))
+    assert ids_scores_and_texts(ours.retrieve(question)) == ids_scores_and_texts(
+        stock.retrieve(question)
+    )
+    assert ids_scores_and_texts(asyncio.run(ours.aretrieve(question))) == ids_scores_and_texts(
+        stock.retrieve(question)
+    )
 
 
 def test_it_asks_for_as_many_nodes_as_the_stock_retriever(index, engine):
@@ -35,7 +39,9 @@ def test_a_query_may_bring_its_own_embedding_or_strings_to_embed(index, engine, 
         lambda: QueryBundle("unlike", embedding=bag_of_words("bees dance")),
         lambda: QueryBundle("unlike", custom_embedding_strs=["yeast", "bread rises"]),
     ):
-        assert told(retriever.retrieve(make())) == told(stock.retrieve(make()))
+        assert ids_scores_and_texts(retriever.retrieve(make())) == ids_scores_and_texts(
+            stock.retrieve(make())
+        )
 
 
 def test_a_store_that_can_delete_is_searched_as_stock_does(make_index, engine):
@@ -43,8 +49,10 @@ def test_a_store_that_can_delete_is_searched_as_stock_does(make_index, engine):
     index = make_index(FaissMapVectorStore(faiss_index=vectors))
     index.delete_nodes(["sky"])
     retriever = RAGCacheRetriever.from_index(index, engine=engine, similarity_top_k=3)
-    found = told(retriever.retrieve("Why is the sky blue?"))
-    assert found == told(index.as_retriever(similarity_top_k=3).retrieve("Why is the sky blue?"))
+    found = ids_scores_and_texts(retriever.retrieve("Why is the sky blue?"))
+    assert found == ids_scores_and_texts(
+        index.as_retriever(similarity_top_k=3).retrieve("Why is the sky blue?")
+    )
     assert "sky" not in {name for name, _, _ in found}
 
 

@@ -1,4 +1,6 @@
-"""A LlamaIndex retriever that searches in stages: the same nodes, and an engine that hears early."""
+"""A LlamaIndex retriever that searches in stages: the nodes are the same, and the engine hears
+early.
+"""
 
 import asyncio
 
@@ -19,14 +21,17 @@ import ragcache_engine.search
 from ragcache_engine.backends.memory import MemoryBackend
 from ragcache_integrations import staging
 from ragcache_integrations.llamaindex import RAGCacheLLM, RAGCacheRetriever
-from ragcache_integrations.llamaindex.store import faiss_index, retriever_over
+from ragcache_integrations.llamaindex.store import can_be_staged, faiss_index, retriever_with_index
 
 D = 8
 FAMILIES = ("flat", "ivf", "hnsw", "map flat", "map ivf")
 
 
 class Numbers(BaseEmbedding):
-    """Text that ends in 7 is a point drawn with the seed 7. Rounded, so that some are equally near."""
+    """Embeds a text that ends in 7 as a point drawn with the seed 7.
+
+    Points are rounded, so that some are equally near.
+    """
 
     def _get_text_embedding(self, text):
         seed = int(text.split()[-1])
@@ -71,7 +76,10 @@ def index_of(family, count):
 
 @pytest.fixture(autouse=True)
 def every_stage(monkeypatch):
-    """Small indexes are searched in microseconds, and would have no stage but the last."""
+    """Shows every stage of a search.
+
+    Small indexes are searched in microseconds, and would have only the last stage.
+    """
     monkeypatch.setattr(staging, "SLICE_S", 0.0)
     faiss.omp_set_num_threads(1)
 
@@ -79,14 +87,14 @@ def every_stage(monkeypatch):
 @pytest.fixture(scope="module")
 def indexes():
     made = {family: index_of(family, 200) for family in FAMILIES}
-    # Faiss itself cannot: an IVF index keeps its numbers when its ID map closes the gaps.
+    # Faiss itself cannot do this: an IVF index keeps its numbers when its ID map closes the gaps.
     made["map flat"].delete_nodes([f"n{n}" for n in range(0, 200, 10)])
     return made
 
 
 @pytest.fixture
 def heard(engine_on, monkeypatch):
-    """(engine, lists of ids it was told provisionally)."""
+    """(engine, lists of the ids it was told provisionally)."""
     told = []
     engine = engine_on(MemoryBackend(), speculation="on")
     retrieving = ragcache_engine.RetrievalInProgress.provisional
@@ -167,12 +175,12 @@ def test_with_speculation_off_nothing_is_searched_in_stages(indexes, engine_on, 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_private_names_are_still_where_they_were(indexes, heard, family):
-    """If this fails, LlamaIndex has moved what `retriever_over` replaces."""
+    """If this fails, LlamaIndex has moved what `retriever_with_index` replaces."""
     engine, _ = heard
     ours = RAGCacheRetriever.from_index(indexes[family], engine=engine)
-    assert ours._can_be_staged()
+    assert can_be_staged(ours)
     stand_in = faiss.IndexFlatL2(D)
-    view = retriever_over(ours, stand_in)
+    view = retriever_with_index(ours, stand_in)
     assert view._vector_store.client is stand_in
     assert faiss_index(indexes[family]) is not stand_in
     assert ours._vector_store.client is faiss_index(indexes[family])
@@ -223,7 +231,7 @@ def test_provisional_searches_leave_no_trace(indexes, heard):
         dispatcher.span_handlers.remove(spans)
     assert told
     assert stock
-    assert ours == stock + 1  # our method, on the way to theirs; none for a stage
+    assert ours == stock + 1  # our method, then LlamaIndex's; no span for a stage
 
 
 def test_stages_can_be_streamed_and_closed(indexes, heard):
@@ -265,5 +273,5 @@ def test_a_query_engine_as_it_is_adopts_what_was_begun_during_the_search(
         for question in [f"What is there to be said of matter {number}" for number in range(7)]:
             answers[each].append(str(query_engine.query(question)))
     assert answers[engine] == answers[plain]
-    # What is begun only when the search ends may come later than the prompt.
+    # A speculation that starts only when the search ends may come later than the prompt.
     assert engine.stats().speculation.adopted >= sum(steady) >= 3

@@ -19,7 +19,7 @@ from ragcache_integrations.llamaindex import RAGCacheRetriever
 
 @pytest.fixture
 def error_of(engine):
-    """Ask an index, in both worlds, and hand back the error they agree on."""
+    """Ask an index synchronously and asynchronously, and return the error that both raise."""
 
     def error_of(index, query="Why is the sky blue?"):
         retriever = RAGCacheRetriever.from_index(index, engine=engine, similarity_top_k=6)

@@ -1,4 +1,4 @@
-"""Structured prediction: answers that cannot leave the schema."""
+"""Structured prediction: answers that always fit the schema."""
 
 import asyncio
 import copy
@@ -40,7 +40,10 @@ async def last_of(stream):
 
 
 def every_way(llm, output_cls=Verdict, **options):
-    """The prompt is copied: LlamaIndex leaves its parser in the one it is given."""
+    """Predict in every way.
+
+    The prompt is copied, because LlamaIndex leaves its parser in the one it gets.
+    """
 
     def ask(predict):
         return predict(output_cls, copy.deepcopy(PROMPT), llm_kwargs=options, thing="sky")
@@ -95,7 +98,7 @@ def test_an_answer_that_ends_inside_its_form_is_named(make_engine):
 
 
 class CutShort(MemoryBackend):
-    """Says what it is told to, guide or not: as a model does whose tokens are used up."""
+    """Ignores the guide, so that answers end inside their form, as when the tokens run out."""
 
     def _answer(self, request):
         from dataclasses import replace

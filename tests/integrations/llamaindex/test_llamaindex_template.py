@@ -1,4 +1,4 @@
-"""What a query engine's prompts look like: given, or learned from its first question."""
+"""The form of a query engine's prompts: given as a template, or learned from the first question."""
 
 import time
 
@@ -33,7 +33,7 @@ def speculating():
 
 
 class Patience(BaseNodePostprocessor):
-    """Holds the nodes back until the engine has begun on as many questions."""
+    """Keeps the nodes until the engine has started as many speculations as questions."""
 
     started: object
     waits_for: int = 0
@@ -52,7 +52,7 @@ def patience(speculating):
 
 
 def patient_queries(speculating, patience, retriever, prompt):
-    # The engine's own default of tokens, since a first question's options cannot be learned.
+    # The engine's own default number of tokens, because a first question's options cannot be learned.
     llm = RAGCacheLLM(engine=speculating, temperature=0, max_new_tokens=256)
     return RetrieverQueryEngine.from_args(
         retriever, llm=llm, text_qa_template=prompt, node_postprocessors=[patience]

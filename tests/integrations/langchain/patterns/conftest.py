@@ -1,7 +1,7 @@
 """Each pattern is built twice: with the stock retriever and LLM, and with ours in their place.
 
-Both sides search one store and ask the same small model in float32, greedily, so whatever a framework
-makes of documents and answers in between, the last answer must be the same.
+Both sides search the same store and ask the same small model in float32, greedily. So the last
+answer must be the same, whatever the framework does with documents and answers in between.
 """
 
 from collections.abc import Callable
@@ -27,7 +27,7 @@ from ragcache_integrations.langchain import (
 K = 3
 MAX_TOKENS = 8
 
-# A block of KV memory has 32 tokens; each of these fills two or three.
+# A block of KV memory holds 32 tokens; each of these texts fills two or three.
 LONG_CORPUS = {
     "sky": "The sky looks blue because the gases of the air scatter short waves of sunlight far "
     "more than long ones, so that blue light reaches the eye from everywhere. At sunset the light "
@@ -73,9 +73,9 @@ class HashedWords(Embeddings):
 
 
 class Remembering:
-    """vLLM's LLM class for callers in several threads, which it is not made for.
+    """vLLM's LLM class for several threads, which it is not made for.
 
-    Greedy answers do not change, so each prompt is answered once.
+    Each prompt is answered once and remembered, because greedy answers do not change.
     """
 
     def __init__(self, llm: Any) -> None:
@@ -98,7 +98,7 @@ class Remembering:
 
 
 class StockChat(SimpleChatModel):
-    """vLLM's own chat, for which LangChain has no class of its own."""
+    """vLLM's own chat. LangChain has no class for it."""
 
     client: Any
 
@@ -113,7 +113,7 @@ class StockChat(SimpleChatModel):
         return self.client.chat(convert_to_openai_messages(messages), params)
 
     def completed(self, prompt, max_tokens):
-        """What vLLM says to a prompt that a chat template has written."""
+        """Return vLLM's answer to a prompt that a chat template has written."""
         from vllm import SamplingParams
 
         params = SamplingParams(temperature=0, max_tokens=max_tokens)
@@ -122,7 +122,7 @@ class StockChat(SimpleChatModel):
 
 
 def info_of(generation):
-    """What a generation says of itself; of a chat model, its message says it."""
+    """Return what a generation says about its cost; for a chat model, its message says it."""
     message = getattr(generation, "message", None)
     if message is None:
         return generation.generation_info
@@ -130,7 +130,7 @@ def info_of(generation):
 
 
 class Heard(BaseCallbackHandler):
-    """Every prompt an LLM was given, and what each answer was said to cost."""
+    """Every prompt that an LLM was given, and what each answer cost."""
 
     def __init__(self):
         self.prompts, self.infos = [], []
@@ -146,19 +146,22 @@ class Heard(BaseCallbackHandler):
 
     @property
     def cached(self):
-        """Tokens of all prompts that came from the cache."""
+        """Return how many tokens of all prompts came from the cache."""
         usages = [info["usage_metadata"] for info in self.infos]
         return sum(usage["input_token_details"]["cache_read"] for usage in usages)
 
     @property
     def document_ids(self):
-        """Of each answer, the documents that were recognised in its prompt."""
+        """Return, for each answer, the documents that the engine recognised in its prompt."""
         return [info["document_ids"] for info in self.infos]
 
 
 @dataclass(frozen=True)
 class Side:
-    """What a user swaps, and nothing else. over: a store to the same kind of retriever over it."""
+    """What a user swaps, and nothing else.
+
+    over: makes the same kind of retriever over another store.
+    """
 
     llm: Any
     retriever: BaseRetriever
@@ -167,17 +170,17 @@ class Side:
 
 @dataclass(frozen=True)
 class Swap:
-    """Asks a pattern on both sides. engine: ours."""
+    """Asks a pattern on both sides. engine: the engine of our side."""
 
     stock: Side
     ours: Side
     engine: Any
 
     def answers_alike(self, build, asked, ask=None):
-        """Build a pattern from either side, and ask it: stock once, ours cold and then again.
+        """Build a pattern from each side and ask it: stock once, ours with a cold cache and then again.
 
-        build: a Side to what is asked. ask: (what was built, asked, config) -> answer.
-        Returns the answer, and what was heard of our cold and of our warm run.
+        build: makes the pattern from a Side. ask: (pattern, question, config) -> answer.
+        Returns the answer, and what was heard in our cold and in our warm run.
         """
         ask = ask or (lambda built, asked, config: built.invoke(asked, config))
         expected = ask(build(self.stock), asked, {})
@@ -193,7 +196,7 @@ class Swap:
 
 @pytest.fixture
 def telling_words(bag_of_words):
-    """Embeds without the short words that stand in every text."""
+    """Embeds without the short words that are in every text."""
 
     def embed(text, size):
         return bag_of_words(" ".join(word for word in text.split() if len(word) > 3), size)
@@ -209,7 +212,7 @@ def long_store(telling_words):
 
 @pytest.fixture(scope="session")
 def stock_llm(stock_vllm):
-    # VLLM's constructor would start a model of its own, and its token counting ask for another's.
+    # VLLM's constructor would start a model of its own; its token counting would load another one.
     return VLLM.model_construct(
         model=stock_vllm.model_config.model,
         client=Remembering(stock_vllm),
@@ -252,7 +255,7 @@ def chat_swap(long_store, stock_chat, vllm_engine):
 
 @pytest.fixture(params=["llm", "chat"])
 def either_swap(request):
-    """The pattern with an LLM, and with a chat model."""
+    """A swap of LLMs, and a swap of chat models."""
     return request.getfixturevalue({"llm": "swap", "chat": "chat_swap"}[request.param])
 
 

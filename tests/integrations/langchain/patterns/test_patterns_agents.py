@@ -1,4 +1,4 @@
-"""A retriever as a tool of an agent: the model asks for documents, reads them and answers."""
+"""A retriever as an agent's tool: the model asks for documents, reads them, and answers."""
 
 import asyncio
 from dataclasses import replace
@@ -15,7 +15,7 @@ TOOL = "look_up"
 
 
 class LookUpFirst(AgentMiddleware):
-    """Has the model call the tool, and then answer: so small a model would not by itself."""
+    """Makes the model call the tool before it answers. So small a model would not do so by itself."""
 
     def _held(self, request):
         is_looked_up = any(isinstance(message, ToolMessage) for message in request.messages)
@@ -40,7 +40,7 @@ def cached(message):
 
 
 async def streamed(agent, asked):
-    """The messages of a run, as `astream` told of them one node after the other."""
+    """Return the messages of a run, as `astream` yields them, one graph node after the other."""
     messages = [*asked["messages"]]
     async for update in agent.astream(asked, stream_mode="updates"):
         messages += [message for node in update.values() for message in node["messages"]]
@@ -55,7 +55,7 @@ WAYS = {
 
 @pytest.fixture
 def side(chat_swap):
-    # A call of the tool needs more tokens than the answers here.
+    # A tool call needs more tokens than these answers.
     llm = chat_swap.ours.llm.model_copy(update={"max_new_tokens": 64})
     return replace(chat_swap.ours, llm=llm)
 
@@ -72,7 +72,7 @@ def test_an_agent_looks_up_reads_and_answers(side, chat_swap, questions, way, vl
     documents = chat_swap.stock.retriever.invoke(made["args"]["query"])
     assert isinstance(looked_up, ToolMessage)
     assert looked_up.content == "\n\n".join(document.page_content for document in documents)
-    # The model read them, and says what stock vLLM says to this prompt.
+    # The model read them, and answers what stock vLLM answers to this prompt.
     recognised = answer.response_metadata["document_ids"]
     assert recognised == [document.id for document in documents]
     prompt = side.llm.render([question, call, looked_up])

@@ -1,6 +1,6 @@
-"""Who leaves a chain in the middle of an answer stops the model, too.
+"""A reader who leaves a chain in the middle of an answer also stops the model.
 
-The answers asked for here would take minutes, so that none of them ends by itself.
+The answers would take minutes, so none of them ends by itself during a test.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ def chain(swap):
 
 @pytest.fixture
 def is_cancelled(vllm_engine):
-    """Waits until nothing runs any more; says how many requests were cancelled since the test began."""
+    """Wait until nothing runs; return how many requests were cancelled since the test began."""
     before = vllm_engine.stats()
     assert before.running == 0
 
@@ -134,7 +134,7 @@ def test_a_client_that_goes_away_stops_the_model(chain, questions, is_cancelled)
 
 
 def test_a_client_whose_socket_is_gone_stops_the_model(chain, questions, is_cancelled):
-    """A plain server writes the pieces to a socket, and learns of the client's end in writing."""
+    """A plain server writes pieces to a socket, and notices when it writes that the client is gone."""
 
     async def serve():
         gone = asyncio.get_running_loop().create_future()

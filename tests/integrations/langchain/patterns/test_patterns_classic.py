@@ -19,7 +19,7 @@ def retrieval_chain(side):
 
 
 class WordCount(RegexParser):
-    """Scores an answer by its words: the small model gives no scores of its own."""
+    """Scores an answer by its number of words, because the small model gives no scores."""
 
     def parse(self, text):
         return {"answer": text, "score": str(len(set(text.split())))}

@@ -1,4 +1,4 @@
-"""What listens to a chain hears of retriever and LLM, and of what the answer cost."""
+"""Listeners of a chain hear of the retriever, of the LLM, and of what the answer cost."""
 
 import asyncio
 
@@ -14,12 +14,12 @@ PROMPT = PromptTemplate.from_template(
 )
 
 
-def joined(documents):
+def join_texts(documents):
     return "\n\n".join(document.page_content for document in documents)
 
 
 def chain_of(side):
-    inputs = {"context": side.retriever | joined, "question": RunnablePassthrough()}
+    inputs = {"context": side.retriever | join_texts, "question": RunnablePassthrough()}
     return inputs | PROMPT | side.llm | StrOutputParser()
 
 
@@ -30,20 +30,20 @@ def events_of(chain, question):
     return asyncio.run(listen())
 
 
-def only(events, kind):
+def only_event(events, kind):
     (event,) = (event for event in events if event["event"] == kind)
     return event["data"]
 
 
 def test_astream_events_tell_of_the_documents_every_piece_and_the_cost(swap, questions, found):
     events = events_of(chain_of(swap.ours), questions[0])
-    documents = only(events, "on_retriever_end")["output"]
+    documents = only_event(events, "on_retriever_end")["output"]
     assert [document.id for document in documents] == found(questions[0])
     pieces = [e["data"]["chunk"].text for e in events if e["event"] == "on_llm_stream"]
     answer = chain_of(swap.stock).invoke(questions[0])
     assert "".join(pieces) == answer
     assert len(pieces) > 1
-    (ended,) = only(events, "on_llm_end")["output"]["generations"][0]
+    (ended,) = only_event(events, "on_llm_end")["output"]["generations"][0]
     info = ended["generation_info"]
     assert ended["text"] == answer
     assert info["document_ids"] == found(questions[0])
@@ -63,7 +63,7 @@ def test_the_events_are_those_of_the_stock_classes_and_more_pieces(swap, questio
     def kinds(side):
         return {event["event"] for event in events_of(chain_of(side), questions[0])}
 
-    # VLLM does not stream, so of it no piece is heard; nothing else differs.
+    # VLLM does not stream, so no piece is heard from it. Nothing else differs.
     assert kinds(swap.ours) - kinds(swap.stock) <= {"on_llm_stream"}
     assert kinds(swap.stock) <= kinds(swap.ours)
 
@@ -71,7 +71,7 @@ def test_the_events_are_those_of_the_stock_classes_and_more_pieces(swap, questio
 def test_a_second_ask_tells_of_what_came_from_the_cache(swap, questions):
     def cached():
         events = events_of(chain_of(swap.ours), questions[0])
-        (ended,) = only(events, "on_llm_end")["output"]["generations"][0]
+        (ended,) = only_event(events, "on_llm_end")["output"]["generations"][0]
         return ended["generation_info"]["usage_metadata"]["input_token_details"]["cache_read"]
 
     swap.engine.clear_cache()

@@ -1,4 +1,4 @@
-"""Chains in LangChain's expression language, asked in every way it has."""
+"""Chains in LangChain's expression language, called in every way it has."""
 
 import asyncio
 
@@ -15,19 +15,19 @@ PROMPT = PromptTemplate.from_template(
 )
 
 
-def joined(documents):
+def join_texts(documents):
     return "\n\n".join(document.page_content for document in documents)
 
 
 def plain_chain(side):
-    inputs = {"context": side.retriever | joined, "question": RunnablePassthrough()}
+    inputs = {"context": side.retriever | join_texts, "question": RunnablePassthrough()}
     return inputs | PROMPT | side.llm | StrOutputParser()
 
 
 def chain_with_sources(side):
-    """Hands the documents on beside the answer, as the tutorials do."""
+    """Returns the documents together with the answer, as the tutorials do."""
     answer = (
-        RunnablePassthrough.assign(context=lambda inputs: joined(inputs["context"]))
+        RunnablePassthrough.assign(context=lambda inputs: join_texts(inputs["context"]))
         | PROMPT
         | side.llm
         | StrOutputParser()
@@ -37,9 +37,9 @@ def chain_with_sources(side):
 
 
 def chain_of_two_answers(side):
-    """One retrieval, two prompts made of it at the same time."""
+    """One retrieval, and two prompts made from it at the same time."""
     short = PromptTemplate.from_template("{context}\n\nIn one word, {question}")
-    inputs = {"context": side.retriever | joined, "question": RunnablePassthrough()}
+    inputs = {"context": side.retriever | join_texts, "question": RunnablePassthrough()}
     return inputs | RunnableParallel(long=PROMPT | side.llm, short=short | side.llm)
 
 
@@ -47,7 +47,7 @@ def chain_over_chat_prompt(side):
     prompt = ChatPromptTemplate.from_messages(
         [("system", "Answer from these texts.\n\n{context}"), ("human", "{question}")]
     )
-    inputs = {"context": side.retriever | joined, "question": RunnablePassthrough()}
+    inputs = {"context": side.retriever | join_texts, "question": RunnablePassthrough()}
     return inputs | prompt | side.llm | StrOutputParser()
 
 

@@ -1,7 +1,7 @@
-"""Retrievers around ours: they ask for more, ask again, join, filter or rewrite what it found.
+"""Retrievers around ours, which ask for more, ask again, merge, filter or rewrite what it found.
 
-Where a document is rewritten on the way, the prompt holds another text than the store: that text must
-be answered from, and never be taken for the document it was made of.
+If a document is rewritten on the way, the prompt holds another text than the store. The answer must
+come from that text, and the engine must never take that text for the original document.
 """
 
 import asyncio
@@ -52,7 +52,7 @@ def ids_of(documents):
 
 
 class KeywordRetriever(BaseRetriever):
-    """What stands beside a vector search in an ensemble: the documents with most of the words."""
+    """The other retriever of an ensemble: finds the documents with most of the words."""
 
     texts: list[str]
     k: int = 3
@@ -64,14 +64,14 @@ class KeywordRetriever(BaseRetriever):
 
 
 class Shortened(BaseDocumentCompressor):
-    """Keeps of each document its first sentence."""
+    """Keeps the first sentence of each document."""
 
     def compress_documents(self, documents, query, callbacks=None):
         return [Document(each.page_content.split(". ")[0] + ".", id=each.id) for each in documents]
 
 
 class Reworded(BaseDocumentCompressor):
-    """Changes a word in the middle, and keeps length and id."""
+    """Changes a word in the middle; length and id stay."""
 
     def compress_documents(self, documents, query, callbacks=None):
         return [
@@ -80,7 +80,7 @@ class Reworded(BaseDocumentCompressor):
 
 
 class Titled(BaseDocumentCompressor):
-    """Writes where a document is from before and behind it."""
+    """Writes where a document is from, before and after its text."""
 
     def compress_documents(self, documents, query, callbacks=None):
         return [
@@ -90,7 +90,7 @@ class Titled(BaseDocumentCompressor):
 
 
 class Backwards(BaseDocumentCompressor):
-    """Drops the nearest document and turns the others round."""
+    """Drops the nearest document and reverses the others."""
 
     def compress_documents(self, documents, query, callbacks=None):
         return list(documents)[:0:-1]
@@ -187,7 +187,7 @@ def test_an_altered_document_is_answered_from_and_not_mistaken_for_the_original(
     assert cold.document_ids == warm.document_ids == [[]]
     assert all(d.page_content in cold.prompts[0] for d in answer["context"])
     assert not any(d.page_content in cold.prompts[0] for d in before["context"])
-    # And the other way round: what the altered one left in the cache is not given to the original.
+    # And the other way round: the original gets nothing that the changed text left in the cache.
     assert plain.invoke({"input": questions[0]})["answer"] == before["answer"]
 
 
@@ -236,7 +236,7 @@ def test_parts_of_documents_are_no_documents(swap, questions, telling_words):
 
 
 def test_parents_found_by_their_children_answer_alike(swap, questions, long_corpus, telling_words):
-    """As ParentDocumentRetriever does: small pieces are searched, the whole texts are read."""
+    """As ParentDocumentRetriever does: small pieces are searched, whole texts are read."""
     children = [
         Document(sentence, id=f"{name}-{n}", metadata={"parent": name})
         for name, text in long_corpus.items()

@@ -1,4 +1,4 @@
-"""One engine under several chains, asked from threads and event loops at the same time."""
+"""One engine under several chains, called from threads and event loops at the same time."""
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +10,7 @@ from langchain_core.runnables import RunnablePassthrough
 
 pytestmark = pytest.mark.vllm
 
-# Chains differ in everything that could be mixed up: text before, between and behind the documents.
+# The chains differ in all that could be mixed up: text before, between and after the documents.
 FORMS = [
     ("<|im_start|>user\n{context}\n\n{question}<|im_end|>\n<|im_start|>assistant\n", "\n\n"),
     ("{context}\n\n{question}\n", "\n---\n"),
@@ -21,17 +21,17 @@ FORMS = [
 def chain_of(side, store, form):
     text, separator = form
 
-    def joined(documents):
+    def join_texts(documents):
         return separator.join(document.page_content for document in documents)
 
-    retriever = side.over(store)  # each chain has its own, as those of an application
-    inputs = {"context": retriever | joined, "question": RunnablePassthrough()}
+    retriever = side.over(store)  # each chain has a retriever of its own, as in an application
+    inputs = {"context": retriever | join_texts, "question": RunnablePassthrough()}
     return inputs | PromptTemplate.from_template(text) | side.llm | StrOutputParser()
 
 
 @pytest.fixture
 def asked(swap, long_store, questions):
-    """(our chain, question, stock's answer), over all chains and questions."""
+    """(our chain, question, stock's answer), for all chains and questions."""
     cases = []
     for form in FORMS:
         stock, ours = (chain_of(side, long_store, form) for side in (swap.stock, swap.ours))

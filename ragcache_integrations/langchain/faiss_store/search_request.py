@@ -1,4 +1,4 @@
-"""One search: checked in full before the query is embedded, then run with its vector."""
+"""One search: its arguments are checked before the query is embedded, then it is run."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any, Self
 import numpy as np
 
 from ragcache_engine import BadRequest, QueryShapeError
-from ragcache_integrations.langchain.faiss_store.collection import Collection, Found
-from ragcache_integrations.langchain.faiss_store.filters import Filter, predicate
+from ragcache_integrations.langchain.faiss_store.collection import Collection, SearchResult
+from ragcache_integrations.langchain.faiss_store.filters import Filter, compile_filter
 from ragcache_integrations.langchain.faiss_store.metric import FloatMatrix
 from ragcache_integrations.langchain.faiss_store.row_search import Effort
-from ragcache_integrations.searchable import check_top_k
+from ragcache_integrations.search_checks import check_top_k
 from ragcache_integrations.staging import OnStage
 
 DEFAULT_K = 4
@@ -23,8 +23,11 @@ _OPTIONS = ("filter", "score_threshold", "nprobe", "ef_search", "fetch_k")
 
 
 @dataclass(frozen=True, slots=True)
-class Search:
-    """What is wanted. score_threshold: in units of the metric; None lets every document pass."""
+class SearchRequest:
+    """What a caller wants found.
+
+    score_threshold: in the metric's units; None lets every document pass.
+    """
 
     collection: Collection
     k: int
@@ -35,7 +38,7 @@ class Search:
     lambda_mult: float
 
     @classmethod
-    def checked(
+    def from_arguments(
         cls,
         collection: Collection,
         k: int,
@@ -43,8 +46,11 @@ class Search:
         fetch_k: int = DEFAULT_FETCH_K,
         lambda_mult: float = 0.5,
     ) -> Self:
-        """Raises InvalidTopK, InvalidFilter; BadRequest for other options that cannot be met."""
-        refuse_options("a search", options, _OPTIONS)
+        """Check the arguments of a search.
+
+        Raises InvalidTopK, InvalidFilter; BadRequest for other arguments that cannot be met.
+        """
+        refuse_unknown_options("a search", options, _OPTIONS)
         check_top_k(k)
         if fetch_k < 1:
             raise BadRequest(f"fetch_k must be at least 1, got {fetch_k}")
@@ -54,7 +60,7 @@ class Search:
         collection.kind.check_effort(effort)
         filter = options.get("filter")
         if filter is not None:
-            predicate(filter)
+            compile_filter(filter)
         return cls(
             collection, k, filter, options.get("score_threshold"), effort, fetch_k, lambda_mult
         )
@@ -64,20 +70,29 @@ class Search:
         embedding: Sequence[float],
         k: int,
         with_vectors: bool = False,
-        on_stage: OnStage[Found] | None = None,
-    ) -> Found:
-        """The k nearest that pass the filter, whatever their scores. Raises QueryShapeError."""
-        query = as_query(embedding)
-        return self.collection.nearest(query, k, self.filter, self.effort, with_vectors, on_stage)
+        on_stage: OnStage[SearchResult] | None = None,
+    ) -> SearchResult:
+        """Return the k nearest documents that pass the filter, whatever their scores.
+
+        Raises QueryShapeError.
+        """
+        query = query_matrix(embedding)
+        return self.collection.find_nearest(
+            query, k, self.filter, self.effort, with_vectors, on_stage
+        )
 
     def is_near_enough(self, score: float) -> bool:
+        """Tell whether a document with this score passes the threshold."""
         if self.score_threshold is None:
             return True
-        return self.collection.metric.at_least_as_near(score, self.score_threshold)
+        return self.collection.metric.is_at_least_as_near(score, self.score_threshold)
 
 
-def as_query(embedding: Sequence[float]) -> FloatMatrix:
-    """A query's vector as a matrix of one row. Raises QueryShapeError unless it is a finite vector."""
+def query_matrix(embedding: Sequence[float]) -> FloatMatrix:
+    """Return a query's vector as a matrix of one row.
+
+    Raises QueryShapeError unless it is one row of finite numbers.
+    """
     try:
         query = np.ascontiguousarray(embedding, dtype=np.float32)
     except (TypeError, ValueError) as error:
@@ -90,8 +105,13 @@ def as_query(embedding: Sequence[float]) -> FloatMatrix:
     return query.reshape(1, -1)
 
 
-def refuse_options(where: str, options: Mapping[str, Any], known: Sequence[str] = ()) -> None:
-    """Raises BadRequest for an option there is not: most often one that is misspelt."""
+def refuse_unknown_options(
+    where: str, options: Mapping[str, Any], known: Sequence[str] = ()
+) -> None:
+    """Raise BadRequest for an unknown option, which is most often a misspelt one.
+
+    where: the method that the message names. known: the options that it has.
+    """
     for name in options:
         if name not in known:
             choice = f"the options are {', '.join(known)}" if known else "leave it out"

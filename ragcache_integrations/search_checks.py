@@ -1,4 +1,4 @@
-"""What must hold before a search is worth starting: pure checks, the same for every store."""
+"""Checks before a search starts, the same for every store."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from ragcache_engine import EmptyIndex, IndexOutOfStep, InvalidTopK, QueryShapeE
 
 
 def is_faiss_index(index: Any) -> bool:
-    """Whether the object has the face of a faiss.Index, wherever it comes from."""
+    """Tell whether the object has a faiss.Index's attributes, whichever class it is of."""
     return all(hasattr(index, name) for name in ("ntotal", "d", "search"))
 
 
 def check_top_k(top_k: int) -> None:
-    """Raises InvalidTopK if fewer than one document is asked for."""
+    """Raise InvalidTopK if fewer than one document is asked for."""
     if top_k < 1:
         raise InvalidTopK(f"at least one document must be asked for, got {top_k}; raise it to 1")
 
 
-def check_filled(index: Any) -> None:
-    """Raises EmptyIndex if the index holds no vectors."""
+def check_not_empty(index: Any) -> None:
+    """Raise EmptyIndex if the index holds no vectors."""
     if index.ntotal == 0:
         raise EmptyIndex("the index holds no vectors; add documents before asking")
 
 
-def check_counts(vectors: int, documents: int) -> None:
-    """Raises IndexOutOfStep unless each vector has its document."""
+def check_same_count(vectors: int, documents: int) -> None:
+    """Raise IndexOutOfStep unless there is one document for each vector."""
     if vectors != documents:
         raise IndexOutOfStep(
             f"the index holds {vectors} vectors and its document store {documents} documents; "
@@ -34,7 +34,7 @@ def check_counts(vectors: int, documents: int) -> None:
 
 
 def check_vector_size(size: int, index: Any) -> None:
-    """Raises QueryShapeError unless the query's vector has the index's number of dimensions."""
+    """Raise QueryShapeError unless the query's vector has as many dimensions as the index."""
     if size != index.d:
         raise QueryShapeError(
             f"the query's vector has {size} dimensions, the index {index.d}; embed queries with "

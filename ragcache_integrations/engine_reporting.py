@@ -1,0 +1,118 @@
+"""What a retriever tells the engine: that a search begins, its provisional results, and its answer.
+
+In all of these, as_document turns what the framework found (`Item`) into the engine's Document.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Generator, Hashable, Sequence
+from contextlib import AbstractContextManager, closing
+from typing import Protocol, TypeVar
+
+from ragcache_engine import Document, RAGCacheEngine, RetrievalInProgress, SamplingOptions
+from ragcache_integrations.stage_stream import stream_search
+from ragcache_integrations.staging import OnStage
+
+logger = logging.getLogger(__name__)
+
+Item = TypeVar("Item")
+
+
+class AsksEngine(Protocol):
+    """An LLM on an engine: the sampling options and the tenant of its requests."""
+
+    tenant: str | None
+
+    def sampling_options(self) -> SamplingOptions: ...
+
+
+def open_retrieval(
+    engine: RAGCacheEngine,
+    question: str,
+    *,
+    chain: Hashable,
+    template: Callable[[str, Sequence[Document]], str] | None,
+    llm: AsksEngine | None,
+) -> AbstractContextManager[RetrievalInProgress]:
+    """Tell the engine that a search for this question begins; leaving the `with` block ends it.
+
+    chain: tells this retriever's prompts from those of other retrievers.
+    template, llm: what the engine needs to start even the chain's first prompt early.
+    """
+    return engine.retrieval(
+        question,
+        chain=chain,
+        template=template,
+        options=llm.sampling_options() if llm else None,
+        tenant=llm.tenant if llm else None,
+    )
+
+
+def listener_if_speculating(
+    engine: RAGCacheEngine, retrieval: RetrievalInProgress, as_document: Callable[[Item], Document]
+) -> OnStage[list[Item]] | None:
+    """Return a `stage_listener`, or None if the engine's `speculation` is "off".
+
+    Without a listener, the search need not be run in stages.
+    """
+    return None if engine.config.speculation == "off" else stage_listener(retrieval, as_document)
+
+
+def stage_listener(
+    retrieval: RetrievalInProgress, as_document: Callable[[Item], Document]
+) -> OnStage[list[Item]]:
+    """Return a listener that tells the engine of each stage of a search.
+
+    It skips a stage that it cannot translate, so that no search fails because of it.
+    """
+
+    def tell(found: list[Item], fraction_done: float) -> None:
+        try:
+            documents = [as_document(item) for item in found]
+            documents = [documents[place] for place in retrieval.order(documents)]
+        except Exception as error:
+            logger.debug("a provisional result was skipped: %r", error)
+        else:
+            retrieval.provisional(documents)
+
+    return tell
+
+
+def tell_engine(
+    retrieval: RetrievalInProgress, found: list[Item], as_document: Callable[[Item], Document]
+) -> list[Item]:
+    """Tell the engine what the search found. Return it in the order that `document_order` asks for."""
+    documents = [as_document(item) for item in found]
+    places = retrieval.order(documents)
+    retrieval.found([documents[place] for place in places])
+    return [found[place] for place in places]
+
+
+def stream_and_tell_engine(
+    opening: AbstractContextManager[RetrievalInProgress],
+    as_document: Callable[[Item], Document],
+    search: Callable[[OnStage[list[Item]]], list[Item]],
+) -> Generator[tuple[list[Item], float, bool]]:
+    """Yield the stages of a search as `stream_search` does, and tell the engine of each of them.
+
+    opening: what `open_retrieval` returned, not entered yet.
+    """
+    with opening as retrieval:
+        tell = stage_listener(retrieval, as_document)
+
+        def search_and_tell(show: OnStage[list[Item]]) -> list[Item]:
+            def tell_and_show(found: list[Item], fraction_done: float) -> None:
+                tell(found, fraction_done)
+                show(found, fraction_done)
+
+            return search(tell_and_show)
+
+        with closing(stream_search(search_and_tell)) as stages:
+            for stage in stages:
+                answer, _, is_final = stage
+                if not is_final:
+                    yield stage
+        answer = tell_engine(retrieval, answer, as_document)
+    # Outside the block: for a reader who closes this after the answer, the search is complete.
+    yield answer, 1.0, True

@@ -1,0 +1,44 @@
+"""One call of the chat model: what the engine is asked, and how its answer is read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ragcache_engine import (
+    Answer,
+    ChatPrompt,
+    Piece,
+    SamplingOptions,
+    ToolAnswer,
+    ToolAnswerPart,
+    ToolReader,
+)
+
+
+@dataclass(slots=True)
+class ChatRequest:
+    """What the engine is asked in one call, and the reader that finds tool calls in its answer.
+
+    reader: None if the call has no tools.
+    """
+
+    prompt: ChatPrompt
+    options: SamplingOptions
+    reader: ToolReader | None
+
+    def read_answer(self, answer: Answer) -> ToolAnswer:
+        """Split a whole answer into its text and its tool calls."""
+        return self.reader.whole(answer.text) if self.reader else ToolAnswer(answer.text)
+
+    def read_piece(self, piece: Piece) -> ToolAnswerPart | None:
+        """Return what a piece of the answer adds; None if that is not known yet.
+
+        A piece may be the beginning of a tool call, which the next pieces decide.
+        """
+        if self.reader is None:
+            return ToolAnswerPart(piece.text) if piece.text else None
+        part = self.reader.read(piece.text, piece.token_ids)
+        if piece.finish_reason:
+            end = self.reader.end()
+            part = ToolAnswerPart(part.text + end.text, (*part.calls, *end.calls))
+        return part if part.text or part.calls else None
