@@ -388,7 +388,7 @@ def _picture(text: str) -> Path:
 
 
 def _run_demo(parsed: argparse.Namespace, console: Console) -> int:
-    from ragcache_cli.demo import DemoSettings, demo
+    from ragcache_cli.chain_comparison import DemoSettings, demo
 
     demo(
         DemoSettings(
@@ -400,7 +400,7 @@ def _run_demo(parsed: argparse.Namespace, console: Console) -> int:
 
 
 def _run_ask(parsed: argparse.Namespace, console: Console) -> int:
-    from ragcache_cli.ask import AskSettings, ask
+    from ragcache_cli.answering import AskSettings, ask
 
     settings = AskSettings(
         questions=tuple(parsed.questions),
@@ -417,7 +417,7 @@ def _run_ask(parsed: argparse.Namespace, console: Console) -> int:
 
 
 def _run_profile(parsed: argparse.Namespace, console: Console) -> int:
-    from ragcache_cli.profile import ProfileSettings, profile
+    from ragcache_cli.prefill_profile import ProfileSettings, profile
 
     profile(
         ProfileSettings(
@@ -452,7 +452,7 @@ def _run_simulate(parsed: argparse.Namespace, console: Console) -> int:
 
 
 def _run_warm(parsed: argparse.Namespace, console: Console) -> int:
-    from ragcache_cli.warm import WarmSettings, warm
+    from ragcache_cli.disk_warming import WarmSettings, warm
 
     engine = {"disk_cache": parsed.disk_cache}
     if parsed.disk_cache_dir:
@@ -500,7 +500,7 @@ def _run_bench(parsed: argparse.Namespace, console: Console) -> int:
 
 def _run_serve(parsed: argparse.Namespace, console: Console) -> int:
     from ragcache_cli.models import demo_model
-    from ragcache_cli.serve import serve, serve_command
+    from ragcache_cli.server import serve, serve_command
 
     wanted = (
         "host_cache",
@@ -521,7 +521,7 @@ def _run_serve(parsed: argparse.Namespace, console: Console) -> int:
 
 
 def _run_doctor(parsed: argparse.Namespace, console: Console) -> int:
-    from ragcache_cli.doctor import doctor
+    from ragcache_cli.diagnosis import doctor
 
     return doctor(parsed.model, console)
 

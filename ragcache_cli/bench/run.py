@@ -200,7 +200,7 @@ def _corpora(
     settings: BenchSettings, own: bool, folder: Path, notes: Phases
 ) -> tuple[Corpora, str]:
     """The sets there are, and the name of the main one."""
-    from ragcache_cli.ask import corpus_index, prompt_form
+    from ragcache_cli.answering import corpus_index, prompt_form
 
     data = data_folder()
     embedder = OnceNeeded(embedding.load_embedder, embedding.MiniLM.name)

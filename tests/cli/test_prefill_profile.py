@@ -9,7 +9,7 @@ import pytest
 
 from ragcache_cli.errors import CommandError
 from ragcache_cli.main import main
-from ragcache_cli.profile import (
+from ragcache_cli.prefill_profile import (
     CACHED,
     COMPUTED,
     QUICK_CACHED,
@@ -149,7 +149,7 @@ def test_a_cache_that_keeps_losing_what_is_measured_is_an_error(engine_on, monke
         engine.clear_cache()
         return wanted
 
-    monkeypatch.setattr("ragcache_cli.profile._really_cached", only_says_so)
+    monkeypatch.setattr("ragcache_cli.prefill_profile._really_cached", only_says_so)
     with pytest.raises(CommandError, match="of 80 tokens 64 should be cached, and 0 were"):
         measured(engine_on(MemoryBackend()), (64,), (16, 32), repeats=1)
 

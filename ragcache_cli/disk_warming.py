@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from ragcache_cli import embedding
-from ragcache_cli.ask import corpus_index, prompt_form
+from ragcache_cli.answering import corpus_index, prompt_form
 from ragcache_cli.files import folder_sources
 from ragcache_cli.terminal import Phases
 from ragcache_cli.trace_files import read_questions

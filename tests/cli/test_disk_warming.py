@@ -8,8 +8,8 @@ np = pytest.importorskip("numpy")
 pytest.importorskip("faiss")
 
 from ragcache_cli import embedding  # noqa: E402
+from ragcache_cli.disk_warming import most_wanted  # noqa: E402
 from ragcache_cli.main import main  # noqa: E402
-from ragcache_cli.warm import most_wanted  # noqa: E402
 
 
 class WordBags:

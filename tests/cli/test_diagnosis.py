@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from ragcache_cli import doctor as doctor_module
-from ragcache_cli.doctor import Finding, Verdict, as_table, backend, doctor, findings, fit
+from ragcache_cli import diagnosis
+from ragcache_cli.diagnosis import Finding, Verdict, as_table, backend, doctor, findings, fit
 from ragcache_cli.machine import GPU, Machine, installed_versions, parsed_gpus, this_machine
 from ragcache_cli.model_size import ModelSize, local_folder, model_size
 from ragcache_engine.backends.vllm.installed import Wheel
@@ -143,8 +143,8 @@ def test_a_little_shared_memory_is_noted(tmp_path):
 def test_the_exit_code_says_whether_an_engine_could_start(
     tmp_path, monkeypatch, capsys, wheel, code, says
 ):
-    monkeypatch.setattr(doctor_module, "installed_vllm", lambda: wheel)
-    monkeypatch.setattr(doctor_module, "this_machine", lambda: LAPTOP)
+    monkeypatch.setattr(diagnosis, "installed_vllm", lambda: wheel)
+    monkeypatch.setattr(diagnosis, "this_machine", lambda: LAPTOP)
     assert doctor(str(model_folder(tmp_path)), Console(width=100)) == code
     assert says in capsys.readouterr().out
 

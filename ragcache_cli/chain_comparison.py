@@ -23,6 +23,7 @@ from ragcache_cli.chains import (
     StockLangChain,
     StockSettings,
 )
+from ragcache_cli.demo_report import draw, remark_if_all_fits, summary, table, write_figures
 from ragcache_cli.errors import CommandError
 from ragcache_cli.extras import needed
 from ragcache_cli.folders import cache_home
@@ -34,7 +35,6 @@ from ragcache_cli.models import DEMO_MODEL, DEMO_MODEL_NAME, demo_model
 from ragcache_cli.prompts import CHATML, INSTRUCTION, form_of_model
 from ragcache_cli.python_topics import python_topics
 from ragcache_cli.questions import QUESTIONS
-from ragcache_cli.report import draw, remark_if_all_fits, summary, table, write_figures
 from ragcache_cli.terminal import Phases
 from ragcache_engine import EngineConfig, RAGCacheEngine, SamplingOptions
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from ragcache_cli.demo_report import draw, remark_if_all_fits, summary, table, write_figures
 from ragcache_cli.machine import Machine
 from ragcache_cli.measurements import Asked, Run, same_answers, same_prompts
-from ragcache_cli.report import draw, remark_if_all_fits, summary, table, write_figures
 from ragcache_engine import CachedTokens
 
 MACHINE = Machine("3.11.7", "Linux", 2, 8 << 30, 4 << 30, 1 << 30)
