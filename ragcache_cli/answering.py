@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,13 +12,13 @@ from rich.console import Console
 from rich.markup import escape
 
 from ragcache_cli import embedding, timeline
+from ragcache_cli.corpus_index import load_corpus_index
 from ragcache_cli.embedding import Embedder
-from ragcache_cli.files import INDEX_FOLDER, folder_sources
-from ragcache_cli.folders import cache_home
-from ragcache_cli.index import PassageIndex, up_to_date
-from ragcache_cli.models import DEMO_MODEL, DEMO_MODEL_NAME, demo_model
+from ragcache_cli.files import folder_sources
+from ragcache_cli.index import PassageIndex
+from ragcache_cli.model_prompts import prepare_model
 from ragcache_cli.passages import Passage
-from ragcache_cli.prompts import CHATML, INSTRUCTION, PromptForm, form_of_model, plain_form
+from ragcache_cli.prompts import PromptForm
 from ragcache_cli.terminal import Phases
 from ragcache_engine import (
     Document,
@@ -32,8 +31,6 @@ from ragcache_engine import (
     Usage,
 )
 from ragcache_engine.config import BackendName
-
-ASK_INSTRUCTION = INSTRUCTION.format(about="").replace("  ", " ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +55,7 @@ class AskSettings:
             raise InvalidTopK(f"--top-k must be at least 1, got {self.top_k}")
 
 
-def ask(settings: AskSettings, console: Console) -> int:
+def answer_questions(settings: AskSettings, console: Console) -> int:
     """Answer every question. Returns how many could not be answered; those say why themselves.
 
     Raises RAGCacheError where none can be: no corpus, no model, no engine.
@@ -67,8 +64,8 @@ def ask(settings: AskSettings, console: Console) -> int:
     sources = folder_sources(settings.corpus)
     with notes.waiting("Loading the embedding model"):
         embedder = embedding.load_embedder()
-    index = corpus_index(settings.corpus, sources, embedder, notes)
-    model, form = prompt_form(settings.model, settings.backend, notes)
+    index = load_corpus_index(settings.corpus, sources, embedder, notes)
+    model, form = prepare_model(settings.model, settings.backend, notes)
     arguments: dict[str, Any] = {} if settings.dtype == "auto" else {"dtype": settings.dtype}
     config = EngineConfig(model=model, backend=settings.backend, vllm_args=arguments)
     failed = 0
@@ -84,46 +81,6 @@ def ask(settings: AskSettings, console: Console) -> int:
                 failed += 1
                 notes.console.print(f"[red]error:[/red] {escape(str(error))}", highlight=False)
     return failed
-
-
-def corpus_index(
-    corpus: Path, sources: Sequence[Any], embedder: Embedder, notes: Phases
-) -> PassageIndex:
-    """The folder's index, brought up to date."""
-    folder = index_folder(corpus)
-    if folder.parent.name != INDEX_FOLDER:
-        note = f"{corpus} is not writable; its index is kept in {folder}"
-        notes.console.print(escape(note), soft_wrap=True)
-    with notes.waiting("Indexing the corpus") as done:
-        index = up_to_date(folder, sources, embedder, done).index
-    for name, reason in index.skipped.items():
-        line = f"[yellow]left out[/yellow] {escape(f'{name}: {reason}')}"
-        notes.console.print(line, soft_wrap=True)
-    return index
-
-
-def index_folder(corpus: Path) -> Path:
-    """Beside the files where one may write there, else under the cache home."""
-    own = corpus / INDEX_FOLDER
-    if os.access(own if own.is_dir() else corpus, os.W_OK | os.X_OK):
-        return own / "index"
-    name = str(corpus.resolve()).strip("/").replace("/", "-") or "root"
-    return cache_home() / "indexes" / name
-
-
-def prompt_form(model: str, backend: str, notes: Phases) -> tuple[str, PromptForm]:
-    """The model to load, and what its prompts look like. model: as given on the command line."""
-    if backend == "memory":
-        return model, plain_form(ASK_INSTRUCTION)
-    if model != DEMO_MODEL:
-        return model, form_of_model(model, ASK_INSTRUCTION)
-    with notes.waiting(f"Preparing the model {DEMO_MODEL_NAME}"):
-        return str(demo_model()), _about_anything(CHATML)
-
-
-def _about_anything(form: PromptForm) -> PromptForm:
-    python = INSTRUCTION.format(about="about Python")
-    return PromptForm(form.before.replace(python, ASK_INSTRUCTION), form.between, form.after)
 
 
 def _typed(console: Console) -> Iterator[str]:

@@ -54,7 +54,7 @@ class DemoSettings:
     output: Path
 
 
-def demo(settings: DemoSettings, console: Console) -> None:
+def compare_chains(settings: DemoSettings, console: Console) -> None:
     """Run it all; write ttft.png and demo.json. Raises RAGCacheError."""
     started_s, phases = time.monotonic(), Phases(console)
     busy = _say_if_busy(console)

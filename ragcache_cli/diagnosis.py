@@ -46,7 +46,7 @@ class Finding:
     verdict: Verdict = Verdict.GOOD
 
 
-def doctor(model: str, console: Console) -> int:
+def diagnose(model: str, console: Console) -> int:
     """Print what was found. Returns 0 if an engine could start, else 1."""
     found = findings(model, this_machine(), installed_versions(), installed_vllm())
     console.print(as_table(found))

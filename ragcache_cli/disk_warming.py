@@ -12,8 +12,9 @@ from rich.console import Console
 from rich.markup import escape
 
 from ragcache_cli import embedding
-from ragcache_cli.answering import corpus_index, prompt_form
+from ragcache_cli.corpus_index import load_corpus_index
 from ragcache_cli.files import folder_sources
+from ragcache_cli.model_prompts import prepare_model
 from ragcache_cli.terminal import Phases
 from ragcache_cli.trace_files import read_questions
 from ragcache_engine import Document, EngineConfig, RAGCacheEngine
@@ -33,20 +34,20 @@ class WarmSettings:
     engine: dict[str, Any]
 
 
-def warm(settings: WarmSettings, console: Console) -> None:
+def warm_disk(settings: WarmSettings, console: Console) -> None:
     """Raises RAGCacheError of the corpus, the query log, the configuration or the engine."""
     notes = Phases(Console(stderr=True))
     questions = read_questions(settings.questions)
     sources = folder_sources(settings.corpus)
     with notes.waiting("Loading the embedding model"):
         embedder = embedding.load_embedder()
-    index = corpus_index(settings.corpus, sources, embedder, notes)
+    index = load_corpus_index(settings.corpus, sources, embedder, notes)
     with notes.waiting("Searching for each question"):
         vectors = embedder.embed(questions)
         found = [index.nearest(vector, settings.top_k) for vector in vectors]
     texts = {passage.id: passage.shown for passages in found for passage in passages}
     sets = most_wanted([[passage.id for passage in passages] for passages in found], settings.top)
-    model, form = prompt_form(settings.model, settings.backend, notes)
+    model, form = prepare_model(settings.model, settings.backend, notes)
     arguments: dict[str, Any] = {} if settings.dtype == "auto" else {"dtype": settings.dtype}
     config = EngineConfig.model_validate(
         {

@@ -30,12 +30,12 @@ QUIET = {
 FEW_CORES = 2
 
 
-def wants_quiet(environment: MutableMapping[str, str] = os.environ) -> bool:
+def is_log_level_ours(environment: MutableMapping[str, str] = os.environ) -> bool:
     """Whether the user left vLLM's log level to us."""
     return environment.get("VLLM_LOGGING_LEVEL", QUIET["VLLM_LOGGING_LEVEL"]) == "ERROR"
 
 
-def hush(environment: MutableMapping[str, str] = os.environ) -> None:
+def silence_libraries(environment: MutableMapping[str, str] = os.environ) -> None:
     """Call before anything imports vLLM or transformers: they read these once."""
     for name, value in QUIET.items():
         environment.setdefault(name, value)
@@ -50,7 +50,7 @@ def hush(environment: MutableMapping[str, str] = os.environ) -> None:
 
 
 @contextmanager
-def stderr_into(log: Path) -> Iterator[Path | None]:
+def send_stderr_to(log: Path) -> Iterator[Path | None]:
     """Send to a file what C++ libraries and vLLM's processes write past Python, straight to file
     descriptor 2. sys.stderr still reaches the terminal.
 

@@ -71,7 +71,7 @@ class Timings:
         return median((max(cell) - min(cell)) / 2 / (median(cell) or 1) for cell in cells)
 
 
-def profile(settings: ProfileSettings, console: Console) -> None:
+def profile_prefill(settings: ProfileSettings, console: Console) -> None:
     """Measure, write the profile and show it. Raises RAGCacheError."""
     phases, output = Phases(console), settings.output or default_output(settings)
     _make_folder(output)

@@ -12,7 +12,7 @@ from ragcache_engine.backends.choice import budget_of
 from ragcache_engine.backends.vllm.installed import require_vllm
 
 
-def serve_command(settings: dict[str, object], given: Sequence[str]) -> list[str]:
+def build_server_command(settings: dict[str, object], given: Sequence[str]) -> list[str]:
     """The command to run. settings: of EngineConfig. given: further arguments of `vllm serve`.
 
     Raises BackendUnavailable, ConfigError, ModelNotFound.
@@ -29,9 +29,9 @@ def serve_command(settings: dict[str, object], given: Sequence[str]) -> list[str
     return server_command(config.model, budget_of(config), given)
 
 
-def serve(settings: dict[str, object], given: Sequence[str]) -> None:
+def become_server(settings: dict[str, object], given: Sequence[str]) -> None:
     """Become the server. Does not return."""
-    command = serve_command(settings, given)
+    command = build_server_command(settings, given)
     if (os.cpu_count() or 1) == 2:
         # vLLM keeps a core free for its scheduler; on two cores that halves the speed of a prefill.
         os.environ.setdefault("VLLM_CPU_NUM_OF_RESERVED_CPU", "0")

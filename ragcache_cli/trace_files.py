@@ -41,7 +41,7 @@ def trace_from(
     if questions is None or corpus is None:
         raise CommandError("--questions needs --corpus: the folder they are asked of")
     from ragcache_cli import embedding
-    from ragcache_cli.answering import index_folder
+    from ragcache_cli.corpus_index import index_folder
     from ragcache_cli.files import folder_sources
 
     phases = Phases(console)

@@ -37,12 +37,14 @@ from ragcache_cli.bench.question_sets import (
 from ragcache_cli.bench.report import Report
 from ragcache_cli.bench.results import RAW, REPORT, holds_run, write
 from ragcache_cli.bench.systems import Sizes, chosen_systems
+from ragcache_cli.corpus_index import load_corpus_index
 from ragcache_cli.errors import CommandError
 from ragcache_cli.extras import needed
 from ragcache_cli.files import folder_sources
 from ragcache_cli.folders import cache_home
 from ragcache_cli.index import up_to_date
 from ragcache_cli.machine import Machine, installed_versions, this_machine
+from ragcache_cli.model_prompts import prepare_model
 from ragcache_cli.model_size import local_folder, model_size
 from ragcache_cli.models import DEMO_MODEL
 from ragcache_cli.python_topics import python_topics
@@ -200,15 +202,15 @@ def _corpora(
     settings: BenchSettings, own: bool, folder: Path, notes: Phases
 ) -> tuple[Corpora, str]:
     """The sets there are, and the name of the main one."""
-    from ragcache_cli.answering import corpus_index, prompt_form
-
     data = data_folder()
     embedder = OnceNeeded(embedding.load_embedder, embedding.MiniLM.name)
-    model, form = prompt_form(settings.model, settings.backend, notes)
+    model, form = prepare_model(settings.model, settings.backend, notes)
 
     def load(name: str) -> QuestionSet:
         if name == OWN and settings.corpus and settings.questions:
-            index = corpus_index(settings.corpus, folder_sources(settings.corpus), embedder, notes)
+            index = load_corpus_index(
+                settings.corpus, folder_sources(settings.corpus), embedder, notes
+            )
             return own_set(settings.corpus.name, index, settings.questions, embedder)
         if name == DEMO:
             sources = python_topics()

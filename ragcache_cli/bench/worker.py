@@ -23,7 +23,7 @@ from typing import Any
 
 from ragcache_cli.bench.systems import SYSTEMS, Sizes
 from ragcache_cli.bench.workload import Request
-from ragcache_cli.logging_setup import hush
+from ragcache_cli.logging_setup import silence_libraries
 
 
 async def work(read: Callable[[], str], write: Callable[[str], None]) -> None:
@@ -72,7 +72,7 @@ async def _carried_out(served: Any, order: dict[str, Any]) -> Any:
 
 
 def main() -> None:
-    hush()
+    silence_libraries()
     # Told to end, it closes its engine: otherwise vLLM's processes would stay behind.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     # vLLM leaves a core to a connector's network unless told; then systems would differ in cores.

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from ragcache_cli import diagnosis
-from ragcache_cli.diagnosis import Finding, Verdict, as_table, backend, doctor, findings, fit
+from ragcache_cli.diagnosis import Finding, Verdict, as_table, backend, diagnose, findings, fit
 from ragcache_cli.machine import GPU, Machine, installed_versions, parsed_gpus, this_machine
 from ragcache_cli.model_size import ModelSize, local_folder, model_size
 from ragcache_engine.backends.vllm.installed import Wheel
@@ -145,7 +145,7 @@ def test_the_exit_code_says_whether_an_engine_could_start(
 ):
     monkeypatch.setattr(diagnosis, "installed_vllm", lambda: wheel)
     monkeypatch.setattr(diagnosis, "this_machine", lambda: LAPTOP)
-    assert doctor(str(model_folder(tmp_path)), Console(width=100)) == code
+    assert diagnose(str(model_folder(tmp_path)), Console(width=100)) == code
     assert says in capsys.readouterr().out
 
 

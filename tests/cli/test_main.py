@@ -218,17 +218,17 @@ def test_the_module_and_the_script_are_the_same_program():
 
 def test_what_the_user_set_is_left_alone():
     environment = {"VLLM_LOGGING_LEVEL": "DEBUG", "TOKENIZERS_PARALLELISM": "true"}
-    assert not logging_setup.wants_quiet(environment)
-    logging_setup.hush(environment)
+    assert not logging_setup.is_log_level_ours(environment)
+    logging_setup.silence_libraries(environment)
     assert environment["VLLM_LOGGING_LEVEL"] == "DEBUG"
     assert environment["TOKENIZERS_PARALLELISM"] == "true"
     assert environment["VLLM_NO_USAGE_STATS"] == "1"
-    assert logging_setup.wants_quiet({})
+    assert logging_setup.is_log_level_ours({})
 
 
 def test_what_goes_straight_to_standard_error_goes_to_the_log(tmp_path, capfd):
     log = tmp_path / "logs" / "log"
-    with logging_setup.stderr_into(log):
+    with logging_setup.send_stderr_to(log):
         os.write(2, b"chatter\n")
     os.write(2, b"heard\n")
     assert log.read_text() == "chatter\n"
@@ -237,7 +237,7 @@ def test_what_goes_straight_to_standard_error_goes_to_the_log(tmp_path, capfd):
 
 def test_a_log_that_cannot_be_written_redirects_nothing(tmp_path, capfd):
     (tmp_path / "file").touch()
-    with logging_setup.stderr_into(tmp_path / "file" / "log") as log:
+    with logging_setup.send_stderr_to(tmp_path / "file" / "log") as log:
         os.write(2, b"heard\n")
     assert log is None
     assert capfd.readouterr().err == "heard\n"

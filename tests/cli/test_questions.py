@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from ragcache_cli.main import DEMO_QUESTIONS
+from ragcache_cli.commands.demo import DEMO_QUESTIONS
 from ragcache_cli.questions import QUESTIONS
 
 
