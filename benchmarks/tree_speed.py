@@ -15,7 +15,8 @@ import statistics
 import tracemalloc
 from random import Random
 
-from ragcache_cli.bench.full_tree import full_tree, measured
+from studies.full_tree import fill_tree, time_requests
+
 from ragcache_engine.knowledge import POLICIES
 
 
@@ -23,7 +24,7 @@ def bytes_per_node(nodes: int, policy: str) -> float:
     """Everything the tree and its policy hold, by node remembered, document names included."""
     gc.collect()
     tracemalloc.start()
-    tree, stream = full_tree(nodes, policy, Random(1))
+    tree, stream = fill_tree(nodes, policy, Random(1))
     del stream
     gc.collect()
     used, _ = tracemalloc.get_traced_memory()
@@ -41,7 +42,7 @@ def main() -> None:
     print(f"{'policy':>10} {'nodes':>9} {'median':>8} {'p90':>8} {'p99':>8} {'bytes/node':>11}")
     for policy in arguments.policy:
         for nodes in arguments.nodes:
-            times = measured(nodes, policy, arguments.rounds)
+            times = time_requests(nodes, policy, arguments.rounds)
             cuts = statistics.quantiles(times, n=100)
             size = f"{bytes_per_node(nodes, policy):,.0f}" if nodes <= 100_000 else ""
             print(

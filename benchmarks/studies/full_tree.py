@@ -1,4 +1,4 @@
-"""A knowledge tree kept full by a stream of requests: what one costs, however large the tree is."""
+"""A knowledge tree that requests keep full, to measure what one request costs at any size."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ BLOCK_TOKENS = 16
 SYSTEM = Segment("system", 64)
 
 
-def requests(nodes: int, random: Random) -> Iterator[list[Segment]]:
-    """Endless. As many popular paths as fill a quarter of the nodes; every second request is new."""
+def endless_requests(nodes: int, random: Random) -> Iterator[list[Segment]]:
+    """Yield requests without end: every second one is new, the others repeat popular paths.
+
+    The popular paths fill a quarter of the nodes.
+    """
     popular = [_path(f"p{number}") for number in range(max(1, nodes // DEPTH // 4))]
     number = 0
     while True:
@@ -28,10 +31,10 @@ def _path(name: str) -> list[Segment]:
     return [SYSTEM, *(Segment(f"{name}-{step}", DOCUMENT_TOKENS) for step in range(DEPTH))]
 
 
-def full_tree(
+def fill_tree(
     nodes: int, policy: str, random: Random
 ) -> tuple[KnowledgeTree, Iterator[list[Segment]]]:
-    """A tree that holds about so many cached nodes, with no block free."""
+    """Make a tree of about so many cached nodes with no block free, and the requests that go on."""
     blocks = nodes * DOCUMENT_TOKENS // BLOCK_TOKENS
     tree = KnowledgeTree(
         {Tier.DEVICE: blocks},
@@ -39,20 +42,20 @@ def full_tree(
         block_tokens=BLOCK_TOKENS,
         frequency_window=max(1000, nodes // 4),
     )
-    stream = requests(nodes, random)
+    stream = endless_requests(nodes, random)
     while tree.used(Tier.DEVICE) < blocks:
         serve(tree, next(stream))
     return tree, stream
 
 
 def serve(tree: KnowledgeTree, path: list[Segment]) -> None:
-    """One request: match, use, admit."""
+    """Let the tree serve one request: match, use, admit."""
     tree.admit(tree.use(tree.match(path), 0.1))
 
 
-def measured(nodes: int, policy: str, rounds: int) -> list[float]:
-    """Microseconds of each of `rounds` requests."""
-    tree, stream = full_tree(nodes, policy, Random(1))
+def time_requests(nodes: int, policy: str, rounds: int) -> list[float]:
+    """Measure the microseconds of each of `rounds` requests to a full tree."""
+    tree, stream = fill_tree(nodes, policy, Random(1))
     for _ in range(rounds // 10):
         serve(tree, next(stream))
     times: list[float] = []

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from random import Random
 from typing import Any
 
-from ragcache_cli.bench.full_tree import measured
+from pydantic import TypeAdapter
+
+from ragcache_cli.bench.context import RunContext
+from ragcache_cli.bench.plan import Plan
+from ragcache_cli.bench.record import RunRecord
+from ragcache_cli.bench.report.markdown import table
+from ragcache_engine.knowledge import DEFAULT_POLICY
+from studies.full_plans import GROWTH, TREE_NODES
+from studies.full_tree import time_requests
 
 ROUNDS = 2_000
 DIMENSIONS = 384
@@ -19,6 +27,8 @@ IN_FLIGHT = (1, 4, 16, 64)
 
 @dataclass(frozen=True, slots=True)
 class TreeCost:
+    """What a request costs in a full tree of so many nodes."""
+
     nodes: int
     median_us: float
     p99_us: float
@@ -26,7 +36,7 @@ class TreeCost:
 
 @dataclass(frozen=True, slots=True)
 class SearchCost:
-    """Medians of one query."""
+    """What a query costs: the medians of a whole search, and of one in stages."""
 
     vectors: int
     whole_ms: float
@@ -35,7 +45,7 @@ class SearchCost:
 
 @dataclass(frozen=True, slots=True)
 class FlightCost:
-    """request_ms: wall time of all requests over their number, the model taking none."""
+    """What the engine adds to a request. request_ms: wall time of all requests over their number."""
 
     in_flight: int
     request_ms: float
@@ -43,28 +53,39 @@ class FlightCost:
 
 @dataclass(frozen=True, slots=True)
 class Growth:
+    """All costs, by size."""
+
     tree: tuple[TreeCost, ...] = ()
     search: tuple[SearchCost, ...] = ()
     flight: tuple[FlightCost, ...] = ()
 
 
-def growth(nodes: Sequence[int], policy: str) -> Growth:
-    """nodes: documents in the tree, and vectors in the index."""
+def study_growth(plan: Plan, context: RunContext) -> dict[str, Any] | None:
+    """Measure a Growth at the sizes of the plan. Returns it as JSON; None if the plan has no size."""
+    nodes = TREE_NODES[plan.name]
+    if not nodes:
+        return None
+    context.say("growth: the tree, the search and the engine by size")
+    return asdict(measure_growth(nodes, DEFAULT_POLICY))
+
+
+def measure_growth(nodes: Sequence[int], policy: str) -> Growth:
+    """Measure all costs. nodes: how many documents the tree has, and how many vectors the index."""
     return Growth(
-        tuple(tree_cost(count, policy) for count in nodes),
-        tuple(search_cost(count) for count in nodes),
-        tuple(flight_cost(count) for count in IN_FLIGHT),
+        tuple(measure_tree(count, policy) for count in nodes),
+        tuple(measure_search(count) for count in nodes),
+        tuple(measure_flight(count) for count in IN_FLIGHT),
     )
 
 
-def tree_cost(nodes: int, policy: str) -> TreeCost:
-    """A full tree; every second request repeats a popular path, the others are new and evict."""
-    times = measured(nodes, policy, ROUNDS)
+def measure_tree(nodes: int, policy: str) -> TreeCost:
+    """Time requests to a full tree: every second one repeats a popular path, the others evict."""
+    times = time_requests(nodes, policy, ROUNDS)
     return TreeCost(nodes, statistics.median(times), statistics.quantiles(times, n=100)[-1])
 
 
-def search_cost(vectors: int) -> SearchCost:
-    """Random vectors of unit length in an IVF index; how it is made matters little for its cost."""
+def measure_search(vectors: int) -> SearchCost:
+    """Time searches of random unit vectors in an IVF index; which vectors matters little for the cost."""
     import faiss
     import numpy as np
 
@@ -101,8 +122,8 @@ def search_cost(vectors: int) -> SearchCost:
     return SearchCost(vectors, 1e3 * statistics.median(whole), 1e3 * statistics.median(staged))
 
 
-def flight_cost(in_flight: int) -> FlightCost:
-    """The engine in memory, whose model takes no time: what is left is ours."""
+def measure_flight(in_flight: int) -> FlightCost:
+    """Time requests to the memory backend, whose model takes no time: what is left is the engine's."""
     import asyncio
 
     from ragcache_engine import Document, EngineConfig, RAGCacheEngine, SamplingOptions
@@ -126,3 +147,36 @@ def flight_cost(in_flight: int) -> FlightCost:
     with RAGCacheEngine(EngineConfig(model="any", backend="memory")) as engine:
         asyncio.run(ask(engine))
         return FlightCost(in_flight, 1e3 * asyncio.run(ask(engine)) / count)
+
+
+def growth(record: RunRecord) -> Iterator[str]:
+    """Section of the report: what a request costs, by size."""
+    if not (measured := record.studies.get(GROWTH)):
+        return
+    found = TypeAdapter(Growth).validate_python(measured)
+    yield "## Growth"
+    yield ""
+    if found.tree:
+        yield "The knowledge tree, full, one request (match, use, admit and the evictions they cause):"
+        yield ""
+        yield from table(
+            ("nodes", "median, µs", "p99, µs"),
+            ((f"{one.nodes:,}", f"{one.median_us:.0f}", f"{one.p99_us:.0f}") for one in found.tree),
+        )
+    if found.search:
+        yield "Search, IVF of sqrt(n) lists, an eighth of them probed, top-2, one thread:"
+        yield ""
+        yield from table(
+            ("vectors", "whole, ms", "in stages, ms"),
+            (
+                (f"{one.vectors:,}", f"{one.whole_ms:.2f}", f"{one.staged_ms:.2f}")
+                for one in found.search
+            ),
+        )
+    if found.flight:
+        yield "The engine around a model that computes nothing, by requests in flight:"
+        yield ""
+        yield from table(
+            ("in flight", "ms of processor a request"),
+            ((str(one.in_flight), f"{one.request_ms:.2f}") for one in found.flight),
+        )

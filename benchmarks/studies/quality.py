@@ -1,12 +1,24 @@
-"""How good an answer is, against any of those that are accepted: exact match, contained, ROUGE-L."""
+"""How good answers are, against those that are accepted: exact match, contained, ROUGE-L."""
 
 from __future__ import annotations
 
 import re
 import statistics
 import string
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from ragcache_cli.bench.context import RunContext
+from ragcache_cli.bench.free_answers import TOP_K, ask_freely, choose_questions
+from ragcache_cli.bench.record import RunRecord
+from ragcache_cli.bench.report.answer_checks import answers
+from ragcache_cli.bench.report.markdown import table
+from ragcache_cli.bench.systems import FULL
+from ragcache_cli.bench.worker_client import Worker
+from studies.full_plans import QUALITY
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -25,7 +37,7 @@ class Quality:
 
 @dataclass(frozen=True, slots=True)
 class Graded:
-    """What an order of documents is worth, and what it gains.
+    """How good a system's answers are, and what they cost.
 
     cached: share of the prompt tokens that were not computed. ttft_s: the mean.
     """
@@ -35,9 +47,12 @@ class Graded:
     ttft_s: float
 
 
-def quality(answers: Sequence[str], accepted: Sequence[Sequence[str]]) -> Quality | None:
-    """None if no question has an accepted answer; those without are passed over."""
-    pairs = [(a, golds) for a, golds in zip(answers, accepted, strict=True) if golds]
+def grade(texts: Sequence[str], accepted: Sequence[Sequence[str]]) -> Quality | None:
+    """Grade answers against the accepted ones of their questions, of which the best counts.
+
+    Questions without an accepted answer are passed over. Returns None if none has one.
+    """
+    pairs = [(a, golds) for a, golds in zip(texts, accepted, strict=True) if golds]
     if not pairs:
         return None
     return Quality(
@@ -49,7 +64,7 @@ def quality(answers: Sequence[str], accepted: Sequence[Sequence[str]]) -> Qualit
 
 
 def normalised(text: str) -> str:
-    """As SQuAD's evaluation does it: lower case, without punctuation, articles and extra blanks."""
+    """Bring a text into the form of SQuAD's evaluation: lower case, no punctuation, no articles."""
     bare = text.lower().translate(_PUNCTUATION)
     return " ".join(_ARTICLES.sub(" ", bare).split())
 
@@ -59,12 +74,12 @@ def exact(answer: str, gold: str) -> bool:
 
 
 def contained(answer: str, gold: str) -> bool:
-    """Whether the accepted answer stands in it, whole words only."""
+    """Return whether the answer contains the accepted one, whole words only."""
     return bool(normalised(gold)) and f" {normalised(gold)} " in f" {normalised(answer)} "
 
 
 def rouge_l(answer: str, gold: str) -> float:
-    """F1 of the longest common subsequence of words (Lin 2004), without stemming."""
+    """Return the F1 of the longest common subsequence of words (Lin 2004), without stemming."""
     mine, theirs = _WORDS.findall(answer.lower()), _WORDS.findall(gold.lower())
     common = _longest_common(mine, theirs)
     if not common:
@@ -80,3 +95,58 @@ def _longest_common(left: Sequence[str], right: Sequence[str]) -> int:
         for at, other in enumerate(right, 1):
             before, row[at] = row[at], before + 1 if word == other else max(row[at], row[at - 1])
     return row[-1]
+
+
+def study_quality(count: int, workers: Sequence[Worker], context: RunContext) -> dict[str, Any]:
+    """Grade free answers of RAGCache and of every system that puts documents into another order.
+
+    Returns a Graded for each system, as JSON; none where no question has an accepted answer.
+    """
+    ready = context.corpora.ready(context.main, TOP_K)
+    numbers = choose_questions(count, context)
+    accepted = [ready.given.questions[number].answers for number in numbers]
+    wanted = [one for one in workers if one.system == FULL or one.system.changes_prompt]
+    found: dict[str, Any] = {}
+    for key, given in ask_freely(wanted, count, context).items():
+        prompt = sum(answer["prompt"] for answer in given)
+        if graded := grade([answer["text"] for answer in given], accepted):
+            cached = sum(sum(answer["cached"]) for answer in given) / prompt
+            ttft_s = statistics.fmean(answer["ttft_s"] for answer in given)
+            found[key] = asdict(Graded(graded, cached, ttft_s))
+    return found
+
+
+def answers_and_quality(record: RunRecord) -> Iterator[str]:
+    """Section of the report: how many answers differ, and how good they are."""
+    lines = list(answers(record))
+    graded = TypeAdapter(dict[str, Graded]).validate_python(record.studies.get(QUALITY) or {})
+    if graded and not lines:
+        lines = ["## Answers", ""]
+    yield from lines
+    if not graded:
+        return
+    yield "Quality, for each setting that changes the prompt, beside the one that does not:"
+    yield ""
+    yield from table(
+        (
+            "system",
+            "questions",
+            "exact match",
+            "answer contained",
+            "ROUGE-L",
+            "cached",
+            "TTFT, s",
+        ),
+        (
+            (
+                record.name_of(key),
+                str(row.quality.questions),
+                f"{row.quality.exact:.1%}",
+                f"{row.quality.contained:.1%}",
+                f"{row.quality.rouge_l:.3f}",
+                f"{row.cached:.0%}",
+                f"{row.ttft_s:.3f}",
+            )
+            for key, row in graded.items()
+        ),
+    )

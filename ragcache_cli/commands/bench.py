@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.markup import escape
 
 from ragcache_cli.commands.argument_types import WholeNumber, add_model, named_value
 
+if TYPE_CHECKING:
+    from ragcache_cli.bench.benchmark import Benchmark
+
 SUMMARY = "measure RAGCache against vLLM's own caches, and report"
 DESCRIPTION = (
     "Put the same questions to vLLM without a cache, with its prefix cache, with its own host "
     "offload, and to RAGCache, whole and with parts changed; write raw figures, plots and report.md. "
-    "Without --corpus the questions are those of the shared question sets ($RAGCACHE_DATA), or the "
-    "demo's where there are none."
+    "Without --corpus the questions are the demo's, about Python."
 )
 
 
@@ -70,12 +73,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(parsed: argparse.Namespace, console: Console) -> int:
-    from ragcache_cli.bench.results import rewrite
-    from ragcache_cli.bench.run import BenchSettings, bench
-    from ragcache_cli.bench.systems import size_bytes
+    from ragcache_cli.bench.benchmark import COMPARISON
+
+    return run_benchmark(COMPARISON, parsed, console)
+
+
+def run_benchmark(benchmark: Benchmark, parsed: argparse.Namespace, console: Console) -> int:
+    """Measure, or write the report of a run again. parsed: of a parser with `add_arguments`."""
+    from ragcache_cli.bench.results import rewrite_report
+    from ragcache_cli.bench.run import BenchSettings, measure
+    from ragcache_cli.bench.systems import parse_size
 
     if parsed.report:
-        console.print(f"The report is {escape(str(rewrite(parsed.report)))}", soft_wrap=True)
+        report = rewrite_report(parsed.report, benchmark.sections)
+        console.print(f"The report is {escape(str(report))}", soft_wrap=True)
         return 0
     settings = BenchSettings(
         plan=parsed.plan,
@@ -84,13 +95,13 @@ def run(parsed: argparse.Namespace, console: Console) -> int:
         model=parsed.model,
         backend=parsed.backend,
         dtype=parsed.dtype,
-        device_bytes=size_bytes(parsed.device_cache),
-        host_bytes=size_bytes(parsed.host_cache),
+        device_bytes=parse_size(parsed.device_cache),
+        host_bytes=parse_size(parsed.host_cache),
         context_tokens=parsed.context,
         systems=tuple(parsed.systems) if parsed.systems else None,
         out=parsed.output,
         vllm_args=dict(parsed.vllm_arg),
         seed=parsed.seed,
     )
-    bench(settings, console)
+    measure(benchmark, settings, console)
     return 0

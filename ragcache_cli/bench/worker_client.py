@@ -1,4 +1,4 @@
-"""The other end of a worker: starts its process, gives orders, and looks at what it takes."""
+"""The process of a worker, seen from the bench: start it, give it orders, measure what it uses."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ END_S = 60.0
 
 
 class Worker:
-    """Blocking, one order at a time. A context manager; leaving it ends the process.
+    """A system in a process of its own. A context manager; leaving it ends the process.
 
-    log: a file for what the process and its libraries say.
-    Orders raise BenchFailed, which carries the worker's own words.
+    Orders block, and only one is carried out at a time. An order that fails raises BenchFailed with the
+    worker's own message. log: the file that gets what the process and its libraries print.
     """
 
     def __init__(self, system: System, sizes: Sizes, log: Path) -> None:
@@ -39,19 +39,21 @@ class Worker:
             )
 
     def begin_start(self) -> None:
-        """Begin to start the engine; `started` waits for it. Several may start side by side."""
-        self._send(do="start", system=self.system.key, sizes=asdict(self._sizes))
+        """Begin to start the engine; `wait_until_started` waits for it. Several may start at a time."""
+        self._send(do="start", system=asdict(self.system), sizes=asdict(self._sizes))
 
-    def started(self) -> None:
-        self._answer()
+    def wait_until_started(self) -> None:
+        """Wait for what `begin_start` began."""
+        self._read_answer()
 
     def prepare(self, folder: Path, top_k: int) -> None:
+        """See RunningSystem.prepare."""
         self._ask(do="prepare", folder=str(folder), top_k=top_k)
 
     def play(
         self, requests: Sequence[Request], at_once: int | None = None, *, ignore_eos: bool = True
     ) -> list[dict[str, Any]]:
-        """See Served.play."""
+        """See RunningSystem.play."""
         rows = [[one.question, one.at_s, one.max_tokens] for one in requests]
         answers: list[dict[str, Any]] = self._ask(
             do="play", requests=rows, at_once=at_once, ignore_eos=ignore_eos
@@ -59,19 +61,21 @@ class Worker:
         return answers
 
     def clear(self) -> None:
+        """See RunningSystem.clear."""
         self._ask(do="clear")
 
-    def told(self) -> dict[str, Any]:
-        told: dict[str, Any] = self._ask(do="told")
-        return told
+    def read_counters(self) -> dict[str, Any]:
+        """See RunningSystem.read_counters."""
+        counters: dict[str, Any] = self._ask(do="read_counters")
+        return counters
 
     def cpu_s(self) -> float:
-        """Seconds of processor time its processes have taken since they began."""
+        """Measure the processor time its processes have taken since they began, in seconds."""
         times = [process.cpu_times() for process in self._processes()]
         return sum(time.user + time.system for time in times)
 
     def memory_bytes(self) -> int:
-        """What its processes hold, pages shared among them counted once (proportional set size)."""
+        """Measure the memory of its processes, with shared pages counted once (proportional set size)."""
         total = 0
         for process in self._processes():
             try:
@@ -86,7 +90,7 @@ class Worker:
 
     def _ask(self, **order: Any) -> Any:
         self._send(**order)
-        return self._answer()
+        return self._read_answer()
 
     def _send(self, **order: Any) -> None:
         assert self._process.stdin
@@ -94,13 +98,13 @@ class Worker:
             self._process.stdin.write(json.dumps(order) + "\n")
             self._process.stdin.flush()
         except BrokenPipeError as error:
-            raise self._gone() from error
+            raise self._process_ended() from error
 
-    def _answer(self) -> Any:
+    def _read_answer(self) -> Any:
         assert self._process.stdout
         line = self._process.stdout.readline()
         if not line:
-            raise self._gone()
+            raise self._process_ended()
         answer = json.loads(line)
         if "error" in answer:
             raise BenchFailed(
@@ -108,14 +112,14 @@ class Worker:
             )
         return answer["ok"]
 
-    def _gone(self) -> BenchFailed:
+    def _process_ended(self) -> BenchFailed:
         return BenchFailed(
             f"{self.system.name}: its process ended by itself, often for want of memory; its log is "
             f"{self._log}"
         )
 
     def close(self) -> None:
-        """End it, with all its processes."""
+        """End the process, with all processes that it started."""
         if self._process.poll() is None:
             children = self._processes()[1:]
             assert self._process.stdin

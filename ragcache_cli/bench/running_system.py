@@ -1,17 +1,18 @@
-"""One system behind the chain of every LangChain tutorial, asked on an event loop."""
+"""One system that is up, behind the chain of every LangChain tutorial, asked on an event loop."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
 from langchain_core.callbacks import AsyncCallbackHandler
 
-from ragcache_cli.bench.corpus_files import Kept, store_of
+from ragcache_cli.bench.corpus_files import StoredSet, build_store
 from ragcache_cli.bench.systems import RAGCACHE, Sizes, System
 from ragcache_cli.bench.workload import Request
 from ragcache_cli.chains import langchain_chain
@@ -22,13 +23,11 @@ from ragcache_integrations.timeline import report_of
 
 WARM_UP = "Hello."
 """Shorter than a block: it readies the engine and leaves nothing in the cache."""
-
-
 CLEAR_TRIES = 200
 
 
-class Served:
-    """A system that is up. Make it, `prepare` a question set, `play` requests, `close` it."""
+class RunningSystem:
+    """A system under comparison. `start` it, `prepare` a question set, `play` requests, `close` it."""
 
     def __init__(self, system: System, sizes: Sizes) -> None:
         self._system, self._sizes = system, sizes
@@ -38,15 +37,15 @@ class Served:
         self._chains: dict[tuple[int, bool], Any] = {}
 
     async def start(self) -> None:
-        """Raises what the engine raises."""
+        """Start the engine and let it answer once. Raises what the engine raises."""
         if self._system.kind == RAGCACHE:
             config = self._engine_config()
             self._engine = await asyncio.to_thread(RAGCacheEngine, config)
             await self._engine.agenerate(WARM_UP)
             return
-        from ragcache_cli.bench.stock_llm import StockLLM, started
+        from ragcache_cli.bench.stock_llm import StockLLM, start_stock
 
-        self._vllm = started(self._system.settings, self._sizes)
+        self._vllm = start_stock(self._system.settings, self._sizes)
         async for _ in StockLLM(vllm=self._vllm).astream(WARM_UP):
             pass
 
@@ -73,9 +72,9 @@ class Served:
         )
 
     def prepare(self, folder: Path, top_k: int) -> None:
-        """From now on, questions are those of the set kept in this folder."""
-        self._kept = Kept.read(folder)
-        store = store_of(self._kept)
+        """Take questions and documents from the set in this folder from now on."""
+        self._set = StoredSet.read(folder)
+        store = build_store(self._set)
         if self._engine:
             from ragcache_integrations.langchain import RAGCacheLLM, RAGCacheRetriever
 
@@ -87,20 +86,19 @@ class Served:
             from ragcache_cli.bench.stock_llm import StockLLM
 
             self._retriever = store.as_retriever(search_kwargs={"k": top_k})
-            if self._system.settings.get("reorder"):
-                from ragcache_cli.bench.contextpilot import reordering
-
-                self._retriever |= reordering()
+            if self._system.documents_step:
+                self._retriever |= _load_function(self._system.documents_step)()
             self._llm = StockLLM(vllm=self._vllm)
         self._chains.clear()
 
     async def play(
         self, requests: Sequence[Request], at_once: int | None, *, ignore_eos: bool
     ) -> list[dict[str, Any]]:
-        """Ask all of them, each at its time, and tell what each took.
+        """Ask all questions, each at its time, and return what each took.
 
-        at_once: so many are under way at a time at most, each as soon as one before it has ended.
-        ignore_eos: answers are exactly as long as the request says, else at most.
+        at_once: how many requests are under way at a time; the next one starts when one has ended, and
+        arrival times do not count. None: each request starts at its arrival time.
+        ignore_eos: every answer is as long as its request says; otherwise that is the most.
         """
         turnstile = asyncio.Semaphore(at_once or len(requests) or 1)
         began_s = time.perf_counter()
@@ -115,25 +113,25 @@ class Served:
 
     async def _ask(self, request: Request, asked_s: float, ignore_eos: bool) -> dict[str, Any]:
         chain = self._chain(request.max_tokens, ignore_eos)
-        seen, text, first_s, last_s = _Ears(), [], None, asked_s
-        question = self._kept.questions[request.question]
-        async for piece in chain.astream(question, config={"callbacks": [seen]}):
+        heard, text, first_s, last_s = _UsageListener(), [], None, asked_s
+        question = self._set.questions[request.question]
+        async for piece in chain.astream(question, config={"callbacks": [heard]}):
             last_s = time.perf_counter()
             first_s = first_s or last_s
             text.append(piece)
-        cost = seen.info["usage_metadata"]
+        cost = heard.info["usage_metadata"]
         details = cost["input_token_details"]
         return {
             "question": request.question,
             "at_s": round(request.at_s, 4),
             "ttft_s": round((first_s or last_s) - asked_s, 5),
             "total_s": round(last_s - asked_s, 5),
-            "search_s": round(seen.search_s, 5),
+            "search_s": round(heard.search_s, 5),
             "prompt": cost["input_tokens"],
             "output": cost["output_tokens"],
             "cached": [details[f"cache_read_{tier}"] for tier in ("device", "host", "disk")],
-            "speculation": seen.info.get("speculation", "none"),
-            "hidden": round(_hidden(seen.info), 4),
+            "speculation": heard.info.get("speculation", "none"),
+            "hidden": round(_hidden(heard.info), 4),
             "text": "".join(text),
         }
 
@@ -141,21 +139,21 @@ class Served:
         key = (max_tokens, ignore_eos)
         if key not in self._chains:
             llm = self._llm.bind(max_tokens=max_tokens, ignore_eos=ignore_eos)
-            self._chains[key] = langchain_chain(self._retriever, llm, self._kept.form)
+            self._chains[key] = langchain_chain(self._retriever, llm, self._set.form)
         return self._chains[key]
 
     async def clear(self) -> None:
-        """Empty every tier. What was cancelled or is being copied may hold blocks a little longer.
+        """Empty every tier. Waits while cancelled requests and running copies still hold blocks.
 
-        Raises BenchFailed if it still does after a while.
+        Raises BenchFailed if they still do after 10 seconds.
         """
         for _ in range(CLEAR_TRIES):
-            if await self._cleared():
+            if await self._try_to_clear():
                 return
             await asyncio.sleep(0.05)
         raise BenchFailed("the cache was not emptied, since requests hold blocks of it")
 
-    async def _cleared(self) -> bool:
+    async def _try_to_clear(self) -> bool:
         if not self._engine:
             offloads = bool(self._system.settings.get("offload"))
             return bool(await self._vllm.reset_prefix_cache(reset_connector=offloads))
@@ -165,8 +163,8 @@ class Served:
             return False
         return True
 
-    def told(self) -> dict[str, Any]:
-        """The engine's own counters; nothing for stock vLLM."""
+    def read_counters(self) -> dict[str, Any]:
+        """Return the engine's own counters; for stock vLLM only the bytes on disk."""
         disk = (
             sum(f.stat().st_size for f in self._disk.rglob("*") if f.is_file()) if self._disk else 0
         )
@@ -186,6 +184,7 @@ class Served:
         }
 
     async def close(self) -> None:
+        """End the engine with its processes, and delete its disk cache."""
         if self._engine:
             await asyncio.to_thread(self._engine.close)
         if self._vllm:
@@ -196,15 +195,20 @@ class Served:
             shutil.rmtree(self._disk, ignore_errors=True)
 
 
+def _load_function(name: str) -> Any:
+    module, _, function = name.partition(":")
+    return getattr(import_module(module), function)
+
+
 def _hidden(info: Mapping[str, Any]) -> float:
-    """The share of the search that was hidden; 0 for a system without speculation."""
+    """Return the share of the search that was hidden by prefill; 0 for a system without speculation."""
     if "speculation" not in info:
         return 0.0
     return hidden_share(report_of(info["speculation"], info["speculation_timeline"]))
 
 
-class _Ears(AsyncCallbackHandler):
-    """Hears how long the retriever took, and what the answer cost."""
+class _UsageListener(AsyncCallbackHandler):
+    """Keeps how long the retriever took, and what the answer cost."""
 
     def __init__(self) -> None:
         self.search_s, self._began_s = 0.0, 0.0
