@@ -1,4 +1,4 @@
-"""`ragcache ask`: questions about a folder of one's own files."""
+"""`ragcache ask`: answer questions about a folder of the user's files."""
 
 from __future__ import annotations
 
@@ -35,9 +35,10 @@ from ragcache_engine.config import BackendName
 
 @dataclass(frozen=True, slots=True)
 class AskSettings:
-    """questions: none means: read them from standard input, a line each.
+    """The arguments of the command.
 
-    timeline: whether to show what happened when; pictures: a folder or a PNG file for it as well.
+    questions: if there is none, they are read from standard input, a line each.
+    timeline: whether to show what happened when. pictures: a PNG file or a folder to draw it into.
     """
 
     questions: tuple[str, ...]
@@ -56,9 +57,9 @@ class AskSettings:
 
 
 def answer_questions(settings: AskSettings, console: Console) -> int:
-    """Answer every question. Returns how many could not be answered; those say why themselves.
+    """Answer every question. Returns how many failed; the reason of each was printed.
 
-    Raises RAGCacheError where none can be: no corpus, no model, no engine.
+    Raises RAGCacheError if no question can be answered: no corpus, no model, or no engine.
     """
     notes = Phases(Console(stderr=True))
     sources = folder_sources(settings.corpus)
@@ -72,19 +73,19 @@ def answer_questions(settings: AskSettings, console: Console) -> int:
     with notes.waiting("Starting the engine"):
         engine = RAGCacheEngine(config)
     with engine:
-        for number, question in enumerate(settings.questions or _typed(console), 1):
+        for number, question in enumerate(settings.questions or _read_typed(console), 1):
             try:
                 usage = _answer(question, engine, index, embedder, form, settings, console)
                 if usage and settings.timeline:
-                    _timeline(question, usage, number, settings, console)
+                    _show_timeline(question, usage, number, settings, console)
             except RAGCacheError as error:
                 failed += 1
                 notes.console.print(f"[red]error:[/red] {escape(str(error))}", highlight=False)
     return failed
 
 
-def _typed(console: Console) -> Iterator[str]:
-    """Lines from standard input; a prompt before each where a person types them."""
+def _read_typed(console: Console) -> Iterator[str]:
+    """Yield lines of standard input. Where a person types them, print a prompt before each."""
     lines: Iterable[str] = sys.stdin
     if not sys.stdin.isatty():
         yield from (line.strip() for line in lines if line.strip())
@@ -126,13 +127,13 @@ def _answer(
             console.print(piece.text, end="", markup=False, highlight=False, soft_wrap=True)
             usage = piece.usage
     console.print("\n")
-    _sources(found, console)
+    _print_sources(found, console)
     if usage:
         console.print(f"[dim]{usage_line(usage)}[/dim]\n", highlight=False, soft_wrap=True)
     return usage
 
 
-def _timeline(
+def _show_timeline(
     question: str, usage: Usage, number: int, settings: AskSettings, console: Console
 ) -> None:
     timeline.show(usage.speculation, console)
@@ -143,14 +144,14 @@ def _timeline(
     console.print()
 
 
-def _sources(found: Sequence[Passage], console: Console) -> None:
+def _print_sources(found: Sequence[Passage], console: Console) -> None:
     for number, passage in enumerate(found, 1):
         line = f"[{number}] {passage.title} ({passage.id})"
         console.print(f"[dim]{escape(line)}[/dim]", highlight=False, soft_wrap=True)
 
 
 def usage_line(usage: Usage) -> str:
-    """What one answer cost, in one line."""
+    """Say in one line what an answer cost."""
     cached = usage.cached
     by_tier = {tier: getattr(cached, tier.value) for tier in Tier}
     told = ", ".join(f"{tokens} from {tier}" for tier, tokens in by_tier.items() if tokens)

@@ -1,4 +1,4 @@
-"""`ragcache demo`: one question after the other through three chains, and what each one took."""
+"""`ragcache demo`: ask the same questions through three chains, and compare times and answers."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from ragcache_cli.demo_report import draw, remark_if_all_fits, summary, table, w
 from ragcache_cli.errors import CommandError
 from ragcache_cli.extras import needed
 from ragcache_cli.folders import cache_home
-from ragcache_cli.framework_indexes import langchain_store, llamaindex_index
-from ragcache_cli.index import up_to_date
+from ragcache_cli.framework_indexes import build_langchain_store, build_llamaindex_index
+from ragcache_cli.index import update_index
 from ragcache_cli.machine import installed_versions, this_machine
 from ragcache_cli.measurements import Run, same_prompts
 from ragcache_cli.models import DEMO_MODEL, DEMO_MODEL_NAME, demo_model
@@ -45,7 +45,7 @@ BUSY_SHARE = 0.4
 
 @dataclass(frozen=True, slots=True)
 class DemoSettings:
-    """dtype: as vLLM spells it. questions: how many of those the demo has."""
+    """The arguments of the command. dtype: as vLLM spells it. questions: how many are asked."""
 
     model: str
     dtype: str
@@ -55,10 +55,10 @@ class DemoSettings:
 
 
 def compare_chains(settings: DemoSettings, console: Console) -> None:
-    """Run it all; write ttft.png and demo.json. Raises RAGCacheError."""
+    """Ask all three chains, print the comparison, write ttft.png and demo.json. Raises RAGCacheError."""
     started_s, phases = time.monotonic(), Phases(console)
-    busy = _say_if_busy(console)
-    _make_output(settings.output)
+    is_busy = _warn_if_busy(console)
+    _make_output_folder(settings.output)
     questions = QUESTIONS[: settings.questions]
     with phases.waiting("Loading libraries"):
         _import_all()
@@ -71,18 +71,18 @@ def compare_chains(settings: DemoSettings, console: Console) -> None:
     with phases.waiting("Loading the embedding model"):
         embedder = embedding.load_embedder()
     with phases.waiting("Indexing Python's help topics") as done:
-        updated = up_to_date(cache_home() / "python-topics", python_topics(), embedder, done)
+        updated = update_index(cache_home() / "python-topics", python_topics(), embedder, done)
     console.print(
         f"  {len(updated.index.passages)} passages, {updated.embedded} of them embedded now"
     )
-    store = langchain_store(updated.index, embedder)
+    store = build_langchain_store(updated.index, embedder)
     stock_settings = StockSettings(
         model, settings.dtype, CONTEXT_TOKENS, DEVICE_CACHE_BYTES, settings.max_tokens
     )
     with phases.waiting("Starting stock vLLM"):
         stock_chain = StockLangChain(store, stock_settings, form)
     with closing(stock_chain):
-        stock = _run("a", stock_chain, questions, phases, console)
+        stock = _ask_all("a", stock_chain, questions, phases, console)
         with phases.waiting("Closing stock vLLM"):
             stock_chain.close()
     with phases.waiting("Starting RAGCache"):
@@ -91,22 +91,25 @@ def compare_chains(settings: DemoSettings, console: Console) -> None:
     with engine:
         langchain = RAGCacheLangChain(store, engine, form, settings.max_tokens)
         engine.clear_cache()
-        first = _run("b", langchain, questions, phases, console)
+        first = _ask_all("b", langchain, questions, phases, console)
         llamaindex = RAGCacheLlamaIndex(
-            llamaindex_index(updated.index, embedder), engine, form, settings.max_tokens
+            build_llamaindex_index(updated.index, embedder), engine, form, settings.max_tokens
         )
         engine.clear_cache()
-        second = _run("c", llamaindex, questions, phases, console)
+        second = _ask_all("c", llamaindex, questions, phases, console)
         with phases.waiting("Closing RAGCache"):
             engine.close()
-    _report(stock, [first, second], engine.limits.device_tokens, settings, phases, console)
-    if busy:
+    _show_results(stock, [first, second], engine.limits.device_tokens, settings, phases, console)
+    if is_busy:
         console.print("[yellow]Other programs computed too: do not trust these times.[/yellow]")
     console.print(f"All in all {time.monotonic() - started_s:.0f} s.")
 
 
-def _say_if_busy(console: Console) -> bool:
-    """The three chains run one after the other: what others compute meanwhile hits one of them."""
+def _warn_if_busy(console: Console) -> bool:
+    """Print a warning if other programs compute now, and return whether they do.
+
+    The chains run one after another, so other programs disturb one of them more than the others.
+    """
     load, cores = os.getloadavg()[0], this_machine().cores
     if load > cores * BUSY_SHARE:
         console.print(
@@ -118,8 +121,8 @@ def _say_if_busy(console: Console) -> bool:
     return False
 
 
-def _make_output(folder: Path) -> None:
-    """Before the minutes of work whose result goes there."""
+def _make_output_folder(folder: Path) -> None:
+    """Make the folder now: an error after minutes of work would lose the result."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -129,8 +132,10 @@ def _make_output(folder: Path) -> None:
 
 
 def _import_all() -> None:
-    """What the phases after this one need, so that their times are their own, and so that a missing
-    package is told now and not after minutes."""
+    """Import what later phases need.
+
+    So their times hold no imports, and a missing package is reported now and not after minutes.
+    """
     with needed("the demo"):
         import faiss  # noqa: F401
         import langchain_community.llms  # noqa: F401
@@ -149,7 +154,7 @@ def _engine_config(model: str, dtype: str) -> EngineConfig:
     )
 
 
-def _run(
+def _ask_all(
     letter: str, chain: Chain, questions: Sequence[str], phases: Phases, console: Console
 ) -> Run:
     console.rule(f"({letter}) {chain.name}", align="left")
@@ -170,7 +175,7 @@ def _run(
     return Run(chain.name, tuple(asked))
 
 
-def _report(
+def _show_results(
     stock: Run,
     others: Sequence[Run],
     device_tokens: int,

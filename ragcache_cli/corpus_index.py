@@ -12,20 +12,23 @@ from ragcache_cli.corpus_sources import Source
 from ragcache_cli.embedding import Embedder
 from ragcache_cli.files import INDEX_FOLDER
 from ragcache_cli.folders import cache_home
-from ragcache_cli.index import PassageIndex, up_to_date
+from ragcache_cli.index import PassageIndex, update_index
 from ragcache_cli.terminal import Phases
 
 
 def load_corpus_index(
     corpus: Path, sources: Sequence[Source], embedder: Embedder, notes: Phases
 ) -> PassageIndex:
-    """The folder's index, brought up to date."""
+    """Load the index of a folder, brought up to date. Prints what was left out, and why.
+
+    sources: the files of the folder. Raises what `update_index` raises.
+    """
     folder = index_folder(corpus)
     if folder.parent.name != INDEX_FOLDER:
         note = f"{corpus} is not writable; its index is kept in {folder}"
         notes.console.print(escape(note), soft_wrap=True)
     with notes.waiting("Indexing the corpus") as done:
-        index = up_to_date(folder, sources, embedder, done).index
+        index = update_index(folder, sources, embedder, done).index
     for name, reason in index.skipped.items():
         line = f"[yellow]left out[/yellow] {escape(f'{name}: {reason}')}"
         notes.console.print(line, soft_wrap=True)
@@ -33,7 +36,7 @@ def load_corpus_index(
 
 
 def index_folder(corpus: Path) -> Path:
-    """Beside the files where one may write there, else under the cache home."""
+    """Return where a folder's index is kept: in the folder if it is writable, else in the cache home."""
     own = corpus / INDEX_FOLDER
     if os.access(own if own.is_dir() else corpus, os.W_OK | os.X_OK):
         return own / "index"

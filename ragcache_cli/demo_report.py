@@ -1,4 +1,4 @@
-"""The demo's figures: a table for the terminal, a picture, and the raw numbers."""
+"""The results of the demo: a table for the terminal, a picture, and the raw numbers."""
 
 from __future__ import annotations
 
@@ -19,16 +19,17 @@ from ragcache_cli.measurements import Run, same_answers
 from ragcache_engine import CachedTokens
 
 COLOURS = ("#9aa0a6", "#1a73e8", "#12a182")
-"""Stock is grey; the two others are told apart in black and white too, by their lightness."""
+"""Stock is grey. The other two differ in lightness, and so in black and white too."""
 FIGURES = 90
-"""Columns of the terminal that the figures take."""
+"""How many columns of the terminal the figures take."""
 WORDS_FROM_WIDTH = FIGURES + 15
 
 
 def table(stock: Run, others: Sequence[Run], width: int) -> Table:
-    """One line a question, then the totals. Every run answered the same questions in order.
+    """Make a table with a line for each question, then the totals.
 
-    width: of the terminal. A narrow one gets the questions' numbers without their words.
+    Every run answered the same questions in the same order. width: of the terminal; a narrow one gets the
+    questions' numbers without their words.
     """
     runs = [stock, *others]
     letters = [f"({letter})" for letter in ascii_lowercase[: len(runs)]]
@@ -79,7 +80,7 @@ def table(stock: Run, others: Sequence[Run], width: int) -> Table:
 
 
 def summary(stock: Run, others: Sequence[Run]) -> list[str]:
-    """What a reader takes home: one sentence a run that was compared."""
+    """Write a sentence for each run that is compared with stock."""
     lines = []
     for run in others:
         share = run.cached.total / run.prompt_tokens
@@ -95,7 +96,7 @@ def summary(stock: Run, others: Sequence[Run]) -> list[str]:
 
 
 def remark_if_all_fits(stock: Run, answer_tokens: int, device_tokens: int) -> str | None:
-    """That stock vLLM's own cache does as well here, if the device cache holds every token; else None.
+    """Remark that stock vLLM's own cache does as well if the device cache holds every token; else None.
 
     answer_tokens: of all the run's answers together, at most.
     device_tokens: what the device cache holds.
@@ -115,7 +116,7 @@ def _times(ratio: float) -> str:
 
 
 def draw(stock: Run, others: Sequence[Run], path: Path) -> None:
-    """TTFT by question as a PNG, stock above the others. Raises MissingExtra."""
+    """Draw the TTFT of each question as a PNG, stock above the others. Raises MissingExtra."""
     with needed("the picture"):
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -153,7 +154,7 @@ def write_figures(
     settings: Mapping[str, Any],
     phases_s: Mapping[str, float],
 ) -> None:
-    """All that was measured, and on what, as JSON."""
+    """Write everything that was measured, and on what, as JSON."""
     content = {
         "settings": dict(settings),
         "machine": asdict(machine),

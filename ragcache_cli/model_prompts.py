@@ -10,7 +10,10 @@ ASK_INSTRUCTION = INSTRUCTION.format(about="").replace("  ", " ")
 
 
 def prepare_model(model: str, backend: str, notes: Phases) -> tuple[str, PromptForm]:
-    """The model to load, and what its prompts look like. model: as given on the command line."""
+    """Return the model to load and the form of its prompts. Converts the demo's model if need be.
+
+    model: as given on the command line. Raises MissingExtra, ModelNotFound, DemoModelUnavailable.
+    """
     if backend == "memory":
         return model, plain_form(ASK_INSTRUCTION)
     if model != DEMO_MODEL:

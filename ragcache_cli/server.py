@@ -1,4 +1,4 @@
-"""`ragcache serve`: vLLM's OpenAI-compatible server over the knowledge tree and its tiers."""
+"""`ragcache serve`: vLLM's OpenAI-compatible server, with the knowledge tree and its tiers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ragcache_engine.backends.vllm.installed import require_vllm
 
 
 def build_server_command(settings: dict[str, object], given: Sequence[str]) -> list[str]:
-    """The command to run. settings: of EngineConfig. given: further arguments of `vllm serve`.
+    """Return the command to run. settings: of EngineConfig. given: further arguments of `vllm serve`.
 
     Raises BackendUnavailable, ConfigError, ModelNotFound.
     """
@@ -30,7 +30,7 @@ def build_server_command(settings: dict[str, object], given: Sequence[str]) -> l
 
 
 def become_server(settings: dict[str, object], given: Sequence[str]) -> None:
-    """Become the server. Does not return."""
+    """Replace this process by the server. Does not return. Raises as `build_server_command` does."""
     command = build_server_command(settings, given)
     if (os.cpu_count() or 1) == 2:
         # vLLM keeps a core free for its scheduler; on two cores that halves the speed of a prefill.

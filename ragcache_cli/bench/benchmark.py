@@ -15,7 +15,7 @@ from ragcache_cli.bench.worker_client import Worker
 from ragcache_cli.embedding import Embedder
 from ragcache_cli.errors import CommandError
 from ragcache_cli.folders import cache_home
-from ragcache_cli.index import up_to_date
+from ragcache_cli.index import update_index
 from ragcache_cli.python_topics import python_topics
 
 LoadSet = Callable[[str, Embedder, int], QuestionSet]
@@ -54,7 +54,7 @@ def load_demo_set(name: str, embedder: Embedder, context_tokens: int) -> Questio
     """Load the demo's questions with the index of Python's help topics."""
     if name != DEMO:
         raise CommandError(f"there is no question set {name!r}")
-    index = up_to_date(cache_home() / "python-topics", python_topics(), embedder).index
+    index = update_index(cache_home() / "python-topics", python_topics(), embedder).index
     return demo_set(index, embedder)
 
 

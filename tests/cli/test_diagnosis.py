@@ -8,7 +8,7 @@ from rich.console import Console
 
 from ragcache_cli import diagnosis
 from ragcache_cli.diagnosis import Finding, Verdict, as_table, backend, diagnose, findings, fit
-from ragcache_cli.machine import GPU, Machine, installed_versions, parsed_gpus, this_machine
+from ragcache_cli.machine import GPU, Machine, installed_versions, parse_gpus, this_machine
 from ragcache_cli.model_size import ModelSize, local_folder, model_size
 from ragcache_engine.backends.vllm.installed import Wheel
 
@@ -126,7 +126,7 @@ def test_a_missing_folder_and_one_without_weights_are_no_models(tmp_path):
 
 def test_nvidia_smis_answer_is_understood_and_nonsense_passed_over():
     output = "NVIDIA H200, 143771, 143000\nNo devices were found\nGPU, [N/A], [N/A]\n"
-    assert parsed_gpus(output) == (GPU("NVIDIA H200", 143771 << 20, 143000 << 20),)
+    assert parse_gpus(output) == (GPU("NVIDIA H200", 143771 << 20, 143000 << 20),)
 
 
 def test_a_little_shared_memory_is_noted(tmp_path):

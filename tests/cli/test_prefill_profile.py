@@ -16,9 +16,9 @@ from ragcache_cli.prefill_profile import (
     QUICK_COMPUTED,
     ProfileSettings,
     Timings,
+    choose_lengths,
     default_output,
-    fitting,
-    measured,
+    measure_prefill,
     summary,
 )
 from ragcache_engine import ModelLimits, TokenizedPrompt
@@ -95,7 +95,7 @@ def test_an_old_profile_is_replaced_whole(tmp_path):
 
 def test_lengths_are_left_out_until_the_longest_prompt_fits():
     def fit(context: int, blocks: int, block: int = 16) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        return fitting(CACHED, COMPUTED, ModelLimits(context, block, blocks))
+        return choose_lengths(CACHED, COMPUTED, ModelLimits(context, block, blocks))
 
     assert fit(8192, 1024) == (CACHED, COMPUTED)
     assert fit(4096, 1024) == (CACHED, COMPUTED[:-1])  # 4,096 leave no room for the answer
@@ -106,13 +106,16 @@ def test_lengths_are_left_out_until_the_longest_prompt_fits():
 
 
 def test_cached_lengths_are_whole_blocks():
-    assert fitting((0, 100, 120), (32, 64), ModelLimits(8192, 128, 1024)) == ((0, 128), (32, 64))
+    assert choose_lengths((0, 100, 120), (32, 64), ModelLimits(8192, 128, 1024)) == (
+        (0, 128),
+        (32, 64),
+    )
 
 
 def test_what_the_engine_caches_less_of_counts_as_what_it_did(engine_on):
     backend = MemoryBackend(block_tokens=64)
     engine = engine_on(backend)
-    timings = measured(engine, (0, 32, 100, 200), (16, 32), repeats=1)
+    timings = measure_prefill(engine, (0, 32, 100, 200), (16, 32), repeats=1)
     assert timings.cached_tokens == (0, 64, 192)
     assert timings.medians[2] == pytest.approx((linear_prefill(192, 16), linear_prefill(192, 32)))
 
@@ -132,14 +135,14 @@ class KnowsWordsBehindASpace(MemoryBackend):
 
 
 def test_prompts_have_their_length_though_a_word_alone_is_more_tokens_than_in_a_sentence(engine_on):
-    timings = measured(engine_on(KnowsWordsBehindASpace()), (0, 64), (16, 128), repeats=9)
+    timings = measure_prefill(engine_on(KnowsWordsBehindASpace()), (0, 64), (16, 128), repeats=9)
     assert timings.cached_tokens == (0, 64)
     assert timings.medians[1] == pytest.approx((linear_prefill(64, 16), linear_prefill(64, 128)))
 
 
 def test_a_cache_that_fills_up_is_warmed_again(engine_on):
     engine = engine_on(MemoryBackend(device_blocks=20))
-    timings = measured(engine, (0, 64), (16, 128), repeats=9)
+    timings = measure_prefill(engine, (0, 64), (16, 128), repeats=9)
     assert timings.medians[1] == pytest.approx((linear_prefill(64, 16), linear_prefill(64, 128)))
 
 
@@ -151,7 +154,7 @@ def test_a_cache_that_keeps_losing_what_is_measured_is_an_error(engine_on, monke
 
     monkeypatch.setattr("ragcache_cli.prefill_profile._really_cached", only_says_so)
     with pytest.raises(CommandError, match="of 80 tokens 64 should be cached, and 0 were"):
-        measured(engine_on(MemoryBackend()), (64,), (16, 32), repeats=1)
+        measure_prefill(engine_on(MemoryBackend()), (64,), (16, 32), repeats=1)
 
 
 def test_the_first_timing_of_each_length_is_thrown_away(engine_on):
@@ -163,14 +166,14 @@ def test_the_first_timing_of_each_length_is_thrown_away(engine_on):
         return 100.0 if first else linear_prefill(cached, computed)
 
     engine = engine_on(MemoryBackend(prefill_s=compiles_first))
-    timings = measured(engine, (0, 64), (48, 96), repeats=1)
+    timings = measure_prefill(engine, (0, 64), (48, 96), repeats=1)
     assert max(map(max, timings.medians)) < 1
 
 
 def test_progress_ends_where_it_said_it_would(engine_on):
     steps: list[tuple[int, int]] = []
     engine = engine_on(MemoryBackend())
-    measured(engine, (0, 64), (16, 32), 2, lambda count, total: steps.append((count, total)))
+    measure_prefill(engine, (0, 64), (16, 32), 2, lambda count, total: steps.append((count, total)))
     assert steps == sorted(steps)
     assert steps[-1] == (240, 240)
 
