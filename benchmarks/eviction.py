@@ -3,8 +3,8 @@
 Replays real retrievals through a knowledge tree that counts in tokens: in their order, drawn again with
 Zipf weights, and drawn with weights that are dealt anew every 1,000 requests. Each is replayed with the
 two and the five nearest documents, and with room for 5, 20 and 100% of all document tokens. Writes
-eviction.md and eviction.json: the token hits and the saved prefill seconds (by the default cost formula) of every
-policy, beside those of the oracle and of reuse at any position, the most that is possible.
+eviction.md and eviction.json: the token hits and the saved prefill seconds (by the default cost formula)
+of every policy, beside those of the oracle and of reuse at any position, the most that is possible.
 
     python benchmarks/eviction.py --out /tmp/eviction
     python benchmarks/eviction.py --out /tmp/eviction --sets squad --policies lru pgdsf halflife

@@ -5,8 +5,8 @@
 benchmarks/tiers.py times a real model and so has time for a hundred questions: too few for policies that
 count how often a document is asked for. Here the same questions, with their real tokens, go through
 vLLM's real scheduler, block pool and offload around a model that computes nothing (without_model.py), one
-at a time. Compared are vLLM's own offload with LRU and with ARC, and RAGCache, with equal blocks in device and
-host.
+at a time. Compared are vLLM's own offload with LRU and with ARC, and RAGCache, with equal blocks in
+device and host.
 """
 
 from __future__ import annotations
