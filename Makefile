@@ -62,11 +62,11 @@ doctor: $(READY) ## what this machine has, and what would run on it
 
 .PHONY: bench
 bench: $(READY) ## RAGCache against vLLM's own caches; report in benchmarks/results (45 to 80 minutes, a quiet machine)
-	@$(PYTHON) -m ragcache_cli bench
+	@$(PYTHON) benchmarks/full_report.py
 
 .PHONY: bench-quick
 bench-quick: $(READY) ## the same, one trace at two rates (6 minutes)
-	@$(PYTHON) -m ragcache_cli bench --quick
+	@$(PYTHON) benchmarks/full_report.py --quick
 
 .PHONY: clean
 clean: ## remove the environment and everything made by the targets above

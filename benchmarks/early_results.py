@@ -1,15 +1,15 @@
-"""How early in a search does its final answer stand?
+"""Measure how early in a search its final result is found.
 
 Embeds the documents and questions of the four question sets with MiniLM (kept in
 ~/.cache/ragcache/bench), scales the documents up to 300,000 vectors, and searches them in an IVF index
 in stages, at 12.5, 25, 50 and 100% of its 1,024 lists. For each question and k it notes the share of the
-search after which the provisional top-k equals the final one and stays so, ids and order. The same for
-HNSW and its looks. Writes early_results.md, early_results.json and early_results.png.
+search after which the provisional top-k has the ids and the order of the final one, and keeps them. It
+does the same for the stages of HNSW. Writes early_results.md, early_results.json and early_results.png.
 
-How the documents are scaled up: they are dealt out again and again, each copy moved by Gaussian noise
-whose length is a random share, between 0.35 and 0.75, of the vector's own, then brought back to unit
-length; the originals stay. At these lengths a copy is to its original (cosine 0.94 to 0.8) what a related
-passage is, rather than the same text again.
+How the documents are scaled up: the originals stay, and copies of them are added until there are enough.
+Each copy is moved by Gaussian noise, whose length is a random share between 0.35 and 0.75 of the vector's
+own, and brought back to unit length. So a copy is as near to its original (cosine 0.94 to 0.8) as a
+related passage, and not the same text again.
 
     python benchmarks/early_results.py --out /tmp/early
     python benchmarks/early_results.py --out /tmp/early --vectors 50000 --questions 300
@@ -57,7 +57,7 @@ Vectors = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One setting. stands_at: for each question, the share of the search after which it was right."""
+    """One setting. stands_at: for each question, the share of the search that found its final result."""
 
     index: str
     effort: str
@@ -65,11 +65,11 @@ class Row:
     stands_at: list[float]
 
     def right_by(self, share: float) -> float:
-        """The share of questions whose answer stands after this share of the search."""
+        """Return the share of questions whose final result is found by this share of the search."""
         return float(np.mean([at <= share + 1e-9 for at in self.stands_at]))
 
     def needed_for(self, share: float) -> float:
-        """The share of the search after which this share of the questions is right."""
+        """Return the share of the search by which this share of the questions has its final result."""
         return float(np.quantile(self.stands_at, share, method="inverted_cdf"))
 
 
@@ -86,7 +86,7 @@ def texts(name: str, kind: str, data: Path) -> list[str]:
 
 
 def embedded(kind: str, data: Path) -> Vectors:
-    """float32, unit length; read from the cache where an earlier run has left it."""
+    """Embed all sets, or read the vectors that an earlier run kept: float32, unit length."""
     found = []
     for name in track(SETS, f"embedding {kind}"):
         path = KEPT / f"{name}-{kind}.npy"
@@ -100,7 +100,7 @@ def embedded(kind: str, data: Path) -> Vectors:
 
 
 def scaled_up(documents: Vectors, number: int) -> Vectors:
-    """The documents and moved copies of them, `number` vectors in all."""
+    """Return the documents with moved copies of them, `number` vectors in all."""
     random = np.random.default_rng(SEED)
     copies = documents[np.arange(number - len(documents)) % len(documents)]
     noise = random.standard_normal(copies.shape, dtype=np.float32)
@@ -112,8 +112,8 @@ def scaled_up(documents: Vectors, number: int) -> Vectors:
 
 
 def stands_at(index: Any, question: Vectors, params: Any) -> dict[int, float]:
-    """For each k the share of the search after which its top-k was the final one for good."""
-    # A smaller k is the beginning of a larger one, so one search tells of all.
+    """Return for each k the share of the search after which the top-k was the final one and stayed so."""
+    # A smaller top-k is the beginning of a larger one, so one search is enough for all.
     every = list(stages(index, question, max(TOP_K), STAGES, params=params))
     found = [stage.ids.tolist() for stage in every]
     stands = {}
@@ -129,7 +129,7 @@ def measure(index: Any, name: str, effort: str, params: Any, questions: Vectors)
         yield Row(name, effort, top_k, [of_one[top_k] for of_one in stands])
 
 
-def measured(vectors: Vectors, questions: Vectors, graph: bool) -> Iterator[Row]:
+def measure_all(vectors: Vectors, questions: Vectors, graph: bool) -> Iterator[Row]:
     d = vectors.shape[1]
     index = faiss.IndexIVFFlat(faiss.IndexFlatL2(d), d, LISTS)
     index.train(vectors[:: max(1, len(vectors) // (40 * LISTS))])
@@ -191,7 +191,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     questions = embedded("questions", asked.data)
     drawn = np.random.default_rng(SEED).permutation(len(questions))[: asked.questions]
     vectors = scaled_up(documents, asked.vectors)
-    rows = list(measured(vectors, questions[drawn], graph=not asked.no_graph))
+    rows = list(measure_all(vectors, questions[drawn], graph=not asked.no_graph))
     title = (
         f"{len(vectors):,} vectors ({len(documents):,} MiniLM passages and moved copies), "
         f"{len(drawn):,} questions, {LISTS:,} lists"

@@ -1,10 +1,10 @@
-"""Which eviction policy keeps the right documents?
+"""Compare which documents the eviction policies keep.
 
-Replays real retrievals through a knowledge tree counted in tokens: as they stand, resampled with Zipf
-weights, and the same with popularity dealt anew every 1,000 requests; for each, the two and the five
-nearest documents, at room for 5, 20 and 100% of all document tokens. Writes eviction.md and
-eviction.json: token hits and saved prefill seconds (of the plain cost formula) of every policy, beside
-the oracle's and the ceiling of reuse that does not mind the position.
+Replays real retrievals through a knowledge tree that counts in tokens: in their order, drawn again with
+Zipf weights, and drawn with weights that are dealt anew every 1,000 requests. Each is replayed with the
+two and the five nearest documents, and with room for 5, 20 and 100% of all document tokens. Writes
+eviction.md and eviction.json: the token hits and the saved prefill seconds (by the default cost formula)
+of every policy, beside those of the oracle and of reuse at any position, the most that is possible.
 
     python benchmarks/eviction.py --out /tmp/eviction
     python benchmarks/eviction.py --out /tmp/eviction --sets squad --policies lru pgdsf halflife
@@ -44,7 +44,7 @@ CLOSE = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One setting. hits: share of tokens, by policy; saved_s: seconds, by policy."""
+    """The results in one setting, by policy. hits: the share of tokens. saved_s: seconds of prefill."""
 
     questions: str
     top_k: int
@@ -59,13 +59,13 @@ class Row:
 
     @property
     def best_other(self) -> str:
-        """The best policy beside the default."""
+        """The best policy other than the default."""
         others = {name: hits for name, hits in self.hits.items() if name != DEFAULT_POLICY}
         return max(others, key=others.__getitem__)
 
     @property
     def shortfall(self) -> float:
-        """Points by which the default stays behind the best other policy; negative if ahead."""
+        """How far the hits of the default are below those of the best other policy; negative if above."""
         return self.hits[self.best_other] - self.hits[DEFAULT_POLICY]
 
 
@@ -116,7 +116,7 @@ def measure(
 
 
 def table(rows: Sequence[Row], policies: Sequence[str], what: str) -> Iterator[str]:
-    """A Markdown table, the best policy of each row in bold."""
+    """Write a Markdown table with the best policy of each row in bold."""
     digits = 3 if what == "hits" else 0
     heads = ["set", "top", "stream", "room", *policies, "oracle"]
     heads += ["anywhere, same room", "anywhere, no bound"] if what == "hits" else []
@@ -139,8 +139,8 @@ def table(rows: Sequence[Row], policies: Sequence[str], what: str) -> Iterator[s
         yield "| " + " | ".join(cells) + " |"
 
 
-def verdict(rows: Sequence[Row]) -> Iterator[str]:
-    """The default against the best of the others and against the oracle."""
+def compare_default(rows: Sequence[Row]) -> Iterator[str]:
+    """Compare the default policy with the best of the others and with the oracle."""
     worst = max(rows, key=lambda row: row.shortfall)
     yield (
         f"`{DEFAULT_POLICY}` is within {CLOSE:.0%} of the best other policy or ahead in "
@@ -179,7 +179,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     lines += [*table(rows, asked.policies, "hits"), "", "## Saved prefill seconds", ""]
     lines += [*table(rows, asked.policies, "saved_s"), ""]
     if DEFAULT_POLICY in asked.policies and len(asked.policies) > 1:
-        said = list(verdict(rows))
+        said = list(compare_default(rows))
         lines += ["## The default", "", *(f"- {line}" for line in said), ""]
         print(*said, sep="\n")
     asked.out.mkdir(parents=True, exist_ok=True)

@@ -1,28 +1,29 @@
-"""How much of the search does the prefill hide, and what do wrong guesses cost?
+"""Measure how much of the search the prefill hides, and what wrong guesses cost.
 
     python benchmarks/overlap.py --out benchmarks/results/overlap      # an hour, on a quiet machine
-    python benchmarks/overlap.py --quick --out /tmp/overlap            # two minutes, says nothing
+    python benchmarks/overlap.py --quick --out /tmp/overlap            # two minutes, to see that it runs
 
 **Hidden search** (RAGCache's Table 3). 300,000 vectors, made of the documents of four question sets as in
 early_results.py, in an IVF index of 1,024 lists, of which 12.5 to 100% are searched. Real squad
 questions, one at a time, through LangChain's FAISS store. Each is asked twice, in alternating order and
-with an empty cache: through `store.as_retriever()`, and `RAGCacheRetriever`, which tells the engine
-of the stages. The model has one core to itself and the search, with all else of this process, the other;
-Faiss has one thread. The timeline of one question at each share is drawn too.
+with an empty cache: through `store.as_retriever()`, and through `RAGCacheRetriever`, which gives the
+engine the result of each stage. The model has a core to itself; the search and the rest of this process
+have the other one. Faiss has one thread. The timeline of one question at each share is drawn too.
 
     prefill        = TTFT of the stock retriever - its search
     not overlapped = TTFT of RAGCacheRetriever - prefill      what the search still adds to the TTFT
     hidden         = 1 - not overlapped / search of the stock retriever
 
-each for one question, so that its own prefill counts; printed are medians and quartiles. Noise and the
-cost of staging are in "not overlapped", which may exceed the search: hidden is negative then. Where a
-prefill takes ten times as long as its search, its noise drowns the difference; so there is also, from the
-timeline of RAGCacheRetriever alone, the share of its search that had passed after the adopted
-speculation began (0 if none was adopted), whatever that has cost.
+each for one question, so that its own prefill counts; printed are medians and quartiles. "Not overlapped"
+contains noise and the cost of stages. It may exceed the search, and then hidden is negative. Where a
+prefill takes ten times as long as its search, its noise is larger than the difference. So there is a
+second figure, from the timeline of RAGCacheRetriever alone: the share of its search that ran after the
+adopted speculation had begun (0 if none was adopted), whatever that cost.
 
-**Wrong guesses.** A search that only waits and has other documents at each of eight stages, against one
-that waits as long and says nothing: TTFT with over TTFT without, a question at a time (goal: at most
-1.05), and in rounds of eight questions at once (goal: at most 1.02), in both modes of speculation.
+**Wrong guesses.** A search that only waits and gives other documents at each of eight stages is compared
+with one that waits as long and gives only its final result. Printed is the TTFT with over the TTFT
+without wrong guesses: one question at a time (goal: at most 1.05), and in rounds of eight questions at
+once (goal: at most 1.02), in both modes of speculation.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ SEED = 1
 
 
 class Known(Embeddings):
-    """Questions whose vectors are there already: embedding them is no part of the search."""
+    """Looks up the vectors of questions: embedding them is not part of the search."""
 
     def __init__(self, vectors: dict[str, list[float]]) -> None:
         self._vectors = vectors
@@ -96,9 +97,9 @@ class Known(Embeddings):
 
 @contextmanager
 def engine_beside_search(mode: SpeculationMode, *, pinned: bool) -> Iterator[RAGCacheEngine]:
-    """An engine on one core, and every thread of this process on another.
+    """Start an engine on one core, and put every thread of this process on another one.
 
-    Raises SystemExit on a machine with fewer than two.
+    Raises SystemExit if the two cores are not there.
     """
     if pinned and not {SEARCH_CORE, MODEL_CORE} <= os.sched_getaffinity(0):
         raise SystemExit(f"cores {SEARCH_CORE} and {MODEL_CORE} are needed, or --not-pinned")
@@ -128,13 +129,13 @@ def _pin() -> None:
 
 
 def _on_cores(process: int, cores: set[int]) -> None:
-    for thread in os.listdir(f"/proc/{process}/task"):  # those to come inherit it from their makers
+    for thread in os.listdir(f"/proc/{process}/task"):  # threads that they start later inherit it
         with suppress(ProcessLookupError):
             os.sched_setaffinity(int(thread), cores)
 
 
-def emptied(engine: RAGCacheEngine) -> None:
-    """Clear the cache; what was cancelled may run to the end of its step first."""
+def empty_cache(engine: RAGCacheEngine) -> None:
+    """Clear the cache. A cancelled request may first run to the end of its step."""
     for _ in range(1_000):
         try:
             return engine.clear_cache()
@@ -143,10 +144,10 @@ def emptied(engine: RAGCacheEngine) -> None:
     raise SystemExit("the engine does not come to rest")
 
 
-def first_token(
+def time_first_token(
     engine: RAGCacheEngine, prompt: str, documents: Sequence[Document] | None
 ) -> tuple[float, Any]:
-    """When the first token was there, by our clock, and the usage."""
+    """Stream an answer. Returns when its first token came, by perf_counter, and its usage."""
     at_s, usage = 0.0, None
     with engine.stream(prompt, documents, OPTIONS) as pieces:
         for piece in pieces:
@@ -155,10 +156,10 @@ def first_token(
     return at_s, usage
 
 
-def store_of(
+def build_store(
     vectors: Any, passages: Sequence[str], questions: dict[str, list[float]], lists: int
 ) -> FAISS:
-    """A LangChain store as a user would have it; copies of a passage's vector stand for its text."""
+    """Build a LangChain store as a user would. Copies of a passage's vector have the passage's text."""
     index = faiss.IndexIVFFlat(faiss.IndexFlatL2(vectors.shape[1]), vectors.shape[1], lists)
     index.train(vectors[:: max(1, len(vectors) // (40 * lists))])
     index.add(vectors)
@@ -170,12 +171,14 @@ def store_of(
     return FAISS(Known(questions), index, InMemoryDocstore(documents), names)
 
 
-def ours(documents: Sequence[LangChainDocument]) -> list[Document]:
+def to_engine_documents(documents: Sequence[LangChainDocument]) -> list[Document]:
     return [Document(str(document.id), document.page_content) for document in documents]
 
 
-def hidden(engine: RAGCacheEngine, store: FAISS, asked: Sequence[str], share: float) -> dict:
-    """Every question with and without stages, at one share of the lists."""
+def measure_hidden(
+    engine: RAGCacheEngine, store: FAISS, asked: Sequence[str], share: float
+) -> dict:
+    """Ask every question with and without stages, at one share of the lists."""
     store.index.nprobe = int(share * store.index.nlist)
     plain = store.as_retriever(search_kwargs={"k": TOP_K})
     staged = RAGCacheRetriever.from_vectorstore(store, engine=engine, k=TOP_K, template=TEMPLATE)
@@ -184,13 +187,13 @@ def hidden(engine: RAGCacheEngine, store: FAISS, asked: Sequence[str], share: fl
     for number, question in enumerate([*asked[:2], *asked], -2):
         row: dict[str, Any] = {"question": question}
         for arm in ("plain", "staged") if number % 2 else ("staged", "plain"):
-            emptied(engine)
+            empty_cache(engine)
             began_s = time.perf_counter()
             documents = (plain if arm == "plain" else staged).invoke(question)
             searched_s = time.perf_counter()
-            prompt = TEMPLATE(question, ours(documents))
-            given = ours(documents) if arm == "plain" else None
-            token_s, usage = first_token(engine, prompt, given)
+            prompt = TEMPLATE(question, to_engine_documents(documents))
+            given = to_engine_documents(documents) if arm == "plain" else None
+            token_s, usage = time_first_token(engine, prompt, given)
             row[f"{arm}_search_s"] = searched_s - began_s
             row[f"{arm}_ttft_s"] = token_s - began_s
             if arm == "staged":
@@ -232,13 +235,16 @@ def ask_misled(
     *,
     told: bool,
 ) -> float:
-    """One question whose search waits, and if told changes its mind at every stage. Returns the TTFT."""
+    """Ask one question whose search only waits. Returns the TTFT.
+
+    told: give the engine other documents at every stage; otherwise only the final ones.
+    """
     dice = random.Random(seed)
     guesses = [dice.sample(list(passages), TOP_K) for _ in range(STAGES)]
     began_s = time.perf_counter()
     if not told:
         time.sleep(search_s)
-        token_s, _ = first_token(engine, TEMPLATE(question, guesses[-1]), guesses[-1])
+        token_s, _ = time_first_token(engine, TEMPLATE(question, guesses[-1]), guesses[-1])
         return float(token_s - began_s)
     chain = "misled"
     with engine.retrieval(question, chain=chain, template=TEMPLATE, options=OPTIONS) as retrieval:
@@ -247,25 +253,25 @@ def ask_misled(
             retrieval.provisional(guess)
         time.sleep(search_s / STAGES)
         retrieval.found(guesses[-1])
-    token_s, _ = first_token(engine, TEMPLATE(question, guesses[-1]), None)
+    token_s, _ = time_first_token(engine, TEMPLATE(question, guesses[-1]), None)
     return float(token_s - began_s)
 
 
-def misled(
+def measure_misled(
     engine: RAGCacheEngine,
     asked: Sequence[str],
     passages: Sequence[Document],
     search_s: float,
     at_once: int,
 ) -> dict:
-    """Rounds of `at_once` questions, each round with and without wrong guesses; ratios of mean TTFTs."""
+    """Ask rounds of `at_once` questions, with and without wrong guesses. Returns ratios of mean TTFTs."""
     means: dict[bool, list[float]] = {True: [], False: []}
     before = engine.stats().speculation
     with ThreadPoolExecutor(at_once) as pool:
         for number in range(len(asked) // at_once):
             questions = asked[number * at_once : (number + 1) * at_once]
             for told in (True, False) if number % 2 else (False, True):
-                emptied(engine)
+                empty_cache(engine)
 
                 def ask(place: int, told: bool = told, number: int = number) -> float:
                     seed = number * at_once + place
@@ -287,7 +293,7 @@ def misled(
 
 
 def quartiles(values: Sequence[float]) -> list[float]:
-    """25, 50, 75%."""
+    """Return the values at 25, 50 and 75%."""
     return [float(value) for value in np.quantile(values, (0.25, 0.5, 0.75))]
 
 
@@ -390,11 +396,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     }
     given.out.mkdir(parents=True, exist_ok=True)
     if given.shares and given.questions:
-        store = store_of(scaled_up(documents, given.vectors), passages, known, given.lists)
+        store = build_store(scaled_up(documents, given.vectors), passages, known, given.lists)
         with engine_beside_search("on", pinned=not given.not_pinned) as engine:
             for share in given.shares:
                 print(f"searching {share:.1%} of the lists", flush=True)
-                row = hidden(engine, store, drawn[: given.questions], share)
+                row = measure_hidden(engine, store, drawn[: given.questions], share)
                 timeline.draw(*row.pop("last"), given.out / f"timeline-{100 * share:g}.png")
                 result["hidden"].append(row)
         del store
@@ -406,7 +412,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             ask_misled(engine, drawn[0], some, SEED, 0.01, told=True)
             for at_once in (1, AT_ONCE):
                 asked = drawn[: given.misled]
-                row = misled(engine, asked, some, given.search_s, at_once)
+                row = measure_misled(engine, asked, some, given.search_s, at_once)
                 result["misled"].append({"mode": mode, **row})
     lines = [*table(result), ""]
     print(*lines, sep="\n")

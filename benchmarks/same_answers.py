@@ -1,7 +1,7 @@
-"""Does RAGCache answer with the very tokens of stock vLLM?
+"""Count the answers of RAGCache that differ from those of stock vLLM.
 
-Runs the same prompts through stock vLLM without a cache, stock vLLM as it comes (prefix caching on)
-and RAGCache, one after the other, each in a process of its own, and counts the answers that differ.
+Runs the same prompts through stock vLLM without a cache, stock vLLM by default (prefix caching on)
+and RAGCache, one after another, each in a process of its own, and counts the answers that differ.
 
     python benchmarks/same_answers.py --dtype float32 --at-once 8
     python benchmarks/same_answers.py --dtype bfloat16
@@ -11,9 +11,9 @@ With --small-tiers, RAGCache has device, host and disk tiers so small that each 
 questions come in a random order, one at a time, eight at a time, and eight at a time while as many
 others are aborted at random moments.
 
-In float32 none may differ. In bfloat16 vLLM differs from itself, since a prompt prefilled in other
-pieces, or beside other prompts, is summed in another order; there RAGCache must not differ more often
-than vLLM does. One question at a time leaves the cache as the only reason.
+In float32 none may differ. In bfloat16 vLLM differs from itself: sums are made in another order when a
+prompt is prefilled in other pieces or beside other prompts. There RAGCache must not differ more often
+than vLLM does. With one question at a time, only the cache can make a difference.
 """
 
 from __future__ import annotations
@@ -43,21 +43,21 @@ MAX_TOKENS = 24
 CONTEXT_TOKENS = 4096
 CACHE_BYTES = 800 << 20
 SMALL = {"context_tokens": 2048, "device": 100 << 20, "host": 64 << 20, "disk": 192 << 20}
-"""Bytes of each tier: the device has room for one prompt and a bit, the disk for some fifteen."""
+"""Bytes of each tier: the device has room for little more than one prompt, the disk for about fifteen."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A finished prompt, and the documents in it by id."""
+    """A finished prompt, and the texts of its documents by id."""
 
     text: str
     documents: dict[str, str]
 
 
 def data_prompts(count: int, data: Path = DATA) -> list[Prompt]:
-    """`count` real questions with the documents that search found for them.
+    """Take `count` real questions with the documents that search found for them.
 
-    Most come from squad, and there from the paragraphs asked about most: where documents recur.
+    Most are of squad, about the paragraphs that are asked about most: there documents recur.
     """
     prompts: list[Prompt] = []
     for name, share in SHARES.items():
@@ -93,7 +93,7 @@ def written(documents: dict[str, str], question: str) -> str:
 def stock_tokens(
     model: str, dtype: str, prompts: Sequence[str], at_once: int, *, prefix_caching: bool
 ) -> list[list[int]]:
-    """Each prompt's answer by vLLM's own LLM class, everything but size and dtype at its default."""
+    """Answer each prompt by vLLM's own LLM class, with defaults for everything but sizes and dtype."""
     from vllm import LLM
 
     llm = LLM(
@@ -108,7 +108,7 @@ def stock_tokens(
 
 
 def tokens_by(llm: Any, prompts: Sequence[str], at_once: int) -> list[list[int]]:
-    """Each prompt's answer by this object of vLLM's LLM class."""
+    """Answer each prompt by this object of vLLM's LLM class. Returns the token ids."""
     from vllm import SamplingParams
 
     options = SamplingParams(temperature=0, max_tokens=MAX_TOKENS)
@@ -122,9 +122,9 @@ def tokens_by(llm: Any, prompts: Sequence[str], at_once: int) -> list[list[int]]
 def ragcache_tokens(
     engine: RAGCacheEngine, prompts: Sequence[Prompt], at_once: int, *, aborts: bool = False
 ) -> list[list[int]]:
-    """Each prompt's answer by RAGCache, `at_once` of them in the engine at a time.
+    """Answer each prompt by RAGCache, `at_once` of them at a time. Returns the token ids.
 
-    aborts: beside each question another one is asked, and given up within a second.
+    aborts: before each question another one is asked, and cancelled within a second.
     """
     options = SamplingOptions(max_tokens=MAX_TOKENS)
     dice = random.Random(7)
@@ -218,13 +218,13 @@ SYSTEMS: dict[str, Answers] = {
 }
 USUAL = ("vLLM, no cache", "vLLM", "RAGCache")
 TIERS = (("vLLM, no cache", 8), ("small tiers", 1), ("small tiers", 8), ("with aborts", 8))
-"""Systems, and how many questions each has at a time."""
+"""Systems, and how many questions each is asked at a time."""
 
 
 def tokens_of(
     system: str, model: str, dtype: str, prompts: Sequence[Prompt], at_once: int
 ) -> list[list[int]]:
-    """The answers of one of SYSTEMS, made in a process of its own that is gone afterwards."""
+    """Let one of SYSTEMS answer in a process of its own, which has ended afterwards."""
     order = {
         "system": system,
         "model": model,

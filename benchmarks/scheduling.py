@@ -1,11 +1,11 @@
-"""What RAGCache adds to vLLM's own scheduling, request by request.
+"""Measure what RAGCache adds to vLLM's own scheduling, request by request.
 
     python benchmarks/scheduling.py --nodes 10000
 
-vLLM's stock scheduler, the same with vLLM's own host offload, and ours take the same requests in turn,
-around a model that computes nothing (without_model.py), once the knowledge tree has as many nodes as
-asked for. Timed is all that runs in the scheduler's process for one request, from its arrival to its end;
-the copying of blocks is not in it.
+vLLM's stock scheduler, the same with vLLM's own host offload, and RAGCache's scheduler get the same
+requests in turn, around a model that computes nothing (without_model.py). Timing begins once the
+knowledge tree has as many nodes as asked for. It covers everything that runs in the scheduler's process
+for one request, from its arrival to its end, without the copying of blocks.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ANSWER_TOKENS = 8
 
 
 class Requests:
-    """Prompts of a system text, documents drawn with Zipf weights, and a question of its own."""
+    """Makes prompts: one system text, documents drawn with Zipf weights, and a new question each."""
 
     def __init__(self, documents: int, seed: int) -> None:
         self._dice = random.Random(seed)
@@ -35,7 +35,7 @@ class Requests:
         self._weights = [1 / (rank + 1) for rank in range(documents)]
 
     def next(self) -> tuple[list[int], list[tuple[int, str | None]]]:
-        """Its tokens and segments."""
+        """Make a prompt: its tokens and its segments."""
         tokens = [3] * SYSTEM_TOKENS
         segments: list[tuple[int, str | None]] = [(SYSTEM_TOKENS, None)]
         for number in self._dice.choices(range(self._documents), self._weights, k=TOP_K):
@@ -45,8 +45,8 @@ class Requests:
         return tokens + question, segments
 
 
-def scheduling_s(engine: Any, name: str, request: Any) -> float:
-    """Seconds vLLM's scheduler took for one request by itself."""
+def time_scheduling(engine: Any, name: str, request: Any) -> float:
+    """Let one request run alone. Returns the seconds that the scheduler took for it."""
     tokens, segments = request
     before = engine.scheduling_s
     engine.ask(name, tokens, segments, answer_tokens=ANSWER_TOKENS)
@@ -97,7 +97,7 @@ def main() -> None:
         request = requests.next()
         names = list(systems)
         for name in names[at % 3 :] + names[: at % 3]:
-            took[name].append(scheduling_s(systems[name], f"{at}", request))
+            took[name].append(time_scheduling(systems[name], f"{at}", request))
     rows = dict(took)
     for name in ("vLLM", "vLLM offload"):
         pairs = zip(took[name], took["RAGCache"], strict=True)

@@ -1,4 +1,4 @@
-"""What do stages cost over one search?
+"""Measure what a search in stages costs over one search.
 
 Searches the same queries with `index.search` and in stages, one after the other and in alternating
 order, on 200,000 made-up vectors of 384 dimensions (points around 2,000 centres, unit length) in IVF,
@@ -43,7 +43,7 @@ Vectors = NDArray[np.float32]
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One way to search one index; `effort` is nprobe, efSearch or nothing."""
+    """One way to search one index. effort: nprobe or efSearch; 0 if the index has neither."""
 
     family: str
     effort: int
@@ -70,7 +70,7 @@ FAMILIES = tuple(dict.fromkeys(setting.family for setting in SETTINGS))
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One setting with one number of threads. The costs: quartiles of staged / plain - 1."""
+    """The results of one setting with one number of threads. Costs: quartiles of staged / plain - 1."""
 
     family: str
     effort: int
@@ -114,8 +114,8 @@ def built(family: str, data: Vectors) -> Any:
     return index
 
 
-def timed(search: Callable[[], Any]) -> tuple[float, float, Any]:
-    """Seconds by the clock, seconds of this thread on a processor, and what was found."""
+def time_search(search: Callable[[], Any]) -> tuple[float, float, Any]:
+    """Time a search. Returns seconds by the clock, processor seconds of this thread, and the result."""
     began, began_thread = time.perf_counter(), time.thread_time()
     found = search()
     return time.perf_counter() - began, time.thread_time() - began_thread, found
@@ -138,13 +138,19 @@ def measure(index: Any, setting: Setting, queries: Vectors, threads: int) -> Row
         def staged(query: Vectors = query) -> Any:
             return list(stages(index, query, K, COUNT, params=asked, slice_s=setting.slice_s))
 
-        plain()  # So that neither of the two pays for fetching this query's vectors from memory.
+        plain()  # So that neither of the two has to fetch this query's vectors from memory.
         if at == 0:
             staged()
         if at % 2:
-            (one_s, one_thread_s, one), (all_s, all_thread_s, every) = timed(plain), timed(staged)
+            (one_s, one_thread_s, one), (all_s, all_thread_s, every) = (
+                time_search(plain),
+                time_search(staged),
+            )
         else:
-            (all_s, all_thread_s, every), (one_s, one_thread_s, one) = timed(staged), timed(plain)
+            (all_s, all_thread_s, every), (one_s, one_thread_s, one) = (
+                time_search(staged),
+                time_search(plain),
+            )
         plain_s.append(one_s)
         clock.append(all_s / one_s - 1)
         processor.append(all_thread_s / one_thread_s - 1)

@@ -1,11 +1,12 @@
-"""What share of the prompt tokens each system finds cached, over thousands of questions.
+"""Measure which share of the prompt tokens each system finds cached, over thousands of questions.
 
     python benchmarks/tier_hits.py --out benchmarks/results/tiers        # ten minutes
 
-benchmarks/tiers.py times a real model and so has time for a hundred questions, too few for what counts
-how often a document is asked for. Here the same questions, with their real tokens, go through vLLM's real
-scheduler, block pool and offload around a model that computes nothing (without_model.py), one at a
-time: vLLM's own offload with LRU and with ARC, and ours, with the same blocks in device and host.
+benchmarks/tiers.py times a real model and so has time for a hundred questions: too few for policies that
+count how often a document is asked for. Here the same questions, with their real tokens, go through
+vLLM's real scheduler, block pool and offload around a model that computes nothing (without_model.py), one
+at a time. Compared are vLLM's own offload with LRU and with ARC, and RAGCache, with equal blocks in
+device and host.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.progress import track
-from tiers import RATIOS, Asked, skew_of, trace
+from tiers import RATIOS, PreparedQuestion, describe_skew, draw_trace
 
 SYSTEMS = ("vLLM LRU", "vLLM ARC", "RAGCache")
 DEVICE_BLOCKS = 160
@@ -26,14 +27,14 @@ DEVICE_BLOCKS = 160
 
 
 class Tokens:
-    """Prompts as the model reads them, each with the segments RAGCache is told of."""
+    """Turns prompts into tokens, each with the segments that RAGCache is told."""
 
     def __init__(self, model: str) -> None:
         from transformers import AutoTokenizer
 
         self._tokenizer = AutoTokenizer.from_pretrained(model)
 
-    def of(self, asked: Asked) -> tuple[list[int], list[tuple[int, str | None]]]:
+    def read(self, asked: PreparedQuestion) -> tuple[list[int], list[tuple[int, str | None]]]:
         read = self._tokenizer(asked.prompt, return_offsets_mapping=True)
         starts = [start for start, _ in read["offset_mapping"]]
         segments: list[tuple[int, str | None]] = []
@@ -47,14 +48,14 @@ class Tokens:
         return read["input_ids"], segments
 
 
-def played(
+def play(
     model: str,
     system: str,
     host_blocks: int,
     prompts: Sequence[tuple[list[int], list[tuple[int, str | None]]]],
     policy: str,
 ) -> Iterator[tuple[int, int]]:
-    """For each prompt its tokens, and how many of them had to be computed."""
+    """Ask a system every prompt. Yields for each its tokens, and how many of them were computed."""
     from vllm.v1.core.sched.async_scheduler import AsyncScheduler
     from without_model import ModellessEngine
 
@@ -81,7 +82,7 @@ def played(
 
 
 def hit_ratios(rows: Sequence[tuple[int, int]], parts: int = 4) -> list[float]:
-    """Over all prompts, then over each of so many parts of the stream in order."""
+    """Return the hit ratio of all prompts, then of each of so many parts of the stream in order."""
     length = len(rows) // parts
     spans = [rows, *(rows[at * length : (at + 1) * length] for at in range(parts))]
     return [
@@ -90,8 +91,8 @@ def hit_ratios(rows: Sequence[tuple[int, int]], parts: int = 4) -> list[float]:
     ]
 
 
-def live_blocks(prompts: Sequence[tuple[list[int], Any]], block_tokens: int = 16) -> int:
-    """Blocks that hold everything asked for, each prefix once."""
+def count_live_blocks(prompts: Sequence[tuple[list[int], Any]], block_tokens: int = 16) -> int:
+    """Count the blocks that hold all prompts, with each prefix once."""
     return len(
         {
             hash(tuple(tokens[:end]))
@@ -113,17 +114,17 @@ def main() -> None:
     from ragcache_cli.models import demo_model
 
     model = str(demo_model())
-    asked = trace(arguments.questions, arguments.skew or None, arguments.seed)
-    print(f"Trace: {skew_of(asked)} (Zipf {arguments.skew})")
+    asked = draw_trace(arguments.questions, arguments.skew or None, arguments.seed)
+    print(f"Trace: {describe_skew(asked)} (Zipf {arguments.skew})")
     tokens = Tokens(model)
-    prompts = [tokens.of(one) for one in track(asked, "reading prompts", transient=True)]
-    live = live_blocks(prompts)
-    result: dict[str, Any] = {"trace": skew_of(asked), "live_blocks": live, "rows": []}
+    prompts = [tokens.read(one) for one in track(asked, "reading prompts", transient=True)]
+    live = count_live_blocks(prompts)
+    result: dict[str, Any] = {"trace": describe_skew(asked), "live_blocks": live, "rows": []}
     print("\n| live set to host | system | cached | first quarter | second | third | last |")
     print("|---|---|---|---|---|---|---|")
     for ratio in arguments.ratios:
         for system in SYSTEMS:
-            stream = played(model, system, int(live / ratio), prompts, arguments.policy)
+            stream = play(model, system, int(live / ratio), prompts, arguments.policy)
             rows = list(track(stream, f"{ratio} {system}", len(prompts), transient=True))
             ratios = hit_ratios(rows)
             result["rows"].append({"ratio": ratio, "system": system, "hit_ratios": ratios})

@@ -1,4 +1,4 @@
-"""Does the knowledge tree beat vLLM's own host offload, at the same number of bytes?
+"""Compare the knowledge tree with vLLM's own host offload, at the same number of bytes.
 
     python benchmarks/tiers.py --out benchmarks/results/tiers            # a quarter of an hour
     python benchmarks/tiers.py --reordering --out benchmarks/results/tiers
@@ -6,9 +6,9 @@
 
 The same questions go in turn to three engines that are up at the same time: vLLM's own offload with LRU
 and with ARC, and RAGCache. Each has the same device and host bytes; the host is sized so that what the
-trace asks for is 0.9, 1.8 and 3.7 times as large. One question at a time, so that nothing but the
-cache makes a difference. With --reordering, bursts of questions wait in a queue, with and without it.
-With --restart, an engine with a disk cache is asked, ended, and made and asked again.
+trace asks for is 0.9, 1.8 and 3.7 times as large. Questions come one at a time, so that only the cache
+makes a difference. With --reordering, bursts of questions wait in a queue that is reordered, and in one
+that is not. With --restart, an engine with a disk cache is asked, closed, started again and asked again.
 """
 
 from __future__ import annotations
@@ -43,15 +43,18 @@ AT_ONCE = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """A question with the documents that search found for it, as a prompt."""
+class PreparedQuestion:
+    """A question with the documents that search found for it, as a finished prompt."""
 
     prompt: str
     documents: tuple[Document, ...]
 
 
-def trace(count: int, skew: float | None, seed: int = 1) -> list[Asked]:
-    """Questions on squad: as they came, or drawn again with Zipf weights of this exponent."""
+def draw_trace(count: int, skew: float | None, seed: int = 1) -> list[PreparedQuestion]:
+    """Take questions of squad in their order (skew None), or draw them with Zipf weights.
+
+    skew: the exponent of the weights.
+    """
     texts = {row["doc_id"]: row for row in read(DATA / "squad" / "corpus.jsonl.gz")}
     questions = read(DATA / "squad" / "queries.jsonl.gz")
     found = read(DATA / "squad" / "retrieval_topk.jsonl.gz")
@@ -69,12 +72,12 @@ def trace(count: int, skew: float | None, seed: int = 1) -> list[Asked]:
             for name in row["doc_ids"][:TOP_K]
         }
         prompt = written(documents, question["query"])
-        asked.append(Asked(prompt, tuple(Document(*item) for item in documents.items())))
+        asked.append(PreparedQuestion(prompt, tuple(Document(*item) for item in documents.items())))
     return asked
 
 
-def skew_of(asked: Sequence[Asked]) -> str:
-    """What a reader has to know of a trace, to judge its figures."""
+def describe_skew(asked: Sequence[PreparedQuestion]) -> str:
+    """Say how unevenly a trace asks for documents: its figures depend on it."""
     uses = Counter(document.id for one in asked for document in one.documents)
     total, reached, needed = sum(uses.values()), 0, 0
     for count in sorted(uses.values(), reverse=True):
@@ -87,8 +90,8 @@ def skew_of(asked: Sequence[Asked]) -> str:
     )
 
 
-def live_blocks(model: str, asked: Sequence[Asked]) -> int:
-    """Blocks of key-value memory that hold everything the trace asks for, each prefix once."""
+def count_live_blocks(model: str, asked: Sequence[PreparedQuestion]) -> int:
+    """Count the blocks of KV memory that hold everything the trace asks for, with each prefix once."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(model)
@@ -116,8 +119,10 @@ def engine_config(model: str, system: str, host_bytes: int, **settings: Any) -> 
     )
 
 
-def compare(model: str, asked: Sequence[Asked], ratio: float, live_bytes: int) -> dict[str, Any]:
-    """Every question to every system in turn; what each took, by system."""
+def compare(
+    model: str, asked: Sequence[PreparedQuestion], ratio: float, live_bytes: int
+) -> dict[str, Any]:
+    """Ask every system every question in turn. Returns what they took, by system."""
     host_bytes = int(live_bytes / ratio)
     systems = ("vLLM LRU", "vLLM ARC", "RAGCache")
     usages: dict[str, list[Usage]] = {system: [] for system in systems}
@@ -137,7 +142,7 @@ def compare(model: str, asked: Sequence[Asked], ratio: float, live_bytes: int) -
                 print(f"  ratio {ratio}: {number + 1} of {len(asked)}", file=sys.stderr)
     result: dict[str, Any] = {"ratio": ratio, "host_bytes": host_bytes}
     for system, used in usages.items():
-        result[system] = summary([usage.ttft_s for usage in used]) | {
+        result[system] = summarize([usage.ttft_s for usage in used]) | {
             "hit_ratio": sum(usage.cached.total for usage in used)
             / sum(usage.prompt_tokens for usage in used)
         }
@@ -145,11 +150,11 @@ def compare(model: str, asked: Sequence[Asked], ratio: float, live_bytes: int) -
     for system in systems[:2]:
         theirs = [usage.ttft_s for usage in usages[system]]
         differences = [b - a for a, b in zip(ours, theirs, strict=True)]
-        result[f"saved over {system}"] = summary(differences)
+        result[f"saved over {system}"] = summarize(differences)
     return result
 
 
-def summary(seconds: Sequence[float]) -> dict[str, float]:
+def summarize(seconds: Sequence[float]) -> dict[str, float]:
     ordered = sorted(seconds)
     p25, p50, p75 = statistics.quantiles(ordered, n=4)
     return {
@@ -161,8 +166,8 @@ def summary(seconds: Sequence[float]) -> dict[str, float]:
     }
 
 
-def restart(model: str, asked: Sequence[Asked]) -> dict[str, Any]:
-    """The same different questions to an engine's first life and to its second."""
+def measure_restart(model: str, asked: Sequence[PreparedQuestion]) -> dict[str, Any]:
+    """Ask an engine 40 different questions, close it, start it again, and ask the same ones."""
     different = list({one.documents: one for one in asked}.values())[:40]
     lives: list[list[Usage]] = []
     with TemporaryDirectory() as folder:
@@ -172,7 +177,7 @@ def restart(model: str, asked: Sequence[Asked]) -> dict[str, Any]:
                 answers = [engine.generate(a.prompt, list(a.documents), OPTIONS) for a in different]
                 lives.append([answer.usage for answer in answers])
     return {
-        name: summary([usage.ttft_s for usage in life])
+        name: summarize([usage.ttft_s for usage in life])
         | {
             "disk_share": sum(usage.cached.disk for usage in life)
             / sum(usage.prompt_tokens for usage in life)
@@ -181,8 +186,10 @@ def restart(model: str, asked: Sequence[Asked]) -> dict[str, Any]:
     }
 
 
-def reordering(model: str, asked: Sequence[Asked], rounds: int) -> dict[str, Any]:
-    """Bursts of waiting questions, some of their documents cached; TTFT by queue."""
+def measure_reordering(
+    model: str, asked: Sequence[PreparedQuestion], rounds: int
+) -> dict[str, Any]:
+    """Ask bursts of questions, half of them with cached documents. Returns the TTFT with each queue."""
     windows = {"reordered": 32, "first come": 1}
     times: dict[str, dict[str, list[float]]] = {
         name: {"all": [], "cold": [], "warm": []} for name in windows
@@ -203,17 +210,17 @@ def reordering(model: str, asked: Sequence[Asked], rounds: int) -> dict[str, Any
                 engine.clear_cache()
                 for one in warm:
                     engine.generate(one.prompt, list(one.documents), OPTIONS)
-                for one, ttft_s in zip(burst, asyncio.run(_burst(engine, burst)), strict=True):
+                for one, ttft_s in zip(burst, asyncio.run(_ask_burst(engine, burst)), strict=True):
                     times[name]["all"].append(ttft_s)
                     times[name]["warm" if one in warm else "cold"].append(ttft_s)
             print(f"  round {number + 1} of {rounds}", file=sys.stderr)
     return {
-        name: {kind: summary(seconds) for kind, seconds in kinds.items()}
+        name: {kind: summarize(seconds) for kind, seconds in kinds.items()}
         for name, kinds in times.items()
     }
 
 
-async def _burst(engine: RAGCacheEngine, burst: Sequence[Asked]) -> list[float]:
+async def _ask_burst(engine: RAGCacheEngine, burst: Sequence[PreparedQuestion]) -> list[float]:
     answers = await asyncio.gather(
         *(engine.agenerate(one.prompt, list(one.documents), OPTIONS) for one in burst)
     )
@@ -234,11 +241,11 @@ def main() -> None:
     from ragcache_cli.models import demo_model
 
     model = str(demo_model())
-    asked = trace(arguments.questions, arguments.skew or None)
-    print(f"Trace: {skew_of(asked)} (Zipf {arguments.skew})")
+    asked = draw_trace(arguments.questions, arguments.skew or None)
+    print(f"Trace: {describe_skew(asked)} (Zipf {arguments.skew})")
     arguments.out.mkdir(parents=True, exist_ok=True)
     if arguments.reordering:
-        result = reordering(model, asked, arguments.rounds)
+        result = measure_reordering(model, asked, arguments.rounds)
         print(f"\nTTFT in a burst of {BURST}, {AT_ONCE} at a time, half of them cached, s")
         print(f"  {'':12} {'':6} {'mean':>7} {'p50':>7} {'p99':>7}")
         for name, kinds in result.items():
@@ -251,7 +258,7 @@ def main() -> None:
     token_bytes = model_size(Path(model)).kv_token_bytes
     assert token_bytes is not None
     if arguments.restart:
-        result = restart(model, asked)
+        result = measure_restart(model, asked)
         print("\nTTFT of the same questions in two lives of an engine with a disk cache, s")
         for name, row in result.items():
             print(
@@ -261,7 +268,7 @@ def main() -> None:
         (arguments.out / "restart.json").write_text(json.dumps(result, indent=1))
         return
     block_bytes = BLOCK_TOKENS * token_bytes
-    live_bytes = live_blocks(model, asked) * block_bytes
+    live_bytes = count_live_blocks(model, asked) * block_bytes
     print(f"Live set: {live_bytes >> 20} MiB of key-value tensors")
     results = []
     for ratio in arguments.ratios:

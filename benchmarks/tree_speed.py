@@ -1,9 +1,9 @@
-"""What the knowledge tree costs a request: match, use, admit and the evictions they cause.
+"""Measure what the knowledge tree costs a request: match, use, admit and the evictions they cause.
 
     python benchmarks/tree_speed.py --nodes 1000 10000 100000 1000000 --policy pgdsf
 
-Requests name three documents below one system text; half of them repeat a popular path, half are
-new, so that a full tree evicts all the time. Times are of this process on this machine, per request.
+Each request names three documents below one system text. Half of the requests repeat a popular path and
+half are new, so that a full tree evicts all the time. Times are of one request, in this process.
 """
 
 from __future__ import annotations
@@ -15,15 +15,16 @@ import statistics
 import tracemalloc
 from random import Random
 
-from ragcache_cli.bench.full_tree import full_tree, measured
+from studies.full_tree import fill_tree, time_requests
+
 from ragcache_engine.knowledge import POLICIES
 
 
-def bytes_per_node(nodes: int, policy: str) -> float:
-    """Everything the tree and its policy hold, by node remembered, document names included."""
+def measure_bytes_per_node(nodes: int, policy: str) -> float:
+    """Measure the memory of the tree and its policy for each node, names of documents included."""
     gc.collect()
     tracemalloc.start()
-    tree, stream = full_tree(nodes, policy, Random(1))
+    tree, stream = fill_tree(nodes, policy, Random(1))
     del stream
     gc.collect()
     used, _ = tracemalloc.get_traced_memory()
@@ -41,9 +42,9 @@ def main() -> None:
     print(f"{'policy':>10} {'nodes':>9} {'median':>8} {'p90':>8} {'p99':>8} {'bytes/node':>11}")
     for policy in arguments.policy:
         for nodes in arguments.nodes:
-            times = measured(nodes, policy, arguments.rounds)
+            times = time_requests(nodes, policy, arguments.rounds)
             cuts = statistics.quantiles(times, n=100)
-            size = f"{bytes_per_node(nodes, policy):,.0f}" if nodes <= 100_000 else ""
+            size = f"{measure_bytes_per_node(nodes, policy):,.0f}" if nodes <= 100_000 else ""
             print(
                 f"{policy:>10} {nodes:>9,} {statistics.median(times):>8.1f} {cuts[89]:>8.1f} "
                 f"{cuts[98]:>8.1f} {size:>11}",

@@ -1,7 +1,7 @@
 """vLLM's real scheduler, connector and block pool around a model that computes nothing.
 
-What a block of the cache holds is a number for all tokens up to its end, so that a block in the wrong
-place shows, and thousands of requests take seconds. Used by benchmarks/scheduling.py and by tests.
+A block of the cache holds a hash of all tokens up to its end. So a block in the wrong place is noticed,
+and thousands of requests take seconds. benchmarks/scheduling.py, tier_hits.py and tests use it.
 """
 
 from __future__ import annotations
@@ -46,28 +46,28 @@ STEP_TOKENS = 512
 PAGE_BYTES = 4096
 NO_CONNECTOR = {"kv_transfer_config": None}
 TOKEN_S = 1e-3
-"""What the model that is not there would take for a token of a prompt."""
+"""Seconds that a model is assumed to take for a token of a prompt."""
 ANSWER = 7
 """The token every answer consists of."""
 
 
 class _OfAModel(ComputingSpeed):
-    """Times of a real model, not those of this empty one: else nothing would be worth loading."""
+    """Reports the times of a real model: with those of the empty one, nothing would be worth loading."""
 
     def record_step(self, cached_tokens: int, computed_tokens: int, seconds: float) -> None:
         super().record_step(cached_tokens, computed_tokens, TOKEN_S * computed_tokens)
 
 
 class WrongTensors(AssertionError):
-    """A request computes with a block that does not hold what it should."""
+    """A request computes with a block that does not hold what its tokens say."""
 
 
 class ModellessEngine:
-    """Steps vLLM's scheduler. scheduler: the class, stock or ours. host_blocks: for vLLM's own offload
-    with the stock one, for our tiers with ours.
+    """Runs vLLM's scheduler step by step, around a model that computes nothing.
 
-    model: a folder; only its configuration is read. Each step, all blocks a request builds on are
-    compared with what its tokens say they must hold.
+    model: a folder; only its configuration is read. scheduler: the class, vLLM's or RAGCache's.
+    host_blocks: for vLLM's own offload with its scheduler, for RAGCache's tiers with RAGCache's.
+    check: in each step, compare all blocks that a request builds on with what its tokens say they hold.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class ModellessEngine:
         is_provisional: bool = False,
         adopted: Iterable[str] = (),
     ) -> None:
-        """Let a request wait. What it tells of itself travels as in tiers.wire."""
+        """Add a request to the queue. Its segments and the rest travel as in tiers.wire."""
         params = SamplingParams(max_tokens=answer_tokens, temperature=0, ignore_eos=True)
         message = RequestMessage(
             tuple(segments), tuple(forget), guess, is_provisional, tuple(adopted)
@@ -169,7 +169,7 @@ class ModellessEngine:
         return int(self.scheduler.get_num_unfinished_requests())
 
     def step(self) -> dict[str, dict[str, Any]]:
-        """One step of the engine; what the requests that ended with it were told, by name."""
+        """Do one step. Returns what the requests that ended with it were told, by name."""
         start = time.perf_counter()
         output = self.scheduler.schedule()
         self.scheduling_s += time.perf_counter() - start
@@ -195,7 +195,7 @@ class ModellessEngine:
         }
 
     def run(self, most_steps: int = 100_000) -> dict[str, dict[str, Any]]:
-        """Step until nobody waits or runs, and all copies are done."""
+        """Step until no request waits or runs, and all copies are done."""
         ended: dict[str, dict[str, Any]] = {}
         for _ in range(most_steps):
             if not self.scheduler.has_requests() and not self._stores:
@@ -222,7 +222,7 @@ class ModellessEngine:
         return spec.get_worker(CanonicalKVCaches([tensor], [[CanonicalKVCacheRef(0, PAGE_BYTES)]]))
 
     def _copy(self, output: SchedulerOutput) -> KVConnectorOutput | None:
-        """What vLLM's worker side does with a step's jobs: stores wait for the next step."""
+        """Do with a step's jobs what vLLM's worker side does: stores wait for the next step."""
         if self._worker is None:
             return None
         jobs = output.kv_connector_metadata
@@ -248,7 +248,7 @@ class ModellessEngine:
         return KVConnectorOutput(finished_recving=received, kv_connector_worker_meta=told)
 
     def _compute(self, output: SchedulerOutput) -> list[list[int]]:
-        """Write what the scheduled tokens stand for; check what they build on."""
+        """Write the blocks of the scheduled tokens, and check the blocks that they build on."""
         sampled = []
         for name, count in output.num_scheduled_tokens.items():
             request = self.scheduler.requests[name]
@@ -278,7 +278,7 @@ class ModellessEngine:
 
 
 def connector_spec_config(config: VllmConfig, cache: KVCacheConfig) -> Any:
-    """What vLLM makes an OffloadingSpec from."""
+    """Return what vLLM makes an OffloadingSpec from."""
     from vllm.distributed.kv_transfer.kv_connector.v1.offloading.config import (
         build_offloading_config,
     )

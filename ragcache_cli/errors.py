@@ -1,4 +1,4 @@
-"""What the command line itself can refuse, below the engine's own tree.
+"""The errors of the command line, below the engine's own tree.
 
 RAGCacheError
 └── CommandError                     the command cannot go on; shown as one line
@@ -23,15 +23,15 @@ class MissingExtra(CommandError):
 
 
 class EmptyCorpus(CommandError):
-    """There is no folder, or no text in it."""
+    """The folder does not exist, or holds no text that can be read."""
 
 
 class BadTrace(CommandError):
-    """A file of requests or questions is not what it should be. The message names the line."""
+    """A file of requests or questions cannot be read. The message names the line."""
 
 
 class BenchFailed(CommandError):
-    """A system under comparison did not start, or failed a request. Its own words are in the message."""
+    """A system under comparison did not start, or failed a request. The message quotes the system."""
 
 
 class DemoModelUnavailable(CommandError):

@@ -1,4 +1,4 @@
-"""One line instead of a traceback where a package of an optional extra is missing."""
+"""Report a missing package of an optional extra in one line, and not with a traceback."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ EXTRA_OF_MODULE = {
 
 @contextmanager
 def needed(purpose: str) -> Iterator[None]:
-    """Import optional packages inside; one that is missing raises MissingExtra.
+    """Turn the ImportError of a missing optional package inside the block into MissingExtra.
 
-    purpose: what cannot be done without it, as in "the picture". An ImportError that has nothing to
-    do with an extra goes on as it is.
+    purpose: what needs the package, as in "the picture". An ImportError that has nothing to do with an
+    extra is raised unchanged.
     """
     try:
         yield
@@ -39,11 +39,11 @@ def needed(purpose: str) -> Iterator[None]:
         module = (error.name or "").split(".")[0]
         if module not in EXTRA_OF_MODULE:
             raise
-        raise missing(module, purpose) from error
+        raise missing_extra(module, purpose) from error
 
 
-def missing(module: str, purpose: str) -> MissingExtra:
-    """The error for one module that is known to be absent."""
+def missing_extra(module: str, purpose: str) -> MissingExtra:
+    """Make the error for a module that is absent."""
     extra = EXTRA_OF_MODULE[module]
     return MissingExtra(
         f"{purpose} needs the package {module}, which is not installed: "
@@ -51,7 +51,7 @@ def missing(module: str, purpose: str) -> MissingExtra:
     )
 
 
-def require(module: str, purpose: str) -> None:
+def require_module(module: str, purpose: str) -> None:
     """Raise MissingExtra if the module is absent, without importing it."""
     if find_spec(module) is None:
-        raise missing(module, purpose)
+        raise missing_extra(module, purpose)

@@ -1,4 +1,4 @@
-"""A folder of the user's files as sources: txt, md, rst, html and jsonl."""
+"""Read a folder of the user's files as sources: txt, md, rst, html and jsonl."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BLOCK_TAGS = (
 
 
 def folder_sources(folder: Path) -> list[Source]:
-    """Every readable kind of file below the folder, by name, past hidden files and folders.
+    """List every file of a readable kind below the folder, by name. Hidden files and folders are skipped.
 
     Raises EmptyCorpus if there is no such folder or no such file.
     """
@@ -62,7 +62,7 @@ def _digest(path: Path) -> str:
 
 
 def read_file(path: Path) -> list[Section]:
-    """The file's sections. Raises Unreadable if it cannot be read or has no text."""
+    """Return the sections of a file. Raises Unreadable if it cannot be read or has no text."""
     try:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
@@ -80,7 +80,7 @@ def _plain(stem: str, text: str) -> list[Section]:
 
 
 def _markdown(stem: str, text: str) -> list[Section]:
-    """Titled by its first heading."""
+    """Return the text as one section, titled by its first heading."""
     for line in text.splitlines():
         if line.startswith("# ") and (title := line[2:].strip()):
             return [Section(title, text)]
@@ -88,7 +88,7 @@ def _markdown(stem: str, text: str) -> list[Section]:
 
 
 def _restructured(stem: str, text: str) -> list[Section]:
-    """Titled by its first underlined line."""
+    """Return the text as one section, titled by its first underlined line."""
     lines = text.splitlines()
     for title, line in pairwise(lines):
         is_rule = len(line) >= 3 and len(set(line)) == 1 and not line[0].isalnum()
@@ -105,7 +105,7 @@ def _html(stem: str, text: str) -> list[Section]:
 
 
 def _jsonl(stem: str, text: str) -> list[Section]:
-    """One section a line: {"text": ...}, perhaps with "title" and "id"."""
+    """Return a section for each line: {"text": ...}, perhaps with "title" and "id"."""
     sections = []
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip():
@@ -122,7 +122,7 @@ def _jsonl(stem: str, text: str) -> list[Section]:
 
 
 class _Page(HTMLParser):
-    """The words of a page, a blank line between its blocks."""
+    """Collects the words of an HTML page, with a blank line between its blocks."""
 
     UNSEEN = frozenset({"script", "style", "template", "noscript", "svg", "head", "nav"})
     BLOCKS = frozenset(BLOCK_TAGS.split())

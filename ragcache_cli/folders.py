@@ -1,4 +1,4 @@
-"""Where converted models and indexes are kept between runs, and how they are put there."""
+"""Where converted models and indexes are kept between runs, and how a folder is written as a whole."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def cache_home(environment: Mapping[str, str] = os.environ) -> Path:
-    """$RAGCACHE_HOME, else $XDG_CACHE_HOME/ragcache, else ~/.cache/ragcache. Made by its users."""
+    """Return $RAGCACHE_HOME, else $XDG_CACHE_HOME/ragcache, else ~/.cache/ragcache. Makes no folder."""
     if home := environment.get("RAGCACHE_HOME"):
         return Path(home).expanduser()
     base = environment.get("XDG_CACHE_HOME") or "~/.cache"
@@ -19,11 +19,11 @@ def cache_home(environment: Mapping[str, str] = os.environ) -> Path:
 
 
 @contextmanager
-def created(target: Path) -> Iterator[Path]:
-    """Write a folder beside `target`; it becomes `target` when the block ends well.
+def create_folder(target: Path) -> Iterator[Path]:
+    """Yield a new folder to write into; it becomes `target` when the block ends without an error.
 
-    A reader sees the whole folder or none. If another process made one meanwhile, that one stays,
-    for somebody may be reading it. Raises OSError if the folder cannot be written.
+    A reader sees the whole folder or none. If another process made `target` meanwhile, that one stays,
+    as it may be in use. Raises OSError if the folder cannot be written.
     """
     with _written_beside(target) as written:
         yield written
@@ -31,12 +31,12 @@ def created(target: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def replaced(target: Path) -> Iterator[Path]:
-    """As `created`, but a folder there already is replaced. If the block raises, it stays."""
+def replace_folder(target: Path) -> Iterator[Path]:
+    """Do as `create_folder`, but replace a folder that is there. It stays if the block raises."""
     with _written_beside(target) as written:
         yield written
         with _written_beside(target) as aside:
-            # A folder cannot be renamed onto a full one, so the old one steps aside first.
+            # A folder cannot be renamed onto one with files in it, so the old one is moved away first.
             with suppress(FileNotFoundError):
                 target.rename(aside / target.name)
             _rename_unless_there(written, target)

@@ -1,4 +1,4 @@
-"""One passage index in the form each framework knows: both then retrieve the same passages."""
+"""A passage index as an index of each framework, so that both retrieve the same passages."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ from ragcache_cli.index import PassageIndex
 from ragcache_cli.passages import Passage
 
 
-def langchain_store(index: PassageIndex, embedder: Embedder) -> Any:
-    """A LangChain store of the same kind of index, nothing embedded anew. Raises MissingExtra."""
+def build_langchain_store(index: PassageIndex, embedder: Embedder) -> Any:
+    """Build a LangChain store with an index of the same kind, from the vectors that are there.
+
+    Raises MissingExtra.
+    """
     with needed("a LangChain store"):
         from langchain_core.embeddings import Embeddings
 
@@ -30,14 +33,15 @@ def langchain_store(index: PassageIndex, embedder: Embedder) -> Any:
         PassageEmbeddings(),
         [_metadata(passage) for passage in index.passages],
         ids=[passage.id for passage in index.passages],
-        index=index.emptied(),  # trained alike, so that both frameworks find the same
+        index=index.emptied(),  # trained in the same way, so that both frameworks find the same passages
     )
 
 
-def llamaindex_index(index: PassageIndex, embedder: Embedder) -> Any:
-    """LlamaIndex's VectorStoreIndex over the index, nothing embedded anew. Raises MissingExtra.
+def build_llamaindex_index(index: PassageIndex, embedder: Embedder) -> Any:
+    """Build LlamaIndex's VectorStoreIndex over the same Faiss index. Raises MissingExtra.
 
-    A node shows the model its text alone: the title is part of it, as in LangChain's documents.
+    A node shows the model only its text, without metadata: the title is in the text already, as in
+    LangChain's documents.
     """
     with needed("a LlamaIndex index"):
         from llama_index.core import StorageContext, VectorStoreIndex

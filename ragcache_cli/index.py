@@ -1,6 +1,6 @@
-"""A Faiss index with its passages, kept in a folder and brought up to date by the file.
+"""A Faiss index with its passages, kept in a folder. Only changed sources are read again.
 
-manifest.json    what the index was made from; written with the rest or not at all
+manifest.json    what the index was made from; the three files are written together or not at all
 passages.jsonl   one passage a line, in the order of the vectors
 vectors.faiss    the IVF index
 """
@@ -20,7 +20,7 @@ from ragcache_cli.corpus_sources import Source, Unreadable
 from ragcache_cli.embedding import Embedder
 from ragcache_cli.errors import EmptyCorpus
 from ragcache_cli.extras import needed
-from ragcache_cli.folders import replaced
+from ragcache_cli.folders import replace_folder
 from ragcache_cli.passages import PASSAGE_TOKENS, Passage, cut
 from ragcache_cli.terminal import Done
 
@@ -34,20 +34,20 @@ FORMAT = 1
 MANIFEST, PASSAGES, VECTORS = "manifest.json", "passages.jsonl", "vectors.faiss"
 
 VECTORS_PER_LIST = 16
-"""Below this many for each list, k-means has too little to go by: fewer lists then."""
+"""The least for each list on average: with fewer vectors, an index gets fewer lists."""
 PROBED_SHARE = 2
-"""One list in so many is searched, at least PROBED_LEAST: recall first, these indexes are small."""
+"""One list in so many is searched, but at least PROBED_LEAST. Recall matters most: indexes are small."""
 PROBED_LEAST = 8
 SLICE_S = 0.002
-"""Seconds of searching between two stages, at least."""
+"""The least time of searching between two stages, in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class SourceRecord:
-    """What the manifest remembers of a source.
+    """What the manifest keeps of a source.
 
-    passages: how many stand in the index, one after the other, sources in the manifest's order.
-    skipped: why there are none, if it could not be read.
+    passages: how many passages of it the index has; they stand together, in the manifest's order.
+    skipped: why there is none, if the source could not be read.
     """
 
     name: str
@@ -60,7 +60,7 @@ class SourceRecord:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """format, embedding and passage_tokens must agree for anything of an index to be used again."""
+    """What an index was made from. Its parts are used again only if all but the sources are the same."""
 
     embedding: str
     sources: tuple[SourceRecord, ...]
@@ -74,9 +74,9 @@ class Manifest:
 
 @dataclass(frozen=True, slots=True)
 class PassageIndex:
-    """Passages and their vectors: row i of the index is passage i.
+    """Passages and an index of their vectors: row i of the index is passage i.
 
-    faiss_index: an IVF index over vectors of length 1, squared distances.
+    faiss_index: an IVF index of vectors of length 1, with squared distances.
     """
 
     passages: tuple[Passage, ...]
@@ -85,20 +85,20 @@ class PassageIndex:
 
     @property
     def skipped(self) -> dict[str, str]:
-        """The sources that gave nothing, with the reason."""
+        """The sources without a passage, with the reason."""
         return {source.name: source.skipped for source in self.manifest.sources if source.skipped}
 
     def nearest(self, vector: Vectors, k: int) -> list[Passage]:
-        """At most k passages, nearest first. vector: shape (dimension,), length 1."""
+        """Return at most k passages, nearest first. vector: shape (dimension,), length 1."""
         _, rows = self.faiss_index.search(vector[None, :], k)
         return [self.passages[row] for row in rows[0] if row >= 0]
 
     def vectors(self) -> Vectors:
-        """float32, shape (passages, dimension): row i belongs to passage i."""
+        """Return all vectors: float32, shape (passages, dimension), row i of passage i."""
         return _all_vectors(self.faiss_index)
 
     def emptied(self) -> Any:
-        """An index trained as this one, with its settings, that holds nothing yet."""
+        """Return an empty index with the training and settings of this one."""
         import faiss
 
         empty = faiss.clone_index(self.faiss_index)
@@ -106,7 +106,10 @@ class PassageIndex:
         return empty
 
     def in_stages(self, vector: Vectors, k: int) -> Iterator[tuple[list[Passage], bool]]:
-        """What `nearest` would return if it ended now, at last what it returns; and which it is."""
+        """Search in stages. Yields the nearest passages so far, and whether they are final.
+
+        The final ones, which come last, are those that `nearest` returns.
+        """
         from ragcache_engine.search import stages
 
         for stage in stages(self.faiss_index, vector, k, slice_s=SLICE_S):
@@ -115,64 +118,65 @@ class PassageIndex:
 
 @dataclass(frozen=True, slots=True)
 class Updated:
-    """An index brought up to date. embedded: passages that had to be embedded for it."""
+    """An index that was brought up to date. embedded: how many passages were embedded for it."""
 
     index: PassageIndex
     embedded: int
 
 
-def up_to_date(
+def update_index(
     folder: Path, sources: Sequence[Source], embedder: Embedder, done: Done | None = None
 ) -> Updated:
-    """The index of these sources, from the folder as far as it is still good, saved there.
+    """Bring the index in the folder up to date with these sources, and save it there.
 
-    Only sources that are new or changed are read and embedded; those that are gone are dropped.
-    Raises EmptyCorpus if no source gives a passage, MissingExtra, OSError if the folder cannot be
-    written; the folder then holds what it held.
+    Only new and changed sources are read and embedded; passages of sources that are gone are dropped.
+    done: called with how many passages are embedded, of how many.
+    Raises EmptyCorpus if no source gives a passage, MissingExtra, and OSError if the folder cannot be
+    written; after an error the folder is unchanged.
     """
     started_ns = time.time_ns()
-    old = load(folder)
+    old = load_index(folder)
     wanted = Manifest(embedder.name, ())
     if old is not None and not old.manifest.agrees_with(wanted):
         old = None
     if old is not None and _is_current(old.manifest, sources):
         return Updated(old, 0)
-    kept = _Kept(old)
+    older = _OlderIndex(old)
     records: list[SourceRecord] = []
     passages: list[Passage] = []
     for source in sources:
-        record, found = kept.unchanged(source) or _read(source, embedder)
-        records.append(replace(record, mtime_ns=_trusted(record.mtime_ns, started_ns)))
+        record, found = older.unchanged(source) or _read(source, embedder)
+        records.append(replace(record, mtime_ns=_mtime_to_trust(record.mtime_ns, started_ns)))
         passages.extend(found)
     if not passages:
         raise EmptyCorpus(_nothing_read(records))
-    vectors, embedded = kept.vectors(passages, embedder, done)
+    vectors, embedded = older.vectors(passages, embedder, done)
     index = PassageIndex(
-        tuple(passages), ivf_index(vectors), replace(wanted, sources=tuple(records))
+        tuple(passages), build_ivf_index(vectors), replace(wanted, sources=tuple(records))
     )
-    save(folder, index)
+    save_index(folder, index)
     return Updated(index, embedded)
 
 
-def ivf_index(vectors: Vectors) -> Any:
-    """A trained IVF index of about sqrt(n) lists, searched widely. vectors: shape (n, size)."""
+def build_ivf_index(vectors: Vectors) -> Any:
+    """Train an IVF index of about sqrt(n) lists, of which many are searched. vectors: shape (n, size)."""
     with needed("searching passages"):
         import faiss
     count, dimension = vectors.shape
     lists = max(1, min(math.isqrt(count), count // VECTORS_PER_LIST))
     index = faiss.IndexIVFFlat(faiss.IndexFlatL2(dimension), dimension, lists)
-    index.cp.min_points_per_centroid = 1  # few vectors are no reason for a warning
+    index.cp.min_points_per_centroid = 1  # otherwise Faiss warns of few vectors
     index.train(vectors)
     index.add(vectors)
     index.nprobe = min(lists, max(PROBED_LEAST, lists // PROBED_SHARE))
     return index
 
 
-def save(folder: Path, index: PassageIndex) -> None:
-    """Write the whole folder, or leave it as it was. Raises OSError."""
+def save_index(folder: Path, index: PassageIndex) -> None:
+    """Write the whole folder, or leave it unchanged and raise OSError."""
     import faiss
 
-    with replaced(folder) as written:
+    with replace_folder(folder) as written:
         faiss.write_index(index.faiss_index, str(written / VECTORS))
         lines = (json.dumps(asdict(passage), ensure_ascii=False) for passage in index.passages)
         (written / PASSAGES).write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -180,8 +184,8 @@ def save(folder: Path, index: PassageIndex) -> None:
         (written / MANIFEST).write_text(manifest, encoding="utf-8")
 
 
-def load(folder: Path) -> PassageIndex | None:
-    """The saved index; None if there is none, or one that is damaged or of another format."""
+def load_index(folder: Path) -> PassageIndex | None:
+    """Load the saved index. Returns None if there is none, or it is damaged or of another format."""
     with needed("searching passages"):
         import faiss
     try:
@@ -207,8 +211,8 @@ def _is_current(manifest: Manifest, sources: Sequence[Source]) -> bool:
     return recorded == [(source.name, source.size_bytes, source.mtime_ns) for source in sources]
 
 
-def _trusted(mtime_ns: int, started_ns: int) -> int:
-    """A file written within the clock's grain of our reading it may change without a new time."""
+def _mtime_to_trust(mtime_ns: int, started_ns: int) -> int:
+    """Return -1 for a file that was changed within the last second: it may change again unnoticed."""
     just_written = started_ns - mtime_ns < 1_000_000_000
     return -1 if just_written else mtime_ns
 
@@ -226,7 +230,7 @@ def _read(source: Source, embedder: Embedder) -> tuple[SourceRecord, list[Passag
                 section.title,
                 section.text,
                 embedder.count_tokens,
-                first_number=numbers[name],  # sections may share a name, passages may not
+                first_number=numbers[name],  # sections may share a name, passages must not
             )
             numbers[name] += len(found)
             passages += found
@@ -243,8 +247,8 @@ def _nothing_read(records: Sequence[SourceRecord]) -> str:
     return f"no file of the corpus has text that could be read ({reasons})"
 
 
-class _Kept:
-    """What can be used again of an older index."""
+class _OlderIndex:
+    """What can be used again of an older index; nothing if there is none."""
 
     def __init__(self, old: PassageIndex | None) -> None:
         self._old = old
@@ -259,7 +263,7 @@ class _Kept:
             at += record.passages
 
     def unchanged(self, source: Source) -> tuple[SourceRecord, list[Passage]] | None:
-        """The source's record and passages, if its content is what it was."""
+        """Return the source's record and passages if its content has not changed, else None."""
         record, rows = self._by_name.get(source.name, (None, range(0)))
         if self._old is None or record is None or record.size_bytes != source.size_bytes:
             return None
@@ -272,8 +276,10 @@ class _Kept:
     def vectors(
         self, passages: Sequence[Passage], embedder: Embedder, done: Done | None
     ) -> tuple[Vectors, int]:
-        """A vector a passage, and how many had to be embedded. Within a changed file, passages
-        that are as they were are not embedded again either."""
+        """Return a vector for each passage, and how many passages were embedded.
+
+        Passages that have not changed are not embedded again, not even those of a changed file.
+        """
         import numpy as np
 
         new = [row for row, passage in enumerate(passages) if passage not in self._rows]

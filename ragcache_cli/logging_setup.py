@@ -1,7 +1,7 @@
-"""Keep other libraries' chatter off the terminal, and let vLLM use the few cores a laptop has.
+"""Keep the messages of other libraries off the terminal, and let vLLM use both cores of a small machine.
 
-Everything here only fills in what the user has not set: `VLLM_LOGGING_LEVEL=INFO ragcache demo`
-shows vLLM's log again.
+Variables that the user has set stay as they are: `VLLM_LOGGING_LEVEL=INFO ragcache demo` shows vLLM's
+log.
 """
 
 from __future__ import annotations
@@ -30,31 +30,34 @@ QUIET = {
 FEW_CORES = 2
 
 
-def wants_quiet(environment: MutableMapping[str, str] = os.environ) -> bool:
-    """Whether the user left vLLM's log level to us."""
+def is_log_level_ours(environment: MutableMapping[str, str] = os.environ) -> bool:
+    """Return whether the user left the choice of vLLM's log level to this program."""
     return environment.get("VLLM_LOGGING_LEVEL", QUIET["VLLM_LOGGING_LEVEL"]) == "ERROR"
 
 
-def hush(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Call before anything imports vLLM or transformers: they read these once."""
+def silence_libraries(environment: MutableMapping[str, str] = os.environ) -> None:
+    """Set the variables that make libraries quiet, as far as the user has not set them.
+
+    Call this before anything imports vLLM or transformers: they read the variables once.
+    """
     for name, value in QUIET.items():
         environment.setdefault(name, value)
     if (os.cpu_count() or 1) <= FEW_CORES:
-        # vLLM keeps one core free for its front end; of two that is half the machine. Measured on
-        # two cores: 1,000 tokens of prefill take 0.9 s instead of 1.7 s.
+        # vLLM keeps one core free for its front end: half of a machine with two. Measured on two
+        # cores: without that, 1,000 tokens of prefill take 0.9 s instead of 1.7 s.
         environment.setdefault("VLLM_CPU_NUM_OF_RESERVED_CPU", "0")
-    # It warns before vLLM's own log level is in force that there is no GPU to compile for.
+    # This logger warns of a missing GPU before vLLM's own log level takes effect.
     logging.getLogger("vllm.triton_utils").setLevel(logging.ERROR)
     if not sys.warnoptions:
         warnings.filterwarnings("ignore")
 
 
 @contextmanager
-def stderr_into(log: Path) -> Iterator[Path | None]:
-    """Send to a file what C++ libraries and vLLM's processes write past Python, straight to file
-    descriptor 2. sys.stderr still reaches the terminal.
+def send_stderr_to(log: Path) -> Iterator[Path | None]:
+    """Redirect file descriptor 2 to a file, for what C++ libraries and vLLM's processes print there.
 
-    Yields the file; None if it cannot be written, and then nothing is redirected.
+    sys.stderr still reaches the terminal. Yields the file, or None if it cannot be written: then nothing
+    is redirected.
     """
     try:
         log.parent.mkdir(parents=True, exist_ok=True)

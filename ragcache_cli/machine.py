@@ -1,5 +1,7 @@
-"""What this machine is and what is installed on it, told from the operating system and from package
-metadata: nothing heavy is imported."""
+"""What this machine is and what is installed on it.
+
+The operating system and package metadata say it: nothing heavy is imported.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +38,10 @@ class GPU:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """memory_bytes, free_bytes: None where the system does not tell. shm_bytes: None without
-    /dev/shm. cores: those this process may use."""
+    """What the machine has. cores: how many this process may use.
+
+    memory_bytes, free_bytes: None if the system does not tell. shm_bytes: None without /dev/shm.
+    """
 
     python: str
     system: str
@@ -49,6 +53,7 @@ class Machine:
 
 
 def this_machine() -> Machine:
+    """Look at this machine."""
     memory = _meminfo()
     return Machine(
         python=platform.python_version(),
@@ -62,7 +67,7 @@ def this_machine() -> Machine:
 
 
 def installed_versions(*more: str) -> dict[str, str | None]:
-    """Version by distribution, of DISTRIBUTIONS and these; None for those not installed."""
+    """Return the version of each of DISTRIBUTIONS and of these; None for one that is not installed."""
     return {name: _version(name) for name in (*DISTRIBUTIONS, *more)}
 
 
@@ -80,7 +85,7 @@ def _usable_cores() -> int:
 
 
 def _meminfo() -> dict[str, int]:
-    """Bytes by name, as Linux tells them; a container's limit counts where it is lower."""
+    """Read bytes by name from Linux; the limit of a container counts where it is lower."""
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
     except OSError:
@@ -110,11 +115,11 @@ def _nvidia_gpus() -> tuple[GPU, ...]:
         ).stdout
     except (OSError, subprocess.SubprocessError):
         return ()
-    return parsed_gpus(output)
+    return parse_gpus(output)
 
 
-def parsed_gpus(output: str) -> tuple[GPU, ...]:
-    """From nvidia-smi's lines "name, total, free" in MiB; other lines are passed over."""
+def parse_gpus(output: str) -> tuple[GPU, ...]:
+    """Read nvidia-smi's lines "name, total, free" in MiB; other lines are skipped."""
     gpus = []
     for line in output.splitlines():
         parts = [part.strip() for part in line.rsplit(",", 2)]

@@ -1,4 +1,4 @@
-"""What was measured, and what it amounts to."""
+"""What the demo measures of each chain: the answers with their times and tokens."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ragcache_engine import CachedTokens
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """One question, answered once.
+    """A question and its answer from one chain.
 
     prompt: as it reached the model.
     ttft_s: seconds from the question to the first token, the retrieval included.
@@ -27,7 +27,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One chain's answers to all questions, in their order."""
+    """The answers of one chain to all questions, in their order. name: of the chain."""
 
     name: str
     asked: tuple[Asked, ...]
@@ -54,11 +54,11 @@ class Run:
 
 
 def same_answers(run: Run, stock: Run) -> list[bool]:
-    """For each question whether both gave the same text, to the character."""
+    """Tell for each question whether both chains gave the same text, to the character."""
     pairs = zip(run.asked, stock.asked, strict=True)
     return [mine.answer == theirs.answer for mine, theirs in pairs]
 
 
 def same_prompts(runs: Sequence[Run]) -> bool:
-    """Whether every chain sent the model the same prompts, to the character."""
+    """Return whether every chain sent the model the same prompts, to the character."""
     return len({tuple(asked.prompt for asked in run.asked) for run in runs}) <= 1

@@ -1,4 +1,4 @@
-"""How much memory a model wants, from the files of its folder: nothing is loaded."""
+"""How much memory a model needs, from the files of its folder: nothing is loaded."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ WEIGHT_FILES = ("*.safetensors", "*.bin", "*.gguf")
 
 @dataclass(frozen=True, slots=True)
 class ModelSize:
-    """kv_token_bytes: a key and a value in every layer. None where config.json does not tell."""
+    """The memory that a model needs.
+
+    kv_token_bytes: of a token's keys and values in all layers. None where config.json does not tell.
+    """
 
     weights_bytes: int
     kv_token_bytes: int | None
@@ -23,14 +26,14 @@ class ModelSize:
 
     @property
     def context_bytes(self) -> int | None:
-        """KV of one request that fills the context: the least device cache there may be."""
+        """The KV of one request that fills the context: the smallest device cache that is allowed."""
         if self.kv_token_bytes is None or self.context_tokens is None:
             return None
         return self.kv_token_bytes * self.context_tokens
 
 
 def local_folder(model: str, environment: Mapping[str, str] = os.environ) -> Path | None:
-    """The model's folder on this machine: the one named, or the hub's cached copy; or None."""
+    """Find the model's folder on this machine: the one named, or the hub's cached copy; else None."""
     path = Path(model).expanduser()
     if (path / "config.json").is_file():
         return path

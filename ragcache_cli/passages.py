@@ -1,4 +1,4 @@
-"""Cut texts into passages: what is embedded, retrieved and put into a prompt as one piece."""
+"""Cut texts into passages, which are embedded, retrieved and put into a prompt as a whole."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 PASSAGE_TOKENS = 400
-"""Big enough to answer from, small enough that three of them fit a small model's prompt."""
+"""Long enough to answer from, and short enough for three of them to fit a small model's prompt."""
 SHORTEST_TAIL = 8
-"""A rest below a `SHORTEST_TAIL`th of a passage goes to the passage before it."""
+"""A rest shorter than a passage's tokens / SHORTEST_TAIL is added to the passage before it."""
 
 CountTokens = Callable[[str], int]
 
@@ -18,7 +18,7 @@ _BLANK_LINES = re.compile(r"\n(?:[ \t]*\n)+")
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """One piece of a source. id: stable as long as the source does not change."""
+    """A piece of a source. id: the same as long as the source does not change."""
 
     id: str
     source: str
@@ -27,7 +27,7 @@ class Passage:
 
     @property
     def shown(self) -> str:
-        """The form that is embedded and that stands in every prompt, to the character."""
+        """The text that is embedded, and that stands in every prompt to the character."""
         return f"{self.title}\n\n{self.text}"
 
 
@@ -39,10 +39,10 @@ def cut(
     most_tokens: int = PASSAGE_TOKENS,
     first_number: int = 0,
 ) -> list[Passage]:
-    """The text's passages in order, each of at most about `most_tokens`; none for a blank text.
+    """Cut a text into passages in order, each of at most about `most_tokens`; none for a blank text.
 
-    Cuts fall between paragraphs; a paragraph too long by itself is cut between lines, a line too
-    long between words.
+    Cuts fall between paragraphs. A paragraph that is too long is cut between lines, and a line that is
+    too long between words. first_number: of the first passage, in its id.
     """
     pieces = _pieces(text, count_tokens, most_tokens)
     return [
@@ -52,7 +52,7 @@ def cut(
 
 
 def paragraphs(text: str) -> list[str]:
-    """Between blank lines. The first line's indentation stays, for it may be code."""
+    """Split a text at blank lines. The indentation of a first line stays, as it may be code."""
     parts = (part.rstrip().strip("\n") for part in _BLANK_LINES.split(text))
     return [part for part in parts if part.strip()]
 
@@ -87,7 +87,7 @@ def _small_enough(text: str, count_tokens: CountTokens, most: int) -> Iterator[t
 
 
 def _grouped(parts: list[str], joint: str, count_tokens: CountTokens, most: int) -> Iterator[str]:
-    """Join neighbours while they fit. A part too long by itself comes alone."""
+    """Join neighbours while they fit. A part that is too long stands alone."""
     group: list[str] = []
     size = 0
     for part in parts:

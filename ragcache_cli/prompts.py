@@ -1,4 +1,4 @@
-"""The prompt around passages and question, in whatever words the model was trained on."""
+"""The form of a prompt around passages and question, as the model was trained on it."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ _PASSAGES_HERE, _QUESTION_HERE = "<<the passages>>", "<<the question>>"
 
 @dataclass(frozen=True, slots=True)
 class PromptForm:
-    """The fixed parts of a prompt: before the passages, between them and the question, after."""
+    """The fixed parts of a prompt: before the passages, between them and the question, and after it."""
 
     before: str
     between: str
     after: str
 
     def filled(self, passages: Sequence[str], question: str) -> str:
+        """Return the prompt with these passages and this question."""
         context = BETWEEN_PASSAGES.join(passages)
         return f"{self.before}{context}{self.between}{question}{self.after}"
 
@@ -36,19 +37,19 @@ CHATML = PromptForm(
     between=BEFORE_QUESTION,
     after="<|im_end|>\n<|im_start|>assistant\n",
 )
-"""The demo's: its model was trained on ChatML, and completion classes send prompts as they are."""
+"""For the demo's model, which was trained on ChatML: completion classes send prompts unchanged."""
 
 
 def plain_form(instruction: str) -> PromptForm:
-    """For models without a chat template."""
+    """Make the form for a model without a chat template."""
     return PromptForm(f"{instruction}\n\n", BEFORE_QUESTION, "\n\nAnswer:")
 
 
 def chat_form(tokenizer: Any, instruction: str) -> PromptForm:
-    """From the tokenizer's chat template; plain where it has none.
+    """Make the form from the tokenizer's chat template; a plain one if it has none.
 
-    Some templates refuse a system message: the instruction then opens the user's message. The
-    template's own begin-of-text token is left out, since the engine adds it to every prompt.
+    Some templates refuse a system message: then the user's message begins with the instruction. The
+    template's begin-of-text token is left out, since the engine adds it to every prompt.
     """
     if not getattr(tokenizer, "chat_template", None):
         return plain_form(instruction)
@@ -58,7 +59,7 @@ def chat_form(tokenizer: Any, instruction: str) -> PromptForm:
         text = _rendered(tokenizer, [{"role": "system", "content": instruction}, user])
         if instruction not in text:
             raise ValueError("the template drops the system message")
-    except Exception:  # templates are programs of the model's authors; anything may come out of one
+    except Exception:  # a template is a program of the model's authors, which may raise anything
         user["content"] = f"{instruction}\n\n{content}"
         text = _rendered(tokenizer, [user])
     before, _, rest = text.partition(_PASSAGES_HERE)
@@ -67,7 +68,7 @@ def chat_form(tokenizer: Any, instruction: str) -> PromptForm:
 
 
 def form_of_model(model: str, instruction: str) -> PromptForm:
-    """The form for a model folder or hub id. Raises MissingExtra, ModelNotFound."""
+    """Make the form for a model folder or hub id. Raises MissingExtra, ModelNotFound."""
     with needed("the model's chat template"):
         from transformers import AutoTokenizer
     try:

@@ -1,4 +1,4 @@
-"""The demo's corpus: the language reference that every Python carries for `help("topic")`."""
+"""The demo's corpus: the language reference that every Python has for `help("topic")`."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from ragcache_cli.corpus_sources import Section, Source
 from ragcache_cli.passages import paragraphs
 
 COLLECTIONS = frozenset({"compound", "specialnames", "types"})
-"""Topics that string many smaller ones together."""
+"""Topics that consist of many smaller ones."""
 SHORTEST_REPEAT = 80
-"""Characters. Shorter paragraphs ("For example:") may well stand in several topics."""
+"""In characters. A shorter paragraph ("For example:") may stand in several topics."""
 
 
 def python_topics() -> list[Source]:
-    """The topics of the running Python, as one source that changes with its version."""
+    """Return the topics of the running Python, as one source that changes with its version."""
     from pydoc_data.topics import topics
 
     sections = list(without_repeats(topics))
@@ -32,10 +32,10 @@ def python_topics() -> list[Source]:
 
 
 def without_repeats(topics: Mapping[str, str]) -> Iterable[Section]:
-    """Each paragraph once, in the most special topic that has it.
+    """Yield the topics with each paragraph once, in the shortest topic that has it.
 
-    Many topics are chapters that contain smaller topics word for word. Retrieved side by side with
-    them they would fill a prompt with the same text twice.
+    Many topics are chapters that contain smaller topics word for word. Both together would fill a prompt
+    with the same text twice.
     """
     seen: set[str] = set()
     single = topics.keys() - COLLECTIONS

@@ -1,7 +1,7 @@
-"""What the demo asks: as many people would ask about Python, worded differently, on few topics.
+"""The demo's questions about Python: few topics, in different words, as many people would ask them.
 
-Neighbours never share a topic; most topics come back after others. The answers stand in the
-passages of the demo's corpus.
+Two questions in a row never share a topic, and most topics come back later. The demo's corpus has the
+answers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the user sees while waiting: a spinner with the time, then how long it took."""
+"""What the user sees during a phase of work: a spinner with the time, then how long it took."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Done = Callable[[int, int], None]
 
 
 class _KnownBar(BarColumn):
-    """A bar once it is known how much there is to do; the spinner is enough before."""
+    """A bar that is shown once it is known how much there is to do."""
 
     def render(self, task: Task) -> RenderableType:  # type: ignore[override]  # a bar or nothing
         return super().render(task) if task.total else ""
@@ -30,7 +30,7 @@ class _KnownBar(BarColumn):
 
 @dataclass(slots=True)
 class Phases:
-    """Times the phases of a command and shows the one that runs. Seconds by title, in order."""
+    """Times the phases of a command and shows the one that runs. seconds: by title, in order."""
 
     console: Console
     now: Callable[[], float] = time.monotonic
@@ -38,9 +38,9 @@ class Phases:
 
     @contextmanager
     def waiting(self, title: str) -> Iterator[Done]:
-        """A phase that shows nothing itself: a spinner with the elapsed time stands in for it.
+        """Show a spinner with the elapsed time while the block runs, for work that prints nothing.
 
-        The block may call what it is given to turn the spinner into a bar.
+        Yields a function that turns the spinner into a bar: call it with how many are done, of how many.
         """
         progress = Progress(
             SpinnerColumn(),
@@ -61,7 +61,7 @@ class Phases:
 
     @contextmanager
     def timed(self, title: str) -> Iterator[None]:
-        """A phase that writes to the terminal by itself."""
+        """Time the block, for work that prints by itself."""
         started_s = self.now()
         yield
         self.seconds[title] = self.now() - started_s

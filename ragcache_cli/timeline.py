@@ -1,4 +1,4 @@
-"""What happened between a question and its first token: a table, and a picture."""
+"""Show what happened between a question and its first token, as a table and as a picture."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ SEARCH, KEPT, LOST, MODEL = "#4878a8", "#55a868", "#c0504d", "#8172b2"
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
-    """A speculation. fate: "adopted", "prefilled", or why it was cancelled."""
+class SpeculationSpan:
+    """A speculation from its start to its end. fate: "adopted", "prefilled", or why it was cancelled."""
 
     start_s: float
     end_s: float
@@ -37,31 +37,36 @@ class Begun:
 
 @dataclass(frozen=True, slots=True)
 class Lanes:
-    """A timeline as it is drawn; seconds since the question.
+    """A timeline as it is drawn, in seconds since the question.
 
-    stages_s: when the search had documents. new_s: those of them at which they were other ones.
+    stages_s: when the search had results. new_s: those of these times at which the documents changed.
     model_s: when the computation that led to the first token began; None if none did.
     """
 
     stages_s: tuple[float, ...]
     new_s: tuple[float, ...]
-    begun: tuple[Begun, ...]
+    speculations: tuple[SpeculationSpan, ...]
     prompt_s: float | None
     model_s: float | None
     first_token_s: float | None
 
 
 def lanes(report: SpeculationReport) -> Lanes:
+    """Bring a report into the form that is drawn."""
     stages = [event for event in report.timeline if event.step is SpeculationStep.STAGE]
     named = [event.detail.removeprefix("final: ") for event in stages]
     new = [event.at_s for at, event in enumerate(stages) if at == 0 or named[at] != named[at - 1]]
     prompt_s = _when(report.timeline, SpeculationStep.PROMPT)
-    begun = _begun(report, prompt_s)
-    model_s = begun[-1].start_s if begun and begun[-1].fate == "adopted" else prompt_s
+    speculations = _speculations(report, prompt_s)
+    model_s = (
+        speculations[-1].start_s
+        if speculations and speculations[-1].fate == "adopted"
+        else prompt_s
+    )
     return Lanes(
         stages_s=tuple(event.at_s for event in stages),
         new_s=tuple(new),
-        begun=begun,
+        speculations=speculations,
         prompt_s=prompt_s,
         model_s=model_s,
         first_token_s=_when(report.timeline, SpeculationStep.FIRST_TOKEN),
@@ -69,19 +74,19 @@ def lanes(report: SpeculationReport) -> Lanes:
 
 
 def hidden_share(report: SpeculationReport) -> float:
-    """How much of the search ran beside the computation that the answer came from, 0 to 1.
+    """Return which share of the search ran beside the computation that led to the answer, 0 to 1.
 
-    0 if no guess was adopted. (The paper's Table 3, seen from the other side.)
+    It is 0 if no guess was adopted. The paper's Table 3 has the time of search that was not hidden.
     """
     seen = lanes(report)
     ended_s = seen.stages_s[-1] if seen.stages_s else 0.0
-    if report.outcome is not SpeculationOutcome.ADOPTED or not seen.begun or not ended_s:
+    if report.outcome is not SpeculationOutcome.ADOPTED or not seen.speculations or not ended_s:
         return 0.0
-    return max(0.0, ended_s - seen.begun[-1].start_s) / ended_s
+    return max(0.0, ended_s - seen.speculations[-1].start_s) / ended_s
 
 
-def _begun(report: SpeculationReport, prompt_s: float | None) -> tuple[Begun, ...]:
-    found: list[Begun] = []
+def _speculations(report: SpeculationReport, prompt_s: float | None) -> tuple[SpeculationSpan, ...]:
+    found: list[SpeculationSpan] = []
     start_s: float | None = None
     for event in report.timeline:
         if event.step is SpeculationStep.STARTED:
@@ -91,10 +96,12 @@ def _begun(report: SpeculationReport, prompt_s: float | None) -> tuple[Begun, ..
             SpeculationStep.ADOPTED,
         ):
             fate = event.detail or event.step.value
-            found.append(Begun(start_s, event.at_s, fate))
+            found.append(SpeculationSpan(start_s, event.at_s, fate))
             start_s = None
-    if start_s is not None:  # what has done all it was meant for is not said to be cancelled
-        found.append(Begun(start_s, start_s if prompt_s is None else prompt_s, "prefilled"))
+    if start_s is not None:  # a prefill that was completed has no event for its end
+        found.append(
+            SpeculationSpan(start_s, start_s if prompt_s is None else prompt_s, "prefilled")
+        )
     return tuple(found)
 
 
@@ -103,7 +110,7 @@ def _when(timeline: Sequence[SpeculationEvent], step: SpeculationStep) -> float 
 
 
 def show(report: SpeculationReport, console: Console) -> None:
-    """A line an event."""
+    """Print a line for each event."""
     table = Table(box=None, pad_edge=False, title_justify="left", show_header=False)
     table.add_column(justify="right", style="dim")
     table.add_column(no_wrap=True)
@@ -115,7 +122,7 @@ def show(report: SpeculationReport, console: Console) -> None:
 
 
 def draw(question: str, usage: Usage, path: Path) -> None:
-    """The timeline as a PNG: a lane each for search, speculation and model. Raises MissingExtra."""
+    """Draw the timeline as a PNG: a lane each for search, speculation and model. Raises MissingExtra."""
     with needed("the picture"):
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -127,10 +134,10 @@ def draw(question: str, usage: Usage, path: Path) -> None:
         axes.barh(2, seen.stages_s[-1], height=0.5, color=SEARCH, alpha=0.45)
         axes.vlines(seen.stages_s, 1.75, 2.25, colors=SEARCH, linewidth=1)
         axes.plot(seen.new_s, [2] * len(seen.new_s), "o", color=SEARCH, markersize=5)
-    for begun in seen.begun:
-        colour = KEPT if begun.was_of_use else LOST
-        axes.barh(1, begun.end_s - begun.start_s, 0.5, begun.start_s, color=colour, alpha=0.6)
-        axes.text(begun.start_s, 1.3, begun.fate, fontsize=8, color=colour, va="bottom")
+    for span in seen.speculations:
+        colour = KEPT if span.was_of_use else LOST
+        axes.barh(1, span.end_s - span.start_s, 0.5, span.start_s, color=colour, alpha=0.6)
+        axes.text(span.start_s, 1.3, span.fate, fontsize=8, color=colour, va="bottom")
     if seen.model_s is not None and seen.first_token_s is not None:
         width = seen.first_token_s - seen.model_s
         axes.barh(0, width, 0.5, seen.model_s, color=MODEL, alpha=0.6)
@@ -156,9 +163,9 @@ def draw(question: str, usage: Usage, path: Path) -> None:
 
 
 def picture_path(given: Path, number: int) -> Path:
-    """Where the picture of the question of this number (from 1) goes.
+    """Return the file for the picture of a question. number: of the question, from 1.
 
-    given: a folder, or a file ending in .png; several questions have a number in their names.
+    given: a folder, or a file ending in .png, to which later questions add their number.
     """
     if given.suffix.lower() != ".png":
         return given / f"timeline-{number}.png"

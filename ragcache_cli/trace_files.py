@@ -1,11 +1,11 @@
-"""Retrieval traces from files: written down, or made from a query log and an index.
+"""Retrieval traces: read from a file, or made from a query log and an index.
 
 A trace is JSON Lines, one request a line, in the order of arrival:
 
     {"documents": ["d1", "d7"], "tokens": [120, 310]}
 
-documents: ids in the order of the prompt. tokens: of each of them; may be left out where every
-document was given its count before.
+documents: ids in the order of the prompt. tokens: of each document; may be left out where an earlier line
+gives the count of every document.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rich.console import Console
 
 from ragcache_cli.embedding import Embedder
 from ragcache_cli.errors import BadTrace, CommandError
-from ragcache_cli.index import PassageIndex, up_to_date
+from ragcache_cli.index import PassageIndex, update_index
 from ragcache_cli.terminal import Phases
 from ragcache_engine.knowledge.traces import Trace
 
@@ -34,14 +34,17 @@ def trace_from(
     top_k: int | None,
     console: Console,
 ) -> Trace:
-    """The trace a command was given, or the one its query log makes. Raises RAGCacheError."""
+    """Read the trace that a command was given, or make it from its query log. Raises RAGCacheError.
+
+    top_k: only so many documents of each request; None for all, or QUESTION_TOP_K with a query log.
+    """
     if trace is not None:
         read = read_trace(trace)
         return read if top_k is None else read.top(top_k)
     if questions is None or corpus is None:
         raise CommandError("--questions needs --corpus: the folder they are asked of")
     from ragcache_cli import embedding
-    from ragcache_cli.ask import index_folder
+    from ragcache_cli.corpus_index import index_folder
     from ragcache_cli.files import folder_sources
 
     phases = Phases(console)
@@ -50,13 +53,13 @@ def trace_from(
     with phases.waiting("Loading the embedding model"):
         embedder = embedding.load_embedder()
     with phases.waiting("Indexing the corpus") as done:
-        index = up_to_date(index_folder(corpus), sources, embedder, done).index
+        index = update_index(index_folder(corpus), sources, embedder, done).index
     with phases.waiting(f"Retrieving for {len(asked):,} questions"):
         return trace_of(asked, index, embedder, top_k or QUESTION_TOP_K)
 
 
 def read_trace(path: Path) -> Trace:
-    """Raises BadTrace, which names the line."""
+    """Read a trace. Raises BadTrace, which names the line."""
     requests: list[tuple[str, ...]] = []
     tokens: dict[str, int] = {}
     for number, line in _lines(path):
@@ -86,7 +89,10 @@ def read_trace(path: Path) -> Trace:
 
 
 def read_questions(path: Path) -> list[str]:
-    """A query log: a question a line, plain or as JSON with a key of QUESTION_KEYS."""
+    """Read a query log: a question a line, plain or as JSON with a key of QUESTION_KEYS.
+
+    Raises BadTrace.
+    """
     questions = [_question(line) for _, line in _lines(path)]
     if not questions:
         raise BadTrace(f"{path} holds no question")
@@ -96,7 +102,10 @@ def read_questions(path: Path) -> list[str]:
 def trace_of(
     questions: Sequence[str], index: PassageIndex, embedder: Embedder, top_k: int
 ) -> Trace:
-    """What the index retrieves for each question. Tokens are the embedding model's: about the LLM's."""
+    """Make a trace of what the index retrieves for each question.
+
+    Tokens are counted with the embedding model's tokenizer: about as many as the LLM's.
+    """
     vectors = embedder.embed(list(questions))
     found = [index.nearest(vector, top_k) for vector in vectors]
     passages = {passage.id: passage for request in found for passage in request}
@@ -107,6 +116,7 @@ def trace_of(
 
 
 def write_trace(path: Path, trace: Trace) -> None:
+    """Write a trace as `read_trace` reads it."""
     lines = (
         json.dumps({"documents": request, "tokens": [trace.tokens[name] for name in request]})
         for request in trace.requests

@@ -1,4 +1,4 @@
-"""Who may import whom (docs/design.md, layout), and how light the face is."""
+"""Who may import whom (docs/design.md, layout), and how light an import is."""
 
 from __future__ import annotations
 
@@ -163,3 +163,108 @@ def test_the_core_of_decisions_needs_only_the_standard_library(module: str, path
     if module.startswith(core):
         tops = {name.split(".")[0] for name in imports_of(path)} - {"ragcache_engine"}
         assert tops <= set(sys.stdlib_module_names) | {"__future__"}
+
+
+# What the command line may use of the engine beside its face: names of documented subpackages.
+CLI_DOORS = ["config", "knowledge", "search", "simulation"]
+# And the files that look into a backend: they check how vLLM is installed, start it, compare with it.
+CLI_INTO_BACKENDS = {
+    "ragcache_cli.diagnosis",
+    "ragcache_cli.server",
+    "ragcache_cli.bench.stock_llm",
+    "ragcache_cli.bench.stock_offload",
+}
+# What a command's file may import before it runs.
+LIGHT = {"ragcache_cli.models", "ragcache_cli.questions"}
+
+
+def is_below(name: str, *parts: str) -> bool:
+    return any(f"{name}.".startswith(f"{part}.") for part in parts)
+
+
+@pytest.mark.parametrize(("module", "path"), modules("ragcache_cli"))
+def test_the_command_line_goes_through_documented_doors(module: str, path: Path):
+    doors = [f"ragcache_engine.{name}" for name in CLI_DOORS]
+    if module in CLI_INTO_BACKENDS:
+        doors.append("ragcache_engine.backends")
+    engine = {name for name in imports_of(path) if is_below(name, "ragcache_engine")}
+    assert not {name for name in engine - {"ragcache_engine"} if not is_below(name, *doors)}
+
+
+@pytest.mark.parametrize(("module", "path"), modules("ragcache_cli"))
+def test_the_command_line_knows_nothing_of_benchmarks_tests_and_tools(module: str, path: Path):
+    outside = {"benchmarks", "tests", "tools", "examples"}
+    outside |= {path.stem for path in (ROOT / "benchmarks").iterdir()}
+    tops = {name.split(".")[0] for name in imports_of(path)}
+    assert not tops & outside
+
+
+@pytest.mark.parametrize(("module", "path"), modules("ragcache_cli"))
+def test_inside_the_command_line_imports_point_from_commands_to_implementations(
+    module: str, path: Path
+):
+    ours = {name for name in imports_of(path) if is_below(name, "ragcache_cli")}
+    if module not in ("ragcache_cli.main", "ragcache_cli.__main__"):
+        assert "ragcache_cli.main" not in ours
+        assert is_below(module, "ragcache_cli.commands") or not {
+            name for name in ours if is_below(name, "ragcache_cli.commands")
+        }
+    if not is_below(module, "ragcache_cli.bench", "ragcache_cli.commands.bench"):
+        assert not {name for name in ours if is_below(name, "ragcache_cli.bench")}
+
+
+def test_a_command_imports_its_implementation_only_when_it_runs():
+    script = "import sys, ragcache_cli.commands as commands, ragcache_cli.main; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60
+    )
+    loaded = {name for name in done.stdout.split() if is_below(name, "ragcache_cli")}
+    mains = {
+        "ragcache_cli",
+        "ragcache_cli.main",
+        "ragcache_cli.folders",
+        "ragcache_cli.logging_setup",
+    }
+    beneath_models = {"ragcache_cli.errors", "ragcache_cli.extras"}
+    implementations = loaded - mains - LIGHT - beneath_models
+    assert not {name for name in implementations if not is_below(name, "ragcache_cli.commands")}
+
+
+def test_no_modules_import_one_another_in_a_circle():
+    packages = ("ragcache_engine", "ragcache_integrations", "ragcache_cli")
+    paths = {name: path for package in packages for name, path in modules(package)}
+    imported = {
+        name: modules_imported_by(path, set(paths)) - {name} for name, path in paths.items()
+    }
+    done: set[str] = set()
+    for name in imported:
+        assert not circle_from(name, imported, [], done)
+
+
+def modules_imported_by(path: Path, known: set[str]) -> set[str]:
+    """Those of `known` that a file imports anywhere. `from a import b` is a.b if that is a module."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            members = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= members & known
+            if members - known:
+                found.add(node.module)
+    return found & known
+
+
+def circle_from(
+    name: str, imported: dict[str, set[str]], way: list[str], done: set[str]
+) -> list[str]:
+    """The modules of a circle that begins on the way from `name`; empty if there is none."""
+    if name in way:
+        return [*way[way.index(name) :], name]
+    if name in done:
+        return []
+    for other in sorted(imported[name]):
+        if circle := circle_from(other, imported, [*way, name], done):
+            return circle
+    done.add(name)
+    return []

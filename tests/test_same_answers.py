@@ -38,13 +38,13 @@ def same() -> ModuleType:
 def demo_prompts(same: ModuleType) -> list[Any]:
     from ragcache_cli.embedding import load_embedder
     from ragcache_cli.folders import cache_home
-    from ragcache_cli.index import up_to_date
+    from ragcache_cli.index import update_index
     from ragcache_cli.prompts import CHATML
     from ragcache_cli.python_topics import python_topics
     from ragcache_cli.questions import QUESTIONS as DEMO_QUESTIONS
 
     embedder = load_embedder()
-    index = up_to_date(cache_home() / "python-topics", python_topics(), embedder).index
+    index = update_index(cache_home() / "python-topics", python_topics(), embedder).index
     prompts = []
     for question in DEMO_QUESTIONS:
         passages = index.nearest(embedder.embed([question])[0], 3)

@@ -1,11 +1,11 @@
-"""Write a model folder of a 7B's shape, to be filled with random weights by vLLM (load_format="dummy").
+"""Write a model folder with the shape of a 7B. vLLM fills it with random weights (load_format="dummy").
 
     python benchmarks/gpu/random_model.py /tmp/random-7b
     python benchmarks/gpu/random_model.py /tmp/random-tiny --layers 2 --width 256     # to try on a CPU
 
 How long a prefill takes depends on the shape, not on the values. The tokenizer is the demo model's, so
-real documents and questions become real token sequences; what is answered is noise, though the same
-noise each time, so that answers of two systems can be compared.
+that real documents and questions become real token sequences. The answers are noise, but the same noise
+each time, so that the answers of two systems can be compared.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ CONTEXT_TOKENS = 32_768
 
 
 def shape(layers: int, width: int, vocabulary: int) -> dict[str, Any]:
-    """config.json of a Llama with four query heads for each key-value head, as Mistral 7B has."""
+    """Return config.json of a Llama with four query heads for each key-value head, as in Mistral 7B."""
     heads = max(4, width // HEAD)
     return {
         "architectures": ["LlamaForCausalLM"],
@@ -45,7 +45,7 @@ def shape(layers: int, width: int, vocabulary: int) -> dict[str, Any]:
 
 
 def write_model(folder: Path, tokenizer: Path, layers: int = 32, width: int = 4096) -> Path:
-    """tokenizer: a model folder whose tokenizer is used."""
+    """Write the folder. tokenizer: a model folder, whose tokenizer is used."""
     folder.mkdir(parents=True, exist_ok=True)
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         if (tokenizer / name).is_file():

@@ -1,4 +1,4 @@
-"""The question sets of a run: made once, cut to what the model's context takes, and kept as files."""
+"""The question sets of a run: loaded once, cut to what the model's context takes, and kept as files."""
 
 from __future__ import annotations
 
@@ -6,24 +6,35 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ragcache_cli.bench.corpus_files import Kept
-from ragcache_cli.bench.drive import Prepared
-from ragcache_cli.bench.plan import Trace
-from ragcache_cli.bench.question_sets import QuestionSet, shortened
-from ragcache_cli.bench.workload import Skew, drawn, skew_of
+from ragcache_cli.bench.corpus_files import StoredSet
+from ragcache_cli.bench.plan import TraceSpec
+from ragcache_cli.bench.question_sets import QuestionSet, keep_fitting
+from ragcache_cli.bench.workload import Skew, draw_questions, measure_skew
 from ragcache_cli.prompts import PromptForm
 
-Tokens = Callable[[Sequence[str]], list[list[int]]]
-"""Texts to token ids, as the model reads them."""
+Tokenize = Callable[[Sequence[str]], list[list[int]]]
+"""Turns texts into token ids, as the model reads them."""
 LONGEST_ANSWER = 32
 ANSWER_UNKNOWN = 16
-"""Tokens of an answer to a question without a known one."""
+"""How many tokens are generated for a question without a known answer."""
 BLOCK_TOKENS = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
-    """A question set at one top-k. prompts: the tokens of each question's prompt."""
+class Prepared:
+    """A question set as files for the workers. lengths: how many tokens each answer gets."""
+
+    folder: Path
+    lengths: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadySet:
+    """A question set at one top-k.
+
+    found: for each question the ids of its documents, nearest first. prompts: for each question the token
+    ids of its prompt. left_out: how many questions were dropped, as their prompts do not fit the context.
+    """
 
     given: QuestionSet
     prepared: Prepared
@@ -33,8 +44,12 @@ class Ready:
 
 
 @dataclass(frozen=True, slots=True)
-class About:
-    """What a reader has to know of a trace. live_tokens: in the different blocks it asks for."""
+class TraceSummary:
+    """What a reader has to know of a trace.
+
+    prompt_tokens, answer_tokens: means over its requests. live_tokens: in all the different blocks that
+    its prompts consist of. left_out: as in ReadySet.
+    """
 
     trace: str
     skew: Skew
@@ -46,62 +61,69 @@ class About:
 
 @dataclass(slots=True)
 class Corpora:
-    """load: a set by its name; called once a set. model: a folder or hub id.
+    """Loads question sets, and keeps what was made of them.
 
-    folder: where sets are kept for the workers.
+    load: loads a set by its name; called once for each set. model: a folder or hub id.
+    folder: where the sets' files are written for the workers.
     """
 
     load: Callable[[str], QuestionSet]
-    tokens: Tokens
+    tokenize: Tokenize
     form: PromptForm
     model: str
     context_tokens: int
     folder: Path
-    _ready: dict[tuple[str, int], Ready] = field(default_factory=dict)
+    _ready: dict[tuple[str, int], ReadySet] = field(default_factory=dict)
     _sets: dict[str, QuestionSet] = field(default_factory=dict)
 
-    def prepared(self, trace: Trace) -> Prepared:
-        """Raises what loading raises; CommandError if no prompt fits the context."""
+    def prepared(self, trace: TraceSpec) -> Prepared:
+        """Return the files of a trace's set. Raises as `ready` does."""
         return self.ready(trace.set, trace.top_k).prepared
 
-    def ready(self, name: str, top_k: int) -> Ready:
+    def ready(self, name: str, top_k: int) -> ReadySet:
+        """Return a set at one top-k, made on the first call.
+
+        Raises what loading raises; CommandError if no prompt fits the context.
+        """
         if (name, top_k) not in self._ready:
             if name not in self._sets:
                 self._sets[name] = self.load(name)
-            self._ready[name, top_k] = self._made(self._sets[name], name, top_k)
+            self._ready[name, top_k] = self._make(self._sets[name], name, top_k)
         return self._ready[name, top_k]
 
-    def about(self, trace: Trace, count: int, seed: int) -> About:
-        """Of the `count` requests that are drawn for this trace."""
+    def summarize(self, trace: TraceSpec, count: int, seed: int) -> TraceSummary:
+        """Describe the `count` requests that are drawn for this trace."""
         ready = self.ready(trace.set, trace.top_k)
-        numbers = drawn(len(ready.found), count, trace.zipf, seed)
+        numbers = draw_questions(len(ready.found), count, trace.zipf, seed)
         lengths = [ready.prepared.lengths[number] for number in numbers]
-        return About(
+        return TraceSummary(
             trace=trace.name,
-            skew=skew_of([ready.found[number] for number in numbers], len(ready.given.documents)),
+            skew=measure_skew(
+                [ready.found[number] for number in numbers], len(ready.given.documents)
+            ),
             prompt_tokens=sum(len(ready.prompts[number]) for number in numbers) / count,
             answer_tokens=sum(lengths) / count,
             live_tokens=live_tokens([ready.prompts[number] for number in set(numbers)]),
             left_out=ready.left_out,
         )
 
-    def _made(self, given: QuestionSet, name: str, top_k: int) -> Ready:
-        found = given.found(top_k)
+    def _make(self, given: QuestionSet, name: str, top_k: int) -> ReadySet:
+        found = given.search_all(top_k)
         texts = [
             self.form.filled([given.documents[one] for one in documents], question.text)
             for documents, question in zip(found, given.questions, strict=True)
         ]
         room = self.context_tokens - LONGEST_ANSWER
-        prompts = self.tokens(texts)
+        prompts = self.tokenize(texts)
         fits = [len(prompt) <= room for prompt in prompts]
-        fitting = shortened(given, fits)
+        fitting = keep_fitting(given, fits)
         golds = [question.answers[0] if question.answers else "" for question in fitting.questions]
         lengths = [
             min(LONGEST_ANSWER, max(1, len(ids))) if gold else ANSWER_UNKNOWN
-            for gold, ids in zip(golds, self.tokens(golds), strict=True)
+            for gold, ids in zip(golds, self.tokenize(golds), strict=True)
         ]
         folder = self.folder / f"{name}-{top_k}"
-        Kept(
+        StoredSet(
             questions=[question.text for question in fitting.questions],
             documents=dict(fitting.documents),
             rows=list(fitting.rows),
@@ -109,9 +131,9 @@ class Corpora:
             index=fitting.index,
             vectors=fitting.vectors,
         ).write(folder)
-        return Ready(
+        return ReadySet(
             given=fitting,
-            prepared=Prepared(Trace(name, top_k, None), folder, lengths),
+            prepared=Prepared(folder, lengths),
             found=[one for one, does in zip(found, fits, strict=True) if does],
             prompts=[one for one, does in zip(prompts, fits, strict=True) if does],
             left_out=len(fits) - sum(fits),
@@ -119,7 +141,7 @@ class Corpora:
 
 
 def live_tokens(prompts: Sequence[Sequence[int]]) -> int:
-    """Tokens in the blocks that hold all these prompts, each beginning they share kept once."""
+    """Count the tokens in the blocks that hold all these prompts, with shared beginnings kept once."""
     blocks = set()
     for prompt in prompts:
         seen = 0

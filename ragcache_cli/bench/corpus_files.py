@@ -1,8 +1,8 @@
-"""A question set as files in a folder, which every worker reads: no worker embeds or indexes anything.
+"""A question set as files in a folder. Every worker reads them, so that none embeds or indexes anything.
 
 set.json       questions, documents, the document of each row of the index, the form of the prompt
 index.faiss    the index
-questions.npy  a vector a question
+questions.npy  one vector for each question
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ SET, INDEX, VECTORS = "set.json", "index.faiss", "questions.npy"
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
-    """index: a Faiss index. rows: the id of the document each row stands for.
+class StoredSet:
+    """A question set as a worker reads it.
+
+    index: a Faiss index. rows: for each row of the index, the id of its document.
 
     vectors: float32, shape (questions, dimension).
     """
@@ -32,6 +34,7 @@ class Kept:
     vectors: Any
 
     def write(self, folder: Path) -> None:
+        """Write the three files. The folder is made if need be."""
         import faiss
         import numpy as np
 
@@ -57,17 +60,17 @@ class Kept:
         return cls(**content, index=index, vectors=np.load(folder / VECTORS))
 
 
-def store_of(kept: Kept) -> Any:
-    """LangChain's own FAISS store, as its users have it.
+def build_store(stored: StoredSet) -> Any:
+    """Build LangChain's own FAISS store over the set.
 
-    The questions' vectors are there already: embedding a question costs every system the same.
+    The store looks up the vectors of questions: embedding a question would cost every system the same.
     """
     from langchain_community.docstore.in_memory import InMemoryDocstore
     from langchain_community.vectorstores import FAISS
     from langchain_core.documents import Document
     from langchain_core.embeddings import Embeddings
 
-    known = dict(zip(kept.questions, kept.vectors, strict=True))
+    known = dict(zip(stored.questions, stored.vectors, strict=True))
 
     class Known(Embeddings):
         def embed_query(self, text: str) -> list[float]:
@@ -79,8 +82,9 @@ def store_of(kept: Kept) -> Any:
         def embed_documents(self, texts: list[str]) -> list[list[float]]:
             return [self.embed_query(text) for text in texts]
 
-    names = {row: f"row-{row}" for row in range(len(kept.rows))}
+    names = {row: f"row-{row}" for row in range(len(stored.rows))}
     documents = {
-        names[row]: Document(kept.documents[name], id=name) for row, name in enumerate(kept.rows)
+        names[row]: Document(stored.documents[name], id=name)
+        for row, name in enumerate(stored.rows)
     }
-    return FAISS(Known(), kept.index, InMemoryDocstore(documents), names)
+    return FAISS(Known(), stored.index, InMemoryDocstore(documents), names)

@@ -1,4 +1,4 @@
-"""Play the same requests to every system in turn, and keep all that was seen."""
+"""Play the same requests to every system in turn, and keep everything that is measured."""
 
 from __future__ import annotations
 
@@ -7,76 +7,39 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from ragcache_cli.bench.plan import Group, Load, Part, Trace
-from ragcache_cli.bench.process import Worker
+from ragcache_cli.bench.corpora import Prepared
+from ragcache_cli.bench.plan import Group, Load, Part, TraceSpec
+from ragcache_cli.bench.plays import Play, Seen
 from ragcache_cli.bench.systems import OFF, Sizes, System
-from ragcache_cli.bench.workload import Request, arrivals, drawn
+from ragcache_cli.bench.worker_client import Worker
+from ragcache_cli.bench.workload import Request, draw_arrivals, draw_questions
 
 Say = Callable[[str], None]
 CAPACITY_QUESTIONS = 8
 IDLE_S = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class Played:
-    """One play of one system.
-
-    rate: requests a second; None where each came as one before had ended.
-    load: as the plan calls it. round: plays with the same part, trace, load and round had the same
-    requests. start: how often the systems had been started before. span_s: from the first arrival to the
-    last token. cpu_s: processor time of the system. others_cpu_s: of all other systems that were up.
-    foreign_cpu_s: of all else on the machine.
-    """
-
-    part: str
-    trace: str
-    system: str
-    load: str
-    rate: float | None
-    round: int
-    span_s: float
-    cpu_s: float
-    others_cpu_s: float
-    foreign_cpu_s: float
-    answers: list[dict[str, Any]]
-    start: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """A trace, ready to be drawn from. folder: of its question set. lengths: tokens of each answer."""
-
-    trace: Trace
-    folder: Path
-    lengths: Sequence[int]
-
-
-@dataclass(slots=True)
-class Seen:
-    """All that a run has brought. told: by system, its own counters and memory after the plays of a
-    start."""
-
-    plays: list[Played] = field(default_factory=list)
-    told: list[dict[str, Any]] = field(default_factory=list)
-    capacity: dict[str, float] = field(default_factory=dict)
-
-
 @contextmanager
-def up(systems: Sequence[System], sizes: Sizes, log: Path, say: Say) -> Iterator[list[Worker]]:
-    """The systems, each in its process, started two at a time: a start keeps one core busy."""
+def start_systems(
+    systems: Sequence[System], sizes: Sizes, log: Path, say: Say
+) -> Iterator[list[Worker]]:
+    """Start the systems, each in a process of its own, and end them with the block.
+
+    Two start at a time: a start keeps one core busy. Raises BenchFailed.
+    """
     with ExitStack() as stack:
         workers = [stack.enter_context(Worker(system, sizes, log)) for system in systems]
 
         def start(worker: Worker) -> None:
             began_s = time.monotonic()
             worker.begin_start()
-            worker.started()
+            worker.wait_until_started()
             say(f"{worker.system.name} is up after {time.monotonic() - began_s:.0f} s")
 
         with ThreadPoolExecutor(2) as pool:
@@ -85,17 +48,20 @@ def up(systems: Sequence[System], sizes: Sizes, log: Path, say: Say) -> Iterator
 
 
 def play_group(
-    group: Group, prepared: Callable[[Trace], Prepared], sizes: Sizes, log: Path, seed: int,
+    group: Group, prepared: Callable[[TraceSpec], Prepared], sizes: Sizes, log: Path, seed: int,
     seen: Seen, say: Say, afterwards: Callable[[Sequence[Worker]], None],
 ) -> None:  # fmt: skip
-    """afterwards: gets the systems of the last start while they are up. Raises BenchFailed."""
+    """Play a group's parts to its systems, as often as it is started; add all results to `seen`.
+
+    afterwards: called with the systems of the last start while they are up. Raises BenchFailed.
+    """
     for start in range(group.starts):
-        with up(in_turn(group.systems, start), sizes, log, say) as workers:
+        with start_systems(order_for_start(group.systems, start), sizes, log, say) as workers:
             for part in group.parts:
                 wanted = [
                     w for w in workers if part.systems is None or w.system.key in part.systems
                 ]
-                numbers = drawn_for(group, part, prepared(part.trace), start, seed)
+                numbers = draw_part(group, part, prepared(part.trace), start, seed)
                 _play_part(
                     part, start, numbers, prepared(part.trace), wanted or workers, seed, seen, say
                 )
@@ -106,24 +72,27 @@ def play_group(
                         "part": group.parts[0].name,
                         "start": start,
                         "memory_bytes": worker.memory_bytes(),
-                        **worker.told(),
+                        **worker.read_counters(),
                     }
                 )
             if start == group.starts - 1:
                 afterwards(workers)
 
 
-def in_turn(systems: Sequence[System], start: int) -> tuple[System, ...]:
-    """The order to start them in, and to play to them: every other time backwards.
+def order_for_start(systems: Sequence[System], start: int) -> tuple[System, ...]:
+    """Return the order in which systems are started and played to: every other start backwards.
 
-    Engines that do the same take steps up to a fifth longer or shorter from one start to the next.
+    From one start to the next, an engine that does the same work takes up to a fifth more or less time.
     """
     return tuple(systems if start % 2 == 0 else reversed(systems))
 
 
-def drawn_for(group: Group, part: Part, prepared: Prepared, start: int, seed: int) -> list[int]:
-    """Questions of a part in one start: those that warm up, the same in all, and those of its plays."""
-    numbers = drawn(len(prepared.lengths), group.drawn(part), part.trace.zipf, seed)
+def draw_part(group: Group, part: Part, prepared: Prepared, start: int, seed: int) -> list[int]:
+    """Draw the questions of a part in one start.
+
+    First those that warm up, the same in every start; then those of the plays of this start.
+    """
+    numbers = draw_questions(len(prepared.lengths), group.drawn(part), part.trace.zipf, seed)
     first = part.warm + start * part.counted
     return [*numbers[: part.warm], *numbers[first : first + part.counted]]
 
@@ -153,17 +122,17 @@ def _play_part(
             say(f"{part.trace.name}: {worker.system.name} is warm")
     capacity = None
     if any(load.rate for load in part.loads):
-        capacity = seen.capacity.get(part.trace.name) or measured_capacity(workers, before)
+        capacity = seen.capacity.get(part.trace.name) or measure_capacity(workers, before)
         seen.capacity[part.trace.name] = capacity
     first = start * part.rounds
     for number in range(first, first + part.rounds):
         for load in part.loads:
             rate = round(load.rate * capacity, 2) if load.rate and capacity else None
-            times = arrivals(rate, part.asked(load), seed + number) if rate else None
-            asked = requests(part.asked(load), times)
+            times = draw_arrivals(rate, part.requests_at(load), seed + number) if rate else None
+            asked = requests(part.requests_at(load), times)
             turn = number % len(workers)
             played = [
-                _play(part, load, rate, number, worker, workers, asked)
+                _play_once(part, load, rate, number, worker, workers, asked)
                 for worker in (*workers[turn:], *workers[:turn])
             ]
             # All or none: a run that breaks off leaves rounds in which systems can be compared.
@@ -171,10 +140,10 @@ def _play_part(
             say(f"{part.trace.name}, {load.name}: round {number + 1}")
 
 
-def _play(
+def _play_once(
     part: Part, load: Load, rate: float | None, number: int, worker: Worker,
     workers: Sequence[Worker], asked: Sequence[Request],
-) -> Played:  # fmt: skip
+) -> Play:  # fmt: skip
     cpu_s = {other.system.key: other.cpu_s() for other in workers}
     began_s, busy_s = time.monotonic(), _busy_s()
     answers = worker.play(asked, at_once=None if rate else load.at_once)
@@ -182,7 +151,7 @@ def _play(
     taken = {other.system.key: other.cpu_s() - cpu_s[other.system.key] for other in workers}
     foreign_s = _busy_s() - busy_s - sum(taken.values())
     own_s = taken.pop(worker.system.key)
-    return Played(
+    return Play(
         part=part.name,
         trace=part.trace.name,
         system=worker.system.key,
@@ -208,7 +177,7 @@ def _guests_s(times: Any) -> float:
     return float(getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0))
 
 
-def measured_capacity(workers: Sequence[Worker], requests: Sequence[Request]) -> float:
+def measure_capacity(workers: Sequence[Worker], requests: Sequence[Request]) -> float:
     """Requests a second that the system without cache completes, one after the other.
 
     Rates are shares of it, so that a plan means the same on every machine. Without such a system,

@@ -1,15 +1,15 @@
-"""From plays to figures. Pure: what went in, comes out the same every time."""
+"""From plays to figures. Nothing here is random: the same plays always give the same figures."""
 
 from __future__ import annotations
 
 import random
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from ragcache_cli.bench.drive import Played
-from ragcache_cli.bench.systems import SYSTEMS
+from ragcache_cli.bench.plays import Play
+from ragcache_cli.bench.systems import SYSTEMS, System
 
 RESAMPLES = 400
 LIMIT = 5.0
@@ -17,16 +17,17 @@ LIMIT = 5.0
 
 Pairs = Sequence[tuple[float, float]]
 Point = tuple[str, str, str]
-"""Part, trace and load: what is played at a point, is played to all systems there."""
+"""Part, trace and load. All systems of a part are played the same requests at a point."""
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
-    """One system at one point, over all rounds. Seconds; tokens by request.
+class SystemFigures:
+    """One system at one point, over all rounds. Times in seconds, tokens and cpu_s for one request.
 
     ttft_rounds: the mean of each round. cached: shares of prompt tokens from device, host and disk.
-    completed: requests a second, from the first arrival to the last token.
-    tbt: between tokens, the median request. None if no answer has two tokens.
+    completed: requests a second, from the first arrival to the last token. search: the median.
+    tbt: time between tokens of the median request; None if no answer has two tokens.
+    idle_cpu: share of a core that all other systems took together.
     """
 
     system: str
@@ -52,10 +53,10 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class Ratio:
-    """A baseline's figure over ours: above 1, we are better.
+    """A baseline's TTFT over RAGCache's: above 1, RAGCache is faster.
 
-    value: the median of the rounds. low, high: what 90% of resamplings give: of the starts, of the rounds
-    within each, and of the pairs within those, a question's two times being one pair.
+    value: the median of the rounds. low, high: the range of 90% of the resamplings. Resampled are the
+    starts, the rounds of each start, and the pairs of each round; a pair is one question's two times.
     """
 
     value: float
@@ -70,22 +71,22 @@ class Ratio:
         return f"{self.value:.2f} ({self.low:.2f} to {self.high:.2f})"
 
 
-def points(plays: Iterable[Played]) -> list[Point]:
-    """Each once, in the order they were played."""
+def points(plays: Iterable[Play]) -> list[Point]:
+    """Return every point once, in the order they were played."""
     return list(dict.fromkeys((play.part, play.trace, play.load) for play in plays))
 
 
-def at(plays: Iterable[Played], point: Point) -> dict[str, list[Played]]:
-    """The plays of a point by system, in the order of rounds."""
-    found: dict[str, list[Played]] = {}
+def plays_at(plays: Iterable[Play], point: Point) -> dict[str, list[Play]]:
+    """Return the plays of a point by system, in the order of rounds."""
+    found: dict[str, list[Play]] = {}
     for play in plays:
         if (play.part, play.trace, play.load) == point:
             found.setdefault(play.system, []).append(play)
     return found
 
 
-def figures(plays: Sequence[Played]) -> Figures:
-    """plays: of one system at one point. Raises ValueError if there is none."""
+def system_figures(plays: Sequence[Play]) -> SystemFigures:
+    """Summarize the plays of one system at one point. Raises ValueError if there is none."""
     if not plays:
         raise ValueError("figures need at least one play")
     answers = [answer for play in plays for answer in play.answers]
@@ -98,7 +99,7 @@ def figures(plays: Sequence[Played]) -> Figures:
         if answer["output"] > 1
     ]
     spans = sum(play.span_s for play in plays)
-    return Figures(
+    return SystemFigures(
         system=plays[0].system,
         rate=plays[0].rate,
         requests=len(answers),
@@ -120,15 +121,15 @@ def figures(plays: Sequence[Played]) -> Figures:
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:
-    """Between neighbours; the ends are the least and the greatest."""
+    """Return a quantile of rising values, interpolated between neighbours."""
     place = share * (len(ordered) - 1)
     below = int(place)
     above = min(below + 1, len(ordered) - 1)
     return ordered[below] + (place - below) * (ordered[above] - ordered[below])
 
 
-def ttft_ratio(baseline: Sequence[Played], ours: Sequence[Played]) -> Ratio:
-    """Mean TTFT of the baseline over ours. Both hold the same rounds of the same requests."""
+def ttft_ratio(baseline: Sequence[Play], ours: Sequence[Play]) -> Ratio:
+    """Divide the mean TTFT of the baseline by ours. Both hold the same rounds of the same requests."""
     starts: dict[int, list[Pairs]] = {}
     for theirs, mine in zip(baseline, ours, strict=True):
         pairs = [
@@ -143,8 +144,11 @@ def ttft_ratio(baseline: Sequence[Played], ours: Sequence[Played]) -> Ratio:
 
 
 def _resampled(starts: Sequence[Sequence[Pairs]], dice: random.Random) -> float:
-    """Requests of a round wait for one another, and rounds of a start share its luck: single requests
-    alone would make the range too narrow."""
+    """Draw one resampling, level by level.
+
+    Requests of a round wait for one another, and rounds of a start have much in common: resampling
+    single requests alone would make the range too narrow.
+    """
     return statistics.median(
         _of_means(dice.choices(pairs, k=len(pairs)))
         for rounds in dice.choices(starts, k=len(starts))
@@ -158,8 +162,10 @@ def _of_means(pairs: Pairs) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Throughput:
-    """rate: requests a second. is_least: the TTFT stayed below the limit at every rate that was tried,
-    so that it is at least this."""
+    """The rate, in requests a second, at which the TTFT crosses the limit.
+
+    is_least: the TTFT stayed below the limit at every rate tried; the true rate is at least this.
+    """
 
     rate: float
     is_least: bool
@@ -169,7 +175,7 @@ class Throughput:
 
 
 def throughput(curve: Sequence[tuple[float, float]]) -> Throughput:
-    """The rate at which the TTFT crosses LIMIT times that of the lowest rate, between its neighbours.
+    """Find where the TTFT crosses LIMIT times that of the lowest rate, interpolated between two rates.
 
     curve: pairs of rate and mean TTFT, at least one.
     """
@@ -182,24 +188,24 @@ def throughput(curve: Sequence[tuple[float, float]]) -> Throughput:
     return Throughput(ordered[-1][0], True)
 
 
-def disturbance(plays: Sequence[Played]) -> float:
-    """The greatest share of a core that other programs took, on average, while a play ran."""
+def disturbance(plays: Sequence[Play]) -> float:
+    """Return the greatest share of a core that other programs took, on average, during one play."""
     return max((play.foreign_cpu_s / play.span_s for play in plays), default=0.0)
 
 
-def curve(plays: Sequence[Played], part: str, trace: str, system: str) -> list[tuple[float, float]]:
-    """Rate and mean TTFT (the median of the rounds) of a system, by rising rate."""
+def curve(plays: Sequence[Play], part: str, trace: str, system: str) -> list[tuple[float, float]]:
+    """Return pairs of rate and mean TTFT (the median of the rounds) of a system, by rising rate."""
     found = []
     for point in points(plays):
-        mine = at(plays, point).get(system)
+        mine = plays_at(plays, point).get(system)
         if point[:2] == (part, trace) and mine and mine[0].rate:
-            found.append((mine[0].rate, figures(mine).ttft_median_of_rounds))
+            found.append((mine[0].rate, system_figures(mine).ttft_median_of_rounds))
     return sorted(found)
 
 
 @dataclass(frozen=True, slots=True)
 class Differing:
-    """How many of `asked` answers of two systems were not the same, to the character."""
+    """How many of `asked` answers of two systems differ, compared to the character."""
 
     left: str
     right: str
@@ -207,12 +213,14 @@ class Differing:
     asked: int
 
 
-def differing(plays: Sequence[Played]) -> list[Differing]:
-    """Every system against the first of its part that leaves prompts as they are."""
+def differing_answers(
+    plays: Sequence[Play], systems: Mapping[str, System] = SYSTEMS
+) -> list[Differing]:
+    """Compare every system with the first one of its part; both leave prompts as they are."""
     counts: dict[tuple[str, str], list[int]] = {}
     for point in points(plays):
-        found = at(plays, point)
-        same = [key for key in found if not SYSTEMS[key].changes_prompt]
+        found = plays_at(plays, point)
+        same = [key for key in found if not systems[key].changes_prompt]
         for key in same[1:]:
             count = counts.setdefault((same[0], key), [0, 0])
             for left, right in zip(found[same[0]], found[key], strict=True):

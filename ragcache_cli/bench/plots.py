@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ragcache_cli.bench.drive import Played
-from ragcache_cli.bench.figures import Point, at, figures, points
-from ragcache_cli.bench.goals import MAIN_PART, main_traces
-from ragcache_cli.bench.systems import SYSTEMS
+from ragcache_cli.bench.comparisons import MAIN_PART, main_traces
+from ragcache_cli.bench.figures import Point, plays_at, points, system_figures
+from ragcache_cli.bench.plays import Play
+from ragcache_cli.bench.systems import System
 from ragcache_cli.extras import needed
 
 COLOURS = {
@@ -23,10 +23,10 @@ COLOURS = {
 OTHER = "#12a182"
 
 
-def draw(plays: Sequence[Played], out: Path) -> None:
-    """ttft.png: mean and p99 against the request rate, for each system of the main part; a row a trace.
+def draw(plays: Sequence[Play], systems: Mapping[str, System], out: Path) -> None:
+    """Draw ttft.png: mean and p99 TTFT against the request rate, a line a system and a row a trace.
 
-    Draws nothing if no rate was set. Raises MissingExtra.
+    Only the main part is drawn. Draws nothing if no rate was set. Raises MissingExtra.
     """
     traces = [trace for trace in main_traces(plays) if _points_with_rate(plays, trace)]
     if not traces:
@@ -38,28 +38,30 @@ def draw(plays: Sequence[Played], out: Path) -> None:
     FigureCanvasAgg(figure)
     rows = figure.subplots(len(traces), 2, squeeze=False)
     for trace, (mean, tail) in zip(traces, rows, strict=True):
-        _draw_trace(plays, trace, mean, tail)
+        _draw_trace(plays, trace, systems, mean, tail)
     lines = rows[0][0].get_legend_handles_labels()
     figure.legend(*lines, loc="outside lower center", ncols=5, frameon=False, fontsize=8)
     figure.savefig(out / "ttft.png", dpi=90)
 
 
-def _points_with_rate(plays: Sequence[Played], trace: str) -> list[Point]:
+def _points_with_rate(plays: Sequence[Play], trace: str) -> list[Point]:
     wanted = [point for point in points(plays) if point[:2] == (MAIN_PART, trace)]
-    return [point for point in wanted if next(iter(at(plays, point).values()))[0].rate]
+    return [point for point in wanted if next(iter(plays_at(plays, point).values()))[0].rate]
 
 
-def _draw_trace(plays: Sequence[Played], trace: str, mean: Any, tail: Any) -> None:
+def _draw_trace(
+    plays: Sequence[Play], trace: str, systems: Mapping[str, System], mean: Any, tail: Any
+) -> None:
     from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
-    found = [at(plays, point) for point in _points_with_rate(plays, trace)]
-    for key in dict.fromkeys(key for systems in found for key in systems):
-        rows = [figures(systems[key]) for systems in found if key in systems]
+    found = [plays_at(plays, point) for point in _points_with_rate(plays, trace)]
+    for key in dict.fromkeys(key for point in found for key in point):
+        rows = [system_figures(point[key]) for point in found if key in point]
         rows.sort(key=lambda row: row.rate or 0.0)
         rates = [row.rate for row in rows]
         style = {"color": COLOURS.get(key, OTHER), "marker": "o", "markersize": 4}
         middle = [row.ttft_median_of_rounds for row in rows]
-        mean.plot(rates, middle, label=SYSTEMS[key].name, **style)
+        mean.plot(rates, middle, label=systems[key].name, **style)
         mean.fill_between(
             rates,
             [min(row.ttft_rounds) for row in rows],
@@ -68,7 +70,7 @@ def _draw_trace(plays: Sequence[Played], trace: str, mean: Any, tail: Any) -> No
             alpha=0.15,
             linewidth=0,
         )
-        tail.plot(rates, [row.ttft_p99 for row in rows], label=SYSTEMS[key].name, **style)
+        tail.plot(rates, [row.ttft_p99 for row in rows], label=systems[key].name, **style)
     for axes, title in ((mean, "mean TTFT (median and range of rounds)"), (tail, "p99 TTFT")):
         axes.set_title(f"{trace}\n{title}", fontsize=10)
         axes.set_xlabel("requests a second")

@@ -4,52 +4,67 @@ from __future__ import annotations
 
 import gzip
 import json
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import asdict, fields
 from pathlib import Path
+from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
 from ragcache_cli.bench.plan import Plan
 from ragcache_cli.bench.plots import draw
-from ragcache_cli.bench.report import Report, written
+from ragcache_cli.bench.record import RunRecord
+from ragcache_cli.bench.report.sections import Section, compose_report
+from ragcache_cli.bench.systems import SYSTEMS
 from ragcache_cli.errors import CommandError
 
 RAW, REPORT = "raw.json.gz", "report.md"
-_AS_JSON = TypeAdapter(Report)
+NOT_IN_FILE = frozenset({"studies", "systems"})
+"""Results of studies stand beside the record's own fields in raw.json.gz; the plan names the systems."""
+_RECORD, _PLAN = TypeAdapter(RunRecord), TypeAdapter(Plan)
 
 
-def write(out: Path, report: Report, plan: Plan) -> None:
-    """raw.json.gz with every answer so far, the plots and report.md; nothing before the first answer."""
-    if not report.seen.plays:
+def write_results(out: Path, record: RunRecord, plan: Plan, sections: Sequence[Section]) -> None:
+    """Write raw.json.gz with every answer so far, the plots and report.md; nothing if none was given."""
+    if not record.seen.plays:
         return
-    raw = {"plan": asdict(plan), "report": _AS_JSON.dump_python(report, mode="json")}
+    own = _RECORD.dump_python(record, mode="json", exclude=set(NOT_IN_FILE))
+    raw = {"plan": asdict(plan), "report": {**own, **record.studies}}
     content = json.dumps(raw, ensure_ascii=False, separators=(",", ":"))
     with gzip.GzipFile(out / RAW, "wb", mtime=0) as file:
         file.write(content.encode())
-    _show(out, report)
+    _show(out, record, sections)
 
 
 def holds_run(folder: Path) -> bool:
-    """Whether raw figures are there, which took an hour and are not to be overwritten."""
+    """Return whether the folder has raw figures: they took an hour and must not be overwritten."""
     return (folder / RAW).exists()
 
 
-def rewrite(out: Path) -> Path:
-    """The plots and report.md once more, from the raw figures. Returns the report's path.
+def rewrite_report(out: Path, sections: Sequence[Section]) -> Path:
+    """Write the plots and report.md again from the raw figures. Returns the report's path.
 
-    Raises CommandError if they cannot be read.
+    Raises CommandError if the raw figures cannot be read.
     """
     try:
         raw = json.loads(gzip.decompress((out / RAW).read_bytes()))
-        report = _AS_JSON.validate_python(raw["report"])
+        record = _read_record(raw)
     except (OSError, EOFError, ValueError, KeyError, TypeError, ValidationError) as error:
         raise CommandError(
             f"{out / RAW} cannot be read: {error}. It has to be of a run of this version"
         ) from error
-    _show(out, report)
+    _show(out, record, sections)
     return out / REPORT
 
 
-def _show(out: Path, report: Report) -> None:
-    draw(report.seen.plays, out)
-    (out / REPORT).write_text(written(report), encoding="utf-8")
+def _read_record(raw: dict[str, Any]) -> RunRecord:
+    own = {field.name for field in fields(RunRecord)} - NOT_IN_FILE
+    record = _RECORD.validate_python({k: v for k, v in raw["report"].items() if k in own})
+    record.studies = {k: v for k, v in raw["report"].items() if k not in own}
+    record.systems = SYSTEMS | _PLAN.validate_python(raw["plan"]).systems
+    return record
+
+
+def _show(out: Path, record: RunRecord, sections: Sequence[Section]) -> None:
+    draw(record.seen.plays, record.systems, out)
+    (out / REPORT).write_text(compose_report(record, sections), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""`ragcache bench`: measure, and write a folder with raw figures, plots and a report."""
+"""Carry out a benchmark: measure, and write a folder with raw figures, plots and a report."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import shlex
 import signal
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import date
 from functools import partial
@@ -19,44 +19,43 @@ from rich.console import Console
 from rich.markup import escape
 
 from ragcache_cli import embedding
-from ragcache_cli.bench import contextpilot
-from ragcache_cli.bench.checks import group_checks, last_checks
-from ragcache_cli.bench.corpora import About, Corpora, Tokens
-from ragcache_cli.bench.drive import Seen, play_group
-from ragcache_cli.bench.plan import LONG, PLANS, Plan, Trace
+from ragcache_cli.bench.benchmark import Benchmark
+from ragcache_cli.bench.context import RunContext
+from ragcache_cli.bench.corpora import Corpora, Tokenize, TraceSummary
+from ragcache_cli.bench.drive import play_group
+from ragcache_cli.bench.free_answers import compare_in_float32
+from ragcache_cli.bench.plan import Group, Plan, TraceSpec
+from ragcache_cli.bench.plays import Seen
 from ragcache_cli.bench.question_sets import (
-    OnceNeeded,
+    OWN,
+    LazyEmbedder,
     QuestionSet,
-    data_folder,
-    demo_set,
-    long_documents,
     own_set,
     read_own_questions,
-    shared_set,
 )
-from ragcache_cli.bench.report import Report
-from ragcache_cli.bench.results import RAW, REPORT, holds_run, write
-from ragcache_cli.bench.systems import Sizes, chosen_systems
+from ragcache_cli.bench.record import RunRecord
+from ragcache_cli.bench.results import RAW, REPORT, holds_run, write_results
+from ragcache_cli.bench.systems import Sizes, System, choose_systems
+from ragcache_cli.bench.worker_client import Worker
+from ragcache_cli.corpus_index import load_corpus_index
 from ragcache_cli.errors import CommandError
 from ragcache_cli.extras import needed
 from ragcache_cli.files import folder_sources
-from ragcache_cli.folders import cache_home
-from ragcache_cli.index import up_to_date
 from ragcache_cli.machine import Machine, installed_versions, this_machine
+from ragcache_cli.model_prompts import prepare_model
 from ragcache_cli.model_size import local_folder, model_size
 from ragcache_cli.models import DEMO_MODEL
-from ragcache_cli.python_topics import python_topics
 from ragcache_cli.terminal import Phases
 
-MAIN_SET, OWN, DEMO = "squad", "own", "demo"
 LOG = "systems.log"
-TOKENS_A_WORD = 1.6
-"""More than English takes, so that an article of that many words fits its prompt."""
 
 
 @dataclass(frozen=True, slots=True)
 class BenchSettings:
-    """As given on the command line. systems: None for the plan's. out: None for the usual folder."""
+    """The arguments of the command line.
+
+    plan: its name. systems: keys; None for those of the plan. out: None for the usual folder.
+    """
 
     plan: str
     corpus: Path | None
@@ -74,7 +73,10 @@ class BenchSettings:
 
 
 def results_folder(machine: Machine, today: date) -> Path:
-    """benchmarks/results/<date>-<machine>, below the present folder; -2, -3, ... where there is a run."""
+    """Return benchmarks/results/<date>-<machine>, with -2, -3, ... where an earlier run is there.
+
+    The folder is below the present one.
+    """
     kind = machine.gpus[0].name if machine.gpus else f"{machine.cores}-cores"
     name = "-".join([today.isoformat(), *kind.lower().split()])
     names = chain([name], (f"{name}-{number}" for number in count(2)))
@@ -82,109 +84,126 @@ def results_folder(machine: Machine, today: date) -> Path:
     return next(folder for folder in folders if not holds_run(folder))
 
 
-def bench(settings: BenchSettings, console: Console) -> Path:
+def measure(benchmark: Benchmark, settings: BenchSettings, console: Console) -> Path:
     """Measure what the plan says and write the results. Returns their folder.
 
-    Raises RAGCacheError: for questions or documents that cannot be read before anything is started, and
-    BenchFailed if a system does not come up or fails.
+    Raises RAGCacheError: before anything starts for questions or documents that cannot be read, and
+    BenchFailed if a system does not start or fails.
     """
     if settings.out and holds_run(settings.out):
         raise CommandError(
             f"{settings.out / RAW} is of a run already: choose another --output, or move that folder"
         )
     began_s, load = time.monotonic(), os.getloadavg()
-    own = _own_questions(settings)
+    main = OWN if _asks_own_questions(settings) else benchmark.main_set
     notes = Phases(Console(stderr=True))
     machine = this_machine()
     out = settings.out or results_folder(machine, date.today())
-    with tempfile.TemporaryDirectory(prefix="ragcache-bench-") as kept:
-        corpora, main = _corpora(settings, own, Path(kept), notes)
-        plan = PLANS[settings.plan](main, main == MAIN_SET)
-        plan = only(plan, settings.systems)
+
+    def say(line: str) -> None:
+        minutes = (time.monotonic() - began_s) / 60
+        console.print(f"[dim]{minutes:5.1f} min[/dim] {escape(line)}", soft_wrap=True)
+
+    with tempfile.TemporaryDirectory(prefix="ragcache-bench-") as folder:
+        corpora = _make_corpora(benchmark, settings, Path(folder), notes)
+        plan = keep_systems(
+            benchmark.plans[settings.plan](main), settings.systems, benchmark.systems
+        )
         sizes = _sizes(settings, corpora)
-        abouts = _abouts(plan, corpora, settings.seed)
+        abouts = _summarize_traces(plan, corpora, settings.seed)
         out.mkdir(parents=True, exist_ok=True)
         log = out / LOG
         log.unlink(missing_ok=True)
-
-        def say(line: str) -> None:
-            minutes = (time.monotonic() - began_s) / 60
-            console.print(f"[dim]{minutes:5.1f} min[/dim] {escape(line)}", soft_wrap=True)
-
-        report = Report(
+        record = RunRecord(
             title=f"RAGCache against its baselines, {date.today().isoformat()} ({plan.name} run)",
-            command=_command(settings),
+            command=_command(benchmark, settings),
             machine={**asdict(machine), "cpu": _cpu()},
-            versions=installed_versions(contextpilot.PACKAGE),
+            versions=installed_versions(*benchmark.packages),
             sizes=replace(sizes, model=_shown_model(sizes.model)),
             token_bytes=_token_bytes(sizes),
             seen=Seen(),
             abouts=abouts,
-            left_out=left_out(plan),
+            left_out=benchmark.left_out(plan),
             load_average=load,
+            systems=benchmark.systems,
         )
-        before = signal.signal(
-            signal.SIGTERM, signal.default_int_handler
-        )  # as Ctrl-C: see `finally`
+        context = RunContext(corpora, main, sizes, log, settings.seed, say)
+
+        def save() -> None:
+            record.seconds = time.monotonic() - began_s
+            write_results(out, record, plan, benchmark.sections)
+
+        # A SIGTERM is treated as Ctrl-C: what was measured so far is written.
+        before = signal.signal(signal.SIGTERM, signal.default_int_handler)
         try:
-            for group in plan.groups:
-                play_group(
-                    group, corpora.prepared, sizes, log, settings.seed, report.seen, say,
-                    partial(group_checks, group, corpora, main, sizes, settings.seed, report, say),
-                )  # fmt: skip
-                report.seconds = time.monotonic() - began_s
-                try:
-                    write(out, report, plan)  # what breaks off an hour later loses nothing
-                except Exception as error:  # nor does it end the measuring; the last one is raised
-                    say(f"no report so far, only raw figures: {type(error).__name__}: {error}")
-            last_checks(plan, corpora, main, sizes, log, settings.seed, report, say)
+            _carry_out(benchmark, plan, context, record, save)
         finally:
             signal.signal(signal.SIGTERM, before)
-            report.seconds = time.monotonic() - began_s
-            write(out, report, plan)
+            save()
     console.print(f"The report is {escape(str(out / REPORT))}", soft_wrap=True)
     return out
 
 
-def only(plan: Plan, keys: Sequence[str] | None) -> Plan:
-    """The plan with these systems alone; None: as it is. Raises CommandError for one there is not."""
+def _carry_out(
+    benchmark: Benchmark,
+    plan: Plan,
+    context: RunContext,
+    record: RunRecord,
+    save: Callable[[], None],
+) -> None:
+    """Measure into the record, and save it after every group."""
+    for group in plan.groups:
+        study = partial(_study_group, benchmark, group, context, record)
+        play_group(
+            group, context.corpora.prepared, context.sizes, context.log, context.seed, record.seen,
+            context.say, study,
+        )  # fmt: skip
+        try:
+            save()  # so that a failure an hour later loses nothing
+        except Exception as error:  # the last report raises it; measuring goes on
+            context.say(f"no report so far, only raw figures: {type(error).__name__}: {error}")
+    if plan.equality:
+        record.float32 = compare_in_float32(plan.equality, context)
+    for name, last_study in benchmark.last_studies.items():
+        _keep(record, name, last_study(plan, context))
+
+
+def _study_group(
+    benchmark: Benchmark,
+    group: Group,
+    context: RunContext,
+    record: RunRecord,
+    workers: Sequence[Worker],
+) -> None:
+    """Ask the systems of a group what its studies want to know, while they are up."""
+    for name, questions in group.studies.items():
+        _keep(record, name, benchmark.group_studies[name](questions, workers, context))
+
+
+def _keep(record: RunRecord, name: str, found: Any) -> None:
+    if found is not None:
+        record.studies[name] = found
+
+
+def keep_systems(plan: Plan, keys: Sequence[str] | None, known: Mapping[str, System]) -> Plan:
+    """Reduce a plan to these systems; None: all of them. Raises CommandError for an unknown key.
+
+    Studies are left out then: they need systems of their own choice.
+    """
     if keys is None:
         return plan
-    chosen = {system.key for system in chosen_systems(keys)}
+    wanted = choose_systems(keys, known)
     groups = []
     for number, group in enumerate(plan.groups):
         # The first group measures what was asked for, whether or not the plan has it there.
-        systems = chosen_systems(keys) if number == 0 else group.systems
-        kept = tuple(system for system in systems if system.key in chosen)
+        kept = wanted if number == 0 else tuple(one for one in group.systems if one in wanted)
         if number == 0 or len(kept) > 1:
-            groups.append(replace(group, systems=kept, quality=0, overlap=0))
+            groups.append(replace(group, systems=kept, studies={}))
     return replace(plan, groups=tuple(groups), equality=0)
 
 
-def left_out(plan: Plan) -> list[str]:
-    """What a reader may miss, and how to have it."""
-    lines = []
-    if plan.name == "quick":
-        lines += [
-            "everything but one trace at two rates: `make bench` takes 45 to 80 minutes",
-            "answers in float32, quality of answers, the search hidden by prefill",
-        ]
-    if plan.name != "full":
-        lines.append(
-            "the whole grid (four question sets, top-1 to 5, three skews, six rates, every system): "
-            "`ragcache bench --full`, days on two cores"
-        )
-    if not contextpilot.is_installed():
-        lines.append("ContextPilot: it is not installed here (`pip install contextpilot`)")
-    lines += [
-        "LMCache: docs/benchmarks.md says what stops it on a CPU",
-        "a GPU: benchmarks/gpu has the same comparison for one",
-    ]
-    return lines
-
-
-def _own_questions(settings: BenchSettings) -> bool:
-    """Whether a user's own data is asked. Refuses, before any work, what cannot be read."""
+def _asks_own_questions(settings: BenchSettings) -> bool:
+    """Return whether the user gave data of their own. Raises CommandError if it cannot be read."""
     if (settings.corpus is None) != (settings.questions is None):
         raise CommandError(
             "--corpus and --questions go together: a folder, and the questions asked of it"
@@ -196,35 +215,24 @@ def _own_questions(settings: BenchSettings) -> bool:
     return True
 
 
-def _corpora(
-    settings: BenchSettings, own: bool, folder: Path, notes: Phases
-) -> tuple[Corpora, str]:
-    """The sets there are, and the name of the main one."""
-    from ragcache_cli.ask import corpus_index, prompt_form
-
-    data = data_folder()
-    embedder = OnceNeeded(embedding.load_embedder, embedding.MiniLM.name)
-    model, form = prompt_form(settings.model, settings.backend, notes)
+def _make_corpora(
+    benchmark: Benchmark, settings: BenchSettings, folder: Path, notes: Phases
+) -> Corpora:
+    embedder = LazyEmbedder(embedding.load_embedder, embedding.MiniLM.name)
+    model, form = prepare_model(settings.model, settings.backend, notes)
 
     def load(name: str) -> QuestionSet:
         if name == OWN and settings.corpus and settings.questions:
-            index = corpus_index(settings.corpus, folder_sources(settings.corpus), embedder, notes)
+            sources = folder_sources(settings.corpus)
+            index = load_corpus_index(settings.corpus, sources, embedder, notes)
             return own_set(settings.corpus.name, index, settings.questions, embedder)
-        if name == DEMO:
-            sources = python_topics()
-            index = up_to_date(cache_home() / "python-topics", sources, embedder).index
-            return demo_set(index, embedder)
-        assert data is not None  # plans name shared sets only where they are
-        if name == LONG:
-            return long_documents(data, embedder, int(settings.context_tokens / TOKENS_A_WORD))
-        return shared_set(name, data, embedder)
+        return benchmark.load_set(name, embedder, settings.context_tokens)
 
-    main = OWN if own else MAIN_SET if data else DEMO
-    tokens = _tokenizer(model, settings.backend)
-    return Corpora(load, tokens, form, model, settings.context_tokens, folder), main
+    tokenize = _load_tokenizer(model, settings.backend)
+    return Corpora(load, tokenize, form, model, settings.context_tokens, folder)
 
 
-def _tokenizer(model: str, backend: str) -> Tokens:
+def _load_tokenizer(model: str, backend: str) -> Tokenize:
     if backend == "memory":
         return lambda texts: [[hash(word) for word in text.split()] for text in texts]
     with needed("the model's tokenizer"):
@@ -245,13 +253,13 @@ def _sizes(settings: BenchSettings, corpora: Corpora) -> Sizes:
     )
 
 
-def _abouts(plan: Plan, corpora: Corpora, seed: int) -> list[About]:
-    """Of every trace, as long as it is drawn. Reads all there is to read before anything starts."""
-    counts: dict[Trace, int] = {}
+def _summarize_traces(plan: Plan, corpora: Corpora, seed: int) -> list[TraceSummary]:
+    """Describe every trace, as long as it is drawn. Reads all question sets before anything starts."""
+    counts: dict[TraceSpec, int] = {}
     for group in plan.groups:
         for part in group.parts:
             counts[part.trace] = max(group.drawn(part), counts.get(part.trace, 0))
-    return [corpora.about(trace, count, seed) for trace, count in counts.items()]
+    return [corpora.summarize(trace, count, seed) for trace, count in counts.items()]
 
 
 def _token_bytes(sizes: Sizes) -> int | None:
@@ -262,12 +270,12 @@ def _token_bytes(sizes: Sizes) -> int | None:
 
 
 def _shown_model(model: str) -> str:
-    """Results are shown around: of a folder only its name."""
+    """Return only the name of a folder: results are shown to others."""
     return Path(model).name if Path(model).is_dir() else model
 
 
-def _command(settings: BenchSettings) -> str:
-    words = ["ragcache", "bench"]
+def _command(benchmark: Benchmark, settings: BenchSettings) -> str:
+    words = list(benchmark.program)
     if settings.plan != "usual":
         words.append(f"--{settings.plan}")
     if settings.corpus:

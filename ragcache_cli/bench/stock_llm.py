@@ -1,7 +1,7 @@
-"""Today's vLLM as a LangChain LLM that streams: the baseline's own client, without a line of RAGCache.
+"""Today's vLLM as a LangChain LLM that streams: the client of the baselines, without RAGCache.
 
-LangChain's own VLLM class answers one batch after the other and cannot take a question while another one
-is under way. This one drives vLLM's asynchronous engine as vLLM's server does.
+LangChain's own VLLM class answers one batch after another and takes no question while another one is
+under way. This class drives vLLM's asynchronous engine as vLLM's server does.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from ragcache_engine.backends.vllm import cpu_defaults
 
 
 def stock_arguments(settings: Mapping[str, Any], sizes: Sizes) -> dict[str, Any]:
-    """vLLM's arguments for one of the baselines, in all else those that RAGCache would choose."""
+    """Return vLLM's arguments for a baseline: its settings, and else what RAGCache would choose."""
     arguments: dict[str, Any] = {
         "model": sizes.model,
         "dtype": sizes.dtype,
@@ -46,8 +46,8 @@ def stock_arguments(settings: Mapping[str, Any], sizes: Sizes) -> dict[str, Any]
     return {**arguments, **sizes.vllm_args}
 
 
-def started(settings: Mapping[str, Any], sizes: Sizes) -> AsyncLLM:
-    """Call it on the event loop that will use it."""
+def start_stock(settings: Mapping[str, Any], sizes: Sizes) -> AsyncLLM:
+    """Start vLLM's asynchronous engine. Call this on the event loop that will use the engine."""
     config = AsyncEngineArgs(**stock_arguments(settings, sizes)).create_engine_config(
         UsageContext.LLM_CLASS  # steps as long as RAGCache's
     )
@@ -57,7 +57,7 @@ def started(settings: Mapping[str, Any], sizes: Sizes) -> AsyncLLM:
 
 
 class StockLLM(BaseLLM):
-    """Greedy. max_tokens and ignore_eos may be bound to a call."""
+    """A greedy LLM. `max_tokens` and `ignore_eos` may be bound to a call."""
 
     vllm: Any = Field(exclude=True, repr=False)
     max_tokens: int = 64
@@ -104,7 +104,10 @@ class StockLLM(BaseLLM):
 
 
 def _cost(output: Any, tokens: int) -> dict[str, Any]:
-    """By the names that RAGCacheLLM has for it. vLLM does not tell device and host apart."""
+    """Return the tokens of an answer, named as RAGCacheLLM names them.
+
+    vLLM does not tell device and host apart: all cached tokens count as the device's.
+    """
     return {
         "usage_metadata": {
             "input_tokens": len(output.prompt_token_ids),

@@ -1,6 +1,6 @@
-"""vLLM's own host offload on the CPU platform, for comparison: its manager and policies, our copying.
+"""vLLM's own host offload on the CPU platform: its manager and policies, with our copying.
 
-vLLM's worker copies with CUDA streams and refuses the CPU platform. Everything that decides is vLLM's.
+vLLM's offload worker copies with CUDA streams and refuses the CPU platform. Every decision is vLLM's.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ragcache_engine.backends.vllm.tiers.host_copy import HostCopyWorker
 
 
 class StockHostSpec(CPUOffloadingSpec):
-    """CPUOffloadingSpec with a worker that runs here."""
+    """CPUOffloadingSpec with a worker that runs on the CPU platform."""
 
     def get_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
         region = SharedOffloadRegion(
@@ -30,7 +30,7 @@ class StockHostSpec(CPUOffloadingSpec):
 
 
 def stock_offload(policy: str, host_bytes: int) -> dict[str, Any]:
-    """vLLM's arguments for its own host offload. policy: "lru" or "arc"."""
+    """Return vLLM's arguments for its own host offload. policy: "lru" or "arc"."""
     return {
         "kv_transfer_config": KVTransferConfig(
             kv_connector="OffloadingConnector",

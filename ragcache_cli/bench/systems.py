@@ -1,4 +1,4 @@
-"""What is compared. The same model, bytes and chain for all; only what is under test differs."""
+"""The systems that are compared. All get the same model, bytes and chain; only what is tested differs."""
 
 from __future__ import annotations
 
@@ -15,12 +15,16 @@ STOCK, RAGCACHE = "vllm", "ragcache"
 
 @dataclass(frozen=True, slots=True)
 class System:
-    """key: on command lines and in files. name: in tables.
+    """One system under comparison.
 
-    kind: STOCK, vLLM behind LangChain's own retriever; RAGCACHE, our two classes.
-    settings: STOCK: `prefix_caching`, `offload` (a policy of vLLM's), `defaults`, whether the block
-      size is vLLM's own too, and `reorder`, a package that does; RAGCACHE: fields of EngineConfig.
-    changes_prompt: the documents stand in another order than they were retrieved in.
+    key: its name on command lines and in files. name: its name in tables.
+    kind: STOCK, vLLM behind LangChain's own retriever; RAGCACHE, our retriever and LLM.
+    settings: for STOCK, `prefix_caching`; `offload`, a policy of vLLM's host offload; `defaults`, whether
+      the block size is vLLM's own too. For RAGCACHE, fields of EngineConfig.
+    changes_prompt: it puts the documents of a prompt into another order than the retriever's.
+    has_disk: it gets a disk tier.
+    documents_step: for STOCK, "module:function" of a function without arguments that returns a runnable.
+      The runnable stands between retriever and prompt, and maps documents to documents.
     """
 
     key: str
@@ -29,15 +33,16 @@ class System:
     settings: Mapping[str, Any] = field(default_factory=dict)
     changes_prompt: bool = False
     has_disk: bool = False
+    documents_step: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
     """What every system gets alike.
 
-    host_bytes: for systems with a host tier. disk_bytes: for those with a disk tier.
-    at_once: requests the model computes together, at most; the rest wait.
-    vllm_args: more arguments of vLLM's, for all.
+    host_bytes: for systems with a host tier. disk_bytes: for systems with a disk tier.
+    at_once: how many requests the model computes together at most; the others wait.
+    vllm_args: further arguments of vLLM, for all systems.
     """
 
     model: str
@@ -58,14 +63,6 @@ DEFAULTS = System(
 )
 LRU = System("lru", "vLLM offload LRU", STOCK, {"prefix_caching": True, "offload": "lru"})
 ARC = System("arc", "vLLM offload ARC", STOCK, {"prefix_caching": True, "offload": "arc"})
-CONTEXTPILOT = System(
-    "contextpilot",
-    "vLLM, ContextPilot",
-    STOCK,
-    {"prefix_caching": True, "reorder": "contextpilot"},
-    changes_prompt=True,
-)
-"""Reorders the documents of a prompt, and leaves caching to vLLM. A peer, where it is installed."""
 FULL = System("ragcache", "RAGCache", RAGCACHE)
 ABLATIONS = (
     System("policy-lru", "RAGCache, LRU", RAGCACHE, {"policy": "lru"}),
@@ -88,18 +85,18 @@ ABLATIONS = (
         changes_prompt=True,
     ),
 )
-SYSTEMS = {one.key: one for one in (OFF, ON, DEFAULTS, LRU, ARC, CONTEXTPILOT, FULL, *ABLATIONS)}
+SYSTEMS = {one.key: one for one in (OFF, ON, DEFAULTS, LRU, ARC, FULL, *ABLATIONS)}
 
 
-def chosen_systems(keys: Sequence[str]) -> tuple[System, ...]:
-    """Raises CommandError for a key there is not."""
-    if unknown := [key for key in keys if key not in SYSTEMS]:
-        raise CommandError(f"there is no system {unknown[0]!r}; choose of {', '.join(SYSTEMS)}")
-    return tuple(SYSTEMS[key] for key in dict.fromkeys(keys))
+def choose_systems(keys: Sequence[str], known: Mapping[str, System]) -> tuple[System, ...]:
+    """Return the systems with these keys, each once. Raises CommandError for an unknown key."""
+    if unknown := [key for key in keys if key not in known]:
+        raise CommandError(f"there is no system {unknown[0]!r}; choose of {', '.join(known)}")
+    return tuple(known[key] for key in dict.fromkeys(keys))
 
 
-def size_bytes(text: str) -> int:
-    """Bytes of "96MiB", "2GB" or "1048576". Raises CommandError."""
+def parse_size(text: str) -> int:
+    """Return the bytes of "96MiB", "2GB" or "1048576". Raises CommandError."""
     try:
         return int(TypeAdapter(ByteSize).validate_python(text))
     except ValidationError as error:

@@ -1,12 +1,12 @@
-"""A system in a process of its own: orders come in as JSON lines, and so do the answers go out.
+"""A system in a process of its own. It reads orders as JSON lines and answers each with a JSON line.
 
-    {"do": "start", "system": "ragcache", "sizes": {...}}
+    {"do": "start", "system": {...}, "sizes": {...}}
     {"do": "prepare", "folder": "...", "top_k": 2}
     {"do": "play", "requests": [[question, at_s, max_tokens], ...], "at_once": null, "ignore_eos": true}
-    {"do": "clear"}   {"do": "told"}   {"do": "close"}
+    {"do": "clear"}   {"do": "read_counters"}   {"do": "close"}
 
-Each is answered by one line, {"ok": ...} or {"error": ..., "kind": ...}. Standard output carries nothing
-else: what libraries print goes to standard error.
+An answer is {"ok": ...} or {"error": ..., "kind": ...}. Standard output carries nothing else: what
+libraries print goes to standard error.
 """
 
 from __future__ import annotations
@@ -21,58 +21,58 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ragcache_cli.bench.systems import SYSTEMS, Sizes
+from ragcache_cli.bench.systems import Sizes, System
 from ragcache_cli.bench.workload import Request
-from ragcache_cli.logging_setup import hush
+from ragcache_cli.logging_setup import silence_libraries
 
 
-async def work(read: Callable[[], str], write: Callable[[str], None]) -> None:
-    """Carry out orders until there are no more. An order that fails ends nothing."""
-    from ragcache_cli.bench.served import Served
+async def carry_out_orders(read: Callable[[], str], write: Callable[[str], None]) -> None:
+    """Carry out orders until there are no more. After an order that fails, the next one is read."""
+    from ragcache_cli.bench.running_system import RunningSystem
 
-    served: Served | None = None
+    running: RunningSystem | None = None
     try:
         while line := await asyncio.to_thread(read):
             order = json.loads(line)
             try:
                 if order["do"] == "start":
-                    served = Served(SYSTEMS[order["system"]], Sizes(**order["sizes"]))
-                    await served.start()
+                    running = RunningSystem(System(**order["system"]), Sizes(**order["sizes"]))
+                    await running.start()
                     done: Any = None
-                elif served is None:
+                elif running is None:
                     raise RuntimeError("nothing was started")
                 else:
-                    done = await _carried_out(served, order)
+                    done = await _carry_out(running, order)
             except Exception as error:  # told to the other side, which decides
                 done = {"error": str(error), "kind": type(error).__name__}
                 write(json.dumps(done))
             else:
                 write(json.dumps({"ok": done}))
             if order["do"] == "close":
-                served = None
+                running = None
                 return
     finally:
-        if served:
-            await served.close()
+        if running:
+            await running.close()
 
 
-async def _carried_out(served: Any, order: dict[str, Any]) -> Any:
+async def _carry_out(running: Any, order: dict[str, Any]) -> Any:
     if order["do"] == "prepare":
-        return served.prepare(Path(order["folder"]), order["top_k"])
+        return running.prepare(Path(order["folder"]), order["top_k"])
     if order["do"] == "play":
         requests = [Request(*one) for one in order["requests"]]
-        return await served.play(requests, order["at_once"], ignore_eos=order["ignore_eos"])
+        return await running.play(requests, order["at_once"], ignore_eos=order["ignore_eos"])
     if order["do"] == "clear":
-        return await served.clear()
-    if order["do"] == "told":
-        return served.told()
+        return await running.clear()
+    if order["do"] == "read_counters":
+        return running.read_counters()
     if order["do"] == "close":
-        return await served.close()
+        return await running.close()
     raise ValueError(f"there is no order {order['do']!r}")
 
 
 def main() -> None:
-    hush()
+    silence_libraries()
     # Told to end, it closes its engine: otherwise vLLM's processes would stay behind.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     # vLLM leaves a core to a connector's network unless told; then systems would differ in cores.
@@ -85,7 +85,7 @@ def main() -> None:
         answers.flush()
 
     with suppress(KeyboardInterrupt):
-        asyncio.run(work(sys.stdin.readline, write))
+        asyncio.run(carry_out_orders(sys.stdin.readline, write))
 
 
 # vLLM starts processes that import this file again.

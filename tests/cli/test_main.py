@@ -13,7 +13,7 @@ from ragcache_cli import __main__ as module_main
 from ragcache_cli import embedding, logging_setup
 from ragcache_cli.errors import MissingExtra
 from ragcache_cli.extras import needed
-from ragcache_cli.folders import cache_home, created, replaced
+from ragcache_cli.folders import cache_home, create_folder, replace_folder
 from ragcache_cli.main import main
 
 
@@ -218,17 +218,17 @@ def test_the_module_and_the_script_are_the_same_program():
 
 def test_what_the_user_set_is_left_alone():
     environment = {"VLLM_LOGGING_LEVEL": "DEBUG", "TOKENIZERS_PARALLELISM": "true"}
-    assert not logging_setup.wants_quiet(environment)
-    logging_setup.hush(environment)
+    assert not logging_setup.is_log_level_ours(environment)
+    logging_setup.silence_libraries(environment)
     assert environment["VLLM_LOGGING_LEVEL"] == "DEBUG"
     assert environment["TOKENIZERS_PARALLELISM"] == "true"
     assert environment["VLLM_NO_USAGE_STATS"] == "1"
-    assert logging_setup.wants_quiet({})
+    assert logging_setup.is_log_level_ours({})
 
 
 def test_what_goes_straight_to_standard_error_goes_to_the_log(tmp_path, capfd):
     log = tmp_path / "logs" / "log"
-    with logging_setup.stderr_into(log):
+    with logging_setup.send_stderr_to(log):
         os.write(2, b"chatter\n")
     os.write(2, b"heard\n")
     assert log.read_text() == "chatter\n"
@@ -237,7 +237,7 @@ def test_what_goes_straight_to_standard_error_goes_to_the_log(tmp_path, capfd):
 
 def test_a_log_that_cannot_be_written_redirects_nothing(tmp_path, capfd):
     (tmp_path / "file").touch()
-    with logging_setup.stderr_into(tmp_path / "file" / "log") as log:
+    with logging_setup.send_stderr_to(tmp_path / "file" / "log") as log:
         os.write(2, b"heard\n")
     assert log is None
     assert capfd.readouterr().err == "heard\n"
@@ -249,7 +249,7 @@ def test_the_cache_home_is_where_the_user_says_else_where_the_desktop_does():
     assert cache_home({}) == Path.home() / ".cache" / "ragcache"
 
 
-@pytest.mark.parametrize("write", [created, replaced])
+@pytest.mark.parametrize("write", [create_folder, replace_folder])
 def test_a_folder_is_there_whole_or_not_at_all(tmp_path, write):
     target = tmp_path / "deep" / "target"
     with pytest.raises(NotADirectoryError), write(target) as folder:
@@ -263,16 +263,16 @@ def test_a_folder_is_there_whole_or_not_at_all(tmp_path, write):
 
 def test_of_two_processes_that_make_a_folder_the_first_ones_stays(tmp_path):
     target = tmp_path / "target"
-    with created(target) as second:
+    with create_folder(target) as second:
         (second / "second").touch()
-        with created(target) as first:
+        with create_folder(target) as first:
             (first / "first").touch()
     assert [path.name for path in target.iterdir()] == ["first"]
 
 
 def test_a_replaced_folder_holds_nothing_of_the_old_one(tmp_path):
     for name in ("old", "new"):
-        with replaced(tmp_path / "target") as folder:
+        with replace_folder(tmp_path / "target") as folder:
             (folder / name).touch()
     assert [path.name for path in (tmp_path / "target").iterdir()] == ["new"]
 

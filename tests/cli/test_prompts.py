@@ -2,7 +2,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ragcache_cli.ask import ASK_INSTRUCTION
+from ragcache_cli.model_prompts import ASK_INSTRUCTION
 from ragcache_cli.prompts import CHATML, chat_form, form_of_model, plain_form
 from ragcache_engine import ModelNotFound
 

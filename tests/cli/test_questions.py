@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from ragcache_cli.main import DEMO_QUESTIONS
+from ragcache_cli.commands.demo import DEMO_QUESTIONS
 from ragcache_cli.questions import QUESTIONS
 
 
@@ -20,11 +20,11 @@ def test_there_are_enough_questions_and_no_two_alike():
 def test_questions_share_their_first_passage_with_earlier_ones_but_not_with_neighbours():
     from ragcache_cli.embedding import load_embedder
     from ragcache_cli.folders import cache_home
-    from ragcache_cli.index import up_to_date
+    from ragcache_cli.index import update_index
     from ragcache_cli.python_topics import python_topics
 
     embedder = load_embedder()
-    index = up_to_date(cache_home() / "python-topics", python_topics(), embedder).index
+    index = update_index(cache_home() / "python-topics", python_topics(), embedder).index
     first = [index.nearest(vector, 1)[0].id for vector in embedder.embed(QUESTIONS)]
     assert all(one != next_one for one, next_one in pairwise(first))
     recurring = sum(count - 1 for count in Counter(first).values())

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from ragcache_cli.timeline import Begun, draw, hidden_share, lanes, picture_path, show
+from ragcache_cli.timeline import SpeculationSpan, draw, hidden_share, lanes, picture_path, show
 from ragcache_engine import (
     CachedTokens,
     SpeculationEvent,
@@ -53,20 +53,23 @@ def test_lanes_tell_search_speculations_and_model_apart():
     seen = lanes(ADOPTED)
     assert seen.stages_s == (0.10, 0.20, 0.30, 0.40)
     assert seen.new_s == (0.10, 0.20)
-    assert seen.begun == (Begun(0.11, 0.21, "other documents"), Begun(0.22, 0.42, "adopted"))
+    assert seen.speculations == (
+        SpeculationSpan(0.11, 0.21, "other documents"),
+        SpeculationSpan(0.22, 0.42, "adopted"),
+    )
     assert (seen.prompt_s, seen.model_s, seen.first_token_s) == (0.42, 0.22, 0.90)
 
 
 def test_what_was_only_prefilled_is_of_use_and_the_model_begins_with_the_prompt():
     seen = lanes(PREFILLED)
-    assert seen.begun == (Begun(0.11, 0.42, "prefilled"),)
-    assert seen.begun[0].was_of_use
+    assert seen.speculations == (SpeculationSpan(0.11, 0.42, "prefilled"),)
+    assert seen.speculations[0].was_of_use
     assert seen.model_s == seen.prompt_s
 
 
 def test_without_a_timeline_there_are_no_lanes():
     seen = lanes(SpeculationReport())
-    assert (seen.stages_s, seen.begun, seen.model_s) == ((), (), None)
+    assert (seen.stages_s, seen.speculations, seen.model_s) == ((), (), None)
 
 
 def test_search_is_hidden_from_the_beginning_of_the_guess_that_was_adopted():

@@ -1,0 +1,75 @@
+"""The plans of the full report: those of `ragcache bench` with more question sets, peers and studies."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ragcache_cli.bench import plan
+from ragcache_cli.bench.plan import FLOOD, GRID_LOADS, OVERLOAD, SKEW, Group, Load, Part, Plan
+from ragcache_cli.bench.plan import TraceSpec as Trace
+from studies import contextpilot_order
+from studies.shared_sets import LONG, MAIN_SET, SETS
+
+QUALITY, HIDDEN_SEARCH, GROWTH = "quality", "overlap", "growth"
+"""Names of the studies, in plans and in raw figures."""
+TREE_NODES = {
+    "quick": (1_000, 10_000),
+    "usual": (1_000, 10_000, 100_000, 1_000_000),
+    "full": (1_000, 10_000, 100_000, 1_000_000),
+}
+"""By plan: documents in the knowledge tree, and vectors in the index, whose growth is measured."""
+
+
+def quick(main: str) -> Plan:
+    return plan.quick(main)
+
+
+def usual(main: str) -> Plan:
+    """Plan 45 to 80 minutes on two cores. main: the name of the question set.
+
+    On squad, the main trace takes four times what device and host hold. Whole articles are a second
+    trace: prompts over twice as long, all of which the host holds.
+    """
+    base = plan.usual(main)
+    if main == MAIN_SET:
+        first, *sweeps = base.groups[0].parts
+        loads = (Load(0.5), FLOOD, OVERLOAD)
+        articles = Part("main", Trace(LONG, 1, SKEW), loads, 60, 10, rounds=1)
+        news = plan.sweep_part(Trace("multihoprag", 2, None))
+        base = _with_first_group(base, parts=(first, articles, *sweeps, news))
+    return _with_studies(base, hidden_search=40, quality=60)
+
+
+def full(main: str) -> Plan:
+    """Plan every dimension on every system: by its number of requests, some four days on two cores."""
+    if main != MAIN_SET:
+        return _with_studies(plan.full(main), hidden_search=100, quality=300)
+    base = plan.full(main, SETS)
+    articles = tuple(
+        Part("sweep", Trace(LONG, 1, zipf), GRID_LOADS, 100, 40, 1) for zipf in (None, SKEW)
+    )
+    base = _with_first_group(base, parts=(*base.groups[0].parts, *articles))
+    return _with_studies(base, hidden_search=100, quality=300)
+
+
+def _with_first_group(base: Plan, *, parts: tuple[Part, ...]) -> Plan:
+    first, *others = base.groups
+    return replace(base, groups=(replace(first, parts=parts), *others))
+
+
+def _with_studies(base: Plan, *, hidden_search: int, quality: int) -> Plan:
+    """Let the last two groups, RAGCache's variants, answer the studies' questions too.
+
+    ContextPilot is compared with the variants that change prompts, where it is installed.
+    """
+    *first, policies, orders = base.groups
+    peers = (contextpilot_order.CONTEXTPILOT,) if contextpilot_order.is_installed() else ()
+    groups: tuple[Group, ...] = (
+        *first,
+        replace(policies, studies={HIDDEN_SEARCH: hidden_search}),
+        replace(orders, systems=(*orders.systems, *peers), studies={QUALITY: quality}),
+    )
+    return replace(base, groups=groups)
+
+
+FULL_PLANS: dict[str, plan.MakePlan] = {"quick": quick, "usual": usual, "full": full}

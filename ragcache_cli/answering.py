@@ -1,0 +1,162 @@
+"""`ragcache ask`: answer questions about a folder of the user's files."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+
+from ragcache_cli import embedding, timeline
+from ragcache_cli.corpus_index import load_corpus_index
+from ragcache_cli.embedding import Embedder
+from ragcache_cli.files import folder_sources
+from ragcache_cli.index import PassageIndex
+from ragcache_cli.model_prompts import prepare_model
+from ragcache_cli.passages import Passage
+from ragcache_cli.prompts import PromptForm
+from ragcache_cli.terminal import Phases
+from ragcache_engine import (
+    Document,
+    EngineConfig,
+    InvalidTopK,
+    RAGCacheEngine,
+    RAGCacheError,
+    SamplingOptions,
+    Tier,
+    Usage,
+)
+from ragcache_engine.config import BackendName
+
+
+@dataclass(frozen=True, slots=True)
+class AskSettings:
+    """The arguments of the command.
+
+    questions: if there is none, they are read from standard input, a line each.
+    timeline: whether to show what happened when. pictures: a PNG file or a folder to draw it into.
+    """
+
+    questions: tuple[str, ...]
+    corpus: Path
+    model: str
+    backend: BackendName
+    dtype: str
+    top_k: int
+    max_tokens: int
+    timeline: bool = False
+    pictures: Path | None = None
+
+    def __post_init__(self) -> None:
+        if self.top_k < 1:
+            raise InvalidTopK(f"--top-k must be at least 1, got {self.top_k}")
+
+
+def answer_questions(settings: AskSettings, console: Console) -> int:
+    """Answer every question. Returns how many failed; the reason of each was printed.
+
+    Raises RAGCacheError if no question can be answered: no corpus, no model, or no engine.
+    """
+    notes = Phases(Console(stderr=True))
+    sources = folder_sources(settings.corpus)
+    with notes.waiting("Loading the embedding model"):
+        embedder = embedding.load_embedder()
+    index = load_corpus_index(settings.corpus, sources, embedder, notes)
+    model, form = prepare_model(settings.model, settings.backend, notes)
+    arguments: dict[str, Any] = {} if settings.dtype == "auto" else {"dtype": settings.dtype}
+    config = EngineConfig(model=model, backend=settings.backend, vllm_args=arguments)
+    failed = 0
+    with notes.waiting("Starting the engine"):
+        engine = RAGCacheEngine(config)
+    with engine:
+        for number, question in enumerate(settings.questions or _read_typed(console), 1):
+            try:
+                usage = _answer(question, engine, index, embedder, form, settings, console)
+                if usage and settings.timeline:
+                    _show_timeline(question, usage, number, settings, console)
+            except RAGCacheError as error:
+                failed += 1
+                notes.console.print(f"[red]error:[/red] {escape(str(error))}", highlight=False)
+    return failed
+
+
+def _read_typed(console: Console) -> Iterator[str]:
+    """Yield lines of standard input. Where a person types them, print a prompt before each."""
+    lines: Iterable[str] = sys.stdin
+    if not sys.stdin.isatty():
+        yield from (line.strip() for line in lines if line.strip())
+        return
+    console.print("Ask, a line each; end with Ctrl-D.")
+    while True:
+        try:
+            line = console.input("[bold]> [/bold]").strip()
+        except EOFError:
+            console.print()
+            return
+        if line:
+            yield line
+
+
+def _answer(
+    question: str,
+    engine: RAGCacheEngine,
+    index: PassageIndex,
+    embedder: Embedder,
+    form: PromptForm,
+    settings: AskSettings,
+    console: Console,
+) -> Usage | None:
+    if len(settings.questions) > 1:
+        console.print(f"[bold]{escape(question)}[/bold]", highlight=False)
+
+    def prompt_of(question: str, passages: Sequence[Document]) -> str:
+        return form.filled([passage.text for passage in passages], question)
+
+    options = SamplingOptions(max_tokens=settings.max_tokens)
+    with engine.retrieval(question, template=prompt_of, options=options) as retrieval:
+        for found, is_final in index.in_stages(embedder.embed([question])[0], settings.top_k):
+            documents = [Document(passage.id, passage.shown) for passage in found]
+            (retrieval.found if is_final else retrieval.provisional)(documents)
+    usage: Usage | None = None
+    with engine.stream(prompt_of(question, retrieval.documents), options=options) as pieces:
+        for piece in pieces:
+            console.print(piece.text, end="", markup=False, highlight=False, soft_wrap=True)
+            usage = piece.usage
+    console.print("\n")
+    _print_sources(found, console)
+    if usage:
+        console.print(f"[dim]{usage_line(usage)}[/dim]\n", highlight=False, soft_wrap=True)
+    return usage
+
+
+def _show_timeline(
+    question: str, usage: Usage, number: int, settings: AskSettings, console: Console
+) -> None:
+    timeline.show(usage.speculation, console)
+    if settings.pictures:
+        path = timeline.picture_path(settings.pictures, number)
+        timeline.draw(question, usage, path)
+        console.print(f"[dim]{escape(str(path))}[/dim]", highlight=False, soft_wrap=True)
+    console.print()
+
+
+def _print_sources(found: Sequence[Passage], console: Console) -> None:
+    for number, passage in enumerate(found, 1):
+        line = f"[{number}] {passage.title} ({passage.id})"
+        console.print(f"[dim]{escape(line)}[/dim]", highlight=False, soft_wrap=True)
+
+
+def usage_line(usage: Usage) -> str:
+    """Say in one line what an answer cost."""
+    cached = usage.cached
+    by_tier = {tier: getattr(cached, tier.value) for tier in Tier}
+    told = ", ".join(f"{tokens} from {tier}" for tier, tokens in by_tier.items() if tokens)
+    return (
+        f"first token after {usage.ttft_s:.2f} s, all after {usage.total_s:.2f} s; "
+        f"{usage.prompt_tokens} prompt tokens, {cached.total} cached"
+        f"{f' ({told})' if told else ''}, {usage.output_tokens} in the answer"
+    )

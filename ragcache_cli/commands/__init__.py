@@ -1,0 +1,11 @@
+"""The commands of `ragcache`, a module each: what it takes, and which implementation it calls.
+
+Every module has
+
+    SUMMARY, DESCRIPTION                one line for `ragcache --help`, and the head of its own help
+    add_arguments(parser)               declare its arguments
+    run(parsed, console) -> int         do it, and return the exit code
+
+Importing a command costs nothing: `run` imports what the work needs. So `ragcache --help` answers at
+once.
+"""

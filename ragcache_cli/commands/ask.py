@@ -1,0 +1,60 @@
+"""`ragcache ask`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from rich.console import Console
+
+from ragcache_cli.commands.argument_types import add_max_tokens, add_model, picture_path
+
+SUMMARY = "ask questions about a folder of your own files"
+DESCRIPTION = (
+    "Answer questions from the txt, md, rst, html and jsonl files of a folder. The index is "
+    "kept in the folder, and only changed files are read again."
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "questions",
+        nargs="*",
+        metavar="QUESTION",
+        help="none: read them from standard input, a line each",
+    )
+    parser.add_argument("--corpus", type=Path, required=True, metavar="FOLDER")
+    add_model(parser)
+    parser.add_argument(
+        "--backend",
+        choices=("auto", "vllm", "memory"),
+        default="auto",
+        help="memory: no model, made-up answers, for trying out a corpus (default: %(default)s)",
+    )
+    parser.add_argument("--top-k", type=int, default=3, metavar="K", help="passages a question (3)")
+    add_max_tokens(parser, 200)
+    parser.add_argument(
+        "--timeline",
+        nargs="?",
+        type=picture_path,
+        const=True,
+        metavar="FILE.png|FOLDER/",
+        help="show what happened between question and first token; with a file or a folder, draw it too",
+    )
+
+
+def run(parsed: argparse.Namespace, console: Console) -> int:
+    from ragcache_cli.answering import AskSettings, answer_questions
+
+    settings = AskSettings(
+        questions=tuple(parsed.questions),
+        corpus=parsed.corpus,
+        model=parsed.model,
+        backend=parsed.backend,
+        dtype=parsed.dtype,
+        top_k=parsed.top_k,
+        max_tokens=parsed.max_tokens,
+        timeline=parsed.timeline is not None,
+        pictures=parsed.timeline if isinstance(parsed.timeline, Path) else None,
+    )
+    return 1 if answer_questions(settings, console) else 0

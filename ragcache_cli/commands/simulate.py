@@ -1,0 +1,83 @@
+"""`ragcache simulate`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from rich.console import Console
+
+from ragcache_cli.commands.argument_types import WholeNumber
+from ragcache_engine.knowledge import DEFAULT_POLICY, DOCUMENT_ORDERS, POLICIES
+
+SUMMARY = "tell how much memory and which policy would pay"
+DESCRIPTION = (
+    "Replay retrievals through the knowledge tree, in several sizes, policies and document "
+    "orders: how much memory is needed, and would reordering documents help? Takes a trace "
+    '(a line a request: {"documents": ["d1", "d7"], "tokens": [120, 310]}), or a query log '
+    "with the corpus it asks."
+)
+SHOWN_POLICIES = ("lru", "lfu", "pgdsf", DEFAULT_POLICY)
+"""What is replayed unless --policy says otherwise."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("trace", nargs="?", type=Path, metavar="TRACE", help="a trace, JSON Lines")
+    source.add_argument(
+        "--questions", type=Path, metavar="FILE", help="a query log, a question a line"
+    )
+    parser.add_argument(
+        "--corpus", type=Path, metavar="FOLDER", help="what the questions are asked of, as in ask"
+    )
+    parser.add_argument(
+        "--top-k", type=WholeNumber(), metavar="K", help="only the first K documents (all; 3)"
+    )
+    parser.add_argument(
+        "--capacity",
+        nargs="+",
+        default=["1%", "2%", "5%", "10%", "20%", "50%", "100%"],
+        metavar="SIZE",
+        help="tokens, or a share of all documents such as 5%% (default: 1%% to 100%%)",
+    )
+    parser.add_argument("--policy", nargs="+", choices=sorted(POLICIES), metavar="NAME")
+    parser.add_argument(
+        "--order",
+        nargs="+",
+        choices=sorted(DOCUMENT_ORDERS),
+        default=["retrieved"],
+        metavar="NAME",
+        help="retrieved, canonical, cached (default: retrieved)",
+    )
+    parser.add_argument(
+        "--system-tokens",
+        type=int,
+        default=32,
+        metavar="N",
+        help="of the text before the documents (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--model", metavar="ID_OR_FOLDER", help="show sizes in bytes of this model's tensors"
+    )
+    parser.add_argument(
+        "--profile", type=Path, metavar="FILE", help="costs as `ragcache profile` measured them"
+    )
+    parser.add_argument("--output", type=Path, default=Path("simulate-output"), metavar="FOLDER")
+
+
+def run(parsed: argparse.Namespace, console: Console) -> int:
+    from ragcache_cli.simulate import SimulateSettings, cost_profile, kv_bytes_of, simulate
+    from ragcache_cli.trace_files import trace_from
+
+    settings = SimulateSettings(
+        capacities=tuple(parsed.capacity),
+        policies=tuple(parsed.policy or SHOWN_POLICIES),
+        orders=tuple(parsed.order),
+        system_tokens=max(0, parsed.system_tokens),
+        kv_token_bytes=kv_bytes_of(parsed.model) if parsed.model else None,
+        output=parsed.output,
+    )
+    profile = cost_profile(parsed.profile)
+    trace = trace_from(parsed.trace, parsed.questions, parsed.corpus, parsed.top_k, console)
+    simulate(trace, profile, settings, console)
+    return 0

@@ -1,0 +1,49 @@
+"""`ragcache warm`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from rich.console import Console
+
+from ragcache_cli.commands.argument_types import WholeNumber, add_model
+
+SUMMARY = "prefill what a query log asks for, onto disk"
+DESCRIPTION = (
+    "Search for each question of a query log, and prefill the sets of documents found most often "
+    "into a disk cache. Engines with the same model and disk cache start with them."
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--corpus", type=Path, required=True, metavar="FOLDER")
+    parser.add_argument(
+        "--questions", type=Path, required=True, metavar="FILE", help="a question a line"
+    )
+    parser.add_argument("--disk-cache", default="10GiB", metavar="SIZE", help="(%(default)s)")
+    parser.add_argument("--disk-cache-dir", type=Path, metavar="FOLDER")
+    parser.add_argument("--top", type=WholeNumber(), default=100, metavar="N", help="sets (100)")
+    parser.add_argument("--top-k", type=WholeNumber(), default=3, metavar="K", help="(3)")
+    add_model(parser)
+    parser.add_argument("--backend", choices=("auto", "vllm", "memory"), default="auto")
+
+
+def run(parsed: argparse.Namespace, console: Console) -> int:
+    from ragcache_cli.disk_warming import WarmSettings, warm_disk
+
+    engine = {"disk_cache": parsed.disk_cache}
+    if parsed.disk_cache_dir:
+        engine["disk_cache_dir"] = parsed.disk_cache_dir
+    settings = WarmSettings(
+        corpus=parsed.corpus,
+        questions=parsed.questions,
+        model=parsed.model,
+        backend=parsed.backend,
+        dtype=parsed.dtype,
+        top_k=parsed.top_k,
+        top=parsed.top,
+        engine=engine,
+    )
+    warm_disk(settings, console)
+    return 0

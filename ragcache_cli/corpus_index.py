@@ -1,0 +1,44 @@
+"""The index of a folder of the user's files: where it is kept, and how it is brought up to date."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.markup import escape
+
+from ragcache_cli.corpus_sources import Source
+from ragcache_cli.embedding import Embedder
+from ragcache_cli.files import INDEX_FOLDER
+from ragcache_cli.folders import cache_home
+from ragcache_cli.index import PassageIndex, update_index
+from ragcache_cli.terminal import Phases
+
+
+def load_corpus_index(
+    corpus: Path, sources: Sequence[Source], embedder: Embedder, notes: Phases
+) -> PassageIndex:
+    """Load the index of a folder, brought up to date. Prints what was left out, and why.
+
+    sources: the files of the folder. Raises what `update_index` raises.
+    """
+    folder = index_folder(corpus)
+    if folder.parent.name != INDEX_FOLDER:
+        note = f"{corpus} is not writable; its index is kept in {folder}"
+        notes.console.print(escape(note), soft_wrap=True)
+    with notes.waiting("Indexing the corpus") as done:
+        index = update_index(folder, sources, embedder, done).index
+    for name, reason in index.skipped.items():
+        line = f"[yellow]left out[/yellow] {escape(f'{name}: {reason}')}"
+        notes.console.print(line, soft_wrap=True)
+    return index
+
+
+def index_folder(corpus: Path) -> Path:
+    """Return where a folder's index is kept: in the folder if it is writable, else in the cache home."""
+    own = corpus / INDEX_FOLDER
+    if os.access(own if own.is_dir() else corpus, os.W_OK | os.X_OK):
+        return own / "index"
+    name = str(corpus.resolve()).strip("/").replace("/", "-") or "root"
+    return cache_home() / "indexes" / name

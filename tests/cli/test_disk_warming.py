@@ -1,0 +1,58 @@
+from collections.abc import Sequence
+from pathlib import Path
+from zlib import crc32
+
+import pytest
+
+np = pytest.importorskip("numpy")
+pytest.importorskip("faiss")
+
+from ragcache_cli import embedding  # noqa: E402
+from ragcache_cli.disk_warming import most_wanted  # noqa: E402
+from ragcache_cli.main import main  # noqa: E402
+
+
+class WordBags:
+    name = "word-bags"
+
+    def embed(self, texts: Sequence[str], done=None):
+        vectors = np.full((len(texts), 64), 1e-3, dtype=np.float32)
+        for row, text in enumerate(texts):
+            for word in text.lower().split():
+                vectors[row, crc32(word.strip(".?").encode()) % 64] += 1
+        return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+
+    def count_tokens(self, text: str) -> int:
+        return len(text.split())
+
+
+def test_the_sets_asked_for_most_are_chosen_each_once_and_those_alike_stand_together():
+    found = [["b", "a"], ["c", "d"], ["b", "a"], ["c", "e"], ["c", "d"], ["f", "g"], []]
+    assert most_wanted(found, 2) == [["b", "a"], ["c", "d"]]
+    assert most_wanted(found, 10) == [["b", "a"], ["c", "d"], ["c", "e"], ["f", "g"]]
+
+
+def test_a_query_log_is_searched_and_its_documents_prefilled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(embedding, "load_embedder", WordBags)
+    corpus = tmp_path / "corpus"
+    corpus.mkdir()
+    for name in ("apples", "pears", "plums"):
+        (corpus / f"{name}.txt").write_text(f"All that is known about {name}. " * 8)
+    log = tmp_path / "log.txt"
+    log.write_text("What about apples?\nWhat about pears?\nWhat about apples?\n")
+    arguments = ["warm", "--corpus", str(corpus), "--questions", str(log)]
+    code = main(
+        [*arguments, "--backend", "memory", "--top-k", "1", "--disk-cache-dir", str(tmp_path)]
+    )
+    assert code == 0
+    said = capsys.readouterr().out
+    assert "2 sets of documents, asked for by 3 questions" in said
+
+
+def test_without_a_query_log_it_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    (tmp_path / "a.txt").write_text("text")
+    code = main(["warm", "--corpus", str(tmp_path), "--questions", str(tmp_path / "nothing")])
+    assert code == 1
+    assert "cannot be read" in capsys.readouterr().err
