@@ -12,7 +12,7 @@ from ragcache_engine.errors import UnknownDocument, UnknownTemplate
 from ragcache_engine.prompt import Render, find_documents
 from ragcache_engine.values import Answer, Document, Usage
 
-QUESTION = "\x00the question comes here\x00"
+QUESTION_PLACEHOLDER = "\x00the question comes here\x00"
 """Stands in for a question, and occurs in no document. What is prefilled ends before it."""
 
 WARM_AT_ONCE = 4
@@ -90,12 +90,12 @@ def cut_after_documents(template: Render, documents: Sequence[Document]) -> str 
     Return None if the documents do not all stand before the question: text behind the question
     depends on it, and no other question would find it cached.
     """
-    prompt = template(QUESTION, documents)
+    prompt = template(QUESTION_PLACEHOLDER, documents)
     spans = find_documents(prompt, documents)
     if not spans:
         return None
     text = prompt[: spans[-1].end]
-    return None if QUESTION in text else text
+    return None if QUESTION_PLACEHOLDER in text else text
 
 
 def prefill_all(
