@@ -212,8 +212,8 @@ class RAGCacheLlamaIndex:
             text_qa_template=PromptTemplate(
                 f"{form.before}{{context_str}}{form.between}{{query_str}}{form.after}"
             ),
-            # "compact" cuts passages to what it takes for the context, counting with the tokenizer
-            # of another model. Too long a prompt is the engine's to refuse: nothing is cut here.
+            # "compact" cuts passages to the context it assumes, counted with the tokenizer of another
+            # model. Nothing is cut here: the engine refuses a prompt that is too long.
             prompt_helper=PromptHelper(context_window=UNCUT_TOKENS, num_output=max_tokens),
         )
         self._query_engine = RetrieverQueryEngine(retriever, response_synthesizer=synthesizer)

@@ -33,7 +33,7 @@ def build_langchain_store(index: PassageIndex, embedder: Embedder) -> Any:
         PassageEmbeddings(),
         [_metadata(passage) for passage in index.passages],
         ids=[passage.id for passage in index.passages],
-        index=index.emptied(),  # trained in the same way, so that both frameworks find the same passages
+        index=index.empty_copy(),  # trained alike, so that both frameworks find the same passages
     )
 
 

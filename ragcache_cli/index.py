@@ -97,7 +97,7 @@ class PassageIndex:
         """Return all vectors: float32, shape (passages, dimension), row i of passage i."""
         return _all_vectors(self.faiss_index)
 
-    def emptied(self) -> Any:
+    def empty_copy(self) -> Any:
         """Return an empty index with the training and settings of this one."""
         import faiss
 

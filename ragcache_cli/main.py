@@ -56,8 +56,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         errors.print("interrupted")
         return 130
     except BrokenPipeError:
-        # Whoever read our output has seen enough, as in `ragcache ask ... | head`.
-        sys.stdout = None  # nothing left to flush into
+        # The reader of the output has ended, as in `ragcache ask ... | head`.
+        sys.stdout = None  # a flush at exit would fail again
         return 1
     return code
 

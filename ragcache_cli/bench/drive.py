@@ -22,7 +22,6 @@ from ragcache_cli.bench.workload import Request, draw_arrivals, draw_questions
 
 Say = Callable[[str], None]
 CAPACITY_QUESTIONS = 8
-IDLE_S = 1.0
 
 
 @contextmanager
@@ -185,7 +184,7 @@ def measure_capacity(workers: Sequence[Worker], requests: Sequence[Request]) -> 
     """
     found = [worker for worker in workers if worker.system.key == OFF.key]
     worker = found[0] if found else workers[0]
-    # The first ones may be warm by now: only different questions say what computing takes.
+    # Some questions may be cached by now: only different ones show what computing takes.
     different = list({one.question: one for one in requests}.values())[-CAPACITY_QUESTIONS:]
     if not found:
         worker.clear()

@@ -153,7 +153,7 @@ def quick(main: str) -> Plan:
 def usual(main: str) -> Plan:
     """Plan about an hour on two cores. main: the name of the question set.
 
-    The main trace begins where no system is saturated: throughput is told by the TTFT of the lowest rate.
+    At the lowest rate of the main trace no system is saturated: throughput is measured from its TTFT.
     All systems are started twice, as two starts of a system differ by more than two rounds of a start.
     """
     trace = TraceSpec(main, 2, SKEW)

@@ -43,7 +43,7 @@ async def carry_out_orders(read: Callable[[], str], write: Callable[[str], None]
                     raise RuntimeError("nothing was started")
                 else:
                     done = await _carry_out(running, order)
-            except Exception as error:  # told to the other side, which decides
+            except Exception as error:  # the bench decides what to do
                 done = {"error": str(error), "kind": type(error).__name__}
                 write(json.dumps(done))
             else:
@@ -72,10 +72,11 @@ async def _carry_out(running: Any, order: dict[str, Any]) -> Any:
 
 
 def main() -> None:
+    """Read orders from standard input until it ends, or until the order to close."""
     silence_libraries()
-    # Told to end, it closes its engine: otherwise vLLM's processes would stay behind.
+    # A SIGTERM closes the engine, as Ctrl-C does: otherwise vLLM's processes would stay behind.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    # vLLM leaves a core to a connector's network unless told; then systems would differ in cores.
+    # With a connector vLLM reserves a core for the network by default: systems would differ in cores.
     os.environ.setdefault("VLLM_CPU_NUM_OF_RESERVED_CPU", "1")
     answers = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
     os.dup2(2, 1)
