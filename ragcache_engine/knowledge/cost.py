@@ -70,17 +70,17 @@ class CostProfile:
         carried on. Computing 0 tokens costs what the two shortest measured lengths point to: the
         fixed cost of a step, or 0.
         """
-        at, share = _place(self.computed_tokens, computed)
-        start, end = self._between(cached, at)
+        at, share = _locate(self.computed_tokens, computed)
+        start, end = self._neighbour_times(cached, at)
         rise = end - start
         if share > 1:
             return end + (share - 1) * max(0.0, rise)
         return max(0.0, start + share * rise)
 
-    def _between(self, cached: float, at: int) -> tuple[float, float]:
+    def _neighbour_times(self, cached: float, at: int) -> tuple[float, float]:
         """The times of two neighbouring computed lengths, for one cached length."""
         if len(self.cached_tokens) > 1:
-            below, share = _place(self.cached_tokens, cached)
+            below, share = _locate(self.cached_tokens, cached)
             if 0 <= share <= 1:  # nearly always: asked several times for each request
                 low, high = self.seconds[below], self.seconds[below + 1]
                 return (
@@ -94,7 +94,7 @@ class CostProfile:
         """The measured times of one cached length, as if it stood in the grid."""
         if len(self.cached_tokens) == 1:
             return self.seconds[0]
-        at, share = _place(self.cached_tokens, cached)
+        at, share = _locate(self.cached_tokens, cached)
         low, high = self.seconds[at], self.seconds[at + 1]
         if 0 <= share <= 1:
             return [a + share * (b - a) for a, b in zip(low, high, strict=True)]
@@ -172,16 +172,17 @@ class CostProfile:
         try:
             return cls(
                 **{
-                    name: _typed(content[name], str)
+                    name: _require_type(content[name], str)
                     for name in ("model", "dtype", "hardware", "vllm_version")
                 },
-                block_tokens=_typed(content["block_tokens"], int),
-                cached_tokens=_all_typed(content["cached_tokens"], int),
-                computed_tokens=_all_typed(content["computed_tokens"], int),
+                block_tokens=_require_type(content["block_tokens"], int),
+                cached_tokens=_require_types(content["cached_tokens"], int),
+                computed_tokens=_require_types(content["computed_tokens"], int),
                 seconds=tuple(
-                    _all_typed(row, int, float) for row in _typed(content["seconds"], list)
+                    _require_types(row, int, float)
+                    for row in _require_type(content["seconds"], list)
                 ),
-                measured_on=_typed(content.get("measured_on"), str, type(None)),
+                measured_on=_require_type(content.get("measured_on"), str, type(None)),
             )
         except KeyError as error:
             raise UnusableProfile(f"a damaged cost profile: no {error}; {_MEASURE}") from error
@@ -274,17 +275,17 @@ def blocks_to_load(
     return min(sorted(choices), key=done_s)
 
 
-def _place(lengths: Sequence[int], length: float) -> tuple[int, float]:
+def _locate(lengths: Sequence[int], length: float) -> tuple[int, float]:
     """The interval to interpolate in, and where in it: below 0 or above 1 past the edges."""
     at = min(max(bisect_right(lengths, length) - 1, 0), len(lengths) - 2)
     return at, (length - lengths[at]) / (lengths[at + 1] - lengths[at])
 
 
-def _typed(value: Any, *kinds: type) -> Any:
+def _require_type(value: Any, *kinds: type) -> Any:
     if not isinstance(value, kinds) or isinstance(value, bool):
         raise ValueError(f"{value!r} stands where {' or '.join(k.__name__ for k in kinds)} belongs")
     return value
 
 
-def _all_typed(values: Any, *kinds: type) -> tuple[Any, ...]:
-    return tuple(_typed(value, *kinds) for value in _typed(values, list))
+def _require_types(values: Any, *kinds: type) -> tuple[Any, ...]:
+    return tuple(_require_type(value, *kinds) for value in _require_type(values, list))

@@ -33,8 +33,8 @@ class OracleHits:
 
 def oracle(trace: Trace, capacity_tokens: int, *, system_tokens: int = 0) -> OracleHits:
     """The most token hits any policy can reach on a knowledge tree of one tier."""
-    paths, sizes, depths = _places(trace, system_tokens)
-    following = _next_uses(paths)
+    paths, sizes, depths = _number_places(trace, system_tokens)
+    following = _find_next_uses(paths)
     held = [0] * len(sizes)
     due = [len(paths)] * len(sizes)
     latest: list[tuple[int, int, int]] = []  # a heap: by next use and depth, the latest first
@@ -81,7 +81,9 @@ def reuse_anywhere(trace: Trace, capacity_tokens: int | None = None) -> int:
     return hits
 
 
-def _places(trace: Trace, system_tokens: int) -> tuple[list[list[int]], list[int], list[int]]:
+def _number_places(
+    trace: Trace, system_tokens: int
+) -> tuple[list[list[int]], list[int], list[int]]:
     """Each request as numbers of places in the tree, and the size and depth of each place."""
     numbers: dict[tuple[int, str], int] = {}
     sizes: list[int] = []
@@ -104,7 +106,7 @@ def _places(trace: Trace, system_tokens: int) -> tuple[list[list[int]], list[int
     return paths, sizes, depths
 
 
-def _next_uses(paths: list[list[int]]) -> list[list[int]]:
+def _find_next_uses(paths: list[list[int]]) -> list[list[int]]:
     """For each request and place in it, the request that uses the place next; the count if none."""
     coming: dict[int, int] = {}
     after: list[list[int]] = []

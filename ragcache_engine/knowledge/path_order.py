@@ -11,20 +11,21 @@ from collections.abc import Callable, Sequence
 from ragcache_engine.knowledge.document_cache import DocumentCache
 from ragcache_engine.knowledge.node import Node, Segment
 
-DocumentOrder = Callable[[DocumentCache, Sequence[Segment]], tuple[Segment, ...]]
+PathOrder = Callable[[DocumentCache, Sequence[Segment]], Sequence[Segment]]
+"""Returns a request's path in another order, given what is cached now; the system text stays first."""
 
 
-def retrieved(cache: DocumentCache, path: Sequence[Segment]) -> tuple[Segment, ...]:
+def keep_retrieved(cache: DocumentCache, path: Sequence[Segment]) -> tuple[Segment, ...]:
     """Nearest first: the prompt is what the pipeline wrote."""
     return tuple(path)
 
 
-def canonical(cache: DocumentCache, path: Sequence[Segment]) -> tuple[Segment, ...]:
+def sort_by_id(cache: DocumentCache, path: Sequence[Segment]) -> tuple[Segment, ...]:
     """By id, whatever is cached: the same documents always make the same path."""
     return (*path[:1], *sorted(path[1:]))
 
 
-def cached(cache: DocumentCache, path: Sequence[Segment]) -> tuple[Segment, ...]:
+def put_cached_first(cache: DocumentCache, path: Sequence[Segment]) -> tuple[Segment, ...]:
     """Greedily, next the document of which most tokens are cached behind those chosen; then the rest
     as retrieved. Ties go to the earlier retrieved.
 
@@ -38,7 +39,7 @@ def cached(cache: DocumentCache, path: Sequence[Segment]) -> tuple[Segment, ...]
     chosen, node = [path[0]], start.nodes[0]
     while rest:
         known = [(at, _child(node, segment)) for at, segment in enumerate(rest)]
-        worth = [(at, child) for at, child in known if child and _leads_on(child)]
+        worth = [(at, child) for at, child in known if child and _has_cached_blocks(child)]
         if not worth:
             break
         at, node = max(worth, key=lambda one: (_cached_blocks(one[1]), -one[0]))
@@ -50,10 +51,10 @@ def cached(cache: DocumentCache, path: Sequence[Segment]) -> tuple[Segment, ...]
     return order if gained else tuple(path)
 
 
-DOCUMENT_ORDERS: dict[str, DocumentOrder] = {
-    "retrieved": retrieved,
-    "canonical": canonical,
-    "cached": cached,
+DOCUMENT_ORDERS: dict[str, PathOrder] = {
+    "retrieved": keep_retrieved,
+    "canonical": sort_by_id,
+    "cached": put_cached_first,
 }
 
 
@@ -66,6 +67,6 @@ def _cached_blocks(node: Node) -> int:
     return max(node.resident)
 
 
-def _leads_on(node: Node) -> bool:
+def _has_cached_blocks(node: Node) -> bool:
     """Whether it has something cached, itself or, being too short to own a block, below it."""
     return _cached_blocks(node) > 0 or (not node.blocks and any(node.below))

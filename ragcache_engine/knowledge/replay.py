@@ -5,20 +5,18 @@ One tier, counted in tokens. Nothing is computed: the seconds are those of a cos
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ragcache_engine.knowledge.document_cache import DocumentCache
 from ragcache_engine.knowledge.eviction.policy import EvictionPolicy
 from ragcache_engine.knowledge.node import Segment
+from ragcache_engine.knowledge.path_order import PathOrder, keep_retrieved
 from ragcache_engine.knowledge.traces import Trace
 from ragcache_engine.knowledge.tree import FREQUENCY_WINDOW
 
 Cost = Callable[[int, int], float]
 """T(cached tokens, computed tokens) in seconds."""
-
-Order = Callable[[DocumentCache, Sequence[Segment]], Sequence[Segment]]
-"""The path of a request, given what is cached now: the system text first, then its documents."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,18 +56,13 @@ def default_cost(cached_tokens: int, computed_tokens: int) -> float:
     return 0.01 + 1e-4 * computed_tokens + 1e-9 * attended if computed_tokens else 0.0
 
 
-def as_retrieved(cache: DocumentCache, path: Sequence[Segment]) -> Sequence[Segment]:
-    """The order the retriever gave: the nearest first."""
-    return path
-
-
 def replay(
     trace: Trace,
     capacity_tokens: int,
     policy: Callable[[], EvictionPolicy],
     *,
     cost: Cost = default_cost,
-    order: Order = as_retrieved,
+    order: PathOrder = keep_retrieved,
     system_tokens: int = 0,
     cache_depth: int | None = None,
     frequency_window: int = FREQUENCY_WINDOW,

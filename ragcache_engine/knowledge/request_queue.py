@@ -35,7 +35,7 @@ class ReorderQueue(Generic[T]):
         self._ratio = ratio
         self._window = window
         self._waiting: deque[_Waiting[T]] = deque()
-        self._shown: int | None = None  # the place peek() chose, while nothing has changed since
+        self._peeked: int | None = None  # the place peek() chose, while nothing has changed since
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -45,7 +45,7 @@ class ReorderQueue(Generic[T]):
         return (waiting.item for waiting in self._waiting)
 
     def push(self, item: T) -> None:
-        self._shown = None
+        self._peeked = None
         self._waiting.append(_Waiting(item))
 
     def prepend(self, item: T) -> None:
@@ -53,13 +53,13 @@ class ReorderQueue(Generic[T]):
 
         Those behind it are not overtaken by this: it was before them already.
         """
-        self._shown = None
+        self._peeked = None
         self._waiting.appendleft(_Waiting(item))
 
     def peek(self) -> T:
         """What goes next. Chosen anew at each call; raises IndexError if nobody waits."""
-        self._shown = self._choice()
-        return self._waiting[self._shown].item
+        self._peeked = self._choose()
+        return self._waiting[self._peeked].item
 
     def pop(self) -> T:
         """Take what goes next: what the last peek() showed, unless the queue has changed since.
@@ -67,8 +67,8 @@ class ReorderQueue(Generic[T]):
         So a scheduler may look, make room (which changes what is cached), and then take the same
         request. O(window); raises IndexError if nobody waits.
         """
-        at = self._choice() if self._shown is None else self._shown
-        self._shown = None
+        at = self._choose() if self._peeked is None else self._peeked
+        self._peeked = None
         chosen = self._waiting[at]
         for overtaken in islice(self._waiting, at):
             overtaken.times_overtaken += 1
@@ -79,12 +79,12 @@ class ReorderQueue(Generic[T]):
         """Take out a request that was cancelled. O(waiting); raises ValueError if it is not there."""
         for at, waiting in enumerate(self._waiting):
             if waiting.item is item or waiting.item == item:
-                self._shown = None
+                self._peeked = None
                 del self._waiting[at]
                 return
         raise ValueError(f"{item!r} does not wait in this queue")
 
-    def _choice(self) -> int:
+    def _choose(self) -> int:
         """The place of the request to go next."""
         if not self._waiting:
             raise IndexError("no request waits")

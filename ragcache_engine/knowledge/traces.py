@@ -44,12 +44,12 @@ def zipf_weights(count: int, exponent: float = 1.0) -> list[float]:
     return [1.0 / rank**exponent for rank in range(1, count + 1)]
 
 
-def zipf(trace: Trace, requests: int, seed: int, *, exponent: float = 1.0) -> Trace:
+def draw_zipf(trace: Trace, requests: int, seed: int, *, exponent: float = 1.0) -> Trace:
     """So many requests, drawn from the trace's with Zipf weights over a ranking drawn first."""
-    return drifting(trace, requests, seed, every=max(1, requests), exponent=exponent)
+    return draw_drifting(trace, requests, seed, every=max(1, requests), exponent=exponent)
 
 
-def drifting(
+def draw_drifting(
     trace: Trace,
     requests: int,
     seed: int,
@@ -58,7 +58,7 @@ def drifting(
     share: float = 1.0,
     exponent: float = 1.0,
 ) -> Trace:
-    """Like `zipf`, with another ranking of the questions after each `every` requests.
+    """Like `draw_zipf`, with another ranking of the questions after each `every` requests.
 
     share: of the places in the ranking, how many are dealt anew among those who held them; chosen at
       random, popular or not. 1 permutes the whole ranking: what was popular says nothing any more.

@@ -28,7 +28,7 @@ class Prompt:
     documents: Sequence[Sequence[str]] = ()
 
 
-def cuts_of(
+def cut_prompt(
     segments: Sequence[tuple[int, str | None]],
     *,
     prompt_tokens: int,
@@ -75,7 +75,7 @@ def file_names(
     return names
 
 
-def prompt_of(
+def describe_prompt(
     *,
     keys: Sequence[Key],
     token_ids: Sequence[int] | None,
@@ -90,7 +90,7 @@ def prompt_of(
 
     token_ids: None if they alone do not determine the tensors; such a prompt stays off the disk.
     """
-    cuts = cuts_of(segments, prompt_tokens=prompt_tokens, block_tokens=block_tokens, depth=depth)
+    cuts = cut_prompt(segments, prompt_tokens=prompt_tokens, block_tokens=block_tokens, depth=depth)
     blocks = min(cuts[-1].end if cuts else 0, len(keys))
     cuts = [cut for cut in cuts if cut.end <= blocks]
     names: list[str] = []
@@ -101,11 +101,11 @@ def prompt_of(
         cuts=cuts,
         tokens=prompt_tokens,
         names=names,
-        documents=list(_documents_so_far(cuts)) if names else [],
+        documents=list(_marks_by_cut(cuts)) if names else [],
     )
 
 
-def _documents_so_far(cuts: Iterable[Cut]) -> Iterator[list[str]]:
+def _marks_by_cut(cuts: Iterable[Cut]) -> Iterator[list[str]]:
     marks: list[str] = []
     for cut in cuts:
         marks = [*marks, *map(document_mark, cut.names)]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from ragcache_engine.knowledge import CostProfile
 from ragcache_engine.knowledge.cost import blocks_to_load
 
-SHARE_OF_LATEST = 0.2
+LATEST_WEIGHT = 0.2
 """Weight of the latest measurement in a running mean."""
 
 SHORTEST_STEP_TOKENS = 64
@@ -36,14 +36,16 @@ class CopyingSpeed:
     def record_copy(self, size_bytes: int, seconds: float) -> None:
         """Take in how long a copy took, once it had begun."""
         if size_bytes > 0 and seconds > 0:
-            self.bandwidth_bytes_per_s = _mean(self.bandwidth_bytes_per_s, size_bytes / seconds)
+            self.bandwidth_bytes_per_s = _running_mean(
+                self.bandwidth_bytes_per_s, size_bytes / seconds
+            )
 
     def record_wait(self, size_bytes: int, seconds: float) -> None:
         """Take in how long a request waited from asking for a copy to computing with it.
 
         Only where the model had nothing else to do meanwhile.
         """
-        self.latency_s = _mean(
+        self.latency_s = _running_mean(
             self.latency_s, max(0.0, seconds - size_bytes / self.bandwidth_bytes_per_s)
         )
 
@@ -66,7 +68,7 @@ class ComputingSpeed:
         expected = self._profile.prefill_s(cached_tokens, computed_tokens)
         if expected > 0:
             seen = seconds / expected
-            self._stretch = seen if self._stretch is None else _mean(self._stretch, seen)
+            self._stretch = seen if self._stretch is None else _running_mean(self._stretch, seen)
 
     def prefill_s(self, cached_tokens: int, computed_tokens: int) -> float:
         """Seconds to compute that many tokens behind the cached ones."""
@@ -112,5 +114,5 @@ class Speeds:
     from_disk: CopyingSpeed = field(default_factory=CopyingSpeed)
 
 
-def _mean(old: float, latest: float) -> float:
-    return old + SHARE_OF_LATEST * (latest - old)
+def _running_mean(old: float, latest: float) -> float:
+    return old + LATEST_WEIGHT * (latest - old)

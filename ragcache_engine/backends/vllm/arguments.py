@@ -15,13 +15,13 @@ from vllm.usage.usage_lib import UsageContext
 
 from ragcache_engine.backends.vllm import cpu_defaults
 from ragcache_engine.backends.vllm.budget import TierBudget
-from ragcache_engine.backends.vllm.tier_arguments import tier_arguments
+from ragcache_engine.backends.vllm.tier_arguments import build_tier_arguments
 from ragcache_engine.errors import ConfigError, ModelNotFound
 
 GIB = 1 << 30
 
 
-def engine_config(
+def build_vllm_config(
     model: str,
     device_cache_bytes: int | None,
     budget: TierBudget,
@@ -33,7 +33,7 @@ def engine_config(
     small for one request of the model's full context.
     """
     require_model(model)
-    chosen = _chosen_arguments(device_cache_bytes)
+    chosen = _choose_arguments(device_cache_bytes)
     if "model" in vllm_args:
         raise ConfigError("the model goes into EngineConfig(model=...), not into vllm_args")
     try:
@@ -41,7 +41,7 @@ def engine_config(
     except TypeError as error:
         raise ConfigError(f"vllm_args holds a name vLLM does not know: {error}") from error
     try:
-        for name, value in tier_arguments(arguments, budget, set(vllm_args)).items():
+        for name, value in build_tier_arguments(arguments, budget, set(vllm_args)).items():
             setattr(arguments, name, value)
         # The step and batch sizes of the class that a swap replaces, not those of the bare engine.
         config = arguments.create_engine_config(UsageContext.LLM_CLASS)
@@ -65,7 +65,7 @@ def require_model(model: str) -> None:
         raise ModelNotFound(f"the folder {path} holds no config.json, so it is no model folder")
 
 
-def _chosen_arguments(device_cache_bytes: int | None) -> dict[str, Any]:
+def _choose_arguments(device_cache_bytes: int | None) -> dict[str, Any]:
     arguments: dict[str, Any] = {
         "enable_prefix_caching": True,
         "kv_cache_memory_bytes": device_cache_bytes,

@@ -27,10 +27,10 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from ragcache_engine.backends.vllm import shared_memory
-from ragcache_engine.backends.vllm.arguments import engine_config, kv_token_bytes
+from ragcache_engine.backends.vllm.arguments import build_vllm_config, kv_token_bytes
 from ragcache_engine.backends.vllm.budget import TierBudget
-from ragcache_engine.backends.vllm.chat import rendered
-from ragcache_engine.backends.vllm.guides import require_servable, structured_outputs
+from ragcache_engine.backends.vllm.chat import render_conversation
+from ragcache_engine.backends.vllm.guides import require_servable, to_structured_outputs
 from ragcache_engine.backends.vllm.installed import Wheel
 from ragcache_engine.backends.vllm.main_guard import require_guarded_main
 from ragcache_engine.backends.vllm.tiers.settings import TierSettings
@@ -86,20 +86,22 @@ class VLLMBackend:
         self._has_tiers = False
         self._engine_id: str | None = None
         self._counters = Counters()
-        self._forgetting = count()
+        self._forget_numbers = count()
         self._adopted: list[str] = []
-        self._servable: dict[Guide, None] = {}  # those once found to be, oldest first
+        self._servable_guides: dict[Guide, None] = {}  # those once found to be, oldest first
 
     async def start(self) -> ModelLimits:
-        config = engine_config(self._model, self._device_cache_bytes, self._budget, self._vllm_args)
+        config = build_vllm_config(
+            self._model, self._device_cache_bytes, self._budget, self._vllm_args
+        )
         transfer = config.kv_transfer_config
         self._has_tiers = transfer is not None and transfer.kv_connector == "TierConnector"
-        leave_imports_uncollected()
+        exclude_imports_from_collection()
         if self._has_tiers:
             shared_memory.remove_abandoned()
             self._engine_id = transfer.engine_id if transfer else None
         try:
-            with _cores_as_without_connector():
+            with _no_core_for_connector():
                 llm = AsyncLLM.from_vllm_config(
                     config, usage_context=UsageContext.ENGINE_CONTEXT, disable_log_stats=True
                 )
@@ -108,7 +110,7 @@ class VLLMBackend:
                 f"vLLM did not start {self._model}: {error} (the cause is in vLLM's log above; "
                 f"VLLM_LOGGING_LEVEL=INFO tells more, and `ragcache doctor` checks the machine)"
             ) from error
-        self.use(llm)
+        self.attach(llm)
         cache = config.cache_config
         return ModelLimits(
             context_tokens=config.model_config.max_model_len,
@@ -118,30 +120,33 @@ class VLLMBackend:
             host_blocks=self._host_blocks(config),
         )
 
-    def use(self, llm: AsyncLLM) -> None:
+    def attach(self, llm: AsyncLLM) -> None:
         """Read, render and generate with this one."""
         self._llm = llm
-        self._tokenize_params = _for_segments(llm.renderer.default_cmpl_tok_params)
-        self._chat_tokenize_params = _for_segments(llm.renderer.default_chat_tok_params)
+        self._tokenize_params = _with_offsets(llm.renderer.default_cmpl_tok_params)
+        self._chat_tokenize_params = _with_offsets(llm.renderer.default_chat_tok_params)
 
     def _host_blocks(self, config: VllmConfig) -> int:
-        settings, token_bytes = self._settings(config), kv_token_bytes(config)
+        settings, token_bytes = self._tier_settings(config), kv_token_bytes(config)
         if settings is None or token_bytes is None:
             return 0
         return settings.host_bytes // (token_bytes * config.cache_config.block_size)
 
     def _provisional_step_tokens(self, config: VllmConfig) -> int:
-        settings, whole = self._settings(config), config.scheduler_config.max_num_batched_tokens
+        settings, whole = (
+            self._tier_settings(config),
+            config.scheduler_config.max_num_batched_tokens,
+        )
         return min(whole, (settings and settings.provisional_step_tokens) or whole)
 
-    def _settings(self, config: VllmConfig) -> TierSettings | None:
+    def _tier_settings(self, config: VllmConfig) -> TierSettings | None:
         """What the tiers were told; None without them."""
         transfer = config.kv_transfer_config
         if not self._has_tiers or transfer is None:
             return None
         return TierSettings.from_extra_config(transfer.kv_connector_extra_config)
 
-    def _running_llm(self) -> AsyncLLM:
+    def _require_llm(self) -> AsyncLLM:
         if self._llm is None:
             raise EngineDied("the model's process is not running; make a new RAGCacheEngine")
         return self._llm
@@ -153,7 +158,7 @@ class VLLMBackend:
         """
         if not text:
             return TokenizedPrompt(text, ())
-        renderer = self._running_llm().renderer
+        renderer = self._require_llm().renderer
         params = self._tokenize_params if add_special_tokens else self._chat_tokenize_params
         (tokens,) = renderer.tokenize_prompts([TextPrompt(prompt=text)], params)
         prompt = cast(
@@ -164,19 +169,19 @@ class VLLMBackend:
         )
 
     def detokenize(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        tokenizer = self._running_llm().get_tokenizer()
+        tokenizer = self._require_llm().get_tokenizer()
         return tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
 
     def check(self, options: SamplingOptions) -> None:
-        if options.guide is None or options.guide in self._servable:
+        if options.guide is None or options.guide in self._servable_guides:
             return
-        require_servable(options, self._running_llm())
-        self._servable[options.guide] = None
-        if len(self._servable) > MOST_GUIDES:
-            self._servable.pop(next(iter(self._servable)), None)
+        require_servable(options, self._require_llm())
+        self._servable_guides[options.guide] = None
+        if len(self._servable_guides) > MOST_GUIDES:
+            self._servable_guides.pop(next(iter(self._servable_guides)), None)
 
     def render(self, conversation: Conversation) -> str:
-        return rendered(conversation, self._running_llm().renderer)
+        return render_conversation(conversation, self._require_llm().renderer)
 
     def tool_reader(self, tools: Sequence[Mapping[str, Any]]) -> ToolReader:
         if self._tool_parser is None:
@@ -184,14 +189,14 @@ class VLLMBackend:
         # Half of vLLM's server comes with it, which most engines never need.
         from ragcache_engine.backends.vllm.tool_parsers import ParserReader
 
-        return ParserReader(self._tool_parser, self._running_llm().get_tokenizer(), tools)
+        return ParserReader(self._tool_parser, self._require_llm().get_tokenizer(), tools)
 
     async def generate(self, request: BackendRequest) -> AsyncGenerator[Delta, None]:
-        params = sampling_params(request.options)
+        params = to_sampling_params(request.options)
         if self._has_tiers:
             adopted, self._adopted = self._adopted, []
-            params.extra_args = {"kv_transfer_params": _carried(request, adopted)}
-        outputs = self._running_llm().generate(
+            params.extra_args = {"kv_transfer_params": _build_transfer_params(request, adopted)}
+        outputs = self._require_llm().generate(
             tokens_input(
                 list(request.prompt.token_ids),
                 prompt=request.prompt.text,
@@ -202,7 +207,7 @@ class VLLMBackend:
         )
         try:
             async for output in outputs:
-                yield _delta(output, self._take_message(output))
+                yield _to_delta(output, self._take_message(output))
         except EngineDeadError as error:
             raise EngineDied(
                 "vLLM's process ended by itself, often for want of memory: see its log above, and "
@@ -217,10 +222,10 @@ class VLLMBackend:
         return time.monotonic()
 
     async def clear_cache(self) -> bool:
-        return await self._running_llm().reset_prefix_cache(reset_connector=self._has_tiers)
+        return await self._require_llm().reset_prefix_cache(reset_connector=self._has_tiers)
 
     async def forget(self, document_ids: Sequence[str]) -> None:
-        llm = self._running_llm()
+        llm = self._require_llm()
         if not self._has_tiers:
             if not await llm.reset_prefix_cache():
                 raise GenerationFailed(
@@ -230,7 +235,7 @@ class VLLMBackend:
         # A request of one token takes the word to the scheduler's process.
         params = SamplingParams(max_tokens=1, detokenize=False)
         params.extra_args = {"kv_transfer_params": RequestMessage(forget=document_ids).to_dict()}
-        name = f"ragcache-forget-{next(self._forgetting)}"
+        name = f"ragcache-forget-{next(self._forget_numbers)}"
         async for output in llm.generate(tokens_input([0]), params, name):
             self._take_message(output)
         if self._budget.disk_bytes:
@@ -260,7 +265,7 @@ class VLLMBackend:
             shared_memory.remove(self._engine_id)  # a process that was killed has not
 
 
-def sampling_params(options: SamplingOptions) -> SamplingParams:
+def to_sampling_params(options: SamplingOptions) -> SamplingParams:
     """Our options in vLLM's words."""
     return SamplingParams(
         max_tokens=options.max_tokens,
@@ -275,17 +280,17 @@ def sampling_params(options: SamplingOptions) -> SamplingParams:
         stop=list(options.stop),
         ignore_eos=options.ignore_eos,
         skip_special_tokens=options.skip_special_tokens,
-        structured_outputs=structured_outputs(options.guide) if options.guide else None,
+        structured_outputs=to_structured_outputs(options.guide) if options.guide else None,
         output_kind=RequestOutputKind.DELTA,
     )
 
 
-def _for_segments(params: TokenizeParams) -> TokenizeParams:
+def _with_offsets(params: TokenizeParams) -> TokenizeParams:
     # Lengths are checked by the engine, with an error that names them.
     return replace(params, max_total_tokens=None, return_token_offsets=True)
 
 
-def _carried(request: BackendRequest, adopted: Sequence[str]) -> dict[str, Any]:
+def _build_transfer_params(request: BackendRequest, adopted: Sequence[str]) -> dict[str, Any]:
     """What the request tells the scheduler. Never empty: without anything, vLLM would ask why."""
     segments = [(segment.end, segment.document_id) for segment in request.segments]
     while segments and segments[-1][1] is None:
@@ -297,7 +302,7 @@ def _carried(request: BackendRequest, adopted: Sequence[str]) -> dict[str, Any]:
     return {**message.to_dict(), "request": request.request_id}
 
 
-def _delta(output: RequestOutput, message: FinishMessage | None) -> Delta:
+def _to_delta(output: RequestOutput, message: FinishMessage | None) -> Delta:
     completion = output.outputs[0]
     if completion.finish_reason not in (None, "stop", "length"):
         raise GenerationFailed(
@@ -306,12 +311,12 @@ def _delta(output: RequestOutput, message: FinishMessage | None) -> Delta:
     return Delta(
         text=completion.text,
         token_ids=tuple(completion.token_ids),
-        cached=_cached(output, message),
+        cached=_count_cached_tokens(output, message),
         finish_reason=FinishReason(completion.finish_reason) if completion.finish_reason else None,
     )
 
 
-def _cached(output: RequestOutput, message: FinishMessage | None) -> CachedTokens:
+def _count_cached_tokens(output: RequestOutput, message: FinishMessage | None) -> CachedTokens:
     """Count cached tokens by tier once the request has ended; until then as if all were the device's."""
     if message is None or message.tokens is None:
         return CachedTokens(device=output.num_cached_tokens or 0)
@@ -319,7 +324,7 @@ def _cached(output: RequestOutput, message: FinishMessage | None) -> CachedToken
 
 
 @cache
-def leave_imports_uncollected() -> None:
+def exclude_imports_from_collection() -> None:
     """Once in a process: Python's collector no longer looks at what exists by now.
 
     Importing vLLM leaves some 700,000 objects that are never garbage. A full collection, due every
@@ -332,7 +337,7 @@ def leave_imports_uncollected() -> None:
 
 
 @contextmanager
-def _cores_as_without_connector() -> Iterator[None]:
+def _no_core_for_connector() -> Iterator[None]:
     """vLLM's CPU build keeps a core free for the network of a connector; ours has none."""
     name = "VLLM_CPU_NUM_OF_RESERVED_CPU"
     if name in os.environ or not current_platform.is_cpu():

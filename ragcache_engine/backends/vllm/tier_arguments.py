@@ -16,23 +16,23 @@ from vllm.platforms import current_platform
 
 from ragcache_engine.backends.vllm import cpu_defaults
 from ragcache_engine.backends.vllm.budget import TierBudget
-from ragcache_engine.backends.vllm.shared_memory import new_engine_id
+from ragcache_engine.backends.vllm.shared_memory import make_engine_id
 from ragcache_engine.backends.vllm.tiers.settings import TierSettings
 
 logger = logging.getLogger(__name__)
 
-OURS = ("scheduler_cls", "kv_transfer_config")
+TIER_ARGUMENTS = ("scheduler_cls", "kv_transfer_config")
 PACKAGE = "ragcache_engine.backends.vllm.tiers"
 
 
-def tier_arguments(
+def build_tier_arguments(
     arguments: AsyncEngineArgs, budget: TierBudget, given: Set[str]
 ) -> dict[str, Any]:
     """What to add to vLLM's arguments; nothing, with a warning, where the tree cannot decide.
 
     given: names of the arguments that the user chose.
     """
-    if taken := [name for name in OURS if name in given]:
+    if taken := [name for name in TIER_ARGUMENTS if name in given]:
         logger.warning(
             "vllm_args holds %s, so vLLM's own cache is used, without knowledge tree and tiers",
             " and ".join(taken),
@@ -66,7 +66,7 @@ def tier_arguments(
             kv_connector="TierConnector",
             kv_connector_module_path=f"{PACKAGE}.connector",
             kv_role="kv_both",
-            engine_id=new_engine_id(),
+            engine_id=make_engine_id(),
             kv_load_failure_policy="recompute",
             kv_connector_extra_config=settings.to_extra_config(),
         ),

@@ -21,7 +21,7 @@ class ARC:
         self._once, self._again = LeafQueue(), LeafQueue()
         self._once_ghosts, self._again_ghosts = Ghosts(), Ghosts()
         self._target = 0.0
-        self._leaving: Node | None = None
+        self._evicting: Node | None = None
 
     @property
     def target_blocks(self) -> float:
@@ -45,7 +45,7 @@ class ARC:
 
     def used(self, node: Node) -> None:
         if node in self._again:
-            self._again.to_end(node)
+            self._again.move_to_end(node)
         else:
             self._once.remove(node)
             self._again.append(node)
@@ -67,13 +67,13 @@ class ARC:
         return True
 
     def evicted(self, node: Node) -> None:
-        self._leaving = node
+        self._evicting = node
 
     def left(self, node: Node) -> None:
         size = self._once.blocks + self._again.blocks
         once = node in self._once
         (self._once if once else self._again).remove(node)
-        if node is not self._leaving:
+        if node is not self._evicting:
             return  # forgotten, not evicted
         (self._once_ghosts if once else self._again_ghosts).add(node)
         self._once_ghosts.trim(size - self._once.blocks)

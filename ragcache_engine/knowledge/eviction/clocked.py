@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from ragcache_engine.knowledge.eviction.ranked import Ranked
+from ragcache_engine.knowledge.eviction.by_priority import ByPriority
 from ragcache_engine.knowledge.node import Node
 
 
-class Clocked(Ranked):
+class Clocked(ByPriority):
     """Ranks that start from the clock. Its unit is that of the ranks."""
 
     def __init__(self) -> None:
@@ -20,4 +20,4 @@ class Clocked(Ranked):
     def evicted(self, node: Node) -> None:
         # The clock never runs back: a newcomer starts level with the last to leave, so yesterday's
         # favourite cannot sit in the cache for ever.
-        self._clock = max(self._clock, self.rank_of(node))
+        self._clock = max(self._clock, self.priority_of(node))

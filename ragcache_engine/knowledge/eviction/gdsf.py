@@ -20,5 +20,5 @@ def priority(clock: float, uses: int) -> float:
 class GDSF(Clocked):
     """Greedy-Dual-Size-Frequency as the paper's baseline."""
 
-    def rank(self, node: Node) -> float:
+    def compute_priority(self, node: Node) -> float:
         return priority(self._clock, node.uses)

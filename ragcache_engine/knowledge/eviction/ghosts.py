@@ -13,20 +13,20 @@ class Ghosts:
     def __init__(self) -> None:
         self.blocks = 0
         # With the blocks it had: a node that is split later has fewer.
-        self._line: OrderedDict[Node, int] = OrderedDict()
+        self._queue: OrderedDict[Node, int] = OrderedDict()
 
     def __contains__(self, node: Node) -> bool:
-        return node in self._line
+        return node in self._queue
 
     def add(self, node: Node) -> None:
         self.discard(node)
-        self._line[node] = node.blocks
+        self._queue[node] = node.blocks
         self.blocks += node.blocks
 
     def discard(self, node: Node) -> None:
-        self.blocks -= self._line.pop(node, 0)
+        self.blocks -= self._queue.pop(node, 0)
 
     def trim(self, blocks: int) -> None:
         """Forget the oldest until the rest had at most so many blocks."""
         while self.blocks > max(0, blocks):
-            self.blocks -= self._line.popitem(last=False)[1]
+            self.blocks -= self._queue.popitem(last=False)[1]

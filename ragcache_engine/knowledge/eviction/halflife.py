@@ -23,12 +23,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ragcache_engine.knowledge.eviction.by_priority import ByPriority
 from ragcache_engine.knowledge.eviction.popularity import HALF_LIVES, Popularity
-from ragcache_engine.knowledge.eviction.ranked import Ranked
 from ragcache_engine.knowledge.node import Node
 
 
-class HalfLife(Ranked):
+class HalfLife(ByPriority):
     """Lowest rate of use first, counted with the half-life that forecasts best.
 
     half_lives: to choose among, in requests.
@@ -43,22 +43,22 @@ class HalfLife(Ranked):
     ) -> None:
         super().__init__()
         self._popularity = popularity or Popularity(half_lives)
-        self._believed = self._popularity.half_life
+        self._half_life_used = self._popularity.half_life
 
     @property
     def half_life(self) -> float:
         """Requests after which a use counts half, as believed now."""
         return self._popularity.half_life
 
-    def rank(self, node: Node) -> float:
+    def compute_priority(self, node: Node) -> float:
         return self._popularity.log2_rate(node)
 
     def seen(self, node: Node) -> None:
-        self._popularity.use(node)
-        if self._popularity.half_life != self._believed:
-            self._believed = self._popularity.half_life
-            self.rank_anew()
+        self._popularity.record_use(node)
+        if self._popularity.half_life != self._half_life_used:
+            self._half_life_used = self._popularity.half_life
+            self.recompute_priorities()
 
     def prefers(self, newcomer: Node, victim: Node, *, in_use: bool = False) -> bool:
         rate = self._popularity.log2_rate(newcomer, in_use=in_use)
-        return rate >= self.rank_of(victim)
+        return rate >= self.priority_of(victim)

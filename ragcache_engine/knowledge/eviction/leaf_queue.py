@@ -18,52 +18,52 @@ class LeafQueue:
 
     def __init__(self) -> None:
         self.blocks = 0
-        self._line: OrderedDict[Node, None] = OrderedDict()
-        self._aside: dict[Node, bool] = {}  # whether it was used since
+        self._queue: OrderedDict[Node, None] = OrderedDict()
+        self._set_aside: dict[Node, bool] = {}  # whether it was used since
 
     def __contains__(self, node: Node) -> bool:
-        return node in self._line or node in self._aside
+        return node in self._queue or node in self._set_aside
 
     def __len__(self) -> int:
-        return len(self._line) + len(self._aside)
+        return len(self._queue) + len(self._set_aside)
 
     def append(self, node: Node) -> None:
-        self._line[node] = None
+        self._queue[node] = None
         self.blocks += node.blocks
 
     def remove(self, node: Node) -> None:
         """Raises KeyError if it is not here."""
-        if node in self._line:
-            del self._line[node]
+        if node in self._queue:
+            del self._queue[node]
         else:
-            del self._aside[node]
+            del self._set_aside[node]
         self.blocks -= node.blocks
 
-    def to_end(self, node: Node) -> None:
-        if node in self._line:
-            self._line.move_to_end(node)
+    def move_to_end(self, node: Node) -> None:
+        if node in self._queue:
+            self._queue.move_to_end(node)
         else:
-            self._aside[node] = True
+            self._set_aside[node] = True
 
     def oldest(self) -> Node | None:
         """The first one, whether it may be evicted or not, but for those set aside."""
-        return next(iter(self._line), None)
+        return next(iter(self._queue), None)
 
     def first(self, evictable: Callable[[Node], bool]) -> Node | None:
         """The first one that may be evicted; None if there is none."""
-        while self._line:
-            node = next(iter(self._line))
+        while self._queue:
+            node = next(iter(self._queue))
             if evictable(node):
                 return node
-            del self._line[node]
-            self._aside[node] = False
+            del self._queue[node]
+            self._set_aside[node] = False
         return None
 
     def became_evictable(self, node: Node) -> None:
         """It may be evicted now; it need not be in this queue."""
-        used = self._aside.pop(node, None)
+        used = self._set_aside.pop(node, None)
         if used is None:
             return
-        self._line[node] = None
+        self._queue[node] = None
         if not used:
-            self._line.move_to_end(node, last=False)
+            self._queue.move_to_end(node, last=False)

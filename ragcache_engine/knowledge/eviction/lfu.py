@@ -6,12 +6,12 @@ comes back comes back with its past. Fitted to a tree: only leaves of the tier a
 
 from __future__ import annotations
 
-from ragcache_engine.knowledge.eviction.ranked import Ranked
+from ragcache_engine.knowledge.eviction.by_priority import ByPriority
 from ragcache_engine.knowledge.node import Node
 
 
-class LFU(Ranked):
+class LFU(ByPriority):
     """Least frequently used."""
 
-    def rank(self, node: Node) -> float:
+    def compute_priority(self, node: Node) -> float:
         return node.uses

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from ragcache_engine.knowledge.eviction.ranked import Ranked
+from ragcache_engine.knowledge.eviction.by_priority import ByPriority
 from ragcache_engine.knowledge.node import Node
 
 
-class LRU(Ranked):
+class LRU(ByPriority):
     """Least recently used."""
 
-    def rank(self, node: Node) -> float:
+    def compute_priority(self, node: Node) -> float:
         return node.last_use

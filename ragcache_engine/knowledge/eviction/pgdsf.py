@@ -18,5 +18,5 @@ def priority(clock: float, uses: int, cost_s_per_token: float) -> float:
 class PGDSF(Clocked):
     """The paper's policy, to the letter."""
 
-    def rank(self, node: Node) -> float:
+    def compute_priority(self, node: Node) -> float:
         return priority(self._clock, node.uses, node.cost_s_per_token)

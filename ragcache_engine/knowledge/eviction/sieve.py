@@ -45,7 +45,7 @@ class SIEVE:
         while rounds < 3:  # the second finds no marks; the third, nothing if that found nothing
             node = self._ahead.first(evictable)
             if node is None:
-                self._next_round()
+                self._begin_round()
                 rounds += 1
             elif node in self._marked:
                 self._marked.remove(node)
@@ -65,6 +65,6 @@ class SIEVE:
         (self._ahead if node in self._ahead else self._spared).remove(node)
         self._marked.discard(node)
 
-    def _next_round(self) -> None:
+    def _begin_round(self) -> None:
         """The hand goes back to the oldest. Those set aside wait in their queue to be exposed."""
         self._ahead, self._spared = self._spared, self._ahead

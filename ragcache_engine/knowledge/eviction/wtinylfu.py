@@ -23,22 +23,22 @@ class WTinyLFU:
 
     def __init__(self) -> None:
         self._window, self._probation, self._protected = LeafQueue(), LeafQueue(), LeafQueue()
-        self._full = False  # whether the latest newcomer needed somebody's place
+        self._needed_room = False  # whether the latest newcomer needed somebody's place
 
     def seen(self, node: Node) -> None:
         pass
 
     def entered(self, node: Node) -> None:
-        if not self._full:
-            self._let_in()
+        if not self._needed_room:
+            self._shrink_window()
         self._window.append(node)
-        self._full = False
+        self._needed_room = False
 
     def used(self, node: Node) -> None:
         if node in self._window:
-            self._window.to_end(node)
+            self._window.move_to_end(node)
         elif node in self._protected:
-            self._protected.to_end(node)
+            self._protected.move_to_end(node)
         else:
             self._probation.remove(node)
             self._protected.append(node)
@@ -51,7 +51,7 @@ class WTinyLFU:
             part.became_evictable(node)
 
     def victim(self, evictable: Callable[[Node], bool]) -> Node | None:
-        self._full = True
+        self._needed_room = True
         self._demote(evictable)
         while True:
             resident = self._probation.first(evictable) or self._protected.first(evictable)
@@ -80,7 +80,7 @@ class WTinyLFU:
     def _blocks(self) -> int:
         return self._window.blocks + self._probation.blocks + self._protected.blocks
 
-    def _let_in(self) -> None:
+    def _shrink_window(self) -> None:
         """While there is room, who is due to leave the window need not win to stay."""
         while self._window.blocks > WINDOW_SHARE * self._blocks:
             oldest = self._window.oldest()

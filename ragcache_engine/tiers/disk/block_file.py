@@ -24,8 +24,8 @@ from typing import Any
 
 MAGIC = b"RAGCKV\x00\x01"
 CHECKSUM_BYTES = 16
-LONGEST_HEADER = 1 << 20
-WRITING = ".writing"
+LONGEST_HEADER_BYTES = 1 << 20
+UNFINISHED_SUFFIX = ".writing"
 """End of the names of files not yet whole."""
 
 
@@ -84,7 +84,9 @@ def write(
     for part in parts:
         checksum.update(part)
     # Processes in containers may share a number, and engines a process.
-    unfinished = path.with_name(f"{path.name}.{os.urandom(4).hex()}.{os.getpid()}{WRITING}")
+    unfinished = path.with_name(
+        f"{path.name}.{os.urandom(4).hex()}.{os.getpid()}{UNFINISHED_SUFFIX}"
+    )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(unfinished, "wb", buffering=0) as file:
@@ -120,7 +122,7 @@ def read(path: Path, origin: Origin, name: str, target: memoryview) -> int:
     return len(start) + target.nbytes + CHECKSUM_BYTES
 
 
-def documents_in(path: Path) -> frozenset[str]:
+def read_document_marks(path: Path) -> frozenset[str]:
     """Marks of the documents that a file's tensors were computed from.
 
     Raises OSError, UnusableFile.
@@ -153,7 +155,7 @@ def _read_header(descriptor: int) -> tuple[bytes, dict[str, Any]]:
     if not start.startswith(MAGIC):
         raise UnusableFile("not a block file, or of another format version")
     length = int.from_bytes(start[-4:], "little")
-    if length > LONGEST_HEADER:
+    if length > LONGEST_HEADER_BYTES:
         raise UnusableFile("its header is too long to be one")
     text = _read_exactly(descriptor, length)
     try:

@@ -26,15 +26,15 @@ ABANDONED_AFTER_S = 600.0
 """An unfinished file as old as this belongs to a process that has died."""
 
 
-COUNTS_IN_A_QUOTA = 16
+RECOUNTS_PER_QUOTA = 16
 """How often what others write is counted while this engine writes a quota: so far it may be exceeded."""
 
 
-class Refused(Exception):
+class FolderFull(Exception):
     """The quota has no room for the block: what fills it belongs to others, or was used since."""
 
 
-class _Found(NamedTuple):
+class _StoredFile(NamedTuple):
     used_s: float
     size_bytes: int
     path: Path
@@ -57,7 +57,7 @@ class DiskFolder:
         self._home.mkdir(parents=True, exist_ok=True)
         _require_writable(self._home)
         _remove_abandoned(folder)
-        self.used_bytes = sum(found.size_bytes for found in _files(folder))
+        self.used_bytes = sum(file.size_bytes for file in _list_files(folder))
         self._uncounted_bytes = 0  # written since
 
     def holds(self, name: str) -> bool:
@@ -71,7 +71,7 @@ class DiskFolder:
         payload: memoryview,
         is_known: Callable[[str], bool],
     ) -> int:
-        """Keep a block; returns the bytes written, 0 if it was there. Raises Refused, OSError.
+        """Keep a block; returns the bytes written, 0 if it was there. Raises FolderFull, OSError.
 
         documents: marks of all documents its tensors were computed from.
         is_known: whether the tree knows the block of this name, and so decides over it.
@@ -83,7 +83,7 @@ class DiskFolder:
         self._uncounted_bytes += needed
         if (
             self.used_bytes + needed > self.quota_bytes
-            or self._uncounted_bytes > self.quota_bytes // COUNTS_IN_A_QUOTA
+            or self._uncounted_bytes > self.quota_bytes // RECOUNTS_PER_QUOTA
         ):
             self._make_room(needed, is_known)
         size_bytes = block_file.write(path, self._origin, name, documents, payload)
@@ -108,9 +108,9 @@ class DiskFolder:
 
     def remove(self, name: str) -> None:
         """The block is not kept any more. Nothing happens if there is none."""
-        self._remove(self._path(name))
+        self._remove_file(self._path(name))
 
-    def _remove(self, path: Path) -> None:
+    def _remove_file(self, path: Path) -> None:
         with contextlib.suppress(OSError):
             size_bytes = path.stat().st_size
             path.unlink()
@@ -119,17 +119,19 @@ class DiskFolder:
 
     def _make_room(self, needed: int, is_known: Callable[[str], bool]) -> None:
         """Count again, since others write here too, and remove what the tree does not know."""
-        files = sorted(_files(self.folder))
+        files = sorted(_list_files(self.folder))
         with self._lock:
-            self.used_bytes = sum(found.size_bytes for found in files)
+            self.used_bytes = sum(file.size_bytes for file in files)
             self._uncounted_bytes = 0
-        for found in files:
+        for file in files:
             if self.used_bytes + needed <= self.quota_bytes:
                 return
-            if found.path.parent.parent != self._home or not is_known(found.path.stem):
-                self._remove(found.path)
+            if file.path.parent.parent != self._home or not is_known(file.path.stem):
+                self._remove_file(file.path)
         if self.used_bytes + needed > self.quota_bytes:
-            raise Refused(f"{self.folder} is full: {self.used_bytes} of {self.quota_bytes} bytes")
+            raise FolderFull(
+                f"{self.folder} is full: {self.used_bytes} of {self.quota_bytes} bytes"
+            )
 
     def _path(self, name: str) -> Path:
         return self._home / name[:2] / f"{name}{SUFFIX}"
@@ -143,39 +145,39 @@ def forget_documents(folder: Path, document_ids: Iterable[str]) -> int:
     """
     marks = {document_mark(document_id) for document_id in document_ids}
     removed = 0
-    for found in _files(folder):
+    for file in _list_files(folder):
         try:
-            concerned = not marks.isdisjoint(block_file.documents_in(found.path))
+            concerned = not marks.isdisjoint(block_file.read_document_marks(file.path))
         except UnusableFile:
             concerned = True
         except OSError:
             continue
         if concerned:
             with contextlib.suppress(OSError):
-                found.path.unlink()
+                file.path.unlink()
                 removed += 1
     return removed
 
 
-def _files(folder: Path) -> Iterator[_Found]:
+def _list_files(folder: Path) -> Iterator[_StoredFile]:
     """Every block file, of any origin."""
     for path in folder.glob(f"*/??/*{SUFFIX}"):
         with contextlib.suppress(OSError):
             stat = path.stat()
-            yield _Found(stat.st_mtime, stat.st_size, path)
+            yield _StoredFile(stat.st_mtime, stat.st_size, path)
 
 
 def _remove_abandoned(folder: Path) -> None:
     oldest = time.time() - ABANDONED_AFTER_S
-    for path in folder.glob(f"*/??/*{block_file.WRITING}"):
+    for path in folder.glob(f"*/??/*{block_file.UNFINISHED_SUFFIX}"):
         with contextlib.suppress(OSError):
-            if path.stat().st_mtime < oldest or not is_alive(_writer(path)):
+            if path.stat().st_mtime < oldest or not is_alive(_writer_process(path)):
                 path.unlink()
 
 
-def _writer(path: Path) -> int:
+def _writer_process(path: Path) -> int:
     """The process that was writing the file, as its name says; 0 if it does not."""
-    number = path.name.removesuffix(block_file.WRITING).rpartition(".")[2]
+    number = path.name.removesuffix(block_file.UNFINISHED_SUFFIX).rpartition(".")[2]
     return int(number) if number.isdigit() else 0
 
 

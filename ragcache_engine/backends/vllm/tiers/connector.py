@@ -18,7 +18,7 @@ from vllm.v1.request import Request, RequestStatus
 
 from ragcache_engine.backends.vllm.tiers.offloading import TierOffloadingManager
 from ragcache_engine.backends.vllm.tiers.settings import TierSettings
-from ragcache_engine.tiers.prompts import Prompt, prompt_of
+from ragcache_engine.tiers.prompts import Prompt, describe_prompt
 from ragcache_engine.tiers.wire import FinishMessage, MalformedRequest, RequestMessage
 
 if TYPE_CHECKING:
@@ -107,7 +107,7 @@ class TierConnector(OffloadingConnector):
         is_told_by_tokens = not (
             request.lora_request or request.mm_features or request.prompt_embeds is not None
         )
-        return prompt_of(
+        return describe_prompt(
             keys=request.block_hashes[: request.num_prompt_tokens // self.block_tokens],
             token_ids=request.prompt_token_ids if is_told_by_tokens else None,
             prompt_tokens=request.num_prompt_tokens,

@@ -22,10 +22,10 @@ from vllm.v1.kv_offload.base import (
 )
 from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
 
-from ragcache_engine.backends.vllm.tiers.metrics import Reporter
+from ragcache_engine.backends.vllm.tiers.metrics import CounterReporter
 from ragcache_engine.tiers.manager import CacheManager, Presence
 
-_ANSWERS = {
+_LOOKUP_RESULTS = {
     Presence.HERE: LookupResult.HIT,
     Presence.COMING: LookupResult.HIT_PENDING,
     Presence.AWAY: LookupResult.MISS,
@@ -41,7 +41,7 @@ class TierOffloadingManager(OffloadingManager):
     def __init__(self, cache: CacheManager, close: Callable[[], None]) -> None:  # type: ignore[type-arg]
         self.cache = cache
         self._close = close
-        self._reporter = Reporter()
+        self._reporter = CounterReporter()
 
     def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
         # All of a request's blocks are offered, not only those it computed: a document that is hit on
@@ -49,7 +49,7 @@ class TierOffloadingManager(OffloadingManager):
         return RequestOffloadingContext(OffloadPolicy.REQUEST_LEVEL)
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
-        return _ANSWERS[self.cache.lookup(req_context.req_id, get_offload_block_hash(key))]
+        return _LOOKUP_RESULTS[self.cache.lookup(req_context.req_id, get_offload_block_hash(key))]
 
     def prepare_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> LoadStoreSpec:
         return CPULoadStoreSpec(self.cache.begin_load(map(get_offload_block_hash, keys)))

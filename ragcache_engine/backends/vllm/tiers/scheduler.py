@@ -40,18 +40,20 @@ class TierScheduler(AsyncScheduler):
         )
         pool.free_block_queue = FreeBlocks(cache.device)
         if self.policy is SchedulingPolicy.FCFS and settings.reorder_window > 1:
-            self.waiting = WaitingQueue(self._ratio, settings.reorder_window)
+            self.waiting = WaitingQueue(self._cached_ratio, settings.reorder_window)
         self._step_tokens = self.max_num_scheduled_tokens
         self._provisional_step_tokens = min(
             settings.provisional_step_tokens or self._step_tokens, self._step_tokens
         )
         self._steps: dict[int, tuple[float, int]] = {}
-        self._step_ended_s = 0.0
+        self._latest_step_end_s = 0.0
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         # A cancel takes effect after the running step.
         self.max_num_scheduled_tokens = (
-            self._provisional_step_tokens if self._prefills_provisional() else self._step_tokens
+            self._provisional_step_tokens
+            if self._is_prefilling_provisional()
+            else self._step_tokens
         )
         output = super().schedule(throttle_prefills)
         if output.total_num_scheduled_tokens > len(output.num_scheduled_tokens):
@@ -67,9 +69,9 @@ class TierScheduler(AsyncScheduler):
         if tokens:
             # Steps overlap: this one began when the one before it had ended, at the earliest.
             self._cache.speeds.computing.record_step(
-                0, tokens, now_s - max(began_s, self._step_ended_s)
+                0, tokens, now_s - max(began_s, self._latest_step_end_s)
             )
-        self._step_ended_s = now_s
+        self._latest_step_end_s = now_s
         return super().update_from_output(scheduler_output, model_runner_output)
 
     def reset_prefix_cache(
@@ -83,7 +85,7 @@ class TierScheduler(AsyncScheduler):
                 done = self.reset_connector_cache()
         return done
 
-    def _prefills_provisional(self) -> bool:
+    def _is_prefilling_provisional(self) -> bool:
         provisional = self._connector.provisional
         known = map(self.requests.get, provisional)
         provisional &= {
@@ -93,7 +95,7 @@ class TierScheduler(AsyncScheduler):
         }
         return bool(provisional)
 
-    def _ratio(self, request: Request) -> float | None:
+    def _cached_ratio(self, request: Request) -> float | None:
         return self._cache.cached_ratio(request.request_id)
 
 

@@ -20,7 +20,7 @@ from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
 from ragcache_engine.backends.vllm.tiers.host_copy import HostCopyWorker
-from ragcache_engine.backends.vllm.tiers.metrics import definitions
+from ragcache_engine.backends.vllm.tiers.metrics import build_definitions
 from ragcache_engine.backends.vllm.tiers.offloading import TierOffloadingManager
 from ragcache_engine.backends.vllm.tiers.settings import TierSettings
 from ragcache_engine.knowledge import CostProfile, policy_of_tiers
@@ -40,7 +40,7 @@ class TierSpec(TieringOffloadingSpec):
     def build_metric_definitions(
         cls, extra_config: dict[str, Any]
     ) -> dict[str, OffloadingMetricMetadata]:
-        return definitions()
+        return build_definitions()
 
     def __init__(self, config: OffloadingConfig) -> None:
         super().__init__(config)
@@ -56,7 +56,7 @@ class TierSpec(TieringOffloadingSpec):
     def get_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
         if self._tier_worker is None:
             if current_platform.is_cpu() or not self.num_chunks:
-                region = self._region(self.config.parallel.rank) if self.num_chunks else None
+                region = self._map_region(self.config.parallel.rank) if self.num_chunks else None
                 self._tier_worker = HostCopyWorker(kv_caches, region)
             else:
                 self._tier_worker = self.create_worker(kv_caches)
@@ -76,7 +76,7 @@ class TierSpec(TieringOffloadingSpec):
         )
         with ExitStack() as undo:
             if self.num_chunks:
-                region = self._region(None)
+                region = self._map_region(None)
                 undo.callback(region.cleanup)
                 if settings.disk_bytes:
                     self._attach_disk(cache, region, undo)
@@ -120,7 +120,7 @@ class TierSpec(TieringOffloadingSpec):
         undo.callback(transfers.close)
         cache.attach_disk(transfers)
 
-    def _region(self, rank: int | None) -> SharedOffloadRegion:
+    def _map_region(self, rank: int | None) -> SharedOffloadRegion:
         """The host tier's memory, mapped into this process. rank: None for the scheduler's."""
         return SharedOffloadRegion(
             engine_id=self.config.engine_id,

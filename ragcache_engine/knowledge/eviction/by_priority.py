@@ -13,7 +13,7 @@ Entry = tuple[float, int, Node]
 """A node's rank, and a number that grows with each ranking, which decides between equal ranks."""
 
 
-class Ranked(ABC):
+class ByPriority(ABC):
     """Evicts the lowest rank; of equal ranks, the one given first.
 
     The heap holds one entry for each node that may be evictable. A use gives the node a new rank and
@@ -30,7 +30,7 @@ class Ranked(ABC):
         self._order = count()
 
     @abstractmethod
-    def rank(self, node: Node) -> float:
+    def compute_priority(self, node: Node) -> float:
         """The node's worth now, after a use. Higher stays longer."""
 
     def seen(self, node: Node) -> None:  # noqa: B027  (most go by the nodes they hold)
@@ -40,7 +40,7 @@ class Ranked(ABC):
         self.used(node)
 
     def used(self, node: Node) -> None:
-        entry = self._entries[node] = (self.rank(node), next(self._order), node)
+        entry = self._entries[node] = (self.compute_priority(node), next(self._order), node)
         queued = self._queued.get(node)
         if queued is not None and entry[0] < queued[0]:
             self._queue(entry)
@@ -80,14 +80,15 @@ class Ranked(ABC):
     def left(self, node: Node) -> None:
         del self._entries[node]
 
-    def rank_of(self, node: Node) -> float:
+    def priority_of(self, node: Node) -> float:
         """The rank it was given at its last use. KeyError if it has no blocks in the tier."""
         return self._entries[node][0]
 
-    def rank_anew(self) -> None:
+    def recompute_priorities(self) -> None:
         """Give every node its rank again, for when ranks are taken on another scale. O(n)."""
         self._entries = {
-            node: (self.rank(node), order, node) for node, (_, order, _) in self._entries.items()
+            node: (self.compute_priority(node), order, node)
+            for node, (_, order, _) in self._entries.items()
         }
         self._queued = {node: self._entries[node] for node in self._queued if node in self._entries}
         self._heap = list(self._queued.values())
