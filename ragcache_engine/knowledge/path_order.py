@@ -1,7 +1,8 @@
-"""In which order a prompt names its documents: as retrieved, or so that more of it is cached.
+"""The order in which a prompt names its documents: as retrieved, or so that more of it is cached.
 
-The first segment of a path is its system text and stays first. The last two orders change the prompt,
-and with it perhaps the answer, so they are for those who ask for them.
+These are the orders that `EngineConfig.document_order` names. A path's first segment is the system text
+and stays first. The orders "canonical" and "cached" change the prompt, and with it perhaps the answer,
+so users have to choose them.
 """
 
 from __future__ import annotations
@@ -16,21 +17,22 @@ PathOrder = Callable[[DocumentCache, Sequence[Segment]], Sequence[Segment]]
 
 
 def keep_retrieved(cache: DocumentCache, path: Sequence[Segment]) -> tuple[Segment, ...]:
-    """Nearest first: the prompt is what the pipeline wrote."""
+    """Leave the path as the retriever ordered it, the nearest document first."""
     return tuple(path)
 
 
 def sort_by_id(cache: DocumentCache, path: Sequence[Segment]) -> tuple[Segment, ...]:
-    """By id, whatever is cached: the same documents always make the same path."""
+    """Sort the documents by id, so that the same documents always make the same path."""
     return (*path[:1], *sorted(path[1:]))
 
 
 def put_cached_first(cache: DocumentCache, path: Sequence[Segment]) -> tuple[Segment, ...]:
-    """Greedily, next the document of which most tokens are cached behind those chosen; then the rest
-    as retrieved. Ties go to the earlier retrieved.
+    """Put first the documents that are cached behind each other; the others follow as retrieved.
 
-    Being greedy it may miss the longest cached prefix, but it is never shorter than that of the
-    retrieved order, which is kept if it is as good. O(k * k) look-ups for k documents.
+    Each step is greedy: it takes the document with the most tokens cached behind those taken so far,
+    and of equals the one retrieved first. So the cached prefix may not be the longest possible one. It
+    is never shorter than that of the retrieved order, which stays if it is as good.
+    O(k * k) look-ups for k documents.
     """
     rest = list(path[1:])
     start = cache.match(path[:1])
@@ -63,10 +65,10 @@ def _child(node: Node, segment: Segment) -> Node | None:
 
 
 def _cached_blocks(node: Node) -> int:
-    """Its leading blocks that some tier has."""
+    """Count the node's leading blocks in the tier that has most of them."""
     return max(node.resident)
 
 
 def _has_cached_blocks(node: Node) -> bool:
-    """Whether it has something cached, itself or, being too short to own a block, below it."""
+    """Whether the node has cached blocks; for a node too short to own one, whether any below it has."""
     return _cached_blocks(node) > 0 or (not node.blocks and any(node.below))

@@ -1,4 +1,4 @@
-"""From our few settings to vLLM's many: what RAGCache chooses where the user does not."""
+"""Turns our few settings into vLLM's many: what RAGCache chooses where the user does not."""
 
 from __future__ import annotations
 
@@ -27,8 +27,10 @@ def build_vllm_config(
     budget: TierBudget,
     vllm_args: Mapping[str, Any],
 ) -> VllmConfig:
-    """vLLM's checked configuration. Starts nothing.
+    """Build vLLM's configuration and let vLLM check it. Starts nothing.
 
+    device_cache_bytes: None leaves the choice to RAGCache on a CPU, and to vLLM on a GPU.
+    vllm_args: the user's arguments for vLLM; they win over what RAGCache would choose.
     Raises ModelNotFound, or ConfigError for arguments that vLLM refuses and for a device cache too
     small for one request of the model's full context.
     """
@@ -43,7 +45,7 @@ def build_vllm_config(
     try:
         for name, value in build_tier_arguments(arguments, budget, set(vllm_args)).items():
             setattr(arguments, name, value)
-        # The step and batch sizes of the class that a swap replaces, not those of the bare engine.
+        # Take the step and batch sizes of vLLM's LLM class, which users replace, not of its bare engine.
         config = arguments.create_engine_config(UsageContext.LLM_CLASS)
     except OSError as error:
         raise ModelNotFound(
@@ -56,7 +58,7 @@ def build_vllm_config(
 
 
 def require_model(model: str) -> None:
-    """A path that does not exist must not become a question to the hub."""
+    """Raise ModelNotFound for a path that holds no model, before vLLM asks the hub for it."""
     path = Path(model).expanduser()
     looks_like_path = model.startswith((".", "/", "~")) or model.count("/") > 1
     if looks_like_path and not path.is_dir():
@@ -66,13 +68,14 @@ def require_model(model: str) -> None:
 
 
 def _choose_arguments(device_cache_bytes: int | None) -> dict[str, Any]:
+    """Choose the arguments that differ from vLLM's own defaults on this platform."""
     arguments: dict[str, Any] = {
         "enable_prefix_caching": True,
         "kv_cache_memory_bytes": device_cache_bytes,
     }
     if current_platform.is_cpu():
         arguments["block_size"] = cpu_defaults.BLOCK_TOKENS
-        # torch.compile wants a C++ compiler on the user's machine and a minute at every start.
+        # torch.compile needs a C++ compiler on the user's machine, and a minute at every start.
         arguments["enforce_eager"] = True
         if device_cache_bytes is None:
             free_bytes = psutil.virtual_memory().available
@@ -81,7 +84,10 @@ def _choose_arguments(device_cache_bytes: int | None) -> dict[str, Any]:
 
 
 def _require_room(config: VllmConfig) -> None:
-    """Refuse early what vLLM would refuse in its own process, half a minute later."""
+    """Raise ConfigError for a device cache too small for one request of the full context.
+
+    vLLM would refuse it too, half a minute later and in its own process.
+    """
     cache_bytes = config.cache_config.kv_cache_memory_bytes
     model = config.model_config
     token_bytes = kv_token_bytes(config)
@@ -97,7 +103,7 @@ def _require_room(config: VllmConfig) -> None:
 
 
 def kv_token_bytes(config: VllmConfig) -> int | None:
-    """Bytes of key-value memory a token takes; None for models that keep something else."""
+    """Compute the bytes of key-value memory per token; None for models that keep something else."""
     model, parallel = config.model_config, config.parallel_config
     if model.use_mla or model.is_hybrid or model.get_sliding_window():
         return None

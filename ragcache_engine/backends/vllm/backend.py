@@ -1,4 +1,4 @@
-"""vLLM's asynchronous engine behind the Backend door."""
+"""The Backend that runs a model in vLLM's asynchronous engine."""
 
 from __future__ import annotations
 
@@ -50,14 +50,18 @@ from ragcache_engine.values import (
 )
 
 MOST_GUIDES = 256
+"""Guides that vLLM accepted and that need not be checked again."""
+
 SHUTDOWN_S = 30.0
-"""vLLM's processes end by themselves in 4 to 5 s; on a busy machine its own limit of 5 s kills them."""
+"""How long vLLM's processes may take to end. They need 4 to 5 s; on a busy machine, vLLM's own limit of
+5 s would kill them."""
 
 
 class VLLMBackend:
-    """Runs a model in vLLM's own processes, started and ended with it.
+    """Runs a model in vLLM's own processes. `start` starts them and `close` ends them.
 
-    model, device_cache_bytes, vllm_args, tool_parser: as in EngineConfig. budget: of the other tiers.
+    model, device_cache_bytes, vllm_args, tool_parser: as in EngineConfig.
+    budget: the sizes and settings of the slower tiers. wheel: the installed vLLM.
     Raises UnguardedMain, ModelNotFound, ConfigError.
     """
 
@@ -88,7 +92,7 @@ class VLLMBackend:
         self._counters = Counters()
         self._forget_numbers = count()
         self._adopted: list[str] = []
-        self._servable_guides: dict[Guide, None] = {}  # those once found to be, oldest first
+        self._servable_guides: dict[Guide, None] = {}  # the oldest first
 
     async def start(self) -> ModelLimits:
         config = build_vllm_config(
@@ -121,49 +125,48 @@ class VLLMBackend:
         )
 
     def attach(self, llm: AsyncLLM) -> None:
-        """Read, render and generate with this one."""
+        """Tokenize, render and generate with this engine of vLLM from now on."""
         self._llm = llm
         self._tokenize_params = _with_offsets(llm.renderer.default_cmpl_tok_params)
         self._chat_tokenize_params = _with_offsets(llm.renderer.default_chat_tok_params)
 
     def _host_blocks(self, config: VllmConfig) -> int:
+        """Count the blocks that the host tier holds; 0 without one."""
         settings, token_bytes = self._tier_settings(config), kv_token_bytes(config)
         if settings is None or token_bytes is None:
             return 0
         return settings.host_bytes // (token_bytes * config.cache_config.block_size)
 
     def _provisional_step_tokens(self, config: VllmConfig) -> int:
-        settings, whole = (
-            self._tier_settings(config),
-            config.scheduler_config.max_num_batched_tokens,
-        )
-        return min(whole, (settings and settings.provisional_step_tokens) or whole)
+        """Return the most tokens of a step that computes something provisional."""
+        settings = self._tier_settings(config)
+        most = config.scheduler_config.max_num_batched_tokens
+        return min(most, (settings and settings.provisional_step_tokens) or most)
 
     def _tier_settings(self, config: VllmConfig) -> TierSettings | None:
-        """What the tiers were told; None without them."""
+        """Return the settings that the tiers were given; None if vLLM runs without tiers."""
         transfer = config.kv_transfer_config
         if not self._has_tiers or transfer is None:
             return None
         return TierSettings.from_extra_config(transfer.kv_connector_extra_config)
 
     def _require_llm(self) -> AsyncLLM:
+        """Return vLLM's engine. Raises EngineDied if it is not running."""
         if self._llm is None:
             raise EngineDied("the model's process is not running; make a new RAGCacheEngine")
         return self._llm
 
     def tokenize(self, text: str, add_special_tokens: bool = True) -> TokenizedPrompt:
-        """vLLM's own rendering of a prompt, with the characters each token stands for.
+        """Tokenize a prompt as vLLM does, with the range of characters that each token stands for.
 
-        add_special_tokens: of a completion's prompt; without them, of a chat's.
+        add_special_tokens: True for a completion's prompt; False for a chat's, which has them already.
         """
         if not text:
             return TokenizedPrompt(text, ())
         renderer = self._require_llm().renderer
         params = self._tokenize_params if add_special_tokens else self._chat_tokenize_params
         (tokens,) = renderer.tokenize_prompts([TextPrompt(prompt=text)], params)
-        prompt = cast(
-            "TokensPrompt", tokens
-        )  # what a text becomes; other inputs become other kinds
+        prompt = cast("TokensPrompt", tokens)  # a text always becomes this kind of prompt
         return TokenizedPrompt(
             text, prompt["prompt_token_ids"], prompt.get("prompt_token_offsets") or ()
         )
@@ -186,7 +189,7 @@ class VLLMBackend:
     def tool_reader(self, tools: Sequence[Mapping[str, Any]]) -> ToolReader:
         if self._tool_parser is None:
             return CallReader()
-        # Half of vLLM's server comes with it, which most engines never need.
+        # Importing it imports half of vLLM's server, which most engines never need.
         from ragcache_engine.backends.vllm.tool_parsers import ParserReader
 
         return ParserReader(self._tool_parser, self._require_llm().get_tokenizer(), tools)
@@ -232,25 +235,25 @@ class VLLMBackend:
                     "vLLM's own cache forgets nothing while requests run; wait for them to end"
                 )
             return
-        # A request of one token takes the word to the scheduler's process.
+        # A request of one token carries the message to the scheduler's process.
         params = SamplingParams(max_tokens=1, detokenize=False)
         params.extra_args = {"kv_transfer_params": RequestMessage(forget=document_ids).to_dict()}
         name = f"ragcache-forget-{next(self._forget_numbers)}"
         async for output in llm.generate(tokens_input([0]), params, name):
             self._take_message(output)
         if self._budget.disk_bytes:
-            # Files of earlier lives and of other engines, which the scheduler does not know.
+            # The scheduler does not know the files of earlier processes and of other engines.
             await asyncio.to_thread(forget_documents, self._budget.folder(), document_ids)
 
     def adopted(self, request_id: str) -> None:
-        # Told with the next request: until then nothing is decided that could depend on it.
+        # The next request tells the scheduler: until then, no decision depends on it.
         self._adopted.append(request_id)
 
     def counters(self) -> Counters:
         return self._counters
 
     def _take_message(self, output: RequestOutput) -> FinishMessage | None:
-        """Read what the scheduler tells at the end of a request, and keep the counters."""
+        """Read the scheduler's message at the end of a request, if there is one; keep its counters."""
         message = FinishMessage.from_dict(output.kv_transfer_params)
         if message:
             self._counters = message.counters
@@ -260,13 +263,13 @@ class VLLMBackend:
         llm, self._llm = self._llm, None
         if llm:
             llm.shutdown(timeout=SHUTDOWN_S)
-            multiprocessing.active_children()  # reaps those that died before their shutdown
+            multiprocessing.active_children()  # reaps processes that died before
         if self._engine_id:
-            shared_memory.remove(self._engine_id)  # a process that was killed has not
+            shared_memory.remove(self._engine_id)  # in case vLLM's process was killed
 
 
 def to_sampling_params(options: SamplingOptions) -> SamplingParams:
-    """Our options in vLLM's words."""
+    """Translate our sampling options into vLLM's."""
     return SamplingParams(
         max_tokens=options.max_tokens,
         temperature=options.temperature,
@@ -286,15 +289,21 @@ def to_sampling_params(options: SamplingOptions) -> SamplingParams:
 
 
 def _with_offsets(params: TokenizeParams) -> TokenizeParams:
-    # Lengths are checked by the engine, with an error that names them.
+    """Return the parameters for tokenizing with character offsets and without a limit.
+
+    The engine checks the length itself, with an error that names it.
+    """
     return replace(params, max_total_tokens=None, return_token_offsets=True)
 
 
 def _build_transfer_params(request: BackendRequest, adopted: Sequence[str]) -> dict[str, Any]:
-    """What the request tells the scheduler. Never empty: without anything, vLLM would ask why."""
+    """Build the `kv_transfer_params` that tell the scheduler about the request.
+
+    They are never empty: the request's id is always among them.
+    """
     segments = [(segment.end, segment.document_id) for segment in request.segments]
     while segments and segments[-1][1] is None:
-        segments.pop()  # the question is nobody's document
+        segments.pop()  # the text behind the last document, which is left out
     guess = request.request_id if request.is_guess else None
     message = RequestMessage(
         segments, guess=guess, is_provisional=request.is_provisional, adopted=adopted
@@ -303,6 +312,7 @@ def _build_transfer_params(request: BackendRequest, adopted: Sequence[str]) -> d
 
 
 def _to_delta(output: RequestOutput, message: FinishMessage | None) -> Delta:
+    """Translate a part of vLLM's answer. Raises GenerationFailed if vLLM gave the request up."""
     completion = output.outputs[0]
     if completion.finish_reason not in (None, "stop", "length"):
         raise GenerationFailed(
@@ -317,7 +327,7 @@ def _to_delta(output: RequestOutput, message: FinishMessage | None) -> Delta:
 
 
 def _count_cached_tokens(output: RequestOutput, message: FinishMessage | None) -> CachedTokens:
-    """Count cached tokens by tier once the request has ended; until then as if all were the device's."""
+    """Count the request's cached tokens by tier. Until it has ended, all count as the device's."""
     if message is None or message.tokens is None:
         return CachedTokens(device=output.num_cached_tokens or 0)
     return CachedTokens(**message.tokens)
@@ -325,12 +335,12 @@ def _count_cached_tokens(output: RequestOutput, message: FinishMessage | None) -
 
 @cache
 def exclude_imports_from_collection() -> None:
-    """Once in a process: Python's collector no longer looks at what exists by now.
+    """Tell Python's garbage collector to skip all objects that exist by now. Runs once in a process.
 
-    Importing vLLM leaves some 700,000 objects that are never garbage. A full collection, due every
-    thousand requests or so, would visit them all while every thread waits: 0.3 s on a quiet machine, 0.8
-    beside a busy model. vLLM's own server keeps them out in the same way. What goes out of use is freed
-    as ever, but for reference cycles from before this call; `gc.unfreeze()` takes it back.
+    Importing vLLM leaves some 700,000 objects that are never garbage. A full collection, due about every
+    thousand requests, would visit them all while every thread waits: 0.3 s on a quiet machine, 0.8 s
+    beside a busy model. vLLM's own server excludes them in the same way. Objects are still freed when
+    nothing refers to them, except for reference cycles made before this call. `gc.unfreeze()` undoes it.
     """
     gc.collect()
     gc.freeze()
@@ -338,7 +348,10 @@ def exclude_imports_from_collection() -> None:
 
 @contextmanager
 def _no_core_for_connector() -> Iterator[None]:
-    """vLLM's CPU build keeps a core free for the network of a connector; ours has none."""
+    """Start vLLM without the core that its CPU build reserves for a connector's network.
+
+    Our connector uses no network.
+    """
     name = "VLLM_CPU_NUM_OF_RESERVED_CPU"
     if name in os.environ or not current_platform.is_cpu():
         yield

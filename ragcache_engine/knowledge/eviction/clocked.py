@@ -1,4 +1,7 @@
-"""What GDSF and PGDSF share: a clock that follows what leaves. Source: RAGCache, formula 3."""
+"""What GDSF and PGDSF share: a clock that follows the priorities of evicted nodes.
+
+Source: RAGCache, formula 3.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,10 @@ from ragcache_engine.knowledge.node import Node
 
 
 class Clocked(ByPriority):
-    """Ranks that start from the clock. Its unit is that of the ranks."""
+    """Evicts the lowest priority, and sets its clock to it; new priorities are to start from the clock.
+
+    The clock has the unit of the priorities.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -15,6 +21,7 @@ class Clocked(ByPriority):
 
     @property
     def clock(self) -> float:
+        """The highest priority evicted so far."""
         return self._clock
 
     def evicted(self, node: Node) -> None:

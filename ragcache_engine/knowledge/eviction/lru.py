@@ -1,4 +1,4 @@
-"""LRU: the leaf unused for longest leaves first."""
+"""LRU: evicts the leaf that has been unused for longest."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from ragcache_engine.knowledge.node import Node
 
 
 class LRU(ByPriority):
-    """Least recently used."""
+    """Evicts the least recently used leaf."""
 
     def compute_priority(self, node: Node) -> float:
         return node.last_use

@@ -1,8 +1,8 @@
-"""S3-FIFO: a small queue that most newcomers leave by, a main one for those used again, and ghosts.
+"""S3-FIFO: a small queue that evicts most newcomers, a main queue for nodes used again, and ghosts.
 
-Source: Yang et al., "FIFO queues are all you need for cache eviction" (SOSP 2023). Fitted to a tree:
-queues are measured in blocks; the tier's size is what it holds when somebody must leave; nodes that
-carry others are set aside, and come to the front when they become leaves. A node evicted in part
+Source: Yang et al., "FIFO queues are all you need for cache eviction" (SOSP 2023). Adapted to a tree:
+queues are measured in blocks; the tier's size is what it holds when a node must be evicted; a node with
+children in the tier is set aside, and comes to the front when it becomes a leaf. A node evicted in part
 keeps its place.
 """
 
@@ -15,11 +15,13 @@ from ragcache_engine.knowledge.eviction.leaf_queue import LeafQueue
 from ragcache_engine.knowledge.node import Node
 
 SMALL_SHARE = 0.1
+"""Share of the tier's blocks above which the small queue is evicted from first."""
+
 MOST_USES = 3
 
 
 class S3FIFO:
-    """Three queues in order of arrival; uses are counted up to three."""
+    """Two queues in order of arrival, and ghosts; a node's uses are counted up to MOST_USES."""
 
     def __init__(self) -> None:
         self._small, self._main = LeafQueue(), LeafQueue()

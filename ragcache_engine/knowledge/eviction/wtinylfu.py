@@ -1,9 +1,9 @@
-"""W-TinyLFU: newcomers pass a small window, and stay only if used more often than whom they replace.
+"""W-TinyLFU: newcomers enter a small window, and stay only if used more often than whom they replace.
 
 Source: Einziger, Friedman and Manes, "TinyLFU: a highly efficient cache admission policy" (ACM TOS 2017).
-Fitted to a tree: the tree counts uses itself, within its frequency window, so no sketch is needed; parts
-are measured in blocks; nodes that carry others are set aside until they are leaves. The contest is
-held when somebody must leave: the window's oldest against the main part's, the loser is the victim.
+Adapted to a tree: the tree counts uses itself, within its frequency window, so no sketch is needed; parts
+are measured in blocks; a node with children in the tier is set aside until it is a leaf. When a node must
+be evicted, the window's oldest is compared with the main part's oldest: the one used less is the victim.
 """
 
 from __future__ import annotations
@@ -14,16 +14,18 @@ from ragcache_engine.knowledge.eviction.leaf_queue import LeafQueue
 from ragcache_engine.knowledge.node import Node
 
 WINDOW_SHARE = 0.01
+"""Share of the tier's blocks for the window of newcomers."""
+
 PROTECTED_SHARE = 0.8
-"""Of the main part: for nodes used again since they came into it."""
+"""Share of the main part's blocks for nodes used again since they came into it."""
 
 
 class WTinyLFU:
-    """A window in order of use, then a segmented LRU with frequency as its doorkeeper."""
+    """A window in order of use, then a main part: a segmented LRU that admits nodes by frequency."""
 
     def __init__(self) -> None:
         self._window, self._probation, self._protected = LeafQueue(), LeafQueue(), LeafQueue()
-        self._needed_room = False  # whether the latest newcomer needed somebody's place
+        self._needed_room = False  # whether the next newcomer takes a victim's place
 
     def seen(self, node: Node) -> None:
         pass
@@ -81,7 +83,7 @@ class WTinyLFU:
         return self._window.blocks + self._probation.blocks + self._protected.blocks
 
     def _shrink_window(self) -> None:
-        """While there is room, who is due to leave the window need not win to stay."""
+        """Move the window's oldest nodes to the main part: while there is room, none is compared."""
         while self._window.blocks > WINDOW_SHARE * self._blocks:
             oldest = self._window.oldest()
             if oldest is None:
@@ -90,7 +92,7 @@ class WTinyLFU:
             self._probation.append(oldest)
 
     def _demote(self, evictable: Callable[[Node], bool]) -> None:
-        """Keep the protected part to its share: its oldest goes back on probation."""
+        """Keep the protected nodes to their share: the oldest of them go back on probation."""
         protected, probation = self._protected, self._probation
         while protected.blocks > PROTECTED_SHARE * (protected.blocks + probation.blocks):
             oldest = protected.first(evictable)

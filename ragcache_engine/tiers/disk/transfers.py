@@ -1,4 +1,4 @@
-"""Copies between host slots and files, on threads of their own, so that nobody waits for a disk."""
+"""Copies between host slots and files, on threads of their own, so that the scheduler never waits."""
 
 from __future__ import annotations
 
@@ -17,18 +17,23 @@ from ragcache_engine.tiers.disk.folder import DiskFolder, FolderFull
 logger = logging.getLogger(__name__)
 
 FAILED_WRITES_TO_STOP = 8
-"""So many failed writes in a row, and the disk is written to no more."""
+"""After this many failed writes in a row, nothing more is written to the disk."""
 
 
 class SlotMemory(Protocol):
-    """The host tier's memory: a slot's bytes."""
+    """The host tier's memory."""
 
-    def __call__(self, slot: int) -> memoryview: ...
+    def __call__(self, slot: int) -> memoryview:
+        """Return a slot's bytes."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
 class BlockCopy:
-    """A block to be copied. name: of its file. documents: marks of those it was computed from."""
+    """A copy of one block, between a file and a host slot.
+
+    name: the file's name. documents: for a write, marks of the documents the block was computed from.
+    """
 
     name: str
     slot: int
@@ -37,7 +42,12 @@ class BlockCopy:
 
 @dataclass(frozen=True, slots=True)
 class FinishedCopy:
-    """A copy that has ended. failure: None if it went well, else a word to count it by."""
+    """A copy that has ended.
+
+    size_bytes: bytes read or written; 0 if the copy failed. seconds: how long it took.
+    failure: None if the copy succeeded. Else, for a read: "missing", "damaged" or "unreadable"; for a
+      write: "full" or "unwritable".
+    """
 
     copy: BlockCopy
     is_read: bool
@@ -47,10 +57,14 @@ class FinishedCopy:
 
 
 class DiskTransfers:
-    """One thread reads, one writes, each in the order asked. Made, asked and polled by one thread.
+    """Runs copies on two threads, one that reads and one that writes, each in the order of the calls.
 
-    slots: the slots' memory; a slot is left alone until its copy is reported.
-    is_known: whether the tree knows a file's name; called from the writing thread.
+    One thread makes all calls. The caller leaves a slot alone until `take_finished` returns its copy.
+
+    folder: where the files are. slots: the host tier's memory.
+    is_known: whether the tree decides over the file of this name; called from the writing thread.
+    pending_reads, pending_writes: how many copies `take_finished` has yet to return.
+    is_writable: False once too many writes in a row have failed.
     """
 
     def __init__(
@@ -65,7 +79,7 @@ class DiskTransfers:
         self.pending_reads = self.pending_writes = 0
         self.is_writable = True
         self._failed_writes = 0
-        self._pending_removals: Counter[str] = Counter()  # removals asked for and not yet done
+        self._pending_removals: Counter[str] = Counter()  # by file name
         self._warned: set[str] = set()
         self._threads = [
             threading.Thread(target=run, name=name, daemon=True)
@@ -78,25 +92,27 @@ class DiskTransfers:
             thread.start()
 
     def read(self, copy: BlockCopy) -> None:
+        """Start copying a file into a slot."""
         self.pending_reads += 1
         self._reads.put(copy)
 
     def holds(self, name: str) -> bool:
-        """Whether there is a file of this name, and it is to stay."""
+        """Whether there is a file of this name that is not going to be removed."""
         return not self._pending_removals[name] and self._folder.holds(name)
 
     def write(self, copy: BlockCopy) -> None:
+        """Start copying a slot into a file."""
         self.pending_writes += 1
         self._pending_removals.pop(copy.name, None)
         self._writes.put(copy)
 
     def remove(self, name: str) -> None:
-        """Remove a file, after the writes asked for before. From now on it counts as gone."""
+        """Start removing a file, after the writes started before. From now on `holds` is False for it."""
         self._pending_removals[name] += 1
         self._writes.put(name)
 
     def take_finished(self) -> list[FinishedCopy]:
-        """Copies that have ended since the last call."""
+        """Return the copies that have ended since the last call, in the order in which they ended."""
         ended: list[FinishedCopy] = []
         while not self._finished.empty():
             done = self._finished.get_nowait()
@@ -108,7 +124,7 @@ class DiskTransfers:
         return ended
 
     def close(self, timeout_s: float = 10.0) -> None:
-        """End after the copies asked for; those that take longer than the timeout are given up."""
+        """Let the copies under way end, then end the threads; give up after the timeout."""
         self._reads.put(None)
         self._writes.put(None)
         deadline = time.monotonic() + timeout_s
@@ -134,7 +150,7 @@ class DiskTransfers:
             )
 
     def _warn_once(self, what: str, error: Exception) -> None:
-        """Of the first block of its kind; the others are counted."""
+        """Log the first failure of its kind. Later ones are only counted."""
         if what not in self._warned:
             self._warned.add(what)
             logger.warning(

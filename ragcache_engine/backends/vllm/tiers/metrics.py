@@ -1,4 +1,4 @@
-"""The tiers' counters as Prometheus metrics, through vLLM's own exporter and named in its style."""
+"""Reports the tiers' counters as Prometheus metrics, through vLLM's exporter and in its naming style."""
 
 from __future__ import annotations
 
@@ -30,10 +30,11 @@ PLAIN_COUNTS = {
 }
 TOKEN_SOURCES = {f"{source}_tokens": source for source in ("device", "host", "disk", "computed")}
 OBSERVED_S = (*SCHEDULING_BUCKETS_S, 2 * SCHEDULING_BUCKETS_S[-1])
-"""For each bucket of the counters, a time that falls into it."""
+"""One time for each bucket of scheduling times, which falls into that bucket."""
 
 
 def build_definitions() -> dict[str, OffloadingMetricMetadata]:
+    """Define every metric for vLLM's exporter, by name."""
     return {
         PROMPT_TOKENS: OffloadingCounterMetadata(
             "Prompt tokens of finished requests, by where their tensors came from.", ("source",)
@@ -47,13 +48,16 @@ def build_definitions() -> dict[str, OffloadingMetricMetadata]:
 
 
 class CounterReporter:
-    """Turns counters into what has come to them since the last report."""
+    """Reports how much the counters have grown since the last report, as vLLM's exporter wants it."""
 
     def __init__(self) -> None:
         self._last = Counters().as_dict()
 
     def report(self, counters: Counters) -> OffloadingConnectorStats | None:
-        """None if no request has ended since. Asked at every step, so that is told quickly."""
+        """Report the growth of the counters; None if no request has ended since the last report.
+
+        vLLM calls this at every step, so the check comes first.
+        """
         if counters.ended == self._last["ended"]:
             return None
         last, self._last = self._last, counters.as_dict()

@@ -1,4 +1,4 @@
-"""vLLM's door to the slower tiers: it asks the cache manager what to load and store, and where."""
+"""The interface through which vLLM asks the cache manager what to load and store, and where."""
 
 from __future__ import annotations
 
@@ -33,9 +33,10 @@ _LOOKUP_RESULTS = {
 
 
 class TierOffloadingManager(OffloadingManager):
-    """vLLM's scheduler asks it for one block at a time, or for a request's new blocks.
+    """Translates between vLLM's offloading keys and the cache manager's.
 
-    cache: decides. close: frees the memory and ends the disk's threads.
+    vLLM's scheduler looks blocks up one at a time, and offers each request's new blocks together.
+    cache: makes the decisions. close: frees the memory and ends the disk's threads.
     """
 
     def __init__(self, cache: CacheManager, close: Callable[[], None]) -> None:  # type: ignore[type-arg]
@@ -44,8 +45,8 @@ class TierOffloadingManager(OffloadingManager):
         self._reporter = CounterReporter()
 
     def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
-        # All of a request's blocks are offered, not only those it computed: a document that is hit on
-        # the device may deserve a place in the host that it did not have before.
+        # vLLM is to offer all of a request's blocks, not only those it computed: a document that was hit
+        # on the device may by now be worth a place in the host that it did not get before.
         return RequestOffloadingContext(OffloadPolicy.REQUEST_LEVEL)
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:

@@ -1,4 +1,4 @@
-"""vLLM's scheduler with the order of its queues decided by the knowledge tree."""
+"""vLLM's scheduler, in which the knowledge tree decides who is served and which block is overwritten."""
 
 from __future__ import annotations
 
@@ -21,8 +21,11 @@ from ragcache_engine.tiers.node_record import Key
 
 
 class TierScheduler(AsyncScheduler):
-    """Replaces two queues of its parent, keeps steps short while what may be taken back is prefilled, and
-    measures how long steps take. Its process ends with the process that started it."""
+    """Replaces two queues of vLLM's scheduler: the free blocks, and the waiting requests.
+
+    It keeps steps short while it prefills provisional requests, and measures how long steps take.
+    Its process ends with the process that started it.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -45,11 +48,12 @@ class TierScheduler(AsyncScheduler):
         self._provisional_step_tokens = min(
             settings.provisional_step_tokens or self._step_tokens, self._step_tokens
         )
+        # By scheduler output: when the step began, and the prompt tokens that it computes.
         self._steps: dict[int, tuple[float, int]] = {}
         self._latest_step_end_s = 0.0
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
-        # A cancel takes effect after the running step.
+        # A cancellation takes effect only after the running step.
         self.max_num_scheduled_tokens = (
             self._provisional_step_tokens
             if self._is_prefilling_provisional()
@@ -67,7 +71,7 @@ class TierScheduler(AsyncScheduler):
         now_s = time.monotonic()
         began_s, tokens = self._steps.pop(id(scheduler_output), (now_s, 0))
         if tokens:
-            # Steps overlap: this one began when the one before it had ended, at the earliest.
+            # Steps overlap: this one cannot have begun before the one before it ended.
             self._cache.speeds.computing.record_step(
                 0, tokens, now_s - max(began_s, self._latest_step_end_s)
             )
@@ -77,7 +81,7 @@ class TierScheduler(AsyncScheduler):
     def reset_prefix_cache(
         self, reset_running_requests: bool = False, reset_connector: bool = False
     ) -> bool:
-        # All or nothing: while requests hold blocks, the slower tiers are left alone as well.
+        # All or nothing: while requests hold blocks, the slower tiers keep theirs as well.
         done = super().reset_prefix_cache(reset_running_requests, False)
         if done:
             self._cache.clear_device()
@@ -86,6 +90,7 @@ class TierScheduler(AsyncScheduler):
         return done
 
     def _is_prefilling_provisional(self) -> bool:
+        """Whether a provisional request is still to be prefilled; stop tracking those that are not."""
         provisional = self._connector.provisional
         known = map(self.requests.get, provisional)
         provisional &= {

@@ -1,4 +1,4 @@
-"""Makes the cache manager beside vLLM's scheduler, and the copying worker beside its model."""
+"""Makes the cache manager in the scheduler's process, and the copying worker in each worker's process."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 
 class TierSpec(TieringOffloadingSpec):
-    """vLLM makes one in each of its processes."""
+    """vLLM makes one in each of its processes, and asks it for the manager or the worker there."""
 
     @classmethod
     def build_metric_definitions(
@@ -83,12 +83,13 @@ class TierSpec(TieringOffloadingSpec):
             return TierOffloadingManager(cache, undo.pop_all().close)
 
     def _disk_blocks(self) -> int:
-        """Blocks of the disk tier, with what a file needs beside its tensors."""
+        """Count the blocks that the disk tier holds; a file takes up to 1 KiB beside its tensors."""
         return self._settings.disk_bytes // (self.kv_bytes_per_chunk + 1024)
 
     def _attach_disk(
         self, cache: CacheManager[KVCacheBlock], region: SharedOffloadRegion, undo: ExitStack
     ) -> None:
+        """Give the manager a disk tier; log a warning and give none if its folder cannot be used."""
         settings, config = self._settings, self.config
         assert settings.disk_folder is not None
         parallel = config.parallel
@@ -121,7 +122,7 @@ class TierSpec(TieringOffloadingSpec):
         cache.attach_disk(transfers)
 
     def _map_region(self, rank: int | None) -> SharedOffloadRegion:
-        """The host tier's memory, mapped into this process. rank: None for the scheduler's."""
+        """Map the host tier's memory into this process. rank: the worker's; None for the scheduler."""
         return SharedOffloadRegion(
             engine_id=self.config.engine_id,
             num_chunks=self.num_chunks,
