@@ -1,6 +1,7 @@
 """Cache-aware reordering: which waiting request is served next.
 
-The request with the most cached and the least to compute goes first. No request is overtaken for ever.
+The request with the most cached and the least to compute is served first. No request is overtaken more
+often than a limit allows.
 Source: RAGCache, §5.2.
 """
 

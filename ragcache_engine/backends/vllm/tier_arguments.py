@@ -45,7 +45,7 @@ def build_tier_arguments(
     model = arguments.create_model_config()
     if reason := _unsupported(model):
         logger.warning(
-            "vLLM's own cache is used, without knowledge tree and tiers, for the model %s", reason
+            "vLLM's own cache is used, without knowledge tree and tiers: the model %s", reason
         )
         return {}
     settings = TierSettings(

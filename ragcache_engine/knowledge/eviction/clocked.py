@@ -10,7 +10,7 @@ from ragcache_engine.knowledge.node import Node
 
 
 class Clocked(ByPriority):
-    """Evicts the lowest priority, and sets its clock to it; new priorities are to start from the clock.
+    """Keeps a clock at the highest priority evicted so far. A subclass adds it to each new priority.
 
     The clock has the unit of the priorities.
     """

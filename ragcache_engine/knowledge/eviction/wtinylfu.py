@@ -1,4 +1,4 @@
-"""W-TinyLFU: newcomers enter a small window, and stay only if used more often than whom they replace.
+"""W-TinyLFU: newcomers enter a small window, and stay only if used more often than the node they replace.
 
 Source: Einziger, Friedman and Manes, "TinyLFU: a highly efficient cache admission policy" (ACM TOS 2017).
 Adapted to a tree: the tree counts uses itself, within its frequency window, so no sketch is needed; parts

@@ -27,7 +27,7 @@ ABANDONED_AFTER_S = 600.0
 """An unfinished file this old is taken for one that a dead process left behind."""
 
 RECOUNTS_PER_QUOTA = 16
-"""How often the folder is counted anew while this engine writes as many bytes as the quota.
+"""How often the folder is counted again while this engine writes as many bytes as the quota.
 
 Other engines write between two counts, so the quota may be exceeded by what they write meanwhile."""
 
@@ -122,7 +122,7 @@ class DiskFolder:
                 self.used_bytes = max(0, self.used_bytes - size_bytes)
 
     def _make_room(self, needed: int, is_known: Callable[[str], bool]) -> None:
-        """Count the folder anew, and remove files that the tree does not know until there is room.
+        """Count the folder again, and remove files that the tree does not know until there is room.
 
         Raises FolderFull if there is no room even then.
         """

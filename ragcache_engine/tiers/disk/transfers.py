@@ -44,7 +44,8 @@ class BlockCopy:
 class FinishedCopy:
     """A copy that has ended.
 
-    size_bytes: bytes read or written; 0 if the copy failed. seconds: how long it took.
+    size_bytes: bytes read or written; 0 if the copy failed, or if the file was there already.
+    seconds: how long the copy took.
     failure: None if the copy succeeded. Else, for a read: "missing", "damaged" or "unreadable"; for a
       write: "full" or "unwritable".
     """
@@ -154,8 +155,8 @@ class DiskTransfers:
         if what not in self._warned:
             self._warned.add(what)
             logger.warning(
-                "a block of the disk tier %s, and is computed again: %s (others like it are only "
-                "counted, in stats().tiers)",
+                "a block of the disk tier %s, and is computed again: %s (others like it are not "
+                "logged but counted, in stats().tiers)",
                 what,
                 error,
             )
@@ -191,7 +192,7 @@ class DiskTransfers:
         if self._failed_writes == FAILED_WRITES_TO_STOP:
             self.is_writable = False
             logger.warning(
-                "the disk tier cannot be written (%s) and is only read from now on; answers go on. "
-                "Make room in its folder, or give another disk_cache_dir, and start again",
+                "the disk tier cannot be written to (%s), and is only read from now on; requests are "
+                "still answered. Make room in its folder, or set another disk_cache_dir, and restart",
                 error,
             )

@@ -105,8 +105,8 @@ class TierSpec(TieringOffloadingSpec):
             folder = DiskFolder(Path(settings.disk_folder), origin, settings.disk_bytes)
         except OSError as error:
             logger.warning(
-                "the disk tier is switched off, for its folder cannot be used: %s. Answers go on; "
-                "give another disk_cache_dir to have it",
+                "the disk tier is switched off, because its folder cannot be used: %s. Requests are "
+                "still answered; set another disk_cache_dir to have a disk tier",
                 error,
             )
             return
