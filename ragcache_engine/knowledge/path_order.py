@@ -48,9 +48,9 @@ def put_cached_first(cache: DocumentCache, path: Sequence[Segment]) -> tuple[Seg
         chosen.append(rest.pop(at))
         if _cached_blocks(node) < node.blocks:
             break
-    order = (*chosen, *rest)
-    gained = cache.match(order).cached_tokens > cache.match(path).cached_tokens
-    return order if gained else tuple(path)
+    reordered = (*chosen, *rest)
+    gained = cache.match(reordered).cached_tokens > cache.match(path).cached_tokens
+    return reordered if gained else tuple(path)
 
 
 DOCUMENT_ORDERS: dict[str, PathOrder] = {

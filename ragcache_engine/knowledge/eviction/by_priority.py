@@ -31,7 +31,7 @@ class ByPriority(ABC):
         self._entries: dict[Node, Entry] = {}  # with the latest priority
         self._queued: dict[Node, Entry] = {}  # the valid entry in the heap
         self._heap: list[Entry] = []
-        self._order = count()
+        self._numbers = count()
 
     @abstractmethod
     def compute_priority(self, node: Node) -> float:
@@ -44,7 +44,7 @@ class ByPriority(ABC):
         self.used(node)
 
     def used(self, node: Node) -> None:
-        entry = self._entries[node] = (self.compute_priority(node), next(self._order), node)
+        entry = self._entries[node] = (self.compute_priority(node), next(self._numbers), node)
         queued = self._queued.get(node)
         if queued is not None and entry[0] < queued[0]:
             self._queue(entry)
@@ -91,8 +91,8 @@ class ByPriority(ABC):
     def recompute_priorities(self) -> None:
         """Compute every node's priority again, because the scale of priorities has changed. O(n)."""
         self._entries = {
-            node: (self.compute_priority(node), order, node)
-            for node, (_, order, _) in self._entries.items()
+            node: (self.compute_priority(node), number, node)
+            for node, (_, number, _) in self._entries.items()
         }
         self._queued = {node: self._entries[node] for node in self._queued if node in self._entries}
         self._heap = list(self._queued.values())
