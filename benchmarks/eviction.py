@@ -29,7 +29,7 @@ from rich.progress import track
 from ragcache_engine.knowledge.eviction import DEFAULT_POLICY, POLICIES
 from ragcache_engine.knowledge.oracle import oracle, reuse_anywhere
 from ragcache_engine.knowledge.replay import default_cost, replay
-from ragcache_engine.knowledge.traces import Trace, drifting, zipf
+from ragcache_engine.knowledge.traces import Trace, draw_drifting, draw_zipf
 
 DATA = Path(os.environ.get("RAGCACHE_DATA", Path(__file__).parents[2] / "shared" / "data"))
 SETS = ("squad", "multihoprag", "nq_open", "musique")
@@ -85,8 +85,8 @@ def questions(name: str, data: Path) -> Trace:
 
 def stream(trace: Trace, kind: str) -> Trace:
     if kind == "zipf":
-        return zipf(trace, REQUESTS, SEED)
-    return drifting(trace, REQUESTS, SEED) if kind == "drift" else trace
+        return draw_zipf(trace, REQUESTS, SEED)
+    return draw_drifting(trace, REQUESTS, SEED) if kind == "drift" else trace
 
 
 def measure(

@@ -35,7 +35,7 @@ from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
 from ragcache_cli.bench.stock_offload import stock_offload
-from ragcache_engine.backends.vllm.arguments import engine_config
+from ragcache_engine.backends.vllm.arguments import build_vllm_config
 from ragcache_engine.backends.vllm.budget import TierBudget
 from ragcache_engine.knowledge import CostProfile
 from ragcache_engine.tiers.speed import ComputingSpeed
@@ -104,7 +104,7 @@ class ModellessEngine:
             arguments |= (
                 stock_offload(stock_policy, budget.host_bytes) if host_blocks else NO_CONNECTOR
             )
-        self.config: VllmConfig = engine_config(model, 8 << 30, budget, arguments)
+        self.config: VllmConfig = build_vllm_config(model, 8 << 30, budget, arguments)
         self._check = check
         self._device = torch.zeros((device_blocks, PAGE_BYTES), dtype=torch.int8)
         cache = _cache_config(device_blocks)

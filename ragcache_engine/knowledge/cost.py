@@ -1,7 +1,7 @@
-"""The cost profile: T(cached, computed), seconds of prefill, as measured on one model and machine.
+"""The cost profile: T(cached, computed), the seconds a prefill takes on one model and machine.
 
-Units: tokens and seconds. Inside the grid T is interpolated bilinearly, past its edges linearly.
-What it is asked for: what a document would cost to compute again, and whether loading it is quicker.
+Units: tokens and seconds. Within the measured grid T is interpolated bilinearly; past its edges linearly.
+The profile tells what it would cost to compute a document again, and whether loading it is quicker.
 Source: RAGCache, §5.1 (cost estimation, Algorithm 1 lines 6-8).
 """
 
@@ -23,18 +23,19 @@ _MEASURE = "measure one with `ragcache profile`"
 
 
 class UnusableProfile(ValueError):
-    """The file is no cost profile, is damaged, or was measured on something else."""
+    """The file is not a cost profile, is damaged, or was measured on another model or machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class CostProfile:
     """A grid of measured prefill times, and T between and beyond its points.
 
-    seconds: a row for each of cached_tokens, in it a number for each of computed_tokens.
+    cached_tokens, computed_tokens: the lengths that were measured, rising.
+    seconds: one row for each of cached_tokens; in each row, one time for each of computed_tokens.
     model, dtype: as the engine's configuration spells them.
-    hardware, vllm_version: free text, compared as it is.
-    block_tokens: of the engine that was measured; its cached tokens come in whole blocks.
-    measured_on: a date, for the reader; None if not told.
+    hardware, vllm_version: free text, compared character by character.
+    block_tokens: tokens in a block of the measured engine; its cached tokens come in whole blocks.
+    measured_on: a date, for the reader; None if unknown.
     """
 
     model: str
@@ -63,25 +64,24 @@ class CostProfile:
             raise ValueError("times are finite and not negative")
 
     def prefill_s(self, cached: float, computed: float) -> float:
-        """T(cached, computed): never negative, and never falling with more computed tokens where
-        the measurements do not fall.
+        """Return T(cached, computed) in seconds, never negative.
 
-        Past the upper edges time does not fall at all: a slope that does is noise, and is not
-        carried on. Computing 0 tokens costs what the two shortest measured lengths point to: the
-        fixed cost of a step, or 0.
+        T falls with more computed tokens only where the measurements fall. Past the upper edges it
+        never falls: a falling slope there is noise, and is not continued. Computing 0 tokens costs
+        what the two shortest measured lengths extrapolate to, the fixed cost of a step, or 0.
         """
-        at, share = _place(self.computed_tokens, computed)
-        start, end = self._between(cached, at)
+        at, share = _locate(self.computed_tokens, computed)
+        start, end = self._neighbour_times(cached, at)
         rise = end - start
         if share > 1:
             return end + (share - 1) * max(0.0, rise)
         return max(0.0, start + share * rise)
 
-    def _between(self, cached: float, at: int) -> tuple[float, float]:
-        """The times of two neighbouring computed lengths, for one cached length."""
+    def _neighbour_times(self, cached: float, at: int) -> tuple[float, float]:
+        """Return the times of computed lengths number `at` and `at` + 1, for one cached length."""
         if len(self.cached_tokens) > 1:
-            below, share = _place(self.cached_tokens, cached)
-            if 0 <= share <= 1:  # nearly always: asked several times for each request
+            below, share = _locate(self.cached_tokens, cached)
+            if 0 <= share <= 1:  # nearly always; this runs several times for each request
                 low, high = self.seconds[below], self.seconds[below + 1]
                 return (
                     low[at] + share * (high[at] - low[at]),
@@ -91,10 +91,10 @@ class CostProfile:
         return row[at], row[at + 1]
 
     def _row_at(self, cached: float) -> Sequence[float]:
-        """The measured times of one cached length, as if it stood in the grid."""
+        """Return the times of all computed lengths, for one cached length."""
         if len(self.cached_tokens) == 1:
             return self.seconds[0]
-        at, share = _place(self.cached_tokens, cached)
+        at, share = _locate(self.cached_tokens, cached)
         low, high = self.seconds[at], self.seconds[at + 1]
         if 0 <= share <= 1:
             return [a + share * (b - a) for a, b in zip(low, high, strict=True)]
@@ -102,7 +102,8 @@ class CostProfile:
             row = [b + (share - 1) * max(0.0, b - a) for a, b in zip(low, high, strict=True)]
         else:
             row = [max(0.0, a + share * (b - a)) for a, b in zip(low, high, strict=True)]
-        # Each column went on along its own slope: two that rose together may have crossed.
+        # Each computed length was extrapolated along its own slope, so the times of a longer one may
+        # have come out below those of a shorter one.
         for place in range(1, len(row)):
             if low[place] >= low[place - 1] and high[place] >= high[place - 1]:
                 row[place] = max(row[place], row[place - 1])
@@ -110,15 +111,17 @@ class CostProfile:
 
     @classmethod
     def default(cls) -> CostProfile:
-        """T before anything was measured: 0.1 ms a computed token, and 10 ns for each pair of a
-        computed token and one it attends to.
+        """Return a profile for when nothing was measured.
 
-        Linear, because each token passes once through the weights; quadratic, because it attends to
-        all before it. The first term is about a 7B model on one GPU. Policies only compare costs with
-        each other, and those depend on the ratio of the two terms; to decide between loading and
-        computing, measure.
+        A prefill takes 0.1 ms for each computed token, and 10 ns for each pair of a computed token and
+        a token it attends to. The first term is linear, because each token passes once through the
+        weights; the second is quadratic, because each token attends to all before it. The first term
+        fits a model of about 7 B weights on one GPU. Policies only compare costs with each other, so
+        for them only the ratio of the two terms matters. Measure a profile to decide well between
+        loading and computing.
         """
-        # Linear in the cached tokens: two of them are exact. Lengths double from 64.
+        # T is linear in the cached tokens, so two cached lengths are exact. Computed lengths double
+        # from 64.
         cached, computed = (0, 4096), (0, *(64 << step for step in range(12)))
         return cls(
             model=DEFAULT_MODEL,
@@ -137,6 +140,7 @@ class CostProfile:
     # -- as a file ---------------------------------------------------------------------------------
 
     def to_json(self) -> str:
+        """Return the profile as the text of a file."""
         content: dict[str, Any] = {
             "format": FORMAT,
             "version": FORMAT_VERSION,
@@ -155,7 +159,7 @@ class CostProfile:
 
     @classmethod
     def from_json(cls, text: str) -> CostProfile:
-        """Raises UnusableProfile unless the text is what `to_json` wrote."""
+        """Read a profile. Raises UnusableProfile unless the text is what `to_json` wrote."""
         try:
             content = json.loads(text)
         except (ValueError, RecursionError) as error:
@@ -172,16 +176,17 @@ class CostProfile:
         try:
             return cls(
                 **{
-                    name: _typed(content[name], str)
+                    name: _require_type(content[name], str)
                     for name in ("model", "dtype", "hardware", "vllm_version")
                 },
-                block_tokens=_typed(content["block_tokens"], int),
-                cached_tokens=_all_typed(content["cached_tokens"], int),
-                computed_tokens=_all_typed(content["computed_tokens"], int),
+                block_tokens=_require_type(content["block_tokens"], int),
+                cached_tokens=_require_types(content["cached_tokens"], int),
+                computed_tokens=_require_types(content["computed_tokens"], int),
                 seconds=tuple(
-                    _all_typed(row, int, float) for row in _typed(content["seconds"], list)
+                    _require_types(row, int, float)
+                    for row in _require_type(content["seconds"], list)
                 ),
-                measured_on=_typed(content.get("measured_on"), str, type(None)),
+                measured_on=_require_type(content.get("measured_on"), str, type(None)),
             )
         except KeyError as error:
             raise UnusableProfile(f"a damaged cost profile: no {error}; {_MEASURE}") from error
@@ -198,9 +203,10 @@ class CostProfile:
         hardware: str | None = None,
         vllm_version: str | None = None,
     ) -> CostProfile:
-        """Read a profile of this model. What is None is not compared.
+        """Read a profile from a file, and compare what it was measured on; None is not compared.
 
-        Raises UnusableProfile for another model's profile and for what is none; OSError.
+        Raises UnusableProfile for a file that is not a profile, or that was measured on something
+        else; OSError.
         """
         try:
             profile = cls.from_json(Path(path).read_text(encoding="utf-8"))
@@ -226,10 +232,11 @@ class CostProfile:
 def worth_loading(
     size_bytes: int, bandwidth_bytes_per_s: float, saved_s: float, latency_s: float = 0.0
 ) -> bool:
-    """Whether loading so many bytes is quicker than the computing it saves.
+    """Whether loading `size_bytes` from a slower tier is quicker than the computation it saves.
 
-    bandwidth_bytes_per_s, latency_s: measured, of the slower tier; a load takes latency_s + size /
+    bandwidth_bytes_per_s, latency_s: as measured on the slower tier; a load takes latency_s + size /
       bandwidth.
+    saved_s: seconds of computation that the load saves.
     """
     return latency_s + size_bytes / bandwidth_bytes_per_s < saved_s
 
@@ -245,12 +252,16 @@ def blocks_to_load(
     bandwidth_bytes_per_s: float,
     latency_s: float = 0.0,
 ) -> int:
-    """How many of a path's next blocks to load, the rest being computed: what ends soonest.
+    """Choose how many of a request's next blocks to load, so that loading and prefill end soonest.
 
-    cached_tokens: already on the device. computed_tokens: what would be prefilled if nothing were
-      loaded, the question with it. loadable_blocks: so many leading blocks of those a slower tier has.
-    latency_s: of one load, however many blocks. On a tie fewer are loaded; 0 is always among the
-      choices, so loading never makes a request slower than the profile says it is without.
+    cached_tokens: tokens already on the device.
+    computed_tokens: tokens to prefill if nothing were loaded, the question among them.
+    loadable_blocks: how many of the blocks behind the cached tokens a slower tier has, without a gap.
+    latency_s: fixed time of one load, however many blocks it has.
+
+    On a tie, fewer blocks are loaded. Loading none is always among the choices, so loading never makes
+    a request slower than the profile predicts without it.
+    Raises ValueError if there are more tokens to load than to compute.
     """
     if loadable_blocks * block_tokens > computed_tokens:
         raise ValueError("there are more tokens to load than the request has left to compute")
@@ -262,9 +273,9 @@ def blocks_to_load(
             return computing_s
         return latency_s + blocks * block_bytes / bandwidth_bytes_per_s + computing_s
 
-    # Between two grid lines T has the form a + b*old + c*new + d*old*new. Each block loaded moves
-    # tokens from new to old, so with d >= 0 (the more is cached, the dearer each new token) the
-    # time is concave there: it is least at a grid line, or at one of the ends.
+    # Between two grid lines, T has the form a + b*cached + c*computed + d*cached*computed. Each loaded
+    # block makes computed tokens cached ones. Where d >= 0 (a token costs more to compute, the more is
+    # cached), the time is therefore concave in the loaded blocks: it is least at a grid line or an end.
     choices = {0, loadable_blocks}
     lines = [line - cached_tokens for line in profile.cached_tokens]
     lines += [computed_tokens - line for line in profile.computed_tokens]
@@ -274,17 +285,20 @@ def blocks_to_load(
     return min(sorted(choices), key=done_s)
 
 
-def _place(lengths: Sequence[int], length: float) -> tuple[int, float]:
-    """The interval to interpolate in, and where in it: below 0 or above 1 past the edges."""
+def _locate(lengths: Sequence[int], length: float) -> tuple[int, float]:
+    """Return the number of the interval for a length, and the share of that interval below the length.
+
+    The share is negative or above 1 for a length outside all intervals.
+    """
     at = min(max(bisect_right(lengths, length) - 1, 0), len(lengths) - 2)
     return at, (length - lengths[at]) / (lengths[at + 1] - lengths[at])
 
 
-def _typed(value: Any, *kinds: type) -> Any:
+def _require_type(value: Any, *kinds: type) -> Any:
     if not isinstance(value, kinds) or isinstance(value, bool):
         raise ValueError(f"{value!r} stands where {' or '.join(k.__name__ for k in kinds)} belongs")
     return value
 
 
-def _all_typed(values: Any, *kinds: type) -> tuple[Any, ...]:
-    return tuple(_typed(value, *kinds) for value in _typed(values, list))
+def _require_types(values: Any, *kinds: type) -> tuple[Any, ...]:
+    return tuple(_require_type(value, *kinds) for value in _require_type(values, list))

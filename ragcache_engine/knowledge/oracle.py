@@ -1,14 +1,17 @@
-"""What no policy can beat: a cache that knows the future, and reuse that does not mind the position.
+"""Upper bounds on cache hits: a cache that knows the future, and reuse at any position of a prompt.
 
-The oracle is Belady's on the tree, token by token. Tell the tokens of a request apart by their place
-in the tree: between two uses of a token lies a gap, the token hits if it is held for all of it, and
-across every moment at most `capacity` of the held gaps may run. To choose as many gaps as possible
-is interval packing on `capacity` machines with unit weights, and greedy is optimal: whenever too many
-run, give up the one that ends last. A newcomer's gap may be the one: that is refusing to admit.
-Nothing in this bound asks for whole prefixes; but a child is never used before its parent, so if of
-equal ends the deeper (and in a document the later) token is given up first, what is held is always
-made of whole prefixes: the tree's rule costs the oracle nothing. Source: Belady (1966) for unit pages;
-Carlisle and Lloyd, "On the k-coloring of intervals" (1995) for the packing.
+The oracle is Belady's optimal cache, applied to the tree token by token. A token is identified by its
+place in the tree. Between two uses of a token lies an interval of time, and the second use hits if the
+cache holds the token through all of it. At every moment the cache holds at most `capacity` tokens. So
+the most hits are the most intervals of which no more than `capacity` overlap: interval packing on
+`capacity` machines with unit weights. The greedy rule is optimal: whenever too many intervals overlap,
+drop the one that ends last. If that is the newest token's own, the cache refuses to admit the token.
+
+This bound does not ask that the cache hold whole prefixes, as the tree does. Yet the oracle reaches it
+with whole prefixes: a child is never used before its parent, and of intervals that end together the
+oracle drops that of the deeper token first (in a document, the later one).
+Source: Belady (1966) for unit pages; Carlisle and Lloyd, "On the k-coloring of intervals" (1995) for
+the packing.
 """
 
 from __future__ import annotations
@@ -22,22 +25,27 @@ from ragcache_engine.knowledge.traces import Trace
 
 @dataclass(frozen=True, slots=True)
 class OracleHits:
-    """cached: of each request, how many leading tokens the oracle held."""
+    """What the oracle reached. cached: for each request, how many leading tokens the oracle held."""
 
     cached: tuple[int, ...]
 
     @property
     def tokens(self) -> int:
+        """Token hits over all requests."""
         return sum(self.cached)
 
 
 def oracle(trace: Trace, capacity_tokens: int, *, system_tokens: int = 0) -> OracleHits:
-    """The most token hits any policy can reach on a knowledge tree of one tier."""
-    paths, sizes, depths = _places(trace, system_tokens)
-    following = _next_uses(paths)
+    """Find the most token hits that any policy can reach on a knowledge tree with one tier.
+
+    system_tokens: tokens of a system text in front of every request; 0 for none.
+    """
+    paths, sizes, depths = _number_places(trace, system_tokens)
+    following = _find_next_uses(paths)
     held = [0] * len(sizes)
     due = [len(paths)] * len(sizes)
-    latest: list[tuple[int, int, int]] = []  # a heap: by next use and depth, the latest first
+    # A heap of held places: the one used latest comes first, and of equals the deepest.
+    latest: list[tuple[int, int, int]] = []
     used, cached = 0, []
     for path, after in zip(paths, following, strict=True):
         cached.append(sum(held[place] for place in path))
@@ -59,10 +67,11 @@ def oracle(trace: Trace, capacity_tokens: int, *, system_tokens: int = 0) -> Ora
 
 
 def reuse_anywhere(trace: Trace, capacity_tokens: int | None = None) -> int:
-    """Token hits if a document once computed could be used again at any position of any prompt.
+    """Count the token hits if a computed document could be used again at any position of any prompt.
 
-    The ceiling of position-independent reuse. capacity_tokens: of an LRU over whole documents; None
-    for a cache without bounds. Documents asked for twice in one request count from the second time.
+    This is the upper bound of position-independent reuse.
+    capacity_tokens: room of an LRU cache of whole documents; None for a cache without bounds.
+    A document that one request names twice hits the second time.
     """
     held: OrderedDict[str, None] = OrderedDict()
     used = hits = 0
@@ -81,8 +90,10 @@ def reuse_anywhere(trace: Trace, capacity_tokens: int | None = None) -> int:
     return hits
 
 
-def _places(trace: Trace, system_tokens: int) -> tuple[list[list[int]], list[int], list[int]]:
-    """Each request as numbers of places in the tree, and the size and depth of each place."""
+def _number_places(
+    trace: Trace, system_tokens: int
+) -> tuple[list[list[int]], list[int], list[int]]:
+    """Return each request as numbers of places in the tree, and the tokens and depth of each place."""
     numbers: dict[tuple[int, str], int] = {}
     sizes: list[int] = []
     depths: list[int] = []
@@ -104,8 +115,11 @@ def _places(trace: Trace, system_tokens: int) -> tuple[list[list[int]], list[int
     return paths, sizes, depths
 
 
-def _next_uses(paths: list[list[int]]) -> list[list[int]]:
-    """For each request and place in it, the request that uses the place next; the count if none."""
+def _find_next_uses(paths: list[list[int]]) -> list[list[int]]:
+    """Return, for each place in each request, the number of the next request that uses the place.
+
+    Where no request does, it is the number of all requests.
+    """
     coming: dict[int, int] = {}
     after: list[list[int]] = []
     for number in range(len(paths) - 1, -1, -1):

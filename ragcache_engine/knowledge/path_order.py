@@ -1,7 +1,8 @@
-"""In which order a prompt names its documents: as retrieved, or so that more of it is cached.
+"""The order in which a prompt names its documents: as retrieved, or so that more of it is cached.
 
-The first segment of a path is its system text and stays first. The last two orders change the prompt,
-and with it perhaps the answer, so they are for those who ask for them.
+These are the orders that `EngineConfig.document_order` names. A path's first segment is the system text
+and stays first. The orders "canonical" and "cached" change the prompt, and with it perhaps the answer,
+so users have to choose them.
 """
 
 from __future__ import annotations
@@ -11,25 +12,27 @@ from collections.abc import Callable, Sequence
 from ragcache_engine.knowledge.document_cache import DocumentCache
 from ragcache_engine.knowledge.node import Node, Segment
 
-DocumentOrder = Callable[[DocumentCache, Sequence[Segment]], tuple[Segment, ...]]
+PathOrder = Callable[[DocumentCache, Sequence[Segment]], Sequence[Segment]]
+"""Returns a request's path in another order, given what is cached now; the system text stays first."""
 
 
-def retrieved(cache: DocumentCache, path: Sequence[Segment]) -> tuple[Segment, ...]:
-    """Nearest first: the prompt is what the pipeline wrote."""
+def keep_retrieved(cache: DocumentCache, path: Sequence[Segment]) -> tuple[Segment, ...]:
+    """Leave the path as the retriever ordered it, the nearest document first."""
     return tuple(path)
 
 
-def canonical(cache: DocumentCache, path: Sequence[Segment]) -> tuple[Segment, ...]:
-    """By id, whatever is cached: the same documents always make the same path."""
+def sort_by_id(cache: DocumentCache, path: Sequence[Segment]) -> tuple[Segment, ...]:
+    """Sort the documents by id, so that the same documents always make the same path."""
     return (*path[:1], *sorted(path[1:]))
 
 
-def cached(cache: DocumentCache, path: Sequence[Segment]) -> tuple[Segment, ...]:
-    """Greedily, next the document of which most tokens are cached behind those chosen; then the rest
-    as retrieved. Ties go to the earlier retrieved.
+def put_cached_first(cache: DocumentCache, path: Sequence[Segment]) -> tuple[Segment, ...]:
+    """Put first the documents that are cached behind each other; the others follow as retrieved.
 
-    Being greedy it may miss the longest cached prefix, but it is never shorter than that of the
-    retrieved order, which is kept if it is as good. O(k * k) look-ups for k documents.
+    Each step is greedy: it takes the document with the most tokens cached behind those taken so far,
+    and of equals the one retrieved first. So the cached prefix may not be the longest possible one. It
+    is never shorter than that of the retrieved order, which stays if it is as good.
+    O(k * k) look-ups for k documents.
     """
     rest = list(path[1:])
     start = cache.match(path[:1])
@@ -38,22 +41,22 @@ def cached(cache: DocumentCache, path: Sequence[Segment]) -> tuple[Segment, ...]
     chosen, node = [path[0]], start.nodes[0]
     while rest:
         known = [(at, _child(node, segment)) for at, segment in enumerate(rest)]
-        worth = [(at, child) for at, child in known if child and _leads_on(child)]
+        worth = [(at, child) for at, child in known if child and _has_cached_blocks(child)]
         if not worth:
             break
         at, node = max(worth, key=lambda one: (_cached_blocks(one[1]), -one[0]))
         chosen.append(rest.pop(at))
         if _cached_blocks(node) < node.blocks:
             break
-    order = (*chosen, *rest)
-    gained = cache.match(order).cached_tokens > cache.match(path).cached_tokens
-    return order if gained else tuple(path)
+    reordered = (*chosen, *rest)
+    gained = cache.match(reordered).cached_tokens > cache.match(path).cached_tokens
+    return reordered if gained else tuple(path)
 
 
-DOCUMENT_ORDERS: dict[str, DocumentOrder] = {
-    "retrieved": retrieved,
-    "canonical": canonical,
-    "cached": cached,
+DOCUMENT_ORDERS: dict[str, PathOrder] = {
+    "retrieved": keep_retrieved,
+    "canonical": sort_by_id,
+    "cached": put_cached_first,
 }
 
 
@@ -62,10 +65,10 @@ def _child(node: Node, segment: Segment) -> Node | None:
 
 
 def _cached_blocks(node: Node) -> int:
-    """Its leading blocks that some tier has."""
+    """Count the node's leading blocks in the tier that has most of them."""
     return max(node.resident)
 
 
-def _leads_on(node: Node) -> bool:
-    """Whether it has something cached, itself or, being too short to own a block, below it."""
+def _has_cached_blocks(node: Node) -> bool:
+    """Whether the node has cached blocks; for a node too short to own one, whether any below it has."""
     return _cached_blocks(node) > 0 or (not node.blocks and any(node.below))

@@ -1,34 +1,34 @@
-"""A retrieval trace replayed through a document cache: what a policy would have saved.
+"""Replays a retrieval trace through a document cache, to tell what an eviction policy would have saved.
 
-One tier, counted in tokens. Nothing is computed: the seconds are those of a cost function.
+There is one tier, counted in tokens. No model runs: a cost function says how long prefills take.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ragcache_engine.knowledge.document_cache import DocumentCache
 from ragcache_engine.knowledge.eviction.policy import EvictionPolicy
 from ragcache_engine.knowledge.node import Segment
+from ragcache_engine.knowledge.path_order import PathOrder, keep_retrieved
 from ragcache_engine.knowledge.traces import Trace
 from ragcache_engine.knowledge.tree import FREQUENCY_WINDOW
 
 Cost = Callable[[int, int], float]
-"""T(cached tokens, computed tokens) in seconds."""
-
-Order = Callable[[DocumentCache, Sequence[Segment]], Sequence[Segment]]
-"""The path of a request, given what is cached now: the system text first, then its documents."""
+"""Returns T(cached tokens, computed tokens) in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """What became of a trace.
+    """What a replay counted, over all requests of the trace.
 
-    hit_documents: leading documents of each request that were cached to their last token, over all
-      requests; of retrieved_documents they are the hit rate of the paper (§7.4).
-    cached_tokens: of total_tokens, both with the system text if there is one.
+    retrieved_documents: documents the requests asked for.
+    hit_documents: those of them that were cached to their last token, with all documents before them.
+    total_tokens: prompt tokens, the system text among them if there is one.
+    cached_tokens: those of them that were cached.
     saved_s: T(0, total) - T(cached, computed), summed over the requests.
+    evicted_tokens: tokens that the cache evicted.
     """
 
     requests: int
@@ -41,26 +41,23 @@ class Replay:
 
     @property
     def document_hit_rate(self) -> float:
+        """Hit documents over retrieved documents, the hit rate of the paper (§7.4)."""
         return self.hit_documents / self.retrieved_documents if self.retrieved_documents else 0.0
 
     @property
     def token_hit_rate(self) -> float:
+        """Cached tokens over all tokens."""
         return self.cached_tokens / self.total_tokens if self.total_tokens else 0.0
 
 
 def default_cost(cached_tokens: int, computed_tokens: int) -> float:
-    """Seconds of a prefill where none was measured: a plain formula for a model of some 8 B weights.
+    """Estimate the seconds of a prefill by a formula for a model of some 8 B weights.
 
-    A start, the weights once for each computed token, and attention from each computed token to all
-    tokens before it.
+    The terms are a fixed start, one pass through the weights for each computed token, and attention
+    from each computed token to all tokens before it. Computing no tokens costs nothing.
     """
     attended = computed_tokens * (cached_tokens + computed_tokens / 2)
     return 0.01 + 1e-4 * computed_tokens + 1e-9 * attended if computed_tokens else 0.0
-
-
-def as_retrieved(cache: DocumentCache, path: Sequence[Segment]) -> Sequence[Segment]:
-    """The order the retriever gave: the nearest first."""
-    return path
 
 
 def replay(
@@ -69,15 +66,19 @@ def replay(
     policy: Callable[[], EvictionPolicy],
     *,
     cost: Cost = default_cost,
-    order: Order = as_retrieved,
+    order: PathOrder = keep_retrieved,
     system_tokens: int = 0,
     cache_depth: int | None = None,
     frequency_window: int = FREQUENCY_WINDOW,
 ) -> Replay:
-    """Ask every request of the trace, one after the other, of an empty cache.
+    """Replay the requests of a trace, one after the other, through a cache that starts empty.
 
-    system_tokens: of a text in front of every request; with 0 it takes no room.
+    policy: makes the cache's eviction policy.
+    cost: how long a prefill takes.
+    order: puts the documents of each request into the order in which the prompt names them.
+    system_tokens: tokens of a system text in front of every request; 0 for none.
     cache_depth: how many leading segments are kept, the system text among them; None keeps all.
+    frequency_window: as in KnowledgeTree.
     """
     cache = DocumentCache(
         capacity_tokens,

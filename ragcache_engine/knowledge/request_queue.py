@@ -1,6 +1,7 @@
-"""Cache-aware reordering: of the requests that wait, the one with most cached and least to compute
-goes first, and nobody waits for ever.
+"""Cache-aware reordering: which waiting request is served next.
 
+The request with the most cached and the least to compute is served first. No request is overtaken more
+often than a limit allows.
 Source: RAGCache, §5.2.
 """
 
@@ -16,17 +17,19 @@ T = TypeVar("T")
 
 
 def cached_ratio(cached_tokens: int, computed_tokens: int) -> float:
-    """The paper's OrderPriority: cached length by computation length."""
+    """Return the paper's OrderPriority: cached length over computation length."""
     return cached_tokens / computed_tokens if computed_tokens > 0 else math.inf
 
 
 class ReorderQueue(Generic[T]):
-    """Waiting requests. The best of the first `window` goes first; ties go by arrival.
+    """A queue of waiting requests that serves those with the highest cached ratio first.
 
-    ratio: cached/computed of a request now, or None if nothing is known of it, which counts as 0. It
-      is asked at every choice, for what is cached changes while requests wait.
-    window: also how many requests that came later may go before one at most. 1 is first come, first
-      served.
+    Only the first `window` requests by arrival compete. Of equal ones, the earlier is served first.
+
+    ratio: returns a request's cached ratio now, or None if it is unknown, which counts as 0. The queue
+      asks again at every choice, because what is cached changes while requests wait.
+    window: also the most requests that may overtake any one request. 1 serves first come, first served.
+    Raises ValueError for a window below 1.
     """
 
     def __init__(self, ratio: Callable[[T], float | None], window: int = 32) -> None:
@@ -35,40 +38,41 @@ class ReorderQueue(Generic[T]):
         self._ratio = ratio
         self._window = window
         self._waiting: deque[_Waiting[T]] = deque()
-        self._shown: int | None = None  # the place peek() chose, while nothing has changed since
+        self._peeked: int | None = None  # the place peek() chose, until the queue changes
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     def __iter__(self) -> Iterator[T]:
-        """In the order of arrival, prepended ones first."""
+        """Yield the requests in order of arrival; those put to the front come first."""
         return (waiting.item for waiting in self._waiting)
 
     def push(self, item: T) -> None:
-        self._shown = None
+        """Add a request that has just arrived."""
+        self._peeked = None
         self._waiting.append(_Waiting(item))
 
     def prepend(self, item: T) -> None:
-        """Put a request to the front: it was running and was preempted.
+        """Put a request to the front, because it was running and was preempted.
 
-        Those behind it are not overtaken by this: it was before them already.
+        This does not count as overtaking: the request was served before those behind it already.
         """
-        self._shown = None
+        self._peeked = None
         self._waiting.appendleft(_Waiting(item))
 
     def peek(self) -> T:
-        """What goes next. Chosen anew at each call; raises IndexError if nobody waits."""
-        self._shown = self._choice()
-        return self._waiting[self._shown].item
+        """Choose the request to serve next, without taking it. Raises IndexError if none waits."""
+        self._peeked = self._choose()
+        return self._waiting[self._peeked].item
 
     def pop(self) -> T:
-        """Take what goes next: what the last peek() showed, unless the queue has changed since.
+        """Take the request to serve next: the one the last peek() chose, unless the queue has changed.
 
-        So a scheduler may look, make room (which changes what is cached), and then take the same
-        request. O(window); raises IndexError if nobody waits.
+        So a scheduler may peek, make room, which changes what is cached, and then take the same
+        request. O(window). Raises IndexError if no request waits.
         """
-        at = self._choice() if self._shown is None else self._shown
-        self._shown = None
+        at = self._choose() if self._peeked is None else self._peeked
+        self._peeked = None
         chosen = self._waiting[at]
         for overtaken in islice(self._waiting, at):
             overtaken.times_overtaken += 1
@@ -76,16 +80,16 @@ class ReorderQueue(Generic[T]):
         return chosen.item
 
     def remove(self, item: T) -> None:
-        """Take out a request that was cancelled. O(waiting); raises ValueError if it is not there."""
+        """Remove a request that was cancelled. O(waiting). Raises ValueError if it is not waiting."""
         for at, waiting in enumerate(self._waiting):
             if waiting.item is item or waiting.item == item:
-                self._shown = None
+                self._peeked = None
                 del self._waiting[at]
                 return
         raise ValueError(f"{item!r} does not wait in this queue")
 
-    def _choice(self) -> int:
-        """The place of the request to go next."""
+    def _choose(self) -> int:
+        """Return the place in the queue of the request to serve next."""
         if not self._waiting:
             raise IndexError("no request waits")
         if len(self._waiting) == 1:
@@ -96,7 +100,7 @@ class ReorderQueue(Generic[T]):
             if ratio > best_ratio:
                 best, best_ratio = at, ratio
             if waiting.times_overtaken >= self._window:
-                break  # nobody behind it may go before it any more
+                break  # no request behind this one may overtake it any more
         return best
 
 

@@ -1,4 +1,4 @@
-"""The places key-value tensors are kept in, as values."""
+"""The tiers: the kinds of memory that keep key-value tensors."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class Tier(StrEnum):
-    """Where tensors are. Faster tiers come first."""
+    """A kind of memory for key-value tensors. Faster tiers come first."""
 
     DEVICE = "device"
     HOST = "host"
@@ -14,6 +14,7 @@ class Tier(StrEnum):
 
 
 TIERS = tuple(Tier)
-"""Nodes keep their numbers for each tier in lists, in this order."""
+"""All tiers, the fastest first. Lists with one number for each tier are in this order."""
 
 RANK = {tier: rank for rank, tier in enumerate(TIERS)}
+"""The place of each tier in TIERS."""

@@ -1,7 +1,7 @@
-"""Retrieval traces as values, and other traces drawn from them.
+"""Retrieval traces as values, and longer traces drawn from them.
 
-A question set asks each question once, which no service ever saw: what a cache lives on is that some
-questions come again. So traces are resampled with Zipf weights, with or without a drift.
+A question set asks each question once. Users of a service ask some questions again and again, and
+that is what a cache gains by. So traces are resampled with Zipf weights, with or without a drift.
 """
 
 from __future__ import annotations
@@ -17,7 +17,10 @@ Request = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Requests in the order of their arrival, and how many tokens each document has."""
+    """Requests in order of arrival, and the tokens of each document by its id.
+
+    Raises ValueError for a document without tokens.
+    """
 
     requests: tuple[Request, ...]
     tokens: Mapping[str, int]
@@ -35,21 +38,24 @@ class Trace:
         return len(self.requests)
 
     def top(self, k: int) -> Trace:
-        """The same requests, cut to their first k documents."""
+        """Return the same requests, each cut to its first k documents."""
         return Trace(tuple(request[:k] for request in self.requests), self.tokens)
 
 
 def zipf_weights(count: int, exponent: float = 1.0) -> list[float]:
-    """Weight of each rank, the most popular first; they sum to what they sum to."""
+    """Return the weight of each rank, the most popular first. The weights do not sum to 1."""
     return [1.0 / rank**exponent for rank in range(1, count + 1)]
 
 
-def zipf(trace: Trace, requests: int, seed: int, *, exponent: float = 1.0) -> Trace:
-    """So many requests, drawn from the trace's with Zipf weights over a ranking drawn first."""
-    return drifting(trace, requests, seed, every=max(1, requests), exponent=exponent)
+def draw_zipf(trace: Trace, requests: int, seed: int, *, exponent: float = 1.0) -> Trace:
+    """Draw requests from the trace, with Zipf weights over a random ranking of its requests.
+
+    requests: how many to draw.
+    """
+    return draw_drifting(trace, requests, seed, every=max(1, requests), exponent=exponent)
 
 
-def drifting(
+def draw_drifting(
     trace: Trace,
     requests: int,
     seed: int,
@@ -58,10 +64,11 @@ def drifting(
     share: float = 1.0,
     exponent: float = 1.0,
 ) -> Trace:
-    """Like `zipf`, with another ranking of the questions after each `every` requests.
+    """Draw like `draw_zipf`, and change the ranking after each `every` requests.
 
-    share: of the places in the ranking, how many are dealt anew among those who held them; chosen at
-      random, popular or not. 1 permutes the whole ranking: what was popular says nothing any more.
+    share: share of the places in the ranking, chosen at random, whose questions are shuffled at each
+      change. 1 shuffles the whole ranking: what was popular tells nothing about what will be.
+    Raises ValueError for values that cannot be, and for a trace without requests.
     """
     if requests < 0 or every < 1 or not 0.0 <= share <= 1.0:
         raise ValueError("requests is 0 or more, every 1 or more, share between 0 and 1")

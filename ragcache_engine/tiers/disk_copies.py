@@ -8,7 +8,7 @@ from typing import Generic
 from ragcache_engine.knowledge import Node, Tier
 from ragcache_engine.knowledge.tier import RANK
 from ragcache_engine.tiers.block_index import BlockIndex
-from ragcache_engine.tiers.disk.transfers import DiskTransfers, Done, Wanted
+from ragcache_engine.tiers.disk.transfers import BlockCopy, DiskTransfers, FinishedCopy
 from ragcache_engine.tiers.node_record import B, Key
 from ragcache_engine.tiers.requests import TrackedRequest
 from ragcache_engine.tiers.speed import Speeds
@@ -122,7 +122,7 @@ class DiskCopies(Generic[B]):
             self._host.begin_fill(key, slot)
             self._reading[name] = key
             request.from_disk.add(key)
-            transfers.read(Wanted(name, slot))
+            transfers.read(BlockCopy(name, slot))
         return node.resident[HOST] >= upto
 
     # -- writing -----------------------------------------------------------------------------------
@@ -151,7 +151,7 @@ class DiskCopies(Generic[B]):
                 if name is None or slot is None or name in self._writing:
                     break
                 if (
-                    transfers.writing >= MOST_WRITES
+                    transfers.pending_writes >= MOST_WRITES
                     or not self.wants(node, 1, uses=node.uses)
                     or not self._keep_files(node, at, at + 1)
                 ):
@@ -159,7 +159,7 @@ class DiskCopies(Generic[B]):
                     break
                 self._host.hold(slot)
                 self._writing[name] = keys[at]
-                transfers.write(Wanted(name, slot, record.marks))
+                transfers.write(BlockCopy(name, slot, record.marks))
                 at += 1
 
     def offer_all(self) -> None:
@@ -172,14 +172,14 @@ class DiskCopies(Generic[B]):
     def collect(self) -> None:
         """Take in what has been read and written since the last time."""
         if self._transfers is not None:
-            for done in self._transfers.finished():
+            for done in self._transfers.take_finished():
                 if done.is_read:
                     self._finish_read(done)
                 else:
                     self._finish_write(done)
 
-    def _finish_read(self, done: Done) -> None:
-        key = self._reading.pop(done.wanted.name, None)
+    def _finish_read(self, done: FinishedCopy) -> None:
+        key = self._reading.pop(done.copy.name, None)
         if done.failure is None:
             self._counters.read_bytes += done.size_bytes
             self._speeds.from_disk.record_copy(done.size_bytes, done.seconds)
@@ -187,17 +187,17 @@ class DiskCopies(Generic[B]):
             self._counters.missing += 1
         else:
             self._counters.damaged += 1
-        if key is None or not self._host.is_filling_slot(key, done.wanted.slot):
-            self._host.release(done.wanted.slot)
+        if key is None or not self._host.is_filling_slot(key, done.copy.slot):
+            self._host.release(done.copy.slot)
             return
         self._host.end_fill(key)
         if done.failure is not None:
             # The blocks behind it may be sound, but they cannot be reached without it.
             self._drop(key, (Tier.DISK, Tier.HOST))
 
-    def _finish_write(self, done: Done) -> None:
-        key = self._writing.pop(done.wanted.name, None)
-        self._host.release(done.wanted.slot)
+    def _finish_write(self, done: FinishedCopy) -> None:
+        key = self._writing.pop(done.copy.name, None)
+        self._host.release(done.copy.slot)
         if done.failure is None:
             self._counters.written_bytes += done.size_bytes
             return

@@ -1,4 +1,4 @@
-"""A request's prompt as the cache manager sees it: keys, cuts and file names. Pure functions."""
+"""Describes a request's prompt for the cache manager: its keys, cuts and file names. Pure functions."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ from ragcache_engine.tiers.node_record import Key
 
 @dataclass(slots=True)
 class Prompt:
-    """A request's prompt, as far as its blocks are to be kept.
+    """A request's prompt, as the cache manager sees it.
 
-    keys: of its full blocks. cuts: where documents end; blocks behind the last cut are not kept.
-    tokens: of the whole prompt. names: of its blocks' files, if there is a disk tier.
-    documents: for each cut, the marks of all documents up to it.
+    keys: keys of its full blocks.
+    cuts: where documents end, in blocks; blocks behind the last cut are not kept.
+    tokens: tokens of the whole prompt.
+    names: names of its blocks' files; empty if the prompt stays off the disk.
+    documents: for each cut, the marks of all documents up to it; empty without names.
     """
 
     keys: Sequence[Key]
@@ -28,17 +30,17 @@ class Prompt:
     documents: Sequence[Sequence[str]] = ()
 
 
-def cuts_of(
+def cut_prompt(
     segments: Sequence[tuple[int, str | None]],
     *,
     prompt_tokens: int,
     block_tokens: int,
     depth: int | None,
 ) -> list[Cut]:
-    """Cut the prompt's blocks at the end of each segment, and of the question behind them.
+    """Cut a prompt's blocks at the end of each segment, and at the end of the question behind them.
 
-    segments: as RequestMessage carries them. Without any, all full blocks belong together.
-    depth: only this many documents are kept; None keeps all.
+    segments: as RequestMessage carries them. Without any, all full blocks belong to one cut.
+    depth: how many leading documents are kept; None keeps all.
     """
     blocks = prompt_tokens // block_tokens
     if not segments:
@@ -62,9 +64,10 @@ def cuts_of(
 def file_names(
     token_ids: Sequence[int], tenant: str | None, *, blocks: int, block_tokens: int
 ) -> list[str]:
-    """Name the blocks' files. A name identifies all tokens up to the block's end, and the tenant.
+    """Name the files of a prompt's leading blocks.
 
-    vLLM's own hashes begin with a number drawn at each start, so they do not outlive the process.
+    A name identifies the tenant, and all tokens up to the block's end. It is the same in every process,
+    while vLLM's own hashes begin with a random number that each process draws.
     """
     reached = sha256(f"{block_tokens}\0{tenant or ''}\0".encode())
     names = []
@@ -75,7 +78,7 @@ def file_names(
     return names
 
 
-def prompt_of(
+def describe_prompt(
     *,
     keys: Sequence[Key],
     token_ids: Sequence[int] | None,
@@ -88,9 +91,12 @@ def prompt_of(
 ) -> Prompt:
     """Describe a request's prompt for the cache manager.
 
-    token_ids: None if they alone do not determine the tensors; such a prompt stays off the disk.
+    keys: keys of its full blocks, as vLLM hashes them. depth: as in `cut_prompt`.
+    token_ids: None if the token ids alone do not determine the tensors; then the prompt stays off the
+      disk.
+    on_disk: whether there is a disk tier.
     """
-    cuts = cuts_of(segments, prompt_tokens=prompt_tokens, block_tokens=block_tokens, depth=depth)
+    cuts = cut_prompt(segments, prompt_tokens=prompt_tokens, block_tokens=block_tokens, depth=depth)
     blocks = min(cuts[-1].end if cuts else 0, len(keys))
     cuts = [cut for cut in cuts if cut.end <= blocks]
     names: list[str] = []
@@ -101,11 +107,11 @@ def prompt_of(
         cuts=cuts,
         tokens=prompt_tokens,
         names=names,
-        documents=list(_documents_so_far(cuts)) if names else [],
+        documents=list(_marks_by_cut(cuts)) if names else [],
     )
 
 
-def _documents_so_far(cuts: Iterable[Cut]) -> Iterator[list[str]]:
+def _marks_by_cut(cuts: Iterable[Cut]) -> Iterator[list[str]]:
     marks: list[str] = []
     for cut in cuts:
         marks = [*marks, *map(document_mark, cut.names)]

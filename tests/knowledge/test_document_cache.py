@@ -143,16 +143,17 @@ def test_pgdsf_priority_is_clock_plus_uses_times_cost_and_the_clock_follows_what
     for name, prefill_s in (("D1", 0.8), ("D2", 0.8)):
         nodes[name] = cache.use(cache.match(path(name)), prefill_s)[1]
         cache.admit(cache.match(path(name)).nodes)
-    assert policy.rank_of(nodes["D1"]) == pytest.approx(0.1)  # 0 + 1 x 0.8 s / 8 tokens
-    assert policy.rank_of(nodes["D2"]) == pytest.approx(0.2)  # S was cached: 0.8 s / 4 tokens
+    assert policy.priority_of(nodes["D1"]) == pytest.approx(0.1)  # 0 + 1 x 0.8 s / 8 tokens
+    assert policy.priority_of(nodes["D2"]) == pytest.approx(0.2)  # S was cached: 0.8 s / 4 tokens
     ask(cache, path("D1"))
-    assert policy.rank_of(nodes["D1"]) == pytest.approx(0.2)  # 0 + 2 x 0.1
+    assert policy.priority_of(nodes["D1"]) == pytest.approx(0.2)  # 0 + 2 x 0.1
     ask(cache, path("D1"))
-    assert policy.rank_of(nodes["D1"]) == pytest.approx(0.3)
+    assert policy.priority_of(nodes["D1"]) == pytest.approx(0.3)
     freed = ask(cache, path("D3"), prefill_s=0.4)
     assert named(freed) == ["D2"]
     assert policy.clock == pytest.approx(0.2)
-    assert policy.rank_of(cache.match(path("D3")).nodes[1]) == pytest.approx(0.3)  # 0.2 + 1 x 0.1
+    newcomer = cache.match(path("D3")).nodes[1]
+    assert policy.priority_of(newcomer) == pytest.approx(0.3)  # 0.2 + 1 x 0.1
 
 
 NAMES = "ABCDE"

@@ -75,7 +75,7 @@ def test_lfu_keeps_what_was_used_often_though_not_lately():
     assert Flat("lru", 2).ask("AAABC").held() == {"B", "C"}
 
 
-def test_lfu_of_equals_evicts_the_one_ranked_first():
+def test_lfu_of_equals_evicts_the_one_whose_priority_was_set_first():
     assert Flat("lfu", 2).ask("ABC").held() == {"B", "C"}
 
 
@@ -179,7 +179,7 @@ def popularity_after(
     nodes = {}
     for name in names:
         (nodes[name],) = cache.use(cache.match([Segment(name, 1)]))
-        popularity.use(nodes[name])
+        popularity.record_use(nodes[name])
     return popularity, nodes
 
 
@@ -203,7 +203,7 @@ def test_a_node_seen_once_is_worth_less_the_fewer_of_its_depth_came_back():
     for number in range(20):
         path = [Segment(f"first {number % 12}", 1), Segment(f"second {number}", 1)]
         for node in cache.use(cache.match(path)):
-            popularity.use(node)
+            popularity.record_use(node)
     assert popularity.log2_rate(node.parent) > popularity.log2_rate(node)
 
 

@@ -60,7 +60,7 @@ class UsesEndWithEviction(GDSF):
         super().__init__()
         self._uses: Counter[Node] = Counter()
 
-    def rank(self, node: Node) -> float:
+    def compute_priority(self, node: Node) -> float:
         self._uses[node] += 1
         return priority(self.clock, self._uses[node])
 

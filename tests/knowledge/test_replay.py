@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ragcache_engine.knowledge import POLICIES
 from ragcache_engine.knowledge.oracle import oracle, reuse_anywhere
 from ragcache_engine.knowledge.replay import Replay, default_cost, replay
-from ragcache_engine.knowledge.traces import Trace, drifting, zipf, zipf_weights
+from ragcache_engine.knowledge.traces import Trace, draw_drifting, draw_zipf, zipf_weights
 
 
 def trace(*requests: str, **tokens: int) -> Trace:
@@ -148,7 +148,7 @@ def best_of_all(asked: tuple[str, ...], capacity: int) -> int:
 
 
 def test_zipf_draws_the_nth_question_an_nth_as_often():
-    drawn = zipf(trace(*"ABCDEFGH"), 8_000, seed=3)
+    drawn = draw_zipf(trace(*"ABCDEFGH"), 8_000, seed=3)
     counts = sorted((drawn.requests.count((name,)) for name in "ABCDEFGH"), reverse=True)
     for count, weight in zip(counts, zipf_weights(8), strict=True):
         assert count == pytest.approx(8_000 * weight / sum(zipf_weights(8)), rel=0.15)
@@ -156,18 +156,20 @@ def test_zipf_draws_the_nth_question_an_nth_as_often():
 
 def test_the_same_seed_draws_the_same_requests():
     asked = trace(*"ABCDEFGH")
-    assert zipf(asked, 50, seed=3) == zipf(asked, 50, seed=3) != zipf(asked, 50, seed=4)
-    assert drifting(asked, 50, 3, every=20) == drifting(asked, 50, 3, every=20)
+    assert (
+        draw_zipf(asked, 50, seed=3) == draw_zipf(asked, 50, seed=3) != draw_zipf(asked, 50, seed=4)
+    )
+    assert draw_drifting(asked, 50, 3, every=20) == draw_drifting(asked, 50, 3, every=20)
 
 
 def test_popularity_that_drifts_changes_when_it_is_said_to():
     asked = trace(*(chr(code) for code in range(0x4E00, 0x4E00 + 100)))
-    drawn = drifting(asked, 2_000, 5, every=1_000).requests
+    drawn = draw_drifting(asked, 2_000, 5, every=1_000).requests
     first, second = drawn[:1_000], drawn[1_000:]
     favourite = max(set(first), key=first.count)
     assert first.count(favourite) > 100
     assert second.count(favourite) < 50
-    standing = drifting(asked, 2_000, 5, every=1_000, share=0.0).requests
+    standing = draw_drifting(asked, 2_000, 5, every=1_000, share=0.0).requests
     assert standing[1_000:].count(max(set(standing), key=standing.count)) > 100
 
 
@@ -178,12 +180,12 @@ def test_popularity_that_drifts_changes_when_it_is_said_to():
 def test_impossible_streams_are_refused(wrong: dict[str, float], message: str):
     asked = {"requests": 10, "seed": 1} | wrong
     with pytest.raises(ValueError, match=message):
-        drifting(trace("A"), **asked)
+        draw_drifting(trace("A"), **asked)
 
 
 def test_nothing_can_be_drawn_from_nothing():
     with pytest.raises(ValueError, match="nothing to draw"):
-        zipf(Trace((), {}), 1, seed=1)
+        draw_zipf(Trace((), {}), 1, seed=1)
 
 
 def test_a_document_without_tokens_is_refused():
@@ -197,7 +199,7 @@ def small_trace() -> Trace:
     asked = tuple(
         (names[n * n % 24], names[(n * 7 + 1) % 24], names[(n * 5 + 2) % 24]) for n in range(60)
     )
-    return drifting(
+    return draw_drifting(
         Trace(asked, {name: 3 + place for place, name in enumerate(names)}), 600, 7, every=300
     )
 

@@ -236,7 +236,7 @@ def test_tiers_that_share_their_popularity_count_a_use_once():
             tree.record_use([nodes[name]], 0, 0.1)
         policy = tree.policy(DEVICE)
         assert isinstance(policy, HalfLife)
-        policies.append([policy.rank(node) for node in nodes.values()])
+        policies.append([policy.compute_priority(node) for node in nodes.values()])
     assert policies[0] == policies[1]
 
 

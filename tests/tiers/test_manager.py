@@ -31,11 +31,11 @@ from hypothesis.stateful import (
 from ragcache_engine.knowledge import Node, Tier, policy_of_tiers
 from ragcache_engine.knowledge.tier import RANK
 from ragcache_engine.tiers.disk.block_file import document_mark
-from ragcache_engine.tiers.disk.transfers import Done, Wanted
+from ragcache_engine.tiers.disk.transfers import BlockCopy, FinishedCopy
 from ragcache_engine.tiers.host_copies import STEPS_TO_FLUSH
 from ragcache_engine.tiers.host_slots import HostSlots
 from ragcache_engine.tiers.manager import CacheManager, Presence
-from ragcache_engine.tiers.prompts import Prompt, prompt_of
+from ragcache_engine.tiers.prompts import Prompt, describe_prompt
 
 BLOCK_TOKENS = 4
 DEVICE, HOST, DISK = (RANK[tier] for tier in Tier)
@@ -171,56 +171,56 @@ class LateDisk:
         self.stolen: set[str] = set()  # files that another engine has removed
         self.named: dict[str, bytes] = {}  # which block each name is for
         self.is_writable = True
-        self.reading = self.writing = 0
-        self.reads: deque[Wanted] = deque()
-        self.writes: deque[Wanted | str] = deque()
-        self._done: list[Done] = []
+        self.pending_reads = self.pending_writes = 0
+        self.reads: deque[BlockCopy] = deque()
+        self.writes: deque[BlockCopy | str] = deque()
+        self._finished: list[FinishedCopy] = []
 
     def holds(self, name: str) -> bool:
         latest = [each for each in self.writes if name in (each, getattr(each, "name", None))]
         return name in self.files and not (latest and latest[-1] == name)
 
-    def read(self, wanted: Wanted) -> None:
-        self.reading += 1
-        self.slots[wanted.slot] = HALF_OVER
-        self.reads.append(wanted)
+    def read(self, copy: BlockCopy) -> None:
+        self.pending_reads += 1
+        self.slots[copy.slot] = HALF_OVER
+        self.reads.append(copy)
 
-    def write(self, wanted: Wanted) -> None:
-        self.writing += 1
-        self.writes.append(wanted)
+    def write(self, copy: BlockCopy) -> None:
+        self.pending_writes += 1
+        self.writes.append(copy)
 
     def remove(self, name: str) -> None:
         self.writes.append(name)
 
-    def finished(self) -> list[Done]:
-        done, self._done = self._done, []
+    def take_finished(self) -> list[FinishedCopy]:
+        done, self._finished = self._finished, []
         for each in done:
             if each.is_read:
-                self.reading -= 1
+                self.pending_reads -= 1
             else:
-                self.writing -= 1
+                self.pending_writes -= 1
         return done
 
     def read_next(self, failure: str | None = None) -> None:
-        wanted = self.reads.popleft()
-        if wanted.name not in self.files:
+        copy = self.reads.popleft()
+        if copy.name not in self.files:
             failure = "missing"
         elif failure == "damaged":
-            self.stolen.add(wanted.name)
-            del self.files[wanted.name]
+            self.stolen.add(copy.name)
+            del self.files[copy.name]
         if failure is None:
-            self.slots[wanted.slot] = self.files[wanted.name]
-        self._done.append(Done(wanted, True, 0 if failure else 100, 1e-4, failure))
+            self.slots[copy.slot] = self.files[copy.name]
+        self._finished.append(FinishedCopy(copy, True, 0 if failure else 100, 1e-4, failure))
 
     def write_next(self, failure: str | None = None) -> None:
-        wanted = self.writes.popleft()
-        if isinstance(wanted, str):
-            self.files.pop(wanted, None)
+        copy = self.writes.popleft()
+        if isinstance(copy, str):
+            self.files.pop(copy, None)
             return
-        assert self.slots[wanted.slot] == self.named[wanted.name], "a file got another block"
+        assert self.slots[copy.slot] == self.named[copy.name], "a file got another block"
         if failure is None:
-            self.files.setdefault(wanted.name, self.named[wanted.name])
-        self._done.append(Done(wanted, False, 0 if failure else 100, 1e-4, failure))
+            self.files.setdefault(copy.name, self.named[copy.name])
+        self._finished.append(FinishedCopy(copy, False, 0 if failure else 100, 1e-4, failure))
 
 
 # -- vLLM's scheduler and offloading connector -----------------------------------------------------
@@ -331,7 +331,7 @@ class VLLM:
         return request
 
     def prompt(self, request: Request, segments: Sequence[tuple[int, str | None]]) -> Prompt:
-        return prompt_of(
+        return describe_prompt(
             keys=request.keys,
             token_ids=request.token_ids,
             prompt_tokens=request.prompt_tokens,
@@ -991,9 +991,9 @@ def test_a_file_tells_of_a_document_though_a_later_prompt_does_not():
     vllm.schedule()
     for job in list(vllm.jobs):
         vllm.report(job)
-    written = [wanted for wanted in vllm.disk.writes if isinstance(wanted, Wanted)]
+    written = [copy for copy in vllm.disk.writes if isinstance(copy, BlockCopy)]
     assert written
-    assert all(document_mark("A") in wanted.documents for wanted in written)
+    assert all(document_mark("A") in copy.documents for copy in written)
 
 
 # -- any calls in any order ------------------------------------------------------------------------

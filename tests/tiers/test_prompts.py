@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 
 from ragcache_engine.tiers.block_index import Cut
 from ragcache_engine.tiers.disk.block_file import document_mark
-from ragcache_engine.tiers.prompts import cuts_of, file_names, prompt_of
+from ragcache_engine.tiers.prompts import cut_prompt, describe_prompt, file_names
 
 Segments = list[tuple[int, str | None]]
 
 
 def cuts(segments: Segments, *, tokens: int = 1000, block: int = 10, depth: int | None = None):
-    return cuts_of(segments, prompt_tokens=tokens, block_tokens=block, depth=depth)
+    return cut_prompt(segments, prompt_tokens=tokens, block_tokens=block, depth=depth)
 
 
 def test_a_prompt_without_segments_is_one_run_of_full_blocks():
@@ -116,7 +116,7 @@ def prompt(**changes: Any):
         "depth": None,
         "on_disk": True,
     }
-    return prompt_of(**{**told, **changes})
+    return describe_prompt(**{**told, **changes})
 
 
 def test_a_prompt_has_names_and_documents_for_all_that_is_kept():

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from ragcache_engine.knowledge import CostProfile
 from ragcache_engine.tiers.speed import (
-    SHARE_OF_LATEST,
+    LATEST_WEIGHT,
     SHORTEST_STEP_TOKENS,
     ComputingSpeed,
     CopyingSpeed,
@@ -31,7 +31,7 @@ def worth(computing: ComputingSpeed, copying: CopyingSpeed, **changes: int) -> i
 def test_the_bandwidth_follows_what_is_seen():
     copying = CopyingSpeed(1e9)
     copying.record_copy(2_000_000, 1e-3)
-    assert copying.bandwidth_bytes_per_s == pytest.approx(1e9 + SHARE_OF_LATEST * 1e9)
+    assert copying.bandwidth_bytes_per_s == pytest.approx(1e9 + LATEST_WEIGHT * 1e9)
     for _ in range(100):
         copying.record_copy(500, 1e-6)
     assert copying.bandwidth_bytes_per_s == pytest.approx(5e8)

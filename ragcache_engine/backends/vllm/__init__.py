@@ -1,1 +1,4 @@
-"""The model for real: vLLM, driven through its public engine. Nothing outside imports vllm or torch."""
+"""The backend that runs a model in vLLM, through its public engine.
+
+In ragcache_engine, only this package imports vllm and torch.
+"""

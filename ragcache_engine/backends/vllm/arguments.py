@@ -1,4 +1,4 @@
-"""From our few settings to vLLM's many: what RAGCache chooses where the user does not."""
+"""Turns our few settings into vLLM's many: what RAGCache chooses where the user does not."""
 
 from __future__ import annotations
 
@@ -15,25 +15,27 @@ from vllm.usage.usage_lib import UsageContext
 
 from ragcache_engine.backends.vllm import cpu_defaults
 from ragcache_engine.backends.vllm.budget import TierBudget
-from ragcache_engine.backends.vllm.tier_arguments import tier_arguments
+from ragcache_engine.backends.vllm.tier_arguments import build_tier_arguments
 from ragcache_engine.errors import ConfigError, ModelNotFound
 
 GIB = 1 << 30
 
 
-def engine_config(
+def build_vllm_config(
     model: str,
     device_cache_bytes: int | None,
     budget: TierBudget,
     vllm_args: Mapping[str, Any],
 ) -> VllmConfig:
-    """vLLM's checked configuration. Starts nothing.
+    """Build vLLM's configuration and let vLLM check it. Starts nothing.
 
+    device_cache_bytes: None leaves the choice to RAGCache on a CPU, and to vLLM on a GPU.
+    vllm_args: the user's arguments for vLLM; they win over what RAGCache would choose.
     Raises ModelNotFound, or ConfigError for arguments that vLLM refuses and for a device cache too
     small for one request of the model's full context.
     """
     require_model(model)
-    chosen = _chosen_arguments(device_cache_bytes)
+    chosen = _choose_arguments(device_cache_bytes)
     if "model" in vllm_args:
         raise ConfigError("the model goes into EngineConfig(model=...), not into vllm_args")
     try:
@@ -41,9 +43,9 @@ def engine_config(
     except TypeError as error:
         raise ConfigError(f"vllm_args holds a name vLLM does not know: {error}") from error
     try:
-        for name, value in tier_arguments(arguments, budget, set(vllm_args)).items():
+        for name, value in build_tier_arguments(arguments, budget, set(vllm_args)).items():
             setattr(arguments, name, value)
-        # The step and batch sizes of the class that a swap replaces, not those of the bare engine.
+        # Take the step and batch sizes of vLLM's LLM class, which users replace, not of its bare engine.
         config = arguments.create_engine_config(UsageContext.LLM_CLASS)
     except OSError as error:
         raise ModelNotFound(
@@ -56,7 +58,7 @@ def engine_config(
 
 
 def require_model(model: str) -> None:
-    """A path that does not exist must not become a question to the hub."""
+    """Raise ModelNotFound for a path that holds no model, before vLLM asks the hub for it."""
     path = Path(model).expanduser()
     looks_like_path = model.startswith((".", "/", "~")) or model.count("/") > 1
     if looks_like_path and not path.is_dir():
@@ -65,14 +67,15 @@ def require_model(model: str) -> None:
         raise ModelNotFound(f"the folder {path} holds no config.json, so it is no model folder")
 
 
-def _chosen_arguments(device_cache_bytes: int | None) -> dict[str, Any]:
+def _choose_arguments(device_cache_bytes: int | None) -> dict[str, Any]:
+    """Choose the arguments that differ from vLLM's own defaults on this platform."""
     arguments: dict[str, Any] = {
         "enable_prefix_caching": True,
         "kv_cache_memory_bytes": device_cache_bytes,
     }
     if current_platform.is_cpu():
         arguments["block_size"] = cpu_defaults.BLOCK_TOKENS
-        # torch.compile wants a C++ compiler on the user's machine and a minute at every start.
+        # torch.compile needs a C++ compiler on the user's machine, and a minute at every start.
         arguments["enforce_eager"] = True
         if device_cache_bytes is None:
             free_bytes = psutil.virtual_memory().available
@@ -81,7 +84,10 @@ def _chosen_arguments(device_cache_bytes: int | None) -> dict[str, Any]:
 
 
 def _require_room(config: VllmConfig) -> None:
-    """Refuse early what vLLM would refuse in its own process, half a minute later."""
+    """Raise ConfigError for a device cache too small for one request of the full context.
+
+    vLLM would refuse it too, half a minute later and in its own process.
+    """
     cache_bytes = config.cache_config.kv_cache_memory_bytes
     model = config.model_config
     token_bytes = kv_token_bytes(config)
@@ -97,7 +103,7 @@ def _require_room(config: VllmConfig) -> None:
 
 
 def kv_token_bytes(config: VllmConfig) -> int | None:
-    """Bytes of key-value memory a token takes; None for models that keep something else."""
+    """Compute the bytes of key-value memory per token; None for models that keep something else."""
     model, parallel = config.model_config, config.parallel_config
     if model.use_mla or model.is_hybrid or model.get_sliding_window():
         return None

@@ -1,4 +1,4 @@
-"""vLLM's asynchronous engine behind the Backend door."""
+"""The Backend that runs a model in vLLM's asynchronous engine."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from ragcache_engine.backends.vllm import shared_memory
-from ragcache_engine.backends.vllm.arguments import engine_config, kv_token_bytes
+from ragcache_engine.backends.vllm.arguments import build_vllm_config, kv_token_bytes
 from ragcache_engine.backends.vllm.budget import TierBudget
-from ragcache_engine.backends.vllm.chat import rendered
-from ragcache_engine.backends.vllm.guides import require_servable, structured_outputs
+from ragcache_engine.backends.vllm.chat import render_conversation
+from ragcache_engine.backends.vllm.guides import require_servable, to_structured_outputs
 from ragcache_engine.backends.vllm.installed import Wheel
 from ragcache_engine.backends.vllm.main_guard import require_guarded_main
 from ragcache_engine.backends.vllm.tiers.settings import TierSettings
@@ -50,14 +50,18 @@ from ragcache_engine.values import (
 )
 
 MOST_GUIDES = 256
+"""Guides that vLLM accepted and that need not be checked again."""
+
 SHUTDOWN_S = 30.0
-"""vLLM's processes end by themselves in 4 to 5 s; on a busy machine its own limit of 5 s kills them."""
+"""How long vLLM's processes may take to end. They need 4 to 5 s; on a busy machine, vLLM's own limit of
+5 s would kill them."""
 
 
 class VLLMBackend:
-    """Runs a model in vLLM's own processes, started and ended with it.
+    """Runs a model in vLLM's own processes. `start` starts them and `close` ends them.
 
-    model, device_cache_bytes, vllm_args, tool_parser: as in EngineConfig. budget: of the other tiers.
+    model, device_cache_bytes, vllm_args, tool_parser: as in EngineConfig.
+    budget: the sizes and settings of the slower tiers. wheel: the installed vLLM.
     Raises UnguardedMain, ModelNotFound, ConfigError.
     """
 
@@ -86,20 +90,22 @@ class VLLMBackend:
         self._has_tiers = False
         self._engine_id: str | None = None
         self._counters = Counters()
-        self._forgetting = count()
+        self._forget_numbers = count()
         self._adopted: list[str] = []
-        self._servable: dict[Guide, None] = {}  # those once found to be, oldest first
+        self._servable_guides: dict[Guide, None] = {}  # the oldest first
 
     async def start(self) -> ModelLimits:
-        config = engine_config(self._model, self._device_cache_bytes, self._budget, self._vllm_args)
+        config = build_vllm_config(
+            self._model, self._device_cache_bytes, self._budget, self._vllm_args
+        )
         transfer = config.kv_transfer_config
         self._has_tiers = transfer is not None and transfer.kv_connector == "TierConnector"
-        leave_imports_uncollected()
+        exclude_imports_from_collection()
         if self._has_tiers:
             shared_memory.remove_abandoned()
             self._engine_id = transfer.engine_id if transfer else None
         try:
-            with _cores_as_without_connector():
+            with _no_core_for_connector():
                 llm = AsyncLLM.from_vllm_config(
                     config, usage_context=UsageContext.ENGINE_CONTEXT, disable_log_stats=True
                 )
@@ -108,7 +114,7 @@ class VLLMBackend:
                 f"vLLM did not start {self._model}: {error} (the cause is in vLLM's log above; "
                 f"VLLM_LOGGING_LEVEL=INFO tells more, and `ragcache doctor` checks the machine)"
             ) from error
-        self.use(llm)
+        self.attach(llm)
         cache = config.cache_config
         return ModelLimits(
             context_tokens=config.model_config.max_model_len,
@@ -118,80 +124,82 @@ class VLLMBackend:
             host_blocks=self._host_blocks(config),
         )
 
-    def use(self, llm: AsyncLLM) -> None:
-        """Read, render and generate with this one."""
+    def attach(self, llm: AsyncLLM) -> None:
+        """Tokenize, render and generate with this engine of vLLM from now on."""
         self._llm = llm
-        self._tokenize_params = _for_segments(llm.renderer.default_cmpl_tok_params)
-        self._chat_tokenize_params = _for_segments(llm.renderer.default_chat_tok_params)
+        self._tokenize_params = _with_offsets(llm.renderer.default_cmpl_tok_params)
+        self._chat_tokenize_params = _with_offsets(llm.renderer.default_chat_tok_params)
 
     def _host_blocks(self, config: VllmConfig) -> int:
-        settings, token_bytes = self._settings(config), kv_token_bytes(config)
+        """Count the blocks that the host tier holds; 0 without one."""
+        settings, token_bytes = self._tier_settings(config), kv_token_bytes(config)
         if settings is None or token_bytes is None:
             return 0
         return settings.host_bytes // (token_bytes * config.cache_config.block_size)
 
     def _provisional_step_tokens(self, config: VllmConfig) -> int:
-        settings, whole = self._settings(config), config.scheduler_config.max_num_batched_tokens
-        return min(whole, (settings and settings.provisional_step_tokens) or whole)
+        """Return the most tokens of a step that computes something provisional."""
+        settings = self._tier_settings(config)
+        most = config.scheduler_config.max_num_batched_tokens
+        return min(most, (settings and settings.provisional_step_tokens) or most)
 
-    def _settings(self, config: VllmConfig) -> TierSettings | None:
-        """What the tiers were told; None without them."""
+    def _tier_settings(self, config: VllmConfig) -> TierSettings | None:
+        """Return the settings that the tiers were given; None if vLLM runs without tiers."""
         transfer = config.kv_transfer_config
         if not self._has_tiers or transfer is None:
             return None
         return TierSettings.from_extra_config(transfer.kv_connector_extra_config)
 
-    def _running_llm(self) -> AsyncLLM:
+    def _require_llm(self) -> AsyncLLM:
+        """Return vLLM's engine. Raises EngineDied if it is not running."""
         if self._llm is None:
             raise EngineDied("the model's process is not running; make a new RAGCacheEngine")
         return self._llm
 
     def tokenize(self, text: str, add_special_tokens: bool = True) -> TokenizedPrompt:
-        """vLLM's own rendering of a prompt, with the characters each token stands for.
+        """Tokenize a prompt as vLLM does, with the range of characters that each token stands for.
 
-        add_special_tokens: of a completion's prompt; without them, of a chat's.
+        add_special_tokens: True for a completion's prompt; False for a chat's, which has them already.
         """
         if not text:
             return TokenizedPrompt(text, ())
-        renderer = self._running_llm().renderer
+        renderer = self._require_llm().renderer
         params = self._tokenize_params if add_special_tokens else self._chat_tokenize_params
         (tokens,) = renderer.tokenize_prompts([TextPrompt(prompt=text)], params)
-        prompt = cast(
-            "TokensPrompt", tokens
-        )  # what a text becomes; other inputs become other kinds
+        prompt = cast("TokensPrompt", tokens)  # a text always becomes this kind of prompt
         return TokenizedPrompt(
             text, prompt["prompt_token_ids"], prompt.get("prompt_token_offsets") or ()
         )
 
     def detokenize(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        tokenizer = self._running_llm().get_tokenizer()
+        tokenizer = self._require_llm().get_tokenizer()
         return tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
 
     def check(self, options: SamplingOptions) -> None:
-        if options.guide is None or options.guide in self._servable:
+        if options.guide is None or options.guide in self._servable_guides:
             return
-        require_servable(options, self._running_llm())
-        self._servable[options.guide] = None
-        if len(self._servable) > MOST_GUIDES:
-            self._servable.pop(next(iter(self._servable)), None)
+        require_servable(options, self._require_llm())
+        self._servable_guides[options.guide] = None
+        if len(self._servable_guides) > MOST_GUIDES:
+            self._servable_guides.pop(next(iter(self._servable_guides)), None)
 
     def render(self, conversation: Conversation) -> str:
-        return rendered(conversation, self._running_llm().renderer)
+        return render_conversation(conversation, self._require_llm().renderer)
 
     def tool_reader(self, tools: Sequence[Mapping[str, Any]]) -> ToolReader:
         if self._tool_parser is None:
             return CallReader()
-        # Half of vLLM's server comes with it, which most engines never need.
+        # Importing it imports half of vLLM's server, which most engines never need.
         from ragcache_engine.backends.vllm.tool_parsers import ParserReader
 
-        return ParserReader(self._tool_parser, self._running_llm().get_tokenizer(), tools)
+        return ParserReader(self._tool_parser, self._require_llm().get_tokenizer(), tools)
 
     async def generate(self, request: BackendRequest) -> AsyncGenerator[Delta, None]:
-        params = sampling_params(request.options)
+        params = to_sampling_params(request.options)
         if self._has_tiers:
             adopted, self._adopted = self._adopted, []
-            params.extra_args = {"kv_transfer_params": _carried(request, adopted)}
-        outputs = self._running_llm().generate(
+            params.extra_args = {"kv_transfer_params": _build_transfer_params(request, adopted)}
+        outputs = self._require_llm().generate(
             tokens_input(
                 list(request.prompt.token_ids),
                 prompt=request.prompt.text,
@@ -202,7 +210,7 @@ class VLLMBackend:
         )
         try:
             async for output in outputs:
-                yield _delta(output, self._take_message(output))
+                yield _to_delta(output, self._take_message(output))
         except EngineDeadError as error:
             raise EngineDied(
                 "vLLM's process ended by itself, often for want of memory: see its log above, and "
@@ -217,35 +225,35 @@ class VLLMBackend:
         return time.monotonic()
 
     async def clear_cache(self) -> bool:
-        return await self._running_llm().reset_prefix_cache(reset_connector=self._has_tiers)
+        return await self._require_llm().reset_prefix_cache(reset_connector=self._has_tiers)
 
     async def forget(self, document_ids: Sequence[str]) -> None:
-        llm = self._running_llm()
+        llm = self._require_llm()
         if not self._has_tiers:
             if not await llm.reset_prefix_cache():
                 raise GenerationFailed(
                     "vLLM's own cache forgets nothing while requests run; wait for them to end"
                 )
             return
-        # A request of one token takes the word to the scheduler's process.
+        # A request of one token carries the message to the scheduler's process.
         params = SamplingParams(max_tokens=1, detokenize=False)
         params.extra_args = {"kv_transfer_params": RequestMessage(forget=document_ids).to_dict()}
-        name = f"ragcache-forget-{next(self._forgetting)}"
+        name = f"ragcache-forget-{next(self._forget_numbers)}"
         async for output in llm.generate(tokens_input([0]), params, name):
             self._take_message(output)
         if self._budget.disk_bytes:
-            # Files of earlier lives and of other engines, which the scheduler does not know.
+            # The scheduler does not know the files of earlier processes and of other engines.
             await asyncio.to_thread(forget_documents, self._budget.folder(), document_ids)
 
     def adopted(self, request_id: str) -> None:
-        # Told with the next request: until then nothing is decided that could depend on it.
+        # The next request tells the scheduler: until then, no decision depends on it.
         self._adopted.append(request_id)
 
     def counters(self) -> Counters:
         return self._counters
 
     def _take_message(self, output: RequestOutput) -> FinishMessage | None:
-        """Read what the scheduler tells at the end of a request, and keep the counters."""
+        """Read the scheduler's message at the end of a request, if there is one; keep its counters."""
         message = FinishMessage.from_dict(output.kv_transfer_params)
         if message:
             self._counters = message.counters
@@ -255,13 +263,13 @@ class VLLMBackend:
         llm, self._llm = self._llm, None
         if llm:
             llm.shutdown(timeout=SHUTDOWN_S)
-            multiprocessing.active_children()  # reaps those that died before their shutdown
+            multiprocessing.active_children()  # reaps processes that died before
         if self._engine_id:
-            shared_memory.remove(self._engine_id)  # a process that was killed has not
+            shared_memory.remove(self._engine_id)  # in case vLLM's process was killed
 
 
-def sampling_params(options: SamplingOptions) -> SamplingParams:
-    """Our options in vLLM's words."""
+def to_sampling_params(options: SamplingOptions) -> SamplingParams:
+    """Translate our sampling options into vLLM's."""
     return SamplingParams(
         max_tokens=options.max_tokens,
         temperature=options.temperature,
@@ -275,21 +283,27 @@ def sampling_params(options: SamplingOptions) -> SamplingParams:
         stop=list(options.stop),
         ignore_eos=options.ignore_eos,
         skip_special_tokens=options.skip_special_tokens,
-        structured_outputs=structured_outputs(options.guide) if options.guide else None,
+        structured_outputs=to_structured_outputs(options.guide) if options.guide else None,
         output_kind=RequestOutputKind.DELTA,
     )
 
 
-def _for_segments(params: TokenizeParams) -> TokenizeParams:
-    # Lengths are checked by the engine, with an error that names them.
+def _with_offsets(params: TokenizeParams) -> TokenizeParams:
+    """Return the parameters for tokenizing with character offsets and without a limit.
+
+    The engine checks the length itself, with an error that names it.
+    """
     return replace(params, max_total_tokens=None, return_token_offsets=True)
 
 
-def _carried(request: BackendRequest, adopted: Sequence[str]) -> dict[str, Any]:
-    """What the request tells the scheduler. Never empty: without anything, vLLM would ask why."""
+def _build_transfer_params(request: BackendRequest, adopted: Sequence[str]) -> dict[str, Any]:
+    """Build the `kv_transfer_params` that tell the scheduler about the request.
+
+    They are never empty: the request's id is always among them.
+    """
     segments = [(segment.end, segment.document_id) for segment in request.segments]
     while segments and segments[-1][1] is None:
-        segments.pop()  # the question is nobody's document
+        segments.pop()  # the text behind the last document, which is left out
     guess = request.request_id if request.is_guess else None
     message = RequestMessage(
         segments, guess=guess, is_provisional=request.is_provisional, adopted=adopted
@@ -297,7 +311,8 @@ def _carried(request: BackendRequest, adopted: Sequence[str]) -> dict[str, Any]:
     return {**message.to_dict(), "request": request.request_id}
 
 
-def _delta(output: RequestOutput, message: FinishMessage | None) -> Delta:
+def _to_delta(output: RequestOutput, message: FinishMessage | None) -> Delta:
+    """Translate a part of vLLM's answer. Raises GenerationFailed if vLLM gave the request up."""
     completion = output.outputs[0]
     if completion.finish_reason not in (None, "stop", "length"):
         raise GenerationFailed(
@@ -306,34 +321,37 @@ def _delta(output: RequestOutput, message: FinishMessage | None) -> Delta:
     return Delta(
         text=completion.text,
         token_ids=tuple(completion.token_ids),
-        cached=_cached(output, message),
+        cached=_count_cached_tokens(output, message),
         finish_reason=FinishReason(completion.finish_reason) if completion.finish_reason else None,
     )
 
 
-def _cached(output: RequestOutput, message: FinishMessage | None) -> CachedTokens:
-    """Count cached tokens by tier once the request has ended; until then as if all were the device's."""
+def _count_cached_tokens(output: RequestOutput, message: FinishMessage | None) -> CachedTokens:
+    """Count the request's cached tokens by tier. Until it has ended, all count as the device's."""
     if message is None or message.tokens is None:
         return CachedTokens(device=output.num_cached_tokens or 0)
     return CachedTokens(**message.tokens)
 
 
 @cache
-def leave_imports_uncollected() -> None:
-    """Once in a process: Python's collector no longer looks at what exists by now.
+def exclude_imports_from_collection() -> None:
+    """Tell Python's garbage collector to skip all objects that exist by now. Runs once in a process.
 
-    Importing vLLM leaves some 700,000 objects that are never garbage. A full collection, due every
-    thousand requests or so, would visit them all while every thread waits: 0.3 s on a quiet machine, 0.8
-    beside a busy model. vLLM's own server keeps them out in the same way. What goes out of use is freed
-    as ever, but for reference cycles from before this call; `gc.unfreeze()` takes it back.
+    Importing vLLM leaves some 700,000 objects that are never garbage. A full collection, due about every
+    thousand requests, would visit them all while every thread waits: 0.3 s on a quiet machine, 0.8 s
+    beside a busy model. vLLM's own server excludes them in the same way. Objects are still freed when
+    nothing refers to them, except for reference cycles made before this call. `gc.unfreeze()` undoes it.
     """
     gc.collect()
     gc.freeze()
 
 
 @contextmanager
-def _cores_as_without_connector() -> Iterator[None]:
-    """vLLM's CPU build keeps a core free for the network of a connector; ours has none."""
+def _no_core_for_connector() -> Iterator[None]:
+    """Start vLLM without the core that its CPU build reserves for a connector's network.
+
+    Our connector uses no network.
+    """
     name = "VLLM_CPU_NUM_OF_RESERVED_CPU"
     if name in os.environ or not current_platform.is_cpu():
         yield

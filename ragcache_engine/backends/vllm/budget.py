@@ -1,4 +1,4 @@
-"""What a configuration gives to the tiers below the device. Importable without vLLM."""
+"""The sizes and settings of the tiers below the device. Importable without vLLM."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ from pathlib import Path
 
 GIB = 1 << 30
 HOST_MOST_BYTES = 4 * GIB
+"""The largest host tier that RAGCache chooses on a GPU."""
+
 HOST_BELOW_DISK_BYTES = 1 * GIB
+"""The largest host tier that RAGCache chooses on a CPU, where only a disk tier needs one."""
 
 
 @dataclass(frozen=True, slots=True)
 class TierBudget:
-    """As in EngineConfig. host_bytes: None leaves the choice to `host_bytes_for`."""
+    """All fields are as in EngineConfig. host_bytes: None leaves the choice to `host_bytes_for`."""
 
     policy: str
     host_bytes: int | None = None
@@ -23,12 +26,13 @@ class TierBudget:
     cost_profile: Path | None = None
 
     def folder(self) -> Path:
+        """The disk tier's folder."""
         return (self.disk_folder or Path("~/.cache/ragcache/kv")).expanduser()
 
     def host_bytes_for(self, *, is_cpu: bool, free_bytes: int) -> int:
-        """The host tier's bytes on this machine."""
+        """Return the host tier's bytes on a machine with this much free memory."""
         if self.host_bytes is not None:
             return self.host_bytes
-        if is_cpu:  # what could be a host tier is better a larger device cache
+        if is_cpu:  # both are the same memory, so a larger device cache serves better
             return min(HOST_BELOW_DISK_BYTES, free_bytes // 8) if self.disk_bytes else 0
         return min(HOST_MOST_BYTES, free_bytes // 4)

@@ -1,4 +1,4 @@
-"""Chat templates: a conversation as vLLM's own chat endpoint writes it."""
+"""Writes a conversation as a prompt, by the chat template, as vLLM's own chat endpoint does."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from ragcache_engine.errors import NoChatTemplate, RefusedMessages
 from ragcache_engine.protocols import Conversation
 
 
-def rendered(conversation: Conversation, renderer: BaseRenderer[Any]) -> str:
-    """The conversation's prompt. Raises NoChatTemplate or RefusedMessages."""
+def render_conversation(conversation: Conversation, renderer: BaseRenderer[Any]) -> str:
+    """Write a conversation as a prompt. Raises NoChatTemplate or RefusedMessages."""
     params = ChatParams(
         chat_template=conversation.template,
         chat_template_kwargs={

@@ -1,18 +1,20 @@
-"""What RAGCache chooses for vLLM's CPU build where the user says nothing. Importable without vLLM."""
+"""RAGCache's defaults for vLLM's CPU build. Importable without vLLM."""
 
 from __future__ import annotations
 
 BLOCK_TOKENS = 32
-"""vLLM's CPU build defaults to 128. Only whole blocks are reused, and passages are short."""
+"""Tokens in a block. vLLM's CPU build defaults to 128, but only whole blocks are reused, and passages
+are short."""
 
 CACHE_MOST_BYTES = 4 << 30
+"""The largest device cache that RAGCache chooses."""
 
 PROVISIONAL_STEP_TOKENS = 512
-"""Tokens of a step, at most, while something is computed that the running search may still take back: a
-cancel takes effect after the running step. All else has vLLM's steps: in bfloat16 a prompt prefilled in
-other pieces may be answered otherwise."""
+"""The most tokens of a step that prefills a provisional request, which the running search may still take
+back: a cancellation takes effect only after the running step. All other requests have vLLM's own steps,
+because in bfloat16 a prompt that is prefilled in other pieces may be answered differently."""
 
 
 def cache_bytes(free_bytes: int) -> int:
-    """Bytes for the device cache: a quarter of the free memory, where vLLM would take nine tenths."""
+    """Choose the device cache's bytes: a quarter of the free memory. vLLM would take nine tenths."""
     return min(free_bytes // 4, CACHE_MOST_BYTES)

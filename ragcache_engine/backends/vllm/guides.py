@@ -1,4 +1,4 @@
-"""Guided decoding: our guides in the words of vLLM's structured outputs."""
+"""Guided decoding: translates our guides into vLLM's structured outputs."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from ragcache_engine.guide import Guide, GuideKind
 from ragcache_engine.values import SamplingOptions
 
 
-def structured_outputs(guide: Guide) -> StructuredOutputsParams:
-    """The guide for one request; vLLM writes into it, so each request has its own."""
+def to_structured_outputs(guide: Guide) -> StructuredOutputsParams:
+    """Translate a guide for one request. vLLM writes into the result, so each request needs its own."""
     match guide.kind:
         case GuideKind.JSON:
             return StructuredOutputsParams(json=guide.form[0])
@@ -26,13 +26,13 @@ def structured_outputs(guide: Guide) -> StructuredOutputsParams:
 
 
 def require_servable(options: SamplingOptions, llm: AsyncLLM) -> None:
-    """Ask vLLM whether it can hold an answer to the guide, as it will ask itself. Takes milliseconds.
+    """Let vLLM check the guide, as it will when the request comes. Takes milliseconds.
 
-    Raises UnsupportedGuide.
+    Raises UnsupportedGuide if vLLM cannot hold an answer to the guide.
     """
     assert options.guide is not None
     config = llm.vllm_config
-    params = SamplingParams(structured_outputs=structured_outputs(options.guide))
+    params = SamplingParams(structured_outputs=to_structured_outputs(options.guide))
     try:
         params.verify(
             config.model_config,

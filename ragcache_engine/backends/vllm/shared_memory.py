@@ -1,7 +1,7 @@
-"""The host tier's shared memory by name, so that what a killed process leaves does not stay.
+"""Names the host tier's shared memory and removes what killed processes leave behind.
 
-vLLM names the memory after the engine and removes it when the engine ends in order. A process that was
-killed removes nothing, so the name says whose it is.
+vLLM names the memory after the engine, and removes it when the engine is shut down. A process that is
+killed removes nothing. So our engine ids contain the process id, which tells whose memory it is.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from ragcache_engine.processes import is_alive
 
 FOLDER = Path("/dev/shm")
 PREFIX = "vllm_offload_"
-OURS = "ragcache"
+OUR_ENGINES = "ragcache"
+"""The beginning of our engines' ids."""
 
 
-def new_engine_id() -> str:
-    """Names an engine of this process."""
-    return f"{OURS}-{os.getpid()}-{uuid4().hex[:12]}"
+def make_engine_id() -> str:
+    """Make an id for an engine of this process."""
+    return f"{OUR_ENGINES}-{os.getpid()}-{uuid4().hex[:12]}"
 
 
 def remove(engine_id: str) -> None:
@@ -31,9 +32,9 @@ def remove(engine_id: str) -> None:
 
 
 def remove_abandoned() -> None:
-    """Remove the memory of engines whose process has died."""
-    for path in FOLDER.glob(f"{PREFIX}{OURS}-*"):
-        owner = path.name.removeprefix(f"{PREFIX}{OURS}-").split("-")[0]
+    """Remove the memory of our engines whose process has died."""
+    for path in FOLDER.glob(f"{PREFIX}{OUR_ENGINES}-*"):
+        owner = path.name.removeprefix(f"{PREFIX}{OUR_ENGINES}-").split("-")[0]
         if owner.isdigit() and not is_alive(int(owner)):
             with contextlib.suppress(OSError):
                 path.unlink()

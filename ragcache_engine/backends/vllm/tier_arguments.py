@@ -1,4 +1,4 @@
-"""The arguments that put the knowledge tree into vLLM: a scheduler, a connector, and their settings."""
+"""Builds vLLM's arguments for the knowledge tree: a scheduler, a connector, and their settings."""
 
 from __future__ import annotations
 
@@ -16,23 +16,27 @@ from vllm.platforms import current_platform
 
 from ragcache_engine.backends.vllm import cpu_defaults
 from ragcache_engine.backends.vllm.budget import TierBudget
-from ragcache_engine.backends.vllm.shared_memory import new_engine_id
+from ragcache_engine.backends.vllm.shared_memory import make_engine_id
 from ragcache_engine.backends.vllm.tiers.settings import TierSettings
 
 logger = logging.getLogger(__name__)
 
-OURS = ("scheduler_cls", "kv_transfer_config")
+TIER_ARGUMENTS = ("scheduler_cls", "kv_transfer_config")
+"""The arguments of vLLM that the knowledge tree needs."""
+
 PACKAGE = "ragcache_engine.backends.vllm.tiers"
 
 
-def tier_arguments(
+def build_tier_arguments(
     arguments: AsyncEngineArgs, budget: TierBudget, given: Set[str]
 ) -> dict[str, Any]:
-    """What to add to vLLM's arguments; nothing, with a warning, where the tree cannot decide.
+    """Return what to add to vLLM's arguments to switch the knowledge tree on.
 
     given: names of the arguments that the user chose.
+    Returns nothing, and logs a warning, if the user chose one of TIER_ARGUMENTS or the tree does not
+    support the model.
     """
-    if taken := [name for name in OURS if name in given]:
+    if taken := [name for name in TIER_ARGUMENTS if name in given]:
         logger.warning(
             "vllm_args holds %s, so vLLM's own cache is used, without knowledge tree and tiers",
             " and ".join(taken),
@@ -41,7 +45,7 @@ def tier_arguments(
     model = arguments.create_model_config()
     if reason := _unsupported(model):
         logger.warning(
-            "vLLM's own cache is used, without knowledge tree and tiers, for the model %s", reason
+            "vLLM's own cache is used, without knowledge tree and tiers: the model %s", reason
         )
         return {}
     settings = TierSettings(
@@ -66,7 +70,7 @@ def tier_arguments(
             kv_connector="TierConnector",
             kv_connector_module_path=f"{PACKAGE}.connector",
             kv_role="kv_both",
-            engine_id=new_engine_id(),
+            engine_id=make_engine_id(),
             kv_load_failure_policy="recompute",
             kv_connector_extra_config=settings.to_extra_config(),
         ),
@@ -74,7 +78,10 @@ def tier_arguments(
 
 
 def _unsupported(model: ModelConfig) -> str | None:
-    """Why the tree cannot decide over the model's blocks: it wants one kind of block, each full."""
+    """Return why the tree does not support the model; None if it does.
+
+    The tree needs blocks of one kind, each with the tensors of all its tokens.
+    """
     if model.is_hybrid or model.is_attention_free:
         return "keeps states that are no key-value tensors"
     if model.get_sliding_window():
@@ -85,7 +92,7 @@ def _unsupported(model: ModelConfig) -> str | None:
 
 
 def _fingerprint(model: ModelConfig) -> str:
-    """Another one for other weights: sizes and times of the model's files, and its configuration."""
+    """Return a digest of the model's configuration, and of the sizes and times of its weights' files."""
     digest = blake2b(digest_size=8)
     digest.update(model.hf_config.to_json_string(use_diff=False).encode())
     folder = Path(model.model)

@@ -1,4 +1,4 @@
-"""vLLM's own parsers of tool calls, one for each way in which models write them."""
+"""Reads tool calls with vLLM's own parsers, one for each way in which models write them."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from ragcache_engine.errors import ConfigError
 
 
 def require_parser(name: str) -> None:
-    """Raises ConfigError if vLLM has no parser of this name."""
+    """Raise ConfigError if vLLM has no parser of this name."""
     known = ToolParserManager.list_registered()
     if name not in known:
         raise ConfigError(f"vLLM has no tool parser {name!r}; it has {', '.join(known)}")
 
 
 class ParserReader:
-    """Reads one answer with vLLM's parser of this name. tools: as in OpenAI's chat API."""
+    """Reads one answer, as a ToolReader, with vLLM's parser of this name. tools: as in OpenAI's API."""
 
     def __init__(
         self, name: str, tokenizer: TokenizerLike, tools: Sequence[Mapping[str, Any]]

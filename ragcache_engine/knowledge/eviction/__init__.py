@@ -1,4 +1,7 @@
-"""Who leaves a full tier. One policy a file; POLICIES names them all, DEFAULT_POLICY the engine's."""
+"""Eviction policies: which blocks leave a full tier. One policy a file.
+
+POLICIES holds them by name; DEFAULT_POLICY is the name of the engine's default.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,11 @@ DEFAULT_POLICY = "halflife"
 
 
 def policy_of_tiers(name: str) -> Callable[[], EvictionPolicy]:
-    """Makes the policies of one tree's tiers, which share what can be shared. KeyError if unknown."""
+    """Return a function that makes the policy of this name for each tier of one tree.
+
+    The policies of one tree share what they know of the requests. Call this once for each tree.
+    Raises KeyError for an unknown name.
+    """
     if name != "halflife":
         return POLICIES[name]
     popularity = Popularity()

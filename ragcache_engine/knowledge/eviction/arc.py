@@ -1,8 +1,8 @@
-"""ARC: one list of nodes used once, one of nodes used again; ghosts of both tell how to share the tier.
+"""ARC: a queue of nodes used once and a queue of nodes used again; ghosts of both set how they share.
 
-Source: Megiddo and Modha, "ARC: a self-tuning, low overhead replacement cache" (FAST 2003). Fitted to a
-tree: lists and target are measured in blocks; the tier's size is what it holds when somebody leaves;
-nodes that carry others are set aside until they are leaves. A node evicted in part keeps its place.
+Source: Megiddo and Modha, "ARC: a self-tuning, low overhead replacement cache" (FAST 2003). Adapted to a
+tree: queues and target are measured in blocks; the tier's size is what it holds when a node leaves;
+a node with children in the tier is set aside until it is a leaf. A node evicted in part keeps its place.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from ragcache_engine.knowledge.node import Node
 
 
 class ARC:
-    """Adaptive replacement: recency against frequency, by which ghosts are asked for."""
+    """Adaptive replacement: balances recency and frequency by which ghosts are used again."""
 
     def __init__(self) -> None:
         self._once, self._again = LeafQueue(), LeafQueue()
         self._once_ghosts, self._again_ghosts = Ghosts(), Ghosts()
         self._target = 0.0
-        self._leaving: Node | None = None
+        self._evicting: Node | None = None
 
     @property
     def target_blocks(self) -> float:
-        """How much of the tier nodes used once may take."""
+        """How many blocks the nodes used once may take."""
         return self._target
 
     def seen(self, node: Node) -> None:
@@ -45,7 +45,7 @@ class ARC:
 
     def used(self, node: Node) -> None:
         if node in self._again:
-            self._again.to_end(node)
+            self._again.move_to_end(node)
         else:
             self._once.remove(node)
             self._again.append(node)
@@ -67,14 +67,14 @@ class ARC:
         return True
 
     def evicted(self, node: Node) -> None:
-        self._leaving = node
+        self._evicting = node
 
     def left(self, node: Node) -> None:
         size = self._once.blocks + self._again.blocks
         once = node in self._once
         (self._once if once else self._again).remove(node)
-        if node is not self._leaving:
-            return  # forgotten, not evicted
+        if node is not self._evicting:
+            return  # dropped for another reason than room
         (self._once_ghosts if once else self._again_ghosts).add(node)
         self._once_ghosts.trim(size - self._once.blocks)
         self._again_ghosts.trim(

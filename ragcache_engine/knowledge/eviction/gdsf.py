@@ -1,7 +1,7 @@
-"""GDSF: the classic policy PGDSF was made from, with costs proportional to sizes.
+"""GDSF: the classic policy that PGDSF derives from, with costs proportional to sizes.
 
-Cost over size is then the same for every document, so what counts is how often it was used and when.
-Fitted to a tree: only leaves of the tier are ranked, and a node leaves block by block.
+Cost over size is then the same for every document, so a document's priority depends only on how often
+it was used, and when. Adapted to a tree: only leaves of the tier are evicted, block by block.
 Sources: Cherkasova, "Improving WWW proxies performance with Greedy-Dual-Size-Frequency caching
 policy" (HP Labs, 1998); RAGCache, §7.4, for the cost.
 """
@@ -13,12 +13,12 @@ from ragcache_engine.knowledge.node import Node
 
 
 def priority(clock: float, uses: int) -> float:
-    """The clock plus frequency x cost / size, where cost / size is one."""
+    """Return clock + frequency x cost / size, where cost / size is 1."""
     return clock + uses
 
 
 class GDSF(Clocked):
-    """Greedy-Dual-Size-Frequency as the paper's baseline."""
+    """Greedy-Dual-Size-Frequency, as the paper's baseline has it."""
 
-    def rank(self, node: Node) -> float:
+    def compute_priority(self, node: Node) -> float:
         return priority(self._clock, node.uses)

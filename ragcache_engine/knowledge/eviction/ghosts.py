@@ -1,4 +1,4 @@
-"""Nodes that left a tier lately, as ARC and S3-FIFO remember them: the name alone, no blocks."""
+"""Ghosts: nodes that a tier evicted lately. ARC and S3-FIFO remember them without their blocks."""
 
 from __future__ import annotations
 
@@ -8,25 +8,27 @@ from ragcache_engine.knowledge.node import Node
 
 
 class Ghosts:
-    """The latest to leave, up to a number of blocks. blocks: what they had."""
+    """Evicted nodes, the oldest first. blocks: how many blocks they had in all."""
 
     def __init__(self) -> None:
         self.blocks = 0
-        # With the blocks it had: a node that is split later has fewer.
-        self._line: OrderedDict[Node, int] = OrderedDict()
+        # Each node with the blocks it had when it left: a node that is split later has fewer.
+        self._queue: OrderedDict[Node, int] = OrderedDict()
 
     def __contains__(self, node: Node) -> bool:
-        return node in self._line
+        return node in self._queue
 
     def add(self, node: Node) -> None:
+        """Remember a node that was evicted just now."""
         self.discard(node)
-        self._line[node] = node.blocks
+        self._queue[node] = node.blocks
         self.blocks += node.blocks
 
     def discard(self, node: Node) -> None:
-        self.blocks -= self._line.pop(node, 0)
+        """Forget a node. Nothing happens if it is not remembered."""
+        self.blocks -= self._queue.pop(node, 0)
 
     def trim(self, blocks: int) -> None:
-        """Forget the oldest until the rest had at most so many blocks."""
+        """Forget the oldest nodes until the others had at most this many blocks in all."""
         while self.blocks > max(0, blocks):
-            self.blocks -= self._line.popitem(last=False)[1]
+            self.blocks -= self._queue.popitem(last=False)[1]

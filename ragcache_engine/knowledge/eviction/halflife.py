@@ -1,38 +1,40 @@
-"""HalfLife: the leaf that will be asked for least leaves first, and a newcomer worth less stays out.
+"""HalfLife: evicts the leaf with the lowest rate of use, and admits no newcomer with a lower one.
 
-The engine's default. A block held saves its computation each time it is asked for, so the blocks to
-hold are those with the highest rate of use; computing a token costs nearly the same wherever it
-stands, so the rate alone decides. LRU and the clock of PGDSF guess that rate from the latest use and
-pay for it while popularity stands still; LFU counts for ever and pays when popularity moves. Here the
-rate is a use count that decays, with the half-life that has lately forecast the requests best
-(`popularity`), so it is LFU on a steady stream and near LRU on a moving one, and says which. Uses of
-nodes that are not cached count as well, so a newcomer is judged by its past: it takes a victim's place
-only if its own rate is higher, and one-hit wonders do not wash the cache out.
+The engine's default. A cached block saves its computation at each use, and computing a token costs
+nearly the same wherever it stands. So the blocks worth holding are those with the highest rate of use.
+LRU and the clock of PGDSF guess that rate from the latest use, which costs hits while popularity is
+steady. LFU counts all uses alike, which costs hits when popularity changes. HalfLife counts uses that
+decay, with the half-life that has lately forecast the requests best (popularity.py). So the policy
+behaves like LFU on a steady stream of requests and nearly like LRU on a changing one, and `half_life`
+says which. Uses of nodes that are not cached count as well, so a newcomer is judged by its past: it
+takes a victim's place only if its own rate is at least as high. Documents used once do not flush the
+cache.
 
-Under drift it is bounded by what it cannot know: after a change, a newly popular document has to be
-asked for before it can be told from noise, and the evidence needs about a half-life to gather, while
-the oracle holds it from its first use and knows when each document comes next. On squad, two documents
-a request, room for 5% of all tokens, popularity dealt anew every 1,000 requests: the oracle hits 53% of
+When popularity drifts, the policy is bounded by what it cannot know. A newly popular document has to be
+used before it can be told from noise, and the evidence needs about a half-life to gather. The oracle
+holds the document from its first use, and knows when each document comes next. On squad, two documents
+a request, room for 5% of all tokens, popularity shuffled every 1,000 requests: the oracle hits 53% of
 tokens, a cache told the true popularity at every moment 46%, this policy 41%, PGDSF 37%.
 
-Fitted to a tree: only leaves are ranked; a node is never asked for more often than its parent, so a
-parent is rarely the one to be missed.
+Adapted to a tree: only leaves are evicted. A parent is used at least as often as each of its children,
+so this rule rarely costs a hit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ragcache_engine.knowledge.eviction.by_priority import ByPriority
 from ragcache_engine.knowledge.eviction.popularity import HALF_LIVES, Popularity
-from ragcache_engine.knowledge.eviction.ranked import Ranked
 from ragcache_engine.knowledge.node import Node
 
 
-class HalfLife(Ranked):
-    """Lowest rate of use first, counted with the half-life that forecasts best.
+class HalfLife(ByPriority):
+    """Evicts the lowest rate of use, counted with the half-life that forecasts best.
 
-    half_lives: to choose among, in requests.
-    popularity: to share between the tiers of one tree, instead of one of its own.
+    half_lives: half-lives to choose among, in requests.
+    popularity: rates shared by the tiers of one tree; None for rates of this policy's own, over
+      `half_lives`.
     """
 
     def __init__(
@@ -43,22 +45,22 @@ class HalfLife(Ranked):
     ) -> None:
         super().__init__()
         self._popularity = popularity or Popularity(half_lives)
-        self._believed = self._popularity.half_life
+        self._half_life_used = self._popularity.half_life
 
     @property
     def half_life(self) -> float:
-        """Requests after which a use counts half, as believed now."""
+        """The number of requests after which a use counts half, as chosen now."""
         return self._popularity.half_life
 
-    def rank(self, node: Node) -> float:
+    def compute_priority(self, node: Node) -> float:
         return self._popularity.log2_rate(node)
 
     def seen(self, node: Node) -> None:
-        self._popularity.use(node)
-        if self._popularity.half_life != self._believed:
-            self._believed = self._popularity.half_life
-            self.rank_anew()
+        self._popularity.record_use(node)
+        if self._popularity.half_life != self._half_life_used:
+            self._half_life_used = self._popularity.half_life
+            self.recompute_priorities()
 
     def prefers(self, newcomer: Node, victim: Node, *, in_use: bool = False) -> bool:
         rate = self._popularity.log2_rate(newcomer, in_use=in_use)
-        return rate >= self.rank_of(victim)
+        return rate >= self.priority_of(victim)

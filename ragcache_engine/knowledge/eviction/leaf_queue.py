@@ -1,8 +1,9 @@
-"""A queue of a tier's nodes for policies that go by order alone: all that the tree asks of it is here.
+"""A queue of a tier's nodes that evicts only leaves, for policies that go by the order of nodes alone.
 
-Classic queues evict whatever stands in front. In a tree only leaves may go. A node that comes to the
-front while it carries others, or is pinned, is set aside, and stands in front again as soon as the tree
-says that it may be evicted; if it was used meanwhile, at the end. Every call costs O(1), amortised.
+A classic queue evicts whatever is in front. In a tree only leaves may be evicted. A node that reaches
+the front while it is pinned or has children in the tier is set aside. As soon as the tree tells that the
+node can be evicted, it returns to the front, or to the end if it was used meanwhile. Every call costs
+O(1), amortised.
 """
 
 from __future__ import annotations
@@ -14,56 +15,58 @@ from ragcache_engine.knowledge.node import Node
 
 
 class LeafQueue:
-    """Nodes in the order in which they are to be looked at. blocks: of all of them, set aside or not."""
+    """Nodes in order of eviction. blocks: how many blocks they have in all, set aside or not."""
 
     def __init__(self) -> None:
         self.blocks = 0
-        self._line: OrderedDict[Node, None] = OrderedDict()
-        self._aside: dict[Node, bool] = {}  # whether it was used since
+        self._queue: OrderedDict[Node, None] = OrderedDict()
+        self._set_aside: dict[Node, bool] = {}  # whether the node was used since
 
     def __contains__(self, node: Node) -> bool:
-        return node in self._line or node in self._aside
+        return node in self._queue or node in self._set_aside
 
     def __len__(self) -> int:
-        return len(self._line) + len(self._aside)
+        return len(self._queue) + len(self._set_aside)
 
     def append(self, node: Node) -> None:
-        self._line[node] = None
+        """Add a node at the end."""
+        self._queue[node] = None
         self.blocks += node.blocks
 
     def remove(self, node: Node) -> None:
-        """Raises KeyError if it is not here."""
-        if node in self._line:
-            del self._line[node]
+        """Take a node out of the queue. Raises KeyError if it is not in the queue."""
+        if node in self._queue:
+            del self._queue[node]
         else:
-            del self._aside[node]
+            del self._set_aside[node]
         self.blocks -= node.blocks
 
-    def to_end(self, node: Node) -> None:
-        if node in self._line:
-            self._line.move_to_end(node)
+    def move_to_end(self, node: Node) -> None:
+        """Move a node to the end; one that is set aside will return to the end."""
+        if node in self._queue:
+            self._queue.move_to_end(node)
         else:
-            self._aside[node] = True
+            self._set_aside[node] = True
 
     def oldest(self) -> Node | None:
-        """The first one, whether it may be evicted or not, but for those set aside."""
-        return next(iter(self._line), None)
+        """Return the first node that is not set aside, evictable or not; None if there is none."""
+        return next(iter(self._queue), None)
 
     def first(self, evictable: Callable[[Node], bool]) -> Node | None:
-        """The first one that may be evicted; None if there is none."""
-        while self._line:
-            node = next(iter(self._line))
+        """Return the first node that may be evicted, or None; set aside the nodes before it."""
+        while self._queue:
+            node = next(iter(self._queue))
             if evictable(node):
                 return node
-            del self._line[node]
-            self._aside[node] = False
+            del self._queue[node]
+            self._set_aside[node] = False
         return None
 
     def became_evictable(self, node: Node) -> None:
-        """It may be evicted now; it need not be in this queue."""
-        used = self._aside.pop(node, None)
+        """Return a node that was set aside to its place. The node need not be in this queue."""
+        used = self._set_aside.pop(node, None)
         if used is None:
             return
-        self._line[node] = None
+        self._queue[node] = None
         if not used:
-            self._line.move_to_end(node, last=False)
+            self._queue.move_to_end(node, last=False)

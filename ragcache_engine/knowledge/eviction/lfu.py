@@ -1,17 +1,17 @@
-"""LFU: the leaf used least often leaves first; of equals, the one ranked first.
+"""LFU: evicts the leaf used least often; of equals, the one whose priority was set first.
 
-Uses are the tree's: those within its frequency window, which survive eviction, so a document that
-comes back comes back with its past. Fitted to a tree: only leaves of the tier are ranked.
+The tree counts the uses, within its frequency window. Eviction does not reset them, so a document that
+returns to the cache keeps its count. Adapted to a tree: only leaves of the tier are evicted.
 """
 
 from __future__ import annotations
 
-from ragcache_engine.knowledge.eviction.ranked import Ranked
+from ragcache_engine.knowledge.eviction.by_priority import ByPriority
 from ragcache_engine.knowledge.node import Node
 
 
-class LFU(Ranked):
-    """Least frequently used."""
+class LFU(ByPriority):
+    """Evicts the least frequently used leaf."""
 
-    def rank(self, node: Node) -> float:
+    def compute_priority(self, node: Node) -> float:
         return node.uses

@@ -1,7 +1,7 @@
-"""PGDSF: among the leaves, the one cheapest to compute again leaves first.
+"""PGDSF: evicts the leaf that is cheapest to compute again, weighted by how often and lately it was used.
 
-Units: costs, priorities and the clock are seconds per token. One instance a tier, so each has its
-clock. Source: RAGCache, §5.1, formulas 2 to 4 and Algorithm 1.
+Units: costs, priorities and the clock are seconds per token. Each tier has a policy, and so a clock, of
+its own. Source: RAGCache, §5.1, formulas 2 to 4 and Algorithm 1.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from ragcache_engine.knowledge.node import Node
 
 
 def priority(clock: float, uses: int, cost_s_per_token: float) -> float:
-    """Formula 2, with formula 4 for cost over size."""
+    """Return the priority by formula 2, with formula 4 for cost over size."""
     return clock + uses * cost_s_per_token
 
 
 class PGDSF(Clocked):
-    """The paper's policy, to the letter."""
+    """The paper's policy, exactly as it describes it."""
 
-    def rank(self, node: Node) -> float:
+    def compute_priority(self, node: Node) -> float:
         return priority(self._clock, node.uses, node.cost_s_per_token)

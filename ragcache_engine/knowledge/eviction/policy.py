@@ -1,4 +1,4 @@
-"""The door between the tree and what decides who leaves. One instance serves one tier."""
+"""The interface between the knowledge tree and an eviction policy. One instance serves one tier."""
 
 from __future__ import annotations
 

@@ -1,19 +1,20 @@
-"""How often each node will be asked for, and how long a memory tells that best.
+"""How often each node will be used, estimated from decaying use counts.
 
-A use counts 1 when it happens and half as much a half-life later, so a node's rate is its decayed count
-over that of all nodes. A long half-life averages the noise away and is right while popularity stands
-still; a short one is right when it moves. Which it is, the requests tell: each of a few half-lives
-forecasts every next use, and the one with the highest log-likelihood of late is believed. Shares are
-taken among nodes of one depth, for deeper ones are rarer whatever the half-life.
+A use counts 1 when it happens, and half as much one half-life later. A node's rate is its decayed count
+over the counts of all nodes. A long half-life averages noise out, and is right while popularity is
+steady; a short one is right when popularity changes. The requests themselves decide between a few
+half-lives: each half-life forecasts every next use, and the one with the highest recent log-likelihood
+is chosen. Forecasts compare nodes of the same depth, because deeper nodes are used less often whatever
+the half-life.
 
-Two counts need care. A node seen once has probably not earned a count of one: most such nodes never
-come back, and the deeper, the fewer, since a path has to agree in more documents. So from the latest
-use a discount is taken, by depth: once / (once + 2 x twice), from how many known nodes were used once
-and twice. Source: absolute discounting, Ney, Essen and Kneser, "On structuring probabilistic
-dependences in stochastic language modelling" (1994), after Good and Turing.
+A single use says little: most nodes used once are never used again, and the deeper a node, the less
+often, since more documents of a path have to agree. So a discount is taken from the latest use. For each
+depth it is once / (once + 2 x twice), where `once` and `twice` are the numbers of known nodes used once
+and twice. Source: absolute discounting, Ney, Essen and Kneser, "On structuring probabilistic dependences
+in stochastic language modelling" (1994), after Good and Turing.
 
-Counts are not made to shrink, a use counts for more the later it comes, so a count changes with a use
-only. Before the numbers grow too large all are scaled down, once in some ten thousands of requests.
+Counts do not shrink with time. Instead a later use counts for more, so that a count changes only with a
+use. Before the numbers grow too large, all are scaled down, once in some ten thousands of requests.
 
 Units: time is the tree's count of completed uses of paths, that is, requests.
 """
@@ -27,63 +28,70 @@ from operator import add
 from ragcache_engine.knowledge.node import Node
 
 HALF_LIVES = (150.0, 1_500.0, 16_000.0)
-"""Requests. The longest is about as far back as the tree's frequency window reaches."""
+"""Half-lives to choose among, in requests. The longest reaches about as far back as the tree's frequency
+window."""
 
-JUDGED_OVER = 300.0
-"""Half-life of the forecasts' scores, in requests: how soon a change is believed."""
+SCORE_HALF_LIFE = 300.0
+"""Half-life of the forecasts' scores, in requests: how soon a change of popularity is noticed."""
 
 MARGIN_BITS = 0.02
-"""By how much a forecast must have been better, in bits a request, before the half-life is changed."""
+"""By how many bits a request a forecast must have been better before its half-life is chosen."""
 
-UNEXPECTED = 0.2
-"""Share of each forecast that goes to all known nodes alike, for what a decayed count has forgotten."""
+UNIFORM_SHARE = 0.2
+"""Share of each forecast that goes to all known nodes alike, because decayed counts forget nodes."""
 
 HIGHEST_DISCOUNT = 0.95
+"""The largest share of the latest use that is discounted."""
 
-FIRST_SWEEP = 1_024
-"""Nodes to know before looking for some that the tree has forgotten."""
+NODES_BEFORE_CLEANING = 1_024
+"""Nodes to know before those that the tree has forgotten are dropped."""
 
-SCALE_AT = 500.0
-"""Half-lives after which counts are scaled down: a float holds two to the power of a thousand."""
+HALF_LIVES_TO_SCALE = 500.0
+"""Half-lives after which counts are scaled down: a float can hold two to the power of a thousand."""
 
-TINY = 1e-300
-"""What has shrunk to nothing counts for, so that it can be divided by and has a logarithm."""
+SMALLEST_COUNT = 1e-300
+"""The least that a count is taken for, so that it can be divided by and has a logarithm."""
 
 
-class _Level:
-    """What is known of the nodes of one depth. weights: the sum of their counts, by half-life.
+class _DepthCounts:
+    """Counts over the known nodes of one depth.
 
-    discount: kept rather than computed when asked, for it is asked for far more often than it moves.
+    known, once, twice: how many nodes there are, and how many of them were used once and twice.
+    weights: for each half-life, the sum of the nodes' counts.
+    discount: stored, because it is read far more often than it changes.
     """
 
     __slots__ = ("discount", "known", "once", "twice", "weights")
 
     def __init__(self, half_lives: int) -> None:
         self.known = self.once = self.twice = 0
-        self.weights = [TINY] * half_lives
+        self.weights = [SMALLEST_COUNT] * half_lives
         self.discount = 0.0
 
-    def discount_anew(self) -> None:
+    def update_discount(self) -> None:
+        """Compute the discount from the numbers of nodes used once and twice."""
         once = self.once
         share = once / (once + 2 * self.twice) if once else 0.0
         self.discount = min(HIGHEST_DISCOUNT, share)
 
 
-class _Record:
-    """What is known of one node. counts: by half-life."""
+class _NodeCounts:
+    """Counts of one node. counts: its decayed uses, for each half-life. uses: all its uses."""
 
     __slots__ = ("counts", "level", "uses")
 
-    def __init__(self, level: _Level, counts: tuple[float, ...]) -> None:
+    def __init__(self, level: _DepthCounts, counts: tuple[float, ...]) -> None:
         self.level = level
         self.uses = 1
         self.counts = counts
 
 
 class Popularity:
-    """Rates of use, as of the half-life that has lately forecast best.
+    """Estimates rates of use, with the half-life that has lately forecast best.
 
-    Remembers the nodes the tree remembers, and no others for long.
+    half_lives: half-lives to choose among, in requests. half_life: the one chosen now.
+    It remembers the nodes that the tree remembers; those that the tree forgets are dropped in time.
+    Raises ValueError unless the half-lives are one or more positive numbers.
     """
 
     def __init__(self, half_lives: Sequence[float] = HALF_LIVES) -> None:
@@ -92,52 +100,51 @@ class Popularity:
         self._half_lives = tuple(half_lives)
         self._best = max(range(len(half_lives)), key=self._half_lives.__getitem__)
         self.half_life = self._half_lives[self._best]
-        """The one believed now."""
         self._scores = [0.0] * len(half_lives)
-        self._judged = 0.0  # requests, decayed as the scores are
+        self._judged_requests = 0.0  # how many, decayed as the scores are
         self._now = 0
-        self._start = 0  # when a use counted one
-        self._counts_now = (1.0,) * len(half_lives)  # what a use counts
-        self._levels: list[_Level] = []
-        self._records: dict[Node, _Record] = {}
-        self._sweep_at = FIRST_SWEEP
+        self._unit_time = 0  # the time whose uses count 1
+        self._use_weights = (1.0,) * len(half_lives)  # what a use counts now, for each half-life
+        self._levels: list[_DepthCounts] = []
+        self._records: dict[Node, _NodeCounts] = {}
+        self._clean_at = NODES_BEFORE_CLEANING
         self._latest: Node | None = None
-        self._rated: tuple[Node, float] | None = None  # as of its latest use
+        self._latest_rate: tuple[Node, float] | None = None  # the latest node's, as of that use
 
     def __len__(self) -> int:
         """How many nodes are remembered."""
         return len(self._records)
 
-    def use(self, node: Node) -> bool:
-        """Take in a completed use. Returns whether another half-life is believed from now on.
+    def record_use(self, node: Node) -> bool:
+        """Count a completed use; return whether another half-life is chosen from now on.
 
-        Told of the same use by several tiers one after the other, it counts it once.
+        Several tiers may report the same use one after the other: it counts once.
         """
         if node is self._latest and node.last_use == self._now:
             return False
-        self._latest, self._rated = node, None
-        changed = node.last_use != self._now and self._next_request(node.last_use)
+        self._latest, self._latest_rate = node, None
+        changed = node.last_use != self._now and self._begin_request(node.last_use)
         record = self._records.get(node)
         if record is None:
-            record = self._meet(node)
+            record = self._add_record(node)
         else:
-            self._count(record)
+            self._count_use(record)
         weights = record.level.weights
-        for which, one in enumerate(self._counts_now):
+        for which, one in enumerate(self._use_weights):
             weights[which] += one
         return changed
 
     def log2_rate(self, node: Node, *, in_use: bool = False) -> float:
-        """Of the node, up to a constant that is the same for all until the half-life changes.
+        """Return the logarithm of the node's rate, up to a constant.
 
-        All counts halve in step, so it changes with a use only: now, it would be smaller by
-        now / half-life for every node.
-        in_use: count the use of a request that is not over. A node never used is taken to be in use.
+        The constant is the same for all nodes until the half-life changes. The decay since a fixed time
+        is left in it: all counts halve in step, so the result changes only with a use of the node.
+        in_use: count a use that is not completed yet. A node never used always counts as in use.
         """
-        if self._rated and self._rated[0] is node and not in_use:
-            return self._rated[1]  # each tier asks
+        if self._latest_rate and self._latest_rate[0] is node and not in_use:
+            return self._latest_rate[1]  # every tier asks for it
         record, half_life = self._records.get(node), self.half_life
-        one = self._counts_now[self._best]
+        one = self._use_weights[self._best]
         if record is None:
             count = one * (1.0 - self._discount_at(node))
         elif in_use and node.last_use != self._now:
@@ -145,79 +152,79 @@ class Popularity:
         else:
             latest = one
             if node.last_use != self._now:
-                latest = 2.0 ** ((node.last_use - self._start) / half_life)
+                latest = 2.0 ** ((node.last_use - self._unit_time) / half_life)
             count = record.counts[self._best] - record.level.discount * latest
-        rate = log2(max(count, TINY)) + self._start / half_life
+        rate = log2(max(count, SMALLEST_COUNT)) + self._unit_time / half_life
         if node is self._latest and not in_use:
-            self._rated = node, rate
+            self._latest_rate = node, rate
         return rate
 
-    def _next_request(self, now: int) -> bool:
-        """Judge the forecasts up to here; whether the verdict is new."""
-        fade = 2.0 ** ((self._now - now) / JUDGED_OVER)
+    def _begin_request(self, now: int) -> bool:
+        """Move the time on and compare the forecasts; return whether another half-life is chosen."""
+        fade = 2.0 ** ((self._now - now) / SCORE_HALF_LIFE)
         self._now = now
-        if now - self._start > SCALE_AT * min(self._half_lives):
-            self._scale_down(now)
-        passed = now - self._start
-        self._counts_now = tuple([2.0 ** (passed / half_life) for half_life in self._half_lives])
-        self._judged = self._judged * fade + 1.0
+        if now - self._unit_time > HALF_LIVES_TO_SCALE * min(self._half_lives):
+            self._rescale(now)
+        passed = now - self._unit_time
+        self._use_weights = tuple([2.0 ** (passed / half_life) for half_life in self._half_lives])
+        self._judged_requests = self._judged_requests * fade + 1.0
         self._scores = scores = [score * fade for score in self._scores]
         best = max(scores)
-        if best <= scores[self._best] + MARGIN_BITS * self._judged:
+        if best <= scores[self._best] + MARGIN_BITS * self._judged_requests:
             return False
         self._best = scores.index(best)
         self.half_life = self._half_lives[self._best]
         return True
 
-    def _meet(self, node: Node) -> _Record:
-        if len(self._records) >= self._sweep_at:
-            self._sweep()
+    def _add_record(self, node: Node) -> _NodeCounts:
+        if len(self._records) >= self._clean_at:
+            self._drop_forgotten()
         depth = _depth(node)
         while len(self._levels) <= depth:
-            self._levels.append(_Level(len(self._half_lives)))
+            self._levels.append(_DepthCounts(len(self._half_lives)))
         level = self._levels[depth]
         level.known += 1
         level.once += 1
-        level.discount_anew()
-        record = self._records[node] = _Record(level, self._counts_now)
+        level.update_discount()
+        record = self._records[node] = _NodeCounts(level, self._use_weights)
         return record
 
     def _discount_at(self, node: Node) -> float:
         depth = _depth(node)
         return self._levels[depth].discount if depth < len(self._levels) else 0.0
 
-    def _count(self, record: _Record) -> None:
-        """One more use of a known node: score the forecasts of it, then count it."""
+    def _count_use(self, record: _NodeCounts) -> None:
+        """Score the forecasts of one more use of a known node, then count the use."""
         level = record.level
         record.uses += 1
         if record.uses == 2:
             level.once -= 1
             level.twice += 1
-            level.discount_anew()
+            level.update_discount()
         elif record.uses == 3:
             level.twice -= 1
-            level.discount_anew()
+            level.update_discount()
         counts = record.counts
-        if level.known > 1:  # the only one of its depth is no surprise to anybody
+        if level.known > 1:  # every forecast expects the only node of its depth
             scores, weights = self._scores, level.weights
-            unexpected, expected = UNEXPECTED / level.known, 1.0 - UNEXPECTED
+            unexpected, expected = UNIFORM_SHARE / level.known, 1.0 - UNIFORM_SHARE
             for which, count in enumerate(counts):
                 scores[which] += log2(expected * count / weights[which] + unexpected)
-        record.counts = tuple(map(add, counts, self._counts_now))
+        record.counts = tuple(map(add, counts, self._use_weights))
 
-    def _scale_down(self, now: int) -> None:
-        """Let a use count one again from now on, and all before it accordingly less."""
-        scales = [2.0 ** ((self._start - now) / half_life) for half_life in self._half_lives]
-        self._start = now
+    def _rescale(self, now: int) -> None:
+        """Scale all counts down, so that a use at time `now` counts 1."""
+        scales = [2.0 ** ((self._unit_time - now) / half_life) for half_life in self._half_lives]
+        self._unit_time = now
         for holder in self._levels:
             weights = zip(holder.weights, scales, strict=True)
-            holder.weights = [max(weight * scale, TINY) for weight, scale in weights]
+            holder.weights = [max(weight * scale, SMALLEST_COUNT) for weight, scale in weights]
         for record in self._records.values():
             counts = zip(record.counts, scales, strict=True)
             record.counts = tuple([count * scale for count, scale in counts])
 
-    def _sweep(self) -> None:
-        """Forget the nodes that the tree has forgotten."""
+    def _drop_forgotten(self) -> None:
+        """Drop the nodes that the tree has forgotten."""
         kept = {node: record for node, record in self._records.items() if node.parent is not None}
         for level in self._levels:
             level.known = level.once = level.twice = 0
@@ -226,13 +233,13 @@ class Popularity:
             record.level.once += record.uses == 1
             record.level.twice += record.uses == 2
         for level in self._levels:
-            level.discount_anew()
+            level.update_discount()
         self._records = kept
-        self._sweep_at = max(FIRST_SWEEP, 2 * len(kept))
+        self._clean_at = max(NODES_BEFORE_CLEANING, 2 * len(kept))
 
 
 def _depth(node: Node) -> int:
-    """How many nodes are above it, the root not among them."""
+    """Count the nodes above this one, the root not among them."""
     depth, above = -1, node.parent
     while above is not None:
         depth, above = depth + 1, above.parent

@@ -1,8 +1,8 @@
-"""S3-FIFO: a small queue that most newcomers leave by, a main one for those used again, and ghosts.
+"""S3-FIFO: a small queue that evicts most newcomers, a main queue for nodes used again, and ghosts.
 
-Source: Yang et al., "FIFO queues are all you need for cache eviction" (SOSP 2023). Fitted to a tree:
-queues are measured in blocks; the tier's size is what it holds when somebody must leave; nodes that
-carry others are set aside, and come to the front when they become leaves. A node evicted in part
+Source: Yang et al., "FIFO queues are all you need for cache eviction" (SOSP 2023). Adapted to a tree:
+queues are measured in blocks; the tier's size is what it holds when a node must be evicted; a node with
+children in the tier is set aside, and comes to the front when it becomes a leaf. A node evicted in part
 keeps its place.
 """
 
@@ -15,17 +15,19 @@ from ragcache_engine.knowledge.eviction.leaf_queue import LeafQueue
 from ragcache_engine.knowledge.node import Node
 
 SMALL_SHARE = 0.1
+"""Share of the tier's blocks above which the small queue is evicted from first."""
+
 MOST_USES = 3
 
 
 class S3FIFO:
-    """Three queues in order of arrival; uses are counted up to three."""
+    """Two queues in order of arrival, and ghosts; a node's uses are counted up to MOST_USES."""
 
     def __init__(self) -> None:
         self._small, self._main = LeafQueue(), LeafQueue()
         self._ghosts = Ghosts()
         self._uses: dict[Node, int] = {}
-        self._leaving: Node | None = None
+        self._evicting: Node | None = None
 
     def seen(self, node: Node) -> None:
         pass
@@ -49,26 +51,26 @@ class S3FIFO:
         small, main = self._small, self._main
         victim = None
         if small.blocks > SMALL_SHARE * (small.blocks + main.blocks):
-            victim = self._from_small(evictable)
-        return victim or self._from_main(evictable) or self._from_small(evictable)
+            victim = self._pick_from_small(evictable)
+        return victim or self._pick_from_main(evictable) or self._pick_from_small(evictable)
 
     def prefers(self, newcomer: Node, victim: Node, *, in_use: bool = False) -> bool:
         return True
 
     def evicted(self, node: Node) -> None:
-        self._leaving = node
+        self._evicting = node
 
     def left(self, node: Node) -> None:
         del self._uses[node]
         if node not in self._small:
             self._main.remove(node)
             return
-        if node is self._leaving:
+        if node is self._evicting:
             self._ghosts.add(node)
             self._ghosts.trim(self._main.blocks)
         self._small.remove(node)
 
-    def _from_small(self, evictable: Callable[[Node], bool]) -> Node | None:
+    def _pick_from_small(self, evictable: Callable[[Node], bool]) -> Node | None:
         while (node := self._small.first(evictable)) is not None:
             if self._uses[node] <= 1:
                 return node
@@ -77,10 +79,10 @@ class S3FIFO:
             self._main.append(node)
         return None
 
-    def _from_main(self, evictable: Callable[[Node], bool]) -> Node | None:
+    def _pick_from_main(self, evictable: Callable[[Node], bool]) -> Node | None:
         while (node := self._main.first(evictable)) is not None:
             if not self._uses[node]:
                 return node
             self._uses[node] -= 1
-            self._main.to_end(node)
+            self._main.move_to_end(node)
         return None

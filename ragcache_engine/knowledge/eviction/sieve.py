@@ -1,8 +1,8 @@
 """SIEVE: a queue in order of arrival, and a hand that spares each node used since it last passed.
 
 Source: Zhang et al., "SIEVE is simpler than LRU: an efficient turn-key eviction algorithm for web
-caches" (NSDI 2024). Fitted to a tree: the hand sets nodes aside that carry others; they stand right in
-front of it when they become leaves. A node evicted in part stays under the hand.
+caches" (NSDI 2024). Adapted to a tree: the hand sets aside nodes with children in the tier; when such a
+node becomes a leaf, the hand comes to it next. A node evicted in part stays under the hand.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from ragcache_engine.knowledge.node import Node
 
 
 class SIEVE:
-    """Lazy promotion, quick demotion: a use sets a mark and moves nothing.
+    """Lazy promotion, quick demotion: a use marks the node and moves nothing.
 
-    The queue is kept as its two parts: what the hand has yet to pass, newcomers last, and what it has
-    spared in this round.
+    The queue is kept in two parts: the nodes that the hand has yet to pass in this round, newcomers
+    last, and the nodes that it has spared.
     """
 
     def __init__(self) -> None:
@@ -42,10 +42,11 @@ class SIEVE:
 
     def victim(self, evictable: Callable[[Node], bool]) -> Node | None:
         rounds = 0
-        while rounds < 3:  # the second finds no marks; the third, nothing if that found nothing
+        # The second round finds no marks; if it finds no victim, nor does the third.
+        while rounds < 3:
             node = self._ahead.first(evictable)
             if node is None:
-                self._next_round()
+                self._begin_round()
                 rounds += 1
             elif node in self._marked:
                 self._marked.remove(node)
@@ -65,6 +66,6 @@ class SIEVE:
         (self._ahead if node in self._ahead else self._spared).remove(node)
         self._marked.discard(node)
 
-    def _next_round(self) -> None:
-        """The hand goes back to the oldest. Those set aside wait in their queue to be exposed."""
+    def _begin_round(self) -> None:
+        """Move the hand back to the oldest node. Nodes set aside stay so until they become evictable."""
         self._ahead, self._spared = self._spared, self._ahead

@@ -1,9 +1,9 @@
-"""W-TinyLFU: newcomers pass a small window, and stay only if used more often than whom they replace.
+"""W-TinyLFU: newcomers enter a small window, and stay only if used more often than the node they replace.
 
 Source: Einziger, Friedman and Manes, "TinyLFU: a highly efficient cache admission policy" (ACM TOS 2017).
-Fitted to a tree: the tree counts uses itself, within its frequency window, so no sketch is needed; parts
-are measured in blocks; nodes that carry others are set aside until they are leaves. The contest is
-held when somebody must leave: the window's oldest against the main part's, the loser is the victim.
+Adapted to a tree: the tree counts uses itself, within its frequency window, so no sketch is needed; parts
+are measured in blocks; a node with children in the tier is set aside until it is a leaf. When a node must
+be evicted, the window's oldest is compared with the main part's oldest: the one used less is the victim.
 """
 
 from __future__ import annotations
@@ -14,31 +14,33 @@ from ragcache_engine.knowledge.eviction.leaf_queue import LeafQueue
 from ragcache_engine.knowledge.node import Node
 
 WINDOW_SHARE = 0.01
+"""Share of the tier's blocks for the window of newcomers."""
+
 PROTECTED_SHARE = 0.8
-"""Of the main part: for nodes used again since they came into it."""
+"""Share of the main part's blocks for nodes used again since they came into it."""
 
 
 class WTinyLFU:
-    """A window in order of use, then a segmented LRU with frequency as its doorkeeper."""
+    """A window in order of use, then a main part: a segmented LRU that admits nodes by frequency."""
 
     def __init__(self) -> None:
         self._window, self._probation, self._protected = LeafQueue(), LeafQueue(), LeafQueue()
-        self._full = False  # whether the latest newcomer needed somebody's place
+        self._needed_room = False  # whether the next newcomer takes a victim's place
 
     def seen(self, node: Node) -> None:
         pass
 
     def entered(self, node: Node) -> None:
-        if not self._full:
-            self._let_in()
+        if not self._needed_room:
+            self._shrink_window()
         self._window.append(node)
-        self._full = False
+        self._needed_room = False
 
     def used(self, node: Node) -> None:
         if node in self._window:
-            self._window.to_end(node)
+            self._window.move_to_end(node)
         elif node in self._protected:
-            self._protected.to_end(node)
+            self._protected.move_to_end(node)
         else:
             self._probation.remove(node)
             self._protected.append(node)
@@ -51,7 +53,7 @@ class WTinyLFU:
             part.became_evictable(node)
 
     def victim(self, evictable: Callable[[Node], bool]) -> Node | None:
-        self._full = True
+        self._needed_room = True
         self._demote(evictable)
         while True:
             resident = self._probation.first(evictable) or self._protected.first(evictable)
@@ -80,8 +82,8 @@ class WTinyLFU:
     def _blocks(self) -> int:
         return self._window.blocks + self._probation.blocks + self._protected.blocks
 
-    def _let_in(self) -> None:
-        """While there is room, who is due to leave the window need not win to stay."""
+    def _shrink_window(self) -> None:
+        """Move the window's oldest nodes to the main part: while there is room, none is compared."""
         while self._window.blocks > WINDOW_SHARE * self._blocks:
             oldest = self._window.oldest()
             if oldest is None:
@@ -90,7 +92,7 @@ class WTinyLFU:
             self._probation.append(oldest)
 
     def _demote(self, evictable: Callable[[Node], bool]) -> None:
-        """Keep the protected part to its share: its oldest goes back on probation."""
+        """Keep the protected nodes to their share: the oldest of them go back on probation."""
         protected, probation = self._protected, self._probation
         while protected.blocks > PROTECTED_SHARE * (protected.blocks + probation.blocks):
             oldest = protected.first(evictable)

@@ -1,1 +1,1 @@
-"""The disk tier: a checksummed file for each block, in a folder with a byte quota."""
+"""The disk tier: one checksummed file for each block, in a folder with a byte quota."""

@@ -1,14 +1,14 @@
-"""One block's key-value tensors as a file that can tell whether it is whole, and whose it is.
+"""The file of one block's key-value tensors, which tells whether it is whole and which block it holds.
 
     8 bytes   magic and format version
     4 bytes   length of the header, little endian
     header    JSON: origin, name, documents, payload length
-    payload   the tensors, as the host tier holds them
+    payload   the tensors, byte for byte as the host tier holds them
     16 bytes  BLAKE2b of everything before
 
-A file is written under another name, synced and renamed, so that under its own name it is whole or not
-there. Reading believes nothing: a file that is damaged, cut short, foreign, or another block's under
-this one's name is a miss.
+A file is written under another name, synced and renamed, so that under its own name it is either whole or
+absent. Reading verifies everything: a file that is damaged, cut short, of another origin, or that holds
+another block is unusable, which the cache treats as a miss.
 """
 
 from __future__ import annotations
@@ -24,20 +24,22 @@ from typing import Any
 
 MAGIC = b"RAGCKV\x00\x01"
 CHECKSUM_BYTES = 16
-LONGEST_HEADER = 1 << 20
-WRITING = ".writing"
-"""End of the names of files not yet whole."""
+LONGEST_HEADER_BYTES = 1 << 20
+UNFINISHED_SUFFIX = ".writing"
+"""The end of a file's name while it is being written."""
 
 
 class UnusableFile(Exception):
-    """The file does not hold what its name says."""
+    """The file is damaged, or does not hold the block that its name stands for."""
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What tensors must agree in to be exchanged: all that goes into their bytes but the tokens.
+    """Where tensors come from: everything but the tokens that determines their bytes.
 
-    model: name and a digest of its configuration. layout: how vLLM lays out a block.
+    Engines exchange tensors only if their origins are equal.
+    model: the model's name and a digest that tells its files and configuration from others.
+    rope: the model's rotary embedding. layout: how vLLM lays out a block.
     """
 
     model: str
@@ -47,6 +49,7 @@ class Origin:
     layout: str
 
     def as_dict(self) -> dict[str, Any]:
+        """Return the origin as it stands in a file's header."""
         return {
             "model": self.model,
             "dtype": self.dtype,
@@ -56,22 +59,26 @@ class Origin:
         }
 
     def digest(self) -> str:
-        """Short, and another one for other tensors: names their folder."""
+        """Return a short digest of the origin, which names the folder of its files."""
         text = json.dumps(self.as_dict(), sort_keys=True)
         return blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def document_mark(document_id: str) -> str:
-    """What stands for a document in a header: ids may say more than a disk should."""
+    """Return the mark of a document: a digest that stands for its id in files.
+
+    The id itself may be private, and stays off the disk.
+    """
     return blake2b(document_id.encode(), digest_size=8).hexdigest()
 
 
 def write(
     path: Path, origin: Origin, name: str, documents: Sequence[str], payload: memoryview
 ) -> int:
-    """Write a block; returns the file's bytes. Raises OSError, and leaves nothing behind then.
+    """Write a block to its file; return the file's bytes.
 
     documents: marks of all documents up to and with this block.
+    Raises OSError, and leaves no file behind then.
     """
     header = _header(origin, name, documents, payload)
     parts: tuple[bytes | memoryview, ...] = (
@@ -83,8 +90,11 @@ def write(
     checksum = blake2b(digest_size=CHECKSUM_BYTES)
     for part in parts:
         checksum.update(part)
-    # Processes in containers may share a number, and engines a process.
-    unfinished = path.with_name(f"{path.name}.{os.urandom(4).hex()}.{os.getpid()}{WRITING}")
+    # The process id alone does not tell writers apart: containers may use the same one, and a process
+    # may run several engines.
+    unfinished = path.with_name(
+        f"{path.name}.{os.urandom(4).hex()}.{os.getpid()}{UNFINISHED_SUFFIX}"
+    )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(unfinished, "wb", buffering=0) as file:
@@ -99,9 +109,10 @@ def write(
 
 
 def read(path: Path, origin: Origin, name: str, target: memoryview) -> int:
-    """Read a block into `target`; returns the file's bytes.
+    """Read a block into `target`; return the file's bytes.
 
-    Raises FileNotFoundError; OSError; UnusableFile, and then what is in `target` means nothing.
+    Raises FileNotFoundError; OSError; UnusableFile. After UnusableFile the content of `target` is
+    undefined.
     """
     checksum = blake2b(digest_size=CHECKSUM_BYTES)
     with open(path, "rb", buffering=0) as file:
@@ -120,8 +131,8 @@ def read(path: Path, origin: Origin, name: str, target: memoryview) -> int:
     return len(start) + target.nbytes + CHECKSUM_BYTES
 
 
-def documents_in(path: Path) -> frozenset[str]:
-    """Marks of the documents that a file's tensors were computed from.
+def read_document_marks(path: Path) -> frozenset[str]:
+    """Read the marks of the documents that a file's tensors were computed from.
 
     Raises OSError, UnusableFile.
     """
@@ -134,7 +145,7 @@ def documents_in(path: Path) -> frozenset[str]:
 
 
 def file_bytes(origin: Origin, name: str, documents: Sequence[str], payload: memoryview) -> int:
-    """How long the file of a block will be."""
+    """Compute how many bytes the file of a block will have."""
     header = _header(origin, name, documents, payload)
     return len(MAGIC) + 4 + len(header) + payload.nbytes + CHECKSUM_BYTES
 
@@ -148,12 +159,12 @@ def _header(origin: Origin, name: str, documents: Sequence[str], payload: memory
 
 
 def _read_header(descriptor: int) -> tuple[bytes, dict[str, Any]]:
-    """All bytes up to the payload, and the header among them."""
+    """Read up to the payload; return the bytes read, and the header parsed from them."""
     start = _read_exactly(descriptor, len(MAGIC) + 4)
     if not start.startswith(MAGIC):
         raise UnusableFile("not a block file, or of another format version")
     length = int.from_bytes(start[-4:], "little")
-    if length > LONGEST_HEADER:
+    if length > LONGEST_HEADER_BYTES:
         raise UnusableFile("its header is too long to be one")
     text = _read_exactly(descriptor, length)
     try:

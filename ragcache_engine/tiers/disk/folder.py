@@ -1,10 +1,11 @@
-"""A folder of block files with a byte quota, which several engines may share.
+"""A folder of block files with a byte quota. Several engines may share it.
 
     <folder>/<digest of the origin>/<first two letters of the name>/<name>.kv
 
-The quota is over everything of ours in the folder, whoever wrote it. The knowledge tree chooses among
-the blocks it knows; files it does not know, from an earlier life or another engine, leave before them,
-the longest unused first. Nothing is locked: a file that another engine has removed is a miss.
+The quota covers all block files in the folder, whichever engine wrote them. The knowledge tree chooses
+among the blocks that it knows. Files that it does not know, from an earlier process or another engine,
+are removed before those, the longest unused first. Nothing is locked: a file that another engine has
+removed is a miss.
 """
 
 from __future__ import annotations
@@ -23,29 +24,31 @@ from ragcache_engine.tiers.disk.block_file import Origin, UnusableFile, document
 
 SUFFIX = ".kv"
 ABANDONED_AFTER_S = 600.0
-"""An unfinished file as old as this belongs to a process that has died."""
+"""An unfinished file this old is taken for one that a dead process left behind."""
+
+RECOUNTS_PER_QUOTA = 16
+"""How often the folder is counted again while this engine writes as many bytes as the quota.
+
+Other engines write between two counts, so the quota may be exceeded by what they write meanwhile."""
 
 
-COUNTS_IN_A_QUOTA = 16
-"""How often what others write is counted while this engine writes a quota: so far it may be exceeded."""
+class FolderFull(Exception):
+    """The quota has no room for the block beside the files that the tree keeps."""
 
 
-class Refused(Exception):
-    """The quota has no room for the block: what fills it belongs to others, or was used since."""
-
-
-class _Found(NamedTuple):
+class _StoredFile(NamedTuple):
     used_s: float
     size_bytes: int
     path: Path
 
 
 class DiskFolder:
-    """Block files of one origin in a shared folder. One thread may write and another read.
+    """The block files of one origin in a shared folder. One thread may write while another reads.
 
-    quota_bytes: what all block files in the folder may take together.
-    Making one creates the folder, removes what dead processes left unfinished, and counts what there
-    is. Raises OSError if the folder cannot be made or written to.
+    quota_bytes: bytes that all block files in the folder may take together, whatever their origin.
+    used_bytes: bytes that they take, as far as this engine knows.
+    The constructor creates the folder, removes the unfinished files of dead processes, and counts the
+    bytes. It raises OSError if the folder cannot be made or written to.
     """
 
     def __init__(self, folder: Path, origin: Origin, quota_bytes: int) -> None:
@@ -57,11 +60,11 @@ class DiskFolder:
         self._home.mkdir(parents=True, exist_ok=True)
         _require_writable(self._home)
         _remove_abandoned(folder)
-        self.used_bytes = sum(found.size_bytes for found in _files(folder))
-        self._uncounted_bytes = 0  # written since
+        self.used_bytes = sum(file.size_bytes for file in _list_files(folder))
+        self._uncounted_bytes = 0  # written since the latest count
 
     def holds(self, name: str) -> bool:
-        """Whether there is a file of this name; reading may still find it unusable. Any thread."""
+        """Whether there is a file of this name. Reading may still find it unusable. Any thread."""
         return os.path.exists(self._path(name))
 
     def write(
@@ -71,10 +74,11 @@ class DiskFolder:
         payload: memoryview,
         is_known: Callable[[str], bool],
     ) -> int:
-        """Keep a block; returns the bytes written, 0 if it was there. Raises Refused, OSError.
+        """Write a block; return the bytes written, 0 if its file was there already.
 
-        documents: marks of all documents its tensors were computed from.
-        is_known: whether the tree knows the block of this name, and so decides over it.
+        documents: marks of all documents that its tensors were computed from.
+        is_known: whether the tree decides over the file of this name; such files are not removed.
+        Raises FolderFull if the quota has no room; OSError.
         """
         path = self._path(name)
         if path.exists():
@@ -83,7 +87,7 @@ class DiskFolder:
         self._uncounted_bytes += needed
         if (
             self.used_bytes + needed > self.quota_bytes
-            or self._uncounted_bytes > self.quota_bytes // COUNTS_IN_A_QUOTA
+            or self._uncounted_bytes > self.quota_bytes // RECOUNTS_PER_QUOTA
         ):
             self._make_room(needed, is_known)
         size_bytes = block_file.write(path, self._origin, name, documents, payload)
@@ -92,9 +96,9 @@ class DiskFolder:
         return size_bytes
 
     def read(self, name: str, target: memoryview) -> int:
-        """Fill `target` with a block; returns the bytes read.
+        """Read a block into `target`; return the bytes read.
 
-        Raises FileNotFoundError, UnusableFile (the file is removed then), OSError.
+        Raises FileNotFoundError; UnusableFile, after removing the file; OSError.
         """
         path = self._path(name)
         try:
@@ -103,14 +107,14 @@ class DiskFolder:
             self.remove(name)
             raise
         with contextlib.suppress(OSError):
-            os.utime(path)  # used just now, whoever counts
+            os.utime(path)  # its time of use, for every engine that shares the folder
         return size_bytes
 
     def remove(self, name: str) -> None:
-        """The block is not kept any more. Nothing happens if there is none."""
-        self._remove(self._path(name))
+        """Remove a block's file. Nothing happens if there is none."""
+        self._remove_file(self._path(name))
 
-    def _remove(self, path: Path) -> None:
+    def _remove_file(self, path: Path) -> None:
         with contextlib.suppress(OSError):
             size_bytes = path.stat().st_size
             path.unlink()
@@ -118,64 +122,69 @@ class DiskFolder:
                 self.used_bytes = max(0, self.used_bytes - size_bytes)
 
     def _make_room(self, needed: int, is_known: Callable[[str], bool]) -> None:
-        """Count again, since others write here too, and remove what the tree does not know."""
-        files = sorted(_files(self.folder))
+        """Count the folder again, and remove files that the tree does not know until there is room.
+
+        Raises FolderFull if there is no room even then.
+        """
+        files = sorted(_list_files(self.folder))
         with self._lock:
-            self.used_bytes = sum(found.size_bytes for found in files)
+            self.used_bytes = sum(file.size_bytes for file in files)
             self._uncounted_bytes = 0
-        for found in files:
+        for file in files:
             if self.used_bytes + needed <= self.quota_bytes:
                 return
-            if found.path.parent.parent != self._home or not is_known(found.path.stem):
-                self._remove(found.path)
+            if file.path.parent.parent != self._home or not is_known(file.path.stem):
+                self._remove_file(file.path)
         if self.used_bytes + needed > self.quota_bytes:
-            raise Refused(f"{self.folder} is full: {self.used_bytes} of {self.quota_bytes} bytes")
+            raise FolderFull(
+                f"{self.folder} is full: {self.used_bytes} of {self.quota_bytes} bytes"
+            )
 
     def _path(self, name: str) -> Path:
         return self._home / name[:2] / f"{name}{SUFFIX}"
 
 
 def forget_documents(folder: Path, document_ids: Iterable[str]) -> int:
-    """Remove every block computed from one of the documents; returns how many. Any process.
+    """Remove every block file computed from one of the documents; return how many. Any process.
 
-    It reads the header of each file in the folder. What cannot be read is removed as well, for it
-    cannot say that it holds none of them.
+    This reads the header of each file in the folder. A file with an unusable header is removed as well,
+    because it may have been computed from one of them.
     """
     marks = {document_mark(document_id) for document_id in document_ids}
     removed = 0
-    for found in _files(folder):
+    for file in _list_files(folder):
         try:
-            concerned = not marks.isdisjoint(block_file.documents_in(found.path))
+            is_concerned = not marks.isdisjoint(block_file.read_document_marks(file.path))
         except UnusableFile:
-            concerned = True
+            is_concerned = True
         except OSError:
             continue
-        if concerned:
+        if is_concerned:
             with contextlib.suppress(OSError):
-                found.path.unlink()
+                file.path.unlink()
                 removed += 1
     return removed
 
 
-def _files(folder: Path) -> Iterator[_Found]:
-    """Every block file, of any origin."""
+def _list_files(folder: Path) -> Iterator[_StoredFile]:
+    """Yield every block file in the folder, of any origin."""
     for path in folder.glob(f"*/??/*{SUFFIX}"):
         with contextlib.suppress(OSError):
             stat = path.stat()
-            yield _Found(stat.st_mtime, stat.st_size, path)
+            yield _StoredFile(stat.st_mtime, stat.st_size, path)
 
 
 def _remove_abandoned(folder: Path) -> None:
     oldest = time.time() - ABANDONED_AFTER_S
-    for path in folder.glob(f"*/??/*{block_file.WRITING}"):
+    for path in folder.glob(f"*/??/*{block_file.UNFINISHED_SUFFIX}"):
         with contextlib.suppress(OSError):
-            if path.stat().st_mtime < oldest or not is_alive(_writer(path)):
+            if path.stat().st_mtime < oldest or not is_alive(_writer_process(path)):
                 path.unlink()
 
 
-def _writer(path: Path) -> int:
-    """The process that was writing the file, as its name says; 0 if it does not."""
-    number = path.name.removesuffix(block_file.WRITING).rpartition(".")[2]
+def _writer_process(path: Path) -> int:
+    """Return the id of the process that was writing the file, from its name; 0 if it has none."""
+    number = path.name.removesuffix(block_file.UNFINISHED_SUFFIX).rpartition(".")[2]
     return int(number) if number.isdigit() else 0
 
 

@@ -1,4 +1,4 @@
-"""Copies between host slots and files, on threads of their own, so that nobody waits for a disk."""
+"""Copies between host slots and files, on threads of their own, so that the scheduler never waits."""
 
 from __future__ import annotations
 
@@ -12,23 +12,28 @@ from queue import SimpleQueue
 from typing import Protocol
 
 from ragcache_engine.tiers.disk.block_file import UnusableFile
-from ragcache_engine.tiers.disk.folder import DiskFolder, Refused
+from ragcache_engine.tiers.disk.folder import DiskFolder, FolderFull
 
 logger = logging.getLogger(__name__)
 
-ERRORS_IN_A_ROW = 8
-"""So many failed writes in a row, and the disk is written to no more."""
+FAILED_WRITES_TO_STOP = 8
+"""After this many failed writes in a row, nothing more is written to the disk."""
 
 
-class Slots(Protocol):
-    """The host tier's memory: a slot's bytes."""
+class SlotMemory(Protocol):
+    """The host tier's memory."""
 
-    def __call__(self, slot: int) -> memoryview: ...
+    def __call__(self, slot: int) -> memoryview:
+        """Return a slot's bytes."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """A block to be copied. name: of its file. documents: marks of those it was computed from."""
+class BlockCopy:
+    """A copy of one block, between a file and a host slot.
+
+    name: the file's name. documents: for a write, marks of the documents the block was computed from.
+    """
 
     name: str
     slot: int
@@ -36,10 +41,16 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
-    """A copy that has ended. failure: None if it went well, else a word to count it by."""
+class FinishedCopy:
+    """A copy that has ended.
 
-    wanted: Wanted
+    size_bytes: bytes read or written; 0 if the copy failed, or if the file was there already.
+    seconds: how long the copy took.
+    failure: None if the copy succeeded. Else, for a read: "missing", "damaged" or "unreadable"; for a
+      write: "full" or "unwritable".
+    """
+
+    copy: BlockCopy
     is_read: bool
     size_bytes: int
     seconds: float
@@ -47,78 +58,86 @@ class Done:
 
 
 class DiskTransfers:
-    """One thread reads, one writes, each in the order asked. Made, asked and polled by one thread.
+    """Runs copies on two threads, one that reads and one that writes, each in the order of the calls.
 
-    slots: the slots' memory; a slot is left alone until its copy is reported.
-    is_known: whether the tree knows a file's name; called from the writing thread.
+    One thread makes all calls. The caller leaves a slot alone until `take_finished` returns its copy.
+
+    folder: where the files are. slots: the host tier's memory.
+    is_known: whether the tree decides over the file of this name; called from the writing thread.
+    pending_reads, pending_writes: how many copies `take_finished` has yet to return.
+    is_writable: False once too many writes in a row have failed.
     """
 
-    def __init__(self, folder: DiskFolder, slots: Slots, is_known: Callable[[str], bool]) -> None:
+    def __init__(
+        self, folder: DiskFolder, slots: SlotMemory, is_known: Callable[[str], bool]
+    ) -> None:
         self._folder = folder
         self._slots = slots
         self._is_known = is_known
-        self._reads: SimpleQueue[Wanted | None] = SimpleQueue()
-        self._writes: SimpleQueue[Wanted | str | None] = SimpleQueue()
-        self._done: SimpleQueue[Done] = SimpleQueue()
-        self.reading = self.writing = 0
+        self._reads: SimpleQueue[BlockCopy | None] = SimpleQueue()
+        self._writes: SimpleQueue[BlockCopy | str | None] = SimpleQueue()
+        self._finished: SimpleQueue[FinishedCopy] = SimpleQueue()
+        self.pending_reads = self.pending_writes = 0
         self.is_writable = True
         self._failed_writes = 0
-        self._leaving: Counter[str] = Counter()  # removals asked for and not yet done
+        self._pending_removals: Counter[str] = Counter()  # by file name
         self._warned: set[str] = set()
         self._threads = [
             threading.Thread(target=run, name=name, daemon=True)
             for run, name in (
-                (self._read_all, "ragcache-read"),
-                (self._write_all, "ragcache-write"),
+                (self._run_reads, "ragcache-read"),
+                (self._run_writes, "ragcache-write"),
             )
         ]
         for thread in self._threads:
             thread.start()
 
-    def read(self, wanted: Wanted) -> None:
-        self.reading += 1
-        self._reads.put(wanted)
+    def read(self, copy: BlockCopy) -> None:
+        """Start copying a file into a slot."""
+        self.pending_reads += 1
+        self._reads.put(copy)
 
     def holds(self, name: str) -> bool:
-        """Whether there is a file of this name, and it is to stay."""
-        return not self._leaving[name] and self._folder.holds(name)
+        """Whether there is a file of this name that is not going to be removed."""
+        return not self._pending_removals[name] and self._folder.holds(name)
 
-    def write(self, wanted: Wanted) -> None:
-        self.writing += 1
-        self._leaving.pop(wanted.name, None)
-        self._writes.put(wanted)
+    def write(self, copy: BlockCopy) -> None:
+        """Start copying a slot into a file."""
+        self.pending_writes += 1
+        self._pending_removals.pop(copy.name, None)
+        self._writes.put(copy)
 
     def remove(self, name: str) -> None:
-        """Remove a file, after the writes asked for before. From now on it counts as gone."""
-        self._leaving[name] += 1
+        """Start removing a file, after the writes started before. From now on `holds` is False for it."""
+        self._pending_removals[name] += 1
         self._writes.put(name)
 
-    def finished(self) -> list[Done]:
-        """Copies that have ended since the last call."""
-        ended: list[Done] = []
-        while not self._done.empty():
-            done = self._done.get_nowait()
+    def take_finished(self) -> list[FinishedCopy]:
+        """Return the copies that have ended since the last call, in the order in which they ended."""
+        ended: list[FinishedCopy] = []
+        while not self._finished.empty():
+            done = self._finished.get_nowait()
             if done.is_read:
-                self.reading -= 1
+                self.pending_reads -= 1
             else:
-                self.writing -= 1
+                self.pending_writes -= 1
             ended.append(done)
         return ended
 
     def close(self, timeout_s: float = 10.0) -> None:
-        """End after the copies asked for; those that take longer than the timeout are given up."""
+        """Let the copies under way end, then end the threads; give up after the timeout."""
         self._reads.put(None)
         self._writes.put(None)
         deadline = time.monotonic() + timeout_s
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
 
-    def _read_all(self) -> None:
-        while (wanted := self._reads.get()) is not None:
+    def _run_reads(self) -> None:
+        while (copy := self._reads.get()) is not None:
             start = time.perf_counter()
             size_bytes, failure = 0, None
             try:
-                size_bytes = self._folder.read(wanted.name, self._slots(wanted.slot))
+                size_bytes = self._folder.read(copy.name, self._slots(copy.slot))
             except FileNotFoundError:
                 failure = "missing"
             except UnusableFile as error:
@@ -127,49 +146,53 @@ class DiskTransfers:
             except Exception as error:
                 failure = "unreadable"
                 self._warn_once("cannot be read", error)
-            self._done.put(Done(wanted, True, size_bytes, time.perf_counter() - start, failure))
+            self._finished.put(
+                FinishedCopy(copy, True, size_bytes, time.perf_counter() - start, failure)
+            )
 
     def _warn_once(self, what: str, error: Exception) -> None:
-        """Of the first block of its kind; the others are counted."""
+        """Log the first failure of its kind. Later ones are only counted."""
         if what not in self._warned:
             self._warned.add(what)
             logger.warning(
-                "a block of the disk tier %s, and is computed again: %s (others like it are only "
-                "counted, in stats().tiers)",
+                "a block of the disk tier %s, and is computed again: %s (others like it are not "
+                "logged but counted, in stats().tiers)",
                 what,
                 error,
             )
 
-    def _write_all(self) -> None:
-        while (wanted := self._writes.get()) is not None:
-            if isinstance(wanted, str):
-                self._folder.remove(wanted)
-                self._leaving[wanted] -= 1
-                if self._leaving[wanted] < 1:
-                    self._leaving.pop(wanted, None)
+    def _run_writes(self) -> None:
+        while (copy := self._writes.get()) is not None:
+            if isinstance(copy, str):
+                self._folder.remove(copy)
+                self._pending_removals[copy] -= 1
+                if self._pending_removals[copy] < 1:
+                    self._pending_removals.pop(copy, None)
                 continue
             start = time.perf_counter()
             size_bytes, failure = 0, None
             try:
                 if not self.is_writable:
-                    raise Refused("the disk tier is not written to any more")
+                    raise FolderFull("the disk tier is not written to any more")
                 size_bytes = self._folder.write(
-                    wanted.name, wanted.documents, self._slots(wanted.slot), self._is_known
+                    copy.name, copy.documents, self._slots(copy.slot), self._is_known
                 )
                 self._failed_writes = 0
-            except Refused:
+            except FolderFull:
                 failure = "full"
             except Exception as error:
                 failure = "unwritable"
                 self._count_failure(error)
-            self._done.put(Done(wanted, False, size_bytes, time.perf_counter() - start, failure))
+            self._finished.put(
+                FinishedCopy(copy, False, size_bytes, time.perf_counter() - start, failure)
+            )
 
     def _count_failure(self, error: Exception) -> None:
         self._failed_writes += 1
-        if self._failed_writes == ERRORS_IN_A_ROW:
+        if self._failed_writes == FAILED_WRITES_TO_STOP:
             self.is_writable = False
             logger.warning(
-                "the disk tier cannot be written (%s) and is only read from now on; answers go on. "
-                "Make room in its folder, or give another disk_cache_dir, and start again",
+                "the disk tier cannot be written to (%s), and is only read from now on; requests are "
+                "still answered. Make room in its folder, or set another disk_cache_dir, and restart",
                 error,
             )

@@ -15,7 +15,7 @@ from vllm.platforms import current_platform
 from vllm.usage.usage_lib import UsageContext
 
 from ragcache_engine.backends.vllm import cpu_defaults
-from ragcache_engine.backends.vllm.arguments import GIB, engine_config
+from ragcache_engine.backends.vllm.arguments import GIB, build_vllm_config
 from ragcache_engine.backends.vllm.budget import TierBudget
 from ragcache_engine.backends.vllm.tiers.settings import TierSettings
 from ragcache_engine.knowledge import CostProfile
@@ -26,20 +26,20 @@ NO_TIERS = TierBudget(policy="lru")
 
 
 def test_prefix_caching_is_on(demo_model: str):
-    config = engine_config(demo_model, GIB, NO_TIERS, {})
+    config = build_vllm_config(demo_model, GIB, NO_TIERS, {})
     assert config.cache_config.enable_prefix_caching
     assert config.cache_config.kv_cache_memory_bytes == GIB
 
 
 @pytest.mark.skipif(not current_platform.is_cpu(), reason="the GPU build has its own defaults")
 def test_on_a_cpu_blocks_are_fine_and_the_cache_leaves_memory_for_others(demo_model: str):
-    config = engine_config(demo_model, None, NO_TIERS, {})
+    config = build_vllm_config(demo_model, None, NO_TIERS, {})
     assert config.cache_config.block_size == cpu_defaults.BLOCK_TOKENS
     assert 0 < (config.cache_config.kv_cache_memory_bytes or 0) <= 4 * GIB
 
 
 def test_steps_and_batches_are_as_large_as_those_of_the_class_a_swap_replaces(demo_model: str):
-    ours = engine_config(demo_model, GIB, NO_TIERS, {}).scheduler_config
+    ours = build_vllm_config(demo_model, GIB, NO_TIERS, {}).scheduler_config
     theirs = EngineArgs(model=demo_model).create_engine_config(UsageContext.LLM_CLASS)
     assert ours.max_num_batched_tokens == theirs.scheduler_config.max_num_batched_tokens
     assert ours.max_num_seqs == theirs.scheduler_config.max_num_seqs
@@ -47,7 +47,7 @@ def test_steps_and_batches_are_as_large_as_those_of_the_class_a_swap_replaces(de
 
 def test_what_the_user_says_to_vllm_wins(demo_model: str):
     arguments = {"block_size": 64, "max_model_len": 1024, "dtype": "float32"}
-    config = engine_config(demo_model, GIB, NO_TIERS, arguments)
+    config = build_vllm_config(demo_model, GIB, NO_TIERS, arguments)
     assert config.cache_config.block_size == 64
     assert config.model_config.max_model_len == 1024
 
@@ -56,7 +56,7 @@ def test_a_cost_profile_travels_to_where_the_tiers_decide(demo_model: str, tmp_p
     path = tmp_path / "profile.json"
     path.write_text(CostProfile.default().to_json())
     budget = TierBudget(policy="lru", cost_profile=path)
-    transfer = engine_config(demo_model, GIB, budget, {}).kv_transfer_config
+    transfer = build_vllm_config(demo_model, GIB, budget, {}).kv_transfer_config
     assert transfer is not None
     told = TierSettings.from_extra_config(transfer.kv_connector_extra_config).profile
     assert told is not None

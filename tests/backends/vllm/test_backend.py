@@ -84,13 +84,13 @@ class Ring:
 
 
 def test_the_collector_stops_no_request_to_look_at_what_vllm_imported(vllm_engine: RAGCacheEngine):
-    from ragcache_engine.backends.vllm.backend import leave_imports_uncollected
+    from ragcache_engine.backends.vllm.backend import exclude_imports_from_collection
 
     left_out, looked_at = gc.get_freeze_count(), len(gc.get_objects())
     assert left_out > 300_000
     ring = Ring()
     alive = weakref.ref(ring)
-    leave_imports_uncollected()  # another engine of the same process
+    exclude_imports_from_collection()  # another engine of the same process
     assert gc.get_freeze_count() <= left_out
     assert len(gc.get_objects()) > looked_at / 2
     del ring

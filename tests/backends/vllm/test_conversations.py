@@ -67,7 +67,7 @@ def tokens_of_the_endpoint(renderer: Any, messages: list[dict[str, Any]]) -> lis
 def test_a_conversation_has_the_tokens_of_vllms_own_endpoint(
     vllm_engine: RAGCacheEngine, messages: list[dict[str, Any]]
 ):
-    renderer = vllm_engine._runtime.backend._running_llm().renderer  # type: ignore[attr-defined]
+    renderer = vllm_engine._runtime.backend._require_llm().renderer  # type: ignore[attr-defined]
     ours = vllm_engine.tokenize(vllm_engine.chat.prompt(messages))
     assert list(ours.token_ids) == tokens_of_the_endpoint(renderer, messages)
     assert ours.offsets
@@ -96,7 +96,7 @@ def backend_on(demo_model: str, tmp_path: Path) -> Iterator[Any]:
         renderer = renderer_from_config(arguments.create_engine_config())
         renderers.append(renderer)
         backend = VLLMBackend(str(tmp_path), None, None, {}, wheel=require_vllm())  # type: ignore[arg-type]
-        backend.use(SimpleNamespace(renderer=renderer))  # type: ignore[arg-type]
+        backend.attach(SimpleNamespace(renderer=renderer))  # type: ignore[arg-type]
         return backend, renderer
 
     yield make
@@ -210,7 +210,7 @@ def test_vllms_own_parsers_read_calls(vllm_engine: RAGCacheEngine, size: int):
 
     with pytest.raises(ConfigError, match="hermes"):
         require_parser("no such parser")
-    tokenizer = vllm_engine._runtime.backend._running_llm().get_tokenizer()  # type: ignore[attr-defined]
+    tokenizer = vllm_engine._runtime.backend._require_llm().get_tokenizer()  # type: ignore[attr-defined]
     said = 'Well. <tool_call>\n{"name": "add", "arguments": {"a": 3, "b": 4}}\n</tool_call>'
     reader = ParserReader("hermes", tokenizer, TOOLS)
     parts = [

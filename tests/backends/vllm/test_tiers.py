@@ -138,8 +138,8 @@ def test_memory_of_engines_that_were_killed_is_removed_and_no_other(
     from ragcache_engine.backends.vllm import shared_memory
 
     monkeypatch.setattr(shared_memory, "FOLDER", tmp_path)
-    abandoned = tmp_path / f"{shared_memory.PREFIX}{shared_memory.OURS}-999999999-abc.mmap"
-    living = tmp_path / f"{shared_memory.PREFIX}{shared_memory.new_engine_id()}.mmap"
+    abandoned = tmp_path / f"{shared_memory.PREFIX}{shared_memory.OUR_ENGINES}-999999999-abc.mmap"
+    living = tmp_path / f"{shared_memory.PREFIX}{shared_memory.make_engine_id()}.mmap"
     strange = tmp_path / f"{shared_memory.PREFIX}somebody-else.mmap"
     for path in (abandoned, living, strange):
         path.touch()

@@ -38,7 +38,7 @@ def path(tmp_path: Path) -> Path:
 def test_what_was_written_comes_back(path: Path):
     assert write(path, CONTENT, "d1", "d2") == path.stat().st_size
     assert read(path) == CONTENT
-    assert block_file.documents_in(path) == {"d1", "d2"}
+    assert block_file.read_document_marks(path) == {"d1", "d2"}
     assert [each.name for each in path.parent.iterdir()] == [path.name]
 
 
@@ -66,7 +66,7 @@ def test_a_file_that_is_not_there_is_not_found(path: Path):
     with pytest.raises(FileNotFoundError):
         read(path)
     with pytest.raises(FileNotFoundError):
-        block_file.documents_in(path)
+        block_file.read_document_marks(path)
 
 
 def test_a_file_cut_short_anywhere_is_unusable(path: Path):
@@ -115,7 +115,7 @@ def test_no_damage_gives_other_content(tmp_path: Path, damage: st.DataObject):
     else:
         assert content == CONTENT
     try:
-        block_file.documents_in(path)
+        block_file.read_document_marks(path)
     except UnusableFile:
         assert path.read_bytes() != whole
 
@@ -127,7 +127,7 @@ def test_any_bytes_are_no_block_file(path: Path):
         with pytest.raises(UnusableFile):
             read(path)
         with pytest.raises(UnusableFile):
-            block_file.documents_in(path)
+            block_file.read_document_marks(path)
 
 
 @pytest.mark.parametrize("header", [b"[]", b"null", b"\xff\xfe", b"{", b"{}", b'{"documents": 7}'])
@@ -137,12 +137,12 @@ def test_a_header_that_says_nothing_is_unusable(path: Path, header: bytes):
     with pytest.raises(UnusableFile):
         read(path)
     with pytest.raises(UnusableFile):
-        block_file.documents_in(path)
+        block_file.read_document_marks(path)
 
 
 def test_a_header_longer_than_any_is_not_read(path: Path):
     path.parent.mkdir()
-    length = block_file.LONGEST_HEADER + 1
+    length = block_file.LONGEST_HEADER_BYTES + 1
     path.write_bytes(block_file.MAGIC + length.to_bytes(4, "little") + bytes(100))
     with pytest.raises(UnusableFile, match="too long"):
         read(path)
@@ -153,7 +153,7 @@ def test_a_header_nested_beyond_reason_is_unusable(path: Path):
     header = b"[" * 200_000
     path.write_bytes(block_file.MAGIC + len(header).to_bytes(4, "little") + header)
     with pytest.raises(UnusableFile):
-        block_file.documents_in(path)
+        block_file.read_document_marks(path)
 
 
 @pytest.mark.parametrize(

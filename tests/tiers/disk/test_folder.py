@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from ragcache_engine.tiers.disk import block_file, folder
 from ragcache_engine.tiers.disk.block_file import Origin, UnusableFile, document_mark
-from ragcache_engine.tiers.disk.folder import DiskFolder, Refused, forget_documents
+from ragcache_engine.tiers.disk.folder import DiskFolder, FolderFull, forget_documents
 
 OURS = Origin(model="m", dtype="bfloat16", rope="none", block_tokens=16, layout="NHD")
 THEIRS = replace(OURS, model="another")
@@ -126,14 +126,14 @@ def test_a_full_folder_refuses_rather_than_remove_what_the_tree_knows(tmp_path: 
     disk = DiskFolder(tmp_path, OURS, 7_500)
     for number in (1, 2, 3):
         keep(disk, number, is_known=all_known)
-    with pytest.raises(Refused, match="full"):
+    with pytest.raises(FolderFull, match="full"):
         keep(disk, 4, is_known=all_known)
     assert numbers_in(disk) == {1, 2, 3}
 
 
 def test_a_block_larger_than_the_quota_is_refused(tmp_path: Path):
     disk = DiskFolder(tmp_path, OURS, 1_000)
-    with pytest.raises(Refused):
+    with pytest.raises(FolderFull):
         keep(disk, 1)
     assert size_on_disk(tmp_path) == 0
 
@@ -214,7 +214,7 @@ def test_the_quota_holds_whatever_is_asked(
         if verb == "write":
             try:
                 keep(disk, number, *(["d1"] if flag else []), is_known=known_names.__contains__)
-            except Refused:
+            except FolderFull:
                 assert before & known <= numbers_in(disk)
             else:
                 assert number in numbers_in(disk)
@@ -233,13 +233,15 @@ def test_the_quota_holds_whatever_is_asked(
 
 def test_a_block_computed_from_many_documents_keeps_the_quota_too(tmp_path: Path):
     disk = DiskFolder(tmp_path, OURS, SIZE + 1024)
-    with contextlib.suppress(Refused):
+    with contextlib.suppress(FolderFull):
         keep(disk, 1, *(f"document {number}" for number in range(100)))
     assert size_on_disk(tmp_path) <= disk.quota_bytes
 
 
 def unfinished(path: Path, process: int, *, age_s: float = 0) -> Path:
-    file = path / OURS.digest() / "ab" / f"{name_of(171)}.kv.{process}{block_file.WRITING}"
+    file = (
+        path / OURS.digest() / "ab" / f"{name_of(171)}.kv.{process}{block_file.UNFINISHED_SUFFIX}"
+    )
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_bytes(b"half")
     then = time.time() - age_s
@@ -379,9 +381,9 @@ def test_a_folder_whose_writers_are_killed_at_any_moment_stays_loadable(tmp_path
             os.kill(process, signal.SIGKILL)
             while is_running(process):
                 time.sleep(0.001)
-            found_unfinished += len(list(tmp_path.rglob(f"*{block_file.WRITING}")))
+            found_unfinished += len(list(tmp_path.rglob(f"*{block_file.UNFINISHED_SUFFIX}")))
             disk = DiskFolder(tmp_path, OURS, 3_000_000)
-            assert not list(tmp_path.rglob(f"*{block_file.WRITING}"))
+            assert not list(tmp_path.rglob(f"*{block_file.UNFINISHED_SUFFIX}"))
             assert disk.used_bytes == size_on_disk(tmp_path)
             for number in numbers_in(disk):
                 target = bytearray(100_000)

@@ -12,7 +12,12 @@ import pytest
 
 from ragcache_engine.tiers.disk.block_file import Origin, document_mark
 from ragcache_engine.tiers.disk.folder import DiskFolder, forget_documents
-from ragcache_engine.tiers.disk.transfers import ERRORS_IN_A_ROW, DiskTransfers, Done, Wanted
+from ragcache_engine.tiers.disk.transfers import (
+    FAILED_WRITES_TO_STOP,
+    BlockCopy,
+    DiskTransfers,
+    FinishedCopy,
+)
 
 OURS = Origin(model="m", dtype="bfloat16", rope="none", block_tokens=16, layout="NHD")
 SLOT = 500
@@ -40,16 +45,16 @@ class Host:
         self.slot(slot)[:] = bytes([byte]) * SLOT
 
     def write(self, number: int, slot: int, *documents: str) -> None:
-        self.transfers.write(Wanted(name_of(number), slot, list(map(document_mark, documents))))
+        self.transfers.write(BlockCopy(name_of(number), slot, list(map(document_mark, documents))))
 
     def read(self, number: int, slot: int) -> None:
-        self.transfers.read(Wanted(name_of(number), slot))
+        self.transfers.read(BlockCopy(name_of(number), slot))
 
-    def done(self, count: int) -> list[Done]:
+    def done(self, count: int) -> list[FinishedCopy]:
         """So many copies' ends, in the order in which they were reported."""
-        ended: list[Done] = []
+        ended: list[FinishedCopy] = []
         for _ in range(10_000):
-            ended += self.transfers.finished()
+            ended += self.transfers.take_finished()
             if len(ended) >= count:
                 break
             time.sleep(0.001)
@@ -67,13 +72,13 @@ def host(tmp_path: Path) -> Iterator[Host]:
 def test_a_slot_goes_to_the_disk_and_comes_back_into_another(host: Host):
     host.fill(1, 7)
     host.write(1, 1, "d1")
-    assert host.transfers.writing == 1
+    assert host.transfers.pending_writes == 1
     (written,) = host.done(1)
-    assert (written.failure, written.is_read, host.transfers.writing) == (None, False, 0)
+    assert (written.failure, written.is_read, host.transfers.pending_writes) == (None, False, 0)
     host.read(1, 2)
-    assert host.transfers.reading == 1
+    assert host.transfers.pending_reads == 1
     (read,) = host.done(1)
-    assert (read.failure, read.is_read, host.transfers.reading) == (None, True, 0)
+    assert (read.failure, read.is_read, host.transfers.pending_reads) == (None, True, 0)
     assert read.size_bytes == written.size_bytes > SLOT
     assert read.seconds > 0
     assert bytes(host.slot(2)) == bytes([7]) * SLOT
@@ -85,10 +90,10 @@ def test_copies_of_each_kind_end_in_the_order_asked(host: Host):
     for number in range(8):
         host.fill(number, number)
         host.write(number, number)
-    assert [done.wanted.slot for done in host.done(8)] == list(range(8))
+    assert [done.copy.slot for done in host.done(8)] == list(range(8))
     for number in reversed(range(8)):
         host.read(number, 9)
-    assert [done.wanted.name for done in host.done(8)] == list(map(name_of, reversed(range(8))))
+    assert [done.copy.name for done in host.done(8)] == list(map(name_of, reversed(range(8))))
     assert bytes(host.slot(9)) == bytes(SLOT)  # the last one read
 
 
@@ -146,9 +151,9 @@ def test_a_block_without_room_is_reported_and_no_failure_of_the_disk(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
     host = Host(tmp_path, quota_bytes=10)
-    for number in range(2 * ERRORS_IN_A_ROW):
+    for number in range(2 * FAILED_WRITES_TO_STOP):
         host.write(number, 1)
-    assert {done.failure for done in host.done(2 * ERRORS_IN_A_ROW)} == {"full"}
+    assert {done.failure for done in host.done(2 * FAILED_WRITES_TO_STOP)} == {"full"}
     assert host.transfers.is_writable
     assert not caplog.records
     host.transfers.close()
@@ -174,7 +179,7 @@ def test_a_disk_that_fails_again_and_again_is_written_to_no_more_and_still_read(
     host.write(1, 1)
     host.done(1)
     home = break_folder(host)
-    for number in range(2, 2 + ERRORS_IN_A_ROW):
+    for number in range(2, 2 + FAILED_WRITES_TO_STOP):
         assert host.transfers.is_writable
         host.write(number, 1)
         assert [done.failure for done in host.done(1)] == ["unwritable"]
@@ -197,9 +202,9 @@ def test_failures_that_are_not_in_a_row_are_forgiven(host: Host):
         host.write(number := number + 1, 1)
         assert [done.failure for done in host.done(1)] == [None]
         home = break_folder(host)
-        for _ in range(ERRORS_IN_A_ROW - 1):
+        for _ in range(FAILED_WRITES_TO_STOP - 1):
             host.write(number := number + 1, 1)
-        assert {done.failure for done in host.done(ERRORS_IN_A_ROW - 1)} == {"unwritable"}
+        assert {done.failure for done in host.done(FAILED_WRITES_TO_STOP - 1)} == {"unwritable"}
         mend_folder(host, home)
     assert host.transfers.is_writable
 
@@ -236,6 +241,6 @@ def test_closing_does_not_wait_for_ever_for_a_disk_that_hangs(tmp_path: Path):
     host.transfers._slots = hangs
     host.write(1, 1)
     host.transfers.close(timeout_s=0.05)
-    assert host.transfers.finished() == []
+    assert host.transfers.take_finished() == []
     release.set()
     assert [done.failure for done in host.done(1)] == [None]

@@ -1,4 +1,4 @@
-"""The knowledge tree over vLLM's own extension points: what runs inside vLLM's processes.
+"""Connects the cache manager to vLLM's extension points. This package runs inside vLLM's processes.
 
 | class | extension point of vLLM |
 |---|---|

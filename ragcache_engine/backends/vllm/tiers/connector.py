@@ -1,4 +1,4 @@
-"""vLLM's offloading connector; it also tells the cache manager what happens to each request."""
+"""The connector: vLLM's offloading connector, which also tells the cache manager about each request."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from vllm.v1.request import Request, RequestStatus
 
 from ragcache_engine.backends.vllm.tiers.offloading import TierOffloadingManager
 from ragcache_engine.backends.vllm.tiers.settings import TierSettings
-from ragcache_engine.tiers.prompts import Prompt, prompt_of
+from ragcache_engine.tiers.prompts import Prompt, describe_prompt
 from ragcache_engine.tiers.wire import FinishMessage, MalformedRequest, RequestMessage
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 class TierConnector(OffloadingConnector):
-    """One runs in the scheduler's process and decides, one in each worker's and copies.
+    """vLLM makes one in the scheduler's process, which decides, and one in each worker's, which copies.
 
     A RequestMessage comes with each request, and a FinishMessage goes back at its end.
     provisional: names of the requests that a running search may still take back.
@@ -46,7 +46,7 @@ class TierConnector(OffloadingConnector):
 
     @property
     def cache(self) -> CacheManager[KVCacheBlock]:
-        """The cache manager; only in the scheduler's process. Its type of block is vLLM's."""
+        """The cache manager. Only the scheduler's process has one."""
         offloading = self.scheduler.manager
         assert isinstance(offloading, TierOffloadingManager)
         return offloading.cache
@@ -104,12 +104,12 @@ class TierConnector(OffloadingConnector):
         return delays, {**(params or {}), **message.to_dict()}
 
     def _describe_prompt(self, request: Request, message: RequestMessage) -> Prompt:
-        is_told_by_tokens = not (
+        tokens_determine_tensors = not (
             request.lora_request or request.mm_features or request.prompt_embeds is not None
         )
-        return prompt_of(
+        return describe_prompt(
             keys=request.block_hashes[: request.num_prompt_tokens // self.block_tokens],
-            token_ids=request.prompt_token_ids if is_told_by_tokens else None,
+            token_ids=request.prompt_token_ids if tokens_determine_tensors else None,
             prompt_tokens=request.num_prompt_tokens,
             segments=message.segments,
             tenant=request.cache_salt,
@@ -120,6 +120,7 @@ class TierConnector(OffloadingConnector):
 
 
 def _read_message(request: Request) -> RequestMessage:
+    """Read the request's message; ignore its segments, with a warning, if they are malformed."""
     try:
         return RequestMessage.from_dict(request.kv_transfer_params)
     except MalformedRequest as error:

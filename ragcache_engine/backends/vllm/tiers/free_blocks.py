@@ -1,4 +1,4 @@
-"""vLLM's queue of free blocks, in the order of the knowledge tree instead of LRU."""
+"""Replaces vLLM's queue of free blocks: the knowledge tree decides which one is overwritten next."""
 
 from __future__ import annotations
 
@@ -10,10 +10,13 @@ from ragcache_engine.tiers.device_tier import DeviceTier
 
 
 class FreeBlocks(FreeKVCacheBlockQueue):
-    """Takes the place of a block pool's `free_block_queue`, and has every method that the pool calls."""
+    """Takes the place of a block pool's `free_block_queue`, with every method that the pool calls.
+
+    It gives blocks out in the order of the knowledge tree; vLLM's own queue is LRU.
+    """
 
     def __init__(self, device: DeviceTier[KVCacheBlock]) -> None:
-        # The parent's linked list stays empty: the order is the device's.
+        # The parent's linked list stays empty: the device tier keeps the blocks.
         super().__init__([])
         self._device = device
         self.num_free_blocks = len(device)

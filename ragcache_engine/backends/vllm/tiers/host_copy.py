@@ -1,6 +1,6 @@
-"""Copies blocks between vLLM's cache and the host tier where both are ordinary memory.
+"""Copies blocks between vLLM's cache and the host tier on the CPU platform, where both are main memory.
 
-vLLM's own worker does this with CUDA streams and refuses the CPU platform; on a GPU it is used as it is.
+vLLM's own worker copies with CUDA streams, and refuses the CPU platform. On a GPU it is used as it is.
 """
 
 from __future__ import annotations
@@ -26,15 +26,16 @@ Rows = npt.NDArray[np.int8]
 class HostCopyWorker(OffloadingWorker):
     """Copies at once, in the worker's own thread: a block of 32 tokens takes well under a millisecond.
 
-    region: the host tier's memory, mapped into this process; None if the tier has no room, and then
-      nothing is ever asked for.
+    caches: vLLM's cache.
+    region: the host tier's memory, mapped into this process; None if the tier has no room. Then no copy
+      is ever submitted.
     """
 
     def __init__(self, caches: CanonicalKVCaches, region: SharedOffloadRegion | None) -> None:
         self._region = region
         self._finished: list[TransferResult] = []
-        # Each tensor as rows of bytes, one for each block. As arrays, for torch would spread a copy of
-        # some hundred kilobytes over threads that are busy with the model.
+        # Each tensor as rows of bytes, one row for each block. They are numpy arrays, because torch would
+        # spread a copy of some hundred kilobytes over threads that are busy with the model.
         self._device = [
             cache.tensor.view(torch.int8).view(-1, cache.page_size_bytes).numpy()
             for cache in caches.tensors

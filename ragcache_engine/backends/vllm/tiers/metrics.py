@@ -1,4 +1,4 @@
-"""The tiers' counters as Prometheus metrics, through vLLM's own exporter and named in its style."""
+"""Reports the tiers' counters as Prometheus metrics, through vLLM's exporter and in its naming style."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ragcache_engine.tiers.counters import SCHEDULING_BUCKETS_S, Counters
 PROMPT_TOKENS = "ragcache:prompt_tokens"
 EVICTED = "ragcache:evicted_blocks"
 SCHEDULING = "ragcache:scheduling_seconds"
-COPIED = {
+PLAIN_COUNTS = {
     "stored_bytes": ("ragcache:stored_bytes", "Bytes copied from device to host."),
     "loaded_bytes": ("ragcache:loaded_bytes", "Bytes copied from host to device."),
     "written_bytes": ("ragcache:disk_written_bytes", "Bytes written from host to disk."),
@@ -28,12 +28,13 @@ COPIED = {
     "unwritten": ("ragcache:disk_unwritten_blocks", "Blocks the disk tier did not take."),
     "forgotten": ("ragcache:forgotten_documents", "Documents dropped on request."),
 }
-SOURCES = {f"{source}_tokens": source for source in ("device", "host", "disk", "computed")}
+TOKEN_SOURCES = {f"{source}_tokens": source for source in ("device", "host", "disk", "computed")}
 OBSERVED_S = (*SCHEDULING_BUCKETS_S, 2 * SCHEDULING_BUCKETS_S[-1])
-"""For each bucket of the counters, a time that falls into it."""
+"""One time for each bucket of scheduling times, which falls into that bucket."""
 
 
-def definitions() -> dict[str, OffloadingMetricMetadata]:
+def build_definitions() -> dict[str, OffloadingMetricMetadata]:
+    """Define every metric for vLLM's exporter, by name."""
     return {
         PROMPT_TOKENS: OffloadingCounterMetadata(
             "Prompt tokens of finished requests, by where their tensors came from.", ("source",)
@@ -42,30 +43,33 @@ def definitions() -> dict[str, OffloadingMetricMetadata]:
         SCHEDULING: OffloadingHistogramMetadata(
             "Time RAGCache takes to schedule a request, in seconds.", buckets=SCHEDULING_BUCKETS_S
         ),
-        **{name: OffloadingCounterMetadata(text) for name, text in COPIED.values()},
+        **{name: OffloadingCounterMetadata(text) for name, text in PLAIN_COUNTS.values()},
     }
 
 
-class Reporter:
-    """Turns counters into what has come to them since the last report."""
+class CounterReporter:
+    """Reports how much the counters have grown since the last report, as vLLM's exporter wants it."""
 
     def __init__(self) -> None:
         self._last = Counters().as_dict()
 
     def report(self, counters: Counters) -> OffloadingConnectorStats | None:
-        """None if no request has ended since. Asked at every step, so that is told quickly."""
+        """Report the growth of the counters; None if no request has ended since the last report.
+
+        vLLM calls this at every step, so the check comes first.
+        """
         if counters.ended == self._last["ended"]:
             return None
         last, self._last = self._last, counters.as_dict()
         now = self._last
         stats = OffloadingConnectorStats()
-        for field, source in SOURCES.items():
+        for field, source in TOKEN_SOURCES.items():
             if more := now[field] - last[field]:
                 stats.increase_counter(PROMPT_TOKENS, more, (source,))
         for tier, blocks in now["evicted"].items():
             if more := blocks - last["evicted"][tier]:
                 stats.increase_counter(EVICTED, more, (tier,))
-        for field, (name, _) in COPIED.items():
+        for field, (name, _) in PLAIN_COUNTS.items():
             if more := now[field] - last[field]:
                 stats.increase_counter(name, more)
         for at, requests in enumerate(now["scheduling"]):

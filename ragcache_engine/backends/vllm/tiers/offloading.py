@@ -1,4 +1,4 @@
-"""vLLM's door to the slower tiers: it asks the cache manager what to load and store, and where."""
+"""The interface through which vLLM asks the cache manager what to load and store, and where."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from vllm.v1.kv_offload.base import (
 )
 from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
 
-from ragcache_engine.backends.vllm.tiers.metrics import Reporter
+from ragcache_engine.backends.vllm.tiers.metrics import CounterReporter
 from ragcache_engine.tiers.manager import CacheManager, Presence
 
-_ANSWERS = {
+_LOOKUP_RESULTS = {
     Presence.HERE: LookupResult.HIT,
     Presence.COMING: LookupResult.HIT_PENDING,
     Presence.AWAY: LookupResult.MISS,
@@ -33,23 +33,24 @@ _ANSWERS = {
 
 
 class TierOffloadingManager(OffloadingManager):
-    """vLLM's scheduler asks it for one block at a time, or for a request's new blocks.
+    """Translates between vLLM's offloading keys and the cache manager's.
 
-    cache: decides. close: frees the memory and ends the disk's threads.
+    vLLM's scheduler looks blocks up one at a time, and offers each request's new blocks together.
+    cache: makes the decisions. close: frees the memory and ends the disk's threads.
     """
 
     def __init__(self, cache: CacheManager, close: Callable[[], None]) -> None:  # type: ignore[type-arg]
         self.cache = cache
         self._close = close
-        self._reporter = Reporter()
+        self._reporter = CounterReporter()
 
     def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
-        # All of a request's blocks are offered, not only those it computed: a document that is hit on
-        # the device may deserve a place in the host that it did not have before.
+        # vLLM is to offer all of a request's blocks, not only those it computed: a document that was hit
+        # on the device may by now be worth a place in the host that it did not get before.
         return RequestOffloadingContext(OffloadPolicy.REQUEST_LEVEL)
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
-        return _ANSWERS[self.cache.lookup(req_context.req_id, get_offload_block_hash(key))]
+        return _LOOKUP_RESULTS[self.cache.lookup(req_context.req_id, get_offload_block_hash(key))]
 
     def prepare_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> LoadStoreSpec:
         return CPULoadStoreSpec(self.cache.begin_load(map(get_offload_block_hash, keys)))

@@ -1,4 +1,4 @@
-"""vLLM's scheduler with the order of its queues decided by the knowledge tree."""
+"""vLLM's scheduler, in which the knowledge tree decides who is served and which block is overwritten."""
 
 from __future__ import annotations
 
@@ -21,8 +21,11 @@ from ragcache_engine.tiers.node_record import Key
 
 
 class TierScheduler(AsyncScheduler):
-    """Replaces two queues of its parent, keeps steps short while what may be taken back is prefilled, and
-    measures how long steps take. Its process ends with the process that started it."""
+    """Replaces two queues of vLLM's scheduler: the free blocks, and the waiting requests.
+
+    It keeps steps short while it prefills provisional requests, and measures how long steps take.
+    Its process ends with the process that started it.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -40,18 +43,21 @@ class TierScheduler(AsyncScheduler):
         )
         pool.free_block_queue = FreeBlocks(cache.device)
         if self.policy is SchedulingPolicy.FCFS and settings.reorder_window > 1:
-            self.waiting = WaitingQueue(self._ratio, settings.reorder_window)
+            self.waiting = WaitingQueue(self._cached_ratio, settings.reorder_window)
         self._step_tokens = self.max_num_scheduled_tokens
         self._provisional_step_tokens = min(
             settings.provisional_step_tokens or self._step_tokens, self._step_tokens
         )
+        # By scheduler output: when the step began, and the prompt tokens that it computes.
         self._steps: dict[int, tuple[float, int]] = {}
-        self._step_ended_s = 0.0
+        self._latest_step_end_s = 0.0
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
-        # A cancel takes effect after the running step.
+        # A cancellation takes effect only after the running step.
         self.max_num_scheduled_tokens = (
-            self._provisional_step_tokens if self._prefills_provisional() else self._step_tokens
+            self._provisional_step_tokens
+            if self._is_prefilling_provisional()
+            else self._step_tokens
         )
         output = super().schedule(throttle_prefills)
         if output.total_num_scheduled_tokens > len(output.num_scheduled_tokens):
@@ -65,17 +71,17 @@ class TierScheduler(AsyncScheduler):
         now_s = time.monotonic()
         began_s, tokens = self._steps.pop(id(scheduler_output), (now_s, 0))
         if tokens:
-            # Steps overlap: this one began when the one before it had ended, at the earliest.
+            # Steps overlap: this one cannot have begun before the one before it ended.
             self._cache.speeds.computing.record_step(
-                0, tokens, now_s - max(began_s, self._step_ended_s)
+                0, tokens, now_s - max(began_s, self._latest_step_end_s)
             )
-        self._step_ended_s = now_s
+        self._latest_step_end_s = now_s
         return super().update_from_output(scheduler_output, model_runner_output)
 
     def reset_prefix_cache(
         self, reset_running_requests: bool = False, reset_connector: bool = False
     ) -> bool:
-        # All or nothing: while requests hold blocks, the slower tiers are left alone as well.
+        # All or nothing: while requests hold blocks, the slower tiers keep theirs as well.
         done = super().reset_prefix_cache(reset_running_requests, False)
         if done:
             self._cache.clear_device()
@@ -83,7 +89,8 @@ class TierScheduler(AsyncScheduler):
                 done = self.reset_connector_cache()
         return done
 
-    def _prefills_provisional(self) -> bool:
+    def _is_prefilling_provisional(self) -> bool:
+        """Whether a provisional request is still to be prefilled; stop tracking those that are not."""
         provisional = self._connector.provisional
         known = map(self.requests.get, provisional)
         provisional &= {
@@ -93,7 +100,7 @@ class TierScheduler(AsyncScheduler):
         }
         return bool(provisional)
 
-    def _ratio(self, request: Request) -> float | None:
+    def _cached_ratio(self, request: Request) -> float | None:
         return self._cache.cached_ratio(request.request_id)
 
 

@@ -1,4 +1,4 @@
-"""What the classes inside vLLM's processes are told, as it travels in vLLM's own configuration."""
+"""The settings of the classes inside vLLM's processes, which travel in vLLM's own configuration."""
 
 from __future__ import annotations
 
@@ -11,15 +11,17 @@ FIELD = "ragcache"
 
 @dataclass(frozen=True, slots=True)
 class TierSettings:
-    """Plain values, for they cross process boundaries as JSON.
+    """Settings as plain values, because they cross process boundaries as JSON.
 
-    host_bytes, disk_bytes: 0 for no such tier. disk_folder: only with a disk tier.
-    policy: a name of POLICIES. reorder_window: 1 is first come, first served.
-    cache_depth: documents of a prompt that are kept; None keeps all.
-    model, rope: what tells this model's tensors from others', for the disk.
+    policy: a name of POLICIES.
+    host_bytes, disk_bytes: sizes of the tiers; 0 for no such tier.
+    disk_folder: the disk tier's folder; None without a disk tier.
+    reorder_window: as in ReorderQueue; 1 serves requests first come, first served.
+    cache_depth: how many leading documents of a prompt are kept; None keeps all.
+    model, rope: tell this model's tensors from others' on disk.
     profile: a CostProfile as JSON; None for the default one.
-    provisional_step_tokens: of a step, at most, while something provisional is computed; 0 for as many
-      as of any other.
+    provisional_step_tokens: the most tokens of a step that prefills a provisional request; 0 for as many
+      as in any other step.
     """
 
     policy: str
@@ -34,15 +36,16 @@ class TierSettings:
     provisional_step_tokens: int = 0
 
     def to_extra_config(self) -> dict[str, Any]:
-        """vLLM's `kv_connector_extra_config`."""
+        """Return the settings as vLLM's `kv_connector_extra_config`."""
         return {
             "spec_name": "TierSpec",
             "spec_module_path": "ragcache_engine.backends.vllm.tiers.spec",
-            # vLLM insists on a host tier; one byte is one without room for a block.
+            # vLLM insists on a host tier; with one byte, it has no room for a block.
             "cpu_bytes_to_use": max(1, self.host_bytes),
             FIELD: asdict(self),
         }
 
     @classmethod
     def from_extra_config(cls, extra_config: Mapping[str, Any]) -> TierSettings:
+        """Read the settings out of vLLM's `kv_connector_extra_config`."""
         return cls(**extra_config[FIELD])

@@ -1,4 +1,4 @@
-"""Makes the cache manager beside vLLM's scheduler, and the copying worker beside its model."""
+"""Makes the cache manager in the scheduler's process, and the copying worker in each worker's process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
 from ragcache_engine.backends.vllm.tiers.host_copy import HostCopyWorker
-from ragcache_engine.backends.vllm.tiers.metrics import definitions
+from ragcache_engine.backends.vllm.tiers.metrics import build_definitions
 from ragcache_engine.backends.vllm.tiers.offloading import TierOffloadingManager
 from ragcache_engine.backends.vllm.tiers.settings import TierSettings
 from ragcache_engine.knowledge import CostProfile, policy_of_tiers
@@ -34,13 +34,13 @@ logger = logging.getLogger(__name__)
 
 
 class TierSpec(TieringOffloadingSpec):
-    """vLLM makes one in each of its processes."""
+    """vLLM makes one in each of its processes, and asks it for the manager or the worker there."""
 
     @classmethod
     def build_metric_definitions(
         cls, extra_config: dict[str, Any]
     ) -> dict[str, OffloadingMetricMetadata]:
-        return definitions()
+        return build_definitions()
 
     def __init__(self, config: OffloadingConfig) -> None:
         super().__init__(config)
@@ -56,7 +56,7 @@ class TierSpec(TieringOffloadingSpec):
     def get_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
         if self._tier_worker is None:
             if current_platform.is_cpu() or not self.num_chunks:
-                region = self._region(self.config.parallel.rank) if self.num_chunks else None
+                region = self._map_region(self.config.parallel.rank) if self.num_chunks else None
                 self._tier_worker = HostCopyWorker(kv_caches, region)
             else:
                 self._tier_worker = self.create_worker(kv_caches)
@@ -76,19 +76,20 @@ class TierSpec(TieringOffloadingSpec):
         )
         with ExitStack() as undo:
             if self.num_chunks:
-                region = self._region(None)
+                region = self._map_region(None)
                 undo.callback(region.cleanup)
                 if settings.disk_bytes:
                     self._attach_disk(cache, region, undo)
             return TierOffloadingManager(cache, undo.pop_all().close)
 
     def _disk_blocks(self) -> int:
-        """Blocks of the disk tier, with what a file needs beside its tensors."""
+        """Count the blocks that the disk tier holds; a file takes up to 1 KiB beside its tensors."""
         return self._settings.disk_bytes // (self.kv_bytes_per_chunk + 1024)
 
     def _attach_disk(
         self, cache: CacheManager[KVCacheBlock], region: SharedOffloadRegion, undo: ExitStack
     ) -> None:
+        """Give the manager a disk tier; log a warning and give none if its folder cannot be used."""
         settings, config = self._settings, self.config
         assert settings.disk_folder is not None
         parallel = config.parallel
@@ -104,8 +105,8 @@ class TierSpec(TieringOffloadingSpec):
             folder = DiskFolder(Path(settings.disk_folder), origin, settings.disk_bytes)
         except OSError as error:
             logger.warning(
-                "the disk tier is switched off, for its folder cannot be used: %s. Answers go on; "
-                "give another disk_cache_dir to have it",
+                "the disk tier is switched off, because its folder cannot be used: %s. Requests are "
+                "still answered; set another disk_cache_dir to have a disk tier",
                 error,
             )
             return
@@ -120,8 +121,8 @@ class TierSpec(TieringOffloadingSpec):
         undo.callback(transfers.close)
         cache.attach_disk(transfers)
 
-    def _region(self, rank: int | None) -> SharedOffloadRegion:
-        """The host tier's memory, mapped into this process. rank: None for the scheduler's."""
+    def _map_region(self, rank: int | None) -> SharedOffloadRegion:
+        """Map the host tier's memory into this process. rank: the worker's; None for the scheduler."""
         return SharedOffloadRegion(
             engine_id=self.config.engine_id,
             num_chunks=self.num_chunks,

@@ -1,4 +1,4 @@
-"""vLLM's queue of waiting requests, in the order of what is cached of them."""
+"""Replaces vLLM's queue of waiting requests: those with the most cached are served first."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from ragcache_engine.knowledge import ReorderQueue
 
 
 class WaitingQueue(RequestQueue):
-    """Takes the place of a scheduler's `waiting`, where that is first come, first served.
+    """Takes the place of a scheduler's `waiting` queue that serves first come, first served.
 
-    ratio: cached to computed tokens of a request now. window: see ReorderQueue.
+    ratio, window: as in ReorderQueue.
     """
 
     def __init__(self, ratio: Callable[[Request], float | None], window: int) -> None:

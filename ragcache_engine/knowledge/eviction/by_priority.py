@@ -1,4 +1,4 @@
-"""Policies that give each node a number and evict the lowest: all but the number is written here."""
+"""The base of policies that give each node a priority, a number, and evict the lowest."""
 
 from __future__ import annotations
 
@@ -10,37 +10,41 @@ from itertools import count
 from ragcache_engine.knowledge.node import Node
 
 Entry = tuple[float, int, Node]
-"""A node's rank, and a number that grows with each ranking, which decides between equal ranks."""
+"""A node's priority, a number that decides between equal priorities, and the node.
+
+The number grows with each priority that is set, so that of equals the one set first is evicted first.
+"""
 
 
-class Ranked(ABC):
-    """Evicts the lowest rank; of equal ranks, the one given first.
+class ByPriority(ABC):
+    """Evicts the node with the lowest priority; of equals, the one whose priority was set first.
 
-    The heap holds one entry for each node that may be evictable. A use gives the node a new rank and
-    leaves its entry alone: ranks rise, so the old one surfaces too early rather than too late, and is
-    then replaced by the new one, or dropped if the node cannot be evicted; `became_evictable` brings it
-    back. A rank that falls is entered at once, and the entry it supersedes is skipped. So a use costs no
-    more than computing its rank, and everything else O(log n), amortised.
+    A subclass computes the priorities. The heap holds one entry for each node that may be evictable. A
+    use sets a new priority and leaves the entry in the heap as it is: priorities rise, so the old entry
+    comes to the top too early rather than too late. There it is replaced by the new one, or dropped if
+    the node cannot be evicted; `became_evictable` enters the node again. A priority that falls is
+    entered at once, and the entry it supersedes is skipped. So a use costs no more than computing the
+    priority, and everything else O(log n), amortised.
     """
 
     def __init__(self) -> None:
-        self._entries: dict[Node, Entry] = {}  # as ranked last
-        self._queued: dict[Node, Entry] = {}  # as it stands in the heap
+        self._entries: dict[Node, Entry] = {}  # with the latest priority
+        self._queued: dict[Node, Entry] = {}  # the valid entry in the heap
         self._heap: list[Entry] = []
-        self._order = count()
+        self._numbers = count()
 
     @abstractmethod
-    def rank(self, node: Node) -> float:
-        """The node's worth now, after a use. Higher stays longer."""
+    def compute_priority(self, node: Node) -> float:
+        """Return the node's priority now, after a use. Nodes with a higher one stay longer."""
 
-    def seen(self, node: Node) -> None:  # noqa: B027  (most go by the nodes they hold)
+    def seen(self, node: Node) -> None:  # noqa: B027  (most count cached nodes only)
         pass
 
     def entered(self, node: Node) -> None:
         self.used(node)
 
     def used(self, node: Node) -> None:
-        entry = self._entries[node] = (self.rank(node), next(self._order), node)
+        entry = self._entries[node] = (self.compute_priority(node), next(self._numbers), node)
         queued = self._queued.get(node)
         if queued is not None and entry[0] < queued[0]:
             self._queue(entry)
@@ -80,14 +84,15 @@ class Ranked(ABC):
     def left(self, node: Node) -> None:
         del self._entries[node]
 
-    def rank_of(self, node: Node) -> float:
-        """The rank it was given at its last use. KeyError if it has no blocks in the tier."""
+    def priority_of(self, node: Node) -> float:
+        """Return the priority set at the node's latest use. KeyError if no block of it is in the tier."""
         return self._entries[node][0]
 
-    def rank_anew(self) -> None:
-        """Give every node its rank again, for when ranks are taken on another scale. O(n)."""
+    def recompute_priorities(self) -> None:
+        """Compute every node's priority again, because the scale of priorities has changed. O(n)."""
         self._entries = {
-            node: (self.rank(node), order, node) for node, (_, order, _) in self._entries.items()
+            node: (self.compute_priority(node), number, node)
+            for node, (_, number, _) in self._entries.items()
         }
         self._queued = {node: self._entries[node] for node in self._queued if node in self._entries}
         self._heap = list(self._queued.values())
