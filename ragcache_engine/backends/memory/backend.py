@@ -1,34 +1,37 @@
 """An engine without a model: the same contract as vLLM's, in the caller's process, on a virtual clock.
 
-It schedules as vLLM does (a queue, steps of at most `step_tokens` prompt tokens, continuous batching,
-prefix caching in whole blocks, aborts after the running step), and each step moves a clock that only
-it moves. So tests of a chain see real cache hits and repeatable times within milliseconds, without
-a model. Its answers are made by `reply`, a plain function of the prompt.
+Its cache is production's: the same manager decides over simulated device memory, host slots and
+files. So tests of a chain see the cache hits, evictions and loads that vLLM would give, and
+repeatable times, within milliseconds. Its answers are made by `reply`, a plain function of the prompt.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
-import re
-from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
-from zlib import crc32
 
+from ragcache_engine.backends.memory.replies import echo, keep_to_guide
+from ragcache_engine.backends.memory.words import WordTokenizer, split_words
 from ragcache_engine.chat import CallReader, ToolReader
-from ragcache_engine.chat.plain_template import TAG, written
-from ragcache_engine.chat.schema_samples import instance
+from ragcache_engine.chat.plain_template import written
 from ragcache_engine.errors import (
     EngineClosed,
     EngineDied,
     GenerationFailed,
     RefusedMessages,
-    UnsupportedGuide,
 )
-from ragcache_engine.guide import Guide, GuideKind
+from ragcache_engine.knowledge import DEFAULT_POLICY, CostProfile, policy_of_tiers
 from ragcache_engine.protocols import BackendRequest, Conversation, Delta
+from ragcache_engine.simulation.block_keys import KeyChain
+from ragcache_engine.simulation.clock import VirtualClock
+from ragcache_engine.simulation.copy_lane import DISK_BYTES_PER_S, HOST_BYTES_PER_S
+from ragcache_engine.simulation.device import SimulatedDevice
+from ragcache_engine.simulation.request import SimulatedRequest, describe_prompt
+from ragcache_engine.simulation.scheduler import PrefillTime, Scheduler
+from ragcache_engine.simulation.sizes import NOMINAL_TOKEN_BYTES, TierSizes
 from ragcache_engine.tiers.counters import Counters
 from ragcache_engine.values import (
     CachedTokens,
@@ -38,47 +41,10 @@ from ragcache_engine.values import (
     TokenizedPrompt,
 )
 
-_WORD = re.compile(r"\s*\w+|\s*[^\w\s]|\s+")
-
-PrefillTime = Callable[[int, int], float]
-"""Seconds to prefill `computed` tokens behind `cached` ones: T(cached, computed)."""
-
-
-def echo(prompt: str) -> str:
-    """The default reply: the prompt's last line that says something."""
-    said = (line.strip() for line in prompt.splitlines() if not TAG.fullmatch(line))
-    lines = [line for line in said if line]
-    return f"You asked: {lines[-1]}" if lines else "You asked nothing."
-
 
 def linear_prefill(cached: int, computed: int) -> float:
     """0.1 ms a token and 10 ns for each pair that attends: about a small model on a CPU."""
     return 1e-4 * computed + 1e-8 * computed * (cached + computed / 2)
-
-
-def guided(reply: str, guide: Guide) -> str:
-    """The reply if it keeps to the guide, else something that does.
-
-    Of a schema only that the reply is JSON is looked at: whoever made it up knows the rest.
-    Raises UnsupportedGuide where there is neither.
-    """
-    match guide.kind:
-        case GuideKind.JSON:
-            return reply if _is_json(reply) else json.dumps(instance(guide.schema))
-        case GuideKind.CHOICE:
-            return next((text for text in guide.form if text in reply), guide.form[0])
-    raise UnsupportedGuide(
-        f"the memory backend has no model that could keep to a {guide.kind.value}: use a guide of "
-        f"kind json or choice, or backend='vllm'"
-    )
-
-
-def _is_json(text: str) -> bool:
-    try:
-        json.loads(text)
-    except ValueError:
-        return False
-    return True
 
 
 class Stall(Exception):
@@ -86,30 +52,37 @@ class Stall(Exception):
 
 
 @dataclass(slots=True, eq=False)
-class _Running:
-    """One request inside the fake: what is prefilled, what is still to be said."""
+class _Answering:
+    """One request and its answer: the words still to be said, and where they go."""
 
-    request: BackendRequest
-    answer: list[str]
+    prompt_tokens: int
+    most_tokens: int | None
+    words: list[str]
+    request: SimulatedRequest
+    chain: KeyChain
     deltas: asyncio.Queue[Delta | Exception] = field(default_factory=asyncio.Queue)
-    cached: int = 0
-    prefilled: int = 0
     said: int = 0
-
-    @property
-    def prompt_tokens(self) -> int:
-        return len(self.request.prompt)
 
 
 class MemoryBackend:
-    """The fake. All times are seconds on its own clock, which starts at 0.
+    """An engine without a model. All times are seconds on its own clock, which starts at 0.
 
     reply: makes the answer's text from the prompt's.
-    prefill_s: T(cached, computed); decode_s: seconds a decoding step adds.
+    context_tokens: prompt and answer together; at most what the device holds.
+    device_blocks, host_blocks, disk_blocks: of block_tokens tokens each, in each tier; 0 for no host
+      and no disk. Host blocks are needed for a disk. The disk lies in this process's memory: it is
+      forgotten when the backend is closed, and disk_cache_dir means nothing to it.
+    step_tokens: prompt tokens that a step computes at most, be they provisional or not.
+    prefill_s: T(cached, computed) of each chunk in a step; decode_s: seconds a decoding step adds.
     fault: called with the number of the step about to run. It may raise GenerationFailed (the step's
       requests fail), EngineDied (the whole backend is gone until it is started again) or Stall (the
       step does nothing).
-    prefilled_tokens: prompt tokens computed so far. aborted: requests that ended unfinished.
+    policy, reorder_window, cache_depth: as in EngineConfig.
+    cost_profile: what the cache manager takes computing to cost when it decides between loading and
+      computing; None for the default formula, which is `linear_prefill`.
+    token_bytes: what one token's key-value tensors take. host_bytes_per_s: between device and host;
+      disk_bytes_per_s: between host and disk. Each is the bandwidth of one direction.
+    aborted: requests that ended unfinished.
     """
 
     def __init__(
@@ -123,27 +96,65 @@ class MemoryBackend:
         prefill_s: PrefillTime = linear_prefill,
         decode_s: float = 0.01,
         fault: Callable[[int], None] | None = None,
+        host_blocks: int = 0,
+        disk_blocks: int = 0,
+        policy: str = DEFAULT_POLICY,
+        reorder_window: int = 32,
+        cache_depth: int | None = None,
+        cost_profile: CostProfile | None = None,
+        token_bytes: int = NOMINAL_TOKEN_BYTES,
+        host_bytes_per_s: float = HOST_BYTES_PER_S,
+        disk_bytes_per_s: float = DISK_BYTES_PER_S,
     ) -> None:
         self._reply = reply
-        self._limits = ModelLimits(context_tokens, block_tokens, device_blocks, step_tokens)
-        self._step_tokens = step_tokens
+        self._sizes = TierSizes(block_tokens, device_blocks, host_blocks, disk_blocks, token_bytes)
+        self._limits = ModelLimits(
+            min(context_tokens, self._sizes.device_tokens),
+            block_tokens,
+            device_blocks,
+            step_tokens,
+            host_blocks,
+        )
         self._prefill_s = prefill_s
         self._decode_s = decode_s
         self._fault = fault
-        self._clock_s = 0.0
-        self._waited_s = 0.0
+        self._policy = policy
+        self._reorder_window = reorder_window
+        self._cache_depth = cache_depth
+        self._cost_profile = cost_profile
+        self._host_bytes_per_s = host_bytes_per_s
+        self._disk_bytes_per_s = disk_bytes_per_s
+        self._clock = VirtualClock()
+        self._words = WordTokenizer()
         self._steps = 0
-        self._words: dict[int, str] = {}
-        # Cached blocks by their chained hash, least recently used first, with the documents that
-        # they were computed from.
-        self._blocks: OrderedDict[int, frozenset[str]] = OrderedDict()
-        self._waiting: list[_Running] = []
+        self._numbers = count()
+        self._scheduler = self._empty_scheduler()
+        self._prefilled_before = 0  # by schedulers of earlier lives
+        self._counters = Counters()
+        self._answering: dict[SimulatedRequest, _Answering] = {}
         self._work = asyncio.Event()
         self._stepper: asyncio.Task[None] | None = None
         self._death: EngineDied | None = None
         self._closed = False
-        self.prefilled_tokens = 0
         self.aborted = 0
+
+    def _empty_scheduler(self) -> Scheduler:
+        device = SimulatedDevice(
+            self._sizes,
+            policy_of_tiers(self._policy),
+            self._clock,
+            protect=self._reorder_window,
+            profile=self._cost_profile,
+            host_bytes_per_s=self._host_bytes_per_s,
+            disk_bytes_per_s=self._disk_bytes_per_s,
+        )
+        return Scheduler(
+            device,
+            prefill_s=self._prefill_s,
+            decode_s=self._decode_s,
+            step_tokens=self._limits.step_tokens,
+            reorder_window=self._reorder_window,
+        )
 
     async def start(self) -> ModelLimits:
         self._closed, self._death = False, None
@@ -152,25 +163,29 @@ class MemoryBackend:
 
     @property
     def running(self) -> int:
-        """Requests that hold memory now."""
-        return len(self._waiting)
+        """Requests that wait or run now."""
+        return len(self._answering)
 
     @property
     def cached_blocks(self) -> int:
-        return len(self._blocks)
+        """Different blocks that can be found on the device now."""
+        return self._scheduler.device.pool.cached_count
+
+    @property
+    def prefilled_tokens(self) -> int:
+        """Prompt tokens computed so far."""
+        return self._prefilled_before + self._scheduler.prefilled_tokens
 
     def tokenize(self, text: str, add_special_tokens: bool = True) -> TokenizedPrompt:
-        matches = list(_WORD.finditer(text))
-        ids = [self._learn(match.group()) for match in matches]
-        return TokenizedPrompt(text, ids, [match.span() for match in matches])
+        return self._words.tokenize(text)
 
     def detokenize(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
-        return "".join(self._words[token_id] for token_id in token_ids)
+        return self._words.detokenize(token_ids)
 
     def check(self, options: SamplingOptions) -> None:
-        """What no model writes, `guided` must be able to make up. Raises UnsupportedGuide."""
+        """Refuse a guide that no text can be made up for. Raises UnsupportedGuide."""
         if options.guide:
-            guided("", options.guide)
+            keep_to_guide("", options.guide)
 
     def render(self, conversation: Conversation) -> str:
         if conversation.template is not None:
@@ -188,55 +203,83 @@ class MemoryBackend:
     def tool_reader(self, tools: Sequence[Mapping[str, Any]]) -> ToolReader:
         return CallReader()
 
-    def _learn(self, word: str) -> int:
-        token_id = crc32(word.encode())
-        self._words[token_id] = word
-        return token_id
+    # -- answering -----------------------------------------------------------------------------
 
     async def generate(self, request: BackendRequest) -> AsyncGenerator[Delta, None]:
         if self._death:
             raise self._death
         if self._closed:
             raise EngineClosed("the memory backend is closed: start a new engine")
-        running = _Running(request, self._answer(request))
-        self._waiting.append(running)
-        self._work.set()
+        answering = self._begin(request)
         try:
             while True:
-                delta = await running.deltas.get()
+                delta = await answering.deltas.get()
                 if isinstance(delta, Exception):
                     raise delta
                 yield delta
                 if delta.finish_reason:
                     return
         finally:
-            if running in self._waiting:
-                self._waiting.remove(running)
+            if answering.request in self._answering:
+                self._end(answering, completed=False)
                 self.aborted += 1
 
+    def _begin(self, request: BackendRequest) -> _Answering:
+        segments = [(segment.end, segment.document_id) for segment in request.segments]
+        while segments and segments[-1][1] is None:
+            segments.pop()  # the question belongs to no document
+        prompt, chain = describe_prompt(
+            request.prompt.token_ids,
+            segments,
+            prompt_tokens=len(request.prompt),
+            tenant=request.tenant,
+            block_tokens=self._limits.block_tokens,
+            depth=self._cache_depth,
+            has_disk=self._sizes.disk_blocks > 0,
+        )
+        simulated = SimulatedRequest(
+            f"{request.request_id} {next(self._numbers)}",
+            prompt,
+            chain.keys,
+            len(request.prompt),
+            guess=request.request_id if request.is_guess else None,
+        )
+        answering = _Answering(
+            len(request.prompt),
+            request.options.max_tokens,
+            self._answer(request),
+            simulated,
+            chain,
+        )
+        self._scheduler.add(simulated)
+        self._answering[simulated] = answering
+        self._work.set()
+        return answering
+
     def _answer(self, request: BackendRequest) -> list[str]:
-        """The answer's tokens, as far as they may be said."""
+        """The answer's words, up to the first stop string."""
         prompt = self.detokenize(request.prompt.token_ids)
         text = self._reply(request.prompt.text)
         if request.options.guide:
-            text = guided(text, request.options.guide)
+            text = keep_to_guide(text, request.options.guide)
         # A prompt that goes on where an interrupted answer stopped gets the rest of that answer.
         if prompt.startswith(request.prompt.text):
             text = text.removeprefix(prompt[len(request.prompt.text) :])
         for stop in request.options.stop:
             text = text.split(stop, 1)[0]
-        return [match.group() for match in _WORD.finditer(text)]
+        return split_words(text)
 
     async def _run(self) -> None:
         while True:
-            if not self._waiting:
+            if not self._answering:
                 self._work.clear()
                 await self._work.wait()
             self._steps += 1
             try:
                 if self._fault:
                     self._fault(self._steps - 1)
-                self._step()
+                for request in self._scheduler.step():
+                    self._say(self._answering[request])
             except Stall:
                 pass
             except EngineDied as death:
@@ -247,101 +290,64 @@ class MemoryBackend:
                 self._fail_all(failure)
             await asyncio.sleep(0)  # callers read their tokens, and may abort, between steps
 
-    def _step(self) -> None:
-        """Prefill up to the token budget, first come first served; decode one token of the rest."""
-        budget, elapsed_s, decodes = self._step_tokens, 0.0, False
-        for running in list(self._waiting):
-            if running.prefilled < running.prompt_tokens:
-                if budget <= 0:
-                    continue
-                if running.prefilled == 0:
-                    running.cached = running.prefilled = self._cached_tokens(running.request)
-                chunk = min(budget, running.prompt_tokens - running.prefilled)
-                elapsed_s += self._prefill_s(running.prefilled, chunk)
-                running.prefilled += chunk
-                self.prefilled_tokens += chunk
-                budget -= chunk
-                self._keep_blocks(running)
-                if running.prefilled < running.prompt_tokens:
-                    continue
-            decodes = decodes or running.said > 0
-            self._say(running)
-        self._clock_s += elapsed_s + (self._decode_s if decodes else 0.0)
-
-    def _say(self, running: _Running) -> None:
-        options, context = running.request.options, self._limits.context_tokens
-        room = context - running.prompt_tokens
-        most = min(room, options.max_tokens) if options.max_tokens is not None else room
-        word = running.answer[running.said] if running.said < len(running.answer) else ""
-        running.said += 1
+    def _say(self, answering: _Answering) -> None:
+        """Hand out the answer's next word."""
+        room = self._limits.context_tokens - answering.prompt_tokens
+        most = min(room, answering.most_tokens) if answering.most_tokens is not None else room
+        word = answering.words[answering.said] if answering.said < len(answering.words) else ""
+        answering.said += 1
         reason: FinishReason | None = None
-        if running.said >= len(running.answer):
+        if answering.said >= len(answering.words):
             reason = FinishReason.STOP
-        elif running.said >= most:
+        elif answering.said >= most:
             reason = FinishReason.LENGTH
-        cached = CachedTokens(device=running.cached) if running.said == 1 else None
-        running.deltas.put_nowait(Delta(word, (self._learn(word),) if word else (), cached, reason))
+        token_ids = (self._words.token_id(word),) if word else ()
+        cached: CachedTokens | None = None
         if reason:
-            self._waiting.remove(running)
+            cached = CachedTokens(**(self._end(answering, completed=True) or {}))
+        elif answering.said == 1:
+            # As vLLM tells it: by tier only when the request ends.
+            cached = CachedTokens(device=answering.request.cached_tokens or 0)
+        if not reason:
+            answering.chain.extend(token_ids)
+            answering.request.tokens += len(token_ids)
+        answering.deltas.put_nowait(Delta(word, token_ids, cached, reason))
 
-    def _block_hashes(self, token_ids: Sequence[int], tenant: str | None) -> list[int]:
-        hashes, parent, size = [], hash(tenant), self._limits.block_tokens
-        for start in range(0, len(token_ids) - size + 1, size):
-            parent = hash((parent, tuple(token_ids[start : start + size])))
-            hashes.append(parent)
-        return hashes
-
-    def _cached_tokens(self, request: BackendRequest) -> int:
-        """Leading tokens whose blocks are cached. As in vLLM, the last token is always computed."""
-        hits = 0
-        for block in self._block_hashes(request.prompt.token_ids[:-1], request.tenant):
-            if block not in self._blocks:
-                break
-            self._blocks.move_to_end(block)
-            hits += 1
-        return hits * self._limits.block_tokens
-
-    def _keep_blocks(self, running: _Running) -> None:
-        request, size = running.request, self._limits.block_tokens
-        token_ids = request.prompt.token_ids[: running.prefilled]
-        for number, block in enumerate(self._block_hashes(token_ids, request.tenant)):
-            self._blocks[block] = frozenset(
-                segment.document_id
-                for segment in request.segments
-                if segment.document_id is not None and segment.start < (number + 1) * size
-            )
-            self._blocks.move_to_end(block)
-        while len(self._blocks) > self._limits.device_blocks:
-            self._blocks.popitem(last=False)
+    def _end(self, answering: _Answering, *, completed: bool) -> dict[str, int] | None:
+        """End a request; returns its prompt tokens by tier, None if it never ran."""
+        del self._answering[answering.request]
+        tokens = self._scheduler.end(answering.request, completed=completed)
+        self._counters = self._scheduler.device.counters
+        return tokens
 
     def _fail_all(self, error: Exception) -> None:
-        for running in self._waiting:
-            running.deltas.put_nowait(error)
-        self._waiting.clear()
+        for answering in list(self._answering.values()):
+            self._end(answering, completed=False)
+            answering.deltas.put_nowait(error)
+
+    # -- time ------------------------------------------------------------------------------------
 
     def now(self) -> float:
-        return self._clock_s + self._waited_s
+        return self._clock.now()
 
     def advance(self, seconds: float) -> None:
         """Let time pass outside the model, as in a search. From any one thread."""
-        self._waited_s += seconds
+        self._clock.pass_outside(seconds)
+
+    # -- the cache -------------------------------------------------------------------------------
 
     async def clear_cache(self) -> bool:
-        if self._waiting:
-            return False
-        self._blocks.clear()
-        return True
+        """Empty device and host; the simulated disk keeps its files, as in production."""
+        return not self._answering and self._scheduler.device.clear()
 
     async def forget(self, document_ids: Sequence[str]) -> None:
-        forgotten = frozenset(document_ids)
-        for block in [block for block, known in self._blocks.items() if known & forgotten]:
-            del self._blocks[block]
+        self._scheduler.device.forget(document_ids)
 
     def adopted(self, request_id: str) -> None:
-        pass  # least recently used blocks leave, whoever used them
+        self._scheduler.device.adopt(request_id)
 
     def counters(self) -> Counters:
-        return Counters()
+        return self._counters
 
     async def close(self) -> None:
         self._closed = True
@@ -350,4 +356,5 @@ class MemoryBackend:
             await asyncio.gather(self._stepper, return_exceptions=True)
             self._stepper = None
         self._fail_all(EngineClosed("the engine was closed while this request ran"))
-        self._blocks.clear()
+        self._prefilled_before += self._scheduler.prefilled_tokens
+        self._scheduler = self._empty_scheduler()
