@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ragcache_engine.backends.memory import MemoryBackend
+from ragcache_engine.backends.memory.budgeted import backend_within
 from ragcache_engine.backends.vllm.budget import TierBudget
 from ragcache_engine.backends.vllm.installed import require_vllm
 from ragcache_engine.config import EngineConfig
@@ -12,10 +12,11 @@ from ragcache_engine.protocols import Backend
 def choose_backend(config: EngineConfig) -> Backend:
     """Make the backend, unstarted. "auto" never falls back to the fake: answers would be made up.
 
-    Raises BackendUnavailable if vLLM is asked for and not installed or not supported.
+    Raises BackendUnavailable if vLLM is asked for and not installed or not supported; ConfigError if
+    the memory backend is given a cache that holds not one block.
     """
     if config.backend == "memory":
-        return MemoryBackend()
+        return backend_within(config.device_cache, budget_of(config))
     wheel = require_vllm()
     from ragcache_engine.backends.vllm.backend import VLLMBackend
 
