@@ -203,7 +203,18 @@ def _add_simulate(command: argparse.ArgumentParser) -> None:
         nargs="+",
         default=["1%", "2%", "5%", "10%", "20%", "50%", "100%"],
         metavar="SIZE",
-        help="tokens, or a share of all documents such as 5%% (default: 1%% to 100%%)",
+        help="of device memory: tokens, or a share of all documents such as 5%% (default: 1%% to 100%%)",
+    )
+    for tier in ("host", "disk"):
+        command.add_argument(
+            f"--{tier}-cache", metavar="SIZE", help=f"of a {tier} tier below it, likewise (none)"
+        )
+    command.add_argument(
+        "--block-size",
+        type=_WholeNumber(None),
+        default=16,
+        metavar="N",
+        help="tokens (%(default)s)",
     )
     command.add_argument("--policy", nargs="+", choices=sorted(POLICIES), metavar="NAME")
     command.add_argument(
@@ -444,6 +455,9 @@ def _run_simulate(parsed: argparse.Namespace, console: Console) -> int:
         system_tokens=max(0, parsed.system_tokens),
         kv_token_bytes=kv_bytes_of(parsed.model) if parsed.model else None,
         output=parsed.output,
+        block_tokens=parsed.block_size,
+        host_cache=parsed.host_cache,
+        disk_cache=parsed.disk_cache,
     )
     profile = cost_profile(parsed.profile)
     trace = trace_from(parsed.trace, parsed.questions, parsed.corpus, parsed.top_k, console)
