@@ -111,8 +111,9 @@ def test_slower_tiers_raise_the_hits_and_the_oracle_has_their_room(tmp_path):
 
 
 def test_smaller_blocks_find_more(tmp_path):
+    one = {"capacities": ("100%",), "orders": ("retrieved",), "policies": ("lru",)}
     rates = [
-        simulated(tmp_path, block_tokens=size, capacities=("100%",))[0].rows[1].token_hit_rate
+        simulated(tmp_path, block_tokens=size, **one)[0].rows[1].token_hit_rate
         for size in (1, 16, 64)
     ]
     assert rates == sorted(rates, reverse=True)
@@ -120,12 +121,12 @@ def test_smaller_blocks_find_more(tmp_path):
 
 
 def test_the_table_says_that_the_oracle_knows_no_blocks(tmp_path):
-    _, said = simulated(tmp_path, block_tokens=8)
+    _, said = simulated(tmp_path, block_tokens=8, orders=("retrieved",))
     assert "whole blocks of 8 tokens; the oracle knows no blocks" in said
 
 
 def test_prompts_that_do_not_fit_on_the_device_are_told_as_such(tmp_path):
-    found, said = simulated(tmp_path, capacities=("100", "500"))
+    found, said = simulated(tmp_path, capacities=("100", "500"), orders=("retrieved",))
     assert {row.too_long for row in found.rows if row.capacity_tokens == 100} == {0, 60}
     assert {row.too_long for row in found.rows if row.capacity_tokens == 500} == {0}
     assert "with 100 tokens, 60 of 60 requests" in said

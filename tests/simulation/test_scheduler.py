@@ -22,7 +22,8 @@ from hypothesis.stateful import (
     rule,
 )
 
-from ragcache_engine.knowledge import Tier, policy_of_tiers
+from ragcache_engine.knowledge import Node, Tier, policy_of_tiers
+from ragcache_engine.knowledge.tier import RANK
 from ragcache_engine.simulation.block_keys import KeyChain
 from ragcache_engine.simulation.clock import VirtualClock
 from ragcache_engine.simulation.device import SimulatedDevice
@@ -31,6 +32,7 @@ from ragcache_engine.simulation.scheduler import Scheduler
 from ragcache_engine.simulation.sizes import TierSizes
 
 BLOCK_TOKENS = 4
+DISK = RANK[Tier.DISK]
 TEXTS = {
     # Tokens of each document: some end with a block, some within one, and one may own none.
     "S": [1] * 5,
@@ -144,14 +146,22 @@ class World:
         chain.extend(TEXTS[document])
         return len(self.device.pool.longest_prefix(chain.keys))
 
+    def nodes(self) -> list[Node]:
+        """What the cache manager knows, document by document."""
+        root = self.device.manager.tree.root
+        return [node for node in root.downwards() if node is not root]
+
+    def is_known(self, key: bytes) -> bool:
+        """Whether the cache manager knows a block, in whichever tier."""
+        return self.device.manager.ledger.owner(key) is not None
+
     def check(self) -> None:
+        """What must hold at all times."""
         self.device.check(self.open)
         tree = self.device.manager.tree
         # A node that nobody finished may wait for the next change around it to be forgotten.
         rest = [
-            node
-            for node in tree.root.downwards()
-            if node is not tree.root and not (node.uses or node.children or any(node.resident))
+            node for node in self.nodes() if not (node.uses or node.children or any(node.resident))
         ]
         tree.pin(rest)
         tree.check()
@@ -191,7 +201,7 @@ def test_loading_takes_the_time_of_its_bytes_and_computing_that_of_the_rest():
     world = World(device=8, host=20, bytes_per_s=400.0)
     world.run("S", "A")
     world.fill_device()
-    world.device.manager.computing.stepped(0, 1000, 1000.0)  # it has seen how slow computing is
+    world.device.end_step([], prompt_tokens=1000, seconds=1000.0)  # how slow computing is
     began_s = world.clock.now()
     request = world.arrive("S", "A")
     while request not in world.step():
@@ -316,7 +326,7 @@ def test_a_request_aborted_while_it_is_loaded_gives_its_blocks_back_when_the_cop
 def test_a_guess_counts_as_a_use_when_it_is_adopted():
     world = World()
     world.run("A", guess="guess")
-    (node,) = (n for n in world.device.manager.tree.root.downwards() if n.blocks)
+    (node,) = world.nodes()
     assert node.uses == 0
     world.device.adopt("guess")
     assert node.uses == 1
@@ -454,16 +464,17 @@ class AnythingUsersDo(RuleBasedStateMachine):
         world.device.finish_copies()
         world.check()
         assert world.device.pool.free_count == len(world.device.pool.blocks)
-        assert not any(node.pins for node in world.device.manager.tree.root.downwards())
+        assert not any(node.pins for node in world.nodes())
         world.device.forget([])
         for document, forgotten_at in self.forgotten_at.items():
             for key in self.keys_of_document.get(document, set()):
                 if self.asked_at[key] < forgotten_at:
                     assert not world.device.pool.has(key), f"{document} is still on the device"
-                    assert world.device.manager.ledger.owner(key) is None, f"{document} is known"
+                    assert not world.is_known(key), f"{document} is still in some tier"
         if world.device.disk is not None:
-            used = world.device.manager.tree.used(Tier.DISK)
-            assert len(world.device.disk.files) >= used
+            assert len(world.device.disk.files) >= sum(
+                node.resident[DISK] for node in world.nodes()
+            )
 
 
 @pytest.mark.parametrize("policy", ["lru", "pgdsf", "halflife"])
