@@ -32,6 +32,13 @@ MAY_IMPORT = {
     "ragcache_engine.warming": ["prompt", "values", "errors"],
     "ragcache_engine.document_order": ["knowledge", "values"],
     "ragcache_engine.tiers": ["tiers", "knowledge", "processes"],
+    "ragcache_engine.simulation": [
+        "simulation",
+        "tiers",
+        "knowledge",
+        "document_order",
+        "values",
+    ],
     "ragcache_engine.backends.choice": ["backends", "config", "protocols", "errors"],
     "ragcache_engine.speculation": ["speculation", "prompt", "protocols", "values", "errors"],
     "ragcache_engine.backends": [
@@ -39,6 +46,7 @@ MAY_IMPORT = {
         "chat",
         "guide",
         "protocols",
+        "simulation",
         "values",
         "errors",
         "knowledge",
@@ -159,7 +167,12 @@ def test_integrations_know_only_the_face_of_the_engine(module: str, path: Path):
 
 @pytest.mark.parametrize(("module", "path"), modules("ragcache_engine"))
 def test_the_core_of_decisions_needs_only_the_standard_library(module: str, path: Path):
-    core = ("ragcache_engine.knowledge", "ragcache_engine.prompt", "ragcache_engine.tiers")
+    core = (
+        "ragcache_engine.knowledge",
+        "ragcache_engine.prompt",
+        "ragcache_engine.tiers",
+        "ragcache_engine.simulation",
+    )
     if module.startswith(core):
         tops = {name.split(".")[0] for name in imports_of(path)} - {"ragcache_engine"}
         assert tops <= set(sys.stdlib_module_names) | {"__future__"}

@@ -38,7 +38,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         default=["1%", "2%", "5%", "10%", "20%", "50%", "100%"],
         metavar="SIZE",
-        help="tokens, or a share of all documents such as 5%% (default: 1%% to 100%%)",
+        help="of device memory: tokens, or a share of all documents such as 5%% (default: 1%% to 100%%)",
+    )
+    for tier in ("host", "disk"):
+        parser.add_argument(
+            f"--{tier}-cache", metavar="SIZE", help=f"of a {tier} tier below it, likewise (none)"
+        )
+    parser.add_argument(
+        "--block-size",
+        type=WholeNumber(),
+        default=16,
+        metavar="N",
+        help="tokens (default: %(default)s)",
     )
     parser.add_argument("--policy", nargs="+", choices=sorted(POLICIES), metavar="NAME")
     parser.add_argument(
@@ -76,6 +87,9 @@ def run(parsed: argparse.Namespace, console: Console) -> int:
         system_tokens=max(0, parsed.system_tokens),
         kv_token_bytes=kv_bytes_of(parsed.model) if parsed.model else None,
         output=parsed.output,
+        block_tokens=parsed.block_size,
+        host_cache=parsed.host_cache,
+        disk_cache=parsed.disk_cache,
     )
     profile = cost_profile(parsed.profile)
     trace = trace_from(parsed.trace, parsed.questions, parsed.corpus, parsed.top_k, console)

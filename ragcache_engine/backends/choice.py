@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ragcache_engine.backends.memory import MemoryBackend
+from ragcache_engine.backends.memory.budgeted import backend_within
 from ragcache_engine.backends.vllm.budget import TierBudget
 from ragcache_engine.backends.vllm.installed import require_vllm
 from ragcache_engine.backends.vllm.main_guard import require_guarded_main
@@ -15,10 +15,11 @@ def choose_backend(config: EngineConfig) -> Backend:
 
     "auto" never falls back to the memory backend, whose answers are made up.
 
-    Raises BackendUnavailable if vLLM is asked for and not installed or not supported.
+    Raises BackendUnavailable if vLLM is asked for and not installed or not supported; ConfigError if
+    the memory backend is given a cache that holds not one block.
     """
     if config.backend == "memory":
-        return MemoryBackend()
+        return backend_within(config.device_cache, budget_of(config))
     wheel = require_vllm()
     from ragcache_engine.backends.vllm.backend import VLLMBackend
 

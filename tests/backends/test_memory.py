@@ -1,4 +1,4 @@
-"""The fake behaves as vLLM does where it matters to a chain: blocks, steps, clock."""
+"""The engine without a model behaves as vLLM does where it matters to a chain: blocks, steps, clock."""
 
 from __future__ import annotations
 
@@ -37,9 +37,10 @@ def test_only_whole_blocks_are_reused_and_the_last_token_is_always_computed(engi
 
 
 def test_a_full_device_forgets_what_was_used_least_recently(engine_on: EngineOn):
-    engine = engine_on(MemoryBackend(block_tokens=4, device_blocks=2))
+    engine = engine_on(MemoryBackend(block_tokens=4, device_blocks=5, policy="lru"))
     engine.generate("a b c d e f g h i", options=SHORT)
     engine.generate("z y x w v", options=SHORT)
+    engine.generate("q q q q q q q q q q q q q", options=SHORT)
     assert engine.generate("z y x w v", options=SHORT).usage.cached.device == 4
     assert engine.generate("a b c d e f g h i", options=SHORT).usage.cached.device == 0
 

@@ -1,0 +1,360 @@
+"""An engine without a model: the same contract as vLLM's, in the caller's process, on a virtual clock.
+
+Its cache is production's: the same manager decides over simulated device memory, host slots and
+files. So tests of a chain see the cache hits, evictions and loads that vLLM would give, and
+repeatable times, within milliseconds. Its answers are made by `reply`, a plain function of the prompt.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+from ragcache_engine.backends.memory.replies import echo, keep_to_guide
+from ragcache_engine.backends.memory.words import WordTokenizer, split_words
+from ragcache_engine.chat import CallReader, ToolReader
+from ragcache_engine.chat.plain_template import write_conversation
+from ragcache_engine.errors import (
+    EngineClosed,
+    EngineDied,
+    GenerationFailed,
+    RefusedMessages,
+)
+from ragcache_engine.knowledge import DEFAULT_POLICY, CostProfile, policy_of_tiers
+from ragcache_engine.protocols import BackendRequest, Conversation, Delta
+from ragcache_engine.simulation.block_keys import KeyChain
+from ragcache_engine.simulation.clock import VirtualClock
+from ragcache_engine.simulation.copy_lane import DISK_BYTES_PER_S, HOST_BYTES_PER_S
+from ragcache_engine.simulation.device import SimulatedDevice
+from ragcache_engine.simulation.request import SimulatedRequest, describe_with_keys
+from ragcache_engine.simulation.scheduler import PrefillTime, Scheduler
+from ragcache_engine.simulation.sizes import NOMINAL_TOKEN_BYTES, TierSizes
+from ragcache_engine.tiers.counters import Counters
+from ragcache_engine.values import (
+    CachedTokens,
+    FinishReason,
+    ModelLimits,
+    SamplingOptions,
+    TokenizedPrompt,
+)
+
+
+def linear_prefill(cached: int, computed: int) -> float:
+    """0.1 ms a token and 10 ns for each pair that attends: about a small model on a CPU."""
+    return 1e-4 * computed + 1e-8 * computed * (cached + computed / 2)
+
+
+class Stall(Exception):
+    """Raised by a fault: this step makes no progress."""
+
+
+@dataclass(slots=True, eq=False)
+class _Answering:
+    """One request and its answer: the words still to be said, and where they go."""
+
+    prompt_tokens: int
+    most_tokens: int | None
+    words: list[str]
+    request: SimulatedRequest
+    chain: KeyChain
+    deltas: asyncio.Queue[Delta | Exception] = field(default_factory=asyncio.Queue)
+    said: int = 0
+
+
+class MemoryBackend:
+    """An engine without a model. All times are seconds on its own clock, which starts at 0.
+
+    reply: makes the answer's text from the prompt's.
+    context_tokens: prompt and answer together; at most what the device holds.
+    device_blocks, host_blocks, disk_blocks: of block_tokens tokens each, in each tier; 0 for no host
+      and no disk. Host blocks are needed for a disk. The disk lies in this process's memory: it is
+      forgotten when the backend is closed, and disk_cache_dir means nothing to it.
+    step_tokens: prompt tokens that a step computes at most, be they provisional or not.
+    prefill_s: T(cached, computed) of each chunk in a step; decode_s: seconds a decoding step adds.
+    fault: called with the number of the step about to run. It may raise GenerationFailed (the step's
+      requests fail), EngineDied (the whole backend is gone until it is started again) or Stall (the
+      step does nothing).
+    policy, reorder_window, cache_depth: as in EngineConfig.
+    cost_profile: what the cache manager takes computing to cost when it decides between loading and
+      computing; None for the default formula, which is `linear_prefill`.
+    token_bytes: what one token's key-value tensors take. host_bytes_per_s: between device and host;
+      disk_bytes_per_s: between host and disk. Each is the bandwidth of one direction.
+    aborted: requests that ended unfinished.
+    """
+
+    def __init__(
+        self,
+        reply: Callable[[str], str] = echo,
+        *,
+        context_tokens: int = 8192,
+        block_tokens: int = 16,
+        device_blocks: int = 1024,
+        step_tokens: int = 512,
+        prefill_s: PrefillTime = linear_prefill,
+        decode_s: float = 0.01,
+        fault: Callable[[int], None] | None = None,
+        host_blocks: int = 0,
+        disk_blocks: int = 0,
+        policy: str = DEFAULT_POLICY,
+        reorder_window: int = 32,
+        cache_depth: int | None = None,
+        cost_profile: CostProfile | None = None,
+        token_bytes: int = NOMINAL_TOKEN_BYTES,
+        host_bytes_per_s: float = HOST_BYTES_PER_S,
+        disk_bytes_per_s: float = DISK_BYTES_PER_S,
+    ) -> None:
+        self._reply = reply
+        self._sizes = TierSizes(block_tokens, device_blocks, host_blocks, disk_blocks, token_bytes)
+        self._limits = ModelLimits(
+            min(context_tokens, self._sizes.device_tokens),
+            block_tokens,
+            device_blocks,
+            step_tokens,
+            host_blocks,
+        )
+        self._prefill_s = prefill_s
+        self._decode_s = decode_s
+        self._fault = fault
+        self._policy = policy
+        self._reorder_window = reorder_window
+        self._cache_depth = cache_depth
+        self._cost_profile = cost_profile
+        self._host_bytes_per_s = host_bytes_per_s
+        self._disk_bytes_per_s = disk_bytes_per_s
+        self._clock = VirtualClock()
+        self._words = WordTokenizer()
+        self._steps = 0
+        self._numbers = count()
+        self._scheduler = self._empty_scheduler()
+        self._prefilled_before = 0  # by schedulers of earlier lives
+        self._counters = Counters()
+        self._answering: dict[SimulatedRequest, _Answering] = {}
+        self._work = asyncio.Event()
+        self._stepper: asyncio.Task[None] | None = None
+        self._death: EngineDied | None = None
+        self._closed = False
+        self.aborted = 0
+
+    def _empty_scheduler(self) -> Scheduler:
+        device = SimulatedDevice(
+            self._sizes,
+            policy_of_tiers(self._policy),
+            self._clock,
+            protect=self._reorder_window,
+            profile=self._cost_profile,
+            host_bytes_per_s=self._host_bytes_per_s,
+            disk_bytes_per_s=self._disk_bytes_per_s,
+        )
+        return Scheduler(
+            device,
+            prefill_s=self._prefill_s,
+            decode_s=self._decode_s,
+            step_tokens=self._limits.step_tokens,
+            reorder_window=self._reorder_window,
+        )
+
+    async def start(self) -> ModelLimits:
+        self._closed, self._death = False, None
+        self._stepper = asyncio.create_task(self._run(), name="memory-backend")
+        return self._limits
+
+    @property
+    def running(self) -> int:
+        """Requests that wait or run now."""
+        return len(self._answering)
+
+    @property
+    def cached_blocks(self) -> int:
+        """Different blocks that can be found on the device now."""
+        return self._scheduler.device.pool.cached_count
+
+    @property
+    def prefilled_tokens(self) -> int:
+        """Prompt tokens computed so far."""
+        return self._prefilled_before + self._scheduler.prefilled_tokens
+
+    def tokenize(self, text: str, add_special_tokens: bool = True) -> TokenizedPrompt:
+        return self._words.tokenize(text)
+
+    def detokenize(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        return self._words.detokenize(token_ids)
+
+    def check(self, options: SamplingOptions) -> None:
+        """Refuse a guide that no text can be made up for. Raises UnsupportedGuide."""
+        if options.guide:
+            keep_to_guide("", options.guide)
+
+    def render(self, conversation: Conversation) -> str:
+        if conversation.template is not None:
+            raise RefusedMessages(
+                "the memory backend writes conversations in a form of its own: leave chat_template "
+                "out, or use backend='vllm'"
+            )
+        return write_conversation(
+            conversation.messages,
+            conversation.tools,
+            add_generation_prompt=conversation.add_generation_prompt,
+            continue_final_message=conversation.continue_final_message,
+        )
+
+    def tool_reader(self, tools: Sequence[Mapping[str, Any]]) -> ToolReader:
+        return CallReader()
+
+    # -- answering -----------------------------------------------------------------------------
+
+    async def generate(self, request: BackendRequest) -> AsyncGenerator[Delta, None]:
+        if self._death:
+            raise self._death
+        if self._closed:
+            raise EngineClosed("the memory backend is closed: start a new engine")
+        answering = self._begin(request)
+        try:
+            while True:
+                delta = await answering.deltas.get()
+                if isinstance(delta, Exception):
+                    raise delta
+                yield delta
+                if delta.finish_reason:
+                    return
+        finally:
+            if answering.request in self._answering:
+                self._end(answering, completed=False)
+                self.aborted += 1
+
+    def _begin(self, request: BackendRequest) -> _Answering:
+        segments = [(segment.end, segment.document_id) for segment in request.segments]
+        while segments and segments[-1][1] is None:
+            segments.pop()  # the question belongs to no document
+        prompt, chain = describe_with_keys(
+            request.prompt.token_ids,
+            segments,
+            prompt_tokens=len(request.prompt),
+            tenant=request.tenant,
+            block_tokens=self._limits.block_tokens,
+            depth=self._cache_depth,
+            has_disk=self._sizes.disk_blocks > 0,
+        )
+        simulated = SimulatedRequest(
+            f"{request.request_id} {next(self._numbers)}",
+            prompt,
+            chain.keys,
+            len(request.prompt),
+            guess=request.request_id if request.is_guess else None,
+        )
+        answering = _Answering(
+            len(request.prompt),
+            request.options.max_tokens,
+            self._answer(request),
+            simulated,
+            chain,
+        )
+        self._scheduler.add(simulated)
+        self._answering[simulated] = answering
+        self._work.set()
+        return answering
+
+    def _answer(self, request: BackendRequest) -> list[str]:
+        """The answer's words, up to the first stop string."""
+        prompt = self.detokenize(request.prompt.token_ids)
+        text = self._reply(request.prompt.text)
+        if request.options.guide:
+            text = keep_to_guide(text, request.options.guide)
+        # A prompt that goes on where an interrupted answer stopped gets the rest of that answer.
+        if prompt.startswith(request.prompt.text):
+            text = text.removeprefix(prompt[len(request.prompt.text) :])
+        for stop in request.options.stop:
+            text = text.split(stop, 1)[0]
+        return split_words(text)
+
+    async def _run(self) -> None:
+        while True:
+            if not self._answering:
+                self._work.clear()
+                await self._work.wait()
+            self._steps += 1
+            try:
+                if self._fault:
+                    self._fault(self._steps - 1)
+                for request in self._scheduler.step():
+                    self._say(self._answering[request])
+            except Stall:
+                pass
+            except EngineDied as death:
+                self._death = death
+                self._fail_all(death)
+                return
+            except GenerationFailed as failure:
+                self._fail_all(failure)
+            await asyncio.sleep(0)  # callers read their tokens, and may abort, between steps
+
+    def _say(self, answering: _Answering) -> None:
+        """Hand out the answer's next word."""
+        room = self._limits.context_tokens - answering.prompt_tokens
+        most = min(room, answering.most_tokens) if answering.most_tokens is not None else room
+        word = answering.words[answering.said] if answering.said < len(answering.words) else ""
+        answering.said += 1
+        reason: FinishReason | None = None
+        if answering.said >= len(answering.words):
+            reason = FinishReason.STOP
+        elif answering.said >= most:
+            reason = FinishReason.LENGTH
+        token_ids = (self._words.token_id(word),) if word else ()
+        cached: CachedTokens | None = None
+        if reason:
+            cached = CachedTokens(**(self._end(answering, completed=True) or {}))
+        elif answering.said == 1:
+            # As vLLM tells it: by tier only when the request ends.
+            cached = CachedTokens(device=answering.request.cached_tokens or 0)
+        if not reason:
+            answering.chain.extend(token_ids)
+            answering.request.tokens += len(token_ids)
+        answering.deltas.put_nowait(Delta(word, token_ids, cached, reason))
+
+    def _end(self, answering: _Answering, *, completed: bool) -> dict[str, int] | None:
+        """End a request; returns its prompt tokens by tier, None if it never ran."""
+        del self._answering[answering.request]
+        tokens = self._scheduler.end(answering.request, completed=completed)
+        self._counters = self._scheduler.device.counters
+        return tokens
+
+    def _fail_all(self, error: Exception) -> None:
+        for answering in list(self._answering.values()):
+            self._end(answering, completed=False)
+            answering.deltas.put_nowait(error)
+
+    # -- time ------------------------------------------------------------------------------------
+
+    def now(self) -> float:
+        return self._clock.now()
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass outside the model, as in a search. From any one thread."""
+        self._clock.pass_outside(seconds)
+
+    # -- the cache -------------------------------------------------------------------------------
+
+    async def clear_cache(self) -> bool:
+        """Empty device and host; the simulated disk keeps its files, as in production."""
+        return not self._answering and self._scheduler.device.clear()
+
+    async def forget(self, document_ids: Sequence[str]) -> None:
+        self._scheduler.device.forget(document_ids)
+
+    def adopted(self, request_id: str) -> None:
+        self._scheduler.device.adopt(request_id)
+
+    def counters(self) -> Counters:
+        return self._counters
+
+    async def close(self) -> None:
+        self._closed = True
+        if self._stepper:
+            self._stepper.cancel()
+            await asyncio.gather(self._stepper, return_exceptions=True)
+            self._stepper = None
+        self._fail_all(EngineClosed("the engine was closed while this request ran"))
+        self._prefilled_before += self._scheduler.prefilled_tokens
+        self._scheduler = self._empty_scheduler()

@@ -1,0 +1,60 @@
+"""A memory backend with tiers of so many bytes, as a configuration gives them."""
+
+from __future__ import annotations
+
+from ragcache_engine.backends.memory.backend import MemoryBackend, linear_prefill
+from ragcache_engine.backends.vllm.budget import TierBudget
+from ragcache_engine.errors import ConfigError
+from ragcache_engine.knowledge import CostProfile
+from ragcache_engine.simulation.sizes import NOMINAL_TOKEN_BYTES
+
+BLOCK_TOKENS = 16
+"""Tokens in a block, as vLLM has them on a GPU."""
+
+DEVICE_BLOCKS = 1024
+"""Blocks on the device where the configuration leaves the choice."""
+
+BLOCK_BYTES = BLOCK_TOKENS * NOMINAL_TOKEN_BYTES
+
+FILE_BYTES = 1024
+"""What a block's file takes on disk beside its tensors."""
+
+AMPLE_BYTES = 1 << 40
+"""Free memory that never limits a host tier."""
+
+
+def backend_within(device_bytes: int | None, budget: TierBudget) -> MemoryBackend:
+    """Make the engine without a model; bytes become blocks of BLOCK_BYTES.
+
+    device_bytes: None for DEVICE_BLOCKS. budget: of the slower tiers; what it leaves open is chosen as
+      on a CPU. Its folder is ignored. Prefill takes the times of its cost profile, if there is one.
+    Raises ConfigError if a tier is asked for that holds not one block.
+    """
+    host_bytes = budget.host_bytes_for(is_cpu=True, free_bytes=AMPLE_BYTES)
+    path = budget.cost_profile
+    profile = CostProfile.from_json(path.read_text(encoding="utf-8")) if path else None
+    return MemoryBackend(
+        block_tokens=BLOCK_TOKENS,
+        device_blocks=(
+            DEVICE_BLOCKS
+            if device_bytes is None
+            else _whole_blocks("device_cache", device_bytes, BLOCK_BYTES)
+        ),
+        host_blocks=_whole_blocks("host_cache", host_bytes, BLOCK_BYTES),
+        disk_blocks=_whole_blocks("disk_cache", budget.disk_bytes, BLOCK_BYTES + FILE_BYTES),
+        prefill_s=profile.prefill_s if profile else linear_prefill,
+        policy=budget.policy,
+        reorder_window=budget.reorder_window,
+        cache_depth=budget.cache_depth,
+        cost_profile=profile,
+    )
+
+
+def _whole_blocks(setting: str, size_bytes: int, block_bytes: int) -> int:
+    """How many blocks a tier of so many bytes holds; 0 for 0 bytes."""
+    if 0 < size_bytes < block_bytes:
+        raise ConfigError(
+            f"{setting} is {size_bytes:,} bytes, and one block of the memory backend takes "
+            f"{block_bytes:,}: give it more"
+        )
+    return size_bytes // block_bytes

@@ -1,0 +1,42 @@
+"""What an engine without a model answers."""
+
+from __future__ import annotations
+
+import json
+
+from ragcache_engine.chat.plain_template import TAG
+from ragcache_engine.chat.schema_samples import make_sample
+from ragcache_engine.errors import UnsupportedGuide
+from ragcache_engine.guide import Guide, GuideKind
+
+
+def echo(prompt: str) -> str:
+    """The default reply: the prompt's last line that says something."""
+    said = (line.strip() for line in prompt.splitlines() if not TAG.fullmatch(line))
+    lines = [line for line in said if line]
+    return f"You asked: {lines[-1]}" if lines else "You asked nothing."
+
+
+def keep_to_guide(reply: str, guide: Guide) -> str:
+    """Return the reply if it keeps to the guide, else a text that does.
+
+    Of a schema, only that the reply is JSON is checked: whoever wrote the reply knows the rest.
+    Raises UnsupportedGuide if no such text can be made up.
+    """
+    match guide.kind:
+        case GuideKind.JSON:
+            return reply if _is_json(reply) else json.dumps(make_sample(guide.schema))
+        case GuideKind.CHOICE:
+            return next((text for text in guide.form if text in reply), guide.form[0])
+    raise UnsupportedGuide(
+        f"the memory backend has no model that could keep to a {guide.kind.value}: use a guide of "
+        f"kind json or choice, or backend='vllm'"
+    )
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,43 @@
+"""What names a block: a hash over all tokens up to its end, chained from block to block.
+
+Equal keys mean equal prefixes of one tenant, as with vLLM's block hashes.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable
+from hashlib import blake2b
+
+from ragcache_engine.tiers.node_record import Key
+
+KEY_BYTES = 16
+
+
+class KeyChain:
+    """The keys of a growing run of tokens.
+
+    keys: of the full blocks so far, in order. tenant: whose tokens these are; None shares with all
+      others of None.
+    """
+
+    def __init__(self, block_tokens: int, tenant: str | None = None) -> None:
+        self.keys: list[Key] = []
+        self._block_tokens = block_tokens
+        self._reached = b"" if tenant is None else _digest(f"tenant {tenant}".encode())
+        self._rest = array("q")  # tokens behind the last full block
+
+    def extend(self, token_ids: Iterable[int]) -> None:
+        """Append tokens."""
+        rest, size = self._rest, self._block_tokens
+        rest.extend(token_ids)
+        full = len(rest) // size
+        for block in range(full):
+            tokens = rest[block * size : (block + 1) * size].tobytes()
+            self._reached = _digest(self._reached + tokens)
+            self.keys.append(self._reached)
+        del rest[: full * size]
+
+
+def _digest(content: bytes) -> Key:
+    return blake2b(content, digest_size=KEY_BYTES).digest()

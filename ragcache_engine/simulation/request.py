@@ -1,0 +1,80 @@
+"""One request on the simulated device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from ragcache_engine.simulation.block_keys import KeyChain
+from ragcache_engine.simulation.block_pool import Block
+from ragcache_engine.tiers.node_record import Key
+from ragcache_engine.tiers.prompts import Prompt, describe_prompt
+
+
+class State(Enum):
+    WAITING = auto()  # holds no device memory
+    LOADING = auto()  # its blocks are being copied from the host
+    LOADED = auto()  # its blocks were copied; it waits to compute the rest
+    RUNNING = auto()
+    ENDED = auto()
+
+
+@dataclass(slots=True, eq=False)
+class SimulatedRequest:
+    """A request with what it holds on the device.
+
+    prompt: what the cache manager is told of it. keys: of the full blocks of all its tokens; the last
+      tokens of a prompt may be left without a key, and are then never cached.
+    tokens: of the prompt, and of the answer so far.
+    guess: the request's own name, if nobody has asked for it yet.
+    computed_tokens: how many of its tokens have their tensors on the device.
+    cached_tokens: prompt tokens found in any tier when it first got device memory; None before.
+    is_decoding: whether it computes one token a step.
+    offered_blocks: how many of its blocks were offered to the host.
+    copies: its copies between device and host that are under way.
+    """
+
+    name: str
+    prompt: Prompt
+    keys: Sequence[Key]
+    tokens: int
+    guess: str | None = None
+    state: State = State.WAITING
+    blocks: list[Block] = field(default_factory=list)
+    computed_tokens: int = 0
+    cached_tokens: int | None = None
+    is_decoding: bool = False
+    offered_blocks: int = 0
+    copies: int = 0
+
+
+def describe_with_keys(
+    token_ids: Sequence[int],
+    segments: Sequence[tuple[int, str | None]],
+    *,
+    prompt_tokens: int,
+    tenant: str | None,
+    block_tokens: int,
+    depth: int | None,
+    has_disk: bool,
+) -> tuple[Prompt, KeyChain]:
+    """Describe a prompt for the cache manager; return also its block keys, which an answer extends.
+
+    segments: for each run of prompt tokens its end and its document's id, None for other text.
+    prompt_tokens: at least as many as there are token_ids; those beyond are computed and never cached.
+    depth: how many documents of a prompt are kept; None keeps all.
+    """
+    chain = KeyChain(block_tokens, tenant)
+    chain.extend(token_ids)
+    prompt = describe_prompt(
+        keys=tuple(chain.keys),
+        token_ids=token_ids,
+        prompt_tokens=prompt_tokens,
+        segments=segments,
+        tenant=tenant,
+        block_tokens=block_tokens,
+        depth=depth,
+        on_disk=has_disk,
+    )
+    return prompt, chain

@@ -1,0 +1,176 @@
+"""Which requests the simulated model computes in each step, and how long the steps take.
+
+It does what vLLM's scheduler does with one exception: tokens of answers do not count against a step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from ragcache_engine.knowledge import ReorderQueue
+from ragcache_engine.simulation.device import Admission, SimulatedDevice
+from ragcache_engine.simulation.request import SimulatedRequest, State
+
+PrefillTime = Callable[[int, int], float]
+"""Seconds to prefill `computed` tokens behind `cached` ones: T(cached, computed)."""
+
+
+class Scheduler:
+    """Continuous batching over a simulated device, on the device's clock.
+
+    step_tokens: prompt tokens a step computes at most. reorder_window: see ReorderQueue.
+    prefill_s: T(cached, computed) of each chunk; a step takes the sum. decode_s: what a step takes
+      in addition if some request computes a token of its answer in it.
+    prefilled_tokens: prompt tokens computed so far.
+    """
+
+    def __init__(
+        self,
+        device: SimulatedDevice,
+        *,
+        prefill_s: PrefillTime,
+        decode_s: float = 0.0,
+        step_tokens: float = math.inf,
+        reorder_window: int = 32,
+    ) -> None:
+        self.device = device
+        self.prefilled_tokens = 0
+        self._prefill_s = prefill_s
+        self._decode_s = decode_s
+        self._step_tokens = step_tokens
+        self._waiting: ReorderQueue[SimulatedRequest] = ReorderQueue(
+            device.cached_ratio, reorder_window
+        )
+        self._awaiting_copies: list[SimulatedRequest] = []  # in the order in which they came
+        self._running: list[SimulatedRequest] = []  # in the order in which they were admitted
+
+    def add(self, request: SimulatedRequest) -> None:
+        """Let a request begin to wait. Raises ValueError if its prompt does not fit on the device."""
+        if request.tokens > self.device.sizes.device_tokens:
+            raise ValueError(
+                f"{request.tokens} tokens do not fit into the {self.device.sizes.device_tokens} of "
+                "the simulated device: give it more blocks"
+            )
+        self.device.add(request)
+        self._waiting.push(request)
+
+    def end(self, request: SimulatedRequest, *, completed: bool) -> dict[str, int] | None:
+        """End a request between two steps; returns its prompt tokens by tier, None if it never ran."""
+        for listed in (self._running, self._awaiting_copies):
+            if request in listed:
+                listed.remove(request)
+                break
+        else:
+            self._waiting.remove(request)
+        return self.device.end(request, completed=completed)
+
+    def step(self) -> list[SimulatedRequest]:
+        """Run one step of the model; returns the requests that have computed all their tokens.
+
+        For those, the model gives one more token: append it or end them before the next step. Where
+        nothing can be computed, time passes until a copy ends.
+        """
+        self.device.collect_copies()
+        step = _Step(self._step_tokens)
+        has_preempted = self._continue_running(step)
+        if not has_preempted:
+            self._admit_waiting(step)
+        self._pass_time(step)
+        self.prefilled_tokens += step.prompt_tokens
+        self.device.end_step(step.computed, step.prompt_tokens, step.seconds)
+        done = [request for request in step.computed if request.computed_tokens == request.tokens]
+        for request in done:
+            request.is_decoding = True
+        return done
+
+    def _continue_running(self, step: _Step) -> bool:
+        """Compute on with what runs. Return whether requests were preempted for want of blocks."""
+        has_preempted = False
+        for request in list(self._running):
+            if request.state is not State.RUNNING:
+                continue  # it was preempted for one before it
+            while not self._compute(request, step):
+                has_preempted = True
+                victim = self._running.pop()
+                self.device.preempt(victim)
+                self._waiting.prepend(victim)
+                if victim is request:
+                    break
+        return has_preempted
+
+    def _admit_waiting(self, step: _Step) -> None:
+        for request in list(self._awaiting_copies):
+            if step.budget < 1:
+                return
+            admission = self.device.admit(request, step.most(request))
+            if admission is Admission.NO_ROOM:
+                return
+            if admission is Admission.COMPUTES:
+                self._awaiting_copies.remove(request)
+                self._run(request, step)
+        while step.budget >= 1 and len(self._waiting):
+            request = self._waiting.peek()
+            admission = self.device.admit(request, step.most(request))
+            if admission is Admission.NO_ROOM:
+                return
+            self._waiting.pop()
+            if admission is Admission.COMPUTES:
+                self._run(request, step)
+            else:
+                self._awaiting_copies.append(request)
+
+    def _run(self, request: SimulatedRequest, step: _Step) -> None:
+        self._running.append(request)
+        has_room = self._compute(request, step)
+        assert has_room, "a request is admitted with room for what it computes first"
+
+    def _compute(self, request: SimulatedRequest, step: _Step) -> bool:
+        """Compute what the step has left for the request. Return False if blocks are missing."""
+        if request.is_decoding:
+            if not self.device.compute(request, request.tokens):
+                return False
+            step.decodes = True
+            step.computed.append(request)
+            return True
+        chunk = step.most(request)
+        if chunk < 1:
+            return True
+        cached = request.computed_tokens
+        if not self.device.compute(request, cached + chunk):
+            return False
+        step.seconds += self._prefill_s(cached, chunk)
+        step.prompt_tokens += chunk
+        step.budget -= chunk
+        step.computed.append(request)
+        return True
+
+    def _pass_time(self, step: _Step) -> None:
+        if step.computed:
+            step.seconds += self._decode_s if step.decodes else 0.0
+            self.device.clock.run_model(step.seconds)
+        elif (end_s := self.device.next_copy_end_s()) is not None:
+            self.device.clock.wait_until(end_s)
+        elif self._awaiting_copies:
+            # Requests that were loaded hold all blocks, and each needs some more.
+            victim = self._awaiting_copies.pop()
+            self.device.preempt(victim)
+            self._waiting.prepend(victim)
+
+
+class _Step:
+    """What one step does. budget: prompt tokens it may still compute."""
+
+    __slots__ = ("budget", "computed", "decodes", "prompt_tokens", "seconds")
+
+    def __init__(self, budget: float) -> None:
+        self.budget = budget
+        self.computed: list[SimulatedRequest] = []
+        self.decodes = False
+        self.prompt_tokens = 0
+        self.seconds = 0.0
+
+    def most(self, request: SimulatedRequest) -> int:
+        """How many prompt tokens of the request the step may compute."""
+        left = request.tokens - request.computed_tokens
+        return left if self.budget >= left else int(self.budget)

@@ -1,0 +1,47 @@
+"""How much each simulated tier holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+NOMINAL_TOKEN_BYTES = 23_040
+"""Bytes of one token's key-value tensors where no model says so.
+
+As of SmolLM2-135M in bfloat16: 30 layers x 2 (keys, values) x 3 heads x 64 numbers x 2 bytes.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class TierSizes:
+    """Blocks of each tier. host_blocks, disk_blocks: 0 for no such tier.
+
+    token_bytes: what one token's tensors take; it decides how long copies take.
+    """
+
+    block_tokens: int
+    device_blocks: int
+    host_blocks: int = 0
+    disk_blocks: int = 0
+    token_bytes: int = NOMINAL_TOKEN_BYTES
+
+    def __post_init__(self) -> None:
+        if min(self.block_tokens, self.device_blocks, self.token_bytes) < 1:
+            raise ValueError(
+                "block_tokens, device_blocks and token_bytes are at least 1, got "
+                f"{self.block_tokens}, {self.device_blocks} and {self.token_bytes}"
+            )
+        if min(self.host_blocks, self.disk_blocks) < 0:
+            raise ValueError(
+                "host_blocks and disk_blocks are 0 or more, got "
+                f"{self.host_blocks} and {self.disk_blocks}"
+            )
+        if self.disk_blocks and not self.host_blocks:
+            raise ValueError("blocks travel to the disk through the host: give host_blocks as well")
+
+    @property
+    def block_bytes(self) -> int:
+        return self.block_tokens * self.token_bytes
+
+    @property
+    def device_tokens(self) -> int:
+        return self.block_tokens * self.device_blocks

@@ -1,0 +1,90 @@
+"""The prompts of a retrieval trace, as the cache manager is told of them.
+
+A trace tells how long its documents are, not what they say: each token is numbered by its document
+and its place there. A prompt is a system text, its documents, and one token of a question, which is
+computed and neither counted nor cached.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+from ragcache_engine.knowledge.traces import Request, Trace
+from ragcache_engine.simulation.request import SimulatedRequest, describe_with_keys
+from ragcache_engine.tiers.node_record import Key
+from ragcache_engine.tiers.prompts import Prompt
+
+MOST_PROMPTS = 20_000
+"""Prompts kept, as replays ask for the same ones again: some kilobytes each."""
+
+PLACES = 1 << 32
+"""More than the tokens of any document."""
+
+
+@dataclass(frozen=True, slots=True)
+class TracePrompt:
+    """One prompt. tokens: without the question. ends: of each document, in tokens."""
+
+    prompt: Prompt
+    keys: tuple[Key, ...]
+    tokens: int
+    ends: tuple[int, ...]
+    block_tokens: int
+
+    def request(self, name: str) -> SimulatedRequest:
+        return SimulatedRequest(name, self.prompt, self.keys, self.tokens + 1)
+
+    def found_documents(self, cached_tokens: int) -> int:
+        """How many leading documents are cached as far as blocks go: to the last one they own.
+
+        A document of which not one token is cached was not found, though it may own no block.
+        """
+        start = found = 0
+        for end in self.ends:
+            if cached_tokens <= start or cached_tokens < end - end % self.block_tokens:
+                break
+            found, start = found + 1, end
+        return found
+
+
+class TracePrompts:
+    """Makes the prompts of a trace's requests.
+
+    system_tokens: of the text before the documents. has_disk: whether to name the blocks' files.
+    """
+
+    def __init__(
+        self, trace: Trace, *, system_tokens: int, block_tokens: int, has_disk: bool
+    ) -> None:
+        self.block_tokens = block_tokens
+        self._system = array("q", range(system_tokens))
+        self._lengths = trace.tokens
+        self._numbers = {name: number for number, name in enumerate(trace.tokens, 1)}
+        self._has_disk = has_disk
+        # Equal keys are one object, as most prompts share their beginning with others.
+        self._interned: dict[Key, Key] = {}
+        self.prompt: Callable[[Request], TracePrompt] = lru_cache(MOST_PROMPTS)(self._make)
+        """The prompt of these documents, in this order."""
+
+    def _make(self, documents: Request) -> TracePrompt:
+        tokens = self._system[:]
+        segments: list[tuple[int, str | None]] = [(len(tokens), None)] if tokens else []
+        for document in documents:
+            first = self._numbers[document] * PLACES
+            tokens.extend(range(first, first + self._lengths[document]))
+            segments.append((len(tokens), document))
+        prompt, chain = describe_with_keys(
+            tokens,
+            segments,
+            prompt_tokens=len(tokens) + 1,
+            tenant=None,
+            block_tokens=self.block_tokens,
+            depth=None,
+            has_disk=self._has_disk,
+        )
+        keys = tuple(self._interned.setdefault(key, key) for key in chain.keys)
+        ends = tuple(end for end, document in segments if document is not None)
+        return TracePrompt(replace(prompt, keys=keys), keys, len(tokens), ends, self.block_tokens)
