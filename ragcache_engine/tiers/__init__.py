@@ -1,4 +1,17 @@
-"""Keeps real blocks where the knowledge tree says: device, host and disk, in plain Python.
+"""Where each block of key-value memory lies, in plain Python: the cache manager and its parts.
 
-It knows blocks by number and by key, and neither vLLM nor torch; `backends/vllm` gives it both.
+| file | holds |
+|---|---|
+| manager.py | CacheManager: what vLLM's scheduler tells and asks; its docstring says who owns which truth |
+| block_index.py | the nodes of the knowledge tree by block and by document, one record a node |
+| node_record.py | where the blocks of one node lie |
+| requests.py | which requests wait and run, and what they pin |
+| load_planning.py | how much to load and how much to compute |
+| device_tier.py, device_pool.py | which block of device memory is overwritten next |
+| host_copies.py, host_slots.py | copies between device and host; the host's slots |
+| disk_copies.py, disk_files.py, disk/ | copies between host and disk; the files |
+| forgetting.py | documents that must go |
+| prompts.py | a prompt as the manager sees it: keys, cuts, file names |
+| speed.py, counters.py | what was measured and counted |
+| wire.py | what travels between the engine's process and vLLM's |
 """
