@@ -1,6 +1,11 @@
 """RAGCache: an engine that prefills each retrieved document once, and reuses it in later prompts.
 
 Importing this package loads neither torch, vLLM, Faiss nor a framework; making an engine loads vLLM.
+
+The engine's doors are in engine.py. In the caller's process a prompt passes prompt_intake, runtime,
+request_runner and a backend; speculation begins prompts before they come. vLLM's scheduler runs in a
+process of its own, with the cache manager (tiers) over the knowledge tree (knowledge) beside it.
+docs/architecture.md draws all of it.
 """
 
 from ragcache_engine.backends.memory import MemoryBackend

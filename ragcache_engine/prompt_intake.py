@@ -64,7 +64,7 @@ class PromptIntake:
             document_ids=tuple(span.document_id for span in match.spans),
             question_s=retrieval.started_s if retrieval else called_s,
             called_s=called_s,
-            search=retrieval.search if retrieval else None,
+            search_number=retrieval.search_number if retrieval else None,
             learn=partial(self._retrievals.learn, retrieval, request) if retrieval else None,
         )
 

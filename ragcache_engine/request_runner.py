@@ -25,7 +25,7 @@ class PreparedRequest:
     document_ids: the documents recognised in the prompt, in its order.
     question_s: when the question began: with its retrieval if there was one, else as called_s.
     called_s: when the engine was given the prompt. Both are seconds on the backend's clock.
-    search: the number of the search that speculation knows the retrieval by; None without one.
+    search_number: number of the search that speculation knows the retrieval by; None without one.
     learn: call this while the prompt is prefilled, to learn how the chain writes its prompts; None
       if no retrieval led to the prompt.
     """
@@ -34,7 +34,7 @@ class PreparedRequest:
     document_ids: tuple[str, ...]
     question_s: float
     called_s: float
-    search: int | None = None
+    search_number: int | None = None
     learn: Callable[[], None] | None = None
 
 
@@ -109,7 +109,7 @@ class RequestRunner:
             if isinstance(failure, EngineDied):
                 await restart(failure)
 
-        with self._pipeline.claim(request, prepared.search) as claim:
+        with self._pipeline.claim(request, prepared.search_number) as claim:
             generated = run_with_retry(
                 self._backend, request, self._heartbeat, recover, claim.begun
             )

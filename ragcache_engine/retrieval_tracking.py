@@ -107,7 +107,7 @@ class RetrievalTracker:
         render = None if template is None else as_render(template)
         pipeline = self._runtime.pipeline
         search = (
-            pipeline.search(question, chain, render, options, tenant)
+            pipeline.track_search(question, chain, render, options, tenant)
             if self._is_speculating
             else None
         )

@@ -1,1 +1,1 @@
-"""What runs the model: vLLM for real, or an in-process fake for tests."""
+"""What answers prompts: real vLLM (`vllm`), or an engine without a model for tests (`memory`)."""

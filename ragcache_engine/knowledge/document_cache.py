@@ -1,7 +1,8 @@
 """RAGCache's document cache as the paper describes it: whole prompts, one after another, one tier.
 
-The engine drives the knowledge tree block by block, through `tiers`. This is the paper's own view of the
-same tree, for replaying traces, for comparing policies, and for estimating what is cached elsewhere.
+The engine drives its knowledge tree block by block, through `tiers`. A DocumentCache has a tree of its
+own and the paper's view of it: for replaying traces, comparing policies, and estimating what the engine
+has cached in another process.
 Source: RAGCache, §5.1 and Algorithm 1.
 """
 

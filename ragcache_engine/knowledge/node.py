@@ -1,4 +1,7 @@
-"""A document in the context of the documents before it: the unit of the knowledge tree.
+"""A run of prompt tokens behind the tokens before it: the unit of the knowledge tree.
+
+In the paper and in a DocumentCache a node is one document behind the documents before it. The engine's
+nodes are runs of whole blocks: a document, a part of one, several short ones, or unnamed text.
 
 Source: RAGCache, §5.1 (cache structure).
 """

@@ -1,4 +1,4 @@
-"""The knowledge tree: which documents are known, who needs them, and how often they were used.
+"""The knowledge tree: which runs of tokens are known, who needs them, and how often they were used.
 
 It decides and tells its owner what to free; it touches no memory itself. It has no clock and no
 randomness: the same calls give the same tree. Not safe to share between threads.
@@ -21,7 +21,7 @@ FREQUENCY_WINDOW = 65_536
 
 
 class KnowledgeTree:
-    """A prefix tree over documents, with a budget and an eviction policy for each tier.
+    """A prefix tree over prompts, cut into nodes, with a budget and an eviction policy for each tier.
 
     The tree owns the nodes, their pins and their uses; its Residency counts which of their blocks are
     in which tier. Where exactly a block lies is known to the tree's owner.

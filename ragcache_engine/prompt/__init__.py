@@ -1,4 +1,13 @@
-"""Find documents in prompts, cut prompts into segments, and learn the templates behind prompts."""
+"""Find documents in prompts, cut prompts into segments, and learn the templates behind prompts.
+
+| file | holds |
+|---|---|
+| segments.py | which characters and tokens of a prompt are which document |
+| retrievals.py | what was retrieved lately, and which prompt came of it |
+| template.py | a template that a user gives |
+| template_book.py, chain_templates.py | the templates learned, by chain |
+| learning.py, patterns.py, prompt_parsing.py | how a template is learned from finished prompts |
+"""
 
 from ragcache_engine.prompt.retrievals import PromptMatch, Retrieval, RetrievalLog
 from ragcache_engine.prompt.segments import Span, find_documents, token_segments

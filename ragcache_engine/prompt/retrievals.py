@@ -24,7 +24,7 @@ class Retrieval:
 
     started_s: when the search began, in seconds on the backend's clock.
     chain: names the chain that writes the prompt. template: how that chain was said to write it.
-    search: the number of the TrackedSearch under which the engine works ahead; None if it does not.
+    search_number: number of the TrackedSearch under which the engine works ahead; None if it does not.
     """
 
     question: str
@@ -32,7 +32,7 @@ class Retrieval:
     started_s: float
     chain: Hashable = None
     template: Render | None = None
-    search: int | None = None
+    search_number: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,7 +107,7 @@ class Pipeline:
         """Return the prompt's tokens if a speculation has made them already, else None. Any thread."""
         return self._registry.find_tokens(prompt, add_special_tokens)
 
-    def search(
+    def track_search(
         self,
         question: str,
         chain: Hashable,

@@ -2,14 +2,14 @@
 
 | file | holds |
 |---|---|
-| manager.py | CacheManager: what vLLM's scheduler tells and asks; its docstring says who owns which truth |
+| manager.py | CacheManager: what vLLM's scheduler tells and asks; who owns which truth |
 | block_index.py | the nodes of the knowledge tree by block and by document, one record a node |
 | node_record.py | where the blocks of one node lie |
 | requests.py | which requests wait and run, and what they pin |
 | load_planning.py | how much to load and how much to compute |
-| device_tier.py, device_pool.py | which block of device memory is overwritten next |
-| host_copies.py, host_slots.py | copies between device and host; the host's slots |
-| disk_copies.py, disk_files.py, disk/ | copies between host and disk; the files |
+| device_tier.py, free_device_blocks.py | which block of device memory is overwritten next |
+| host_copying.py, host_slots.py | copies between device and host; the host's slots |
+| disk_copying.py, disk_files.py, disk/ | copies between host and disk; the files |
 | forgetting.py | documents that must go |
 | prompts.py | a prompt as the manager sees it: keys, cuts, file names |
 | speed.py, counters.py | what was measured and counted |

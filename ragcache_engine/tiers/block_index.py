@@ -24,8 +24,8 @@ from ragcache_engine.knowledge import (
 )
 from ragcache_engine.knowledge.tier import RANK
 from ragcache_engine.tiers.counters import Counters
-from ragcache_engine.tiers.device_pool import DevicePool
 from ragcache_engine.tiers.disk_files import DiskFiles
+from ragcache_engine.tiers.free_device_blocks import FreeDeviceBlocks
 from ragcache_engine.tiers.host_slots import HostSlots
 from ragcache_engine.tiers.node_record import B, Key, NodeRecord, clear_places
 
@@ -35,11 +35,11 @@ HOST, DISK = RANK[Tier.HOST], RANK[Tier.DISK]
 class Cut(NamedTuple):
     """Blocks up to `end` of a prompt, from the cut before, belong together.
 
-    names: ids of the documents with tokens in them that no earlier cut ends with; empty if unknown.
+    documents: ids of the documents with tokens in them that no earlier cut ends with; empty if unknown.
     """
 
     end: int
-    names: tuple[str, ...] = ()
+    documents: tuple[str, ...] = ()
 
 
 class IndexedPath(NamedTuple):
@@ -68,13 +68,13 @@ class BlockIndex(Generic[B]):
         block_tokens: int,
         *,
         counters: Counters | None = None,
-        device: DevicePool[B] | None = None,
+        device: FreeDeviceBlocks[B] | None = None,
         host: HostSlots | None = None,
         files: DiskFiles | None = None,
         disk_blocks: int = 0,
     ) -> None:
         self.counters = counters or Counters()
-        self.device = DevicePool() if device is None else device
+        self.device = FreeDeviceBlocks() if device is None else device
         self.host = host or HostSlots(0)
         self.files = files or DiskFiles()
         self.tree = KnowledgeTree(
@@ -125,8 +125,8 @@ class BlockIndex(Generic[B]):
                     node = self._shared(owned[0], keys, at, cut.end, found.splits)
                 at += node.blocks
                 found.nodes.append(node)
-                if cut.names:
-                    self._name(node, cut.names)
+                if cut.documents:
+                    self._name(node, cut.documents)
         return found
 
     def _make(self, parent: Node, keys: Sequence[Key]) -> Node:

@@ -52,7 +52,7 @@ class DeviceTier(Generic[B]):
                 pool.add_empty(block)
                 continue
             found = owner(key)
-            if pool.suspects and pool.is_refused(block, has_owner=found is not None):
+            if pool.suspects and pool.refuse_suspect(block, has_owner=found is not None):
                 pool.add_empty(block)
                 continue
             if found is None:

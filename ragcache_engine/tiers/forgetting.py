@@ -29,7 +29,7 @@ class Forgetting(Generic[B]):
             self._doomed.setdefault(name, set()).update(
                 request.name
                 for request in self._requests
-                if any(name in cut.names for cut in request.prompt.cuts)
+                if any(name in cut.documents for cut in request.prompt.cuts)
             )
         self.retry()
 

@@ -11,13 +11,13 @@ from ragcache_engine.knowledge.request_queue import cached_ratio
 from ragcache_engine.knowledge.tier import RANK
 from ragcache_engine.tiers.block_index import BlockIndex
 from ragcache_engine.tiers.counters import Counters
-from ragcache_engine.tiers.device_pool import DevicePool
 from ragcache_engine.tiers.device_tier import DeviceTier
 from ragcache_engine.tiers.disk.transfers import DiskTransfers
-from ragcache_engine.tiers.disk_copies import DiskCopies
+from ragcache_engine.tiers.disk_copying import DiskCopying
 from ragcache_engine.tiers.disk_files import DiskFiles
 from ragcache_engine.tiers.forgetting import Forgetting
-from ragcache_engine.tiers.host_copies import HostCopies
+from ragcache_engine.tiers.free_device_blocks import FreeDeviceBlocks
+from ragcache_engine.tiers.host_copying import HostCopying
 from ragcache_engine.tiers.host_slots import HostSlots
 from ragcache_engine.tiers.load_planning import LoadPlanner, blocks_on_device
 from ragcache_engine.tiers.node_record import B, Key
@@ -41,18 +41,19 @@ class CacheManager(Generic[B]):
 
     vLLM's scheduler tells the manager what happens to each request. The manager answers what is cached,
     what to load, what to store, and which block of device memory to overwrite next. One thread calls it;
-    times come from the caller. It only passes on; who owns which truth:
+    times come from the caller. The manager keeps no block itself: it asks its parts, and combines their
+    answers where a question concerns several of them. Who owns which truth:
 
     | truth | owner |
     |---|---|
     | which block of device memory holds what, and who computes with it | vLLM's block pool |
-    | which device blocks are free, in which order | DevicePool, led by DeviceTier |
+    | which device blocks are free, in which order | FreeDeviceBlocks, led by DeviceTier |
     | which nodes there are, who pins them, how many of their blocks are in which tier | KnowledgeTree |
     | where each of those blocks lies: device block, host slot, file | BlockIndex, one record a node |
     | which requests wait and run, and what they pin | RequestTable |
     | which host slots are free or being copied | HostSlots |
     | which files the tree decides over | DiskFiles |
-    | which copies are under way | HostCopies, DiskCopies |
+    | which copies are under way | HostCopying, DiskCopying |
     | how fast this machine computes and copies | Speeds |
     | which documents are still to be forgotten | Forgetting |
 
@@ -78,7 +79,7 @@ class CacheManager(Generic[B]):
         self.counters = Counters()
         self.speeds = Speeds(ComputingSpeed(profile or CostProfile.default()))
         self._protect = protect
-        self._pool: DevicePool[B] = DevicePool()
+        self._pool: FreeDeviceBlocks[B] = FreeDeviceBlocks()
         self._files = DiskFiles()
         self.index: BlockIndex[B] = BlockIndex(
             policy,
@@ -92,8 +93,8 @@ class CacheManager(Generic[B]):
         self.tree: KnowledgeTree = self.index.tree
         self._requests: RequestTable[B] = RequestTable(self.index)
         self.device: DeviceTier[B] = DeviceTier(self.index, self._requests)
-        self._disk: DiskCopies[B] = DiskCopies(self.index, self.speeds)
-        self._host: HostCopies[B] = HostCopies(self.index, self._disk, block_bytes)
+        self._disk: DiskCopying[B] = DiskCopying(self.index, self.speeds)
+        self._host: HostCopying[B] = HostCopying(self.index, self._disk, block_bytes)
         self._planner = LoadPlanner(block_tokens, block_bytes, self.speeds)
         self._forgetting: Forgetting[B] = Forgetting(self.index, self._requests)
         self._is_cached: Callable[[Key], bool] = lambda key: False

@@ -19,15 +19,15 @@ class Prompt:
     keys: keys of its full blocks.
     cuts: where documents end, in blocks; blocks behind the last cut are not kept.
     tokens: tokens of the whole prompt.
-    names: names of its blocks' files; empty if the prompt stays off the disk.
-    documents: for each cut, the marks of all documents up to it; empty without names.
+    file_names: names of its blocks' files; empty if the prompt stays off the disk.
+    marks: for each cut, the marks of all documents up to it; empty without file names.
     """
 
     keys: Sequence[Key]
     cuts: Sequence[Cut]
     tokens: int
-    names: Sequence[str] = ()
-    documents: Sequence[Sequence[str]] = ()
+    file_names: Sequence[str] = ()
+    marks: Sequence[Sequence[str]] = ()
 
 
 def cut_prompt(
@@ -106,13 +106,13 @@ def describe_prompt(
         keys=keys,
         cuts=cuts,
         tokens=prompt_tokens,
-        names=names,
-        documents=list(_marks_by_cut(cuts)) if names else [],
+        file_names=names,
+        marks=list(_marks_by_cut(cuts)) if names else [],
     )
 
 
 def _marks_by_cut(cuts: Iterable[Cut]) -> Iterator[list[str]]:
     marks: list[str] = []
     for cut in cuts:
-        marks = [*marks, *map(document_mark, cut.names)]
+        marks = [*marks, *map(document_mark, cut.documents)]
         yield marks

@@ -29,7 +29,8 @@ class TrackedRequest:
     load_asked_s: when it asked for its load; None if it waits for none.
     loads_alone: the model has computed nothing else since then.
     scheduling_s: scheduling time that RAGCache added to this request.
-    guess: the request's own name, as long as nobody has asked for its answer.
+    guess: the engine's own name for the request, as long as nobody has asked for its answer; `name` is
+      vLLM's. None for an ordinary request.
     """
 
     name: str

@@ -29,7 +29,8 @@ class RequestMessage:
 
     segments: runs of prompt tokens in order; the text behind the last document is left out.
     forget: documents to drop, sent by a request that asks nothing else.
-    guess: the request's own name, if nobody has asked for its answer yet.
+    guess: the engine's own name for the request, if nobody has asked for its answer yet. vLLM gives it
+      another name, and `adopted` of a later request refers to this one.
     is_provisional: the running search may still take the request back.
     adopted: earlier guesses that somebody has asked for by now.
     """

@@ -65,7 +65,7 @@ class World:
 
     def search(self, number: int) -> TrackedSearch:
         return self.searches.setdefault(
-            number, self.pipeline.search(f"Question {number}?", None, TEMPLATE, OPTIONS[0])
+            number, self.pipeline.track_search(f"Question {number}?", None, TEMPLATE, OPTIONS[0])
         )
 
     async def act(self, what: str, *details: object) -> None:
@@ -144,7 +144,7 @@ def test_what_prompts_take_in_a_busy_moment_leads_to_no_guess_in_an_idle_one():
         world = World(is_automatic=True)
         pipeline = world.pipeline
         pipeline.use_limits(await world.backend.start())
-        other = pipeline.search("Something else?", "another chain", TEMPLATE, OPTIONS[0])
+        other = pipeline.track_search("Something else?", "another chain", TEMPLATE, OPTIONS[0])
         pipeline.stage(other, DOCUMENTS, final=False)
         assert pipeline.unclaimed == 1  # a guess fills the step
         await found_and_asked_later(world)

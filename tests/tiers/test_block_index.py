@@ -153,7 +153,7 @@ def test_the_path_of_any_prompt_covers_its_kept_blocks_in_order(
         assert ends >= {cut.end for cut in cuts}
         start = 0
         for cut in cuts:
-            for name in cut.names:
+            for name in cut.documents:
                 told.setdefault(name, set()).update(keys[start : cut.end])
             start = cut.end
         if data.draw(st.booleans()) and len(pinned) > 1:

@@ -32,7 +32,7 @@ from ragcache_engine.knowledge import Node, Tier, policy_of_tiers
 from ragcache_engine.knowledge.tier import RANK
 from ragcache_engine.tiers.disk.block_file import document_mark
 from ragcache_engine.tiers.disk.transfers import BlockCopy, FinishedCopy
-from ragcache_engine.tiers.host_copies import STEPS_TO_FLUSH
+from ragcache_engine.tiers.host_copying import STEPS_TO_FLUSH
 from ragcache_engine.tiers.host_slots import HostSlots
 from ragcache_engine.tiers.manager import CacheManager, Presence
 from ragcache_engine.tiers.prompts import Prompt, describe_prompt
@@ -324,7 +324,7 @@ class VLLM:
             f"request {self.count}", token_ids, len(token_ids), tuple(documents), labelled
         )
         prompt = self.prompt(request, segments if labelled else [])
-        for name, key in zip(prompt.names, prompt.keys, strict=False):
+        for name, key in zip(prompt.file_names, prompt.keys, strict=False):
             self.disk.named[name] = key
         self.cache.add_request(request.name, prompt, guess=guess)
         self.waiting.append(request)
@@ -993,7 +993,7 @@ def test_a_file_tells_of_a_document_though_a_later_prompt_does_not():
         vllm.report(job)
     written = [copy for copy in vllm.disk.writes if isinstance(copy, BlockCopy)]
     assert written
-    assert all(document_mark("A") in copy.documents for copy in written)
+    assert all(document_mark("A") in copy.marks for copy in written)
 
 
 # -- any calls in any order ------------------------------------------------------------------------
@@ -1045,7 +1045,7 @@ class AnythingVLLMDoes(RuleBasedStateMachine):
             token_ids = [token for document in documents for token in TEXTS[document]]
             request = Request("earlier", token_ids, len(token_ids), documents, True)
             prompt = self.vllm.prompt(request, [(len(token_ids), None)])
-            for name, key in zip(prompt.names, prompt.keys, strict=False):
+            for name, key in zip(prompt.file_names, prompt.keys, strict=False):
                 self.vllm.disk.named[name] = self.vllm.disk.files[name] = key
                 self.from_earlier.add(name)
 

@@ -78,7 +78,7 @@ def test_cuts_rise_within_the_prompt_and_name_whoever_has_tokens_in_their_blocks
         for at in range(start * block, cut.end * block):
             owner = next((d for end, d in segments if end > at), None)
             # It stands on the node of its block, or on an earlier one, with all computed after it.
-            told = {name for each in made for name in each.names if each.end <= cut.end}
+            told = {name for each in made for name in each.documents if each.end <= cut.end}
             assert owner is None or owner in told
         start = cut.end
 
@@ -123,25 +123,25 @@ def test_a_prompt_has_names_and_documents_for_all_that_is_kept():
     made = prompt()
     assert [cut.end for cut in made.cuts] == [1, 2, 3, 4]
     assert made.tokens == 45
-    assert list(made.names) == file_names(range(45), None, blocks=4, block_tokens=10)
+    assert list(made.file_names) == file_names(range(45), None, blocks=4, block_tokens=10)
     marks = [document_mark(name) for name in ("d1", "d2", "d3")]
-    assert [list(each) for each in made.documents] == [[], marks[:1], marks, marks]
+    assert [list(each) for each in made.marks] == [[], marks[:1], marks, marks]
 
 
 def test_a_prompt_off_the_disk_has_no_names():
     for made in (prompt(on_disk=False), prompt(token_ids=None)):
-        assert list(made.names) == list(made.documents) == []
+        assert list(made.file_names) == list(made.marks) == []
         assert [cut.end for cut in made.cuts] == [1, 2, 3, 4]
 
 
 def test_blocks_without_a_key_are_not_kept():
     made = prompt(keys=[b"1", b"2"])
     assert [cut.end for cut in made.cuts] == [1, 2]
-    assert len(made.names) == 2
+    assert len(made.file_names) == 2
     assert prompt(keys=[]).cuts == []
 
 
 def test_only_the_first_documents_of_a_prompt_are_kept_if_so_asked():
     made = prompt(depth=1)
-    assert [cut.names for cut in made.cuts] == [(), ("d1",)]
-    assert len(made.names) == 2
+    assert [cut.documents for cut in made.cuts] == [(), ("d1",)]
+    assert len(made.file_names) == 2

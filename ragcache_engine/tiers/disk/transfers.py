@@ -32,12 +32,12 @@ class SlotMemory(Protocol):
 class BlockCopy:
     """A copy of one block, between a file and a host slot.
 
-    name: the file's name. documents: for a write, marks of the documents the block was computed from.
+    name: the file's name. marks: for a write, those of the documents the block was computed from.
     """
 
     name: str
     slot: int
-    documents: Sequence[str] = ()
+    marks: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +175,7 @@ class DiskTransfers:
                 if not self.is_writable:
                     raise FolderFull("the disk tier is not written to any more")
                 size_bytes = self._folder.write(
-                    copy.name, copy.documents, self._slots(copy.slot), self._is_known
+                    copy.name, copy.marks, self._slots(copy.slot), self._is_known
                 )
                 self._failed_writes = 0
             except FolderFull:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-FIELD = "ragcache"
+SETTINGS_FIELD = "ragcache"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +42,10 @@ class TierSettings:
             "spec_module_path": "ragcache_engine.backends.vllm.tiers.spec",
             # vLLM insists on a host tier; with one byte, it has no room for a block.
             "cpu_bytes_to_use": max(1, self.host_bytes),
-            FIELD: asdict(self),
+            SETTINGS_FIELD: asdict(self),
         }
 
     @classmethod
     def from_extra_config(cls, extra_config: Mapping[str, Any]) -> TierSettings:
         """Read the settings out of vLLM's `kv_connector_extra_config`."""
-        return cls(**extra_config[FIELD])
+        return cls(**extra_config[SETTINGS_FIELD])

@@ -1,4 +1,7 @@
-"""Copies between host and disk: which blocks are read and written, and what comes of it."""
+"""Copying between host and disk: which blocks are read and written, and what comes of it.
+
+The threads that read and write are those of `disk/transfers.py`; here are the copies under way.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ MOST_WRITES = 256
 HOST, DISK = RANK[Tier.HOST], RANK[Tier.DISK]
 
 
-class DiskCopies(Generic[B]):
+class DiskCopying(Generic[B]):
     """Reads blocks into host slots and writes them from there. Without a disk, all of it does nothing.
 
     speeds: those of reading are measured here.
@@ -63,16 +66,16 @@ class DiskCopies(Generic[B]):
     def name_files(self, request: TrackedRequest) -> None:
         """Name the files of the request's blocks, and find those that are on disk already."""
         prompt, at, cut = request.prompt, 0, 0
-        if self._transfers is None or not prompt.names:
+        if self._transfers is None or not prompt.file_names:
             return
         for node in request.nodes:
             while prompt.cuts[cut].end < at + node.blocks:
                 cut += 1
             record = self._index.record(node)
-            record.marks = tuple(dict.fromkeys((*record.marks, *prompt.documents[cut])))
-            record.writable_files()[:] = prompt.names[at : at + node.blocks]
+            record.marks = tuple(dict.fromkeys((*record.marks, *prompt.marks[cut])))
+            record.writable_files()[:] = prompt.file_names[at : at + node.blocks]
             known = upto = node.resident[DISK]
-            while upto < node.blocks and self._transfers.holds(prompt.names[at + upto]):
+            while upto < node.blocks and self._transfers.holds(prompt.file_names[at + upto]):
                 upto += 1
             if upto > known:
                 self._keep_files(node, known, upto, force=True)

@@ -1,4 +1,7 @@
-"""Copies between device and host: which slots vLLM's worker copies from and to."""
+"""Copying between device and host: which slots vLLM's worker copies from and to.
+
+What lies in the host is known to the BlockIndex; here are the copies under way.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from typing import Generic
 from ragcache_engine.knowledge import Node, Tier
 from ragcache_engine.knowledge.tier import RANK
 from ragcache_engine.tiers.block_index import BlockIndex
-from ragcache_engine.tiers.disk_copies import DiskCopies
+from ragcache_engine.tiers.disk_copying import DiskCopying
 from ragcache_engine.tiers.node_record import B, Key
 from ragcache_engine.tiers.requests import TrackedRequest
 
@@ -18,14 +21,14 @@ STEPS_TO_FLUSH = 8
 HOST, DISK = RANK[Tier.HOST], RANK[Tier.DISK]
 
 
-class HostCopies(Generic[B]):
+class HostCopying(Generic[B]):
     """Answers which slot a block is copied from or to, and holds the slot meanwhile.
 
     The host keeps what it has: a block is copied to it once. Blocks for the disk travel through it.
     block_bytes: bytes of one block.
     """
 
-    def __init__(self, index: BlockIndex[B], disk: DiskCopies[B], block_bytes: int) -> None:
+    def __init__(self, index: BlockIndex[B], disk: DiskCopying[B], block_bytes: int) -> None:
         self._index = index
         self._tree = index.tree
         self._host = index.host

@@ -1,4 +1,4 @@
-"""The free blocks of device memory, in the order in which they are to be overwritten.
+"""The free blocks of device memory, in the order in which vLLM is to overwrite them.
 
 First those that hold nothing; then those that no node of the knowledge tree owns (answers, and second
 copies), oldest first; then those that the tree gives up.
@@ -13,7 +13,7 @@ from typing import Generic
 from ragcache_engine.tiers.node_record import B, Key
 
 
-class DevicePool(Generic[B]):
+class FreeDeviceBlocks(Generic[B]):
     """Blocks that no request computes with, in three groups: empty, unowned, owned by a node.
 
     key_of: what a block holds, None for nothing.
@@ -52,13 +52,16 @@ class DevicePool(Generic[B]):
         return [*self._empty.values(), *self._unowned.values(), *self._owned.values()]
 
     def is_owned(self, block: B) -> bool:
-        """Whether the block is free and a node owns it."""
+        """Whether the block is free and a node owns what it holds."""
         return block.block_id in self._owned
 
     # -- blocks come back --------------------------------------------------------------------------
 
-    def is_refused(self, block: B, *, has_owner: bool) -> bool:
-        """Whether a block that comes back may hold something forgotten; then vLLM forgets it as well."""
+    def refuse_suspect(self, block: B, *, has_owner: bool) -> bool:
+        """Make vLLM forget a block that comes back, if it may hold something forgotten.
+
+        Returns whether it did; then the block holds nothing.
+        """
         if block.block_id not in self.suspects:
             return False
         self.suspects.discard(block.block_id)
