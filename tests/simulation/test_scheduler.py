@@ -327,6 +327,19 @@ def test_a_request_aborted_while_it_is_loaded_gives_its_blocks_back_when_the_cop
     world.check()
 
 
+def test_a_cache_can_be_cleared_while_an_aborted_request_is_still_loaded():
+    world = World(device=8, host=20)
+    world.run("S", "A")
+    world.fill_device()
+    request = world.arrive("S", "A")
+    world.scheduler.step()
+    assert request.state is State.LOADING
+    world.end(request, completed=False)
+    assert world.device.clear()
+    assert world.run("S", "A") == {}
+    world.check()
+
+
 def test_a_guess_counts_as_a_use_when_it_is_adopted():
     world = World()
     world.run("A", guess="guess")
