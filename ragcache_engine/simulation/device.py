@@ -228,7 +228,10 @@ class SimulatedDevice:
 
         Return False, with nothing changed, while requests hold blocks.
         """
-        if self.pool.free_count < len(self.pool.blocks):
+        # Requests that ended while they were loaded hold their blocks until the copy ends.
+        ended = (copy.request for copy in self._loads if copy.request.state is State.ENDED)
+        due = sum(len(request.blocks) for request in ended)
+        if self.pool.free_count + due < len(self.pool.blocks):
             return False
         self.finish_copies()
         self.pool.clear()
