@@ -33,7 +33,7 @@ def test_the_first_program_answers_both_questions_with_their_documents(monkeypat
         "Why are there tides",
         "Why is the sky blue",
     ]
-    assert all("You asked: Answer" in line for line in said)
+    assert all("You asked: Short answer" in line for line in said)
 
 
 def test_links_into_the_repository_lead_somewhere():
