@@ -21,15 +21,15 @@ from ragcache_engine.knowledge import POLICIES
 
 
 def measure_bytes_per_node(nodes: int, policy: str) -> float:
-    """Measure the memory of the tree and its policy for each node, names of documents included."""
+    """Measure the memory of the cache and its policy for each node, names of documents included."""
     gc.collect()
     tracemalloc.start()
-    tree, stream = fill_tree(nodes, policy, Random(1))
+    cache, stream = fill_tree(nodes, policy, Random(1))
     del stream
     gc.collect()
     used, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    return used / len(tree)
+    return used / len(cache.tree)
 
 
 def main() -> None:
