@@ -1,4 +1,4 @@
-"""Copies between host and disk: which blocks are read and written, and what comes of it."""
+"""Decides which blocks to copy between host and disk, and takes in the results of the copies."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from ragcache_engine.tiers.requests import TrackedRequest
 from ragcache_engine.tiers.speed import Speeds
 
 MOST_WRITES = 256
-"""Blocks that may wait to be written. A disk slower than the model computes gets what it can take."""
+"""How many blocks may wait to be written. A disk that is too slow gets only as many as it can take."""
 
 HOST, DISK = RANK[Tier.HOST], RANK[Tier.DISK]
 
 
 class DiskCopies(Generic[B]):
-    """Reads blocks into host slots and writes them from there. Without a disk, all of it does nothing.
+    """Reads blocks into host slots and writes them from there. Without a disk, no method does anything.
 
-    speeds: those of reading are measured here.
+    speeds: this class records the speed of reading in them.
     """
 
     def __init__(self, index: BlockIndex[B], speeds: Speeds) -> None:
@@ -31,8 +31,8 @@ class DiskCopies(Generic[B]):
         self._host = index.host
         self._counters = index.counters
         self._speeds = speeds
-        self._reading: dict[str, Key] = {}  # from files to slots
-        self._writing: dict[str, Key] = {}  # from slots to files
+        self._reading: dict[str, Key] = {}  # file name -> block, from file to slot
+        self._writing: dict[str, Key] = {}  # file name -> block, from slot to file
 
     @property
     def _transfers(self) -> DiskTransfers | None:
@@ -61,7 +61,7 @@ class DiskCopies(Generic[B]):
     # -- naming files ------------------------------------------------------------------------------
 
     def name_files(self, request: TrackedRequest) -> None:
-        """Name the files of the request's blocks, and find those that are on disk already."""
+        """Name the files of the request's blocks, and count those that are on disk already."""
         prompt, at, cut = request.prompt, 0, 0
         if self._transfers is None or not prompt.names:
             return
@@ -79,7 +79,7 @@ class DiskCopies(Generic[B]):
             at += node.blocks
 
     def _keep_files(self, node: Node, start: int, upto: int, *, force: bool = False) -> bool:
-        """Count the node's blocks up to this one as on disk; return False if there is no room."""
+        """Count the node's first `upto` blocks as on disk; return False if there is no room for all."""
         self._index.release(self._tree.grow(node, Tier.DISK, upto, force=force))
         files = self._index.record(node).files
         self._index.files.add(files[start : node.resident[DISK]])
@@ -96,7 +96,7 @@ class DiskCopies(Generic[B]):
             wanted = min(node.resident[DISK], upto - at)
             at += node.blocks
             if at <= request.device_blocks:
-                continue  # the device has all of it
+                continue  # the device has the whole node
             if node.resident[HOST] < wanted and not self._read(
                 node, wanted, request, self._transfers
             ):
@@ -107,7 +107,7 @@ class DiskCopies(Generic[B]):
     def _read(
         self, node: Node, upto: int, request: TrackedRequest, transfers: DiskTransfers
     ) -> bool:
-        """Read the node's next blocks. Return False if the host has no room for all of them."""
+        """Read the node's next blocks, up to `upto`. Return False if the host lacks room for all."""
         start = node.resident[HOST]
         self._index.release(self._tree.grow(node, Tier.HOST, upto, force=True))
         record = self._index.record(node)
@@ -128,7 +128,8 @@ class DiskCopies(Generic[B]):
     # -- writing -----------------------------------------------------------------------------------
 
     def wants(self, node: Node, blocks: int, *, uses: int) -> bool:
-        """Whether the disk is to have the node's blocks: there is room, or they were asked for again.
+        """Return whether to write the node's blocks: the disk has room, or they were used more than
+        once.
 
         A disk wears out, and most documents are never asked for twice.
         """
@@ -138,7 +139,7 @@ class DiskCopies(Generic[B]):
         return free >= blocks or uses > 1
 
     def offer(self, nodes: Iterable[Node]) -> None:
-        """Write the blocks that the host has and the disk has not, if they are worth a place there."""
+        """Write the blocks that the host has and the disk lacks, if they deserve a place there."""
         transfers = self._transfers
         if transfers is None or not transfers.is_writable:
             return
@@ -163,14 +164,14 @@ class DiskCopies(Generic[B]):
                 at += 1
 
     def offer_all(self) -> None:
-        """Offer the disk what only the host has, the most used first."""
+        """Offer the disk the blocks that only the host has, the most used first."""
         nodes = [node for node in self._index.nodes() if node.resident[HOST]]
         self.offer(sorted(nodes, key=lambda node: (-node.uses, node.end)))
 
     # -- results -----------------------------------------------------------------------------------
 
     def collect(self) -> None:
-        """Take in what has been read and written since the last time."""
+        """Take in the reads and writes that have ended since the last call."""
         if self._transfers is not None:
             for done in self._transfers.take_finished():
                 if done.is_read:
@@ -192,7 +193,7 @@ class DiskCopies(Generic[B]):
             return
         self._host.end_fill(key)
         if done.failure is not None:
-            # The blocks behind it may be sound, but they cannot be reached without it.
+            # The blocks after this one may be sound, but cannot be reached without it.
             self._drop(key, (Tier.DISK, Tier.HOST))
 
     def _finish_write(self, done: FinishedCopy) -> None:
@@ -206,7 +207,7 @@ class DiskCopies(Generic[B]):
             self._drop(key, (Tier.DISK,))
 
     def _drop(self, key: Key, tiers: Sequence[Tier]) -> None:
-        """Drop a block, and those behind it in its node, from these tiers."""
+        """Drop a block, and the blocks after it in its node, from these tiers."""
         if found := self._index.owner(key):
             node, at = found
             for tier in tiers:
