@@ -1,1 +1,1 @@
-"""What runs the model: vLLM for real, or an in-process fake for tests."""
+"""The backends that run a model: vLLM, or for tests an in-process engine without a model."""
