@@ -67,7 +67,7 @@ class EngineChat:
         """
         if continue_final_message and add_generation_prompt:
             raise RefusedMessages(
-                "a message that is gone on with needs no new answer begun: with "
+                "a prompt that continues the last message begins no new answer: with "
                 "continue_final_message=True, set add_generation_prompt=False"
             )
         conversation = Conversation(
