@@ -126,7 +126,7 @@ class Scheduler:
         assert has_room, "a request is admitted with room for what it computes first"
 
     def _compute(self, request: SimulatedRequest, step: _Step) -> bool:
-        """Compute as many of the request's tokens as the step allows; return False if blocks lack."""
+        """Compute the tokens that the step allows; return False if too few blocks are free."""
         if request.is_decoding:
             if not self.device.compute(request, request.tokens):
                 return False
