@@ -2,19 +2,19 @@
 
 Embeds the documents and questions of the four question sets with MiniLM (kept in
 ~/.cache/ragcache/bench), scales the documents up to 300,000 vectors, and searches them in an IVF index
-in stages, at 12.5, 25, 50 and 100% of its 1,024 lists. For each question and k it notes the share of the
-search after which the provisional top-k has the ids and the order of the final one, and keeps them. It
-does the same for the stages of HNSW. Writes early_results.md, early_results.json and early_results.png.
+in stages, at 12.5, 25, 50 and 100% of its 1,024 lists. For each question and k it notes from which
+share of the search on the provisional top-k has the ids and the order of the final one. It does the
+same for the stages of HNSW. Writes early_results.md, early_results.json and early_results.png.
 
 How the documents are scaled up: the originals stay, and copies of them are added until there are enough.
-Each copy is moved by Gaussian noise, whose length is a random share between 0.35 and 0.75 of the vector's
-own, and brought back to unit length. So a copy is as near to its original (cosine 0.94 to 0.8) as a
-related passage, and not the same text again.
+Each copy is moved by Gaussian noise, whose length is a random share between 0.35 and 0.75 of the
+vector's own length, and then scaled back to unit length. So a copy is as near to its original (cosine
+0.94 to 0.8) as a related passage would be.
 
     python benchmarks/early_results.py --out /tmp/early
     python benchmarks/early_results.py --out /tmp/early --vectors 50000 --questions 300
 
-The question sets are looked for in RAGCACHE_DATA.
+RAGCACHE_DATA names the folder of the question sets.
 """
 
 from __future__ import annotations
@@ -65,11 +65,11 @@ class Row:
     stands_at: list[float]
 
     def right_by(self, share: float) -> float:
-        """Return the share of questions whose final result is found by this share of the search."""
+        """Return the share of questions whose final result stands after this share of the search."""
         return float(np.mean([at <= share + 1e-9 for at in self.stands_at]))
 
     def needed_for(self, share: float) -> float:
-        """Return the share of the search by which this share of the questions has its final result."""
+        """Return the share of the search after which this share of questions has its final result."""
         return float(np.quantile(self.stands_at, share, method="inverted_cdf"))
 
 

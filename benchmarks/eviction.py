@@ -1,15 +1,15 @@
 """Compare which documents the eviction policies keep.
 
 Replays real retrievals through a knowledge tree that counts in tokens: in their order, drawn again with
-Zipf weights, and drawn with weights that are dealt anew every 1,000 requests. Each is replayed with the
+Zipf weights, and drawn with weights that change every 1,000 requests. It replays each stream with the
 two and the five nearest documents, and with room for 5, 20 and 100% of all document tokens. Writes
-eviction.md and eviction.json: the token hits and the saved prefill seconds (by the default cost formula)
-of every policy, beside those of the oracle and of reuse at any position, the most that is possible.
+eviction.md and eviction.json: the token hits and the saved prefill seconds (by the default cost
+formula) of every policy, next to the upper bounds: the oracle's, and those of reuse at any position.
 
     python benchmarks/eviction.py --out /tmp/eviction
     python benchmarks/eviction.py --out /tmp/eviction --sets squad --policies lru pgdsf halflife
 
-The question sets are looked for in RAGCACHE_DATA; tokens are estimated as words x 1.3.
+RAGCACHE_DATA names the folder of the question sets; tokens are estimated as words x 1.3.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Row:
 
     @property
     def shortfall(self) -> float:
-        """How far the hits of the default are below those of the best other policy; negative if above."""
+        """Hits of the best other policy less those of the default; negative if the default is ahead."""
         return self.hits[self.best_other] - self.hits[DEFAULT_POLICY]
 
 

@@ -1,11 +1,12 @@
-"""The whole report: `ragcache bench` with the paper's goals, further studies, peers and question sets.
+"""Write the whole report: `ragcache bench` with the paper's goals, more studies, peers and question
+sets.
 
     python benchmarks/full_report.py                   # `make bench`: 45 to 80 minutes, a quiet machine
     python benchmarks/full_report.py --quick           # `make bench-quick`: one trace, 6 minutes
     python benchmarks/full_report.py --report FOLDER   # the report of a run again, from its raw figures
 
-It takes the arguments of `ragcache bench`. Without --corpus the questions are those of the shared
-question sets in the folder that RAGCACHE_DATA names, or the demo's where there are none.
+It takes the arguments of `ragcache bench`. Without --corpus the questions come from the shared question
+sets in the folder that RAGCACHE_DATA names, or from the demo if there are none.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ SECTIONS = (
 
 
 def full_benchmark() -> Benchmark:
-    """Put together what the full report measures on this machine."""
+    """Return the benchmark of the full report, with the question sets and peers of this machine."""
     return Benchmark(
         program=("python", "benchmarks/full_report.py"),
         systems={**SYSTEMS, contextpilot_order.CONTEXTPILOT.key: contextpilot_order.CONTEXTPILOT},
@@ -80,7 +81,7 @@ def load_set(name: str, embedder: Embedder, context_tokens: int) -> QuestionSet:
 
 
 def list_left_out(plan: Plan) -> list[str]:
-    """Tell what a reader of the report may miss, and how to measure it."""
+    """List what a plan does not measure, and how to measure it."""
     lines = []
     if plan.name == "quick":
         lines += [
@@ -108,7 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     bench.add_arguments(parser)
     parsed = parser.parse_args(arguments)
-    # Systems run in processes of their own, which import the step of ContextPilot from here.
+    # Systems run in processes of their own, which import ContextPilot's step from this folder.
     found_first = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     os.environ["PYTHONPATH"] = os.pathsep.join(found_first)
     silence_libraries()

@@ -3,27 +3,28 @@
     python benchmarks/overlap.py --out benchmarks/results/overlap      # an hour, on a quiet machine
     python benchmarks/overlap.py --quick --out /tmp/overlap            # two minutes, to see that it runs
 
-**Hidden search** (RAGCache's Table 3). 300,000 vectors, made of the documents of four question sets as in
-early_results.py, in an IVF index of 1,024 lists, of which 12.5 to 100% are searched. Real squad
-questions, one at a time, through LangChain's FAISS store. Each is asked twice, in alternating order and
-with an empty cache: through `store.as_retriever()`, and through `RAGCacheRetriever`, which gives the
-engine the result of each stage. The model has a core to itself; the search and the rest of this process
-have the other one. Faiss has one thread. The timeline of one question at each share is drawn too.
+**Hidden search** (RAGCache's Table 3). The index has 300,000 vectors, made from the documents of four
+question sets as in early_results.py, in 1,024 IVF lists, of which 12.5 to 100% are searched. Real squad
+questions come one at a time, through LangChain's FAISS store. Each is asked twice, in alternating order
+and with an empty cache: through `store.as_retriever()`, and through `RAGCacheRetriever`, which gives
+the engine the result of each stage. The model has a core to itself; the search and the rest of this
+process have the other one. Faiss has one thread. The script also draws the timeline of one question at
+each share.
 
     prefill        = TTFT of the stock retriever - its search
     not overlapped = TTFT of RAGCacheRetriever - prefill      what the search still adds to the TTFT
     hidden         = 1 - not overlapped / search of the stock retriever
 
-each for one question, so that its own prefill counts; printed are medians and quartiles. "Not overlapped"
-contains noise and the cost of stages. It may exceed the search, and then hidden is negative. Where a
-prefill takes ten times as long as its search, its noise is larger than the difference. So there is a
+each for one question, so that its own prefill counts. The script prints medians and quartiles. "Not
+overlapped" contains noise and the cost of stages. If it exceeds the search, "hidden" is negative. Where
+a prefill takes ten times as long as its search, its noise is larger than the difference. So there is a
 second figure, from the timeline of RAGCacheRetriever alone: the share of its search that ran after the
 adopted speculation had begun (0 if none was adopted), whatever that cost.
 
-**Wrong guesses.** A search that only waits and gives other documents at each of eight stages is compared
-with one that waits as long and gives only its final result. Printed is the TTFT with over the TTFT
-without wrong guesses: one question at a time (goal: at most 1.05), and in rounds of eight questions at
-once (goal: at most 1.02), in both modes of speculation.
+**Wrong guesses.** The script compares a search that only waits, and gives other documents at each of
+eight stages, with a search that waits as long and gives only its final result. It prints the TTFT with
+wrong guesses over the TTFT without: one question at a time (goal: at most 1.05), and in rounds of eight
+questions at once (goal: at most 1.02), in both modes of speculation.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ SEED = 1
 
 
 class Known(Embeddings):
-    """Looks up the vectors of questions: embedding them is not part of the search."""
+    """Looks up the vectors of questions, because embedding them is not part of the search."""
 
     def __init__(self, vectors: dict[str, list[float]]) -> None:
         self._vectors = vectors
@@ -129,7 +130,7 @@ def _pin() -> None:
 
 
 def _on_cores(process: int, cores: set[int]) -> None:
-    for thread in os.listdir(f"/proc/{process}/task"):  # threads that they start later inherit it
+    for thread in os.listdir(f"/proc/{process}/task"):  # later threads inherit this
         with suppress(ProcessLookupError):
             os.sched_setaffinity(int(thread), cores)
 
@@ -141,7 +142,7 @@ def empty_cache(engine: RAGCacheEngine) -> None:
             return engine.clear_cache()
         except EngineError:
             time.sleep(0.01)
-    raise SystemExit("the engine does not come to rest")
+    raise SystemExit("the engine still runs requests")
 
 
 def time_first_token(
@@ -183,7 +184,7 @@ def measure_hidden(
     plain = store.as_retriever(search_kwargs={"k": TOP_K})
     staged = RAGCacheRetriever.from_vectorstore(store, engine=engine, k=TOP_K, template=TEMPLATE)
     rows, outcomes, stages, started = [], Counter[str](), [], 0
-    # The first questions teach the engine the sampling options.
+    # From the first questions the engine learns the sampling options.
     for number, question in enumerate([*asked[:2], *asked], -2):
         row: dict[str, Any] = {"question": question}
         for arm in ("plain", "staged") if number % 2 else ("staged", "plain"):
@@ -235,9 +236,9 @@ def ask_misled(
     *,
     told: bool,
 ) -> float:
-    """Ask one question whose search only waits. Returns the TTFT.
+    """Ask one question whose search only waits. Returns the TTFT in seconds.
 
-    told: give the engine other documents at every stage; otherwise only the final ones.
+    told: whether to give the engine other documents at every stage; if not, only the final ones.
     """
     dice = random.Random(seed)
     guesses = [dice.sample(list(passages), TOP_K) for _ in range(STAGES)]

@@ -11,9 +11,9 @@ With --small-tiers, RAGCache has device, host and disk tiers so small that each 
 questions come in a random order, one at a time, eight at a time, and eight at a time while as many
 others are aborted at random moments.
 
-In float32 none may differ. In bfloat16 vLLM differs from itself: sums are made in another order when a
-prompt is prefilled in other pieces or beside other prompts. There RAGCache must not differ more often
-than vLLM does. With one question at a time, only the cache can make a difference.
+In float32 no answer may differ. In bfloat16 vLLM differs from itself: it adds numbers in another order
+when it prefills a prompt in other pieces or together with other prompts. So in bfloat16 RAGCache must
+not differ more often than vLLM does. With one question at a time, only the cache can make a difference.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ MAX_TOKENS = 24
 CONTEXT_TOKENS = 4096
 CACHE_BYTES = 800 << 20
 SMALL = {"context_tokens": 2048, "device": 100 << 20, "host": 64 << 20, "disk": 192 << 20}
-"""Bytes of each tier: the device has room for little more than one prompt, the disk for about fifteen."""
+"""Bytes of each tier: the device holds little more than one prompt, the disk about fifteen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class Prompt:
 def data_prompts(count: int, data: Path = DATA) -> list[Prompt]:
     """Take `count` real questions with the documents that search found for them.
 
-    Most are of squad, about the paragraphs that are asked about most: there documents recur.
+    Most come from squad, about its most wanted paragraphs, so that documents recur.
     """
     prompts: list[Prompt] = []
     for name, share in SHARES.items():
@@ -93,7 +93,7 @@ def written(documents: dict[str, str], question: str) -> str:
 def stock_tokens(
     model: str, dtype: str, prompts: Sequence[str], at_once: int, *, prefix_caching: bool
 ) -> list[list[int]]:
-    """Answer each prompt by vLLM's own LLM class, with defaults for everything but sizes and dtype."""
+    """Answer each prompt with vLLM's own LLM class, with its defaults except for sizes and dtype."""
     from vllm import LLM
 
     llm = LLM(
@@ -108,7 +108,7 @@ def stock_tokens(
 
 
 def tokens_by(llm: Any, prompts: Sequence[str], at_once: int) -> list[list[int]]:
-    """Answer each prompt by this object of vLLM's LLM class. Returns the token ids."""
+    """Answer each prompt with this LLM object of vLLM. Returns the token ids."""
     from vllm import SamplingParams
 
     options = SamplingParams(temperature=0, max_tokens=MAX_TOKENS)
@@ -122,9 +122,9 @@ def tokens_by(llm: Any, prompts: Sequence[str], at_once: int) -> list[list[int]]
 def ragcache_tokens(
     engine: RAGCacheEngine, prompts: Sequence[Prompt], at_once: int, *, aborts: bool = False
 ) -> list[list[int]]:
-    """Answer each prompt by RAGCache, `at_once` of them at a time. Returns the token ids.
+    """Answer each prompt with RAGCache, `at_once` of them at a time. Returns the token ids.
 
-    aborts: before each question another one is asked, and cancelled within a second.
+    aborts: before each question, ask another one and cancel it within a second.
     """
     options = SamplingOptions(max_tokens=MAX_TOKENS)
     dice = random.Random(7)
@@ -218,13 +218,13 @@ SYSTEMS: dict[str, Answers] = {
 }
 USUAL = ("vLLM, no cache", "vLLM", "RAGCache")
 TIERS = (("vLLM, no cache", 8), ("small tiers", 1), ("small tiers", 8), ("with aborts", 8))
-"""Systems, and how many questions each is asked at a time."""
+"""Systems, and how many questions to ask each of them at a time."""
 
 
 def tokens_of(
     system: str, model: str, dtype: str, prompts: Sequence[Prompt], at_once: int
 ) -> list[list[int]]:
-    """Let one of SYSTEMS answer in a process of its own, which has ended afterwards."""
+    """Let one of SYSTEMS answer in a process of its own, and wait for the end of the process."""
     order = {
         "system": system,
         "model": model,

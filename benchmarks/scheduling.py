@@ -1,11 +1,11 @@
-"""Measure what RAGCache adds to vLLM's own scheduling, request by request.
+"""Measure how much time RAGCache adds to vLLM's own scheduling, request by request.
 
     python benchmarks/scheduling.py --nodes 10000
 
 vLLM's stock scheduler, the same with vLLM's own host offload, and RAGCache's scheduler get the same
 requests in turn, around a model that computes nothing (without_model.py). Timing begins once the
-knowledge tree has as many nodes as asked for. It covers everything that runs in the scheduler's process
-for one request, from its arrival to its end, without the copying of blocks.
+knowledge tree has --nodes nodes. It covers everything that runs in the scheduler's process for one
+request, from its arrival to its end, without the copying of blocks.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def main() -> None:
     model = str(demo_model())
     sizes = {"device_blocks": 2_000, "check": False}
     stock = ModellessEngine(model, scheduler=AsyncScheduler, **sizes)
-    # The host has room for what so many nodes hold, so that matching and storing are not idle.
+    # The host has room for the blocks of all nodes, so that matching and storing have work.
     host_blocks = arguments.nodes * DOCUMENT_TOKENS // 16
     offload = ModellessEngine(model, scheduler=AsyncScheduler, host_blocks=host_blocks, **sizes)
     ours = ModellessEngine(

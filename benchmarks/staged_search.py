@@ -1,4 +1,4 @@
-"""Measure what a search in stages costs over one search.
+"""Measure how much longer a search in stages takes than one search in one go.
 
 Searches the same queries with `index.search` and in stages, one after the other and in alternating
 order, on 200,000 made-up vectors of 384 dimensions (points around 2,000 centres, unit length) in IVF,
@@ -138,7 +138,7 @@ def measure(index: Any, setting: Setting, queries: Vectors, threads: int) -> Row
         def staged(query: Vectors = query) -> Any:
             return list(stages(index, query, K, COUNT, params=asked, slice_s=setting.slice_s))
 
-        plain()  # So that neither of the two has to fetch this query's vectors from memory.
+        plain()  # First, so that neither of the two has to fetch this query's vectors from memory.
         if at == 0:
             staged()
         if at % 2:

@@ -2,11 +2,11 @@
 
     python benchmarks/tier_hits.py --out benchmarks/results/tiers        # ten minutes
 
-benchmarks/tiers.py times a real model and so has time for a hundred questions: too few for policies that
-count how often a document is asked for. Here the same questions, with their real tokens, go through
-vLLM's real scheduler, block pool and offload around a model that computes nothing (without_model.py), one
-at a time. Compared are vLLM's own offload with LRU and with ARC, and RAGCache, with equal blocks in
-device and host.
+benchmarks/tiers.py times a real model, so it can ask only some hundred questions. That is too few for
+policies that count how often a document is asked for. In this script the same questions, with their
+real tokens, go through vLLM's real scheduler, block pool and offload around a model that computes
+nothing (without_model.py), one at a time. It compares vLLM's own offload with LRU and with ARC, and
+RAGCache, with the same number of blocks in device and host.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from tiers import RATIOS, PreparedQuestion, describe_skew, draw_trace
 
 SYSTEMS = ("vLLM LRU", "vLLM ARC", "RAGCache")
 DEVICE_BLOCKS = 160
-"""Of 16 tokens: what tiers.py gives the real model's device."""
+"""Blocks of 16 tokens on the device: as many as tiers.py gives the real model."""
 
 
 class Tokens:
-    """Turns prompts into tokens, each with the segments that RAGCache is told."""
+    """Turns prompts into tokens, each with the segments that RAGCache gets."""
 
     def __init__(self, model: str) -> None:
         from transformers import AutoTokenizer
@@ -82,7 +82,7 @@ def play(
 
 
 def hit_ratios(rows: Sequence[tuple[int, int]], parts: int = 4) -> list[float]:
-    """Return the hit ratio of all prompts, then of each of so many parts of the stream in order."""
+    """Return the hit ratio of all prompts, then of each of `parts` equal parts of the stream."""
     length = len(rows) // parts
     spans = [rows, *(rows[at * length : (at + 1) * length] for at in range(parts))]
     return [

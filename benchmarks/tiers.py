@@ -5,10 +5,11 @@
     python benchmarks/tiers.py --restart --out benchmarks/results/tiers
 
 The same questions go in turn to three engines that are up at the same time: vLLM's own offload with LRU
-and with ARC, and RAGCache. Each has the same device and host bytes; the host is sized so that what the
-trace asks for is 0.9, 1.8 and 3.7 times as large. Questions come one at a time, so that only the cache
-makes a difference. With --reordering, bursts of questions wait in a queue that is reordered, and in one
-that is not. With --restart, an engine with a disk cache is asked, closed, started again and asked again.
+and with ARC, and RAGCache. Each has the same device and host bytes. The host is sized so that all
+tensors of the trace are 0.9, 1.8 and 3.7 times as large as it. Questions come one at a time, so that
+only the cache makes a difference. With --reordering, bursts of questions wait in a queue that is
+reordered, and in one that is not. With --restart, an engine with a disk cache is asked, closed, started
+again and asked again.
 """
 
 from __future__ import annotations
@@ -77,7 +78,7 @@ def draw_trace(count: int, skew: float | None, seed: int = 1) -> list[PreparedQu
 
 
 def describe_skew(asked: Sequence[PreparedQuestion]) -> str:
-    """Say how unevenly a trace asks for documents: its figures depend on it."""
+    """Say how unevenly a trace asks for documents, because the figures depend on that."""
     uses = Counter(document.id for one in asked for document in one.documents)
     total, reached, needed = sum(uses.values()), 0, 0
     for count in sorted(uses.values(), reverse=True):
@@ -91,7 +92,7 @@ def describe_skew(asked: Sequence[PreparedQuestion]) -> str:
 
 
 def count_live_blocks(model: str, asked: Sequence[PreparedQuestion]) -> int:
-    """Count the blocks of KV memory that hold everything the trace asks for, with each prefix once."""
+    """Count the blocks of KV memory that hold all prompts of the trace, with each prefix once."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(model)
@@ -122,7 +123,7 @@ def engine_config(model: str, system: str, host_bytes: int, **settings: Any) -> 
 def compare(
     model: str, asked: Sequence[PreparedQuestion], ratio: float, live_bytes: int
 ) -> dict[str, Any]:
-    """Ask every system every question in turn. Returns what they took, by system."""
+    """Ask every system every question in turn. Returns the measurements by system."""
     host_bytes = int(live_bytes / ratio)
     systems = ("vLLM LRU", "vLLM ARC", "RAGCache")
     usages: dict[str, list[Usage]] = {system: [] for system in systems}

@@ -1,9 +1,9 @@
-"""Measure what the knowledge tree costs a request: match, use, admit and the evictions they cause.
+"""Measure the knowledge tree's time for a request: match, use, admit and the evictions they cause.
 
     python benchmarks/tree_speed.py --nodes 1000 10000 100000 1000000 --policy pgdsf
 
 Each request names three documents below one system text. Half of the requests repeat a popular path and
-half are new, so that a full tree evicts all the time. Times are of one request, in this process.
+half are new, so that a full tree evicts all the time. Times are for one request, in this process.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""vLLM's real scheduler, connector and block pool around a model that computes nothing.
+"""Runs vLLM's real scheduler, connector and block pool around a model that computes nothing.
 
-A block of the cache holds a hash of all tokens up to its end. So a block in the wrong place is noticed,
-and thousands of requests take seconds. benchmarks/scheduling.py, tier_hits.py and tests use it.
+A block of the cache holds a hash of all tokens up to its end. So the engine notices a block in the
+wrong place, and thousands of requests take seconds. benchmarks/scheduling.py, tier_hits.py and tests
+use it.
 """
 
 from __future__ import annotations
@@ -46,28 +47,30 @@ STEP_TOKENS = 512
 PAGE_BYTES = 4096
 NO_CONNECTOR = {"kv_transfer_config": None}
 TOKEN_S = 1e-3
-"""Seconds that a model is assumed to take for a token of a prompt."""
+"""Seconds that the assumed model takes for one prompt token."""
 ANSWER = 7
-"""The token every answer consists of."""
+"""The token that every answer repeats."""
 
 
 class _OfAModel(ComputingSpeed):
-    """Reports the times of a real model: with those of the empty one, nothing would be worth loading."""
+    """Pretends a real model's times: with those of the empty model, no load would ever pay."""
 
     def record_step(self, cached_tokens: int, computed_tokens: int, seconds: float) -> None:
         super().record_step(cached_tokens, computed_tokens, TOKEN_S * computed_tokens)
 
 
 class WrongTensors(AssertionError):
-    """A request computes with a block that does not hold what its tokens say."""
+    """A request computes with a block that does not hold the tensors of the request's tokens."""
 
 
 class ModellessEngine:
     """Runs vLLM's scheduler step by step, around a model that computes nothing.
 
     model: a folder; only its configuration is read. scheduler: the class, vLLM's or RAGCache's.
-    host_blocks: for vLLM's own offload with its scheduler, for RAGCache's tiers with RAGCache's.
-    check: in each step, compare all blocks that a request builds on with what its tokens say they hold.
+    host_blocks: the host tier's size, for vLLM's own offload or RAGCache's tiers, as the scheduler has
+      it.
+    check: whether to compare, in each step, all blocks that a request builds on with the request's
+      tokens.
     """
 
     def __init__(
@@ -126,7 +129,7 @@ class ModellessEngine:
             self.cache.speeds.computing = _OfAModel(CostProfile.default())
         self._stores: list[tuple[int, Any, Any]] = []
         self._loads: dict[int, str] = {}
-        self.scheduling_s = 0.0  # spent in the scheduler, the connector with it
+        self.scheduling_s = 0.0  # in the scheduler and the connector
         self.computed_tokens = 0  # of prompts
 
     def ask(
@@ -169,7 +172,7 @@ class ModellessEngine:
         return int(self.scheduler.get_num_unfinished_requests())
 
     def step(self) -> dict[str, dict[str, Any]]:
-        """Do one step. Returns what the requests that ended with it were told, by name."""
+        """Do one step. Returns, by name, the messages to the requests that ended with it."""
         start = time.perf_counter()
         output = self.scheduler.schedule()
         self.scheduling_s += time.perf_counter() - start
@@ -222,7 +225,7 @@ class ModellessEngine:
         return spec.get_worker(CanonicalKVCaches([tensor], [[CanonicalKVCacheRef(0, PAGE_BYTES)]]))
 
     def _copy(self, output: SchedulerOutput) -> KVConnectorOutput | None:
-        """Do with a step's jobs what vLLM's worker side does: stores wait for the next step."""
+        """Carry out a step's copy jobs as vLLM's worker side does: stores wait for the next step."""
         if self._worker is None:
             return None
         jobs = output.kv_connector_metadata
@@ -252,7 +255,7 @@ class ModellessEngine:
         sampled = []
         for name, count in output.num_scheduled_tokens.items():
             request = self.scheduler.requests[name]
-            end = request.num_computed_tokens  # advanced already, when the step was scheduled
+            end = request.num_computed_tokens  # advanced when the step was scheduled
             start = end - count
             asked = request.num_prompt_tokens
             self.computed_tokens += min(end, asked) - min(start, asked)
@@ -278,7 +281,7 @@ class ModellessEngine:
 
 
 def connector_spec_config(config: VllmConfig, cache: KVCacheConfig) -> Any:
-    """Return what vLLM makes an OffloadingSpec from."""
+    """Return the configuration from which vLLM makes an OffloadingSpec."""
     from vllm.distributed.kv_transfer.kv_connector.v1.offloading.config import (
         build_offloading_config,
     )

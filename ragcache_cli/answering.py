@@ -37,8 +37,9 @@ from ragcache_engine.config import BackendName
 class AskSettings:
     """The arguments of the command.
 
-    questions: if there is none, they are read from standard input, a line each.
-    timeline: whether to show what happened when. pictures: a PNG file or a folder to draw it into.
+    questions: if there are none, read them from standard input, one per line.
+    timeline: whether to show what happened when. pictures: a PNG file or a folder for the timeline's
+      picture.
     """
 
     questions: tuple[str, ...]
@@ -57,7 +58,7 @@ class AskSettings:
 
 
 def answer_questions(settings: AskSettings, console: Console) -> int:
-    """Answer every question. Returns how many failed; the reason of each was printed.
+    """Answer every question, and print why any of them failed. Returns how many failed.
 
     Raises RAGCacheError if no question can be answered: no corpus, no model, or no engine.
     """
@@ -85,12 +86,12 @@ def answer_questions(settings: AskSettings, console: Console) -> int:
 
 
 def _read_typed(console: Console) -> Iterator[str]:
-    """Yield lines of standard input. Where a person types them, print a prompt before each."""
+    """Yield lines of standard input. If a person types them, print a prompt before each."""
     lines: Iterable[str] = sys.stdin
     if not sys.stdin.isatty():
         yield from (line.strip() for line in lines if line.strip())
         return
-    console.print("Ask, a line each; end with Ctrl-D.")
+    console.print("Type one question per line; end with Ctrl-D.")
     while True:
         try:
             line = console.input("[bold]> [/bold]").strip()

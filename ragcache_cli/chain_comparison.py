@@ -45,7 +45,7 @@ BUSY_SHARE = 0.4
 
 @dataclass(frozen=True, slots=True)
 class DemoSettings:
-    """The arguments of the command. dtype: as vLLM spells it. questions: how many are asked."""
+    """The arguments of the command. dtype: as vLLM spells it. questions: how many to ask."""
 
     model: str
     dtype: str
@@ -122,7 +122,7 @@ def _warn_if_busy(console: Console) -> bool:
 
 
 def _make_output_folder(folder: Path) -> None:
-    """Make the folder now: an error after minutes of work would lose the result."""
+    """Make the folder now, because an error after minutes of work would lose the result."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -134,7 +134,8 @@ def _make_output_folder(folder: Path) -> None:
 def _import_all() -> None:
     """Import what later phases need.
 
-    So their times hold no imports, and a missing package is reported now and not after minutes.
+    So the times of those phases include no imports, and a missing package is reported now, not after
+    minutes.
     """
     with needed("the demo"):
         import faiss  # noqa: F401

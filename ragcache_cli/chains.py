@@ -1,7 +1,7 @@
 """One retrieval chain, built three times: on stock LangChain, LangChain with RAGCache, and LlamaIndex.
 
-All three search the same Faiss index and write the same prompt, to the character. So their answers can be
-compared, and their times are those of the same work.
+All three search the same Faiss index and write the same prompt, to the character. So their answers and
+their times can be compared: all three do the same work.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from ragcache_engine import CachedTokens, EngineStartFailed, RAGCacheEngine, Tie
 TOP_K = 3
 UNCUT_TOKENS = 1 << 20
 WARM_UP = "Hello."
-"""Shorter than a block of KV memory: it readies the engine and leaves nothing in the cache."""
+"""A question shorter than a block: it readies the engine and leaves nothing in the cache."""
 
 Say = Callable[[str], None]
 
 
 class Chain(Protocol):
-    """Answers questions one at a time. name: for tables and pictures."""
+    """Answers questions one at a time. name: the chain's name in tables and pictures."""
 
     name: str
 
@@ -139,7 +139,7 @@ def stock_ttft_s(metrics: Any, asked_at_s: float) -> float:
 
 
 class _RecordingClient:
-    """Wraps vLLM's LLM and keeps its last output, of which LangChain passes on only the text."""
+    """Wraps vLLM's LLM and keeps its last output, because LangChain passes on only the text."""
 
     def __init__(self, llm: Any) -> None:
         self._llm = llm
@@ -212,8 +212,8 @@ class RAGCacheLlamaIndex:
             text_qa_template=PromptTemplate(
                 f"{form.before}{{context_str}}{form.between}{{query_str}}{form.after}"
             ),
-            # "compact" cuts passages to the context it assumes, counted with the tokenizer of another
-            # model. Nothing is cut here: the engine refuses a prompt that is too long.
+            # "compact" cuts passages to a context that it assumes, with the tokenizer of another model.
+            # This setting prevents that; the engine refuses a prompt that is too long.
             prompt_helper=PromptHelper(context_window=UNCUT_TOKENS, num_output=max_tokens),
         )
         self._query_engine = RetrieverQueryEngine(retriever, response_synthesizer=synthesizer)
@@ -231,7 +231,7 @@ class RAGCacheLlamaIndex:
 
 
 def _langchain_listener() -> Any:
-    """Make a callback handler that keeps the prompt as it was sent, and what the answer cost."""
+    """Make a callback handler that keeps the prompt as the model gets it, and the answer's cost."""
     from langchain_core.callbacks import BaseCallbackHandler
 
     class Listener(BaseCallbackHandler):
@@ -255,7 +255,7 @@ def _langchain_listener() -> Any:
 
 
 def _llamaindex_listener() -> Any:
-    """Make the same for LlamaIndex: one handler gets the events of all queries."""
+    """Make such a handler for LlamaIndex: one handler gets the events of all queries."""
     from llama_index.core.callbacks import CBEventType, EventPayload
     from llama_index.core.callbacks.base_handler import BaseCallbackHandler
 
@@ -287,9 +287,9 @@ def _llamaindex_listener() -> Any:
 def _measured_answer(
     question: str, prompt: str, answer: str, cost: Mapping[str, Any], tier: str
 ) -> Asked:
-    """Bring an answer into one form.
+    """Make an Asked of an answer and its cost.
 
-    cost: as the integration reports it. tier: what it writes before the name of a tier.
+    cost: as the integration reports it. tier: the text that the integration writes before a tier's name.
     """
     if "ttft_s" not in cost:
         raise CommandError("the answer came without what it cost; please report this")

@@ -1,4 +1,4 @@
-"""The index of a folder of the user's files: where it is kept, and how it is brought up to date."""
+"""Loads the index of a folder of the user's files, after bringing it up to date."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ragcache_cli.terminal import Phases
 def load_corpus_index(
     corpus: Path, sources: Sequence[Source], embedder: Embedder, notes: Phases
 ) -> PassageIndex:
-    """Load the index of a folder, brought up to date. Prints what was left out, and why.
+    """Bring the index of a folder up to date and load it. Prints which files were left out, and why.
 
     sources: the files of the folder. Raises what `update_index` raises.
     """

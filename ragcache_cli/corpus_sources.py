@@ -1,4 +1,4 @@
-"""What an index is made from: named sources, which can tell whether they changed, of titled sections."""
+"""The sources of an index: each has a name and titled sections, and can tell whether it has changed."""
 
 from __future__ import annotations
 

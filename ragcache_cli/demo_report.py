@@ -1,4 +1,4 @@
-"""The results of the demo: a table for the terminal, a picture, and the raw numbers."""
+"""Shows the results of the demo: a table for the terminal, a picture, and the raw numbers."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from ragcache_cli.measurements import Run, same_answers
 from ragcache_engine import CachedTokens
 
 COLOURS = ("#9aa0a6", "#1a73e8", "#12a182")
-"""Stock is grey. The other two differ in lightness, and so in black and white too."""
+"""The chains' colours. Stock is grey; the other two differ in lightness, so also in black and white."""
 FIGURES = 90
-"""How many columns of the terminal the figures take."""
+"""How many columns of the terminal the table's figures take."""
 WORDS_FROM_WIDTH = FIGURES + 15
 
 
 def table(stock: Run, others: Sequence[Run], width: int) -> Table:
     """Make a table with a line for each question, then the totals.
 
-    Every run answered the same questions in the same order. width: of the terminal; a narrow one gets the
-    questions' numbers without their words.
+    Every run answered the same questions in the same order. width: the terminal's columns; in a narrow
+    one, the table has the questions' numbers without their texts.
     """
     runs = [stock, *others]
     letters = [f"({letter})" for letter in ascii_lowercase[: len(runs)]]
@@ -98,8 +98,8 @@ def summary(stock: Run, others: Sequence[Run]) -> list[str]:
 def remark_if_all_fits(stock: Run, answer_tokens: int, device_tokens: int) -> str | None:
     """Remark that stock vLLM's own cache does as well if the device cache holds every token; else None.
 
-    answer_tokens: of all the run's answers together, at most.
-    device_tokens: what the device cache holds.
+    answer_tokens: the most tokens that all answers of the run have together. device_tokens: how many
+    tokens the device cache holds.
     """
     tokens = stock.prompt_tokens + answer_tokens
     if tokens > device_tokens:
@@ -154,7 +154,7 @@ def write_figures(
     settings: Mapping[str, Any],
     phases_s: Mapping[str, float],
 ) -> None:
-    """Write everything that was measured, and on what, as JSON."""
+    """Write all measurements, the machine and the versions as JSON."""
     content = {
         "settings": dict(settings),
         "machine": asdict(machine),

@@ -1,4 +1,4 @@
-"""`ragcache doctor`: whether an engine would start here and with what; and if not, what to do."""
+"""`ragcache doctor`: tell whether and with what an engine would start here; if not, what to do."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def as_table(found: list[Finding]) -> Table:
 def findings(
     model: str, machine: Machine, versions: Mapping[str, str | None], wheel: Wheel | None
 ) -> list[Finding]:
-    """Judge what was looked up. Only the model is looked up here."""
+    """Judge the given facts. This function itself looks up only the model."""
     return [
         *_machine(machine),
         *_versions(versions),

@@ -1,4 +1,4 @@
-"""`ragcache warm`: prefill what a query log asks for most, into a disk cache that later engines use."""
+"""`ragcache warm`: prefill the documents that a query log asks for most, into a disk cache."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ragcache_engine import Document, EngineConfig, RAGCacheEngine
 class WarmSettings:
     """The arguments of the command.
 
-    top: how many sets of documents are prefilled, those asked for most. engine: settings of EngineConfig.
+    top: how many sets of documents to prefill, the most wanted first. engine: settings of EngineConfig.
     """
 
     corpus: Path
@@ -38,7 +38,7 @@ class WarmSettings:
 
 
 def warm_disk(settings: WarmSettings, console: Console) -> None:
-    """Search for each question, prefill the sets found most often, and print what was written.
+    """Search for each question, prefill the sets found most often, and print how much was written.
 
     Raises RAGCacheError of the corpus, the query log, the configuration or the engine.
     """
@@ -83,7 +83,7 @@ def warm_disk(settings: WarmSettings, console: Console) -> None:
 
 
 def most_wanted(found: Sequence[Sequence[str]], top: int) -> list[list[str]]:
-    """Return the sets that were found most often, each once; those that begin alike stand together."""
+    """Return the sets found most often, each once; sets with the same beginning are adjacent."""
     counts = Counter(tuple(names) for names in found if names)
     chosen = [names for names, _ in counts.most_common(top)]
     return [list(names) for names in sorted(chosen)]

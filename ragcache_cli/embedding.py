@@ -1,4 +1,4 @@
-"""Embedding models: what an index needs of one, and MiniLM."""
+"""Embedding models: the methods that an index needs, and MiniLM."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ LONGEST_TOKENS = 512
 
 
 class Embedder(Protocol):
-    """Turns texts into vectors. name: kept with an index, so that vectors of two models never mix."""
+    """Turns texts into vectors. name: an index keeps it, so that vectors of two models never mix."""
 
     name: str
 
     def embed(self, texts: Sequence[str], done: Done | None = None) -> Vectors:
         """Return the vectors: float32, shape (texts, dimension), each row of length 1.
 
-        done: called with how many texts are embedded, of how many.
+        done: called with the number of embedded texts, and of all texts.
         """
         ...
 

@@ -21,7 +21,7 @@ BLOCK_TAGS = (
 
 
 def folder_sources(folder: Path) -> list[Source]:
-    """List every file of a readable kind below the folder, by name. Hidden files and folders are skipped.
+    """List every file of a readable kind below the folder, by name. Skips hidden files and folders.
 
     Raises EmptyCorpus if there is no such folder or no such file.
     """

@@ -1,4 +1,4 @@
-"""Where converted models and indexes are kept between runs, and how a folder is written as a whole."""
+"""Finds the folder that keeps models and indexes between runs, and writes folders as a whole."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def create_folder(target: Path) -> Iterator[Path]:
 
 @contextmanager
 def replace_folder(target: Path) -> Iterator[Path]:
-    """Do as `create_folder`, but replace a folder that is there. It stays if the block raises."""
+    """Do as `create_folder`, but replace an existing folder. If the block raises, the old one stays."""
     with _written_beside(target) as written:
         yield written
         with _written_beside(target) as aside:

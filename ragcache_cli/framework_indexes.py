@@ -1,4 +1,4 @@
-"""A passage index as an index of each framework, so that both retrieve the same passages."""
+"""Makes each framework's own index of a passage index, so that both retrieve the same passages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ragcache_cli.passages import Passage
 
 
 def build_langchain_store(index: PassageIndex, embedder: Embedder) -> Any:
-    """Build a LangChain store with an index of the same kind, from the vectors that are there.
+    """Build a LangChain store with an index of the same kind, from the vectors of this index.
 
     Raises MissingExtra.
     """

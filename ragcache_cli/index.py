@@ -34,9 +34,9 @@ FORMAT = 1
 MANIFEST, PASSAGES, VECTORS = "manifest.json", "passages.jsonl", "vectors.faiss"
 
 VECTORS_PER_LIST = 16
-"""The least for each list on average: with fewer vectors, an index gets fewer lists."""
+"""The fewest vectors per list, on average: with fewer vectors, an index gets fewer lists."""
 PROBED_SHARE = 2
-"""One list in so many is searched, but at least PROBED_LEAST. Recall matters most: indexes are small."""
+"""One in this many lists is searched, but at least PROBED_LEAST: recall matters most."""
 PROBED_LEAST = 8
 SLICE_S = 0.002
 """The least time of searching between two stages, in seconds."""
@@ -44,10 +44,11 @@ SLICE_S = 0.002
 
 @dataclass(frozen=True, slots=True)
 class SourceRecord:
-    """What the manifest keeps of a source.
+    """The manifest's entry for one source.
 
-    passages: how many passages of it the index has; they stand together, in the manifest's order.
-    skipped: why there is none, if the source could not be read.
+    passages: how many passages of the source the index has; they stand together, in the manifest's
+      order.
+    skipped: why the source has none, if it could not be read.
     """
 
     name: str
@@ -60,7 +61,7 @@ class SourceRecord:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What an index was made from. Its parts are used again only if all but the sources are the same."""
+    """What an index was made from. An update reuses parts only if all but the sources agree."""
 
     embedding: str
     sources: tuple[SourceRecord, ...]
@@ -130,7 +131,7 @@ def update_index(
     """Bring the index in the folder up to date with these sources, and save it there.
 
     Only new and changed sources are read and embedded; passages of sources that are gone are dropped.
-    done: called with how many passages are embedded, of how many.
+    done: called with the number of embedded passages, and of all passages.
     Raises EmptyCorpus if no source gives a passage, MissingExtra, and OSError if the folder cannot be
     written; after an error the folder is unchanged.
     """
@@ -230,7 +231,7 @@ def _read(source: Source, embedder: Embedder) -> tuple[SourceRecord, list[Passag
                 section.title,
                 section.text,
                 embedder.count_tokens,
-                first_number=numbers[name],  # sections may share a name, passages must not
+                first_number=numbers[name],  # sections may share a name, passages may not
             )
             numbers[name] += len(found)
             passages += found
@@ -248,7 +249,7 @@ def _nothing_read(records: Sequence[SourceRecord]) -> str:
 
 
 class _OlderIndex:
-    """What can be used again of an older index; nothing if there is none."""
+    """The reusable parts of an older index; none without an older index."""
 
     def __init__(self, old: PassageIndex | None) -> None:
         self._old = old

@@ -1,6 +1,6 @@
-"""What this machine is and what is installed on it.
+"""Describes this machine and the packages that are installed on it.
 
-The operating system and package metadata say it: nothing heavy is imported.
+The facts come from the operating system and from package metadata; nothing heavy is imported.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class GPU:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What the machine has. cores: how many this process may use.
+    """The hardware and system of a machine. cores: how many this process may use.
 
     memory_bytes, free_bytes: None if the system does not tell. shm_bytes: None without /dev/shm.
     """
@@ -53,7 +53,7 @@ class Machine:
 
 
 def this_machine() -> Machine:
-    """Look at this machine."""
+    """Describe this machine."""
     memory = _meminfo()
     return Machine(
         python=platform.python_version(),

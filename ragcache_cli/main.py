@@ -1,7 +1,7 @@
-"""The `ragcache` command: finds the command that is asked for, and turns what happens into an exit code.
+"""The `ragcache` command: runs the command that is asked for, and turns its result into an exit code.
 
-0: done. 1: it could not be done, and one line on standard error says why. 2: the arguments make no
-sense. 130: interrupted.
+0: done. 1: the command failed, and one line on standard error says why. 2: the arguments are wrong.
+130: interrupted.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ COMMANDS: Mapping[str, ModuleType] = {
     "serve": serve,
     "doctor": doctor,
 }
-"""By name, in the order of the help."""
+"""The commands by name, in the order of the help."""
 LOG = "last-run.log"
 
 
@@ -63,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _split_at_double_dash(arguments: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
-    """Split off what `serve` passes on to `vllm serve`. Other commands know no double dash."""
+    """Split off what `serve` passes on to `vllm serve`. Other commands have no double dash."""
     if "--" not in arguments or arguments[0] != "serve":
         return arguments, ()
     at = list(arguments).index("--")

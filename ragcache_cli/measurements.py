@@ -1,4 +1,4 @@
-"""What the demo measures of each chain: the answers with their times and tokens."""
+"""The demo's measurements of each chain: the answers with their times and tokens."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Run:
 
 
 def same_answers(run: Run, stock: Run) -> list[bool]:
-    """Tell for each question whether both chains gave the same text, to the character."""
+    """Return for each question whether both chains gave the same text, to the character."""
     pairs = zip(run.asked, stock.asked, strict=True)
     return [mine.answer == theirs.answer for mine, theirs in pairs]
 

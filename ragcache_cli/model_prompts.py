@@ -1,4 +1,4 @@
-"""Which model a command loads, and what the prompts for it look like."""
+"""Chooses the model that a command loads, and the form of its prompts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much memory a model needs, from the files of its folder: nothing is loaded."""
+"""Computes how much memory a model needs from the files of its folder, without loading it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ WEIGHT_FILES = ("*.safetensors", "*.bin", "*.gguf")
 class ModelSize:
     """The memory that a model needs.
 
-    kv_token_bytes: of a token's keys and values in all layers. None where config.json does not tell.
+    kv_token_bytes: bytes of one token's keys and values in all layers. Fields are None if config.json
+      does not tell.
     """
 
     weights_bytes: int
@@ -26,7 +27,7 @@ class ModelSize:
 
     @property
     def context_bytes(self) -> int | None:
-        """The KV of one request that fills the context: the smallest device cache that is allowed."""
+        """Bytes of key-value memory for a full context: the smallest device cache allowed."""
         if self.kv_token_bytes is None or self.context_tokens is None:
             return None
         return self.kv_token_bytes * self.context_tokens
@@ -46,9 +47,9 @@ def local_folder(model: str, environment: Mapping[str, str] = os.environ) -> Pat
 
 
 def model_size(folder: Path) -> ModelSize:
-    """Raises OSError or ValueError if config.json cannot be read."""
+    """Read how much memory a model needs. Raises OSError or ValueError if config.json is unreadable."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    config = config.get("text_config") or config  # models that also see keep it one level down
+    config = config.get("text_config") or config  # models with vision keep it one level down
     context = config.get("max_position_embeddings")
     return ModelSize(_weights_bytes(folder), _kv_token_bytes(config), context)
 

@@ -18,7 +18,7 @@ DEMO_MODEL = "demo"
 """The value of --model if the user gives none."""
 DEMO_MODEL_NAME = "SmolLM2-135M-Instruct"
 CONVERSION = 1
-"""Raised when the conversion changes, so that folders of an older one are not used."""
+"""A number that grows when the conversion changes, so that older folders are not used."""
 
 
 def demo_model_folder() -> Path:
@@ -31,7 +31,7 @@ def is_converted(folder: Path) -> bool:
 
 
 def packaged_weights() -> Path:
-    """Find the GGUF file. The package is not imported: it needs a runtime that is not needed here.
+    """Find the GGUF file without importing its package, which would need a runtime of its own.
 
     Raises MissingExtra if the package is absent, DemoModelUnavailable if the file in it is.
     """

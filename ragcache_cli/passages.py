@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 PASSAGE_TOKENS = 400
-"""Long enough to answer from, and short enough for three of them to fit a small model's prompt."""
+"""Tokens of a passage: enough to answer from, and few enough for three in a small model's prompt."""
 SHORTEST_TAIL = 8
-"""A rest shorter than a passage's tokens / SHORTEST_TAIL is added to the passage before it."""
+"""A rest of fewer than a passage's tokens / SHORTEST_TAIL joins the passage before it."""
 
 CountTokens = Callable[[str], int]
 
@@ -27,7 +27,7 @@ class Passage:
 
     @property
     def shown(self) -> str:
-        """The text that is embedded, and that stands in every prompt to the character."""
+        """The text that is embedded, and that prompts contain character by character."""
         return f"{self.title}\n\n{self.text}"
 
 
@@ -42,7 +42,7 @@ def cut(
     """Cut a text into passages in order, each of at most about `most_tokens`; none for a blank text.
 
     Cuts fall between paragraphs. A paragraph that is too long is cut between lines, and a line that is
-    too long between words. first_number: of the first passage, in its id.
+    too long between words. first_number: the number of the first passage, for its id.
     """
     pieces = _pieces(text, count_tokens, most_tokens)
     return [

@@ -56,7 +56,7 @@ class ProfileSettings:
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """What was measured. seconds[row][column]: the repeats of one pair of lengths."""
+    """The measured times. seconds[row][column]: the repeats of one pair of lengths."""
 
     cached_tokens: tuple[int, ...]
     computed_tokens: tuple[int, ...]
@@ -118,7 +118,7 @@ def profile_prefill(settings: ProfileSettings, console: Console) -> None:
 
 
 def model_name(settings: ProfileSettings) -> str:
-    """Return the name of the model for the user."""
+    """Return the model's name as users know it."""
     if settings.backend == "memory":
         return "the memory backend"
     return DEMO_MODEL_NAME if settings.model == DEMO_MODEL else settings.model
@@ -166,8 +166,8 @@ def measure_prefill(
     """Time each pair of lengths `repeats` times.
 
     The first timing of each computed length is thrown away: an engine may still compile for it.
-    cached: if the engine caches fewer tokens of a prompt, as its blocks are larger than it says, the
-    result has that number instead.
+    cached: if the engine caches fewer tokens of a prompt, because its blocks are larger than it says,
+    the result has the smaller number.
     """
     prompts = _Prompts(engine)
     spent, total = 0, (len(cached) * repeats + 1) * sum(computed)
@@ -193,7 +193,7 @@ class _Prompts:
     def __init__(self, engine: RAGCacheEngine) -> None:
         self._random = random.Random(0)
         self._engine = engine
-        # Most words are one token only after a space: every prompt begins with this one.
+        # Most words are one token only after a space, so every prompt begins with this word.
         self._opening = self._count([OPENING])
         words = WORDS.split()
         self._words = [word for word in words if self._count([OPENING, word]) == self._opening + 1]
@@ -202,15 +202,15 @@ class _Prompts:
                 "this model's tokenizer splits common English words, so prompts of a known length "
                 "cannot be built for it; please report which model it is"
             )
-        self._start: list[str] = [OPENING]  # all prompts begin with a part of it, or with all of it
+        self._start: list[str] = [OPENING]  # prompts begin with a part of it, or all
 
     def begin_anew(self, tokens: int) -> str:
-        """Make a prompt of so many tokens. Later prompts of `next` share their beginning with it."""
+        """Make a prompt of this many tokens. Later prompts from `next` share their beginning with it."""
         self._start = self._filled([OPENING], tokens)
         return " ".join(self._start)
 
     def next(self, shared: int, new: int) -> str:
-        """Make a prompt that shares so many tokens with the last `begin_anew`, and then has new ones."""
+        """Make a prompt of `shared` tokens of the last `begin_anew`, followed by `new` other tokens."""
         words = self._start[: 1 + max(0, shared - self._opening)]
         return " ".join(self._filled(words, shared + new))
 
@@ -237,9 +237,9 @@ def _really_cached(engine: RAGCacheEngine, prompts: _Prompts, wanted: int) -> in
 
 
 def _time_prefill(engine: RAGCacheEngine, prompts: _Prompts, cached: int, computed: int) -> float:
-    """Measure the seconds to the first token with so many tokens cached and so many computed.
+    """Measure the seconds to the first token with these numbers of cached and computed tokens.
 
-    Raises CommandError if the engine does not cache that many.
+    Raises CommandError if the engine does not cache that many tokens.
     """
     for _ in range(ATTEMPTS):
         usage = engine.generate(prompts.next(cached, computed), [], ONE_TOKEN).usage
@@ -254,7 +254,7 @@ def _time_prefill(engine: RAGCacheEngine, prompts: _Prompts, cached: int, comput
 
 
 def hardware(backend: BackendName) -> str:
-    """Name what computes: the GPUs, or the CPU cores."""
+    """Return the name of the hardware that computes: the GPUs, or the CPU cores."""
     if backend == "memory":
         return "a virtual clock"
     machine = this_machine()
@@ -281,7 +281,7 @@ def table(made: CostProfile) -> Table:
 
 
 def summary(made: CostProfile, timings: Timings) -> list[str]:
-    """Say what caching gains, and how steady the times are."""
+    """Write sentences on what caching gains, and on how steady the times are."""
     old, new = made.cached_tokens[-1], made.computed_tokens[0]
     lines = []
     if old:
@@ -301,7 +301,7 @@ def summary(made: CostProfile, timings: Timings) -> list[str]:
 
 
 def _make_output_folder(output: Path) -> None:
-    """Make the folder now: an error after minutes of work would lose the result."""
+    """Make the folder now, because an error after minutes of work would lose the result."""
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:

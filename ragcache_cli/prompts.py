@@ -1,4 +1,4 @@
-"""The form of a prompt around passages and question, as the model was trained on it."""
+"""The form of a prompt around passages and question, as the model knows it from its training."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ CHATML = PromptForm(
     between=BEFORE_QUESTION,
     after="<|im_end|>\n<|im_start|>assistant\n",
 )
-"""For the demo's model, which was trained on ChatML: completion classes send prompts unchanged."""
+"""The ChatML form of the demo's model, written out because completion classes send prompts unchanged."""
 
 
 def plain_form(instruction: str) -> PromptForm:
@@ -59,7 +59,7 @@ def chat_form(tokenizer: Any, instruction: str) -> PromptForm:
         text = _rendered(tokenizer, [{"role": "system", "content": instruction}, user])
         if instruction not in text:
             raise ValueError("the template drops the system message")
-    except Exception:  # a template is a program of the model's authors, which may raise anything
+    except Exception:  # a template is a program, which may raise anything
         user["content"] = f"{instruction}\n\n{content}"
         text = _rendered(tokenizer, [user])
     before, _, rest = text.partition(_PASSAGES_HERE)

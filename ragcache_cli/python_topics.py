@@ -10,9 +10,9 @@ from ragcache_cli.corpus_sources import Section, Source
 from ragcache_cli.passages import paragraphs
 
 COLLECTIONS = frozenset({"compound", "specialnames", "types"})
-"""Topics that consist of many smaller ones."""
+"""Topics that only repeat many smaller ones."""
 SHORTEST_REPEAT = 80
-"""In characters. A shorter paragraph ("For example:") may stand in several topics."""
+"""Characters. A shorter paragraph, such as "For example:", may stand in several topics."""
 
 
 def python_topics() -> list[Source]:

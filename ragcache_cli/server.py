@@ -13,7 +13,8 @@ from ragcache_engine.backends.vllm.installed import require_vllm
 
 
 def build_server_command(settings: dict[str, object], given: Sequence[str]) -> list[str]:
-    """Return the command to run. settings: of EngineConfig. given: further arguments of `vllm serve`.
+    """Return the command that starts the server. settings: fields of EngineConfig. given: further
+    arguments of `vllm serve`.
 
     Raises BackendUnavailable, ConfigError, ModelNotFound.
     """

@@ -1,6 +1,6 @@
-"""`ragcache simulate`: how much memory would pay, which policy, and would reordering documents help?
+"""`ragcache simulate`: tell how much memory would pay, with which policy and document order.
 
-It replays a trace on the simulated device, where production's cache manager decides about blocks.
+It replays a trace on the simulated device, with the same cache manager as in production.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def simulate(
 
 
 def kv_bytes_of(model: str) -> int:
-    """What a token's tensors take, from the model's config.json. Raises CommandError."""
+    """Return the bytes of one token's tensors, from the model's config.json. Raises CommandError."""
     folder = demo_model_folder() if model == DEMO_MODEL else local_folder(model)
     try:
         size = model_size(folder).kv_token_bytes if folder else None
@@ -56,7 +56,7 @@ def kv_bytes_of(model: str) -> int:
 
 
 def cost_profile(path: Path | None) -> CostProfile:
-    """The measured one, or the default formula. Raises CommandError."""
+    """Return the profile in this file, or without a file the default formula. Raises CommandError."""
     if path is None:
         return CostProfile.default()
     try:

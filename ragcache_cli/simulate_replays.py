@@ -1,4 +1,4 @@
-"""A trace replayed in every setting that was asked for: the figures behind `ragcache simulate`."""
+"""Replays a trace in every wanted setting, and returns the figures for `ragcache simulate`."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ from ragcache_engine.simulation.trace_prompts import TracePrompts
 from ragcache_engine.simulation.trace_replay import TraceReplay, endless_hit_rate, replay_trace
 
 ORACLE = "oracle"
-"""The name of the oracle's rows among those of policies."""
+"""The name of the oracle in rows, where others have a policy."""
 
 
 @dataclass(frozen=True, slots=True)
 class SimulateSettings:
-    """capacities: of the device, in tokens, or as shares of all document tokens as in "5%".
+    """The arguments of the command.
 
-    kv_token_bytes: what a token's tensors take; None if no model was named.
-    block_tokens: tokens in a block. host_cache, disk_cache: sizes in the words of a capacity; None
-      for no such tier.
+    capacities: sizes of the device, in tokens, or as shares of all document tokens such as "5%".
+    kv_token_bytes: bytes of one token's tensors; None if no model was named.
+    block_tokens: tokens in a block.
+    host_cache, disk_cache: sizes, written like a capacity; None for no such tier.
     """
 
     capacities: tuple[str, ...]
@@ -46,7 +47,7 @@ class SimulateSettings:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One replay. of_oracle: token hits as a share of the oracle's; None where there is none.
+    """One replay. of_oracle: token hits as a share of the oracle's; None without an oracle.
 
     tier_hit_rates: the token hit rate by tier; None without slower tiers, and for the oracle.
     too_long: requests whose prompt does not fit into the device's capacity.
@@ -66,10 +67,11 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """endless: token hit rate of each order if nothing was ever evicted.
+    """The figures of all replays.
 
-    anywhere: token hit rate if a document could be reused at any position, nothing evicted.
-    host_tokens, disk_tokens: of the slower tiers.
+    endless: the token hit rate of each order if nothing was ever evicted.
+    anywhere: the token hit rate if a document could be reused at any position, and nothing was evicted.
+    host_tokens, disk_tokens: the sizes of the slower tiers.
     """
 
     requests: int
@@ -90,7 +92,7 @@ def run(
     capacities: Sequence[int],
     done: Callable[[int, int], None],
 ) -> Findings:
-    """Replay the trace in every setting. `done` is called with the count of replays so far and in all."""
+    """Replay the trace in every setting. done: called with the number of replays so far, and of all."""
     total = len(settings.orders) * (1 + len(capacities) * (1 + len(settings.policies)))
     count = 0
 
@@ -144,7 +146,7 @@ def run(
 
 @dataclass(frozen=True, slots=True)
 class _SlowerTiers:
-    """What lies below the device."""
+    """The sizes of the tiers below the device."""
 
     host_tokens: int
     disk_tokens: int
@@ -164,7 +166,7 @@ class _SlowerTiers:
         return self.host_tokens + self.disk_tokens
 
     def below(self, capacity: int, settings: SimulateSettings) -> TierSizes:
-        """All tiers, the device with this capacity, in whole blocks and with one at least."""
+        """Return the sizes of all tiers for a device of this capacity, in whole blocks, at least one."""
 
         def blocks(tokens: int) -> int:
             return max(1, tokens // settings.block_tokens) if tokens else 0
@@ -209,7 +211,7 @@ def _row(
 
 
 def _oracle(trace: Trace, capacity: int, order: str, system_tokens: int) -> int | None:
-    """The oracle's token hits. With order "cached" requests depend on the cache: there is none."""
+    """Return the oracle's token hits; None with order "cached", whose requests depend on the cache."""
     if order == "canonical":
         trace = Trace(tuple(tuple(sorted(r)) for r in trace.requests), trace.tokens)
     elif order != "retrieved":

@@ -1,4 +1,4 @@
-"""What `ragcache simulate` shows: a table, sentences and a picture."""
+"""Shows the findings of `ragcache simulate`: a table, sentences and a picture."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ragcache_cli.simulate_replays import ORACLE, Findings, Row, SimulateSetting
 
 TIERS = ("device", "host", "disk")
 ENOUGH = 0.95
-"""Of the hits that endless memory would give: where more memory is hardly worth its price."""
+"""From this share of the hits with endless memory on, more memory is hardly worth its price."""
 GIB, MIB = 1 << 30, 1 << 20
 
 
@@ -47,7 +47,7 @@ def table(found: Findings, settings: SimulateSettings) -> Table:
 
 
 def _cells(row: Row, has_tiers: bool) -> list[str]:
-    """The row's figures, from its documents on."""
+    """Return the texts of a row's figures, from its document hits on."""
     rates = row.tier_hit_rates
     by_tier = " + ".join(f"{rates[tier]:.0%}" for tier in TIERS) if rates else ""
     tiers = [by_tier] if has_tiers else []
@@ -63,7 +63,7 @@ def _cells(row: Row, has_tiers: bool) -> list[str]:
 
 
 def answers(found: Findings, settings: SimulateSettings) -> list[str]:
-    """What the user wanted to know, in sentences."""
+    """Answer in sentences how much memory pays, with which policy, and whether reordering helps."""
     lines = [_memory(found, order, settings) for order in settings.orders]
     lines += _too_small(found, settings)
     plain = found.endless.get("retrieved")
@@ -101,7 +101,7 @@ def _memory(found: Findings, order: str, settings: SimulateSettings) -> str:
 
 
 def _too_small(found: Findings, settings: SimulateSettings) -> list[str]:
-    """A sentence on capacities that do not hold every single prompt."""
+    """Return a sentence on capacities that cannot hold every single prompt, if there are any."""
     short = {row.capacity_tokens: row.too_long for row in found.rows if row.too_long}
     if not short:
         return []
@@ -121,7 +121,7 @@ def _size(tokens: int, kv_token_bytes: int | None) -> str:
 
 
 def draw(found: Findings, path: Path) -> None:
-    """Token hits against capacity, a panel for each order, as a PNG. Raises MissingExtra."""
+    """Draw token hits against capacity as a PNG, with a panel for each order. Raises MissingExtra."""
     with needed("the picture"):
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure

@@ -1,4 +1,4 @@
-"""What the user sees during a phase of work: a spinner with the time, then how long it took."""
+"""Shows each phase of a command's work: a spinner with the time, then how long the phase took."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from rich.progress import (
 )
 
 Done = Callable[[int, int], None]
-"""Called with how many are done, of how many."""
+"""Called with how many pieces of work are done, and how many there are."""
 
 
 class _KnownBar(BarColumn):
-    """A bar that is shown once it is known how much there is to do."""
+    """A bar that appears once the amount of work is known."""
 
     def render(self, task: Task) -> RenderableType:  # type: ignore[override]  # a bar or nothing
         return super().render(task) if task.total else ""
@@ -40,7 +40,8 @@ class Phases:
     def waiting(self, title: str) -> Iterator[Done]:
         """Show a spinner with the elapsed time while the block runs, for work that prints nothing.
 
-        Yields a function that turns the spinner into a bar: call it with how many are done, of how many.
+        Yields a function that turns the spinner into a bar: call it with how many pieces are done, and
+        how many there are.
         """
         progress = Progress(
             SpinnerColumn(),

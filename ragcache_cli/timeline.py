@@ -37,7 +37,7 @@ class SpeculationSpan:
 
 @dataclass(frozen=True, slots=True)
 class Lanes:
-    """A timeline as it is drawn, in seconds since the question.
+    """A timeline in the form in which it is drawn, in seconds since the question.
 
     stages_s: when the search had results. new_s: those of these times at which the documents changed.
     model_s: when the computation that led to the first token began; None if none did.
@@ -52,7 +52,7 @@ class Lanes:
 
 
 def lanes(report: SpeculationReport) -> Lanes:
-    """Bring a report into the form that is drawn."""
+    """Turn a report into the lanes of a picture."""
     stages = [event for event in report.timeline if event.step is SpeculationStep.STAGE]
     named = [event.detail.removeprefix("final: ") for event in stages]
     new = [event.at_s for at, event in enumerate(stages) if at == 0 or named[at] != named[at - 1]]
@@ -74,7 +74,7 @@ def lanes(report: SpeculationReport) -> Lanes:
 
 
 def hidden_share(report: SpeculationReport) -> float:
-    """Return which share of the search ran beside the computation that led to the answer, 0 to 1.
+    """Return the share of the search that ran during the computation that led to the answer, 0 to 1.
 
     It is 0 if no guess was adopted. The paper's Table 3 has the time of search that was not hidden.
     """
@@ -98,7 +98,7 @@ def _speculations(report: SpeculationReport, prompt_s: float | None) -> tuple[Sp
             fate = event.detail or event.step.value
             found.append(SpeculationSpan(start_s, event.at_s, fate))
             start_s = None
-    if start_s is not None:  # a prefill that was completed has no event for its end
+    if start_s is not None:  # a completed prefill has no event for its end
         found.append(
             SpeculationSpan(start_s, start_s if prompt_s is None else prompt_s, "prefilled")
         )
@@ -163,7 +163,7 @@ def draw(question: str, usage: Usage, path: Path) -> None:
 
 
 def picture_path(given: Path, number: int) -> Path:
-    """Return the file for the picture of a question. number: of the question, from 1.
+    """Return the file for the picture of a question. number: the question's number, from 1.
 
     given: a folder, or a file ending in .png, to which later questions add their number.
     """

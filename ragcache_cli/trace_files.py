@@ -4,8 +4,8 @@ A trace is JSON Lines, one request a line, in the order of arrival:
 
     {"documents": ["d1", "d7"], "tokens": [120, 310]}
 
-documents: ids in the order of the prompt. tokens: of each document; may be left out where an earlier line
-gives the count of every document.
+documents: ids in the order of the prompt. tokens: the length of each document; a line may leave this
+out if earlier lines give the lengths of all its documents.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ def trace_from(
 ) -> Trace:
     """Read the trace that a command was given, or make it from its query log. Raises RAGCacheError.
 
-    top_k: only so many documents of each request; None for all, or QUESTION_TOP_K with a query log.
+    top_k: how many documents of each request to keep; None for all, or for QUESTION_TOP_K with a query
+      log.
     """
     if trace is not None:
         read = read_trace(trace)
@@ -89,7 +90,7 @@ def read_trace(path: Path) -> Trace:
 
 
 def read_questions(path: Path) -> list[str]:
-    """Read a query log: a question a line, plain or as JSON with a key of QUESTION_KEYS.
+    """Read a query log: one question per line, plain or as JSON with a key of QUESTION_KEYS.
 
     Raises BadTrace.
     """
@@ -102,7 +103,7 @@ def read_questions(path: Path) -> list[str]:
 def trace_of(
     questions: Sequence[str], index: PassageIndex, embedder: Embedder, top_k: int
 ) -> Trace:
-    """Make a trace of what the index retrieves for each question.
+    """Make a trace of the documents that the index retrieves for each question.
 
     Tokens are counted with the embedding model's tokenizer: about as many as the LLM's.
     """

@@ -28,33 +28,37 @@ class EngineConfig(BaseModel):
     device_cache: bytes of device memory for key-value tensors ("2GiB", 2147483648). None: vLLM chooses
       on a GPU; on a CPU it is a quarter of the free memory, at most 4 GiB. It must hold at least one
       request of the model's full context.
-    host_cache: bytes of host memory for copies of documents' tensors, which are loaded back when the
-      device has overwritten its own. None: 4 GiB beside a GPU, at most a quarter of the free memory; on
-      a CPU 0, as the device cache is host memory already, or 1 GiB if there is a disk cache.
+    host_cache: bytes of host memory for copies of documents' tensors. The engine loads a copy back when
+      the device has overwritten its own tensors. None: 4 GiB beside a GPU, at most a quarter of the
+      free memory; on a CPU 0, as the device cache is host memory already, or 1 GiB if there is a disk
+      cache.
     disk_cache: bytes of disk below the host cache; 0 for none. Its files survive the process, and several
       engines may share them.
     disk_cache_dir: the folder of the disk cache; None: ~/.cache/ragcache/kv.
     policy: which documents a full tier evicts first; a name of knowledge.POLICIES.
-    reorder_window: of this many waiting requests, the one with most cached and least to compute goes
-      first; no request is overtaken more often than that. 1: first come, first served.
+    reorder_window: how many waiting requests compete to be the next one. The request with the most
+      tokens cached and the fewest to compute wins. No request is overtaken more than this many times.
+      1: first come, first served.
     document_order: how retrievers order the documents they found. "retrieved": nearest first, so that
       the prompt is what the pipeline would write without RAGCache; "canonical": sorted by id; "cached":
-      cached documents first. The last two reuse more, and change the prompt, and with it perhaps the
+      cached documents first. The last two reuse more tensors, but change the prompt, and so perhaps the
       answer.
     cache_depth: cache only this many documents from the start of a prompt; None: all.
     cost_profile: the file that `ragcache profile` wrote for this model and machine: how long computing
       and loading take. Without it, the engine begins with a rough formula and learns from the steps it
       sees.
-    request_timeout_s: if the backend shows no token of any request for this long, every waiting request
-      is tried once more, and then ends with RequestTimedOut. Waiting in a busy queue does not count.
+    request_timeout_s: if the backend shows no token of any request for this long, the engine tries
+      every waiting request once more, and then ends it with RequestTimedOut. Waiting in a busy queue
+      does not count.
     speculation: whether to begin the answer on provisional search results, before the prompt comes.
       "auto": where measurements show that it gains time, so not for searches of a few milliseconds, for
       prompts that cannot be foreseen, or under load. It never changes an answer.
     chat_template: the Jinja text that writes conversations, or the path of a file with that text. None:
       the model's own.
     tool_parser: the name of vLLM's parser for the model's tool calls, as for `--tool-call-parser` of its
-      server: "hermes", "llama3_json", ... None reads JSON between <tool_call> tags. Qwen2.5, SmolLM3 and
-      Hermes models write that, and so do all models that the system message tells of the tools.
+      server: "hermes", "llama3_json", ... None reads JSON between <tool_call> tags. Qwen2.5, SmolLM3
+      and Hermes models write that. So do models whose chat template has no place for tools: the system
+      message asks them for it.
     vllm_args: arguments for vLLM's AsyncEngineArgs, passed on as they are, for example
       {"dtype": "float32", "max_model_len": 4096}. They override what RAGCache would choose.
 

@@ -3,7 +3,8 @@
 The tree that knows exactly what is cached lives beside the model, in another process. The tree here only
 estimates that: it sees the same prompts, with the same eviction policy and about the same capacity. Where
 the estimate is wrong, the order is merely not the best one.
-Source: RAGCache, §5.1; Cache-Craft, §3 (how little of a prompt exact prefixes reuse as it comes).
+Source: RAGCache, §5.1; Cache-Craft, §3 (how few tokens exact prefixes reuse while documents stay in the
+  retriever's order).
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class DocumentOrdering:
         self._lock = Lock()
 
     def positions(self, documents: Sequence[Document], chain: Hashable) -> list[int]:
-        """Return the documents' positions, each once, in the order to use."""
+        """Return the positions of the documents in the order that the prompt should have, each once."""
         if self.order == "retrieved" or len(documents) < 2:
             return list(range(len(documents)))
         path = _path(documents, chain)
@@ -47,7 +48,7 @@ class DocumentOrdering:
         return [places[segment].pop(0) for segment in arranged[1:]]
 
     def note_prompt(self, documents: Sequence[Document], chain: Hashable) -> None:
-        """Note that the engine was given a prompt with these documents, in this order."""
+        """Note that the engine got a prompt with these documents, in this order."""
         if self.order != "cached" or not documents:
             return
         with self._lock:

@@ -210,7 +210,7 @@ class RAGCacheEngine:
         """
         return self._intake.tokenize(prompt, add_special_tokens)
 
-    # Where these were before `chat` had them.
+    # The old names of methods that now belong to `chat`.
     chat_prompt = moved_to_chat("chat_prompt", "prompt")
     takes_tools = moved_to_chat("takes_tools", "takes_tools")
     tool_options = moved_to_chat("tool_options", "tool_options")
@@ -246,7 +246,7 @@ class RAGCacheEngine:
         options: the sampling options of the first prompt, if you know them; those of later ones are
           learned.
         tenant: the tenant of the prompt that follows. Work begun for one tenant is no use to another.
-        Raises ValueError for a text that is no template.
+        Raises ValueError for a text that is not a template.
         """
         # The engine must not be collected, and so closed, before the search has ended.
         with self._retrievals.track(question, chain, template, options, tenant) as in_progress:
@@ -273,7 +273,7 @@ class RAGCacheEngine:
           the texts that prompts will contain.
         template: what the prompts look like, see `retrieval`. None: as learned from earlier prompts of
           this chain. Only the text before the question can be prefilled for every question.
-        corpus: the documents that ids stand for. Documents lately retrieved are known anyway.
+        corpus: the documents that ids stand for. The engine knows lately retrieved documents anyway.
         tenant: as in `generate`.
         progress: show a bar on standard error.
         Warming counts as a use of the documents. With a disk cache, later processes profit as well.
@@ -318,9 +318,9 @@ class RAGCacheEngine:
     def forget(self, document_ids: Iterable[str]) -> None:
         """Drop the cached tensors of documents, and all tensors that were computed after them.
 
-        For documents that changed or must go. Every tier forgets them, and so do the files of a disk
-        cache, whichever process wrote them. What running requests need is dropped when they end. Unknown
-        ids are ignored.
+        Use this for documents that changed or must go. Every tier drops them, and the files of a disk
+        cache go too, whichever process wrote them. Tensors that running requests need go when these
+        requests end. Unknown ids are ignored.
 
             >>> tides = Document("tides", "The moon pulls the oceans, and the tides follow it. " * 9)
             >>> with RAGCacheEngine(EngineConfig(backend="memory")) as engine:

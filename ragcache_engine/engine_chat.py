@@ -1,4 +1,4 @@
-"""Conversations with a chat model: written as prompts, and tool calls read out of its answers."""
+"""Writes conversations as prompts for a chat model, and reads the tool calls in its answers."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class EngineChat:
         messages: as in OpenAI's chat API; their contents are texts.
         tools: functions that the model may call, as in that API: {"type": "function", "function":
           {...}}. If the template has no place for tools, the system message describes them.
-        add_generation_prompt: end the prompt with what begins the assistant's answer.
+        add_generation_prompt: end the prompt with the text that begins the assistant's answer.
         continue_final_message: leave the last message open, so that the model continues it. That
           excludes add_generation_prompt.
         template_args: further variables of the template, such as {"enable_thinking": False}.
@@ -67,7 +67,7 @@ class EngineChat:
         """
         if continue_final_message and add_generation_prompt:
             raise RefusedMessages(
-                "a message that is gone on with needs no new answer begun: with "
+                "a prompt that continues the last message begins no new answer: with "
                 "continue_final_message=True, set add_generation_prompt=False"
             )
         conversation = Conversation(
@@ -114,8 +114,8 @@ class EngineChat:
     ) -> SamplingOptions:
         """Return the options for an answer in which the model may call these tools, or must.
 
-        must_call: force the answer to be a call of one of the tools. name: of this one. Any model
-          then writes a well-formed call, if max_tokens leaves room for it.
+        must_call: force the answer to be a call of one of the tools. name: force a call of this tool.
+          Any model then writes a well-formed call, if max_tokens leaves room for it.
         Raises BadRequest if there is no such tool.
         """
         if must_call or name is not None:
@@ -133,7 +133,7 @@ class EngineChat:
             answer = reader.whole(engine.generate(prompt, options=options).text)
             answer.text, answer.calls
 
-        must_call: as given to `tool_options`; True also where a name was given there.
+        must_call: as given to `tool_options`; True also if you gave a name there.
         """
         if must_call:
             return GuidedReader()

@@ -12,7 +12,7 @@
     │   ├── UnsupportedGuide              the backend cannot hold an answer to this form
     │   ├── NoChatTemplate                the model has no format for conversations
     │   ├── RefusedMessages               the model's chat template cannot write this conversation
-    │   ├── UnknownTemplate               it is not known what the prompts to prefill look like
+    │   ├── UnknownTemplate               no template says what the prompts to prefill look like
     │   └── InvalidTopK                   fewer than one document was asked for
     ├── RetrievalError                    the documents cannot be found; no text was generated
     │   ├── EmptyIndex                    the index holds no vectors
@@ -25,7 +25,7 @@
         ├── EngineClosed                  close() was called, before or during the request
         ├── EngineDied                    the model's process ended by itself
         ├── GenerationFailed              the backend failed this request, twice; others go on
-        ├── AnswerCutShort (ValueError)   the answer ended inside the form it was to have
+        ├── AnswerCutShort (ValueError)   the answer ended before its form was complete
         └── RequestTimedOut (TimeoutError)  no request got a token for request_timeout_s, twice
 
 Each message says what to do next. An error below one that is marked (ValueError) is a ValueError too, so
@@ -75,7 +75,7 @@ class UnsupportedGuide(BadRequest):
 
 
 class NoChatTemplate(BadRequest):
-    """The model has no chat template, so it is not known how to write a conversation for it."""
+    """The model has no chat template, so the engine cannot write a conversation for it."""
 
 
 class RefusedMessages(BadRequest):
@@ -83,7 +83,7 @@ class RefusedMessages(BadRequest):
 
 
 class UnknownTemplate(BadRequest):
-    """It is not known what the prompts look like that documents are to be prefilled for."""
+    """The engine does not know what the prompts look like for which it is to prefill documents."""
 
 
 class InvalidTopK(BadRequest):
@@ -131,11 +131,11 @@ class EngineDied(EngineError):
 
 
 class GenerationFailed(EngineError):
-    """The backend failed this one request, and again when it was tried once more."""
+    """The backend failed this one request, and failed it again on the retry."""
 
 
 class AnswerCutShort(EngineError, ValueError):
-    """An answer that had to follow a form ended inside it, for example by max_tokens."""
+    """An answer ended before the form that it had to follow was complete, for example by max_tokens."""
 
 
 class RequestTimedOut(EngineError, TimeoutError):

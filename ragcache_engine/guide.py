@@ -25,11 +25,12 @@ class Guide:
         Guide.json({"type": "object", "properties": {"year": {"type": "integer"}}, "required": ["year"]})
         Guide.regex(r"[0-9]{4}"); Guide.choice(["yes", "no"]); Guide.grammar('root ::= "yes" | "no"')
 
-    An answer that max_tokens or a stop string ends may be cut off inside the form. Two guides are equal
-    only if their texts are: an answer has a schema's properties in the order in which the schema names
-    them, so a schema with another order is another guide.
+    An answer that max_tokens or a stop string ends may be incomplete. Two guides are equal only if
+    their texts are. An answer has the properties in the order in which the schema names them, so a
+    schema with another order is another guide.
 
-    kind: the language of `form`. form: one string; for a choice, one string for each text.
+    kind: the language of `form`. form: a tuple of one string; for a choice, of one string for each
+      text.
     Raises ValueError for an empty form, or one that is not a JSON schema.
     """
 

@@ -16,7 +16,7 @@ class LoopThread:
     """Runs coroutines for callers on any thread. A daemon: it never keeps the interpreter alive."""
 
     def __init__(self, name: str) -> None:
-        """Start the thread. name: of the thread."""
+        """Start the thread, with this name."""
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -55,8 +55,8 @@ class LoopThread:
 async def run_in_thread(function: Callable[[], T], undo: Callable[[T], object] | None = None) -> T:
     """Call a function that blocks for long, and wait for its result without blocking the caller's loop.
 
-    The function has a thread of its own, so it never waits for a free one in a pool. If the waiting
-    task is cancelled, the function still runs to its end, and `undo` is then called with its result.
+    The function runs on a thread of its own, so it never waits for a free one in a pool. If the waiting
+    task is cancelled, the function still runs to its end, and `undo` then gets its result.
     """
     result: Future[T] = Future()
     result.set_running_or_notify_cancel()  # from now on nothing can cancel it
@@ -68,7 +68,7 @@ async def run_in_thread(function: Callable[[], T], undo: Callable[[T], object] |
             result.set_exception(error)
 
     def undo_result() -> None:
-        if undo and not result.exception():  # both wait until the function has returned
+        if undo and not result.exception():  # exception() waits for the function's end
             undo(result.result())
 
     threading.Thread(target=call, name="ragcache-blocking").start()

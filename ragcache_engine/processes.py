@@ -14,7 +14,7 @@ ORDERLY_END_S = 10.0
 
 
 def is_alive(process: int) -> bool:
-    """Return whether a process with this id runs on this machine; True if that cannot be told."""
+    """Return whether a process with this id runs on this machine; True if the system does not tell."""
     try:
         os.kill(process, 0)
     except ProcessLookupError:
@@ -27,9 +27,9 @@ def is_alive(process: int) -> bool:
 def end_with_parent() -> None:
     """End this process as soon as its parent is gone, whatever ended the parent.
 
-    A parent that is killed, for example when memory runs out, cannot end its children; vLLM's would keep
-    the model and its caches in memory for ever. Does nothing in a process that multiprocessing did not
-    start.
+    A parent that is killed, for example when memory runs out, cannot end its children. Then vLLM's
+    processes would keep the model and its caches in memory for ever. Does nothing in a process that
+    multiprocessing did not start.
     """
     parent = multiprocessing.parent_process()
     if parent:

@@ -1,4 +1,4 @@
-"""Takes a prompt in: checks it, tokenises it, and finds out which part of it is which document."""
+"""Checks a prompt, tokenises it, and finds out which part of it is which document."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from ragcache_engine.values import ChatPrompt, Document, SamplingOptions, Tokeni
 
 
 class PromptIntake:
-    """Makes a request of a prompt. Any thread may call its methods; they start nothing.
+    """Turns a prompt into a request. Any thread may call its methods; they start nothing.
 
-    context_tokens: what the model's context holds, prompt and answer together.
+    context_tokens: the most tokens that the model's context holds, prompt and answer together.
     """
 
     def __init__(self, runtime: Runtime, retrievals: RetrievalTracker, context_tokens: int) -> None:

@@ -22,12 +22,13 @@ from ragcache_engine.values import (
 class BackendRequest:
     """One generation, checked and tokenised, as a backend receives it.
 
-    segments: runs of tokens in prompt order, covering the whole prompt; empty if nothing is known of it.
-    tenant: requests share cached tensors only within one tenant; None is a tenant like any other.
-    is_guess: a speculation that nobody has asked for yet. It counts as a use of its documents only once
-      it is adopted.
-    is_provisional: a guess that the running search may still revoke. The backend computes it in steps
-      that are short enough to cancel.
+    segments: runs of tokens in prompt order, covering the whole prompt; empty if the engine recognised
+      no document in the prompt.
+    tenant: requests share cached tensors only within one tenant; None counts as one more tenant.
+    is_guess: whether this is a speculation whose answer nobody has asked for yet. It counts as a use of
+      its documents only once it is adopted.
+    is_provisional: whether this is a guess that the running search may still revoke. The backend
+      computes it in steps that are short enough to cancel.
     """
 
     request_id: str
@@ -41,7 +42,7 @@ class BackendRequest:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """What a chat template is to write. It was checked: the contents of all messages are texts.
+    """A conversation for a chat template to write. The engine has checked that all contents are texts.
 
     messages, tools: as in OpenAI's chat API.
     template: the Jinja text of the template; None: the model's own.
@@ -72,7 +73,7 @@ class Delta:
 class Backend(Protocol):
     """Runs a model. The engine calls every coroutine on its own event loop.
 
-    The other methods may be called from any thread, unless they say otherwise.
+    Any thread may call the other methods, unless they say otherwise.
     """
 
     async def start(self) -> ModelLimits:
@@ -85,7 +86,7 @@ class Backend(Protocol):
         """Return the text of an answer's tokens."""
 
     def check(self, options: SamplingOptions) -> None:
-        """Raise UnsupportedGuide for options that a generation would fail on."""
+        """Raise UnsupportedGuide for options with which a generation would fail."""
 
     def render(self, conversation: Conversation) -> str:
         """Write the conversation by the model's chat template.
@@ -116,13 +117,13 @@ class Backend(Protocol):
         """
 
     def adopted(self, request_id: str) -> None:
-        """Note that somebody asked for what this guess generates. Called on the engine's loop.
+        """Note that somebody asked for what this guess generates. The engine calls this on its loop.
 
         The guess may have ended already.
         """
 
     def counters(self) -> Counters:
-        """Return what the tiers have done, as of the request that ended last."""
+        """Return the counts of what the tiers have done, as of the request that ended last."""
 
     async def close(self) -> None:
         """Free everything: processes, memory, files. A second call does nothing."""

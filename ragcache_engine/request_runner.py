@@ -15,17 +15,17 @@ from ragcache_engine.streams import Item
 from ragcache_engine.values import CachedTokens, CacheStats, Piece, Usage
 
 Restart = Callable[[EngineDied], Awaitable[None]]
-"""Starts a backend that died again, once for all requests that the death hit."""
+"""Restarts a backend that died, once for all requests that its death hit."""
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedRequest:
-    """A prompt that was checked and tokenised, with what is known about its documents.
+    """A checked and tokenised prompt, with what the engine knows about its documents.
 
     document_ids: the documents recognised in the prompt, in its order.
-    question_s: when the question began: with its retrieval if there was one, else as called_s.
-    called_s: when the engine was given the prompt. Both are seconds on the backend's clock.
-    search_number: number of the search that speculation knows the retrieval by; None without one.
+    question_s: when the question began: when its retrieval began if there was one, else called_s.
+    called_s: when the engine got the prompt. Both are seconds on the backend's clock.
+    search_number: the number by which speculation knows the prompt's search; None without a retrieval.
     learn: call this while the prompt is prefilled, to learn how the chain writes its prompts; None
       if no retrieval led to the prompt.
     """
@@ -41,10 +41,10 @@ class PreparedRequest:
 class RequestRunner:
     """Runs prepared requests and counts them. All methods but `stats` belong to the engine's loop.
 
-    watch_for_death: called when a request begins; returns what brings the backend back up if it
-      dies under this request.
-    stats: the engine's counters but for those of the tiers and of speculation. Replaced, never
-      changed, so any thread may read it.
+    watch_for_death: called when a request begins. It returns the function that restarts the backend if
+      the backend dies under this request.
+    stats: the engine's counters, without those of the tiers and of speculation. The runner replaces
+      this value and never changes it, so any thread may read it.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class RequestRunner:
             async with aclosing(self._generate_pieces(prepared)) as pieces:
                 async for piece in pieces:
                     if piece.usage:
-                        # A reader that has the whole answer must find it counted in `stats`.
+                        # Count first: a reader that has the whole answer must find it in `stats`.
                         self._count_end(piece.usage)
                         is_counted = True
                     put(piece)
@@ -113,7 +113,7 @@ class RequestRunner:
             generated = run_with_retry(
                 self._backend, request, self._heartbeat, recover, claim.begun
             )
-            # Beside the prefill: learning how a chain writes prompts must not delay the first token.
+            # Learn while the prefill runs: learning how a chain writes must not delay the first token.
             loop = asyncio.get_running_loop()
             learning = prepared.learn and loop.run_in_executor(None, prepared.learn)
             async with aclosing(generated) as deltas:
@@ -126,7 +126,7 @@ class RequestRunner:
                     usage = None
                     if delta.finish_reason:
                         if learning:
-                            await learning  # the chain's next question must find it learned
+                            await learning  # before the chain's next question
                         usage = Usage(
                             prompt_tokens=len(request.prompt),
                             output_tokens=output_tokens,

@@ -50,9 +50,9 @@ class RetrievalInProgress:
     def order(self, documents: Sequence[Document]) -> list[int]:
         """Return the positions of these documents in the order that the prompt should have them.
 
-        documents: nearest first. EngineConfig.document_order chooses the order; with "retrieved" it
-        is theirs. A caller that follows it tells the engine of the documents in that order, and puts
-        them into the prompt in that order.
+        documents: nearest first. EngineConfig.document_order chooses the order; "retrieved" leaves the
+        documents as they are. If you use the returned order, pass the documents to `found` in that
+        order, and put them into the prompt in that order.
         """
         return self._order(documents)
 
@@ -63,7 +63,7 @@ class RetrievalInProgress:
         """
         try:
             self._stage(tuple(documents), False)
-        except Exception as error:  # an early start that fails must not fail the search
+        except Exception as error:  # a failed early start must not fail the search
             logger.warning("provisional documents were ignored: %r", error)
 
     def found(self, documents: Sequence[Document]) -> None:
@@ -76,8 +76,9 @@ class RetrievalTracker:
     """Remembers what was retrieved, recognises it in prompts, and learns from those prompts.
 
     Any thread may call any of its methods.
-    ordering: in which order retrievers should hand over their documents.
-    templates: what is known of the chains' prompts. is_speculating: whether to tell speculation.
+    ordering: chooses the order in which retrievers hand over their documents.
+    templates: what the engine knows of the chains' prompts. is_speculating: whether to pass the
+      searches' results on to speculation.
     """
 
     def __init__(
@@ -148,11 +149,11 @@ class RetrievalTracker:
         return self._log.match(prompt)
 
     def known_documents(self, corpus: Iterable[Document] = ()) -> dict[str, Document]:
-        """Return documents by their ids: those lately retrieved, and above them those of a corpus."""
+        """Return documents by id: those of the corpus, and lately retrieved ones that it lacks."""
         return {document.id: document for document in (*self._log.documents(), *corpus)}
 
     def learned_template(self, chain: Hashable, tenant: str | None) -> Render | None:
-        """Return what writes the chain's prompts, as learned from them; None if too little is known."""
+        """Return a function that writes the chain's prompts, as learned from them; None without one."""
 
         def render(question: str, documents: Sequence[Document]) -> str:
             guess = self._templates.guess((chain, tenant), question, documents)

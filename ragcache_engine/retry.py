@@ -19,14 +19,14 @@ from ragcache_engine.values import FinishReason, TokenizedPrompt
 ATTEMPTS = 2
 
 OnFailure = Callable[[Exception], Awaitable[None]]
-"""Called before the second attempt, with the failure: it counts it, or brings the backend back up."""
+"""Called with the failure before the second attempt, to count it and restart a dead backend."""
 
 
 class Heartbeat:
     """Ends the waits of all requests once the backend has shown no token of any request for timeout_s.
 
-    Waiting in the queue behind other requests is no failure, however long it takes; silence of the
-    whole backend is. One timer serves every request, so a token costs one look at the clock.
+    A long wait in the queue behind other requests is no failure; silence of the whole backend is. One
+    timer serves every request, so a token costs one look at the clock.
     """
 
     def __init__(self, timeout_s: float) -> None:
@@ -74,7 +74,8 @@ async def run_with_retry(
 ) -> AsyncGenerator[Delta, None]:
     """Yield the request's deltas, the last one with a finish_reason.
 
-    begun: the deltas of this very request, if a speculation has begun it; they are the first attempt.
+    begun: the deltas of this very request, if a speculation has begun it. They count as the first
+      attempt.
     Raises RequestTimedOut, GenerationFailed or EngineDied if the second attempt fails as well.
     """
     delivered = _DeliveredAnswer()
@@ -122,13 +123,13 @@ async def _end_when_silent(
 
 @dataclass(slots=True)
 class _DeliveredAnswer:
-    """The part of an answer that the reader already has, and what joins a second attempt to it.
+    """Joins a second attempt to the part of an answer that the reader already has.
 
-    held_back: text of delivered tokens that the failed attempt kept to itself, to see whether it
-      becomes a stop string. The next attempt knows nothing of this text.
-    fresh_characters: how many characters the next attempt has brought since.
-    starts_over: the next attempt generates the whole answer again, from its first token.
-    repeated_text, repeated_ids: how far it has come with that.
+    held_back: text of delivered tokens that the failed attempt kept back, because it might become a
+      stop string. The next attempt knows nothing of this text.
+    fresh_characters: how many characters the next attempt has added so far.
+    starts_over: whether the next attempt generates the whole answer again, from its first token.
+    repeated_text, repeated_ids: what it has repeated so far.
     """
 
     token_ids: tuple[int, ...] = ()
@@ -140,7 +141,7 @@ class _DeliveredAnswer:
     repeated_ids: tuple[int, ...] = ()
 
     def request_rest(self, request: BackendRequest) -> BackendRequest:
-        """Return the request for what is still missing."""
+        """Return the request for the missing rest of the answer."""
         if not self.token_ids:
             return request
         if (

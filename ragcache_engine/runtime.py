@@ -1,4 +1,4 @@
-"""What lives on the engine's own event loop: the backend from start to close, and its requests."""
+"""Runs the backend, from its start to its end, and its requests on the engine's own event loop."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ logger = logging.getLogger(__name__)
 class Runtime:
     """Starts the backend, restarts it when it dies, runs requests on it, and closes it.
 
-    The backend's coroutines run on a loop of the engine's own, in a thread of its own. Every public
-    method may be called from any thread.
-    templates: what is known of the chains' prompts, for speculation to guess with.
+    The backend's coroutines run on the engine's own loop, in its own thread. Any thread may call every
+    public method.
+    templates: what the engine knows of the chains' prompts; speculation guesses with it.
     """
 
     def __init__(
@@ -66,8 +66,8 @@ class Runtime:
         limits = self._thread.submit(self.backend.start()).result()
         self._starts = 1
         self.pipeline.use_limits(limits)
-        # What is registered last runs first: before multiprocessing's own exit handler, which would
-        # end the backend's processes under running requests.
+        # The handler registered last runs first: this one must run before multiprocessing's own, which
+        # would end the backend's processes under running requests.
         atexit.register(self.close)
         return limits
 
@@ -85,7 +85,7 @@ class Runtime:
     ) -> Callable[[], None]:
         """Start a request. Returns a function that cancels it; any thread may call that too.
 
-        put: called on the engine's loop with each piece, and with what ends the answer.
+        put: called on the engine's loop with each piece, and at the end with None or with the error.
         """
         self.require_open()
         future = self._thread.submit(self._requests.run(prepared, put))
@@ -137,7 +137,7 @@ class Runtime:
         """
         async with self._start_lock:
             if self._starts > starts:
-                return  # another request that the death hit has already done it
+                return  # another request has already restarted it
             logger.warning("%s; starting it once more", death)
             await self.pipeline.end_unclaimed(SpeculationOutcome.FAILED)
             await self.backend.close()
@@ -148,7 +148,7 @@ class Runtime:
                     f"the model's process died and did not come up again: {error}"
                 ) from error
             self._starts += 1
-            self._heartbeat.beat()  # waiting requests must not time out because a start was silent
+            self._heartbeat.beat()  # a silent start must not time out waiting requests
 
     def close(self) -> None:
         """End running requests with EngineClosed and close the backend. A second call does nothing."""

@@ -12,7 +12,7 @@ from typing import Self
 from ragcache_engine.values import Answer, Piece
 
 Item = Piece | Exception | None
-"""What is carried: pieces and then None, or the error that ended the answer."""
+"""What the reader gets: pieces, and then None or the error that ended the answer."""
 
 Connect = Callable[[Callable[[Item], None]], Callable[[], None]]
 """Starts a request, given a callback for its items; returns a function that cancels it.
@@ -42,7 +42,7 @@ class AnswerStream(Iterator[Piece]):
     """
 
     def __init__(self, connect: Connect, keep_alive: object = None) -> None:
-        """keep_alive: an object to hold as long as the stream, such as the engine it comes from."""
+        """keep_alive: an object that the stream keeps alive, such as the engine it comes from."""
         self._cancel: Callable[[], None] | None = None
         self._items: queue.SimpleQueue[Item] = queue.SimpleQueue()
         self._keep_alive = keep_alive
@@ -92,7 +92,7 @@ async def read_async(connect: Connect) -> AsyncGenerator[Piece, None]:
     items: asyncio.Queue[Item] = asyncio.Queue()
 
     def put(item: Item) -> None:
-        with suppress(RuntimeError):  # the reader's loop is closed, so nobody reads any more
+        with suppress(RuntimeError):  # the reader's loop is closed: nobody reads
             loop.call_soon_threadsafe(items.put_nowait, item)
 
     cancel = connect(put)

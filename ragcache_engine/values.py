@@ -33,7 +33,7 @@ class Document:
         >>> Document("tides", "The tides follow the moon.").id
         'tides'
 
-    id: the same in every question. Two texts under one id are two documents to the cache.
+    id: the same in every question. The cache treats two texts with one id as two documents.
     """
 
     id: str
@@ -163,7 +163,7 @@ class CachedTokens:
 
 
 class SpeculationOutcome(StrEnum):
-    """What became of the work that was begun before the prompt came."""
+    """What became of the work that the engine began before the prompt came."""
 
     NONE = "none"  # nothing was begun
     ADOPTED = "adopted"  # the answer begun beforehand is the answer
@@ -183,7 +183,7 @@ class SpeculationStep(StrEnum):
     CANCELLED = "cancelled"
     PROMPT = "prompt"  # the engine was given the finished prompt
     ADOPTED = "adopted"
-    FIRST_TOKEN = "first token"  # was computed; before the prompt, if the answer was adopted
+    FIRST_TOKEN = "first token"  # the backend computed it; before PROMPT if the answer was adopted
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +197,7 @@ class SpeculationEvent:
 
 @dataclass(frozen=True, slots=True)
 class SpeculationReport:
-    """What was done for one question before its prompt came.
+    """What the engine did for one question before its prompt came.
 
     timeline: in the order of time. Empty if speculation is off, or if no retrieval led to the prompt.
     """
@@ -216,8 +216,8 @@ class Usage:
     retrieval_s: the part of ttft_s before the engine was called; 0 without a retrieval.
     total_s: seconds from the question to the last token.
     document_ids: the documents recognised in the prompt, in the prompt's order.
-    speculation: what was done before the prompt came. If its answer was adopted, `cached` is what that
-      work found cached.
+    speculation: what the engine did before the prompt came. If the request adopted an answer begun
+      earlier, `cached` counts the tokens that were cached when that answer began.
 
         >>> usage = Usage(1200, 64, CachedTokens(device=700, host=300), ttft_s=0.2, total_s=2.1)
         >>> usage.cached.total, usage.computed_tokens
@@ -263,13 +263,14 @@ class Answer:
 class SpeculationStats:
     """What became of all speculations: work that was begun before its prompt came.
 
-    started: all speculations. Those not counted below still run, or wait for their prompt.
-    adopted: their answer became the answer.
-    prefilled: did as planned, and computed the prompt up to its documents.
-    cancelled: other documents, another prompt or other options came. expired: no prompt came in time.
-    wasted_prefill_tokens: prompt tokens computed for the speculations that came to nothing. Estimated
-      from the time taken where a prefill was cut short; and an upper bound, as later prompts may reuse
-      these tokens from the cache.
+    started: all speculations. Those not counted in another field still run, or wait for their prompt.
+    adopted: speculations whose answer became the answer to the prompt.
+    prefilled: speculations that, as planned, computed the prompt up to its documents.
+    cancelled: those for which other documents, another prompt or other options came. expired: those
+      whose prompt did not come in time.
+    wasted_prefill_tokens: prompt tokens computed for speculations that came to nothing. Where a prefill
+      was cut short, the number is estimated from the time it took. It is an upper bound: later prompts
+      may reuse these tokens from the cache.
     """
 
     started: int = 0
@@ -285,11 +286,11 @@ class SpeculationStats:
 class CacheStats:
     """The engine's counters since it started. Unfinished and cancelled requests count no tokens.
 
-    running: requests that run now. finished, cancelled, failed: requests that ended so.
+    running: requests that run now. finished, cancelled, failed: requests that ended in this way.
     retried: second attempts of requests whose first attempt failed.
     prompt_tokens, output_tokens, cached: of finished requests.
-    tiers: what was evicted, copied, refused and found damaged, and how long scheduling took, as of the
-      request that ended last. These counts begin anew when the model's process is started again.
+    tiers: how much the tiers evicted, copied, refused and found damaged, and how long scheduling took,
+      as of the request that ended last. These counts start again from 0 with the model's process.
 
         >>> stats = CacheStats(finished=2, prompt_tokens=2000, cached=CachedTokens(device=500, host=500))
         >>> stats.hit_ratio(), stats.hit_ratio(Tier.HOST), stats.computed_tokens

@@ -13,10 +13,10 @@ from ragcache_engine.prompt import Render, find_documents
 from ragcache_engine.values import Answer, Document, Usage
 
 QUESTION_PLACEHOLDER = "\x00the question comes here\x00"
-"""Stands in for a question, and occurs in no document. What is prefilled ends before it."""
+"""Stands in for a question, and occurs in no document. The prefilled text ends before it."""
 
 WARM_AT_ONCE = 4
-"""Prompts prefilled at a time: enough to fill the model's steps, few beside real questions."""
+"""How many prompts to prefill at a time: enough to fill the model's steps, few beside real questions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +85,10 @@ def _write_prefix(template: Render | None, documents: Sequence[Document]) -> str
 
 
 def cut_after_documents(template: Render, documents: Sequence[Document]) -> str | None:
-    """Write a prompt and cut it off behind its last document.
+    """Write a prompt and cut it off after its last document.
 
-    Return None if the documents do not all stand before the question: text behind the question
-    depends on it, and no other question would find it cached.
+    Return None unless all documents stand before the question: tensors after the question depend on it,
+    so no other question would find them cached.
     """
     prompt = template(QUESTION_PLACEHOLDER, documents)
     spans = find_documents(prompt, documents)

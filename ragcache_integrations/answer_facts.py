@@ -1,4 +1,4 @@
-"""What an answer cost, as plain values that both frameworks can keep."""
+"""Turns the cost of an answer into plain values that both frameworks can keep."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ragcache_integrations.timeline import plain_timeline
 
 
 def answer_facts(finish_reason: FinishReason, usage: Usage) -> dict[str, Any]:
-    """Return what neither framework has a place of its own for. Times are in seconds."""
+    """Return the facts of an answer that neither framework has a field for. Times are in seconds."""
     return {
         "finish_reason": finish_reason.value,
         "ttft_s": usage.ttft_s,

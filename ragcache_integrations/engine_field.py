@@ -12,8 +12,8 @@ from ragcache_engine import EngineConfig, RAGCacheEngine
 def ensure_engine(value: Any) -> Any:
     """Return the engine that was given, or start one for an EngineConfig or an EngineConfig as JSON.
 
-    An engine that was given is shared by everybody who has it, and closed by whoever made it. An engine
-    that is started here closes when the last object that uses it is gone, or when the interpreter exits.
+    A given engine may be shared, and its maker closes it. An engine that this function starts closes
+    itself when the last object that uses it is gone, or when the interpreter exits.
     """
     if isinstance(value, EngineConfig):
         return RAGCacheEngine(value)
@@ -25,4 +25,4 @@ def ensure_engine(value: Any) -> Any:
 Engine = Annotated[RAGCacheEngine, BeforeValidator(ensure_engine)]
 
 ENGINE_SECRET = "RAGCACHE_ENGINE"
-"""Stands for the engine in a serialized object. Loading the object asks for an engine by this name."""
+"""The name that stands for the engine in a serialized object. Loading the object asks for it."""

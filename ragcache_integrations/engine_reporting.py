@@ -1,6 +1,6 @@
-"""What a retriever tells the engine: that a search begins, its provisional results, and its answer.
+"""Tells the engine about a retriever's search: its beginning, its provisional results, its answer.
 
-In all of these, as_document turns what the framework found (`Item`) into the engine's Document.
+In all functions here, as_document turns an item that the framework found into the engine's Document.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ def open_retrieval(
 ) -> AbstractContextManager[RetrievalInProgress]:
     """Tell the engine that a search for this question begins; leaving the `with` block ends it.
 
-    chain: tells this retriever's prompts from those of other retrievers.
-    template, llm: what the engine needs to start even the chain's first prompt early.
+    chain: distinguishes this retriever's prompts from those of other retrievers.
+    template, llm: with both, the engine can start even the chain's first prompt early.
     """
     return engine.retrieval(
         question,
@@ -54,7 +54,7 @@ def listener_if_speculating(
 ) -> OnStage[list[Item]] | None:
     """Return a `stage_listener`, or None if the engine's `speculation` is "off".
 
-    Without a listener, the search need not be run in stages.
+    Without a listener, run the search in one go.
     """
     return None if engine.config.speculation == "off" else stage_listener(retrieval, as_document)
 
@@ -114,5 +114,5 @@ def stream_and_tell_engine(
                 if not is_final:
                     yield stage
         answer = tell_engine(retrieval, answer, as_document)
-    # Outside the block: for a reader who closes this after the answer, the search is complete.
+    # Outside the block, so that a reader who stops after the answer has a complete search.
     yield answer, 1.0, True

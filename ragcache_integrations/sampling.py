@@ -15,7 +15,7 @@ from pydantic import AliasChoices, BaseModel, Field, field_validator, model_vali
 from ragcache_engine import BadRequest, Guide, SamplingOptions
 
 _ENGINE_NAMES = {"max_new_tokens": "max_tokens"}
-# With one of these values a parameter that is not known here, such as logprobs, changes nothing.
+# With one of these values, an unknown parameter such as logprobs asks for nothing.
 _VALUES_WITHOUT_EFFECT = (None, False)
 
 
@@ -27,8 +27,8 @@ class SamplingFields(BaseModel):
     top_k: -1 considers every token.
     stop: strings that end the answer; they are not part of it.
     guide: a form that answers must keep to: a Guide, a JSON schema as a dict, or a Pydantic class.
-    n: must be 1; it is here because the frameworks' classes have it. To get several answers, send the
-      prompt several times.
+    n: must be 1; this field exists because the frameworks' classes have it. To get several answers,
+      send the prompt several times.
     Raises pydantic's ValidationError, a ValueError, for values that cannot be sampled with.
     """
 
@@ -59,13 +59,13 @@ class SamplingFields(BaseModel):
         return self
 
     def sampling_parameters(self) -> dict[str, Any]:
-        """Return the parameters under the names they were set with."""
+        """Return the parameters under the names of these fields."""
         return {name: getattr(self, name) for name in SamplingFields.model_fields}
 
     def sampling_options(self, changes: Mapping[str, Any] | None = None) -> SamplingOptions:
         """Return the engine's options for one call.
 
-        changes: parameters that this call sets otherwise, under the same names.
+        changes: parameters that this call sets for itself, under the same names.
         Raises BadRequest for a parameter the engine does not have, ValueError for impossible values.
         """
         parameters = _rename_for_engine(self.sampling_parameters())

@@ -8,7 +8,7 @@ from ragcache_engine import EmptyIndex, IndexOutOfStep, InvalidTopK, QueryShapeE
 
 
 def is_faiss_index(index: Any) -> bool:
-    """Tell whether the object has a faiss.Index's attributes, whichever class it is of."""
+    """Return whether the object has a faiss.Index's attributes, whatever its class."""
     return all(hasattr(index, name) for name in ("ntotal", "d", "search"))
 
 

@@ -1,4 +1,4 @@
-"""A search that is run in stages, as a generator and as an asynchronous one."""
+"""Runs a search in stages, as a generator or an asynchronous generator."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def stream_search(
     search: takes a listener, which it calls at each stage, and returns the answer.
     Yields (result, fraction_done, is_final); only the answer is final.
     The thread starts with the first `next` and does not wait for the reader. Closing the generator
-    stops the search, after the piece that is being searched. What the search raises is raised here.
+    stops the search, after the piece that is being searched. Raises what the search raises.
     """
     import faiss
 
@@ -71,8 +71,8 @@ def stream_search(
 async def iterate_in_thread(stages: Generator[Item]) -> AsyncGenerator[Item]:
     """Yield the items of a generator to asyncio; each is computed in a thread, one after the other.
 
-    Closing this, or cancelling the task that reads it, returns at once. `stages` is then closed in
-    the thread, as soon as the item that is being computed is there.
+    Closing this, or cancelling the task that reads it, returns at once. The thread then closes
+    `stages`, after the item that it is computing.
     """
     import faiss
 

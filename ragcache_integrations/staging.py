@@ -1,6 +1,6 @@
 """Run a framework's own search in stages, and show what it would return at each stage.
 
-The framework is given a proxy in place of its Faiss index. The proxy searches the real index in
+The framework gets a proxy in place of its Faiss index. The proxy searches the real index in
 stages; the last stage is the real index's own answer. For each earlier stage, the framework's
 search is run again over another proxy, which answers with what that stage found. So filters,
 thresholds and everything else that the framework does with Faiss's results hold for every stage,
@@ -75,7 +75,7 @@ class _IndexProxy:
         self._index = index
 
     def __getattr__(self, name: str) -> Any:
-        if name == "_index":  # not set yet, while a copy is being made
+        if name == "_index":  # not set yet while Python makes a copy
             raise AttributeError(name)
         return getattr(self._index, name)
 
@@ -119,9 +119,9 @@ def preview_each_stage(
     """Return what `search(index)` returns, and report what each stage before would return.
 
     search: the framework's own search, of the index or of a proxy for it.
-    on_stage: called with the framework's result for a stage. Its errors are logged and ignored.
+    on_stage: called with the framework's result for a stage. This function logs and ignores its errors.
     preview: the same search without callbacks and traces, for stages that are not the answer; by
-      default `search`. A stage that it fails on is skipped.
+      default `search`. If it fails, the stage is skipped.
     """
     previewed_stage: SearchStage | None = None
     previewed: Result

@@ -1,4 +1,4 @@
-"""The speculation timeline of an answer as plain values, and back."""
+"""Turns the speculation timeline of an answer into plain values, and back."""
 
 from __future__ import annotations
 

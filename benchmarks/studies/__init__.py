@@ -1,4 +1,4 @@
-"""What `benchmarks/full_report.py` adds to `ragcache bench`: the paper's goals, studies and peers.
+"""The parts that `benchmarks/full_report.py` adds to `ragcache bench`: goals, studies and peers.
 
-A study measures, returns what it found as JSON, and has a section of the report that shows it.
+A study measures and returns its results as JSON; a section of the report shows them.
 """

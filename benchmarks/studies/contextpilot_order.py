@@ -1,8 +1,8 @@
 """ContextPilot (arXiv:2511.03475) as a step between retriever and prompt: it only reorders documents.
 
-Not installed with RAGCache: it puts a hook into every Python start. Where it is installed (`pip install
-contextpilot`), it is compared too. Its index is not told what vLLM evicts; that would need its HTTP
-server.
+RAGCache does not install ContextPilot, because it puts a hook into every Python start. If it is
+installed (`pip install contextpilot`), the full report compares it too. Its index does not hear what
+vLLM evicts; that would need ContextPilot's HTTP server.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ TREE_NODES = {
     "usual": (1_000, 10_000, 100_000, 1_000_000),
     "full": (1_000, 10_000, 100_000, 1_000_000),
 }
-"""By plan: documents in the knowledge tree, and vectors in the index, whose growth is measured."""
+"""By plan: the sizes to measure at, in documents of the tree and vectors of the index."""
 
 
 def quick(main: str) -> Plan:
@@ -27,8 +27,8 @@ def quick(main: str) -> Plan:
 def usual(main: str) -> Plan:
     """Plan 45 to 80 minutes on two cores. main: the name of the question set.
 
-    On squad, the main trace takes four times what device and host hold. Whole articles are a second
-    trace: prompts over twice as long, all of which the host holds.
+    On squad, the main trace needs four times the memory of device and host. Whole articles are a second
+    trace: its prompts are over twice as long, and the host holds all of them.
     """
     base = plan.usual(main)
     if main == MAIN_SET:

@@ -1,4 +1,4 @@
-"""A knowledge tree that requests keep full, to measure what one request costs at any size."""
+"""A knowledge tree that requests keep full, to measure the cost of one request at any size."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _path(name: str) -> list[Segment]:
 def fill_tree(
     nodes: int, policy: str, random: Random
 ) -> tuple[DocumentCache, Iterator[list[Segment]]]:
-    """Make a tree of about so many cached nodes with no block free, and the requests that go on."""
+    """Make a full tree of about this many cached nodes, and the stream of further requests."""
     blocks = nodes * DOCUMENT_TOKENS // BLOCK_TOKENS
     cache = DocumentCache(
         blocks,

@@ -1,4 +1,4 @@
-"""The goals taken from the paper, and whether a run reached them."""
+"""Judges whether a run reached the goals taken from the paper."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from ragcache_cli.bench.systems import FULL, SYSTEMS
 
 PAPER_TTFT = "up to 4 times lower than vLLM with Faiss, up to 3.5 than SGLang"
 TTFT_GOALS = (("off", 4.0), ("on", 2.0), ("lru", 1.25), ("arc", 1.25))
-"""By how many times the mean TTFT of RAGCache shall be below that of each system."""
+"""How many times lower than that of each system the mean TTFT of RAGCache should be."""
 THROUGHPUT_GOAL = 2.1
-"""How many times the throughput of vLLM without a cache; the paper's best."""
+"""How many times as high as that of vLLM without a cache the throughput should be; the paper's best."""
 
 
 @dataclass(frozen=True, slots=True)
 class GoalResult:
-    """Whether one goal was reached. trace: on which one; "" for all of them.
+    """Whether one goal was reached. trace: the name of the trace; "" for all traces.
 
-    found: the figure in words, with where it was measured. is_met: None if undecided.
+    found: the figure in words, and where it was measured. is_met: None if undecided.
     """
 
     goal: str
@@ -35,7 +35,7 @@ class GoalResult:
 
 
 def judge_goals(plays: Sequence[Play]) -> list[GoalResult]:
-    """Judge every goal that the plays tell something of."""
+    """Judge every goal for which there are plays."""
     seen = compare_all(plays)
     found = []
     for trace in main_traces(plays):
@@ -98,7 +98,7 @@ def _judge_never_worse(seen: Sequence[Comparison]) -> GoalResult:
 
 
 def goals(record: RunRecord) -> Iterator[str]:
-    """Section of the report: every goal, what was measured, and whether it was met."""
+    """Write the section of the report on every goal: what was measured, and whether it was met."""
     found = judge_goals(record.seen.plays)
     if not found:
         return

@@ -1,4 +1,4 @@
-"""What a request costs as documents grow from a thousand to a million, and requests in flight to 64."""
+"""Measures a request's cost with a thousand to a million documents, and up to 64 requests in flight."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ IN_FLIGHT = (1, 4, 16, 64)
 
 @dataclass(frozen=True, slots=True)
 class TreeCost:
-    """What a request costs in a full tree of so many nodes."""
+    """The cost of a request in a full tree of this many nodes."""
 
     nodes: int
     median_us: float
@@ -36,7 +36,7 @@ class TreeCost:
 
 @dataclass(frozen=True, slots=True)
 class SearchCost:
-    """What a query costs: the medians of a whole search, and of one in stages."""
+    """The cost of a query: the medians of a whole search, and of one in stages."""
 
     vectors: int
     whole_ms: float
@@ -45,7 +45,7 @@ class SearchCost:
 
 @dataclass(frozen=True, slots=True)
 class FlightCost:
-    """What the engine adds to a request. request_ms: wall time of all requests over their number."""
+    """The engine's own time for a request. request_ms: wall time of all requests over their number."""
 
     in_flight: int
     request_ms: float
@@ -61,7 +61,7 @@ class Growth:
 
 
 def study_growth(plan: Plan, context: RunContext) -> dict[str, Any] | None:
-    """Measure a Growth at the sizes of the plan. Returns it as JSON; None if the plan has no size."""
+    """Measure a Growth at the sizes of the plan. Returns it as JSON; None if the plan has no sizes."""
     nodes = TREE_NODES[plan.name]
     if not nodes:
         return None
@@ -150,7 +150,7 @@ def measure_flight(in_flight: int) -> FlightCost:
 
 
 def growth(record: RunRecord) -> Iterator[str]:
-    """Section of the report: what a request costs, by size."""
+    """Write the section of the report on the cost of a request, by size."""
     if not (measured := record.studies.get(GROWTH)):
         return
     found = TypeAdapter(Growth).validate_python(measured)

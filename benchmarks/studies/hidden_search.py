@@ -1,4 +1,4 @@
-"""How much of a long search the prefill hides: the same questions with and without speculation."""
+"""Measures how much of a long search the prefill hides, with and without speculation."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ STAGED, PLAIN = FULL, SYSTEMS["no-speculation"]
 
 @dataclass(frozen=True, slots=True)
 class HiddenSearch:
-    """What speculation does while the search runs. Times are medians over the questions.
+    """The effect of speculation during the search. Times are medians over the questions, in seconds.
 
-    hidden, low, high: median and quartiles of the share of a search that ran beside the prefill of the
-      documents it ended with. gain_s: TTFT without speculation less that with it, question by question.
+    hidden, low, high: median and quartiles of the share of a search that ran during the prefill of its
+      final documents. gain_s: TTFT without speculation less that with it, question by question.
     """
 
     questions: int
@@ -76,7 +76,7 @@ def compare_pairs(
 def study_hidden_search(
     count: int, workers: Sequence[Worker], context: RunContext
 ) -> dict[str, Any]:
-    """Ask the main set's questions on an index so much larger that searching takes time.
+    """Ask the main set's questions on an index that is large enough to make searching slow.
 
     Every question is asked with and without speculation. Returns a HiddenSearch as JSON.
     """
@@ -100,10 +100,11 @@ def study_hidden_search(
 
 
 def scale_up(stored: StoredSet, vectors: int, seed: int) -> StoredSet:
-    """Give a set an IVF index of so many vectors, with the same questions and documents.
+    """Give a set an IVF index of this many vectors, with the same questions and documents.
 
-    The vectors are copies of the documents' own, moved by noise so that they are neighbours of them.
-    Every list is searched. A copy stands for another document, as no store holds one hundreds of times.
+    The vectors are copies of the documents' own, moved by noise so that they become neighbours. Every
+    list is searched. Each copy counts as another document, because no store holds one document hundreds
+    of times.
     """
     import faiss
     import numpy as np
@@ -132,7 +133,7 @@ def scale_up(stored: StoredSet, vectors: int, seed: int) -> StoredSet:
 
 
 def hidden_search(record: RunRecord) -> Iterator[str]:
-    """Section of the report: how much of the search ran beside prefill, and what that gained."""
+    """Write the section of the report on how much of the search the prefill hid, and the gain."""
     if not (measured := record.studies.get(HIDDEN_SEARCH)):
         return
     found = TypeAdapter(HiddenSearch).validate_python(measured)

@@ -1,4 +1,4 @@
-"""How good answers are, against those that are accepted: exact match, contained, ROUGE-L."""
+"""Grades answers against the accepted ones: exact match, contained, ROUGE-L."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ class Quality:
 
 @dataclass(frozen=True, slots=True)
 class Graded:
-    """How good a system's answers are, and what they cost.
+    """The quality of a system's answers, and their cost.
 
-    cached: share of the prompt tokens that were not computed. ttft_s: the mean.
+    cached: the share of the prompt tokens that were not computed. ttft_s: the mean.
     """
 
     quality: Quality
@@ -48,9 +48,9 @@ class Graded:
 
 
 def grade(texts: Sequence[str], accepted: Sequence[Sequence[str]]) -> Quality | None:
-    """Grade answers against the accepted ones of their questions, of which the best counts.
+    """Grade answers against the accepted ones of their questions; the best match counts.
 
-    Questions without an accepted answer are passed over. Returns None if none has one.
+    Skips questions without an accepted answer. Returns None if no question has one.
     """
     pairs = [(a, golds) for a, golds in zip(texts, accepted, strict=True) if golds]
     if not pairs:
@@ -100,7 +100,7 @@ def _longest_common(left: Sequence[str], right: Sequence[str]) -> int:
 def study_quality(count: int, workers: Sequence[Worker], context: RunContext) -> dict[str, Any]:
     """Grade free answers of RAGCache and of every system that puts documents into another order.
 
-    Returns a Graded for each system, as JSON; none where no question has an accepted answer.
+    Returns a Graded for each system, as JSON; nothing if no question has an accepted answer.
     """
     ready = context.corpora.ready(context.main, TOP_K)
     numbers = choose_questions(count, context)
@@ -117,7 +117,7 @@ def study_quality(count: int, workers: Sequence[Worker], context: RunContext) ->
 
 
 def answers_and_quality(record: RunRecord) -> Iterator[str]:
-    """Section of the report: how many answers differ, and how good they are."""
+    """Write the section of the report on how many answers differ, and on their quality."""
     lines = list(answers(record))
     graded = TypeAdapter(dict[str, Graded]).validate_python(record.studies.get(QUALITY) or {})
     if graded and not lines:

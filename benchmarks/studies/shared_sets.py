@@ -1,4 +1,4 @@
-"""The shared question sets: public questions and documents, in the folder that RAGCACHE_DATA names."""
+"""Loads the shared question sets: public questions and documents, in the folder RAGCACHE_DATA."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ LONG = "long"
 FILES = ("corpus.jsonl.gz", "queries.jsonl.gz")
 DATA_VARIABLE = "RAGCACHE_DATA"
 TOKENS_A_WORD = 1.6
-"""More than English takes, so that an article of that many words fits its prompt."""
+"""Tokens per word, more than English needs, so that an article of the allowed words fits its prompt."""
 
 
 def load_shared_set(name: str, embedder: Embedder, context_tokens: int) -> QuestionSet:
-    """Load one of SETS or LONG. context_tokens: what a prompt may take. Raises BadTrace."""
+    """Load one of SETS or LONG. context_tokens: the most tokens of a prompt. Raises BadTrace."""
     data = data_folder()
     if data is None:
         raise BadTrace(f"there is no question set {name}: set {DATA_VARIABLE} to their folder")

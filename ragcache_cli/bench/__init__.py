@@ -1,9 +1,9 @@
-"""`ragcache bench`: the same questions to several systems in turn, and a report a sceptic can rerun.
+"""`ragcache bench`: ask several systems the same questions in turn, and write a report.
 
-What is compared: `systems` and `plan`. Who asks what, and when: `workload`, `question_sets`, `corpora`.
-How it is measured: `drive` plays requests to every system; a system runs in a process of its own, which
-is `worker`, and `worker_client` talks to it. What came out: `plays`, `record` and `results` hold it,
-`figures` and `comparisons` are arithmetic on it, `report` and `plots` show it. `benchmark` says what one
-benchmark consists of and `run` carries it out. Longer benchmarks, such as benchmarks/full_report.py in
+`systems` and `plan` say what to compare; `workload`, `question_sets` and `corpora` say which questions
+to ask, and when. `drive` plays requests to every system; a system runs in a process of its own, which
+is `worker`, and `worker_client` talks to it. `plays`, `record` and `results` hold the measurements,
+`figures` and `comparisons` compute with them, `report` and `plots` show them. `benchmark` says what one
+benchmark consists of, and `run` carries it out. Longer benchmarks, such as benchmarks/full_report.py in
 the repository, are other values of `benchmark.Benchmark`.
 """

@@ -1,4 +1,4 @@
-"""What one benchmark consists of; `ragcache bench` is one of them."""
+"""The parts of one benchmark; `ragcache bench` is one of them."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from ragcache_cli.index import update_index
 from ragcache_cli.python_topics import python_topics
 
 LoadSet = Callable[[str, Embedder, int], QuestionSet]
-"""Loads a question set by its name, for prompts of at most so many tokens."""
+"""Loads a question set by its name, for prompts of at most this many tokens."""
 GroupStudy = Callable[[int, Sequence[Worker], RunContext], Any]
-"""Asks the systems of a group so many questions. Returns what it found, as JSON; None for nothing."""
+"""Asks a group's systems this many questions. Returns its results as JSON; None if it has none."""
 LastStudy = Callable[[Plan, RunContext], Any]
-"""Measures after all plays. Returns what it found, as JSON; None for nothing."""
+"""Measures after all plays. Returns its results as JSON; None if it has none."""
 
 
 @dataclass(frozen=True, slots=True)
 class Benchmark:
-    """What is compared, how long, on which questions, and what the report shows of it.
+    """One benchmark: systems, plans, questions, and the sections of its report.
 
     program: the words that start it on a command line. systems: what --systems may name.
-    plans: by name: quick, usual and full. main_set: the question set that is asked most, unless the user
-    gives questions of their own. group_studies, last_studies: by the name that their results get in
-    the record; Group.studies names the former. sections: of the report, in order.
-    left_out: what a plan does not measure and a reader may miss, with the way to measure it.
-    packages: whose versions the report shows beside the usual ones.
+    plans: by name: quick, usual and full. main_set: the name of the question set with most requests,
+    unless users give their own questions. group_studies, last_studies: by the name that their results
+    get in the record; Group.studies names the former. sections: of the report, in order.
+    left_out: returns lines about what a plan does not measure, and how to measure it.
+    packages: packages whose versions the report shows besides the usual ones.
     """
 
     program: tuple[str, ...]
@@ -59,7 +59,7 @@ def load_demo_set(name: str, embedder: Embedder, context_tokens: int) -> Questio
 
 
 def list_left_out(plan: Plan) -> list[str]:
-    """See Benchmark.left_out."""
+    """List what a plan does not measure, and how to measure it; see Benchmark.left_out."""
     lines = []
     if plan.name == "quick":
         lines.append(

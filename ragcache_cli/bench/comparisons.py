@@ -1,4 +1,4 @@
-"""RAGCache against every baseline, point by point, and which differences count."""
+"""Compares RAGCache with every baseline, point by point, and tells which differences count."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ragcache_cli.bench.systems import FULL
 MAIN_PART = "main"
 BASELINES = ("off", "on", "defaults", "lru", "arc")
 SMALLEST = 0.03
-"""A difference of less than this share is never called one: clocks and schedulers of machines wander."""
+"""Never count a difference below this share: a machine's clock and scheduler vary by themselves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Comparison:
 
 
 def compare_all(plays: Sequence[Play], ours: str = FULL.key) -> list[Comparison]:
-    """Compare at every point with every baseline that was up there."""
+    """Compare RAGCache with every baseline that was measured at the same point, for every point."""
     found = []
     for point in points(plays):
         systems = plays_at(plays, point)

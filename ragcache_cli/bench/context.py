@@ -1,4 +1,4 @@
-"""What every check and study of a run works with."""
+"""The values that every check and study of a run needs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class RunContext:
-    """main: the name of the question set that is asked most. log: for what the systems print."""
+    """main: the name of the question set with most requests. log: the file for the systems' output."""
 
     corpora: Corpora
     main: str

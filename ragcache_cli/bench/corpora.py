@@ -1,4 +1,4 @@
-"""The question sets of a run: loaded once, cut to what the model's context takes, and kept as files."""
+"""Loads the question sets of a run once, drops prompts too long for the model, and keeps files."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ class ReadySet:
     """A question set at one top-k.
 
     found: for each question the ids of its documents, nearest first. prompts: for each question the token
-    ids of its prompt. left_out: how many questions were dropped, as their prompts do not fit the context.
+    ids of its prompt. left_out: how many questions were dropped because their prompts do not fit the
+    context.
     """
 
     given: QuestionSet
@@ -45,10 +46,10 @@ class ReadySet:
 
 @dataclass(frozen=True, slots=True)
 class TraceSummary:
-    """What a reader has to know of a trace.
+    """The facts of a trace for the reader of a report.
 
-    prompt_tokens, answer_tokens: means over its requests. live_tokens: in all the different blocks that
-    its prompts consist of. left_out: as in ReadySet.
+    prompt_tokens, answer_tokens: means over its requests. live_tokens: the tokens in all different
+    blocks of its prompts. left_out: as in ReadySet.
     """
 
     trace: str
@@ -61,10 +62,10 @@ class TraceSummary:
 
 @dataclass(slots=True)
 class Corpora:
-    """Loads question sets, and keeps what was made of them.
+    """Loads question sets, and keeps the prepared ones.
 
     load: loads a set by its name; called once for each set. model: a folder or hub id.
-    folder: where the sets' files are written for the workers.
+    folder: where to write the sets' files for the workers.
     """
 
     load: Callable[[str], QuestionSet]

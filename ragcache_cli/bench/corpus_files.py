@@ -1,4 +1,4 @@
-"""A question set as files in a folder. Every worker reads them, so that none embeds or indexes anything.
+"""Keeps a question set as files in a folder. Workers read them, so that none has to embed or index.
 
 set.json       questions, documents, the document of each row of the index, the form of the prompt
 index.faiss    the index
@@ -63,7 +63,8 @@ class StoredSet:
 def build_store(stored: StoredSet) -> Any:
     """Build LangChain's own FAISS store over the set.
 
-    The store looks up the vectors of questions: embedding a question would cost every system the same.
+    The store looks up the vectors of questions instead of embedding them, because that would take every
+    system the same time.
     """
     from langchain_community.docstore.in_memory import InMemoryDocstore
     from langchain_community.vectorstores import FAISS

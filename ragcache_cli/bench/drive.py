@@ -1,4 +1,4 @@
-"""Play the same requests to every system in turn, and keep everything that is measured."""
+"""Play the same requests to every system in turn, and keep all measurements."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def play_group(
     group: Group, prepared: Callable[[TraceSpec], Prepared], sizes: Sizes, log: Path, seed: int,
     seen: Seen, say: Say, afterwards: Callable[[Sequence[Worker]], None],
 ) -> None:  # fmt: skip
-    """Play a group's parts to its systems, as often as it is started; add all results to `seen`.
+    """Play a group's parts to its systems in each of its starts; add all results to `seen`.
 
     afterwards: called with the systems of the last start while they are up. Raises BenchFailed.
     """
@@ -79,7 +79,7 @@ def play_group(
 
 
 def order_for_start(systems: Sequence[System], start: int) -> tuple[System, ...]:
-    """Return the order in which systems are started and played to: every other start backwards.
+    """Return the order in which to start systems and play to them: backwards in every other start.
 
     From one start to the next, an engine that does the same work takes up to a fifth more or less time.
     """
@@ -89,7 +89,8 @@ def order_for_start(systems: Sequence[System], start: int) -> tuple[System, ...]
 def draw_part(group: Group, part: Part, prepared: Prepared, start: int, seed: int) -> list[int]:
     """Draw the questions of a part in one start.
 
-    First those that warm up, the same in every start; then those of the plays of this start.
+    The result has first the questions that warm up, the same in every start, and then those of this
+    start's plays.
     """
     numbers = draw_questions(len(prepared.lengths), group.drawn(part), part.trace.zipf, seed)
     first = part.warm + start * part.counted
@@ -114,7 +115,7 @@ def _play_part(
         ]
 
     before = requests(part.warm)
-    prefilled = [replace(one, max_tokens=1) for one in before]  # caches keep prompts, not answers
+    prefilled = [replace(one, max_tokens=1) for one in before]  # caches reuse prompts, not answers
     for worker in workers:
         if worker.system.key != OFF.key:
             worker.play(prefilled, at_once=4)
@@ -134,7 +135,7 @@ def _play_part(
                 _play_once(part, load, rate, number, worker, workers, asked)
                 for worker in (*workers[turn:], *workers[:turn])
             ]
-            # All or none: a run that breaks off leaves rounds in which systems can be compared.
+            # All or none, so that an interrupted run has only rounds with all systems.
             seen.plays += [replace(one, start=start) for one in played]
             say(f"{part.trace.name}, {load.name}: round {number + 1}")
 
@@ -166,7 +167,7 @@ def _play_once(
 
 
 def _busy_s() -> float:
-    """Seconds of processor time the whole machine has spent on anything."""
+    """Return the seconds of processor time that all programs of this machine have taken."""
     times = psutil.cpu_times()
     return float(sum(times) - times.idle - getattr(times, "iowait", 0.0) - _guests_s(times))
 
@@ -177,14 +178,14 @@ def _guests_s(times: Any) -> float:
 
 
 def measure_capacity(workers: Sequence[Worker], requests: Sequence[Request]) -> float:
-    """Requests a second that the system without cache completes, one after the other.
+    """Measure how many requests a second the system without cache completes, one after the other.
 
-    Rates are shares of it, so that a plan means the same on every machine. Without such a system,
-    the first one is asked, with an empty cache.
+    The rates of a plan are shares of this number, so that a plan means the same on every machine.
+    Without such a system, the first system is measured, with an empty cache.
     """
     found = [worker for worker in workers if worker.system.key == OFF.key]
     worker = found[0] if found else workers[0]
-    # Some questions may be cached by now: only different ones show what computing takes.
+    # A repeated question would be cached: only different ones show the time of computing.
     different = list({one.question: one for one in requests}.values())[-CAPACITY_QUESTIONS:]
     if not found:
         worker.clear()

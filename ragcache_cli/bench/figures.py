@@ -13,11 +13,11 @@ from ragcache_cli.bench.systems import SYSTEMS, System
 
 RESAMPLES = 400
 LIMIT = 5.0
-"""The paper calls throughput the rate at which the TTFT is five times that of the lowest rate."""
+"""The paper's throughput is the rate at which the TTFT is five times that of the lowest rate."""
 
 Pairs = Sequence[tuple[float, float]]
 Point = tuple[str, str, str]
-"""Part, trace and load. All systems of a part are played the same requests at a point."""
+"""Part, trace and load. At one point, all systems of a part get the same requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +55,8 @@ class SystemFigures:
 class Ratio:
     """A baseline's TTFT over RAGCache's: above 1, RAGCache is faster.
 
-    value: the median of the rounds. low, high: the range of 90% of the resamplings. Resampled are the
-    starts, the rounds of each start, and the pairs of each round; a pair is one question's two times.
+    value: the median of the rounds. low, high: the range of 90% of the resamplings. A resampling draws
+    starts, rounds of each start, and pairs of each round; a pair is the two times of one question.
     """
 
     value: float
@@ -144,7 +144,7 @@ def ttft_ratio(baseline: Sequence[Play], ours: Sequence[Play]) -> Ratio:
 
 
 def _resampled(starts: Sequence[Sequence[Pairs]], dice: random.Random) -> float:
-    """Draw one resampling, level by level.
+    """Draw one resampling: starts, then their rounds, then the pairs of these.
 
     Requests of a round wait for one another, and rounds of a start have much in common: resampling
     single requests alone would make the range too narrow.
@@ -205,7 +205,7 @@ def curve(plays: Sequence[Play], part: str, trace: str, system: str) -> list[tup
 
 @dataclass(frozen=True, slots=True)
 class Differing:
-    """How many of `asked` answers of two systems differ, compared to the character."""
+    """How many of `asked` answers of two systems differ in at least one character."""
 
     left: str
     right: str
@@ -216,7 +216,7 @@ class Differing:
 def differing_answers(
     plays: Sequence[Play], systems: Mapping[str, System] = SYSTEMS
 ) -> list[Differing]:
-    """Compare every system with the first one of its part; both leave prompts as they are."""
+    """Compare every system with the first one of its part, among systems that do not change prompts."""
     counts: dict[tuple[str, str], list[int]] = {}
     for point in points(plays):
         found = plays_at(plays, point)

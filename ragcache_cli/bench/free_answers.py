@@ -1,4 +1,4 @@
-"""Free answers: to the main question set, as long as the model makes them, from an empty cache."""
+"""Asks for free answers to the main question set: of the model's own length, from an empty cache."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def ask_freely(
 def compare_in_float32(count: int, context: RunContext) -> list[Differing]:
     """Count answers of RAGCache that differ from those of vLLM without a cache, both in float32.
 
-    There arithmetic is exact enough for batches not to matter, and no answer may differ.
+    In float32 arithmetic is exact enough that batches do not matter, so no answer may differ.
     """
     sizes = replace(context.sizes, dtype="float32", device_bytes=2 * context.sizes.device_bytes)
     with start_systems((OFF, FULL), sizes, context.log, context.say) as workers:

@@ -1,4 +1,4 @@
-"""What is measured, and in which order: a short plan, the usual one, and the whole grid."""
+"""Plans of what to measure, in which order: a short plan, the usual one, and the whole grid."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from ragcache_cli.bench.systems import ABLATIONS, ARC, DEFAULTS, FULL, LRU, OFF, ON, System
 
 ABLATION = "ablation"
-"""How the names of parts begin that compare RAGCache with itself."""
+"""The beginning of the names of parts that compare RAGCache with itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class TraceSpec:
-    """How a trace is drawn: from which question set, and how many documents a question gets.
+    """How to draw a trace: from which question set, and with how many documents for each question.
 
     set: the name of a question set. zipf: see workload.draw_questions.
     """
@@ -30,11 +30,11 @@ class TraceSpec:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """How requests arrive.
+    """The way in which requests arrive.
 
-    rate: as a share of what vLLM without a cache can take. None: `at_once` requests are under way at a
-    time, and the next one starts when one has ended.
-    times: how many times the part's number of requests a play has.
+    rate: requests a second, as a share of the capacity of vLLM without a cache. None: `at_once`
+      requests are under way at a time, and the next one starts when one has ended.
+    times: by which factor to multiply the part's number of requests.
     """
 
     rate: float | None
@@ -48,11 +48,11 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Plays of one trace to systems that are up together.
+    """Plays of one trace to systems that run at the same time.
 
     warm: how many requests fill the caches first; they are not counted. requests: of one play.
     rounds: how often each load is played in each start of the systems, in another order each time.
-    systems: keys of the systems that it is played to. None: all that are up.
+    systems: keys of the systems to play to. None: all systems of the group.
     """
 
     name: str
@@ -69,16 +69,16 @@ class Part:
 
     @property
     def counted(self) -> int:
-        """How many requests all its plays to one system have, in one start."""
+        """How many requests all plays to one system have in one start, without those that warm up."""
         return self.rounds * sum(self.requests_at(load) for load in self.loads)
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Systems that are up together, and what is played to them.
+    """Systems that run at the same time, and the parts to play to them.
 
-    starts: how often all of it is done, with the systems started anew. studies: names of further
-    studies that ask these systems after the plays of the last start, each with its number of questions.
+    starts: how often to start the systems and play all parts. studies: names of further studies that
+    ask these systems after the plays of the last start, each with its number of questions.
     """
 
     systems: tuple[System, ...]
@@ -87,13 +87,13 @@ class Group:
     studies: Mapping[str, int] = field(default_factory=dict)
 
     def drawn(self, part: Part) -> int:
-        """Count the requests of the trace that a part takes. Each start warms up with the same ones."""
+        """Count the requests that a part takes from its trace. All starts share those that warm up."""
         return part.warm + self.starts * part.counted
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """All of a run. equality: how many questions are asked in float32."""
+    """The plan of a whole run. equality: how many questions to ask in float32."""
 
     name: str
     groups: tuple[Group, ...]
@@ -101,26 +101,26 @@ class Plan:
 
     @property
     def systems(self) -> dict[str, System]:
-        """Every system that is asked, by key."""
+        """All systems of the plan, by key."""
         return {system.key: system for group in self.groups for system in group.systems}
 
 
 MAIN = (OFF, ON, LRU, ARC, FULL)
 PEERS = (ON.key, LRU.key, FULL.key)
 SKEW = 1.1
-"""With it, 3.7% of squad's documents take 60% of the retrievals in 480 requests,
-and 4.0% in 2,621; in the paper's MMLU trace 3% do. 1.2 gives 2.0% and 2.2%, kinder to any cache."""
+"""The Zipf exponent. With 1.1, 3.7% of squad's documents take 60% of the retrievals in 480 requests,
+and 4.0% in 2,621; in the paper's MMLU trace 3% do. 1.2 gives 2.0% and 2.2%, easier for any cache."""
 WARM = 160
-"""How many requests it takes until host memory is full and policies differ. Fewer requests measure
-mostly documents never seen before: after 60 requests, a cache without limits would have 56% of the prompt
-tokens, after 500 requests 73%."""
+"""How many requests it takes until host memory is full and policies differ. Shorter traces measure
+mostly documents that were never seen before: after 60 requests, a cache without limits would have 56%
+of the prompt tokens, after 500 requests 73%."""
 ONE_BY_ONE = Load(None, 1)
 SUSTAINED = Load(2.0, times=8)
-"""More than a system takes without a cache and less than with one, for as long as it takes to see that:
-in a play of few requests no queue has the time to grow."""
+"""A rate above the capacity without a cache and below that with one. A play needs many requests to show
+this, because a queue needs time to grow."""
 FLOOD = Load(4.0, times=4)
 OVERLOAD = Load(8.0, times=4)
-"""More than any system can take, however much of it is cached."""
+"""A rate above any system's capacity, however many tokens are cached."""
 
 
 def rates(*shares: float) -> tuple[Load, ...]:
@@ -128,12 +128,12 @@ def rates(*shares: float) -> tuple[Load, ...]:
 
 
 def sweep_part(trace: TraceSpec) -> Part:
-    """One question at a time on one more trace, to RAGCache and its nearest peers."""
+    """Ask one question at a time of one more trace, of RAGCache and its nearest peers."""
     return Part("sweep", trace, (ONE_BY_ONE,), 20, 12, 1, PEERS)
 
 
 def ablation_groups(trace: TraceSpec, warm: int, requests: int, rounds: int) -> tuple[Group, ...]:
-    """Put each variant beside the full system, where queues are long; few at a time, for memory."""
+    """Compare each variant with the full system under long queues; run few at a time, to save memory."""
 
     def part(number: int) -> Part:
         return Part(f"{ABLATION} {number}", trace, (FLOOD,), warm, requests, rounds)
@@ -145,7 +145,7 @@ def ablation_groups(trace: TraceSpec, warm: int, requests: int, rounds: int) -> 
 
 
 def quick(main: str) -> Plan:
-    """Plan 5 minutes on two quiet cores. main: the name of the question set."""
+    """Plan 6 minutes on two quiet cores. main: the name of the question set."""
     part = Part("main", TraceSpec(main, 2, SKEW), rates(0.5, 2.0), 40, 16, 2)
     return Plan("quick", (Group((OFF, ON, LRU, FULL), (part,)),), 0)
 
@@ -153,8 +153,9 @@ def quick(main: str) -> Plan:
 def usual(main: str) -> Plan:
     """Plan about an hour on two cores. main: the name of the question set.
 
-    At the lowest rate of the main trace no system is saturated: throughput is measured from its TTFT.
-    All systems are started twice, as two starts of a system differ by more than two rounds of a start.
+    At the lowest rate of the main trace no system is saturated, so throughput is measured relative to
+    the TTFT there. All systems start twice, because two starts of a system differ by more than two
+    rounds of one start.
     """
     trace = TraceSpec(main, 2, SKEW)
     others = [TraceSpec(main, top_k, SKEW) for top_k in (1, 3, 5)] + [TraceSpec(main, 2, None)]
@@ -170,7 +171,7 @@ GRID_LOADS = rates(0.25, 0.5, 1.0, 1.5, 2.0, 3.0)
 def full(main: str, sets: Sequence[str] = ()) -> Plan:
     """Plan every dimension on every system: days on two cores.
 
-    main: the name of the question set. sets: all that are asked, `main` alone by default.
+    main: the name of the main question set. sets: the names of all sets to ask; by default only `main`.
     """
     every = (OFF, ON, DEFAULTS, LRU, ARC, FULL)
     parts = [
@@ -192,5 +193,5 @@ def full(main: str, sets: Sequence[str] = ()) -> Plan:
 
 
 MakePlan = Callable[[str], Plan]
-"""Makes a plan from the name of the question set that is asked most."""
+"""Makes a plan from the name of the main question set."""
 PLANS: dict[str, MakePlan] = {"quick": quick, "usual": usual, "full": full}

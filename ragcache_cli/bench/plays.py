@@ -1,4 +1,4 @@
-"""What was seen while requests were played to systems."""
+"""The measurements of requests that were played to systems."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ class Play:
     rate: requests a second; None if each request came when one before it had ended.
     load: its name in the plan. round: plays with the same part, trace, load and round had the same
     requests. start: how often the systems had been started before. span_s: from the first arrival to the
-    last token. cpu_s: processor time of the system. others_cpu_s: of all other systems that were up.
-    foreign_cpu_s: of everything else on the machine.
+    last token. cpu_s: processor time of the system. others_cpu_s: that of all other running systems.
+    foreign_cpu_s: that of everything else on the machine.
     """
 
     part: str
@@ -35,7 +35,7 @@ class Play:
 class Seen:
     """Everything a run has measured so far.
 
-    told: for each system after the plays of each start, its own counters and its memory.
+    told: for each system, its own counters and its memory, after the plays of each start.
     capacity: by trace, how many requests a second vLLM without a cache completes.
     """
 

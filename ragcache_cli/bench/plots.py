@@ -1,4 +1,4 @@
-"""The pictures of a report."""
+"""Draws the pictures of a report."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OTHER = "#12a182"
 def draw(plays: Sequence[Play], systems: Mapping[str, System], out: Path) -> None:
     """Draw ttft.png: mean and p99 TTFT against the request rate, a line a system and a row a trace.
 
-    Only the main part is drawn. Draws nothing if no rate was set. Raises MissingExtra.
+    Draws only the main part, and nothing if no load has a rate. Raises MissingExtra.
     """
     traces = [trace for trace in main_traces(plays) if _points_with_rate(plays, trace)]
     if not traces:

@@ -1,4 +1,4 @@
-"""Where questions and documents come from: the demo, or a user's own files."""
+"""Loads questions and documents from the demo, or from a user's own files."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from ragcache_cli.terminal import Done
 from ragcache_cli.trace_files import QUESTION_KEYS, read_questions
 
 OWN, DEMO = "own", "demo"
-"""Names of the question sets that are there for everyone."""
+"""Names of the question sets that every user has."""
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A question. answers: those that are accepted; empty if none is known."""
+    """A question. answers: the accepted answers; empty if none is known."""
 
     text: str
     answers: tuple[str, ...] = ()
@@ -29,7 +29,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class QuestionSet:
-    """Questions, the documents they are asked of, and an index of them.
+    """Questions, the documents that they are about, and an index of the documents.
 
     documents: texts by id, as they stand in the prompt. index: a Faiss index. rows: for each row of the
     index, the id of its document. vectors: of the questions; float32, shape (questions, dimension).
@@ -58,9 +58,9 @@ class QuestionSet:
 
 
 class LazyEmbedder:
-    """An embedder that is loaded when it embeds for the first time: often all vectors are kept already.
+    """An embedder that loads on its first use, because often all vectors are kept already.
 
-    name: that of the embedder, known before it is loaded.
+    name: the embedder's name, known before it is loaded.
     """
 
     def __init__(self, load: Callable[[], Embedder], name: str) -> None:
@@ -79,22 +79,22 @@ class LazyEmbedder:
 
 
 def demo_set(index: PassageIndex, embedder: Embedder) -> QuestionSet:
-    """Ask the demo's questions of the language reference that every Python carries."""
+    """Return the demo's questions about the language reference that every Python carries."""
     questions = [Question(text) for text in QUESTIONS]
     return _of_passages("python topics", index, questions, embedder)
 
 
 def own_set(name: str, index: PassageIndex, log: Path, embedder: Embedder) -> QuestionSet:
-    """Ask a user's questions of the passages of a folder. log: see `read_own_questions`."""
+    """Return a user's questions about the passages of a folder. log: see `read_own_questions`."""
     return _of_passages(name, index, read_own_questions(log), embedder)
 
 
 def read_own_questions(log: Path) -> list[Question]:
-    """Read a query log: a question a line, plain or JSON with a key of QUESTION_KEYS.
+    """Read a query log: one question per line, plain or JSON with a key of QUESTION_KEYS.
 
-    JSON may have `answer` or `answers` too, the answers that are accepted.
+    JSON may also have `answer` or `answers`, the accepted answers.
 
-    Raises BadTrace if there is none.
+    Raises BadTrace if there is no question.
     """
     texts = read_questions(log)
     lines = [line for line in log.read_text(encoding="utf-8").splitlines() if line.strip()]

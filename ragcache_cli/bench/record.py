@@ -1,4 +1,4 @@
-"""The record of a run: everything its report is made from."""
+"""The record of a run: everything that its report needs."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ from ragcache_cli.bench.systems import SYSTEMS, Sizes, System
 
 @dataclass(slots=True)
 class RunRecord:
-    """What was measured, on what, and with which settings.
+    """All measurements of a run, with its machine and its settings.
 
-    command: runs it again. token_bytes: of the KV tensors of a token; None if unknown.
-    left_out: what the plan does not measure. float32: answers that differ in float32, by system.
-    studies: what further studies found, by their name, as JSON. systems: by key, to name them.
+    command: the command line that runs it again. token_bytes: bytes of one token's key-value tensors;
+      None if unknown.
+    left_out: lines about what the plan does not measure. float32: answers that differ in float32, by
+      system.
+    studies: the results of further studies by name, as JSON. systems: the systems by key, to name them.
     """
 
     title: str
@@ -37,5 +39,5 @@ class RunRecord:
     systems: Mapping[str, System] = field(default_factory=lambda: dict(SYSTEMS))
 
     def name_of(self, key: str) -> str:
-        """Return how tables call a system."""
+        """Return the name of a system in tables."""
         return self.systems[key].name

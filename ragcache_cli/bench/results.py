@@ -1,4 +1,4 @@
-"""The folder of a run: raw figures, plots and report, and the way from the first to the others."""
+"""Writes the folder of a run: raw figures, and the plots and the report made from them."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from ragcache_cli.errors import CommandError
 
 RAW, REPORT = "raw.json.gz", "report.md"
 NOT_IN_FILE = frozenset({"studies", "systems"})
-"""Results of studies stand beside the record's own fields in raw.json.gz; the plan names the systems."""
+"""Fields of the record that raw.json.gz does not have: it has each study by name, and the plan."""
 _RECORD, _PLAN = TypeAdapter(RunRecord), TypeAdapter(Plan)
 
 
 def write_results(out: Path, record: RunRecord, plan: Plan, sections: Sequence[Section]) -> None:
-    """Write raw.json.gz with every answer so far, the plots and report.md; nothing if none was given."""
+    """Write raw.json.gz with every answer so far, the plots and report.md; nothing without answers."""
     if not record.seen.plays:
         return
     own = _RECORD.dump_python(record, mode="json", exclude=set(NOT_IN_FILE))
@@ -37,7 +37,7 @@ def write_results(out: Path, record: RunRecord, plan: Plan, sections: Sequence[S
 
 
 def holds_run(folder: Path) -> bool:
-    """Return whether the folder has raw figures: they took an hour and must not be overwritten."""
+    """Return whether the folder has raw figures, which took long and must not be overwritten."""
     return (folder / RAW).exists()
 
 

@@ -54,7 +54,7 @@ LOG = "systems.log"
 class BenchSettings:
     """The arguments of the command line.
 
-    plan: its name. systems: keys; None for those of the plan. out: None for the usual folder.
+    plan: its name. systems: their keys; None for those of the plan. out: None for the usual folder.
     """
 
     plan: str
@@ -73,9 +73,8 @@ class BenchSettings:
 
 
 def results_folder(machine: Machine, today: date) -> Path:
-    """Return benchmarks/results/<date>-<machine>, with -2, -3, ... where an earlier run is there.
-
-    The folder is below the present one.
+    """Return benchmarks/results/<date>-<machine>, with -2, -3, ... if an earlier run has that folder.
+    The path is relative to the working directory.
     """
     kind = machine.gpus[0].name if machine.gpus else f"{machine.cores}-cores"
     name = "-".join([today.isoformat(), *kind.lower().split()])
@@ -133,7 +132,7 @@ def measure(benchmark: Benchmark, settings: BenchSettings, console: Console) -> 
             record.seconds = time.monotonic() - began_s
             write_results(out, record, plan, benchmark.sections)
 
-        # A SIGTERM is treated as Ctrl-C: what was measured so far is written.
+        # Treat SIGTERM like Ctrl-C, so that the measurements so far are written.
         before = signal.signal(signal.SIGTERM, signal.default_int_handler)
         try:
             _carry_out(benchmark, plan, context, record, save)
@@ -175,7 +174,7 @@ def _study_group(
     record: RunRecord,
     workers: Sequence[Worker],
 ) -> None:
-    """Ask the systems of a group what its studies want to know, while they are up."""
+    """Run a group's studies while its systems are up."""
     for name, questions in group.studies.items():
         _keep(record, name, benchmark.group_studies[name](questions, workers, context))
 
@@ -188,14 +187,14 @@ def _keep(record: RunRecord, name: str, found: Any) -> None:
 def keep_systems(plan: Plan, keys: Sequence[str] | None, known: Mapping[str, System]) -> Plan:
     """Reduce a plan to these systems; None: all of them. Raises CommandError for an unknown key.
 
-    Studies are left out then: they need systems of their own choice.
+    A reduced plan has no studies, because they choose their own systems.
     """
     if keys is None:
         return plan
     wanted = choose_systems(keys, known)
     groups = []
     for number, group in enumerate(plan.groups):
-        # The first group measures what was asked for, whether or not the plan has it there.
+        # The first group measures all wanted systems, even those that the plan has in no group.
         kept = wanted if number == 0 else tuple(one for one in group.systems if one in wanted)
         if number == 0 or len(kept) > 1:
             groups.append(replace(group, systems=kept, studies={}))
@@ -254,7 +253,7 @@ def _sizes(settings: BenchSettings, corpora: Corpora) -> Sizes:
 
 
 def _summarize_traces(plan: Plan, corpora: Corpora, seed: int) -> list[TraceSummary]:
-    """Describe every trace, as long as it is drawn. Reads all question sets before anything starts."""
+    """Describe the requests drawn from every trace. Reads all question sets before anything starts."""
     counts: dict[TraceSpec, int] = {}
     for group in plan.groups:
         for part in group.parts:
@@ -270,7 +269,7 @@ def _token_bytes(sizes: Sizes) -> int | None:
 
 
 def _shown_model(model: str) -> str:
-    """Return only the name of a folder: results are shown to others."""
+    """Return a hub id, or only the last name of a folder, because results are shown to others."""
     return Path(model).name if Path(model).is_dir() else model
 
 

@@ -1,4 +1,4 @@
-"""One system that is up, behind the chain of every LangChain tutorial, asked on an event loop."""
+"""Runs one system behind the chain of every LangChain tutorial, on an event loop."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ragcache_engine import EngineConfig, EngineError, RAGCacheEngine
 from ragcache_integrations.timeline import report_of
 
 WARM_UP = "Hello."
-"""Shorter than a block: it readies the engine and leaves nothing in the cache."""
+"""A question shorter than a block: it readies the engine and leaves nothing in the cache."""
 CLEAR_TRIES = 200
 
 
@@ -72,7 +72,7 @@ class RunningSystem:
         )
 
     def prepare(self, folder: Path, top_k: int) -> None:
-        """Take questions and documents from the set in this folder from now on."""
+        """Use the questions and documents in this folder from now on."""
         self._set = StoredSet.read(folder)
         store = build_store(self._set)
         if self._engine:
@@ -94,11 +94,12 @@ class RunningSystem:
     async def play(
         self, requests: Sequence[Request], at_once: int | None, *, ignore_eos: bool
     ) -> list[dict[str, Any]]:
-        """Ask all questions, each at its time, and return what each took.
+        """Ask all questions, each at its time, and return the measurements of each.
 
         at_once: how many requests are under way at a time; the next one starts when one has ended, and
         arrival times do not count. None: each request starts at its arrival time.
-        ignore_eos: every answer is as long as its request says; otherwise that is the most.
+        ignore_eos: whether every answer has exactly its request's max_tokens; otherwise at most that
+          many.
         """
         turnstile = asyncio.Semaphore(at_once or len(requests) or 1)
         began_s = time.perf_counter()
@@ -151,7 +152,7 @@ class RunningSystem:
             if await self._try_to_clear():
                 return
             await asyncio.sleep(0.05)
-        raise BenchFailed("the cache was not emptied, since requests hold blocks of it")
+        raise BenchFailed("the cache could not be emptied, because requests hold blocks of it")
 
     async def _try_to_clear(self) -> bool:
         if not self._engine:
@@ -208,7 +209,7 @@ def _hidden(info: Mapping[str, Any]) -> float:
 
 
 class _UsageListener(AsyncCallbackHandler):
-    """Keeps how long the retriever took, and what the answer cost."""
+    """Records how long the retriever took, and what the answer cost."""
 
     def __init__(self) -> None:
         self.search_s, self._began_s = 0.0, 0.0

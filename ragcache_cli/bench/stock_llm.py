@@ -28,7 +28,7 @@ from ragcache_engine.backends.vllm import cpu_defaults
 
 
 def stock_arguments(settings: Mapping[str, Any], sizes: Sizes) -> dict[str, Any]:
-    """Return vLLM's arguments for a baseline: its settings, and else what RAGCache would choose."""
+    """Return vLLM's arguments for a baseline: its settings, and for the rest RAGCache's choices."""
     arguments: dict[str, Any] = {
         "model": sizes.model,
         "dtype": sizes.dtype,
@@ -106,7 +106,7 @@ class StockLLM(BaseLLM):
 def _cost(output: Any, tokens: int) -> dict[str, Any]:
     """Return the tokens of an answer, named as RAGCacheLLM names them.
 
-    vLLM does not tell device and host apart: all cached tokens count as the device's.
+    vLLM does not distinguish device and host, so all cached tokens count as the device's.
     """
     return {
         "usage_metadata": {

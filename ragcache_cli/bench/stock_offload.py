@@ -1,6 +1,7 @@
 """vLLM's own host offload on the CPU platform: its manager and policies, with our copying.
 
-vLLM's offload worker copies with CUDA streams and refuses the CPU platform. Every decision is vLLM's.
+vLLM's offload worker copies with CUDA streams and refuses the CPU platform. All decisions are vLLM's
+own.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The systems that are compared. All get the same model, bytes and chain; only what is tested differs."""
+"""The systems to compare. All get the same model, bytes and chain; only the tested part differs."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class System:
 
     key: its name on command lines and in files. name: its name in tables.
     kind: STOCK, vLLM behind LangChain's own retriever; RAGCACHE, our retriever and LLM.
-    settings: for STOCK, `prefix_caching`; `offload`, a policy of vLLM's host offload; `defaults`, whether
-      the block size is vLLM's own too. For RAGCACHE, fields of EngineConfig.
-    changes_prompt: it puts the documents of a prompt into another order than the retriever's.
-    has_disk: it gets a disk tier.
+    settings: for STOCK, `prefix_caching`; `offload`, a policy of vLLM's host offload; `defaults`,
+      whether the block size is vLLM's own too. For RAGCACHE, fields of EngineConfig.
+    changes_prompt: whether it puts documents into another order than the retriever's.
+    has_disk: whether it gets a disk tier.
     documents_step: for STOCK, "module:function" of a function without arguments that returns a runnable.
       The runnable stands between retriever and prompt, and maps documents to documents.
     """
@@ -38,10 +38,10 @@ class System:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What every system gets alike.
+    """The settings that are the same for all systems.
 
-    host_bytes: for systems with a host tier. disk_bytes: for systems with a disk tier.
-    at_once: how many requests the model computes together at most; the others wait.
+    host_bytes, disk_bytes: for systems with these tiers.
+    at_once: the most requests that the model computes together; the others wait.
     vllm_args: further arguments of vLLM, for all systems.
     """
 
@@ -91,7 +91,7 @@ SYSTEMS = {one.key: one for one in (OFF, ON, DEFAULTS, LRU, ARC, FULL, *ABLATION
 def choose_systems(keys: Sequence[str], known: Mapping[str, System]) -> tuple[System, ...]:
     """Return the systems with these keys, each once. Raises CommandError for an unknown key."""
     if unknown := [key for key in keys if key not in known]:
-        raise CommandError(f"there is no system {unknown[0]!r}; choose of {', '.join(known)}")
+        raise CommandError(f"there is no system {unknown[0]!r}; choose one of {', '.join(known)}")
     return tuple(known[key] for key in dict.fromkeys(keys))
 
 

@@ -1,12 +1,12 @@
-"""A system in a process of its own. It reads orders as JSON lines and answers each with a JSON line.
+"""Runs a system in a process of its own: reads orders as JSON lines, and answers with JSON lines.
 
     {"do": "start", "system": {...}, "sizes": {...}}
     {"do": "prepare", "folder": "...", "top_k": 2}
     {"do": "play", "requests": [[question, at_s, max_tokens], ...], "at_once": null, "ignore_eos": true}
     {"do": "clear"}   {"do": "read_counters"}   {"do": "close"}
 
-An answer is {"ok": ...} or {"error": ..., "kind": ...}. Standard output carries nothing else: what
-libraries print goes to standard error.
+An answer is {"ok": ...} or {"error": ..., "kind": ...}. Standard output carries nothing else: the
+output of libraries goes to standard error.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def main() -> None:
     silence_libraries()
     # A SIGTERM closes the engine, as Ctrl-C does: otherwise vLLM's processes would stay behind.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    # With a connector vLLM reserves a core for the network by default: systems would differ in cores.
+    # By default vLLM reserves a core for a connector's network: systems would differ in cores.
     os.environ.setdefault("VLLM_CPU_NUM_OF_RESERVED_CPU", "1")
     answers = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
     os.dup2(2, 1)

@@ -1,4 +1,4 @@
-"""The process of a worker, seen from the bench: start it, give it orders, measure what it uses."""
+"""The bench's side of a worker: start its process, give it orders, and measure what it uses."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ END_S = 60.0
 class Worker:
     """A system in a process of its own. A context manager; leaving it ends the process.
 
-    Orders block, and only one is carried out at a time. An order that fails raises BenchFailed with the
-    worker's own message. log: the file that gets what the process and its libraries print.
+    Orders block, and the worker carries out one at a time. An order that fails raises BenchFailed with
+    the worker's own message. log: the file for the output of the process and its libraries.
     """
 
     def __init__(self, system: System, sizes: Sizes, log: Path) -> None:
@@ -43,7 +43,7 @@ class Worker:
         self._send(do="start", system=asdict(self.system), sizes=asdict(self._sizes))
 
     def wait_until_started(self) -> None:
-        """Wait for what `begin_start` began."""
+        """Wait until the start that `begin_start` began has ended."""
         self._read_answer()
 
     def prepare(self, folder: Path, top_k: int) -> None:
@@ -114,7 +114,7 @@ class Worker:
 
     def _process_ended(self) -> BenchFailed:
         return BenchFailed(
-            f"{self.system.name}: its process ended by itself, often for want of memory; its log is "
+            f"{self.system.name}: its process ended by itself, often out of memory; its log is "
             f"{self._log}"
         )
 

@@ -1,4 +1,4 @@
-"""Which questions are asked, and when: drawn once, from a seed, and the same for every system."""
+"""Draws which questions to ask, and when: once, from a seed, so the same for every system."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 HEAD = 0.6
-"""The paper counts the documents that together take 60% of the retrievals."""
+"""The share of the retrievals by which the paper counts the most wanted documents."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
     """One question at one time.
 
-    question: its number in the question set. at_s: seconds after the start of the play; 0 if requests
-    come as earlier ones end. max_tokens: of the answer.
+    question: its number in the question set. at_s: seconds after the start of the play; 0 if each
+    request starts when an earlier one ends. max_tokens: the most tokens of the answer.
     """
 
     question: int
@@ -27,8 +27,8 @@ class Request:
 def draw_questions(questions: int, count: int, zipf: float | None, seed: int) -> list[int]:
     """Draw `count` numbers below `questions`.
 
-    zipf: exponent of the Zipf weights, dealt to the questions in a random order. None: no drawing, the
-    questions come in the order of the set, and again from the start when it ends.
+    zipf: the exponent of the Zipf weights, which the questions get in a random order. None: draw
+    nothing; the questions come in the order of the set, again and again.
     """
     if zipf is None:
         return [number % questions for number in range(count)]
@@ -57,8 +57,9 @@ def draw_arrivals(rate: float, count: int, seed: int) -> list[float]:
 class Skew:
     """How unevenly a trace asks for documents, counted as in the paper's section on the miss rate.
 
-    documents: how many different documents were retrieved. head: how few of them take 60% of the
-    retrievals. corpus: how many documents there are. sets: how many different sequences of documents.
+    documents: how many different documents were retrieved. head: how many of them, the most wanted,
+    take 60% of the retrievals. corpus: how many documents there are. sets: how many different sequences
+    of documents.
     """
 
     requests: int

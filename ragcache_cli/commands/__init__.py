@@ -1,4 +1,4 @@
-"""The commands of `ragcache`, a module each: what it takes, and which implementation it calls.
+"""The commands of `ragcache`, one module each, with its arguments and the function that it calls.
 
 Every module has
 
@@ -6,6 +6,6 @@ Every module has
     add_arguments(parser)               declare its arguments
     run(parsed, console) -> int         do it, and return the exit code
 
-Importing a command costs nothing: `run` imports what the work needs. So `ragcache --help` answers at
-once.
+Importing a command is quick, because only `run` imports what the work needs. So `ragcache --help`
+answers at once.
 """

@@ -1,4 +1,4 @@
-"""What several commands take alike: types that argparse calls, and arguments with one meaning."""
+"""Argument types and arguments that several commands share."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
 class WholeNumber:
-    """A type for argparse: a whole number from 1, up to `most` where one is given."""
+    """A type for argparse: a whole number from 1, and up to `most` if that is given."""
 
     def __init__(self, most: int | None = None) -> None:
         self._most = most
@@ -38,7 +38,7 @@ def named_value(text: str) -> tuple[str, Any]:
 
 
 def picture_path(text: str) -> Path:
-    """Accept a PNG file or a folder: a question that stands here by mistake is neither."""
+    """Accept only a PNG file or a folder, to catch a question that stands here by mistake."""
     if text.lower().endswith(".png") or text.endswith("/") or Path(text).is_dir():
         return Path(text)
     raise argparse.ArgumentTypeError(

@@ -23,7 +23,7 @@ DESCRIPTION = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what every benchmark takes: `ragcache bench`, and the longer ones built on it."""
+    """Add the arguments of every benchmark: of `ragcache bench`, and of the longer ones built on it."""
     length = parser.add_mutually_exclusive_group()
     length.add_argument(
         "--quick", dest="plan", action="store_const", const="quick", help="6 minutes on two cores"
@@ -79,7 +79,7 @@ def run(parsed: argparse.Namespace, console: Console) -> int:
 
 
 def run_benchmark(benchmark: Benchmark, parsed: argparse.Namespace, console: Console) -> int:
-    """Measure, or write the report of a run again. parsed: of a parser with `add_arguments`."""
+    """Measure, or write the report of a run again. parsed: arguments that `add_arguments` declared."""
     from ragcache_cli.bench.results import rewrite_report
     from ragcache_cli.bench.run import BenchSettings, measure
     from ragcache_cli.bench.systems import parse_size

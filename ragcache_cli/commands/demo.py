@@ -16,7 +16,7 @@ DESCRIPTION = (
     "chain on RAGCache and through LlamaIndex on RAGCache; compare times and answers."
 )
 DEMO_QUESTIONS = 16
-"""As many as two cores answer three times within four minutes, preparations included."""
+"""As many questions as two cores answer three times in four minutes, preparations included."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

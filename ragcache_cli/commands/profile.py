@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--backend",
         choices=("auto", "vllm", "memory"),
         default="auto",
-        help="memory: the fake engine's own times, for tests (default: %(default)s)",
+        help="memory: the made-up times of no model, for tests (default: %(default)s)",
     )
     parser.add_argument(
         "--repeats",

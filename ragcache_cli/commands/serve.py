@@ -12,10 +12,10 @@ from ragcache_cli.commands.argument_types import WholeNumber
 from ragcache_cli.models import DEMO_MODEL
 from ragcache_engine.knowledge import DEFAULT_POLICY, POLICIES
 
-SUMMARY = "start vLLM's OpenAI-compatible server with it"
+SUMMARY = "start vLLM's OpenAI-compatible server with RAGCache"
 DESCRIPTION = (
     "Start vLLM's own OpenAI-compatible server with RAGCache's knowledge tree over its device "
-    "memory, a host tier and a disk tier. Arguments behind -- go to `vllm serve` as they are: "
+    "memory, a host tier and a disk tier. Arguments after -- go to `vllm serve` as they are: "
     "ragcache serve MODEL --disk-cache 20GiB -- --port 8001 --dtype float16"
 )
 ENGINE_SETTINGS = (
@@ -26,7 +26,7 @@ ENGINE_SETTINGS = (
     "reorder_window",
     "cache_depth",
 )
-"""Fields of EngineConfig that are arguments of the same name. One that is not given keeps its default."""
+"""Fields of EngineConfig with an argument of the same name. One that is not given keeps its default."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

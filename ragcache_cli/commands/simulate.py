@@ -18,7 +18,7 @@ DESCRIPTION = (
     "with the corpus it asks."
 )
 SHOWN_POLICIES = ("lru", "lfu", "pgdsf", DEFAULT_POLICY)
-"""What is replayed unless --policy says otherwise."""
+"""The policies to replay unless --policy names others."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -15,8 +15,8 @@ def choose_backend(config: EngineConfig) -> Backend:
 
     "auto" never falls back to the memory backend, whose answers are made up.
 
-    Raises BackendUnavailable if vLLM is asked for and not installed or not supported; ConfigError if
-    the memory backend is given a cache that holds not one block.
+    Raises BackendUnavailable if vLLM is needed but not installed or not supported; ConfigError if a
+    cache of the memory backend is too small for one block.
     """
     if config.backend == "memory":
         return backend_within(config.device_cache, budget_of(config))
@@ -36,7 +36,7 @@ def choose_backend(config: EngineConfig) -> Backend:
 def require_guarded_caller(config: EngineConfig) -> None:
     """Raise UnguardedMain if the caller's script would run again in the backend's processes.
 
-    The backend looks at its caller by itself. This is for whoever makes it on another thread.
+    The backend checks its caller itself. Call this first if you make the backend on another thread.
     """
     # vLLM on a CPU always spawns its processes.
     if config.backend != "memory" and require_vllm().is_cpu:
@@ -44,7 +44,7 @@ def require_guarded_caller(config: EngineConfig) -> None:
 
 
 def budget_of(config: EngineConfig) -> TierBudget:
-    """Return what the configuration gives to the tiers below the device."""
+    """Return the sizes and settings that the configuration gives to the tiers below the device."""
     return TierBudget(
         policy=config.policy,
         host_bytes=config.host_cache,

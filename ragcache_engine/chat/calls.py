@@ -22,9 +22,9 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class ToolCallPart:
-    """A further part of the call with this number.
+    """The next part of one tool call. number: which of the answer's calls it belongs to.
 
-    id, name: given once for each call, in its first part. arguments: join those of all parts.
+    id, name: only in a call's first part. arguments: join those of all parts to get the call's.
     """
 
     index: int
@@ -43,7 +43,7 @@ class ToolAnswer:
 
 @dataclass(frozen=True, slots=True)
 class ToolAnswerPart:
-    """What one more piece of such an answer has completed; often nothing yet."""
+    """What one more piece of an answer has completed: text and parts of calls; often nothing yet."""
 
     text: str = ""
     calls: tuple[ToolCallPart, ...] = ()
@@ -56,7 +56,7 @@ class ToolReader(Protocol):
         """Take the next piece of the answer, and return what it has completed."""
 
     def end(self) -> ToolAnswerPart:
-        """Return what was held back, because no more pieces come."""
+        """Return what the reader still holds back. Call this when no more pieces come."""
 
     def whole(self, text: str) -> ToolAnswer:
         """Read a whole answer at once. Use a new reader for each answer."""
@@ -109,7 +109,7 @@ class CallReader:
         return join_parts([self.read(text), self.end()])
 
     def _take_complete_calls(self) -> ToolAnswerPart:
-        """Take every complete call from what is held, and the text before these calls."""
+        """Take every complete call from the held text, and the text before these calls."""
         text, calls = "", list[ToolCallPart]()
         while (part := self._take_next_call()) is not None:
             text += part.text
@@ -117,7 +117,7 @@ class CallReader:
         return ToolAnswerPart(text, tuple(calls))
 
     def _take_next_call(self) -> ToolAnswerPart | None:
-        """Take the next call from what is held, and the text before it; None without a complete call."""
+        """Take the next call from the held text, and the text before it; None if no call is complete."""
         if self._held and self._is_after_call:  # line breaks around a call are not text
             self._held, self._is_after_call = self._held.removeprefix("\n"), False
         start = self._held.find(OPEN)
@@ -134,7 +134,7 @@ class CallReader:
         return ToolAnswerPart(before.removesuffix("\n"), calls)
 
     def _take_ready_text(self) -> str:
-        """Take the text from what is held that cannot become part of a call."""
+        """Take the part of the held text that cannot become part of a call."""
         start = self._held.find(OPEN)
         if start < 0:
             start = len(self._held) - _overlap_length(self._held, OPEN)

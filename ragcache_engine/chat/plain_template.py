@@ -11,7 +11,7 @@ from ragcache_engine.chat.messages import plain_text
 from ragcache_engine.chat.tools import call_text
 
 TAG = re.compile(r"\s*</?(system|user|assistant|tool|tools|tool_call)>\s*")
-"""A line that the template wrote, and that is in no message."""
+"""A line that comes from the template, not from a message."""
 
 
 def write_conversation(

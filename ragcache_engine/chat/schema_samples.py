@@ -9,12 +9,12 @@ from typing import Any
 from ragcache_engine.errors import UnsupportedGuide
 
 DEEPEST = 32
-"""Most levels that a value is nested; a schema that needs more probably contains itself."""
+"""How deep a value may be nested; a schema that needs more levels probably contains itself."""
 _UNKNOWN = ("pattern", "format", "not", "if", "allOf", "patternProperties", "contains")
 
 
 def make_sample(schema: Mapping[str, Any]) -> Any:
-    """Make a value with only what the schema requires, and the first choice where there are several.
+    """Make a value with only the required parts; where the schema leaves a choice, take the first.
 
     Raises UnsupportedGuide for a schema that this function does not fully understand.
     """

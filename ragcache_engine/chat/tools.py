@@ -68,8 +68,8 @@ def call_text(call: Mapping[str, Any]) -> str:
 def call_guide(tools: Sequence[Mapping[str, Any]], name: str | None = None) -> Guide:
     """Return a guide for an answer that calls one of the tools, or the one with this name.
 
-    The answer is JSON of the form {"name": ..., "arguments": {...}}. Any model keeps to it, whatever its
-    chat template knows of tools.
+    The answer is JSON of the form {"name": ..., "arguments": {...}}. Every model keeps to this form,
+    even if its chat template has no place for tools.
     tools: as in OpenAI's chat API.
     Raises BadRequest if there is no such tool.
     """

@@ -1,14 +1,14 @@
-"""The core of decisions, in plain Python: the knowledge tree and the policies that empty it.
+"""The core that decides, in plain Python: the knowledge tree, and the policies that evict from it.
 
 | file | holds |
 |---|---|
-| node.py | a document in its context: what the tree consists of |
-| tree.py | nodes, who pins them, how often they were used |
-| residency.py | which blocks of a node are in which tier; budgets |
+| node.py | a node of the tree: a document after the documents before it |
+| tree.py | all nodes, their pins, and how often they were used |
+| residency.py | which blocks of a node are in which tier; the tiers' budgets |
 | freed.py | what the tree tells its owner to free |
-| eviction/ | who leaves a full tier: one policy a file |
+| eviction/ | which blocks a full tier evicts: one policy a file |
 | cost.py | how long a prefill takes on this machine |
-| request_queue.py | who of the waiting requests goes first |
+| request_queue.py | which waiting request goes first |
 | document_cache.py | the paper's own view of the tree: whole prompts, one tier |
 | path_order.py, traces.py, replay.py, oracle.py | built on that: orders of documents, replays, bounds |
 """

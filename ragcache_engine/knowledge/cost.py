@@ -1,7 +1,8 @@
 """The cost profile: T(cached, computed), the seconds a prefill takes on one model and machine.
 
-Units: tokens and seconds. Within the measured grid T is interpolated bilinearly; past its edges linearly.
-The profile tells what it would cost to compute a document again, and whether loading it is quicker.
+Units: tokens and seconds. Within the measured grid T is interpolated bilinearly, past its edges
+linearly. The profile tells how long it would take to compute a document again, and whether loading it
+is quicker.
 Source: RAGCache, §5.1 (cost estimation, Algorithm 1 lines 6-8).
 """
 
@@ -30,7 +31,7 @@ class UnusableProfile(ValueError):
 class CostProfile:
     """A grid of measured prefill times, and T between and beyond its points.
 
-    cached_tokens, computed_tokens: the lengths that were measured, rising.
+    cached_tokens, computed_tokens: the measured lengths, rising.
     seconds: one row for each of cached_tokens; in each row, one time for each of computed_tokens.
     model, dtype: as the engine's configuration spells them.
     hardware, vllm_version: free text, compared character by character.
@@ -66,9 +67,9 @@ class CostProfile:
     def prefill_s(self, cached: float, computed: float) -> float:
         """Return T(cached, computed) in seconds, never negative.
 
-        T falls with more computed tokens only where the measurements fall. Past the upper edges it
-        never falls: a falling slope there is noise, and is not continued. Computing 0 tokens costs
-        what the two shortest measured lengths extrapolate to, the fixed cost of a step, or 0.
+        With more computed tokens, T falls only where the measurements fall. Past the upper edges T
+        never falls: a falling slope there is noise. For 0 computed tokens, T extrapolates from the two
+        shortest measured lengths to the fixed cost of a step; it is at least 0.
         """
         at, share = _locate(self.computed_tokens, computed)
         start, end = self._neighbour_times(cached, at)
@@ -203,10 +204,10 @@ class CostProfile:
         hardware: str | None = None,
         vllm_version: str | None = None,
     ) -> CostProfile:
-        """Read a profile from a file, and compare what it was measured on; None is not compared.
+        """Read a profile from a file, and check that it was measured on these; None skips a check.
 
-        Raises UnusableProfile for a file that is not a profile, or that was measured on something
-        else; OSError.
+        Raises UnusableProfile for a file that is not a profile, or that was measured on something else;
+        OSError if the file cannot be read.
         """
         try:
             profile = cls.from_json(Path(path).read_text(encoding="utf-8"))
@@ -255,8 +256,8 @@ def blocks_to_load(
     """Choose how many of a request's next blocks to load, so that loading and prefill end soonest.
 
     cached_tokens: tokens already on the device.
-    computed_tokens: tokens to prefill if nothing were loaded, the question among them.
-    loadable_blocks: how many of the blocks behind the cached tokens a slower tier has, without a gap.
+    computed_tokens: tokens to prefill if nothing is loaded, including the question.
+    loadable_blocks: how many blocks a slower tier has right after the cached tokens, without a gap.
     latency_s: fixed time of one load, however many blocks it has.
 
     On a tie, fewer blocks are loaded. Loading none is always among the choices, so loading never makes

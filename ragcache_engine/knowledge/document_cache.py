@@ -1,4 +1,4 @@
-"""RAGCache's document cache as the paper describes it: whole prompts, one after another, one tier.
+"""The document cache as the paper describes it: whole prompts, one after another, in one tier.
 
 The engine drives its knowledge tree block by block, through `tiers`. A DocumentCache has a tree of its
 own and the paper's view of it: for replaying traces, comparing policies, and estimating what the engine
@@ -23,10 +23,10 @@ DEVICE = RANK[Tier.DEVICE]
 class CachedPath(NamedTuple):
     """How much of a path is cached.
 
-    path: as it was asked for.
+    path: the path that was asked for.
     nodes: the leading nodes that the tree knows, in path order; they may hold no block any more.
     whole: how many leading nodes are cached to their last block.
-    cached_tokens, computed_tokens: alpha and beta of the path, without what follows it.
+    cached_tokens, computed_tokens: the paper's alpha and beta of the path, without the question.
     """
 
     path: tuple[Segment, ...]
@@ -37,7 +37,7 @@ class CachedPath(NamedTuple):
 
 
 class DocumentCache:
-    """A cache of documents behind one another, with a budget and an eviction policy.
+    """A cache of paths of documents, with a budget and an eviction policy.
 
     capacity_blocks: blocks the cache may hold. policy: makes its eviction policy.
     block_tokens, frequency_window: as in KnowledgeTree.
@@ -86,7 +86,7 @@ class DocumentCache:
         return self.tree.used(Tier.DEVICE)
 
     def match(self, path: Sequence[Segment]) -> CachedPath:
-        """Tell how much of the path is cached, from its start. Changes nothing; O(segments)."""
+        """Return how much of the path is cached, from its start. Changes nothing; O(segments)."""
         node, nodes = self.tree.root, []
         blocks, whole, unbroken = 0, 0, True
         for segment in path:
@@ -106,7 +106,7 @@ class DocumentCache:
     def use(self, match: CachedPath, prefill_s: float = 0.0) -> tuple[Node, ...]:
         """Record a completed use of the path; return its nodes, made where they were missing.
 
-        match: as it was before the request ran, so that what had to be computed is known.
+        match: from before the request ran; it tells what the request had to compute.
         prefill_s: T(alpha, beta) of the request, spread over the computed tokens (formula 4).
         """
         computed = match.computed_tokens
@@ -120,7 +120,7 @@ class DocumentCache:
     def admit(self, nodes: Sequence[Node]) -> list[FreedBlocks]:
         """Let a path's blocks in, as many from its start as the policy makes room for.
 
-        nodes: a path as `use` returned it. Returns what had to leave.
+        nodes: a path as `use` returned it. Returns the blocks that were evicted.
         """
         freed: list[FreedBlocks] = []
         with self.tree.pinned(nodes):

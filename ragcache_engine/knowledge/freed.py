@@ -1,4 +1,4 @@
-"""What the knowledge tree tells its owner to free."""
+"""The blocks that the knowledge tree tells its owner to free."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from ragcache_engine.knowledge.tier import Tier
 class FreedBlocks(NamedTuple):
     """Blocks [start, end) of one node that one tier no longer keeps; at least one block.
 
-    The tree has decided and counted it. Its owner frees the memory, the slots or the files.
+    The tree has already counted these blocks as gone. Its owner frees the memory, the slots or the
+    files.
     """
 
     node: Node

@@ -17,10 +17,10 @@ from ragcache_engine.knowledge.tier import TIERS
 class Segment(NamedTuple):
     """One step of a path: a run of tokens with one identity.
 
-    name: the document's id; for a system prompt, what tells it from others (with its tenant). Empty
-      where the digest alone identifies the tokens.
+    name: the document's id; for a system prompt, a name that no other has (of any tenant). Empty where
+      the digest alone identifies the tokens.
     tokens: how many tokens the segment has.
-    digest: of the token ids, so that two spellings of one document never share tensors.
+    digest: a digest of the token ids, so that two spellings of one document never share tensors.
     """
 
     name: str
@@ -32,11 +32,11 @@ NOTHING_BELOW = (0,) * len(TIERS)
 
 
 class Node:
-    """One segment below its parents. Only the tree changes a node; policies read it.
+    """One segment below its parents. Only the tree changes a node; policies read nodes.
 
-    end: tokens of the path up to and with this segment.
+    end: how many tokens the path has, up to and including this segment.
     blocks: blocks the node owns: those whose last token lies in its segment. 0 if it is short.
-    documents: ids of the documents with tokens in these blocks; empty if nobody named them.
+    documents: ids of the documents with tokens in these blocks; empty if no prompt named them.
     uses: completed uses within the frequency window; eviction does not reset them.
     cost_s_per_token: mean over the prefills that had to compute the node (formula 4).
     last_use: number of the node's latest completed use, counted over the whole tree.
@@ -75,7 +75,7 @@ class Node:
         self.cost_s_per_token = 0.0
         self.last_use = 0
         self.resident = [0] * len(TIERS)
-        self.below: Sequence[int] = NOTHING_BELOW  # most nodes are leaves: one for all of them
+        self.below: Sequence[int] = NOTHING_BELOW  # most nodes are leaves, and share this
         self.pins = 0
 
     def __repr__(self) -> str:
@@ -83,7 +83,7 @@ class Node:
 
     @property
     def label(self) -> str:
-        """The documents in the node, or how many tokens it has if nobody named them."""
+        """The documents in the node, or how many tokens it has if no prompt named them."""
         return "+".join(self.documents) or f"[{self.segment.tokens} tokens]"
 
     def upwards(self) -> Iterator[Node]:
@@ -103,7 +103,7 @@ class Node:
                 waiting.extend(node.children.values())
 
     def add_documents(self, names: Sequence[str]) -> None:
-        """Add the ids of documents with tokens in the node; ids it has already stay where they are."""
+        """Add the ids of documents with tokens in the node. Known ids keep their places."""
         self.documents = tuple(dict.fromkeys((*self.documents, *names)))
 
     def add_below(self, rank: int, children: int) -> None:
@@ -113,6 +113,6 @@ class Node:
         self.below = below if any(below) else NOTHING_BELOW
 
     def fold_cost(self, cost_s_per_token: float) -> None:
-        """Take one more prefill into the running mean of the cost. Source: formula 4."""
+        """Update the running mean of the cost with one more prefill. Source: formula 4."""
         self.prefills += 1
         self.cost_s_per_token += (cost_s_per_token - self.cost_s_per_token) / self.prefills

@@ -5,11 +5,12 @@ place in the tree. Between two uses of a token lies an interval of time, and the
 cache holds the token through all of it. At every moment the cache holds at most `capacity` tokens. So
 the most hits are the most intervals of which no more than `capacity` overlap: interval packing on
 `capacity` machines with unit weights. The greedy rule is optimal: whenever too many intervals overlap,
-drop the one that ends last. If that is the newest token's own, the cache refuses to admit the token.
+drop the one that ends last. If that interval is the newest token's own, the cache refuses to admit the
+token.
 
-This bound does not ask that the cache hold whole prefixes, as the tree does. Yet the oracle reaches it
-with whole prefixes: a child is never used before its parent, and of intervals that end together the
-oracle drops that of the deeper token first (in a document, the later one).
+The bound holds even for caches that, unlike the tree, need not hold whole prefixes. Yet the oracle
+reaches the bound with whole prefixes: a child is never used before its parent, and of intervals that
+end together the oracle drops that of the deeper token first (in a document, the later one).
 Source: Belady (1966) for unit pages; Carlisle and Lloyd, "On the k-coloring of intervals" (1995) for
 the packing.
 """

@@ -1,4 +1,4 @@
-"""The order in which a prompt names its documents: as retrieved, or so that more of it is cached.
+"""Choose the order of a prompt's documents: as retrieved, or so that more of the prompt is cached.
 
 These are the orders that `EngineConfig.document_order` names. A path's first segment is the system text
 and stays first. The orders "canonical" and "cached" change the prompt, and with it perhaps the answer,
@@ -13,7 +13,7 @@ from ragcache_engine.knowledge.document_cache import DocumentCache
 from ragcache_engine.knowledge.node import Node, Segment
 
 PathOrder = Callable[[DocumentCache, Sequence[Segment]], Sequence[Segment]]
-"""Returns a request's path in another order, given what is cached now; the system text stays first."""
+"""Returns a request's path in another order, given the cache now; the system text stays first."""
 
 
 def keep_retrieved(cache: DocumentCache, path: Sequence[Segment]) -> tuple[Segment, ...]:
@@ -27,12 +27,12 @@ def sort_by_id(cache: DocumentCache, path: Sequence[Segment]) -> tuple[Segment, 
 
 
 def put_cached_first(cache: DocumentCache, path: Sequence[Segment]) -> tuple[Segment, ...]:
-    """Put first the documents that are cached behind each other; the others follow as retrieved.
+    """Put first the documents that are cached one after the other; the others follow as retrieved.
 
-    Each step is greedy: it takes the document with the most tokens cached behind those taken so far,
-    and of equals the one retrieved first. So the cached prefix may not be the longest possible one. It
-    is never shorter than that of the retrieved order, which stays if it is as good.
-    O(k * k) look-ups for k documents.
+    Each step is greedy: it takes the document with the most tokens cached after those taken so far, and
+    of equals the one retrieved first. So the cached prefix may not be the longest possible one. That
+    prefix is never shorter than with the retrieved order, which stays if it is as good. O(k * k)
+    look-ups for k documents.
     """
     rest = list(path[1:])
     start = cache.match(path[:1])

@@ -1,4 +1,4 @@
-"""Replays a retrieval trace through a document cache, to tell what an eviction policy would have saved.
+"""Replays a retrieval trace through a document cache, to tell how much an eviction policy would save.
 
 There is one tier, counted in tokens. No model runs: a cost function says how long prefills take.
 """

@@ -55,7 +55,7 @@ class ReorderQueue(Generic[T]):
     def prepend(self, item: T) -> None:
         """Put a request to the front, because it was running and was preempted.
 
-        This does not count as overtaking: the request was served before those behind it already.
+        This does not count as overtaking: the request was already served before those behind it.
         """
         self._peeked = None
         self._waiting.appendleft(_Waiting(item))
@@ -68,7 +68,7 @@ class ReorderQueue(Generic[T]):
     def pop(self) -> T:
         """Take the request to serve next: the one the last peek() chose, unless the queue has changed.
 
-        So a scheduler may peek, make room, which changes what is cached, and then take the same
+        So a scheduler may peek, then make room, which changes what is cached, and still take the same
         request. O(window). Raises IndexError if no request waits.
         """
         at = self._choose() if self._peeked is None else self._peeked

@@ -1,8 +1,8 @@
-"""Which blocks of which node are in which tier, and which of them leave when a tier is full.
+"""Count which blocks of each node are in which tier, and choose those that leave a full tier.
 
 Each tier has a budget of blocks and an eviction policy of its own. A node's blocks in a tier are always
-its leading ones, so a number says which. One invariant holds per tier, over faster to slower tiers: a
-node with blocks in a tier has a parent whose blocks are all there or in a faster tier.
+its leading ones, so their number says which they are. One invariant holds for each tier: if a node has
+blocks there, all blocks of its parent are there or in one faster tier.
 Source: RAGCache, §5.1 and Algorithm 1.
 """
 
@@ -17,7 +17,7 @@ from ragcache_engine.knowledge.tier import TIERS, Tier
 
 
 class Residency:
-    """The budgets, the counts and the policies of the three tiers. Tiers go by their rank here.
+    """The budgets, the counts and the policies of the three tiers. rank: a tier's place in TIERS.
 
     capacity_blocks: blocks each tier may hold; a tier left out holds none.
     policy: makes the eviction policy of one tier.
@@ -47,7 +47,7 @@ class Residency:
     def grow(
         self, node: Node, rank: int, blocks: int, *, force: bool, in_use: bool
     ) -> list[FreedBlocks]:
-        """Let a pinned node's first `blocks` blocks in; see KnowledgeTree.grow."""
+        """Admit a pinned node's first `blocks` blocks; see KnowledgeTree.grow."""
         freed: list[FreedBlocks] = []
         wanted = min(blocks, node.blocks)
         upto = self._make_room(node, rank, wanted, freed, force=force, in_use=in_use)
@@ -70,7 +70,7 @@ class Residency:
         return freed
 
     def drop(self, node: Node, rank: int, keep: int) -> list[FreedBlocks]:
-        """Free all but the node's first `keep` blocks in the tier, and what depended on them."""
+        """Free all but the node's first `keep` blocks in the tier, and blocks that depended on them."""
         freed: list[FreedBlocks] = []
         self._drop(node, rank, keep, freed)
         return freed
@@ -160,7 +160,7 @@ class Residency:
     # -- inside ------------------------------------------------------------------------------------
 
     def _ranks_in_use(self) -> list[int]:
-        """Tiers without capacity hold nothing, and cost nothing."""
+        """Return the ranks of the tiers with capacity, so that no loop visits the empty ones."""
         return [rank for rank, blocks in enumerate(self.capacity) if blocks]
 
     def _evictable_in(self, rank: int) -> Callable[[Node], bool]:
@@ -185,8 +185,8 @@ class Residency:
     ) -> int:
         """Evict for a pinned node's first `wanted` blocks; return how many the tier may then hold.
 
-        Fewer where the policy keeps others. None beyond those it holds, if the parent's blocks are not
-        there: they never were, or making room has cost them.
+        The tier may hold fewer where the policy prefers other blocks. It may hold no more than now if
+        the parent's blocks are not there, because they never were, or because making room evicted them.
         """
         start, capacity = node.resident[rank], self.capacity[rank]
         policy, is_evictable = self.policies[rank], self._is_evictable[rank]
@@ -222,7 +222,7 @@ class Residency:
                 self._drop_below(child, rank, freed)
 
     def _set(self, node: Node, rank: int, resident: int) -> None:
-        """Set a node's blocks in a tier, with everything that is counted from them."""
+        """Set how many blocks a node has in a tier, and update all counts that depend on it."""
         before, parent, policy = node.resident[rank], node.parent, self.policies[rank]
         node.resident[rank] = resident
         self.used[rank] += resident - before

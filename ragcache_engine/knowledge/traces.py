@@ -1,7 +1,7 @@
 """Retrieval traces as values, and longer traces drawn from them.
 
-A question set asks each question once. Users of a service ask some questions again and again, and
-that is what a cache gains by. So traces are resampled with Zipf weights, with or without a drift.
+A question set asks each question once. Users of a service ask some questions again and again, and a
+cache lives on that. So traces are resampled with Zipf weights, with or without a drift.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ def draw_drifting(
     """Draw like `draw_zipf`, and change the ranking after each `every` requests.
 
     share: share of the places in the ranking, chosen at random, whose questions are shuffled at each
-      change. 1 shuffles the whole ranking: what was popular tells nothing about what will be.
-    Raises ValueError for values that cannot be, and for a trace without requests.
+      change. 1 shuffles the whole ranking: past popularity says nothing about future popularity.
+    Raises ValueError for values out of range, and for a trace without requests.
     """
     if requests < 0 or every < 1 or not 0.0 <= share <= 1.0:
         raise ValueError("requests is 0 or more, every 1 or more, share between 0 and 1")

@@ -1,7 +1,7 @@
-"""The knowledge tree: which runs of tokens are known, who needs them, and how often they were used.
+"""The knowledge tree: which runs of tokens are known, which requests need them, how often they were used.
 
-It decides and tells its owner what to free; it touches no memory itself. It has no clock and no
-randomness: the same calls give the same tree. Not safe to share between threads.
+The tree decides, and tells its owner which blocks to free; it touches no memory itself. It has no clock
+and no randomness: the same calls give the same tree. It is not safe to share between threads.
 Source: RAGCache, §5.1 and Algorithm 1.
 """
 
@@ -29,12 +29,12 @@ class KnowledgeTree:
     capacity_blocks: blocks each tier may hold; a tier left out holds none.
     policy: makes the eviction policy of one tier.
     block_tokens: tokens in a block; 1 counts in tokens.
-    frequency_window: a node's uses are those among this many latest completed ones, of all nodes.
+    frequency_window: how many of the latest completed uses, over all nodes, count as a node's uses.
     forgotten: called with each node that the tree no longer remembers.
     Raises ValueError for sizes below what they need.
 
-    A request pins its path. It holds what it has computed, and completes a use. What nobody pins may be
-    evicted, from the last block of a leaf backwards:
+    A request pins its path, adds the blocks that it has computed, and completes a use. Blocks that no
+    request pins may be evicted, from the last block of a leaf backwards:
 
         >>> tree = KnowledgeTree({Tier.DEVICE: 40}, POLICIES["lru"], block_tokens=16)
         >>> system = tree.child(tree.root, Segment("system", 32))
@@ -97,8 +97,8 @@ class KnowledgeTree:
     def child(self, parent: Node, segment: Segment) -> Node:
         """Return the node of a segment below another node; make it if it is missing.
 
-        The tree forgets a node that was never used, holds nothing and has no children as soon as
-        something around it changes: pin it to keep it.
+        Pin the new node to keep it: the tree may soon forget a node that was never used, holds no
+        blocks and has no children.
         """
         if parent.children is None:
             parent.children = {}
@@ -109,12 +109,12 @@ class KnowledgeTree:
         return child
 
     def split(self, node: Node, upper: Segment, lower: Segment) -> Node:
-        """Cut a node in two where its paths part; return the upper half, a new node above the old one.
+        """Cut a node in two where its paths part; return the upper half, which is a new node.
 
         upper, lower: what each half stands for; upper's tokens are whole blocks, and lower's the rest.
           Blocks keep their tiers. The lower half keeps its uses, its children and its pins. The upper
           half is not pinned, and counts its uses from now on.
-        Raises ValueError where the node cannot be cut so.
+        Raises ValueError if the node cannot be cut there.
         """
         parent = node.parent
         if parent is None or parent.children is None:
@@ -139,7 +139,7 @@ class KnowledgeTree:
         return half
 
     def prune(self, node: Node) -> None:
-        """Forget the node, and those above it, that hold nothing and that nobody used, pins or needs.
+        """Forget the node, and then those above it, if it has no blocks, uses, pins or children.
 
         Call it on the lower half of a split, once the upper half is pinned.
         """
@@ -160,7 +160,7 @@ class KnowledgeTree:
         for node in doomed:
             parent = node.parent
             if parent is None:
-                continue  # gone with another one above it
+                continue  # removed together with a node above it
             for below in reversed(list(node.downwards())):
                 for rank in range(len(TIERS)):
                     freed += self._residency.drop(below, rank, 0)
@@ -176,7 +176,7 @@ class KnowledgeTree:
 
     @contextmanager
     def pinned(self, nodes: Iterable[Node]) -> Iterator[None]:
-        """Keep a path from eviction, in every tier. nodes: with all their parents."""
+        """Keep a path from eviction, in every tier. nodes: a path with all its parents."""
         held = list(nodes)
         self.pin(held)
         try:
@@ -201,7 +201,7 @@ class KnowledgeTree:
                     self.prune(node)
 
     def record_use(self, nodes: Iterable[Node], cached_nodes: int, cost_s_per_token: float) -> None:
-        """Record a completed use of a path's nodes. A cancelled request is no use: leave it out.
+        """Record a completed use of a path's nodes. Do not call this for a cancelled request.
 
         cached_nodes: how many leading nodes were cached before; the others fold the cost into their
           mean.
@@ -225,22 +225,22 @@ class KnowledgeTree:
     # -- blocks ------------------------------------------------------------------------------------
 
     def hold(self, node: Node, tier: Tier, blocks: int) -> None:
-        """Count the node's first `blocks` blocks as present in the tier, whatever its policy thinks.
+        """Count the node's first `blocks` blocks as present in the tier, without asking its policy.
 
-        For a tier that others fill, like the device, which running requests fill. Their uses come
-        later. Nothing happens if the blocks were there already, or if the parent's blocks are not.
+        Use this for the device tier, which running requests fill. Their uses are recorded later.
+        Nothing happens if the blocks were there already, or if the parent's blocks are not.
         """
         self._residency.hold(node, RANK[tier], blocks)
 
     def grow(
         self, node: Node, tier: Tier, blocks: int, *, force: bool = False, in_use: bool = False
     ) -> list[FreedBlocks]:
-        """Let the node's first `blocks` blocks into the tier, or as many as its policy makes room for.
+        """Admit the node's first `blocks` blocks to the tier, or as many as its policy makes room for.
 
-        Returns what had to leave; `node.resident` tells how many blocks the node got.
+        Returns the evicted blocks; `node.resident` tells how many blocks the node has in the tier now.
         force: do not ask the policy whether these blocks are worth more than those that make room.
-        in_use: the request that uses the blocks still runs. Its use counts in the policy's question,
-          and is recorded later.
+        in_use: whether the request that uses the blocks still runs. The policy then counts this use,
+          which is recorded later.
         """
         if blocks <= node.resident[RANK[tier]]:
             return []
@@ -252,12 +252,12 @@ class KnowledgeTree:
         return self._prune_freed(freed)
 
     def evict(self, tier: Tier, blocks: int) -> list[FreedBlocks]:
-        """Take that many blocks from the tier, in its policy's order; fewer if the rest is pinned."""
+        """Evict this many blocks from the tier, in its policy's order; fewer if the rest is pinned."""
         rank = RANK[tier]
         return self._prune_freed(self._residency.shrink(rank, self._residency.used[rank] - blocks))
 
     def drop(self, node: Node, tier: Tier, keep: int = 0) -> list[FreedBlocks]:
-        """Free all but the node's first `keep` blocks in the tier, and what depended on them."""
+        """Free all but the node's first `keep` blocks in the tier, and blocks that depended on them."""
         return self._prune_freed(self._residency.drop(node, RANK[tier], keep))
 
     def set_capacity(self, tier: Tier, blocks: int) -> list[FreedBlocks]:
@@ -269,7 +269,7 @@ class KnowledgeTree:
         return self._prune_freed(self._residency.shrink(rank, blocks))
 
     def supports_child(self, node: Node, tier: Tier) -> bool:
-        """Whether a child of the node may have blocks in the tier: the node's are all within reach."""
+        """Return whether a child of the node may have blocks there; see Residency.supports_child."""
         return self._residency.supports_child(node, RANK[tier])
 
     # -- inside ------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The templates of one chain: which of them are trusted, and what one more prompt teaches.
+"""Keep the templates of one chain: learn from each prompt, and decide which templates to trust.
 
 A template is trusted as long as it was right about the last prompt that it made a guess for. After
 MISSES_TO_UNLEARN misses in a row it is dropped.
@@ -26,7 +26,7 @@ MOST_TEMPLATES = 4
 
 @dataclass(frozen=True)
 class FinishedPrompt:
-    """A prompt to learn from. It is parsed when that is first needed."""
+    """A prompt to learn from. It is parsed on first use."""
 
     question: str
     documents: Sequence[Document]
@@ -42,8 +42,8 @@ class FinishedPrompt:
 class TrackRecord:
     """How often a template was right lately.
 
-    is_proven: it was right about a prompt that it was not learned from.
-    needs_proof: it is not trusted before it is proven.
+    is_proven: the template was right about a prompt that it was not learned from.
+    needs_proof: do not trust the template before it is proven.
     misses: wrong guesses since the last right one.
     """
 
@@ -56,14 +56,15 @@ class TrackRecord:
         return not self.misses and (self.is_proven or not self.needs_proof)
 
     def note(self, guess: str | None, is_right: bool) -> None:
-        """Count one guess. None: the template made none."""
+        """Count one guess of the template. guess: None if the template made none."""
         if guess is not None:
             self.misses = 0 if is_right else self.misses + 1
 
     def after_learning(self, guess: str | None, is_right: bool) -> TrackRecord:
         """Return the record of the template after it has learned from a prompt.
 
-        guess: what the template said of this prompt before. If that was wrong, it needs new proof.
+        guess: what the template predicted for this prompt. If that was wrong, the template needs new
+          proof.
         """
         if guess is None:
             return replace(self)
@@ -77,7 +78,7 @@ _Learning = Callable[[LearnedTemplate, ParsedPrompt], LearnedTemplate | None]
 class Candidate:
     """A learned template with two records: of whole prompts, and of their text up to the last document.
 
-    options: those of the last prompt that it was right about.
+    options: the sampling options of the last prompt that the template was right about.
     """
 
     template: LearnedTemplate
@@ -100,14 +101,14 @@ class Candidate:
         if template is None:
             return False
         if all(seen.question != prompt.question for seen in template.tails):
-            # A prompt that the template was learned from proves nothing.
+            # A question that the template was learned from proves nothing.
             self.whole.is_proven = self.head.is_proven = True
         self.whole.misses = self.head.misses = 0
         self.template, self.options = template, prompt.options
         return True
 
     def extend(self, prompt: FinishedPrompt) -> list[Candidate]:
-        """Return what the template may become with this prompt; nothing if it has another template."""
+        """Return the templates that fit this prompt too; none if the prompt has another template."""
         return self._learn_with(prompt, extend_template)
 
     def branch(self, prompt: FinishedPrompt) -> list[Candidate]:
@@ -139,7 +140,7 @@ class Candidate:
 
 
 def _find_confirmed(template: LearnedTemplate, prompt: FinishedPrompt) -> LearnedTemplate | None:
-    """Return the template if it writes this prompt, with what the prompt shows of blank documents."""
+    """Return the template, with what it learns about blank documents, if it writes this prompt."""
     forms = [template]
     if template.keeps_blanks is None and not all(d.text.strip() for d in prompt.documents):
         forms = [with_blanks_kept(template, kept) for kept in (True, False)]
@@ -150,13 +151,13 @@ def _find_confirmed(template: LearnedTemplate, prompt: FinishedPrompt) -> Learne
 
 @dataclass(slots=True)
 class ChainTemplates:
-    """What was learned of one chain.
+    """What the engine has learned of one chain.
 
     candidates: its templates, the most recently right one first.
     options: those of its last prompt; None before the first prompt.
     explicit_misses: wrong guesses of the explicit template since its last right one.
-    has_missed: the first candidate was wrong about the last prompt that it made a guess for. Then a new
-      template must prove itself before it is trusted.
+    has_missed: whether the first candidate was wrong about the last prompt that it made a guess for. If
+      so, a new template is trusted only once it is proven.
     """
 
     candidates: list[Candidate] = field(default_factory=list)
@@ -182,7 +183,7 @@ class ChainTemplates:
         return next(filter(None, branches), None) or self._make_candidates(prompt), self.candidates
 
     def _judge_first(self, prompt: FinishedPrompt) -> None:
-        """Compare the prompt with what the first candidate says of it."""
+        """Compare the prompt with the first candidate's guess."""
         if not self.candidates:
             return
         first = self.candidates[0]

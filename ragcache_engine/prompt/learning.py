@@ -11,7 +11,7 @@ from ragcache_engine.prompt.prompt_parsing import ParsedPrompt
 from ragcache_engine.values import Document
 
 MOST_PROMPTS = 4
-"""A template is learned from the newest prompts, at most so many."""
+"""How many prompts a template is learned from at most: the newest ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class LearnedTemplate:
 
     The head of a prompt is its text up to the end of the last document, the tail is the rest.
     heads: the prompts that the head is learned from, oldest first.
-    tails: the prompts that the tail is learned from, the newest of them.
+    tails: the prompts that the tail is learned from: the newest of `heads`.
     before, between, after: the learned texts around the documents.
     keeps_blanks: whether the chain writes blank documents too; None if no prompt had any.
     """

@@ -2,7 +2,7 @@
 
 A text stands at a place: before, between or after the documents. It may hold the question, and numbers
 that follow from the place ("[2]", "Source 3 of 5:"). A text is written for a place only if the examples
-leave no doubt what stands there; otherwise the answer is None.
+leave no doubt about what stands there; otherwise the result is None.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _MOST_OCCURRENCES = 8
 
 
 class Slot(Enum):
-    """A part of a pattern that is filled in with the words of the user."""
+    """A part of a pattern that stands for the user's words: the question."""
 
     QUESTION = "question"
 
@@ -72,8 +72,8 @@ class LearnedText:
 
     seen: for each place with an example, its pattern, if that is certain.
     general: the pattern for all other places; None if the examples do not agree on one.
-    new_ranks, new_counts: whether examples with several ranks, or several counts, have confirmed it, so
-      that it holds for a rank, or a count, that no example had.
+    new_ranks, new_counts: whether examples with several ranks, or several counts, have confirmed the
+      general pattern. If so, it holds also for ranks, or counts, that no example had.
     """
 
     seen: dict[Place, Pattern]

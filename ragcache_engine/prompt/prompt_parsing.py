@@ -1,4 +1,4 @@
-"""Take a finished prompt apart at its documents: what templates are learned from."""
+"""Take a finished prompt apart at its documents. Templates are learned from the parts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ragcache_engine.prompt.patterns import Example, Place, count_occurrences
 from ragcache_engine.values import Document
 
 _MOST_OCCURRENCES = 32
-"""A prompt in which a document's text stands more often is not parsed."""
+"""How often a document's text may stand in a prompt; a prompt with more is not parsed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +55,9 @@ def parse_prompt(
 ) -> tuple[ParsedPrompt, ...]:
     """Return the ways in which the prompt may have been made from all these documents.
 
-    The result is empty if there are none, or if there is doubt: a document is missing, blank, retrieved
-    twice, or its text stands elsewhere in the prompt too. It has two entries if both the exact texts and
-    the trimmed texts explain the prompt.
+    The result is empty without documents, and where there is doubt: a document is missing, blank or
+    retrieved twice, or its text stands elsewhere in the prompt too. It has two entries if both the
+    exact texts and the trimmed texts explain the prompt.
     """
     exact = [document.text for document in documents]
     trimmed = [text.strip() for text in exact]
@@ -134,13 +134,13 @@ def _are_all_inside(prompt: str, texts: Sequence[str], spans: Sequence[tuple[int
 
 
 def _find_each_once(prompt: str, texts: Sequence[str]) -> list[int] | None:
-    """Return where each text starts if each stands in the prompt once, in any order, else None."""
+    """Return where each text starts if each stands exactly once, in any order; otherwise None."""
     found = [_find_starts(prompt, text) or [] for text in texts]
     return [start for (start,) in found] if all(len(starts) == 1 for starts in found) else None
 
 
 def _find_starts(prompt: str, text: str) -> list[int] | None:
-    """Return where the text starts, each time; None beyond _MOST_OCCURRENCES."""
+    """Return every place where the text starts; None if there are more than _MOST_OCCURRENCES."""
     starts: list[int] = []
     at = prompt.find(text)
     while at >= 0:

@@ -1,8 +1,8 @@
 """Remember what was retrieved lately, and recognise it in the prompts that follow.
 
 The retriever and the LLM of a chain do not know each other: between them the chain formats, filters and
-reorders documents as it likes. Their text joins them: a prompt is matched against the documents found
-lately, not against the thread or task that found them.
+reorders documents as it likes. The documents' texts connect them: a prompt is compared with the texts
+of lately found documents. The thread or task that found them does not matter.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Retrieval:
     """The documents found for one question, nearest first.
 
     started_s: when the search began, in seconds on the backend's clock.
-    chain: names the chain that writes the prompt. template: how that chain was said to write it.
+    chain: the key of the chain that writes the prompt. template: how the user says the chain writes it.
     search_number: number of the TrackedSearch under which the engine works ahead; None if it does not.
     """
 
@@ -37,11 +37,11 @@ class Retrieval:
 
 @dataclass(frozen=True, slots=True)
 class PromptMatch:
-    """What was recognised in a prompt.
+    """What the engine recognised in a prompt.
 
     spans: the documents, in the order of the prompt.
-    retrieval: the retrieval that this prompt is the first to be made from; None if an earlier prompt
-      has already claimed it, or no retrieved document stands in the prompt.
+    retrieval: the retrieval that this prompt was made from, if this is its first prompt. None if an
+      earlier prompt has claimed the retrieval, or if no retrieved document stands in the prompt.
     """
 
     spans: tuple[Span, ...] = ()

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from ragcache_engine.values import Document, SegmentKind, TokenizedPrompt, TokenSegment
 
 SHORTEST_TEXT = 16
-"""Characters. Shorter documents are not looked for."""
+"""The shortest document text to look for, in characters."""
 
 
 @dataclass(frozen=True, slots=True, order=True)

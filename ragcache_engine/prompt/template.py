@@ -1,4 +1,4 @@
-"""A prompt template given by the user, so that even a chain's first question can be speculated on."""
+"""A prompt template from the user, with which even a chain's first question can be speculated on."""
 
 from __future__ import annotations
 
@@ -87,8 +87,8 @@ class Template:
     def from_example(cls, prompt: str, question: str, documents: Sequence[Document]) -> Template:
         """Make a template from a finished prompt, its question, and two or more documents, nearest first.
 
-        Raises ValueError if the documents or the question cannot be told from the text around them, or
-        if the texts between the documents differ.
+        Raises ValueError if it is not clear where the documents or the question stand, or if the texts
+        between the documents differ.
 
             >>> found = [Document("d1", "Tides follow the moon."), Document("d2", "Ice floats.")]
             >>> prompt = "Read: Tides follow the moon. -- Ice floats. And now: why?"
@@ -115,7 +115,8 @@ class Template:
 def as_render(template: str | Render) -> Render:
     """Return a function that writes the prompt.
 
-    Raises ValueError for a text that is no template, TypeError for anything that cannot be called.
+    Raises ValueError for a text that is not a template, and TypeError for an object that is neither a
+    text nor a function.
     """
     if isinstance(template, str):
         return Template.from_text(template)

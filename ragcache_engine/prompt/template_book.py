@@ -29,11 +29,11 @@ MOST_CHAINS = 64
 
 @dataclass(frozen=True, slots=True)
 class Guess:
-    """What a chain is expected to send.
+    """The prompt that a chain will probably send.
 
     text: the prompt if `is_whole`, else the prompt up to the end of its last document.
-    options: those of the last prompt that the template was right about, or with an explicit template
-      those of the chain's last prompt; None before the chain's first prompt.
+    options: the sampling options of the last prompt that the template was right about. With an explicit
+      template, those of the chain's last prompt. None before the chain's first prompt.
     """
 
     text: str
@@ -62,7 +62,7 @@ class TemplateBook:
         """Return the prompt that the chain will write with these documents, nearest first.
 
         Return None if no trusted template can tell.
-        explicit: a template given by the user. It is asked first, unless its last two guesses were wrong.
+        explicit: the user's template. It is asked first, unless its last two guesses were wrong.
         """
         with self._lock:
             known = self._chain(chain)
@@ -84,7 +84,7 @@ class TemplateBook:
         return self._options
 
     def may_guess(self, chain: Hashable, explicit: Render | None = None) -> bool:
-        """Return False if `guess` would return None whatever the documents. Takes no lock."""
+        """Return False if `guess` would return None for any documents. Takes no lock."""
         known = self._chains.get(chain, ChainTemplates())
         return (explicit is not None and known.explicit_misses < MISSES_TO_UNLEARN) or any(
             c.whole.is_trusted or c.head.is_trusted for c in known.candidates
@@ -101,7 +101,7 @@ class TemplateBook:
     ) -> None:
         """Learn from a prompt that the chain has written with these documents, nearest first.
 
-        explicit: the template that the user gave for it; its record is kept too.
+        explicit: the user's template for this prompt; the book counts its misses too.
         """
         is_right = explicit is not None and _render(explicit, question, documents) == prompt
         with self._lock:

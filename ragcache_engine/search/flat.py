@@ -1,4 +1,4 @@
-"""Search an IndexFlat in ranges of rows.
+"""Search an IndexFlat in ranges of rows, with Faiss's exact distances.
 
 Faiss computes distances in blocks of rows. A range that ends where a block ends consists of the same
 blocks, so the distances are the same to the last bit. Selecting a range with an IDSelectorRange costs
@@ -34,7 +34,7 @@ def find_reason_against_ranges(index: Any, queries: int, k: int, params: Any) ->
 
 
 class PartialFlatSearch:
-    """One search, a PartialSearch; `total` counts the rows of the index."""
+    """One PartialSearch over a flat index; `total` counts the rows of the index."""
 
     def __init__(self, index: Any, rows: Vectors, k: int) -> None:
         self._index, self._rows, self._k = index, rows, k

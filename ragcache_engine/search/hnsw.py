@@ -21,7 +21,7 @@ KINDS = (faiss.IndexHNSWFlat, faiss.IndexHNSWSQ, faiss.IndexHNSWPQ)
 PREVIEW_SHARE = 1 / 16
 """What all previews together may cost, as a share of the search."""
 DESCENT = 8
-"""Cost of a walk before it uses its queue, as if the queue had so many more entries."""
+"""The fixed cost of a walk before it uses its queue, counted in queue entries."""
 SHORTEST = 8
 """Shortest queue of a preview."""
 
@@ -29,11 +29,11 @@ SHORTEST = 8
 def preview_lengths(ef_search: int, k: int, count: int) -> list[int]:
     """Return the queue lengths of the previews before the real search, each twice the one before.
 
-    There are as many as PREVIEW_SHARE pays for, at most count - 1, and none if it does not pay for one
-    with a queue of length k.
+    There are as many previews as PREVIEW_SHARE allows, at most count - 1. There is none if the share is
+    too small for a queue of length k.
     """
     budget = PREVIEW_SHARE * ef_search
-    # Each queue is twice as long as the last, so the budget pays for no more than it has bits.
+    # Each queue is twice as long as the last, so the budget's number of bits limits their count.
     for number in range(min(count - 1, int(budget).bit_length()), 0, -1):
         first = int((budget - number * DESCENT) / (2**number - 1))
         if first >= max(k, SHORTEST):

@@ -1,6 +1,6 @@
 """Search an index of the IVF family in slices of the probed lists, nearest lists first.
 
-The quantizer is asked once, by the same call that `index.search` makes. Then Faiss's
+The search asks the quantizer once, by the same call that `index.search` makes. Then Faiss's
 `search_preassigned` scans slice after slice, in the order in which it would scan all lists. A distance
 depends on the query, the list and the vector's place in the list, so slicing between lists changes no
 distance.
@@ -30,7 +30,7 @@ SCALARS = {getattr(faiss.ScalarQuantizer, f"QT_{kind}", None) for kind in SCALAR
 
 
 def find_reason_against_slices(index: Any, queries: int, params: Any) -> str | None:
-    """Return why a search in slices would not be exact, or has no use; None if it is exact."""
+    """Return why a search in slices would not be exact, or would be useless; None if neither."""
     if params is not None and type(params) not in (
         faiss.SearchParametersIVF,
         faiss.IVFPQSearchParameters,
@@ -70,7 +70,7 @@ def is_quantized_alike(index: Any, queries: int) -> bool:
 
 
 class PartialIVFSearch:
-    """One search, a PartialSearch; `total` counts the probed lists."""
+    """One PartialSearch over an IVF index; `total` counts the probed lists."""
 
     multiple_of = 1
 
@@ -131,7 +131,7 @@ class PartialIVFSearch:
 def copy_parameters(params: Any) -> Any:
     """Return a copy of the parameters, in which each slice's nprobe can be set.
 
-    The original must not be written to: other searches may be reading it.
+    Never write to the original: other searches may be reading it.
     """
     if params is None:
         return faiss.SearchParametersIVF()

@@ -1,7 +1,7 @@
 """Tell which of Faiss's ways to compute distances a flat search takes.
 
 Faiss computes one vector at a time, or many by matrix multiplication, or many with the rows split among
-threads. The results differ in the last bit, so staging must never change the choice.
+threads. The results differ in the last bit, so a staged search must take the same way as `index.search`.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import faiss
 
 ROWS_FOR_THREADS = 10_000
-"""With so many rows or more, Faiss may split a flat index among its threads (newer versions do)."""
+"""From this many rows on, Faiss may split a flat index among its threads (newer versions do)."""
 
 
 def is_each_query_alone(queries: int, dimensions: int) -> bool:

@@ -8,14 +8,15 @@ distances:
   (under inner product, the smallest). The result is sorted by the same order.
 
 So if each part is searched with its own heap and the results are merged, the distances are always right.
-The ids are right too, with one exception: the k-th distance belongs to more vectors than there is room
-for, and some of them came from earlier parts, some from the part that brought the k-th distance down to
+The ids are right too, with one exception: more vectors share the k-th distance than there is room for,
+some of them came from earlier parts, and some came from the part that brought the k-th distance down to
 this value. Then the order of the vectors within that part decides which of them Faiss keeps, and Faiss
 does not report that order. Such a query is *tied*.
 
 To settle a tied query, the first parts are searched again in one go, up to the part that brought its k-th
-distance or further. There Faiss itself decides among the equals. Later parts cannot add an equal vector,
-only nearer ones, and each of those evicts the last of the equals, by the rules above.
+distance or further. In this search Faiss itself decides among the equal vectors. Later parts cannot add
+an equal vector, only nearer ones. By the rules above, each of those removes the last of the equal
+vectors.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ from ragcache_engine.search.stage import Distances, Ids
 class Nearest:
     """Keep a sorted list of the k nearest for each query of the batch.
 
-    The lists are plain lists of (distance, id), both negated where larger is nearer. Most parts change a
-    place or two; right after Faiss has swept the processor's caches, lists are quicker for that than a
-    few calls of numpy.
+    The lists are plain Python lists of (distance, id), both negated where larger is nearer. Most parts
+    change one or two places. For that, plain lists are quicker than numpy calls, because Faiss has just
+    emptied the processor's caches.
     """
 
     def __init__(self, distances: Distances, ids: Ids, end: int, *, larger_is_nearer: bool) -> None:
@@ -59,7 +60,7 @@ class Nearest:
             for distance, name in zip(found, ids[at].tolist(), strict=True):
                 far = self._sign * distance
                 if far >= worst or far > kept[-1][0]:
-                    break  # The rest is farther still: Faiss gives the nearest first.
+                    break  # The rest is farther: Faiss gives the nearest first.
                 insort(kept, (far, self._sign * name))
                 self._shown = None
                 pushed_out = kept.pop()
@@ -69,7 +70,7 @@ class Nearest:
                 self._reached[at] = end
 
     def end_of_ties(self) -> int:
-        """Return up to where a search in one go settles every tied query; 0 if none is tied."""
+        """Return how far to search in one go to settle every tied query; 0 if none is tied."""
         ends = zip(self._reached, self._tied, strict=True)
         return max((end for end, tied in ends if tied), default=0)
 

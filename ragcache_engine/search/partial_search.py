@@ -16,7 +16,8 @@ class PartialSearch(Protocol):
 
     A scan from 0 to `total` is the whole search. Where a part begins and ends does not change any
     distance, to the last bit.
-    multiple_of: parts begin and end at multiples of it. larger_is_nearer: true of inner products.
+    multiple_of: parts begin and end at multiples of this number. larger_is_nearer: true for inner
+      products.
     """
 
     total: int
@@ -54,5 +55,5 @@ def search_in_parts(search: PartialSearch, count: int, slice_s: float) -> Iterat
 
 
 def make_stage(nearest: Nearest, done: float) -> SearchStage:
-    """Return what was found so far as a stage. done: share of the search that is behind; 1 is final."""
+    """Return the results so far as a stage. done: the share of the search that is done; 1 is final."""
     return SearchStage(*nearest.arrays(), done, final=done == 1.0)

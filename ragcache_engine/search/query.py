@@ -19,7 +19,7 @@ class Query:
     """The arguments of a search that passed every check.
 
     rows: float32, shape (n, dim), contiguous; n is 1 for one query.
-    is_single: the query was 1-d, so the arrays of its stages are 1-d too.
+    is_single: whether the query was 1-d; then the arrays of its stages are 1-d too.
     """
 
     index: Any

@@ -23,7 +23,7 @@ class SearchStage:
         so copy them before you write to them.
     fraction_done: share of the search that is done, in (0, 1]: of the probed lists, of the rows, or for
         HNSW of the lengths of all candidate queues.
-    final: true of the last stage only, which equals the result of `index.search`.
+    final: true for the last stage only, which equals the result of `index.search`.
     """
 
     ids: Ids

@@ -1,4 +1,4 @@
-"""Where to cut a search into parts, and after which parts to show a stage. Pure decisions, no clock."""
+"""Decide where to cut a search into parts, and after which parts to show a stage. Reads no clock."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def even_ends(total: int, count: int, multiple_of: int = 1) -> list[int]:
 class StageTiming:
     """Keep at least `slice_s` seconds of searching between two stages.
 
-    Parts that take less time are made larger, by the speed measured so far. So an index that is searched
-    within one slice is cut at most once.
+    Where a part would take less time, the next part is made larger, by the speed measured so far. So a
+    search that takes less than one slice is cut at most once.
     ends: where the search may be cut, in ascending order; the last one is its end.
     """
 
@@ -41,13 +41,13 @@ class StageTiming:
         return self._ends[min(bisect_left(self._ends, wanted), len(self._ends) - 1)]
 
     def note_searched(self, end: int, seconds: float) -> None:
-        """Note that the part up to `end` has been searched, in so many seconds."""
+        """Note that searching the part up to `end` took this many seconds."""
         self._done = end
         self._searched_s += seconds
         self._unshown_s += seconds
 
     def reset_if_due(self) -> bool:
-        """Return True if a stage is to be shown now, and then start to time the next one."""
+        """Return whether to show a stage now; if so, start to time the next one."""
         if self._unshown_s < self._slice_s:
             return False
         self._unshown_s = 0.0

@@ -31,10 +31,10 @@ def stages(
 
     index: any faiss.Index over float vectors. It is not changed.
     query: shape (dim,), or (n, dim) for a batch. It is converted to contiguous float32 if need be.
-    count: most stages to yield.
+    count: the most stages to yield.
     params: faiss.SearchParameters for this search alone; None: the index's own settings (nprobe,
         efSearch). They are not changed.
-    slice_s: least seconds of searching between two stages. A stage that would come sooner is merged
+    slice_s: the least seconds of searching between two stages. A stage that would come sooner is merged
         into the next one, so a small index yields one stage. None: no limit.
 
     Only the last stage is `final`. Its ids and distances equal those of
@@ -47,7 +47,7 @@ def stages(
 
     Raises, before any work: InvalidTopK if k < 1, ValueError if count < 1 or slice_s < 0,
     QueryShapeError if the query has the wrong size, is not numeric or not finite, EmptyIndex,
-    UnsupportedStore if `index` is no faiss.Index. Raises RuntimeError during the iteration if Faiss
+    UnsupportedStore if `index` is not a faiss.Index. Raises RuntimeError during the iteration if Faiss
     refuses `params`.
     Source: RAGCache, section 5.3, pipelined vector search.
 
@@ -95,7 +95,7 @@ def search_rows(query: Query) -> Iterator[SearchStage]:
 
 
 def find_reason_for_one_stage(query: Query, core: Any) -> str | None:
-    """Return why the search cannot have several stages; None if it can. core: the innermost index."""
+    """Return why the search has only one stage; None if it can have more. core: the innermost index."""
     if query.count == 1 or not len(query.rows):
         return "one stage was asked for"
     if type(core) in hnsw.KINDS:

@@ -33,7 +33,7 @@ class UnwrappedIndex:
 
 
 def innermost_index(index: Any) -> Any:
-    """Return the index inside all wrappers, and change nothing."""
+    """Return the index inside all wrappers. Changes nothing."""
     while type(index) is faiss.IndexPreTransform or type(index) in ID_MAPS:
         index = faiss.downcast_index(index.index)
     return index

@@ -1,5 +1,5 @@
-"""A device without a model: production's cache manager over simulated memory, copies and time.
+"""A simulated device: the production cache manager over simulated memory, copies and time.
 
-The memory backend and `ragcache simulate` run on it. What is cached, evicted, loaded and stored is
-decided by the same code that decides beside vLLM; only the tensors and the seconds are made up.
+The memory backend and `ragcache simulate` run on it. The same code as with vLLM decides what to cache,
+evict, load and store; only the tensors and the seconds are made up.
 """

@@ -1,4 +1,4 @@
-"""What names a block: a hash over all tokens up to its end, chained from block to block.
+"""The keys of blocks: a hash over all tokens up to the block's end, chained from block to block.
 
 Equal keys mean equal prefixes of one tenant, as with vLLM's block hashes.
 """
@@ -17,18 +17,18 @@ KEY_BYTES = 16
 class KeyChain:
     """The keys of a growing run of tokens.
 
-    keys: of the full blocks so far, in order. tenant: whose tokens these are; None shares with all
-      others of None.
+    keys: one for each full block so far, in order. tenant: the tenant whose tokens these are; runs with
+      None share keys with each other.
     """
 
     def __init__(self, block_tokens: int, tenant: str | None = None) -> None:
         self.keys: list[Key] = []
         self._block_tokens = block_tokens
         self._reached = b"" if tenant is None else _digest(f"tenant {tenant}".encode())
-        self._rest = array("q")  # tokens behind the last full block
+        self._rest = array("q")  # tokens after the last full block
 
     def extend(self, token_ids: Iterable[int]) -> None:
-        """Append tokens."""
+        """Append tokens, and add the keys of the blocks that they fill."""
         rest, size = self._rest, self._block_tokens
         rest.extend(token_ids)
         full = len(rest) // size

@@ -1,6 +1,6 @@
-"""The blocks of simulated device memory: who uses each, and which prefix lies in it.
+"""The blocks of simulated device memory: how many requests use each, and which prefix it holds.
 
-It does what vLLM's BlockPool does. Which free block is overwritten next is not decided here.
+The pool does what vLLM's BlockPool does. An EvictionOrder decides which free block to overwrite next.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from ragcache_engine.tiers.node_record import Key
 class Block:
     """One block of device memory.
 
-    key: what the prefix index finds the block by; None if it is not to be found.
-    holds: the key of what was really computed in it or copied to it, which tests compare with `key`.
-    users: requests that compute with the block now.
+    key: the key by which the prefix index finds the block; None if the index does not have it.
+    holds: the key of the tensors that the block really holds; tests compare it with `key`.
+    users: how many requests compute with the block now.
     """
 
     __slots__ = ("block_id", "holds", "key", "users")
@@ -41,7 +41,7 @@ class EvictionOrder(Protocol):
 
 
 class BlockPool:
-    """So many blocks, all of them free at first.
+    """A pool of `count` blocks, all of them free at first.
 
     order: holds the free blocks. The caller hands all blocks to it before the first call here.
     """
@@ -51,7 +51,7 @@ class BlockPool:
         self.free_count = count
         self._order = order
         self._found: dict[Key, Block] = {}
-        # Further blocks with a key that is found already: two requests computed the same at once.
+        # More blocks with a key that the index has: two requests computed the same tokens at once.
         self._copies: dict[Key, dict[int, Block]] = {}
 
     @property
@@ -63,7 +63,7 @@ class BlockPool:
         return key in self._found
 
     def longest_prefix(self, keys: Iterable[Key]) -> list[Block]:
-        """The blocks of the longest run of keys, from the first, that the device holds."""
+        """Return the blocks of the longest run of keys, from the first, that the device holds."""
         found, prefix = self._found, []
         for key in keys:
             block = found.get(key)
@@ -73,7 +73,7 @@ class BlockPool:
         return prefix
 
     def use(self, blocks: Iterable[Block]) -> None:
-        """Let one more request compute with each of these blocks."""
+        """Note that one more request computes with each of these blocks."""
         claim = self._order.claim
         for block in blocks:
             if not block.users:
@@ -82,7 +82,7 @@ class BlockPool:
             block.users += 1
 
     def take(self, count: int) -> list[Block]:
-        """Free blocks to be overwritten, used by one request each. ValueError if there are fewer."""
+        """Return free blocks for one request to overwrite. Raises ValueError if there are fewer."""
         if count > self.free_count:
             raise ValueError(f"{count} blocks asked for, {self.free_count} are free")
         self.free_count -= count
@@ -94,10 +94,10 @@ class BlockPool:
         return taken
 
     def release(self, blocks: Sequence[Block]) -> None:
-        """Let one request less compute with each of these blocks, given in prompt order.
+        """Note that one request has stopped computing with each of these blocks, given in prompt order.
 
-        Blocks nobody uses any more become free: first those without a key, then the others, each
-        from the last of the prompt to the first, as vLLM frees them.
+        Blocks that no request uses any more become free: first those without a key, then the others, in
+        both groups from the last of the prompt to the first, as vLLM frees them.
         """
         unused = []
         for block in reversed(blocks):

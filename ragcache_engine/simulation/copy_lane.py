@@ -1,19 +1,19 @@
-"""A connection that copies one thing after another: when each copy ends."""
+"""A connection that makes one copy after another; it computes when each copy ends."""
 
 from __future__ import annotations
 
 HOST_BYTES_PER_S = 4e9
-"""Between device and host, each way: what the cache manager expects before its first copy."""
+"""Between device and host, in each direction: what the cache manager assumes before its first copy."""
 
 DISK_BYTES_PER_S = 1e9
-"""Between host and disk, each way: what the cache manager expects before its first copy."""
+"""Between host and disk, in each direction: what the cache manager assumes before its first copy."""
 
 ROUNDING_S = 1e-9
-"""Times this close count as equal: a clock that waits until a time may fall short of it by rounding."""
+"""Seconds within which two times count as equal, because rounding may leave the clock a little early."""
 
 
 class CopyLane:
-    """Copies in the order asked, at a fixed bandwidth and without any delay of its own."""
+    """Makes copies in the order of the calls, at a fixed bandwidth and without other delays."""
 
     def __init__(self, bytes_per_s: float) -> None:
         if bytes_per_s <= 0:
@@ -22,11 +22,11 @@ class CopyLane:
         self._busy_until_s = 0.0
 
     def copy_s(self, size_bytes: int) -> float:
-        """How long copying so many bytes takes."""
+        """Return how many seconds it takes to copy this many bytes."""
         return size_bytes / self._bytes_per_s
 
     def begin(self, size_bytes: int, now_s: float) -> float:
-        """Ask for a copy; returns the time at which it ends."""
+        """Add a copy to the lane; return the time at which it ends."""
         self._busy_until_s = max(now_s, self._busy_until_s) + self.copy_s(size_bytes)
         return self._busy_until_s
 

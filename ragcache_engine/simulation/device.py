@@ -1,6 +1,6 @@
-"""The simulated device: production's cache manager, and what vLLM and its connector would do to it.
+"""The simulated device: calls the production cache manager as vLLM and its connector would.
 
-This file alone calls the cache manager. It calls it as `backends/vllm/tiers` does, in the same order.
+Only this file of the simulation calls the cache manager, in the same order as `backends/vllm/tiers`.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from ragcache_engine.tiers.node_record import Key
 
 
 class Admission(Enum):
-    """What became of the attempt to give a request its device memory."""
+    """The result of an attempt to give a request its device memory."""
 
-    COMPUTES = auto()  # it has its blocks, and computes what is missing
-    LOADS = auto()  # it has its blocks, and what slower tiers hold is being copied into them
-    WAITS = auto()  # copies under way bring what it needs
+    COMPUTES = auto()  # it has its blocks, and computes the missing tokens
+    LOADS = auto()  # it has its blocks, and waits for copies from slower tiers into them
+    WAITS = auto()  # it waits for copies that are under way
     NO_ROOM = auto()  # too few blocks are free
 
 
 @dataclass(slots=True, eq=False)
 class _Copy:
-    """Blocks on their way between device and host. content: what lies in the source of each."""
+    """Blocks on their way between device and host. content: for each, the key of its tensors."""
 
     request: SimulatedRequest
     keys: list[Key]
@@ -55,10 +55,11 @@ class SimulatedDevice:
     """Holds requests' blocks as vLLM would, and asks the cache manager what to evict, load and store.
 
     policy: makes each tier's eviction policy, as policy_of_tiers gives it.
-    protect: how many of the waiting requests keep their documents from eviction; vLLM's side passes
-      the reorder window.
-    profile: what computing takes, for the decision between loading and computing.
-    One thread. Copies take size / bandwidth on the clock, one after another in each direction.
+    protect: how many of the waiting requests keep their documents from eviction; with vLLM this is the
+      reorder window.
+    profile: how long computing takes, for the decision between loading and computing.
+    Use it from one thread. Copies take size / bandwidth on the clock, one after another in each
+    direction.
     """
 
     def __init__(
@@ -103,7 +104,7 @@ class SimulatedDevice:
 
     @property
     def counters(self) -> Counters:
-        """A copy of what the tiers have done so far."""
+        """A copy of the counts of what the tiers have done so far."""
         return Counters.from_dict(self.manager.counters.as_dict())
 
     # -- a request's life ------------------------------------------------------------------------
@@ -113,13 +114,14 @@ class SimulatedDevice:
         self.manager.add_request(request.name, request.prompt, guess=request.guess)
 
     def cached_ratio(self, request: SimulatedRequest) -> float | None:
-        """Cached to computed tokens of a request as of now, for the order of those that wait."""
+        """Return a request's cached tokens over those to compute, as of now; see ReorderQueue."""
         return self.manager.cached_ratio(request.name)
 
     def admit(self, request: SimulatedRequest, most_tokens: int) -> Admission:
         """Try to give a waiting request its device memory.
 
-        most_tokens: how many tokens it may compute in this step. NO_ROOM changes nothing.
+        most_tokens: how many tokens it may compute in this step. Unless the result is COMPUTES or
+          LOADS, the request gets no memory.
         """
         if request.state is State.LOADING:
             return Admission.WAITS
@@ -133,7 +135,8 @@ class SimulatedDevice:
         return self._admit_anew(request, most_tokens)
 
     def compute(self, request: SimulatedRequest, upto: int) -> bool:
-        """Compute a running request's tokens up to this one; its full blocks are found from now on.
+        """Compute a running request's tokens up to number `upto`; from now on its full blocks can be
+        found.
 
         Return False, with nothing changed, if too few blocks are free.
         """
@@ -159,18 +162,19 @@ class SimulatedDevice:
         self._preempted.append(request)
 
     def end(self, request: SimulatedRequest, *, completed: bool) -> dict[str, int] | None:
-        """End a request; returns its prompt tokens by the tier they came from, None if it never ran.
+        """End a request; return its cached prompt tokens by tier, None if it never ran.
 
-        completed: it has its answer. An aborted request was no use of its documents.
+        completed: whether it has its answer. An aborted request does not count as a use of its
+          documents.
         """
         tokens = self.manager.finish_request(request.name, completed=completed)
         if request.state is not State.LOADING:
-            self._release(request)  # otherwise its blocks are copied to, and free when that ends
+            self._release(request)  # otherwise free them when the copy into them ends
         request.state = State.ENDED
         return tokens
 
     def adopt(self, guess: str) -> None:
-        """Count a guess as a use of its documents: somebody has asked for it."""
+        """Count a guess as a use of its documents, because somebody has asked for its answer."""
         self.manager.adopt_guesses([guess])
 
     # -- steps -----------------------------------------------------------------------------------
@@ -178,9 +182,9 @@ class SimulatedDevice:
     def end_step(
         self, computed: Iterable[SimulatedRequest], prompt_tokens: int, seconds: float
     ) -> None:
-        """Finish a step: offer the host what was computed, and collect what the disk has done.
+        """Finish a step: offer the computed blocks to the host, and collect the disk's results.
 
-        prompt_tokens: computed by the step, in so many seconds.
+        prompt_tokens, seconds: how many prompt tokens the step computed, and how long it took.
         """
         if prompt_tokens:
             self.manager.speeds.computing.record_step(0, prompt_tokens, seconds)
@@ -219,7 +223,7 @@ class SimulatedDevice:
     def forget(self, documents: Iterable[str]) -> None:
         """Drop documents from every tier, with all computed after them.
 
-        What running requests need is dropped when they end.
+        Blocks that running requests need are dropped when these requests end.
         """
         self.manager.forget(documents)
 
@@ -242,7 +246,7 @@ class SimulatedDevice:
     def check(self, requests: Iterable[SimulatedRequest] = ()) -> None:
         """Raise AssertionError unless blocks, slots and requests hold what their books say. For tests.
 
-        requests: all that have not ended.
+        requests: all requests that have not ended.
         """
         self.pool.check()
         block_tokens = self.sizes.block_tokens
@@ -264,7 +268,7 @@ class SimulatedDevice:
         here = len(found) * block_tokens
         manager.plan_admission(request.name, here, self.clock.now())
         if request.copies:
-            return Admission.WAITS  # those of its last run are still under way
+            return Admission.WAITS  # copies of its last run are still under way
         loadable = self._loadable_blocks(request, len(found))
         if loadable is None:
             return Admission.WAITS
@@ -284,7 +288,7 @@ class SimulatedDevice:
         return Admission.LOADS if loadable else Admission.COMPUTES
 
     def _loadable_blocks(self, request: SimulatedRequest, first: int) -> int | None:
-        """How many blocks from this one on to load from the host; None if some are still coming."""
+        """Return how many blocks from `first` on to load from the host; None if some still come."""
         if not self.sizes.host_blocks:
             return 0
         lookup, is_coming, hits = self.manager.lookup, False, 0
@@ -330,7 +334,7 @@ class SimulatedDevice:
         for block, key, content, slot in zip(
             loaded, copy.keys, copy.content, copy.slots, strict=True
         ):
-            # A slot that was overwritten while it was read would give something else.
+            # If the slot was overwritten while it was read, the copy is worthless.
             block.holds = content if self._slots[slot] == content else None
             self.pool.cache(block, key)
         reached = request.computed_tokens + len(copy.keys) * self.sizes.block_tokens
@@ -358,7 +362,7 @@ class SimulatedDevice:
             )
         )
         for _, slot in stored:
-            self._slots[slot] = None  # half over, until the copy ends
+            self._slots[slot] = None  # incomplete until the copy ends
         request.copies += 1
 
     def _end_store(self, copy: _Copy) -> None:

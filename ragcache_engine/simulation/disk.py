@@ -13,8 +13,8 @@ from ragcache_engine.tiers.node_record import Key
 class SimulatedDisk:
     """Has the methods of DiskTransfers that the cache manager calls.
 
-    slots: what lies in each slot of the host tier, which copies read and write.
-    files: what lies in each file, by its name.
+    slots: the content of each slot of the host tier, which copies read and write.
+    files: the content of each file, by name.
     """
 
     def __init__(
@@ -27,10 +27,10 @@ class SimulatedDisk:
         self._block_bytes = block_bytes
         self._clock = clock
         self._read_lane, self._write_lane = CopyLane(bytes_per_s), CopyLane(bytes_per_s)
-        # Each with the time at which it ends. A name alone is a file to be removed.
+        # Each copy with the time at which it ends. A name alone stands for the removal of that file.
         self._reads: deque[tuple[float, BlockCopy]] = deque()
         self._writes: deque[tuple[float, BlockCopy | str]] = deque()
-        self._leaving: Counter[str] = Counter()  # removals that were asked for and are still due
+        self._leaving: Counter[str] = Counter()  # removals that are still due
 
     def read(self, copy: BlockCopy) -> None:
         """Copy a file into a host slot."""
@@ -45,12 +45,12 @@ class SimulatedDisk:
         self._writes.append((ends_s, copy))
 
     def remove(self, name: str) -> None:
-        """Remove a file, after the writes asked for before. From now on it counts as gone."""
+        """Remove a file after the writes already under way. From now on `holds` is False for it."""
         self._leaving[name] += 1
         self._writes.append((self._write_lane.begin(0, self._clock.now()), name))
 
     def holds(self, name: str) -> bool:
-        """Return whether there is a file of this name, and it is to stay."""
+        """Return whether there is a file of this name that is not going to be removed."""
         return name in self.files and not self._leaving[name]
 
     def next_end_s(self) -> float | None:

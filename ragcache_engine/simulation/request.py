@@ -22,17 +22,18 @@ class State(Enum):
 
 @dataclass(slots=True, eq=False)
 class SimulatedRequest:
-    """A request with what it holds on the device.
+    """A request, and its memory on the device.
 
-    prompt: what the cache manager is told of it. keys: of the full blocks of all its tokens; the last
-      tokens of a prompt may be left without a key, and are then never cached.
-    tokens: of the prompt, and of the answer so far.
-    guess: the request's own name, if nobody has asked for it yet.
+    prompt: the prompt as the cache manager sees it.
+    keys: the keys of the full blocks of all its tokens. Tokens at the end of a prompt may have no key;
+      they are never cached.
+    tokens: how many tokens the prompt and the answer so far have.
+    guess: the id that adopts the request, if nobody has asked for its answer yet.
     computed_tokens: how many of its tokens have their tensors on the device.
     cached_tokens: prompt tokens found in any tier when it first got device memory; None before.
-    is_decoding: whether it computes one token a step.
+    is_decoding: whether it computes one token per step.
     offered_blocks: how many of its blocks were offered to the host.
-    copies: its copies between device and host that are under way.
+    copies: how many of its copies between device and host are under way.
     """
 
     name: str
@@ -62,7 +63,7 @@ def describe_with_keys(
     """Describe a prompt for the cache manager; return also its block keys, which an answer extends.
 
     segments: for each run of prompt tokens its end and its document's id, None for other text.
-    prompt_tokens: at least as many as there are token_ids; those beyond are computed and never cached.
+    prompt_tokens: at least len(token_ids); tokens beyond these are computed and never cached.
     depth: how many documents of a prompt are kept; None keeps all.
     """
     chain = KeyChain(block_tokens, tenant)

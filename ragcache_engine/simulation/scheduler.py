@@ -1,6 +1,6 @@
-"""Which requests the simulated model computes in each step, and how long the steps take.
+"""Choose which requests the simulated model computes in each step, and how long the step takes.
 
-It does what vLLM's scheduler does with one exception: tokens of answers do not count against a step.
+The scheduler does what vLLM's does, with one exception: tokens of answers do not use up a step's budget.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from ragcache_engine.simulation.device import Admission, SimulatedDevice
 from ragcache_engine.simulation.request import SimulatedRequest, State
 
 PrefillTime = Callable[[int, int], float]
-"""Seconds to prefill `computed` tokens behind `cached` ones: T(cached, computed)."""
+"""Returns T(cached, computed): the seconds to prefill `computed` tokens after `cached` ones."""
 
 
 class Scheduler:
     """Continuous batching over a simulated device, on the device's clock.
 
-    step_tokens: prompt tokens a step computes at most. reorder_window: see ReorderQueue.
-    prefill_s: T(cached, computed) of each chunk; a step takes the sum. decode_s: what a step takes
-      in addition if some request computes a token of its answer in it.
+    step_tokens: the most prompt tokens that a step computes. reorder_window: see ReorderQueue.
+    prefill_s: T(cached, computed) of each chunk; a step takes their sum. decode_s: the seconds that a
+    step takes in addition if some request computes a token of its answer.
     prefilled_tokens: prompt tokens computed so far.
     """
 
@@ -56,7 +56,7 @@ class Scheduler:
         self._waiting.push(request)
 
     def end(self, request: SimulatedRequest, *, completed: bool) -> dict[str, int] | None:
-        """End a request between two steps; returns its prompt tokens by tier, None if it never ran."""
+        """End a request between two steps; return its cached tokens by tier, None if it never ran."""
         for listed in (self._running, self._awaiting_copies):
             if request in listed:
                 listed.remove(request)
@@ -66,10 +66,10 @@ class Scheduler:
         return self.device.end(request, completed=completed)
 
     def step(self) -> list[SimulatedRequest]:
-        """Run one step of the model; returns the requests that have computed all their tokens.
+        """Run one step of the model; return the requests that have computed all their tokens.
 
-        For those, the model gives one more token: append it or end them before the next step. Where
-        nothing can be computed, time passes until a copy ends.
+        Each of those gets one more token from the model: before the next step, append the token or end
+        the request. If no request can compute, time passes until a copy ends.
         """
         self.device.collect_copies()
         step = _Step(self._step_tokens)
@@ -85,11 +85,11 @@ class Scheduler:
         return done
 
     def _continue_running(self, step: _Step) -> bool:
-        """Compute on with what runs. Return whether requests were preempted for want of blocks."""
+        """Continue the running requests. Return whether some were preempted because blocks ran out."""
         has_preempted = False
         for request in list(self._running):
             if request.state is not State.RUNNING:
-                continue  # it was preempted for one before it
+                continue  # preempted for an earlier request
             while not self._compute(request, step):
                 has_preempted = True
                 victim = self._running.pop()
@@ -126,7 +126,7 @@ class Scheduler:
         assert has_room, "a request is admitted with room for what it computes first"
 
     def _compute(self, request: SimulatedRequest, step: _Step) -> bool:
-        """Compute what the step has left for the request. Return False if blocks are missing."""
+        """Compute the tokens that the step allows; return False if too few blocks are free."""
         if request.is_decoding:
             if not self.device.compute(request, request.tokens):
                 return False
@@ -152,14 +152,14 @@ class Scheduler:
         elif (end_s := self.device.next_copy_end_s()) is not None:
             self.device.clock.wait_until(end_s)
         elif self._awaiting_copies:
-            # Requests that were loaded hold all blocks, and each needs some more.
+            # The loaded requests hold all blocks, and each needs some more.
             victim = self._awaiting_copies.pop()
             self.device.preempt(victim)
             self._waiting.prepend(victim)
 
 
 class _Step:
-    """What one step does. budget: prompt tokens it may still compute."""
+    """The work of one step. budget: how many prompt tokens the step may still compute."""
 
     __slots__ = ("budget", "computed", "decodes", "prompt_tokens", "seconds")
 

@@ -1,21 +1,20 @@
-"""How much each simulated tier holds."""
+"""The sizes of the simulated tiers."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 NOMINAL_TOKEN_BYTES = 23_040
-"""Bytes of one token's key-value tensors where no model says so.
-
-As of SmolLM2-135M in bfloat16: 30 layers x 2 (keys, values) x 3 heads x 64 numbers x 2 bytes.
+"""Bytes of one token's key-value tensors if no model sets them. As for SmolLM2-135M in bfloat16: 30
+layers x 2 (keys, values) x 3 heads x 64 numbers x 2 bytes.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class TierSizes:
-    """Blocks of each tier. host_blocks, disk_blocks: 0 for no such tier.
+    """How many blocks each tier holds. host_blocks, disk_blocks: 0 for no such tier.
 
-    token_bytes: what one token's tensors take; it decides how long copies take.
+    token_bytes: the bytes of one token's tensors; they decide how long copies take.
     """
 
     block_tokens: int

@@ -1,8 +1,8 @@
-"""The prompts of a retrieval trace, as the cache manager is told of them.
+"""Makes the prompts of a retrieval trace, in the form in which the cache manager sees prompts.
 
-A trace tells how long its documents are, not what they say: each token is numbered by its document
-and its place there. A prompt is a system text, its documents, and one token of a question, which is
-computed and neither counted nor cached.
+A trace gives the lengths of its documents, not their texts. So each token is a number made from its
+document and its place there. A prompt is a system text, its documents, and one token of a question,
+which is computed and neither counted nor cached.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from ragcache_engine.tiers.node_record import Key
 from ragcache_engine.tiers.prompts import Prompt
 
 MOST_PROMPTS = 20_000
-"""Prompts kept, as replays ask for the same ones again: some kilobytes each."""
+"""How many prompts to keep, because replays ask for the same ones again. Each takes some kilobytes."""
 
 PLACES = 1 << 32
-"""More than the tokens of any document."""
+"""More tokens than any document has."""
 
 
 @dataclass(frozen=True, slots=True)
 class TracePrompt:
-    """One prompt. tokens: without the question. ends: of each document, in tokens."""
+    """One prompt. tokens: its length without the question. ends: where each document ends, in tokens."""
 
     prompt: Prompt
     keys: tuple[Key, ...]
@@ -38,9 +38,9 @@ class TracePrompt:
         return SimulatedRequest(name, self.prompt, self.keys, self.tokens + 1)
 
     def found_documents(self, cached_tokens: int) -> int:
-        """How many leading documents are cached as far as blocks go: to the last one they own.
+        """Return how many leading documents are cached up to the last block that each of them owns.
 
-        A document of which not one token is cached was not found, though it may own no block.
+        A document without a cached token does not count, even if it owns no block.
         """
         start = found = 0
         for end in self.ends:
@@ -53,7 +53,8 @@ class TracePrompt:
 class TracePrompts:
     """Makes the prompts of a trace's requests.
 
-    system_tokens: of the text before the documents. has_disk: whether to name the blocks' files.
+    system_tokens: the tokens of the text before the documents. has_disk: whether to name the blocks'
+      files.
     """
 
     def __init__(
@@ -64,10 +65,10 @@ class TracePrompts:
         self._lengths = trace.tokens
         self._numbers = {name: number for number, name in enumerate(trace.tokens, 1)}
         self._has_disk = has_disk
-        # Equal keys are one object, as most prompts share their beginning with others.
+        # Keep equal keys as one object: most prompts share their beginning with others.
         self._interned: dict[Key, Key] = {}
         self.prompt: Callable[[Request], TracePrompt] = lru_cache(MOST_PROMPTS)(self._make)
-        """The prompt of these documents, in this order."""
+        """Returns the prompt of these documents, in this order."""
 
     def _make(self, documents: Request) -> TracePrompt:
         tokens = self._system[:]

@@ -1,6 +1,6 @@
-"""A retrieval trace replayed on the simulated device: what production's cache would have saved.
+"""Replays a retrieval trace on the simulated device, to tell how much time the cache would save.
 
-Requests come one after the other, each when the copies of the one before have ended.
+Requests come one after the other, each after the end of the copies of the one before.
 """
 
 from __future__ import annotations
@@ -19,18 +19,19 @@ from ragcache_engine.simulation.trace_prompts import TracePrompt, TracePrompts
 from ragcache_engine.values import CachedTokens, Document
 
 CHAIN = "trace"
-"""What all prompts of a trace begin with, for the document order."""
+"""The key of the one chain that writes all prompts of a trace, for the document order."""
 
 
 @dataclass(frozen=True, slots=True)
 class TraceReplay:
-    """What became of a trace.
+    """The counts of a replay, over all requests of the trace.
 
-    found_documents: leading documents of each request that were cached as far as blocks go, over all
-      requests; of retrieved_documents they are the hit rate of the paper (§7.4).
-    cached: of prompt_tokens, which are system texts and documents.
-    prefill_s: from admission to first token, summed over the requests; loading is part of it.
-      cold_s: the same without any cache.
+    found_documents: leading documents of each request whose own blocks were all cached. Divided by
+      retrieved_documents, they are the hit rate of the paper (§7.4).
+    prompt_tokens: tokens of system texts and documents.
+    cached: those of them that were cached.
+    prefill_s: seconds from admission to first token, loading included.
+    cold_s: the same without any cache.
     too_long: requests whose prompt the device cannot hold. They count as computed from scratch.
     """
 
@@ -65,10 +66,10 @@ def replay_trace(
     profile: CostProfile,
     order: str = "retrieved",
 ) -> TraceReplay:
-    """Ask every request of the trace, one after the other, of an empty cache.
+    """Replay the requests of the trace, one after the other, on a cache that starts empty.
 
     prompts: made from this trace, with the block size of `sizes`. policy: a name of POLICIES.
-    profile: what prefills take. order: a name of DOCUMENT_ORDERS.
+    profile: how long prefills take. order: a name of DOCUMENT_ORDERS.
     """
     player = _Player(sizes, policy, profile)
     capacity_tokens = sizes.block_tokens * (sizes.device_blocks + sizes.host_blocks)
@@ -78,7 +79,7 @@ def replay_trace(
 
 
 def endless_hit_rate(trace: Trace, prompts: TracePrompts, policy: str, *, order: str) -> float:
-    """Return the share of prompt tokens found cached if nothing was ever evicted."""
+    """Return the share of prompt tokens that would be cached if nothing was ever evicted."""
     everything = sum(
         sum(trace.tokens[document] for document in request) for request in trace.requests
     )
@@ -95,7 +96,7 @@ def endless_hit_rate(trace: Trace, prompts: TracePrompts, policy: str, *, order:
 
 
 class _Player:
-    """Asks prompts of one device and adds up what they cost."""
+    """Sends prompts to one device and adds up their costs."""
 
     def __init__(self, sizes: TierSizes, policy: str, profile: CostProfile) -> None:
         self._profile = profile
@@ -122,7 +123,7 @@ class _Player:
         began_s = self._clock.now()
         self._scheduler.add(request)
         while not self._scheduler.step():
-            pass  # it is being loaded
+            pass  # still loading or computing
         self._prefill_s += self._clock.now() - began_s
         tokens = self._scheduler.end(request, completed=True) or {}
         for tier, count in tokens.items():
@@ -146,7 +147,7 @@ class _Player:
 def _arranged(
     trace: Trace, prompts: TracePrompts, order: str, capacity_tokens: int, policy: str
 ) -> Iterator[TracePrompt]:
-    """The trace's prompts, their documents ordered as the engine's retrievers order them."""
+    """Yield the trace's prompts, with their documents in this document order."""
     if order == "retrieved":
         yield from map(prompts.prompt, trace.requests)
         return
@@ -160,7 +161,7 @@ def _arranged(
 
 
 def _documents_of(trace: Trace) -> Callable[[str], Document]:
-    """Makes documents as long as the trace says. Their text says nothing, but the id tells them apart."""
+    """Return a function that makes documents of the trace's lengths, with made-up texts."""
     texts = {
         tokens: "x" * (CHARACTERS_PER_TOKEN * (tokens - 1)) for tokens in set(trace.tokens.values())
     }

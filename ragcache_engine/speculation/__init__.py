@@ -1,4 +1,4 @@
-"""Start on provisional search results: Algorithm 2, what that gains, and the pipeline that obeys both."""
+"""Start on provisional search results: Algorithm 2, an estimate of its gain, and the pipeline itself."""
 
 from ragcache_engine.speculation.claim import Claim
 from ragcache_engine.speculation.pipeline import Pipeline

@@ -15,7 +15,7 @@ MOST_CHAINS = 64
 class ChainEstimators:
     """Measure what speculating gains for each chain, and decide by it. On the engine's loop only.
 
-    is_automatic: speculate only where that is measured to gain time; False: always.
+    is_automatic: whether to speculate only where measurements show that it gains time; False: always.
     """
 
     def __init__(self, *, is_automatic: bool) -> None:
@@ -27,7 +27,7 @@ class ChainEstimators:
     ) -> bool:
         """Decide whether to speculate on this question. The decision is made once and kept.
 
-        step_tokens: most tokens in one step of the model; None if a prompt is computed in one step.
+        step_tokens: the most tokens in one step of the model; None if one step computes a whole prompt.
         """
         if search.is_worth_guessing is None:
             search.is_worth_guessing = not self._is_automatic or self._of(search.chain).decide_next(

@@ -1,4 +1,4 @@
-"""A request, together with the work that was done for it before it came."""
+"""Join a request with the work that was done for it before it came."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ragcache_engine.values import CachedTokens, SpeculationReport, SpeculationS
 
 
 class Claim:
-    """What a request has claimed. Use it as a context manager: leaving it ends the adopted speculation.
+    """What a request has claimed. Use this as a context manager; its end ends the adopted speculation.
 
     begun: the deltas of the adopted speculation; None if the request adopts none.
     """

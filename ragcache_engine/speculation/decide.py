@@ -1,9 +1,9 @@
-"""When to start on documents that the search may still replace. Pure decisions.
+"""Decide when to start on documents that the search may still replace. Pure functions.
 
-Source: RAGCache, §5.3, Algorithm 2 (dynamic speculative pipelining). This differs from the algorithm's
-letter in two points. A start that found no room is tried again at the next stage, even if the documents
-are the same; the paper's loop would wait for other documents. And the final documents need no room: as
-in the paper, their request is about to join the same queue anyway.
+Source: RAGCache, §5.3, Algorithm 2 (dynamic speculative pipelining). This differs from the paper's
+algorithm in two points. A start that found no room is tried again at the next stage, even if the
+documents are the same; the paper's loop would wait for other documents. And the final documents need no
+room: as in the paper, their request is about to join the same queue anyway.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ def decide(
 
     running: the documents of this question's speculation; None if there is none.
     found: the documents of this stage, nearest first.
-    pending_prefills: other requests without a first token. This question's own speculation does not
-      count: it is cancelled if it is in the way.
-    final: the search is over.
+    pending_prefills: how many other requests have no first token yet. This question's own speculation
+      does not count: the engine cancels it if it is in the way.
+    final: whether the search is over.
     """
     if running is not None and list(running) == list(found):
         return Decision.KEEP
@@ -47,7 +47,7 @@ def decide(
 
 
 def max_prefill_requests(step_tokens: int, device_tokens: int, prompt_tokens: int) -> int:
-    """Return how many prompts of this length one step computes: any more would wait for each other.
+    """Return how many prompts of this length one step computes; more prompts would delay each other.
 
     This is the paper's max_prefill_bs: the number of prompts that fit into the device's memory, or the
     number that keeps it busy, whichever is smaller. At least one prompt may always start.

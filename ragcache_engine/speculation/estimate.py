@@ -13,19 +13,19 @@ from dataclasses import dataclass, replace
 NEWEST_WEIGHT = 0.25
 """Share of the newest measurement in a running mean."""
 LEAST_LEAD_S = 0.003
-"""With a shorter lead, starting early costs about as much as it hides: two threads must be told."""
+"""With a shorter lead, an early start costs as much as it hides, because it must wake two threads."""
 LEAST_USEFUL_SHARE = 0.2
 QUESTIONS_BETWEEN_TRIALS = 16
-"""A chain for which speculating does not gain time is tried again after so many questions."""
+"""After how many questions to try again a chain for which speculating gains no time."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChainFigures:
     """Running means over the questions of one chain.
 
-    lead_s: from the stage that first had the final documents to the prompt, of questions that came
-      in idle moments; None before the first of them.
-    useful_share: of the questions speculated on, the share whose speculation was of use.
+    lead_s: seconds from the stage that first had the final documents to the prompt, over questions that
+      came in idle moments; None before the first of them.
+    useful_share: the share of the questions speculated on whose speculation was useful.
     wrong_guesses: cancelled speculations per question speculated on.
     """
 
@@ -35,7 +35,7 @@ class ChainFigures:
 
     @property
     def has_too_short_a_lead(self) -> bool:
-        """Whether prompts are known to come too soon after their documents to start before them."""
+        """Whether prompts come so soon after their documents that an early start is useless."""
         return self.lead_s is not None and self.lead_s < LEAST_LEAD_S
 
     def after_lead(self, lead_s: float) -> ChainFigures:
@@ -45,7 +45,7 @@ class ChainFigures:
     def after_question(self, was_of_use: bool, wrong_guesses: int) -> ChainFigures:
         """Return the figures with one more question that was speculated on.
 
-        was_of_use: a speculation was adopted, or prefilled the documents as it was meant to.
+        was_of_use: whether a speculation was adopted, or prefilled the documents as planned.
         wrong_guesses: how many speculations were cancelled for this question.
         """
         return replace(
@@ -59,8 +59,8 @@ class ChainFigures:
 class ModelSpeed:
     """Running means over all requests that had the model to themselves. None: none measured yet.
 
-    prefill_s: from the request to its first token.
-    computed_tokens: prompt tokens computed in that time.
+    prefill_s: seconds from the request to its first token. computed_tokens: prompt tokens computed in
+    that time.
     """
 
     prefill_s: float | None = None
@@ -109,7 +109,7 @@ def is_worthwhile(figures: ChainFigures, speed: ModelSpeed, step_tokens: int | N
 
 @dataclass(slots=True)
 class Estimator:
-    """Keep one chain's figures, and try again now and then where they speak against speculating."""
+    """Keep one chain's figures. Where they speak against speculating, try it again now and then."""
 
     figures: ChainFigures = ChainFigures()
     _has_seen_prompt: bool = False
@@ -119,8 +119,8 @@ class Estimator:
         """Note that a prompt came `lead_s` after its final documents.
 
         was_idle: no other prefill was pending when those documents were found. Otherwise the lead is not
-          counted: a busy process hands everything on late, and its times say nothing of what a guess
-          gains in idle moments, when guesses gain most.
+          counted: a busy process delays everything, so its times do not show what a guess gains in idle
+          moments, when guesses gain most.
         """
         self._has_seen_prompt = True
         if was_idle:

@@ -12,15 +12,15 @@ from ragcache_engine.values import Document
 
 @dataclass(slots=True, eq=False)
 class Speculation:
-    """One speculative generation. It is used on the engine's loop; times are on the backend's clock.
+    """One speculative generation. Use it on the engine's loop; times are on the backend's clock.
 
     documents: those of the prompt, nearest first.
-    started_s: when it was planned; from `is_under_way` on, when the backend was asked.
+    started_s: when the generation was planned; once `is_under_way`, when the backend was asked.
     was_alone: whether no other prefill ran when this one began.
     is_final: whether the search was over when it was planned.
-    request: what the backend is asked; None while that is being written.
+    request: the request to the backend; None while it is being written.
     is_whole: whether the request is the whole expected prompt, not only its part up to the documents.
-    is_under_way: whether the backend was asked.
+    is_under_way: whether the backend has got the request.
     first_token_s: when the prefill was done; None before that.
     cached_tokens: prompt tokens that the backend found cached.
     error: what the generation failed with; None if it did not fail.
@@ -51,7 +51,7 @@ class Speculation:
         self._has_changed.set()
 
     def end(self, error: Exception | None = None) -> None:
-        """Note that no more deltas come. error: the reason if the generation failed."""
+        """Note that no more deltas come. error: why the generation failed; None if it did not."""
         self._has_ended, self.error = True, error
         self._has_changed.set()
 

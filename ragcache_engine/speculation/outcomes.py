@@ -1,4 +1,4 @@
-"""How a speculation ended, and what that adds to the statistics. Pure functions."""
+"""Tell how a speculation ended, and count it in the statistics. Pure functions."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def find_outcome(speculation: Speculation, request: BackendRequest) -> Speculati
 def count_outcome(
     stats: SpeculationStats, outcome: SpeculationOutcome, computed_tokens: int = 0
 ) -> SpeculationStats:
-    """Return the statistics with one more speculation that ended so.
+    """Return the statistics with one more speculation that ended with this outcome.
 
-    computed_tokens: the prompt tokens that were prefilled for it.
+    computed_tokens: the prompt tokens that the speculation prefilled.
     """
-    # After OTHER_OPTIONS too nothing is wasted: the request has the very tokens of the guess.
+    # OTHER_OPTIONS wastes nothing either: the request has the same tokens as the guess.
     if outcome not in USEFUL and outcome is not SpeculationOutcome.OTHER_OPTIONS:
         wasted = stats.wasted_prefill_tokens + computed_tokens
         stats = replace(stats, wasted_prefill_tokens=wasted)

@@ -1,4 +1,4 @@
-"""Dynamic speculative pipelining: prefill while the search still runs, and hand over if it was right.
+"""Dynamic speculative pipelining: prefill while the search still runs, and adopt the work if it fits.
 
 A prompt adopts a speculation only if its tokens and sampling options are exactly the same. So a wrong
 guess costs time and never changes an answer. Work that no prompt claims ends after a while; the blocks
@@ -38,7 +38,7 @@ MOST_UNCLAIMED = 8
 
 
 class Pipeline:
-    """All speculations of an engine: hear the stages of searches, decide, and settle with the prompts.
+    """Own all speculations of an engine: follow the stages of searches, start work, settle with prompts.
 
     Who owns what:
       SearchRegistry     which searches and speculations a prompt may still claim
@@ -49,12 +49,12 @@ class Pipeline:
       Pipeline           the order of events, the model's limits, and the timer for unclaimed work
 
     Call its methods on the engine's loop, except for those that say "any thread".
-    is_automatic: speculate only where that is measured to gain time.
+    is_automatic: whether to speculate only where measurements show that it gains time.
     next_request_id: names requests to the backend.
     sign_of_life: called at each token that a speculation generates.
     unclaimed_s: how long after the end of its search a speculation waits for its prompt, in seconds on
       the backend's clock.
-    most_unclaimed: no speculation is started while so many wait for their prompt.
+    most_unclaimed: start no speculation while this many wait for their prompt.
     """
 
     def __init__(
@@ -127,7 +127,7 @@ class Pipeline:
     def stage(self, search: TrackedSearch, documents: Sequence[Document], final: bool) -> None:
         """Take in the documents that the search has found by now, nearest first.
 
-        final: the search is over. Stages of a search that is over or closed are ignored.
+        final: whether the search is over. Stages of a search that is over or closed are ignored.
         """
         is_over = search.is_closed or (search.ended_s is not None and not final)
         if self._is_closed or is_over:
@@ -159,7 +159,7 @@ class Pipeline:
     def _count_pending_prefills(self, search: TrackedSearch, now_s: float) -> int:
         """Count the running prefills besides the search's own; in "auto" mode also those expected soon.
 
-        Other searches of this moment will soon send their prompts, and then the model is not idle.
+        The other searches that run now will soon send their prompts, and then the model is not idle.
         """
         pending = self._load.count_others(search.speculation)
         if not self._is_automatic:
@@ -173,7 +173,7 @@ class Pipeline:
         return self._estimators.is_worth_guessing(search, self._load.speed, step_tokens)
 
     def abandon(self, search: TrackedSearch) -> None:
-        """Close a search that ended without documents: no prompt will come of it."""
+        """Close a search that ended without documents: no prompt will come from it."""
         search.is_closed = True
         self._registry.remove_search(search.number)
         if search.speculation:
@@ -200,7 +200,7 @@ class Pipeline:
         adopted: Speculation | None,
         now_s: float,
     ) -> None:
-        """Close the search, end what was started in vain, and remember how it went."""
+        """Close the search, end the speculation that was in vain, and remember the outcome."""
         search.is_closed = True
         search.note(now_s, SpeculationStep.PROMPT)
         if search.speculation:
@@ -245,7 +245,7 @@ class Pipeline:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def close(self) -> None:
-        """End every speculation, adopted or not. Nothing is started any more."""
+        """End every speculation, adopted or not, and start no more."""
         self._is_closed = True
         if self._timer:
             self._timer.cancel()

@@ -1,4 +1,4 @@
-"""How busy the model is with prefills, and how fast it computes one. All times are seconds."""
+"""Follow how busy the model is with prefills, and how fast it computes one. All times are seconds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ragcache_engine.values import ModelLimits
 class PrefillLoad:
     """Follow every prefill of an engine, speculative or not. Used on the engine's loop only.
 
-    A prefill is named by the object that it is for: a Speculation or a Claim.
+    Each prefill goes by the object that it belongs to: a Speculation or a Claim.
     speed: running means over the prefills that had the model to themselves.
     """
 
@@ -34,11 +34,11 @@ class PrefillLoad:
         self._running.discard(prefill)
 
     def count_others(self, prefill: object) -> int:
-        """Return how many prefills run besides this one, whether or not this one runs."""
+        """Return how many other prefills run, whether or not this one runs."""
         return len(self._running) - (prefill in self._running)
 
     def note_speed(self, seconds: float, computed_tokens: int) -> None:
-        """Add one measurement: a prefill that ran alone computed so many tokens in this time."""
+        """Add one measurement: a prefill that ran alone computed this many tokens in this time."""
         self.speed = self.speed.after_prefill(seconds, computed_tokens)
 
     def note_prompt(self, tokens: int) -> None:

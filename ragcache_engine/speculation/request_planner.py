@@ -1,4 +1,4 @@
-"""Write the request that a chain is expected to send, from what is known of its prompts."""
+"""Write the request that a chain will probably send, from what is known of its prompts."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class RequestPlanner:
     """Write, tokenise and segment expected prompts.
 
     templates: what the prompts of each chain look like. next_request_id: names requests to the backend.
-    context_tokens: the model's context. A prompt that leaves no room for an answer is not planned;
-      before the model has started this is 0, and nothing is planned.
+    context_tokens: the size of the model's context. The planner plans no prompt that leaves no room for
+      an answer. Before the model has started the size is 0, so it plans nothing.
     """
 
     def __init__(
@@ -48,7 +48,8 @@ class RequestPlanner:
             return None
         expected = guess.options or search.options or self._templates.last_options()
         options = expected or SamplingOptions()
-        # An explicit template may write a ChatPrompt; learned options already say what it needs.
+        # An explicit template may write a ChatPrompt; learned options already say what such a prompt
+        # needs.
         if isinstance(guess.text, ChatPrompt):
             options = replace(options, add_special_tokens=False)
         tokenized = self._backend.tokenize(str(guess.text), options.add_special_tokens)

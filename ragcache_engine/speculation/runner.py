@@ -1,4 +1,4 @@
-"""Run speculative generations: start one, collect what it generates, and end it one way or the other."""
+"""Run speculative generations: start one, collect its deltas, and end it as adopted or cancelled."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ class SpeculationRunner:
     def start(
         self, search: TrackedSearch, documents: Sequence[Document], *, is_final: bool
     ) -> None:
-        """Start to generate the answer that these documents will be asked for, nearest first.
+        """Start to generate the answer to the prompt that these documents will be in.
 
-        is_final: the search is over, so that these documents will not change.
+        documents: nearest first. is_final: whether the search is over, so that they will not change.
         """
         speculation = Speculation(documents, self._backend.now(), is_final=is_final)
         speculation.was_alone = self._load.begin(speculation)
@@ -64,7 +64,7 @@ class SpeculationRunner:
         speculation.task.add_done_callback(self._tasks.discard)
 
     def adopt(self, speculation: Speculation, search: TrackedSearch, now_s: float) -> None:
-        """Note that a request takes over this speculation, which the registry has given out."""
+        """Note that a request adopts this speculation, which the registry has given out."""
         search.outcome = SpeculationOutcome.ADOPTED
         if speculation.request:
             self._backend.adopted(speculation.request.request_id)
@@ -97,7 +97,7 @@ class SpeculationRunner:
     async def _run(self, speculation: Speculation, search: TrackedSearch) -> None:
         error: Exception | None = None
         try:
-            # In a thread: it takes milliseconds, which belong to the running requests.
+            # In a thread: planning takes milliseconds, which belong to the running requests.
             request = await asyncio.to_thread(self._planner.plan, speculation, search)
             if request is None:
                 self._registry.remove(speculation, search)

@@ -1,4 +1,4 @@
-"""The searches and speculations that a prompt may still claim, and how many of them are kept."""
+"""Keep the searches and speculations that a prompt may still claim, within limits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ragcache_engine.speculation.tracked_search import TrackedSearch
 from ragcache_engine.values import TokenizedPrompt
 
 SOON_S = 0.5
-"""A prompt is expected for this long after its search ended."""
+"""For how many seconds after the end of a search its prompt is expected."""
 MOST_SEARCHES = 256
 
 Unclaimed = tuple[Speculation, TrackedSearch]
@@ -68,9 +68,9 @@ class SearchRegistry:
     ) -> tuple[TrackedSearch | None, Speculation | None]:
         """Take out the search behind this request, and the speculation that generates its answer.
 
-        number: the search that the prompt was made from; None if that is not known. The speculation
-          may also be that of another search which expected the same prompt; without a number, its
-          search is the one returned.
+        number: the search that the prompt was made from; None if that is not known. The speculation may
+          also belong to another search that expected the same prompt. Without a number, the search of
+          that speculation is returned.
         """
         search = None if number is None else self.remove_search(number)
         speculation = self._find_answer(request, search)
@@ -117,7 +117,7 @@ class SearchRegistry:
         ]
 
     def count_expected_prompts(self, search: TrackedSearch, now_s: float) -> int:
-        """Return how many other searches will soon send a prompt that nothing was started for."""
+        """Return how many other searches will soon send a prompt for which nothing was started."""
         return sum(
             other is not search
             and not other.is_closed

@@ -21,19 +21,19 @@ from ragcache_engine.values import (
 class TrackedSearch:
     """What the engine knows of one search. Times are seconds on the backend's clock.
 
-    After it was made, it is read and changed on the engine's loop only.
-    number: names the search, so that its prompt can be told from others. started_s: when the question
-      was asked.
+    Read and change the record on the engine's loop only.
+    number: identifies the search, so that its prompt finds it. started_s: when the search began.
     chain, template, options, tenant: what its prompt will be like; see RAGCacheEngine.retrieval.
     is_worth_guessing: whether the engine speculates on this question; None until that was decided.
-    documents: those of the last stage, nearest first; None before the first stage.
+    documents: the documents of the last stage, nearest first; None before the first stage.
     documents_since_s: when a stage first had these documents.
     was_idle: whether no other prefill was pending at that moment.
     ended_s: when the search ended with documents; None while it runs.
-    is_closed: the prompt has come, or will not come; nothing more is started for this search.
+    is_closed: whether the prompt has come, or will not come; then nothing more is started for this
+      search.
     speculation: the one that now runs or waits for the prompt.
     speculations_started, speculations_cancelled: how many of each there were for this search.
-    is_in_estimate: the outcome is part of the estimate of what speculating gains.
+    is_in_estimate: whether the outcome already counts in the estimate of what speculating gains.
     """
 
     number: int

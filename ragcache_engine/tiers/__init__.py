@@ -2,7 +2,7 @@
 
 | file | holds |
 |---|---|
-| manager.py | CacheManager: what vLLM's scheduler tells and asks; who owns which truth |
+| manager.py | CacheManager, which vLLM's scheduler calls; who owns which fact |
 | block_index.py | the nodes of the knowledge tree by block and by document, one record a node |
 | node_record.py | where the blocks of one node lie |
 | requests.py | which requests wait and run, and what they pin |

@@ -3,7 +3,7 @@
 vLLM names a block by a hash over all tokens up to its end. So equal keys mean equal prefixes, and the
 keys of a prompt lead from the root of the tree to where the prompt parts from all others. A node begins
 where a document begins, or where two prompts part: the first prompt that comes along another way cuts the
-node in two. So prompts that nobody has labelled share what they have in common like all others.
+node in two. So prompts without segments share their common beginnings like all others.
 
 The block with a document's last token is the document's own last block. A document too short to own a
 block shares the block of the next one, and both ids stand on that node.
@@ -33,9 +33,10 @@ HOST, DISK = RANK[Tier.HOST], RANK[Tier.DISK]
 
 
 class Cut(NamedTuple):
-    """Blocks up to `end` of a prompt, from the cut before, belong together.
+    """One cut of a prompt: the blocks from the cut before up to block `end` belong together.
 
-    documents: ids of the documents with tokens in them that no earlier cut ends with; empty if unknown.
+    documents: ids of the documents with tokens in these blocks that no earlier cut has named; empty if
+      unknown.
     """
 
     end: int
@@ -45,7 +46,8 @@ class Cut(NamedTuple):
 class IndexedPath(NamedTuple):
     """The nodes of a prompt.
 
-    splits: nodes that had to be cut for it: the upper half, new, and the lower half, which was the node.
+    splits: for each node that was cut for this prompt, its new upper half, and the old node, now the
+      lower half.
     """
 
     nodes: list[Node]
@@ -59,7 +61,8 @@ class BlockIndex(Generic[B]):
     memory, host slots and files. Nothing else writes where a block lies.
 
     policy: makes each tier's eviction policy. block_tokens: tokens in a block.
-    host, device, files: what the tiers consist of. disk_blocks: blocks the disk tier may hold.
+    host, device, files: the host's slots, the device's free blocks, the disk's files. disk_blocks: how
+      many blocks the disk tier may hold.
     """
 
     def __init__(
@@ -86,8 +89,7 @@ class BlockIndex(Generic[B]):
         self._records: dict[Node, NodeRecord[B]] = {}
         self._owner: dict[Key, tuple[Node, int]] = {}
         self.owner = self._owner.get
-        """The node that owns a block, and the block's place in it; None if no node does. Asked for
-        every block, so it is the dictionary's own method."""
+        """Returns the node that owns a block, and the block's place in it; None without an owner."""
         self._nodes_of: dict[str, dict[Node, None]] = {}  # by document, in order of appearance
 
     def __len__(self) -> int:
@@ -95,15 +97,15 @@ class BlockIndex(Generic[B]):
         return len(self._owner)
 
     def record(self, node: Node) -> NodeRecord[B]:
-        """Where the node's blocks are. Raises KeyError for a node the tree has forgotten."""
+        """Return where the node's blocks are. Raises KeyError for a node the tree has forgotten."""
         return self._records[node]
 
     def nodes_of(self, document: str) -> Sequence[Node]:
-        """The nodes in which a document has tokens."""
+        """Return the nodes in which a document has tokens."""
         return tuple(self._nodes_of.get(document, ()))
 
     def nodes(self) -> list[Node]:
-        """All nodes, parents before their children."""
+        """Return all nodes, parents before their children."""
         return [node for node in self.tree.root.downwards() if node is not self.tree.root]
 
     # -- nodes come and are cut --------------------------------------------------------------------
@@ -111,8 +113,8 @@ class BlockIndex(Generic[B]):
     def path(self, keys: Sequence[Key], cuts: Iterable[Cut]) -> IndexedPath:
         """Find the nodes of a prompt; make or cut them where they are missing.
 
-        keys: of the prompt's full blocks, in order. cuts: rising; blocks behind the last cut are not
-          kept. The caller pins what it wants to last.
+        keys: the keys of the prompt's full blocks, in order. cuts: rising; blocks after the last cut
+          are not kept. Pin the returned nodes to keep them.
         """
         found = IndexedPath([], [])
         node, at = self.tree.root, 0
@@ -184,7 +186,7 @@ class BlockIndex(Generic[B]):
                 self.counters.evicted[tier.value] += end - start
             record = self._records.get(node)
             if record is None:
-                continue  # the tree forgot the node with its last block, and all of it is free
+                continue  # the tree forgot the node with its last block, so all is free
             if tier is Tier.DEVICE:
                 self.device.empty_owned(clear_places(record.device, start, end))
             elif tier is Tier.HOST:
@@ -198,12 +200,12 @@ class BlockIndex(Generic[B]):
             self.release(self.tree.drop(node, tier), are_evictions=False)
 
     def forget_device_blocks(self) -> None:
-        """No block of device memory holds anything any more."""
+        """Note that all blocks of device memory are empty now."""
         for record in self._records.values():
             record.device = ()
 
     def _forget(self, node: Node) -> None:
-        """Free whatever the node still has, and forget it: the tree has forgotten it."""
+        """Free everything that a node still has, after the tree has forgotten the node."""
         record = self._records.pop(node)
         for key in record.keys:
             del self._owner[key]

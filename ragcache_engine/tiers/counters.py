@@ -1,4 +1,4 @@
-"""What the tiers have done since they were made, as plain numbers that cross a process boundary."""
+"""Counts what the tiers have done, in plain numbers that cross process boundaries."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from operator import attrgetter
 from typing import Any
 
 SCHEDULING_BUCKETS_S = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2)
-"""Upper bounds of buckets; one more bucket takes what is above the last bound."""
+"""Upper bounds of the buckets, in seconds; one more bucket takes all times above the last bound."""
 
 _TIERS = ("device", "host", "disk")
 
@@ -44,7 +44,7 @@ class BlocksByTier(Mapping[str, int]):
 
 @dataclass(frozen=True, slots=True)
 class TierCounters:
-    """What the tiers of an engine have done so far: a snapshot that does not change.
+    """Counts of what the tiers of an engine have done so far: a snapshot that does not change.
 
         >>> counters = TierCounters(evicted=BlocksByTier(host=2))
         >>> counters.evicted["host"], counters.loaded_bytes
@@ -88,7 +88,7 @@ class TierCounters:
 
 @dataclass(slots=True)
 class Counters:
-    """The counts while they are made; TierCounters says what each of them means."""
+    """The counts while they grow; TierCounters says what each of them means."""
 
     ended: int = 0
     device_tokens: int = 0
@@ -110,7 +110,7 @@ class Counters:
     scheduling_s: float = 0.0
 
     def add_scheduling(self, seconds: float) -> None:
-        """Count one request whose scheduling took so many seconds in all."""
+        """Count one request whose scheduling took this many seconds in all."""
         self.scheduling[bisect_left(SCHEDULING_BUCKETS_S, seconds)] += 1
         self.scheduling_s += seconds
 
@@ -131,7 +131,7 @@ class Counters:
 
     @classmethod
     def from_dict(cls, numbers: Mapping[str, Any]) -> Counters:
-        """Take back what as_dict() returned."""
+        """Make counters from what as_dict() returned."""
         return cls(**numbers)
 
 

@@ -1,4 +1,4 @@
-"""Device memory between vLLM and the knowledge tree: which free block is overwritten next."""
+"""Decides which free block of device memory vLLM overwrites next, by the knowledge tree."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ class DeviceTier(Generic[B]):
         self._requests = requests
 
     def __len__(self) -> int:
-        """How many blocks are free."""
+        """Return how many blocks are free."""
         return len(self._pool)
 
     def free_blocks(self) -> list[B]:
-        """All free blocks; the first ones are overwritten first."""
+        """Return all free blocks: empty ones, those that no node owns, and those of nodes."""
         return self._pool.all()
 
     def claim(self, block: B) -> None:
-        """A request computes with a free block from now on. Raises KeyError if it was not free."""
+        """Note that a request computes with a free block now. Raises KeyError if it is not free."""
         self._pool.claim(block)
 
     def return_blocks(self, blocks: Iterable[B]) -> None:
         """Take back blocks that no request computes with any more."""
         pool, owner, key_of = self._pool, self._index.owner, self._pool.key_of
         returned: dict[Node, list[int]] = {}
-        latest: Node | None = None  # blocks of a node come together
+        latest: Node | None = None  # a node's blocks come in a row
         line: list[B | None] = []
         places: list[int] = []
         for block in blocks:
@@ -64,7 +64,7 @@ class DeviceTier(Generic[B]):
                 places = returned.setdefault(node, [])
             other = line[at]
             if other is not None and other is not block and pool.is_owned(other):
-                pool.add_unowned(block)  # a copy of what is here already
+                pool.add_unowned(block)  # a second copy
                 continue
             line[at] = block
             pool.add_owned(block)
@@ -84,13 +84,13 @@ class DeviceTier(Generic[B]):
         return taken
 
     def clear(self) -> None:
-        """No block of device memory holds anything any more."""
+        """Empty all blocks of device memory in the books; vLLM has dropped what they held."""
         self._index.drop_all(Tier.DEVICE)
         self._index.forget_device_blocks()
         self._pool.clear()
 
     def _tell_tree(self, node: Node, places: Sequence[int]) -> None:
-        """Count blocks that the tree did not know to be here; those it cannot count, no node owns."""
+        """Tell the tree of a node's returned blocks; blocks that it cannot count become unowned."""
         record = self._index.record(node)
         upto = node.resident[DEVICE]
         while upto < node.blocks and record.device[upto] is not None:

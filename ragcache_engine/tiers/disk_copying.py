@@ -1,6 +1,6 @@
-"""Copying between host and disk: which blocks are read and written, and what comes of it.
+"""Decides which blocks to copy between host and disk, and takes in the results of the copies.
 
-The threads that read and write are those of `disk/transfers.py`; here are the copies under way.
+The threads that read and write are those of `disk/transfers.py`.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from ragcache_engine.tiers.requests import TrackedRequest
 from ragcache_engine.tiers.speed import Speeds
 
 MOST_WRITES = 256
-"""Blocks that may wait to be written. A disk slower than the model computes gets what it can take."""
+"""How many blocks may wait to be written. A disk that is too slow gets only as many as it can take."""
 
 HOST, DISK = RANK[Tier.HOST], RANK[Tier.DISK]
 
 
 class DiskCopying(Generic[B]):
-    """Reads blocks into host slots and writes them from there. Without a disk, all of it does nothing.
+    """Reads blocks into host slots and writes them from there. Without a disk, no method does anything.
 
-    speeds: those of reading are measured here.
+    speeds: this class records the speed of reading in them.
     """
 
     def __init__(self, index: BlockIndex[B], speeds: Speeds) -> None:
@@ -34,8 +34,8 @@ class DiskCopying(Generic[B]):
         self._host = index.host
         self._counters = index.counters
         self._speeds = speeds
-        self._reading: dict[str, Key] = {}  # from files to slots
-        self._writing: dict[str, Key] = {}  # from slots to files
+        self._reading: dict[str, Key] = {}  # file name -> block, from file to slot
+        self._writing: dict[str, Key] = {}  # file name -> block, from slot to file
 
     @property
     def _transfers(self) -> DiskTransfers | None:
@@ -64,7 +64,7 @@ class DiskCopying(Generic[B]):
     # -- naming files ------------------------------------------------------------------------------
 
     def name_files(self, request: TrackedRequest) -> None:
-        """Name the files of the request's blocks, and find those that are on disk already."""
+        """Name the files of the request's blocks, and count those that are on disk already."""
         prompt, at, cut = request.prompt, 0, 0
         if self._transfers is None or not prompt.file_names:
             return
@@ -82,7 +82,7 @@ class DiskCopying(Generic[B]):
             at += node.blocks
 
     def _keep_files(self, node: Node, start: int, upto: int, *, force: bool = False) -> bool:
-        """Count the node's blocks up to this one as on disk; return False if there is no room."""
+        """Count the node's first `upto` blocks as on disk; return False if there is no room for all."""
         self._index.release(self._tree.grow(node, Tier.DISK, upto, force=force))
         files = self._index.record(node).files
         self._index.files.add(files[start : node.resident[DISK]])
@@ -99,7 +99,7 @@ class DiskCopying(Generic[B]):
             wanted = min(node.resident[DISK], upto - at)
             at += node.blocks
             if at <= request.device_blocks:
-                continue  # the device has all of it
+                continue  # the device has the whole node
             if node.resident[HOST] < wanted and not self._read(
                 node, wanted, request, self._transfers
             ):
@@ -110,7 +110,7 @@ class DiskCopying(Generic[B]):
     def _read(
         self, node: Node, upto: int, request: TrackedRequest, transfers: DiskTransfers
     ) -> bool:
-        """Read the node's next blocks. Return False if the host has no room for all of them."""
+        """Read the node's next blocks, up to `upto`. Return False if the host lacks room for all."""
         start = node.resident[HOST]
         self._index.release(self._tree.grow(node, Tier.HOST, upto, force=True))
         record = self._index.record(node)
@@ -131,7 +131,8 @@ class DiskCopying(Generic[B]):
     # -- writing -----------------------------------------------------------------------------------
 
     def wants(self, node: Node, blocks: int, *, uses: int) -> bool:
-        """Whether the disk is to have the node's blocks: there is room, or they were asked for again.
+        """Return whether to write the node's blocks: the disk has room, or they were used more than
+        once.
 
         A disk wears out, and most documents are never asked for twice.
         """
@@ -141,7 +142,7 @@ class DiskCopying(Generic[B]):
         return free >= blocks or uses > 1
 
     def offer(self, nodes: Iterable[Node]) -> None:
-        """Write the blocks that the host has and the disk has not, if they are worth a place there."""
+        """Write the blocks that the host has and the disk lacks, if they deserve a place there."""
         transfers = self._transfers
         if transfers is None or not transfers.is_writable:
             return
@@ -166,14 +167,14 @@ class DiskCopying(Generic[B]):
                 at += 1
 
     def offer_all(self) -> None:
-        """Offer the disk what only the host has, the most used first."""
+        """Offer the disk the blocks that only the host has, the most used first."""
         nodes = [node for node in self._index.nodes() if node.resident[HOST]]
         self.offer(sorted(nodes, key=lambda node: (-node.uses, node.end)))
 
     # -- results -----------------------------------------------------------------------------------
 
     def collect(self) -> None:
-        """Take in what has been read and written since the last time."""
+        """Take in the reads and writes that have ended since the last call."""
         if self._transfers is not None:
             for done in self._transfers.take_finished():
                 if done.is_read:
@@ -195,7 +196,7 @@ class DiskCopying(Generic[B]):
             return
         self._host.end_fill(key)
         if done.failure is not None:
-            # The blocks behind it may be sound, but they cannot be reached without it.
+            # The blocks after this one may be sound, but cannot be reached without it.
             self._drop(key, (Tier.DISK, Tier.HOST))
 
     def _finish_write(self, done: FinishedCopy) -> None:
@@ -209,7 +210,7 @@ class DiskCopying(Generic[B]):
             self._drop(key, (Tier.DISK,))
 
     def _drop(self, key: Key, tiers: Sequence[Tier]) -> None:
-        """Drop a block, and those behind it in its node, from these tiers."""
+        """Drop a block, and the blocks after it in its node, from these tiers."""
         if found := self._index.owner(key):
             node, at = found
             for tier in tiers:

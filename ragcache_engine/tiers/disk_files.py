@@ -1,4 +1,4 @@
-"""The files of the disk tier that the knowledge tree decides over, by name."""
+"""Keeps the names of the disk tier's files that the knowledge tree decides over."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ragcache_engine.tiers.disk.transfers import DiskTransfers
 
 
 class DiskFiles:
-    """Which files the tree knows. It removes those that the tree gives up.
+    """The files that the tree knows. Files that the tree gives up are removed from the disk.
 
     transfers: copies and removes files on threads of their own; None without a disk tier.
     """
@@ -18,15 +18,15 @@ class DiskFiles:
         self._known: set[str] = set()
 
     def knows(self, name: str) -> bool:
-        """Whether the tree decides over this file. Any thread."""
+        """Return whether the tree decides over this file. Any thread."""
         return name in self._known
 
     def add(self, names: Iterable[str | None]) -> None:
-        """The tree decides over these files from now on."""
+        """Note that the tree decides over these files from now on."""
         self._known.update(name for name in names if name is not None)
 
     def remove(self, names: Iterable[str]) -> None:
-        """The tree has given these files up: remove those that it decided over."""
+        """Remove those of these files that the tree decided over, because it has given them up."""
         for name in names:
             if name in self._known and self.transfers is not None:
                 self._known.discard(name)

@@ -1,4 +1,4 @@
-"""Documents that must go: out of every tier, with all that was computed after them."""
+"""Forgets documents: drops them from every tier, with all blocks that were computed after them."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from ragcache_engine.tiers.requests import RequestTable
 
 
 class Forgetting(Generic[B]):
-    """Documents to forget. Those that running requests need go when the last of these ends."""
+    """The documents to forget. One that running requests need goes when the last of these ends."""
 
     def __init__(self, index: BlockIndex[B], requests: RequestTable[B]) -> None:
         self._index = index
         self._requests = requests
-        # Documents, with the requests that were there before and may compute them again.
+        # Each document, with the earlier requests that may still compute it again.
         self._doomed: dict[str, set[str]] = {}
 
     def __len__(self) -> int:
-        """How many documents still wait to be forgotten."""
+        """Return how many documents still wait to be forgotten."""
         return len(self._doomed)
 
     def add(self, documents: Iterable[str]) -> None:
@@ -46,5 +46,5 @@ class Forgetting(Generic[B]):
             if not needing:
                 del self._doomed[name]
                 index.counters.forgotten += 1
-        # What no node owns may have been computed from these documents, and is worth little.
+        # A block that no node owns may come from these documents, and is worth little anyway.
         index.device.sweep()

@@ -1,7 +1,7 @@
 """The free blocks of device memory, in the order in which vLLM is to overwrite them.
 
-First those that hold nothing; then those that no node of the knowledge tree owns (answers, and second
-copies), oldest first; then those that the tree gives up.
+Empty blocks come first. Then come blocks that no node of the knowledge tree owns (answers, and second
+copies), oldest first. Blocks that the tree gives up come last.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from ragcache_engine.tiers.node_record import B, Key
 class FreeDeviceBlocks(Generic[B]):
     """Blocks that no request computes with, in three groups: empty, unowned, owned by a node.
 
-    key_of: what a block holds, None for nothing.
-    suspects: numbers of blocks that requests have computed with since before something was forgotten.
+    key_of: returns the key of what a block holds; None for an empty block.
+    suspects: numbers of blocks that were in use when documents were forgotten, and may still hold their
+      tensors.
     """
 
     def __init__(self) -> None:
         self.key_of: Callable[[B], Key | None] = lambda block: None
         self._drop_cached: Callable[[Iterable[B]], None] = lambda blocks: None
-        self._numbers: frozenset[int] = frozenset()  # of all blocks
+        self._numbers: frozenset[int] = frozenset()  # the numbers of all blocks
         self.suspects: set[int] = set()
         self._empty: OrderedDict[int, B] = OrderedDict()
         self._unowned: OrderedDict[int, B] = OrderedDict()
@@ -37,31 +38,29 @@ class FreeDeviceBlocks(Generic[B]):
     ) -> None:
         """Take over all blocks of device memory; all of them are free and empty.
 
-        key_of: what a block holds, None for nothing. drop_cached: makes vLLM forget what blocks hold.
+        key_of: returns the key of what a block holds; None for an empty block. drop_cached: makes vLLM
+          forget what blocks hold.
         """
         self._empty = OrderedDict((block.block_id, block) for block in blocks)
         self._numbers = frozenset(self._empty)
         self.key_of, self._drop_cached = key_of, drop_cached
 
     def __len__(self) -> int:
-        """How many blocks are free."""
+        """Return how many blocks are free."""
         return len(self._empty) + len(self._unowned) + len(self._owned)
 
     def all(self) -> list[B]:
-        """All free blocks; the first ones are overwritten first."""
+        """Return all free blocks by group: empty ones, unowned ones, owned ones."""
         return [*self._empty.values(), *self._unowned.values(), *self._owned.values()]
 
     def is_owned(self, block: B) -> bool:
-        """Whether the block is free and a node owns what it holds."""
+        """Return whether the block is free and a node owns what it holds."""
         return block.block_id in self._owned
 
     # -- blocks come back --------------------------------------------------------------------------
 
     def refuse_suspect(self, block: B, *, has_owner: bool) -> bool:
-        """Make vLLM forget a block that comes back, if it may hold something forgotten.
-
-        Returns whether it did; then the block holds nothing.
-        """
+        """Make vLLM forget a block that comes back, if it may hold forgotten tensors; return whether."""
         if block.block_id not in self.suspects:
             return False
         self.suspects.discard(block.block_id)
@@ -71,22 +70,22 @@ class FreeDeviceBlocks(Generic[B]):
         return True
 
     def add_empty(self, block: B) -> None:
-        """The block comes back and holds nothing."""
+        """Take back a block that holds nothing."""
         self._empty[block.block_id] = block
         self.suspects.discard(block.block_id)
 
     def add_unowned(self, block: B) -> None:
-        """The block comes back and holds what no node owns, or a second copy."""
+        """Take back a block whose content no node owns, or that is a second copy."""
         self._unowned[block.block_id] = block
 
     def add_owned(self, block: B) -> None:
-        """The block comes back and holds what a node owns."""
+        """Take back a block whose content a node owns."""
         self._owned[block.block_id] = block
 
     # -- blocks go ---------------------------------------------------------------------------------
 
     def pop_spare(self) -> B | None:
-        """Take the next block to overwrite that the tree need not give up; None if there is none."""
+        """Take the next empty or unowned block to overwrite; None if there is none."""
         if self._empty:
             return self._empty.popitem()[1]
         if self._unowned:
@@ -94,22 +93,22 @@ class FreeDeviceBlocks(Generic[B]):
         return None
 
     def has_empty(self) -> bool:
-        """Whether a block that holds nothing is free."""
+        """Return whether there is an empty block."""
         return bool(self._empty)
 
     def claim(self, block: B) -> None:
-        """A request computes with the block from now on. Raises KeyError if it was not free."""
+        """Take out a block because a request computes with it now. Raises KeyError if it is not free."""
         for free in (self._owned, self._unowned, self._empty):
             if free.pop(block.block_id, None) is not None:
                 return
         raise KeyError(f"block {block.block_id} is not free")
 
     def disown(self, block: B) -> None:
-        """Move a free block from its node to those that no node owns."""
+        """Move a free block from the owned to the unowned ones."""
         self._unowned[block.block_id] = self._owned.pop(block.block_id)
 
     def empty_owned(self, blocks: Iterable[B]) -> None:
-        """The tree has given these blocks up. Those that a request computes with come back later."""
+        """Empty blocks that the tree has given up. Those in use by requests come back later."""
         for block in blocks:
             if self._owned.pop(block.block_id, None) is not None:
                 self._empty[block.block_id] = block
@@ -123,7 +122,7 @@ class FreeDeviceBlocks(Generic[B]):
     def sweep(self) -> None:
         """Make vLLM forget every free block that no node owns.
 
-        Blocks in use that no node owns when they come back are emptied then.
+        A block in use becomes a suspect: if no node owns it when it comes back, it is emptied then.
         """
         self._empty.update(self._unowned)
         self._unowned.clear()
@@ -133,7 +132,7 @@ class FreeDeviceBlocks(Generic[B]):
         )
 
     def clear(self) -> None:
-        """No block holds anything any more."""
+        """Count all free blocks as empty."""
         self._empty.update(self._unowned)
         self._empty.update(self._owned)
         self._unowned.clear()

@@ -1,6 +1,6 @@
-"""Copying between device and host: which slots vLLM's worker copies from and to.
+"""Chooses the host slots from and to which vLLM's worker copies blocks.
 
-What lies in the host is known to the BlockIndex; here are the copies under way.
+What lies in the host is known to the BlockIndex; this module knows the copies under way.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from ragcache_engine.tiers.node_record import B, Key
 from ragcache_engine.tiers.requests import TrackedRequest
 
 STEPS_TO_FLUSH = 8
-"""After the host was cleared, copies under way end within this many steps, and nobody reports them."""
+"""After the host was cleared, copies under way end within this many steps, without a report."""
 
 HOST, DISK = RANK[Tier.HOST], RANK[Tier.DISK]
 
 
 class HostCopying(Generic[B]):
-    """Answers which slot a block is copied from or to, and holds the slot meanwhile.
+    """Tells which slot to copy a block from or to, and holds the slot during the copy.
 
-    The host keeps what it has: a block is copied to it once. Blocks for the disk travel through it.
+    A block is copied to the host only once. Blocks for the disk travel through the host.
     block_bytes: bytes of one block.
     """
 
@@ -36,13 +36,13 @@ class HostCopying(Generic[B]):
         self._disk = disk
         self._block_bytes = block_bytes
         self._loading: dict[Key, list[int]] = {}  # slots being copied from
-        # Steps to wait, and the slots of copies that nobody will report.
+        # Steps to wait, and the slots of copies that vLLM will not report.
         self._unreported: list[tuple[int, int]] = []
 
     # -- to the device -----------------------------------------------------------------------------
 
     def begin_load(self, keys: Iterable[Key]) -> list[int]:
-        """Return the slots to copy blocks from; they stay as they are until `finish_load`."""
+        """Return the slots to copy blocks from; the slots keep their content until `finish_load`."""
         slots = []
         for key in keys:
             found = self._index.owner(key)
@@ -72,7 +72,7 @@ class HostCopying(Generic[B]):
     ) -> list[tuple[Key, int]]:
         """Choose which of these blocks, just computed, to copy into which slots.
 
-        request: the one that computed them, None if it is over. keys: in prompt order.
+        request: the one that computed them, None if it has ended. keys: in prompt order.
         """
         offered = set(keys)
         blocks_of: dict[Node, int] = {}
@@ -92,7 +92,7 @@ class HostCopying(Generic[B]):
         return stored
 
     def finish_store(self, keys: Iterable[Key]) -> None:
-        """Blocks have reached their slots: offer them to the disk."""
+        """Note that blocks have reached their slots, and offer them to the disk."""
         filled = [key for key in keys if self._host.end_fill(key)]
         if self._disk.is_attached:
             found = map(self._index.owner, filled)
@@ -101,9 +101,9 @@ class HostCopying(Generic[B]):
     def _offered_blocks(
         self, nodes: Iterable[Node], keys: Sequence[Key], offered: set[Key]
     ) -> tuple[dict[Node, int], Sequence[Key]]:
-        """Find how many of each node's blocks are among the keys; return also the keys behind the path.
+        """Find how many of each node's blocks are among the keys; return also the keys after the path.
 
-        Looks once at each node rather than at each block: with many nodes each look is slow.
+        Looks once at each node rather than at each block, for speed.
         """
         blocks_of: dict[Node, int] = {}
         last: Key | None = None
@@ -127,9 +127,9 @@ class HostCopying(Generic[B]):
         record = self._index.record(node)
         keys = record.keys
         if keys[start] not in offered:
-            return []  # the host lost the blocks before those that were computed now
-        # What the disk wants travels through the host, even past better blocks: those are on the disk
-        # already, or come back from it sooner than this one could be computed again.
+            return []  # the host has lost earlier blocks of the node
+        # Blocks for the disk travel through the host, even if they evict better blocks there: those are
+        # on the disk already, or come back from it sooner than this one could be computed again.
         through = self._disk.wants(node, blocks - node.resident[DISK], uses=node.uses + 1)
         freed = self._tree.grow(node, Tier.HOST, blocks, force=through, in_use=True)
         self._index.release(freed)
@@ -159,7 +159,7 @@ class HostCopying(Generic[B]):
         self._index.drop_all(Tier.HOST)
 
     def step(self) -> None:
-        """Once a step: release the slots of unreported copies that have ended by now."""
+        """Release the slots of unreported copies that have ended by now. Call this once a step."""
         if self._unreported:
             waiting, self._unreported = self._unreported, []
             for steps, slot in waiting:

@@ -1,4 +1,4 @@
-"""The slots of the host tier, by number: which are free, and which are being copied."""
+"""Keeps the numbers of the host tier's slots: which are free, and which are being copied."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ class HostSlots:
     def __init__(self, count: int) -> None:
         self.count = count
         self._free = list(range(count - 1, -1, -1))
-        self._copies: dict[int, int] = {}  # copies to and from each slot
-        self._orphaned: set[int] = set()  # being copied, and without a node by now
+        self._copies: dict[int, int] = {}  # how many copies each slot has
+        self._orphaned: set[int] = set()  # still being copied, but without a node
         self._filling: dict[Key, int] = {}  # slots that blocks are copied to
 
     @property
     def free(self) -> int:
-        """How many slots can be given away now."""
+        """How many slots are free now."""
         return len(self._free)
 
     def take(self, count: int) -> list[int]:
@@ -30,11 +30,11 @@ class HostSlots:
         free, copies = self._free, self._copies
         slots = [free.pop() for _ in range(min(count, len(free)))]
         for slot in slots:
-            copies[slot] = 1  # nobody copies from a free slot
+            copies[slot] = 1  # the coming one; a free slot has no other
         return slots
 
     def give_back(self, slots: Iterable[int]) -> None:
-        """Free slots whose blocks the tier no longer keeps; those being copied, when that ends."""
+        """Free slots whose blocks the tier no longer keeps; a slot being copied, after the copy."""
         for slot in slots:
             if slot in self._copies:
                 self._orphaned.add(slot)
@@ -42,11 +42,11 @@ class HostSlots:
                 self._free.append(slot)
 
     def hold(self, slot: int) -> None:
-        """Keep a slot while a copy to or from it runs. Call `release` as often."""
+        """Keep a slot while a copy to or from it runs. Call `release` once for each call."""
         self._copies[slot] = self._copies.get(slot, 0) + 1
 
     def release(self, slot: int) -> None:
-        """A copy to or from the slot has ended."""
+        """Note that a copy to or from the slot has ended."""
         self._copies[slot] -= 1
         if not self._copies[slot]:
             del self._copies[slot]
@@ -61,15 +61,15 @@ class HostSlots:
         self._filling[key] = slot
 
     def is_filling(self, key: Key) -> bool:
-        """Whether the block is on its way into a slot."""
+        """Return whether the block is on its way into a slot."""
         return key in self._filling
 
     def is_filling_slot(self, key: Key, slot: int) -> bool:
-        """Whether the block is on its way into this slot."""
+        """Return whether the block is on its way into this slot."""
         return self._filling.get(key) == slot
 
     def end_fill(self, key: Key) -> bool:
-        """The block has reached its slot, which is released. Return False if none was on its way."""
+        """Release the slot that the block has now reached. Return False if none was being filled."""
         slot = self._filling.pop(key, None)
         if slot is None:
             return False
@@ -77,7 +77,7 @@ class HostSlots:
         return True
 
     def abandon_fills(self, except_keys: set[Key]) -> list[int]:
-        """Forget the blocks on their way, but for these; return their slots, which stay held."""
+        """Forget the blocks on their way, except for these; return their slots, which stay held."""
         abandoned = [key for key in self._filling if key not in except_keys]
         return [self._filling.pop(key) for key in abandoned]
 

@@ -1,6 +1,6 @@
-"""How much of a request's prompt to load from slower tiers: as much as is quicker than computing it.
+"""Plans how much of a request's prompt to load from slower tiers: the part that loads faster.
 
-Source: RAGCache, §5.1; the promise that caching never makes a request slower.
+So caching never makes a request slower than computing its whole prompt. Source: RAGCache, §5.1.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ class LoadPlanner:
     def plan(self, request: TrackedRequest, *, is_busy: bool) -> None:
         """Set how many blocks the request is to load, and how many it passes over.
 
-        is_busy: the model computes other requests. Then this one waits for their step, loading or not,
-          and what it does not compute makes room for them: only the copying itself counts.
+        is_busy: whether the model computes other requests. If so, only the time of the copying itself
+          counts, not the wait until it begins: this request must wait for their step anyway, and
+          loading leaves them more of the model.
         """
         prompt, block_tokens = request.prompt, self._block_tokens
         cached = request.device_blocks * block_tokens
         left = prompt.tokens - cached
-        # vLLM computes the last token again even if all of them are there, as its output is needed.
+        # vLLM always computes the last token again, because it needs the token's output.
         most = left // block_tokens
         in_host = min(most, loadable_blocks(request, with_disk=False))
         blocks = self._worth_loading(self._speeds.from_host, cached, left, in_host, is_busy)
@@ -60,7 +61,7 @@ class LoadPlanner:
 
 
 def loadable_blocks(request: TrackedRequest, *, with_disk: bool) -> int:
-    """Count the blocks behind those on the device that slower tiers have, without a gap."""
+    """Count the blocks that slower tiers have right after those on the device, without a gap."""
     skip, blocks = request.device_blocks, 0
     for node in request.nodes:
         if skip >= node.blocks:

@@ -32,19 +32,19 @@ class Presence(Enum):
     """Whether the host tier can give a block."""
 
     HERE = auto()
-    COMING = auto()  # it is being copied there
+    COMING = auto()  # it is being copied into the host
     AWAY = auto()
 
 
 class CacheManager(Generic[B]):
-    """Decides for the blocks of one vLLM engine, and keeps none of its own.
+    """Decides what to cache, load, store and overwrite for one vLLM engine; it holds no tensors itself.
 
     vLLM's scheduler tells the manager what happens to each request. The manager answers what is cached,
     what to load, what to store, and which block of device memory to overwrite next. One thread calls it;
     times come from the caller. The manager keeps no block itself: it asks its parts, and combines their
-    answers where a question concerns several of them. Who owns which truth:
+    answers where a question concerns several of them. Who owns which fact:
 
-    | truth | owner |
+    | fact | owner |
     |---|---|
     | which block of device memory holds what, and who computes with it | vLLM's block pool |
     | which device blocks are free, in which order | FreeDeviceBlocks, led by DeviceTier |
@@ -109,8 +109,9 @@ class CacheManager(Generic[B]):
     ) -> None:
         """Decide over these blocks of device memory, all of them free; `device` gives them out.
 
-        key_of: what a block holds, None for nothing. is_cached: whether the device holds this now,
-          whoever computes with it. drop_cached: makes vLLM forget what blocks hold.
+        key_of: returns the key of what a block holds; None for an empty block. is_cached: tells whether
+          the device holds this block now, in use or free. drop_cached: makes vLLM forget what blocks
+          hold.
         """
         blocks = list(free)
         self.tree.set_capacity(Tier.DEVICE, len(blocks))
@@ -122,24 +123,25 @@ class CacheManager(Generic[B]):
         self._files.transfers = transfers
 
     def knows_file(self, name: str) -> bool:
-        """Whether the tree decides over this file. Any thread."""
+        """Return whether the tree decides over this file. Any thread."""
         return self._files.knows(name)
 
     # -- requests ----------------------------------------------------------------------------------
 
     def add_request(self, name: str, prompt: Prompt, *, guess: str | None = None) -> None:
-        """Track a request that begins to wait. guess: its own name, if nobody has asked for it yet."""
+        """Track a request that begins to wait. guess: the id that adopts it; None if it is no guess."""
         request = TrackedRequest(name, prompt, guess)
         self._requests.add(request)
         if self._requests.pinned < self._protect:
             self._protect_path(request)
 
     def cached_ratio(self, name: str) -> float | None:
-        """The request's cached tokens over those to compute, now; None if it is unknown.
+        """Return the request's cached tokens over those to compute, as of now; None if it is not
+        tracked.
 
-        Infinite for every request that has something cached and less left than a short step computes.
-        For those the quotient says nothing, and ordering by it would let a request with a few tokens
-        more be overtaken by all that come. They go by arrival.
+        The ratio is infinite for a request with cached tokens and less left to compute than a short
+        step. Such requests go by arrival: for them the quotient says nothing, and it would let all
+        newcomers overtake a request that has a few more tokens to compute.
         """
         request = self._requests.get(name)
         if request is None:
@@ -158,7 +160,8 @@ class CacheManager(Generic[B]):
         return cached_ratio(tokens, 0 if tokens and left < SHORTEST_STEP_TOKENS else left)
 
     def plan_admission(self, name: str, device_tokens: int, now_s: float) -> None:
-        """Decide what to load for a request that the scheduler tries to admit; `lookup` answers by it.
+        """Decide what to load for a request that the scheduler tries to admit; `lookup` follows this
+        plan.
 
         device_tokens: how many of the request's leading tokens are in device memory.
         """
@@ -186,11 +189,11 @@ class CacheManager(Generic[B]):
         return Presence.COMING if self.index.host.is_filling(key) else Presence.HERE
 
     def record_admission(self, name: str, loaded_tokens: int) -> None:
-        """The request has its device memory, and this many tokens are on their way from the host."""
+        """Note that the request has its device memory, and how many tokens are being loaded into it."""
         request = self._requests[name]
         request.is_running = True
         for other in self._requests:
-            if other is not request:  # its copies may be there long before this one's step is over
+            if other is not request:  # this one's step may end after its copies
                 other.loads_alone = False
         self._hold_on_device(request)
         if request.cached_tokens is None:
@@ -199,14 +202,15 @@ class CacheManager(Generic[B]):
             request.load_asked_s = None
 
     def requeue(self, name: str) -> None:
-        """The request was preempted: its nodes stay only as long as nobody needs the room."""
+        """Note that the request was preempted: from now on its nodes may be unpinned to make room."""
         if request := self._requests.get(name):
             request.is_running = False
 
     def finish_request(self, name: str, *, completed: bool) -> dict[str, int] | None:
         """Track a request no longer; return its cached tokens by tier, None if it never ran.
 
-        completed: it has its answer. One that was aborted was no use of its documents.
+        completed: whether it has its answer. An aborted request does not count as a use of its
+          documents.
         """
         request = self._requests.pop(name)
         if request is None:
@@ -228,7 +232,7 @@ class CacheManager(Generic[B]):
         return {tier.value: tokens for tier, tokens in request.cached_tokens.items()}
 
     def adopt_guesses(self, guesses: Iterable[str]) -> None:
-        """Somebody asked for these guesses: they are, or will be, uses of their documents."""
+        """Count guesses that somebody asked for as uses of their documents, now or when they end."""
         for guess in guesses:
             if request := self._requests.adopt_guess(guess):
                 self._pin(request)
@@ -243,15 +247,15 @@ class CacheManager(Generic[B]):
     # -- between device and host -------------------------------------------------------------------
 
     def begin_load(self, keys: Iterable[Key]) -> list[int]:
-        """Return the slots to copy blocks from; they stay as they are until `finish_load`."""
+        """Return the slots to copy blocks from; the slots keep their content until `finish_load`."""
         return self._host.begin_load(keys)
 
     def finish_load(self, keys: Iterable[Key]) -> None:
-        """Blocks have been copied to the device."""
+        """Note that blocks have been copied to the device."""
         self._host.finish_load(keys)
 
     def record_load_wait(self, name: str, loaded_bytes: int, now_s: float) -> None:
-        """What a request waited for has been loaded: measure how long that took."""
+        """Note that a request's load has ended, and measure how long the request waited for it."""
         request = self._requests.get(name)
         if request and request.load_asked_s is not None:
             if request.loads_alone:
@@ -263,23 +267,23 @@ class CacheManager(Generic[B]):
     def begin_store(self, name: str, keys: Sequence[Key]) -> list[tuple[Key, int]]:
         """Choose which blocks of the request, just computed, to copy into which slots.
 
-        keys: in prompt order. The host keeps what it has: a block is copied once.
+        keys: in prompt order. Blocks that the host has are not copied again.
         """
         return self._host.begin_store(self._requests.get(name), keys)
 
     def finish_store(self, keys: Iterable[Key]) -> None:
-        """Blocks have been copied to the host."""
+        """Note that blocks have been copied to the host."""
         self._host.finish_store(keys)
 
     # -- between host and disk ---------------------------------------------------------------------
 
     def step(self) -> None:
-        """Call once in each step of the scheduler: take in what the disk has done."""
+        """Take in what the disk has done. Call this once in each step of the scheduler."""
         self._host.step()
         self._disk.collect()
 
     def collect_disk_results(self) -> None:
-        """Take in what has been read from and written to the disk since the last time."""
+        """Take in the disk's reads and writes that have ended since the last call."""
         self._disk.collect()
 
     @property
@@ -293,21 +297,22 @@ class CacheManager(Generic[B]):
         return self._disk.is_writing
 
     def flush_to_disk(self) -> None:
-        """The end is near: offer the disk what only the host has, the most used first."""
+        """Offer the disk, before the end, the blocks that only the host has, the most used first."""
         self._disk.offer_all()
 
     # -- forgetting and clearing -------------------------------------------------------------------
 
     def forget(self, documents: Iterable[str]) -> int:
-        """Drop documents from every tier, with all computed after them; return how many must still wait.
+        """Drop documents from every tier, with all blocks computed after them; return how many must
+        wait.
 
-        Those that running requests need are dropped when the last of these ends.
+        A document that running requests need is dropped when the last of these ends.
         """
         self._forgetting.add(documents)
         return len(self._forgetting)
 
     def clear_device(self) -> None:
-        """The device holds nothing any more."""
+        """Note that all blocks of device memory are empty."""
         self.device.clear()
 
     def clear_host(self) -> None:
@@ -334,9 +339,10 @@ class CacheManager(Generic[B]):
         self._disk.fetch(request)
 
     def _hold_on_device(self, request: TrackedRequest) -> None:
-        """Tell the tree what the device has of the request's prompt.
+        """Tell the tree which blocks of the request's prompt the device has.
 
-        What is on its way there counts once it is offered to the host: the request may be aborted.
+        Blocks on their way to the device count later, once they are offered to the host: until then the
+        request may be aborted.
         """
         blocks = request.device_blocks
         for node in request.nodes:
@@ -347,7 +353,7 @@ class CacheManager(Generic[B]):
                 break
 
     def _cached_tokens(self, request: TrackedRequest, loaded_tokens: int) -> dict[Tier, int]:
-        """Count each cached token where it came from; the last one, computed again, as computed."""
+        """Count cached tokens by tier, without the prompt's last token, which is always computed."""
         first, here = request.device_blocks, request.device_blocks * self.block_tokens
         keys = request.prompt.keys[first : first + -(-loaded_tokens // self.block_tokens)]
         disk_blocks = sum(key in request.from_disk for key in keys)

@@ -1,4 +1,4 @@
-"""What is known of the blocks of one node of the knowledge tree."""
+"""Keeps where the blocks of one node of the knowledge tree lie."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Key = bytes
 
 
 class Block(Protocol):
-    """A block of device memory, as vLLM numbers them."""
+    """A block of device memory. block_id: vLLM's number for it."""
 
     @property
     def block_id(self) -> int: ...
@@ -26,12 +26,12 @@ Places = Sequence[T | None]
 class NodeRecord(Generic[B]):
     """Where the blocks of one node are, tier by tier.
 
-    keys: of the node's blocks, in order.
+    keys: the keys of the node's blocks, in order.
     device: the block of device memory that holds each of them. It stays listed while a request computes
       with it.
     slots: the host slot of each block.
     files: the name of each block's file on disk.
-    marks: of the documents that the blocks were computed from; every file carries them.
+    marks: the marks of the documents that the blocks were computed from; every file carries them.
     """
 
     __slots__ = ("device", "files", "keys", "marks", "slots")
@@ -59,7 +59,7 @@ class NodeRecord(Generic[B]):
         return places
 
     def split(self, blocks: int) -> NodeRecord[B]:
-        """Keep what lies behind the first `blocks` blocks; return a record of those."""
+        """Move the first `blocks` blocks into a new record and return it; keep the rest here."""
         upper: NodeRecord[B] = NodeRecord(self.keys[:blocks])
         upper.device, self.device = self.device[:blocks], self.device[blocks:]
         upper.slots, self.slots = self.slots[:blocks], self.slots[blocks:]
@@ -70,7 +70,7 @@ class NodeRecord(Generic[B]):
 
 
 def clear_places(places: Places[T], start: int, end: int) -> list[T]:
-    """Set places [start, end) to None; return what stood there."""
+    """Set places [start, end) to None; return the values that stood there."""
     if not isinstance(places, list):
         return []  # nothing is known
     taken = [place for place in places[start:end] if place is not None]

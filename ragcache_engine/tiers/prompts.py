@@ -17,7 +17,7 @@ class Prompt:
     """A request's prompt, as the cache manager sees it.
 
     keys: keys of its full blocks.
-    cuts: where documents end, in blocks; blocks behind the last cut are not kept.
+    cuts: where documents end, in blocks; blocks after the last cut are not kept.
     tokens: tokens of the whole prompt.
     file_names: names of its blocks' files; empty if the prompt stays off the disk.
     marks: for each cut, the marks of all documents up to it; empty without file names.
@@ -37,7 +37,7 @@ def cut_prompt(
     block_tokens: int,
     depth: int | None,
 ) -> list[Cut]:
-    """Cut a prompt's blocks at the end of each segment, and at the end of the question behind them.
+    """Cut a prompt's blocks at the end of each segment, and at the end of the question after them.
 
     segments: as RequestMessage carries them. Without any, all full blocks belong to one cut.
     depth: how many leading documents are kept; None keeps all.

@@ -1,4 +1,4 @@
-"""The requests that wait or run, and the nodes each of them keeps from eviction."""
+"""Keeps the requests that wait or run, and the nodes that each of them pins."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ragcache_engine.tiers.node_record import B, Key
 from ragcache_engine.tiers.prompts import Prompt
 
 MOST_UNADOPTED = 64
-"""Guesses that have ended and may still be adopted; the engine has far fewer of them."""
+"""How many ended guesses to keep for adoption; the engine has far fewer of them."""
 
 
 @dataclass(slots=True)
@@ -22,15 +22,15 @@ class TrackedRequest:
 
     nodes: those of its prompt, pinned as long as they are listed here.
     device_blocks: leading blocks of the prompt that the device had when the request was last planned.
-    load_blocks: blocks behind those that are to be loaded from slower tiers.
-    passed_over_blocks: blocks that could be loaded, and are computed since that is quicker.
+    load_blocks: how many of the next blocks to load from slower tiers.
+    passed_over_blocks: how many blocks could be loaded, but are computed because that is quicker.
     from_disk: keys of blocks that were read from disk for this request.
-    cached_tokens: by tier, as the request was first admitted; None before.
-    load_asked_s: when it asked for its load; None if it waits for none.
-    loads_alone: the model has computed nothing else since then.
+    cached_tokens: cached prompt tokens by tier, as of the request's first admission; None before.
+    load_asked_s: when the request began to wait for its load; None if it does not wait for one.
+    loads_alone: whether the model has computed nothing else since then.
     scheduling_s: scheduling time that RAGCache added to this request.
-    guess: the engine's own name for the request, as long as nobody has asked for its answer; `name` is
-      vLLM's. None for an ordinary request.
+    guess: the engine's own id of the request, which `adopted` refers to, as long as nobody has asked for
+      the answer; `name` is vLLM's. None for an ordinary request.
     """
 
     name: str
@@ -51,7 +51,7 @@ class TrackedRequest:
 class RequestTable(Generic[B]):
     """All requests by name, and their pins.
 
-    admitting: name of the request that the scheduler tries to admit; its pins stay.
+    admitting: the name of the request that the scheduler tries to admit; `unpin_waiting` spares it.
     """
 
     def __init__(self, index: BlockIndex[B]) -> None:
@@ -74,15 +74,15 @@ class RequestTable(Generic[B]):
         self._requests[request.name] = request
 
     def pop(self, name: str) -> TrackedRequest | None:
-        """Track a request no longer; it keeps its pins. None if there is none."""
+        """Stop tracking a request and return it, with its pins; None if there is none of this name."""
         return self._requests.pop(name, None)
 
     def names(self) -> set[str]:
-        """The names of all requests."""
+        """Return the names of all requests."""
         return set(self._requests)
 
     def is_any_other_running(self, request: TrackedRequest) -> bool:
-        """Whether the model computes other requests."""
+        """Return whether the model computes other requests."""
         return any(other.is_running and other is not request for other in self)
 
     # -- pins --------------------------------------------------------------------------------------
@@ -93,13 +93,13 @@ class RequestTable(Generic[B]):
         return len(self._pinned)
 
     def pin(self, request: TrackedRequest) -> bool:
-        """Find the nodes of the request's prompt and pin them; return whether that was to be done."""
+        """Find and pin the nodes of the request's prompt; return False if there was nothing to pin."""
         if request.nodes or not request.prompt.cuts:
             return False
         path = self._index.path(request.prompt.keys, request.prompt.cuts)
         tree = self._index.tree
         for upper, lower in path.splits:
-            # Whoever has pinned a node keeps both halves of it.
+            # A request that has pinned a node keeps both halves of it.
             for other in self._pinned.values():
                 if lower in other.nodes:
                     other.nodes.insert(other.nodes.index(lower), upper)
@@ -131,13 +131,13 @@ class RequestTable(Generic[B]):
     # -- guesses -----------------------------------------------------------------------------------
 
     def keep_guess(self, guess: str, request: TrackedRequest) -> None:
-        """Remember a guess that has its answer, until somebody adopts it."""
+        """Remember a guess that has ended with its answer, until it is adopted."""
         self._guesses[guess] = request
         if len(self._guesses) > MOST_UNADOPTED:
             self._guesses.popitem(last=False)
 
     def adopt_guess(self, guess: str) -> TrackedRequest | None:
-        """Make a guess an ordinary request. Return it if it has ended, so that its use is still due."""
+        """Make a guess an ordinary request. If it has ended, return it, to record its use now."""
         request = self._guesses.pop(guess, None)
         if request is None:
             for running in self:

@@ -1,6 +1,6 @@
 """How fast this machine computes and copies, as measured so far.
 
-The speeds decide whether a block is loaded or computed. Units: seconds and bytes.
+By these speeds the manager decides whether to load a block or to compute it. Units: seconds and bytes.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ LATEST_WEIGHT = 0.2
 """The weight of the latest measurement in a running mean."""
 
 SHORTEST_STEP_TOKENS = 64
-"""The fewest tokens of a step that is measured: a shorter one tells more of a step's fixed cost than of
-the tokens. All requests with fewer tokens left are alike: each ends with one step, at its fixed cost."""
+"""The fewest tokens of a step that is measured. The time of a shorter step is mostly its fixed cost.
+For the same reason all requests with fewer tokens left cost the same: one step, at its fixed cost."""
 
 FIRST_BANDWIDTH = 1e9
 """Assumed bytes a second before the first copy is measured: typical of a disk."""
@@ -25,7 +25,7 @@ FIRST_HOST_BANDWIDTH = 4e9
 
 
 class CopyingSpeed:
-    """The speed of copies out of one slower tier: the time until a copy begins, and its bandwidth."""
+    """The speed of copies from one slower tier: the seconds until a copy begins, and its bandwidth."""
 
     def __init__(self, bandwidth_bytes_per_s: float = FIRST_BANDWIDTH) -> None:
         self.bandwidth_bytes_per_s = bandwidth_bytes_per_s
@@ -91,7 +91,7 @@ class ComputingSpeed:
         """
         if loadable_blocks < 1:
             return 0
-        # The profile counts in seconds of its own machine, so the copies' times are converted to those.
+        # The profile's times are those of its own machine, so convert the copies' times to that scale.
         stretch = self._stretch or 1.0
         return blocks_to_load(
             self._profile,

@@ -1,7 +1,7 @@
-"""What travels between the engine's process and vLLM's scheduler, in vLLM's `kv_transfer_params`.
+"""The messages between the engine's process and vLLM's scheduler, in vLLM's `kv_transfer_params`.
 
-One message goes with each request, one comes back with its end. Both are plain values that become JSON
-under one name; nothing else reads or writes that name.
+One message goes with each request, and one comes back at its end. Both are plain values that become
+JSON under one name. Nothing else reads or writes that name.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ SegmentEnd = tuple[int, str | None]
 
 
 class MalformedRequest(ValueError):
-    """What a request says of its segments cannot be so."""
+    """The segments in a request's message are impossible."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestMessage:
-    """What a request tells the scheduler.
+    """The message of a request to the scheduler.
 
-    segments: runs of prompt tokens in order; the text behind the last document is left out.
-    forget: documents to drop, sent by a request that asks nothing else.
-    guess: the engine's own name for the request, if nobody has asked for its answer yet. vLLM gives it
-      another name, and `adopted` of a later request refers to this one.
-    is_provisional: the running search may still take the request back.
-    adopted: earlier guesses that somebody has asked for by now.
+    segments: runs of prompt tokens in order, without the text after the last document.
+    forget: documents to drop; such a request does nothing else.
+    guess: the engine's own id of the request, if nobody has asked for its answer yet. vLLM gives the
+      request another name; `adopted` of a later request refers to this id.
+    is_provisional: whether the running search may still take the request back.
+    adopted: ids of earlier guesses that somebody has asked for by now.
     """
 
     segments: Sequence[SegmentEnd] = ()
@@ -42,7 +42,7 @@ class RequestMessage:
     adopted: Sequence[str] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """The message as `kv_transfer_params`; empty if it says nothing."""
+        """Return the message as `kv_transfer_params`; empty if the message is empty."""
         content: dict[str, Any] = {}
         if self.segments:
             content["segments"] = [[end, document] for end, document in self.segments]
@@ -58,7 +58,7 @@ class RequestMessage:
 
     @classmethod
     def from_dict(cls, params: Mapping[str, Any] | None, *, ignore_segments: bool = False) -> Self:
-        """Read the message out of `kv_transfer_params`. What is missing or no message says nothing.
+        """Read the message from `kv_transfer_params`. Missing parts are empty.
 
         ignore_segments: for a request whose segments were found to be malformed.
         Raises MalformedRequest if the segments are not a list of [end token, document id or null].
@@ -78,17 +78,17 @@ class RequestMessage:
 
 @dataclass(frozen=True, slots=True)
 class FinishMessage:
-    """What the scheduler tells at the end of a request.
+    """The scheduler's message at the end of a request.
 
     tokens: cached prompt tokens by tier ("device", "host", "disk"); None if the request never ran.
-    counters: of all tiers, as of this request.
+    counters: the counts of all tiers, as of this request's end.
     """
 
     tokens: Mapping[str, int] | None
     counters: Counters
 
     def to_dict(self) -> dict[str, Any]:
-        """The message as `kv_transfer_params`."""
+        """Return the message as `kv_transfer_params`."""
         return {FIELD: {"tokens": self.tokens, "counters": self.counters.as_dict()}}
 
     @classmethod

@@ -29,7 +29,7 @@ from ragcache_integrations.langchain.structured import Method, Schema, bind_stru
 from ragcache_integrations.langchain.tools import BoundTools
 
 MOST_AT_ONCE = 128
-"""Most requests of one batch that are in the engine at a time. A thread waits for each of them."""
+"""How many requests of one batch may be in the engine at a time. A thread waits for each of them."""
 
 
 class ChatRAGCache(EngineModel, BaseChatModel):
@@ -58,21 +58,21 @@ class ChatRAGCache(EngineModel, BaseChatModel):
     temperature, max_tokens, top_p, stop, guide, ...: see SamplingFields. A call may set any of them
       for itself, and `configurable_fields` may expose them. A call's `stop` replaces the model's.
     template_args: more variables of the chat template, such as {"enable_thinking": False}.
-    tenant: whose cached tensors may be shared; conversations of different tenants share nothing.
-    streaming: answer through `stream` even where the whole answer was asked for.
+    tenant: whose cached tensors the requests may use; conversations of different tenants share nothing.
+    streaming: whether to answer through `stream` even if the caller wants the whole answer.
 
-    An answer's usage_metadata says what it cost (input_token_details has cache_read, in total and
-    by tier); its response_metadata has finish_reason, ttft_s, document_ids and speculation. In a
+    An answer's usage_metadata says what the answer cost (input_token_details has cache_read, in total
+    and by tier); its response_metadata has finish_reason, ttft_s, document_ids and speculation. In a
     stream, the last chunk has them.
 
     The model's chat template describes the tools to the model; if it has no place for them, the
     system message does. With tool_choice="any" or a tool's name, the answer of any model is a valid
     call. Otherwise a model calls tools as well as it was trained to.
 
-    Calls raise BadRequest for what cannot be served (RefusedMessages for images and other content
-    that is no text, NoChatTemplate, PromptTooLong, UnsupportedGuide, a parameter the engine does
-    not have), and EngineError if the engine cannot finish. Leaving a stream early or cancelling the
-    task cancels the request.
+    Calls raise BadRequest for requests that cannot be served (RefusedMessages for images and other
+    content that is not text, NoChatTemplate, PromptTooLong, UnsupportedGuide, a parameter the engine
+    does not have), and EngineError if the engine cannot finish. Leaving a stream early or cancelling
+    the task cancels the request.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
@@ -153,7 +153,7 @@ class ChatRAGCache(EngineModel, BaseChatModel):
         """Return the model with answers that are values of a schema: Pydantic instances, or dicts.
 
         schema: a Pydantic class, a TypedDict, a JSON schema or a function in OpenAI's form. The
-          model does not see the schema, so the prompt must say what is wanted.
+          model does not see the schema, so the prompt must describe the wanted values.
         include_raw: return {"raw": message, "parsed": value or None, "parsing_error": error or
           None} instead of raising the error if the answer cannot be parsed, for example because
           max_tokens cut it off.
@@ -162,7 +162,7 @@ class ChatRAGCache(EngineModel, BaseChatModel):
           JSON object.
         strict: accepted because other chat models have it. Guided answers always fit the schema.
         kwargs: sampling parameters for these calls.
-        Raises ValueError for another method, or for what is no schema.
+        Raises ValueError for another method, or for an object that is not a schema.
         """
         return bind_structured_output(self, schema, method, include_raw, kwargs)
 

@@ -1,4 +1,4 @@
-"""One call of the chat model: what the engine is asked, and how its answer is read."""
+"""One call of the chat model: the request to the engine, and the reader of its answer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ragcache_engine import (
 
 @dataclass(slots=True)
 class ChatRequest:
-    """What the engine is asked in one call, and the reader that finds tool calls in its answer.
+    """The prompt and options of one call, and the reader that finds tool calls in the answer.
 
     reader: None if the call has no tools.
     """

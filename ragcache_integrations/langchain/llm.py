@@ -46,17 +46,16 @@ class RAGCacheLLM(EngineModel, BaseLLM):
         >>> engine.close()
 
     engine: a running engine, which several LLMs may share; or an EngineConfig, to start one.
-    tenant: whose cached tensors may be shared; prompts of different tenants share nothing.
+    tenant: whose cached tensors the requests may use; prompts of different tenants share nothing.
 
     `LLMResult.llm_output["token_usage"]` says what the answers to all prompts cost together.
     `generation_info` says it for each answer: finish_reason, usage_metadata (input_token_details has
     cache_read, in total and by tier), ttft_s, document_ids, speculation. In a stream, the last chunk
     has it.
 
-    Calls raise BadRequest for what cannot be served (EmptyPrompt, PromptTooLong, a parameter the
-    engine does not have), and EngineError if the engine cannot finish. If one prompt of a batch
-    fails, the others are cancelled. Leaving a stream early or cancelling the task cancels the
-    request.
+    Calls raise BadRequest for requests that cannot be served (EmptyPrompt, PromptTooLong, a parameter
+    the engine does not have), and EngineError if the engine cannot finish. If one prompt of a batch
+    fails, the others are cancelled. Leaving a stream early or cancelling the task cancels the request.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")

@@ -1,4 +1,4 @@
-"""LangChain's messages as a conversation for the engine, and the engine's answers as messages."""
+"""Translates LangChain's messages for the engine, and the engine's answers into messages."""
 
 from __future__ import annotations
 
@@ -96,5 +96,5 @@ def _tool_call(call: ToolCall) -> Any:
         name=call.name,
         args=call.arguments,
         id=call.id,
-        error="the arguments are no JSON object: give max_tokens more room, or ask again",
+        error="the arguments are not a JSON object: give max_tokens more room, or ask again",
     )

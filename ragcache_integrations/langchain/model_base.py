@@ -14,7 +14,7 @@ from ragcache_integrations.sampling import SamplingFields
 class EngineModel(SamplingFields):
     """A LangChain model on an engine: its name, and how it is traced and saved.
 
-    tenant: whose cached tensors may be shared; prompts of different tenants share nothing.
+    tenant: whose cached tensors the requests may use; prompts of different tenants share nothing.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
@@ -28,7 +28,7 @@ class EngineModel(SamplingFields):
 
     @property
     def lc_secrets(self) -> dict[str, str]:
-        """Name the engine as what a saved model is loaded with.
+        """Name the engine as the secret that loading a saved model needs.
 
         `load(dumped, secrets_map={"RAGCACHE_ENGINE": engine})` puts the model on that engine.
         """

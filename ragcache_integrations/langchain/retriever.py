@@ -77,11 +77,11 @@ class RAGCacheRetriever(VectorStoreRetriever):
     template: the chain's prompt; give it if even the first question should start early. A LangChain
       prompt, a text such as "{context}\\n\\n{question}", or a function (question, documents) ->
       prompt, which gets the documents as ragcache_engine.Document.
-    document_separator: what the chain joins the documents with in that template.
+    document_separator: the text with which the chain joins the documents in that template.
     llm: the RAGCacheLLM or ChatRAGCache that the chain asks; give it with the template. It says how
       answers are sampled, which tenant asks, and how the template is written.
-    chain: tells this retriever's prompts from those of other retrievers; by default unique. Pass it
-      to `engine.warm(chain=...)` to write prompts as this retriever's chain does.
+    chain: a key that distinguishes this retriever's prompts from those of others; by default unique.
+      Pass it to `engine.warm(chain=...)` to write prompts as this retriever's chain does.
 
     Before the query is embedded, a search raises InvalidTopK; EmptyIndex; IndexOutOfStep if index
     and docstore differ in size. After it: QueryShapeError if the index was built with another
@@ -170,9 +170,9 @@ class RAGCacheRetriever(VectorStoreRetriever):
             >>> engine.close()
 
         Stages are some milliseconds apart, so a quick search has only the last one. docs/search.md says
-        which indexes are searched in stages. Closing the generator stops the search. The engine is told
-        as by `invoke`, but callbacks are not. kwargs: those of `invoke`. Errors: those of `invoke`,
-        raised with the first stage.
+        which indexes are searched in stages. Closing the generator stops the search. The engine hears
+        of the search as with `invoke`, but callbacks do not. kwargs: those of `invoke`. Errors: those
+        of `invoke`, raised with the first stage.
         """
         options = self._check_options(kwargs)
 

@@ -69,7 +69,7 @@ def bind_structured_output(
 
 
 def guide_for_schema(schema: Schema) -> Guide:
-    """Return the guide that holds an answer to the schema. Raises ValueError for what is no schema."""
+    """Return the guide that holds an answer to the schema. Raises ValueError without a schema."""
     if isinstance(schema, dict) and schema.keys() & _SCHEMA_WORDS:
         return Guide.json(schema)
     if isinstance(schema, type) and issubclass(schema, BaseModelV1):

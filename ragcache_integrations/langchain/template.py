@@ -1,4 +1,4 @@
-"""A LangChain prompt as the function that writes prompts of provisional documents for the engine."""
+"""Makes a LangChain prompt a function with which the engine writes prompts of provisional documents."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def as_template(
 
     template: the chain's PromptTemplate or ChatPromptTemplate, whose messages are written as LangChain
       writes them for an LLM; a text such as "{context}\\n\\n{question}"; or such a function.
-    separator: what the chain joins the documents with. A function does not use it.
+    separator: the text with which the chain joins the documents. A function does not use it.
     llm: the model that is asked; if it is a chat model, its `render` writes the prompt.
     Raises ValueError for anything else, and for a template whose variables cannot be told apart.
     """

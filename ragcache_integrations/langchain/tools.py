@@ -1,4 +1,4 @@
-"""LangChain's tools and tool_choice as what the engine takes."""
+"""Translates LangChain's tools and tool_choice for the engine."""
 
 from __future__ import annotations
 

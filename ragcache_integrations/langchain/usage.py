@@ -1,4 +1,4 @@
-"""What an answer cost, where LangChain looks for it and under its names."""
+"""Puts the cost of an answer where LangChain looks for it, under LangChain's names."""
 
 from __future__ import annotations
 

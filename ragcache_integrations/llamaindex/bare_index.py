@@ -1,4 +1,4 @@
-"""A bare Faiss index and its nodes, as the VectorStoreIndex that LlamaIndex searches."""
+"""Makes the VectorStoreIndex that LlamaIndex searches from a bare Faiss index and its nodes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def build_index(
 ) -> VectorStoreIndex:
     """Make a VectorStoreIndex of the nodes and the vectors. It embeds and copies nothing.
 
-    Raises UnsupportedStore for what is no faiss.Index, IndexOutOfStep unless each vector has one node.
+    Raises UnsupportedStore without a faiss.Index, IndexOutOfStep unless each vector has one node.
     """
     if not is_faiss_index(faiss_index):
         raise UnsupportedStore(

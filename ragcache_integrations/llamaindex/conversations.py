@@ -1,4 +1,4 @@
-"""LlamaIndex's messages in the form of the model's chat template."""
+"""Writes LlamaIndex's messages as a prompt, by the model's chat template."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _TEMPLATE_ROLES = {
     MessageRole.MODEL: "assistant",
     MessageRole.FUNCTION: "tool",
 }
-# What the model thought before an earlier answer, and hints for other vendors' caches: not sent.
+# Not sent: the model's thoughts before an earlier answer, and hints for other vendors' caches.
 _LEFT_OUT = (ThinkingBlock, CachePoint)
 
 
 def write_conversation(engine: RAGCacheEngine, messages: Sequence[ChatMessage]) -> str:
     """Return the prompt of a conversation, by the model's chat template; by LlamaIndex's if it has none.
 
-    Raises RefusedMessages for what the template cannot write, such as a picture.
+    Raises RefusedMessages for content that the template cannot write, such as a picture.
     """
     try:
         return engine.chat.prompt(as_messages(messages))

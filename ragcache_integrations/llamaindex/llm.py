@@ -72,22 +72,22 @@ class RAGCacheLLM(SamplingFields, GuidedPrediction):
     its answer keeps to, such as `guide=Guide.choice(["yes", "no"])`.
 
     engine: a running engine, which several LLMs may share; or an EngineConfig, to start one.
-    tenant: whose cached tensors may be shared; prompts of different tenants share nothing.
+    tenant: whose cached tensors the requests may use; prompts of different tenants share nothing.
     is_chat_model: whether query engines send their prompts as conversations, which is what an
       instruction-tuned model expects. False by default, as for `Vllm`, so that a swap changes no
       prompt.
 
     A prompt goes through completion_to_prompt unless the call says formatted=True, as query engines
-    do. A conversation is written by messages_to_prompt if that is given, else by the model's chat
-    template; if the model has none, in LlamaIndex's form "user: ...".
+    do. If messages_to_prompt is given, it writes conversations; otherwise the model's chat template
+    does. Without a chat template they have LlamaIndex's form "user: ...".
 
     A response's `additional_kwargs` say what it cost: prompt_tokens, completion_tokens, total_tokens,
     cached_tokens (in total and by tier), ttft_s, finish_reason, document_ids, speculation. So does
     `raw["usage"]`, where TokenCountingHandler looks. In a stream, the last response has them.
 
-    Calls raise BadRequest for what cannot be served (EmptyPrompt, PromptTooLong, RefusedMessages,
-    UnsupportedGuide, a parameter the engine does not have), and EngineError if the engine cannot
-    finish. Closing a stream early or cancelling the task cancels the request.
+    Calls raise BadRequest for requests that cannot be served (EmptyPrompt, PromptTooLong,
+    RefusedMessages, UnsupportedGuide, a parameter the engine does not have), and EngineError if the
+    engine cannot finish. Closing a stream early or cancelling the task cancels the request.
 
     `to_dict` and `to_json` return the parameters, without the engine, the callbacks, and the functions
     that write prompts. `from_dict(data, engine=engine)` makes an LLM from them again.

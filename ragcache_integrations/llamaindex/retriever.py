@@ -133,9 +133,9 @@ class RAGCacheRetriever(VectorIndexRetriever):
           start early. A LlamaIndex prompt or a text such as "{context_str}\\n\\n{query_str}", both
           filled as in the mode "compact"; or a function (question, documents) -> prompt, which gets
           the nodes as ragcache_engine.Document.
-        llm: the LLM that will be asked; give it with the template. It says how answers are sampled,
-          which tenant asks, and how the template is written.
-        chain: tells this retriever's prompts from those of other retrievers; by default unique.
+        llm: the LLM that the query engine asks; give it with the template. It says how answers are
+          sampled, which tenant asks, and how the template is written.
+        chain: a key that distinguishes this retriever's prompts from those of others; by default unique.
           Pass it to `engine.warm(chain=...)` to write prompts as this retriever's query engine
           does.
         options: what `index.as_retriever()` takes, and callback_manager.
@@ -181,9 +181,9 @@ class RAGCacheRetriever(VectorIndexRetriever):
         embed_model: the model the vectors were made with; None takes that of Settings.
         similarity_top_k, template, llm, chain: see `from_index`.
         options: what VectorIndexRetriever takes.
-        Raises InvalidTopK; UnsupportedStore for what is no Faiss index; IndexOutOfStep unless each
-        vector has one node; ValueError for a template whose variables cannot be told apart. Embeds
-        nothing.
+        Embeds nothing. Raises InvalidTopK; UnsupportedStore if faiss_index is not a Faiss index;
+        IndexOutOfStep unless each vector has one node; ValueError for a template whose variables cannot
+        be told apart.
         """
         check_top_k(similarity_top_k)
         return cls(
@@ -206,8 +206,8 @@ class RAGCacheRetriever(VectorIndexRetriever):
     async def _aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         self._check_before_search()
         with self._open_retrieval(query_bundle.query_str) as retrieval:
-            # All of it in a thread, because the asynchronous methods of FaissVectorStore and of
-            # most local embedding models compute on the event loop.
+            # Search in a thread: the asynchronous methods of FaissVectorStore and of most local
+            # embedding models compute on the event loop.
             on_stage = listener_if_speculating(self._engine, retrieval, _document_of)
             nodes = await asyncio.to_thread(self._search, query_bundle, on_stage)
             return tell_engine(retrieval, nodes, _document_of)
@@ -219,9 +219,9 @@ class RAGCacheRetriever(VectorIndexRetriever):
                 show(stage.nodes, stage.final)
 
         Stages are some milliseconds apart, so a quick search has only the last one. docs/search.md
-        says which indexes are searched in stages. Closing the generator stops the search. The
-        engine is told as by `retrieve`, but callbacks are not, and nodes that stand for other
-        objects are not followed.
+        says which indexes are searched in stages. Closing the generator stops the search. The engine
+        hears of the search as with `retrieve`, but callbacks do not. Nodes that stand for other objects
+        are not followed.
         Errors: those of `retrieve`, raised with the first stage.
         """
         self._check_before_search()

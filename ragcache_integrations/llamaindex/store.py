@@ -1,6 +1,6 @@
-"""What the retriever uses of a VectorStoreIndex over FaissVectorStore: checks, and the search by vector.
+"""Checks a VectorStoreIndex over FaissVectorStore, and searches it by vector, for the retriever.
 
-The index is recognised by its attributes, so that the vector store's package is not imported.
+This module recognises the index by its attributes, without importing the vector store's package.
 """
 
 from __future__ import annotations
@@ -131,6 +131,6 @@ def _find_missing(index: VectorStoreIndex) -> list[str]:
 
 
 def _find_vectors_without_node(index: VectorStoreIndex, searched_ids: tuple[Any, ...]) -> list[str]:
-    """Return those of these ids that the Faiss index returned and that no node has."""
+    """Return the ids that the Faiss index returned and that no node has."""
     nodes = index.index_struct.nodes_dict
     return [id_ for id_ in searched_ids if str(id_).isdigit() and id_ not in nodes]

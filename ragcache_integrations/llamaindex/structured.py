@@ -64,7 +64,7 @@ class GuidedPrediction(LLM):
         llm_kwargs: dict[str, Any] | None = None,
         **prompt_args: Any,
     ) -> Generator[Model | FlexibleModel, None, None]:
-        """Yield what is filled in so far; fields that are still missing are None.
+        """Yield the instance as filled in so far; fields that are still missing are None.
 
         Takes the arguments of `structured_predict`.
         """
@@ -109,6 +109,6 @@ def _name_cut_short_answer() -> Iterator[None]:
 
 
 _CUT_SHORT_MESSAGE = (
-    "the answer ended inside the form it was to have: raise max_new_tokens (a call may: "
+    "the answer ended before its form was complete: raise max_new_tokens (a call may: "
     'llm_kwargs={"max_tokens": ...}), or bound the lengths of strings and lists in the output class'
 )

@@ -1,4 +1,4 @@
-"""A LlamaIndex prompt as the function that writes prompts of provisional nodes for the engine."""
+"""Makes a LlamaIndex prompt a function with which the engine writes prompts of provisional nodes."""
 
 from __future__ import annotations
 

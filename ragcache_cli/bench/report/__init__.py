@@ -1,4 +1,4 @@
-"""report.md: what was measured, what it amounts to, and what was not better.
+"""Writes report.md: the measurements, their summary, and where RAGCache was not better.
 
 `sections` puts it together. A section is a function from the record of a run to lines of Markdown; it
 yields nothing if the run has nothing for it.

@@ -1,4 +1,4 @@
-"""How many answers differ between systems."""
+"""The section on how many answers differ between systems."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a system costs beside time to first token."""
+"""The section on what a system costs besides the time to first token."""
 
 from __future__ import annotations
 

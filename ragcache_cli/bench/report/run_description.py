@@ -1,4 +1,4 @@
-"""On what a run was measured, with which requests, and how."""
+"""The sections on a run's machine, requests and method."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ragcache_cli.bench.record import RunRecord
 
 MIB = 1 << 20
 QUIET_CORES = 0.1
-"""What other programs may take of a core before a run's times are no longer trusted."""
+"""The share of a core that other programs may take before a run's times cannot be trusted."""
 
 
 def head(record: RunRecord) -> Iterator[str]:
@@ -39,12 +39,12 @@ def head(record: RunRecord) -> Iterator[str]:
 
 
 def is_disturbed(record: RunRecord) -> bool:
-    """Return whether other programs took so much that the times decide nothing."""
+    """Return whether other programs took so much processor time that a run's times prove nothing."""
     return disturbance(record.seen.plays) > QUIET_CORES
 
 
 def traces(record: RunRecord) -> Iterator[str]:
-    """Say of every trace how skewed it is and how much memory it asks for."""
+    """Say for every trace how skewed it is and how much memory it needs."""
     yield "## Traces"
     yield ""
     for about in record.abouts:

@@ -1,4 +1,4 @@
-"""Which sections a report has, and in which order."""
+"""Puts the sections of a report in their order."""
 
 from __future__ import annotations
 

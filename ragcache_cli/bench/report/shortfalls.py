@@ -1,4 +1,4 @@
-"""Where RAGCache was not better than a baseline."""
+"""The section on where RAGCache was not better than a baseline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The systems side by side: a table for every point, and throughput over the rates of a trace."""
+"""The sections with all systems side by side: a table for each point, and throughput for each trace."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def ablations(record: RunRecord) -> Iterator[str]:
 
 
 def _same_twice(record: RunRecord, wanted: Sequence[Point]) -> Iterator[str]:
-    """What starting a system anew changes, which no range within one start can show."""
+    """Show how much two starts of the same system differ, which no range within one start shows."""
     starts = [
         found[FULL.key]
         for point in wanted
@@ -116,7 +116,7 @@ def _same_twice(record: RunRecord, wanted: Sequence[Point]) -> Iterator[str]:
 
 
 def systems_table(record: RunRecord, point: Point) -> Iterator[str]:
-    """Show all systems at one point, RAGCache's ratios beside them."""
+    """Show all systems at one point, with each baseline's TTFT over RAGCache's."""
     found = plays_at(record.seen.plays, point)
     made = {key: system_figures(plays) for key, plays in found.items()}
     ours = FULL.key if FULL.key in found else next(iter(found))

@@ -1,8 +1,8 @@
-"""An engine without a model: the same contract as vLLM's, in the caller's process, on a virtual clock.
+"""A backend without a model: the same contract as vLLM's, in the caller's process, on a virtual clock.
 
-Its cache is production's: the same manager decides over simulated device memory, host slots and
-files. So tests of a chain see the cache hits, evictions and loads that vLLM would give, and
-repeatable times, within milliseconds. Its answers are made by `reply`, a plain function of the prompt.
+The same cache manager as in production decides over simulated device memory, host slots and files. So
+tests of a chain see the cache hits, evictions and loads that vLLM would give, and repeatable times,
+within milliseconds. A plain function, `reply`, makes the answer from the prompt.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ from ragcache_engine.values import (
 
 
 def linear_prefill(cached: int, computed: int) -> float:
-    """0.1 ms a token and 10 ns for each pair that attends: about a small model on a CPU."""
+    """Return prefill seconds: 0.1 ms a computed token, 10 ns for each pair in attention."""
     return 1e-4 * computed + 1e-8 * computed * (cached + computed / 2)
 
 
 class Stall(Exception):
-    """Raised by a fault: this step makes no progress."""
+    """A fault raises this to say that the step makes no progress."""
 
 
 @dataclass(slots=True, eq=False)
 class _Answering:
-    """One request and its answer: the words still to be said, and where they go."""
+    """One request with its answer's words, the queue for them, and how many are in it so far."""
 
     prompt_tokens: int
     most_tokens: int | None
@@ -65,24 +65,25 @@ class _Answering:
 
 
 class MemoryBackend:
-    """An engine without a model. All times are seconds on its own clock, which starts at 0.
+    """A backend without a model. All times are seconds on its own clock, which starts at 0.
 
-    reply: makes the answer's text from the prompt's.
-    context_tokens: prompt and answer together; at most what the device holds.
-    device_blocks, host_blocks, disk_blocks: of block_tokens tokens each, in each tier; 0 for no host
-      and no disk. Host blocks are needed for a disk. The disk lies in this process's memory: it is
-      forgotten when the backend is closed, and disk_cache_dir means nothing to it.
-    step_tokens: prompt tokens that a step computes at most, be they provisional or not.
-    prefill_s: T(cached, computed) of each chunk in a step; decode_s: seconds a decoding step adds.
-    fault: called with the number of the step about to run. It may raise GenerationFailed (the step's
-      requests fail), EngineDied (the whole backend is gone until it is started again) or Stall (the
-      step does nothing).
+    reply: makes the answer's text from the prompt's text.
+    context_tokens: the most tokens of prompt and answer together; never more than the device holds.
+    device_blocks, host_blocks, disk_blocks: how many blocks of block_tokens tokens each tier holds; 0
+      for no host or no disk. A disk needs host blocks. The disk lies in this process's memory: closing
+      the backend empties it, and disk_cache_dir has no effect.
+    step_tokens: the most prompt tokens that a step computes, for provisional and other requests.
+    prefill_s: returns T(cached, computed), the seconds of each chunk in a step. decode_s: the seconds
+      that a step takes in addition if it computes tokens of answers.
+    fault: called before each step with the step's number, from 0. It may raise GenerationFailed (all
+      unfinished requests fail), EngineDied (they fail, and the backend is gone until it is started
+      again) or Stall (the step does nothing).
     policy, reorder_window, cache_depth: as in EngineConfig.
-    cost_profile: what the cache manager takes computing to cost when it decides between loading and
-      computing; None for the default formula, which is `linear_prefill`.
-    token_bytes: what one token's key-value tensors take. host_bytes_per_s: between device and host;
-      disk_bytes_per_s: between host and disk. Each is the bandwidth of one direction.
-    aborted: requests that ended unfinished.
+    cost_profile: the cost of computing as the cache manager sees it, when it decides between loading
+      and computing; None for the default formula, which is `linear_prefill`.
+    token_bytes: bytes of one token's key-value tensors. host_bytes_per_s, disk_bytes_per_s: the
+      bandwidth of each direction between device and host, and between host and disk.
+    aborted: how many requests callers ended before their answer was complete.
     """
 
     def __init__(
@@ -129,7 +130,7 @@ class MemoryBackend:
         self._steps = 0
         self._numbers = count()
         self._scheduler = self._empty_scheduler()
-        self._prefilled_before = 0  # by schedulers of earlier lives
+        self._prefilled_before = 0  # by the schedulers before the last close()
         self._counters = Counters()
         self._answering: dict[SimulatedRequest, _Answering] = {}
         self._work = asyncio.Event()
@@ -163,17 +164,17 @@ class MemoryBackend:
 
     @property
     def running(self) -> int:
-        """Requests that wait or run now."""
+        """How many requests wait or run now."""
         return len(self._answering)
 
     @property
     def cached_blocks(self) -> int:
-        """Different blocks that can be found on the device now."""
+        """How many different blocks can be found on the device now."""
         return self._scheduler.device.pool.cached_count
 
     @property
     def prefilled_tokens(self) -> int:
-        """Prompt tokens computed so far."""
+        """How many prompt tokens were computed so far."""
         return self._prefilled_before + self._scheduler.prefilled_tokens
 
     def tokenize(self, text: str, add_special_tokens: bool = True) -> TokenizedPrompt:
@@ -183,7 +184,7 @@ class MemoryBackend:
         return self._words.detokenize(token_ids)
 
     def check(self, options: SamplingOptions) -> None:
-        """Refuse a guide that no text can be made up for. Raises UnsupportedGuide."""
+        """Raise UnsupportedGuide for a guide that this backend cannot make up a text for."""
         if options.guide:
             keep_to_guide("", options.guide)
 
@@ -257,12 +258,12 @@ class MemoryBackend:
         return answering
 
     def _answer(self, request: BackendRequest) -> list[str]:
-        """The answer's words, up to the first stop string."""
+        """Return the answer's words, up to the first stop string."""
         prompt = self.detokenize(request.prompt.token_ids)
         text = self._reply(request.prompt.text)
         if request.options.guide:
             text = keep_to_guide(text, request.options.guide)
-        # A prompt that goes on where an interrupted answer stopped gets the rest of that answer.
+        # The retry of an interrupted answer has the tokens so far in its prompt: give it the rest.
         if prompt.startswith(request.prompt.text):
             text = text.removeprefix(prompt[len(request.prompt.text) :])
         for stop in request.options.stop:
@@ -288,7 +289,7 @@ class MemoryBackend:
                 return
             except GenerationFailed as failure:
                 self._fail_all(failure)
-            await asyncio.sleep(0)  # callers read their tokens, and may abort, between steps
+            await asyncio.sleep(0)  # between steps, callers read their tokens and may abort
 
     def _say(self, answering: _Answering) -> None:
         """Hand out the answer's next word."""
@@ -306,7 +307,7 @@ class MemoryBackend:
         if reason:
             cached = CachedTokens(**(self._end(answering, completed=True) or {}))
         elif answering.said == 1:
-            # As vLLM tells it: by tier only when the request ends.
+            # As with vLLM, the tiers are known only when the request ends.
             cached = CachedTokens(device=answering.request.cached_tokens or 0)
         if not reason:
             answering.chain.extend(token_ids)
@@ -314,7 +315,7 @@ class MemoryBackend:
         answering.deltas.put_nowait(Delta(word, token_ids, cached, reason))
 
     def _end(self, answering: _Answering, *, completed: bool) -> dict[str, int] | None:
-        """End a request; returns its prompt tokens by tier, None if it never ran."""
+        """End a request; return its cached prompt tokens by tier, None if it never ran."""
         del self._answering[answering.request]
         tokens = self._scheduler.end(answering.request, completed=completed)
         self._counters = self._scheduler.device.counters
@@ -331,7 +332,7 @@ class MemoryBackend:
         return self._clock.now()
 
     def advance(self, seconds: float) -> None:
-        """Let time pass outside the model, as in a search. From any one thread."""
+        """Let time pass outside the model, as during a search. Only one thread may call this."""
         self._clock.pass_outside(seconds)
 
     # -- the cache -------------------------------------------------------------------------------

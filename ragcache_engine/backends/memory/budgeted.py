@@ -1,4 +1,4 @@
-"""A memory backend with tiers of so many bytes, as a configuration gives them."""
+"""Make a memory backend whose tiers have the sizes in bytes that a configuration gives."""
 
 from __future__ import annotations
 
@@ -9,26 +9,27 @@ from ragcache_engine.knowledge import CostProfile
 from ragcache_engine.simulation.sizes import NOMINAL_TOKEN_BYTES
 
 BLOCK_TOKENS = 16
-"""Tokens in a block, as vLLM has them on a GPU."""
+"""Tokens in a block, as on a GPU with vLLM."""
 
 DEVICE_BLOCKS = 1024
-"""Blocks on the device where the configuration leaves the choice."""
+"""Blocks on the device if the configuration sets no size."""
 
 BLOCK_BYTES = BLOCK_TOKENS * NOMINAL_TOKEN_BYTES
 
 FILE_BYTES = 1024
-"""What a block's file takes on disk beside its tensors."""
+"""Bytes that a block's file takes on disk in addition to its tensors."""
 
 AMPLE_BYTES = 1 << 40
-"""Free memory that never limits a host tier."""
+"""A size of free memory that never limits a host tier."""
 
 
 def backend_within(device_bytes: int | None, budget: TierBudget) -> MemoryBackend:
-    """Make the engine without a model; bytes become blocks of BLOCK_BYTES.
+    """Make a memory backend with as many blocks of BLOCK_BYTES as these sizes in bytes hold.
 
-    device_bytes: None for DEVICE_BLOCKS. budget: of the slower tiers; what it leaves open is chosen as
-      on a CPU. Its folder is ignored. Prefill takes the times of its cost profile, if there is one.
-    Raises ConfigError if a tier is asked for that holds not one block.
+    device_bytes: None for DEVICE_BLOCKS. budget: the sizes and settings of the slower tiers; sizes that
+      it leaves open are chosen as on a CPU, and its folder is ignored. If it has a cost profile,
+      prefills take that profile's times.
+    Raises ConfigError if a tier that is asked for cannot hold one block.
     """
     host_bytes = budget.host_bytes_for(is_cpu=True, free_bytes=AMPLE_BYTES)
     path = budget.cost_profile
@@ -51,7 +52,7 @@ def backend_within(device_bytes: int | None, budget: TierBudget) -> MemoryBacken
 
 
 def _whole_blocks(setting: str, size_bytes: int, block_bytes: int) -> int:
-    """How many blocks a tier of so many bytes holds; 0 for 0 bytes."""
+    """Return how many blocks a tier of this size holds. Raises ConfigError if too small."""
     if 0 < size_bytes < block_bytes:
         raise ConfigError(
             f"{setting} is {size_bytes:,} bytes, and one block of the memory backend takes "

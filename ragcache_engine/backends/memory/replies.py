@@ -1,4 +1,4 @@
-"""What an engine without a model answers."""
+"""Make the answers of an engine without a model."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ragcache_engine.guide import Guide, GuideKind
 
 
 def echo(prompt: str) -> str:
-    """The default reply: the prompt's last line that says something."""
+    """Return the default reply: "You asked: ", and the prompt's last line that is not empty or a tag."""
     said = (line.strip() for line in prompt.splitlines() if not TAG.fullmatch(line))
     lines = [line for line in said if line]
     return f"You asked: {lines[-1]}" if lines else "You asked nothing."
@@ -20,7 +20,7 @@ def echo(prompt: str) -> str:
 def keep_to_guide(reply: str, guide: Guide) -> str:
     """Return the reply if it keeps to the guide, else a text that does.
 
-    Of a schema, only that the reply is JSON is checked: whoever wrote the reply knows the rest.
+    For a guide to JSON, a reply that is JSON passes; this does not compare it with the schema.
     Raises UnsupportedGuide if no such text can be made up.
     """
     match guide.kind:

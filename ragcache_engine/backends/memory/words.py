@@ -1,4 +1,4 @@
-"""A tokenizer without a vocabulary: each word with the space before it is a token."""
+"""A tokenizer without a vocabulary: each word is a token, together with the space before it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _WORD = re.compile(r"\s*\w+|\s*[^\w\s]|\s+")
 
 
 class WordTokenizer:
-    """Numbers each word by its checksum, and remembers the words it has seen, to spell them again."""
+    """Numbers each word by its checksum, and remembers the words, so that it can detokenize them."""
 
     def __init__(self) -> None:
         self._words: dict[int, str] = {}
@@ -23,7 +23,7 @@ class WordTokenizer:
         return TokenizedPrompt(text, ids, [match.span() for match in matches])
 
     def detokenize(self, token_ids: Sequence[int]) -> str:
-        """Spell tokens. Raises KeyError for one that this tokenizer did not give."""
+        """Return the text of these tokens. Raises KeyError for one that this tokenizer has not made."""
         return "".join(self._words[token_id] for token_id in token_ids)
 
     def token_id(self, word: str) -> int:
@@ -33,5 +33,5 @@ class WordTokenizer:
 
 
 def split_words(text: str) -> list[str]:
-    """The texts of a text's tokens."""
+    """Split a text into the texts of its tokens."""
     return [match.group() for match in _WORD.finditer(text)]

@@ -1,4 +1,4 @@
-"""Turns our few settings into vLLM's many: what RAGCache chooses where the user does not."""
+"""Builds vLLM's configuration from our settings, and chooses what the user leaves open."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def _require_room(config: VllmConfig) -> None:
 
 
 def kv_token_bytes(config: VllmConfig) -> int | None:
-    """Compute the bytes of key-value memory per token; None for models that keep something else."""
+    """Return the bytes of key-value memory per token; None for models that keep other states."""
     model, parallel = config.model_config, config.parallel_config
     if model.use_mla or model.is_hybrid or model.get_sliding_window():
         return None

@@ -50,7 +50,7 @@ from ragcache_engine.values import (
 )
 
 MOST_GUIDES = 256
-"""Guides that vLLM accepted and that need not be checked again."""
+"""How many accepted guides to remember, so that they need no second check."""
 
 SHUTDOWN_S = 30.0
 """How long vLLM's processes may take to end. They need 4 to 5 s; on a busy machine, vLLM's own limit of
@@ -125,7 +125,7 @@ class VLLMBackend:
         )
 
     def attach(self, llm: AsyncLLM) -> None:
-        """Tokenize, render and generate with this engine of vLLM from now on."""
+        """Use this engine of vLLM from now on to tokenize, render and generate."""
         self._llm = llm
         self._tokenize_params = _with_offsets(llm.renderer.default_cmpl_tok_params)
         self._chat_tokenize_params = _with_offsets(llm.renderer.default_chat_tok_params)
@@ -144,7 +144,7 @@ class VLLMBackend:
         return min(most, (settings and settings.provisional_step_tokens) or most)
 
     def _tier_settings(self, config: VllmConfig) -> TierSettings | None:
-        """Return the settings that the tiers were given; None if vLLM runs without tiers."""
+        """Return the settings of the tiers; None if vLLM runs without tiers."""
         transfer = config.kv_transfer_config
         if not self._has_tiers or transfer is None:
             return None
@@ -189,7 +189,7 @@ class VLLMBackend:
     def tool_reader(self, tools: Sequence[Mapping[str, Any]]) -> ToolReader:
         if self._tool_parser is None:
             return CallReader()
-        # Importing it imports half of vLLM's server, which most engines never need.
+        # This import loads half of vLLM's server, which most engines never need.
         from ragcache_engine.backends.vllm.tool_parsers import ParserReader
 
         return ParserReader(self._tool_parser, self._require_llm().get_tokenizer(), tools)
@@ -213,8 +213,8 @@ class VLLMBackend:
                 yield _to_delta(output, self._take_message(output))
         except EngineDeadError as error:
             raise EngineDied(
-                "vLLM's process ended by itself, often for want of memory: see its log above, and "
-                "lower device_cache or max_model_len"
+                "vLLM's process ended by itself, often because it ran out of memory: see its log "
+                "above, and lower device_cache or max_model_len"
             ) from error
         except VLLMError as error:
             raise GenerationFailed(f"vLLM could not finish the request: {error}") from error
@@ -246,7 +246,7 @@ class VLLMBackend:
             await asyncio.to_thread(forget_documents, self._budget.folder(), document_ids)
 
     def adopted(self, request_id: str) -> None:
-        # The next request tells the scheduler: until then, no decision depends on it.
+        # The next request tells the scheduler. Until then, no decision depends on the adoption.
         self._adopted.append(request_id)
 
     def counters(self) -> Counters:
@@ -303,7 +303,7 @@ def _build_transfer_params(request: BackendRequest, adopted: Sequence[str]) -> d
     """
     segments = [(segment.end, segment.document_id) for segment in request.segments]
     while segments and segments[-1][1] is None:
-        segments.pop()  # the text behind the last document, which is left out
+        segments.pop()  # leave out the text after the last document
     guess = request.request_id if request.is_guess else None
     message = RequestMessage(
         segments, guess=guess, is_provisional=request.is_provisional, adopted=adopted
@@ -312,7 +312,7 @@ def _build_transfer_params(request: BackendRequest, adopted: Sequence[str]) -> d
 
 
 def _to_delta(output: RequestOutput, message: FinishMessage | None) -> Delta:
-    """Translate a part of vLLM's answer. Raises GenerationFailed if vLLM gave the request up."""
+    """Translate a part of vLLM's answer. Raises GenerationFailed if vLLM gave up the request."""
     completion = output.outputs[0]
     if completion.finish_reason not in (None, "stop", "length"):
         raise GenerationFailed(
@@ -339,8 +339,9 @@ def exclude_imports_from_collection() -> None:
 
     Importing vLLM leaves some 700,000 objects that are never garbage. A full collection, due about every
     thousand requests, would visit them all while every thread waits: 0.3 s on a quiet machine, 0.8 s
-    beside a busy model. vLLM's own server excludes them in the same way. Objects are still freed when
-    nothing refers to them, except for reference cycles made before this call. `gc.unfreeze()` undoes it.
+    next to a busy model. vLLM's own server excludes them in the same way. Objects are still freed when
+    nothing refers to them, except for reference cycles made before this call. `gc.unfreeze()` undoes
+    it.
     """
     gc.collect()
     gc.freeze()

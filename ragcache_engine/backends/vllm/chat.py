@@ -1,4 +1,4 @@
-"""Writes a conversation as a prompt, by the chat template, as vLLM's own chat endpoint does."""
+"""Writes a conversation as a prompt with the chat template, as vLLM's own chat endpoint does."""
 
 from __future__ import annotations
 

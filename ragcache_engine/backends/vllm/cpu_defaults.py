@@ -11,8 +11,8 @@ CACHE_MOST_BYTES = 4 << 30
 
 PROVISIONAL_STEP_TOKENS = 512
 """The most tokens of a step that prefills a provisional request, which the running search may still take
-back: a cancellation takes effect only after the running step. All other requests have vLLM's own steps,
-because in bfloat16 a prompt that is prefilled in other pieces may be answered differently."""
+back: a cancellation takes effect only after the running step. All other requests have vLLM's own steps:
+in bfloat16 the answer may change if the prompt is prefilled in other pieces."""
 
 
 def cache_bytes(free_bytes: int) -> int:

@@ -12,8 +12,8 @@ from ragcache_engine.errors import UnguardedMain
 def require_guarded_main() -> None:
     """Raise UnguardedMain if the call comes from the top level of a main script without a guard.
 
-    vLLM spawns its processes. Each imports the main script again, and would start an engine of its own
-    there. Calls from modules, notebooks and tests pass.
+    vLLM spawns its processes. Each process imports the main script again, and would start an engine of
+    its own. Calls from modules, notebooks and tests pass.
     """
     frame = _main_module_frame()
     if frame is None:

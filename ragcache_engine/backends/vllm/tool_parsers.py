@@ -1,4 +1,4 @@
-"""Reads tool calls with vLLM's own parsers, one for each way in which models write them."""
+"""Reads tool calls with vLLM's own parsers. There is one for each format that models write."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ragcache_engine.errors import ConfigError
 
 
 def require_parser(name: str) -> None:
-    """Raise ConfigError if vLLM has no parser of this name."""
+    """Raise ConfigError if vLLM has no tool parser of this name."""
     known = ToolParserManager.list_registered()
     if name not in known:
         raise ConfigError(f"vLLM has no tool parser {name!r}; it has {', '.join(known)}")

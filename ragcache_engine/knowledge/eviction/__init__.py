@@ -37,7 +37,7 @@ DEFAULT_POLICY = "halflife"
 def policy_of_tiers(name: str) -> Callable[[], EvictionPolicy]:
     """Return a function that makes the policy of this name for each tier of one tree.
 
-    The policies of one tree share what they know of the requests. Call this once for each tree.
+    The policies of one tree share their counts of the requests. Call this once for each tree.
     Raises KeyError for an unknown name.
     """
     if name != "halflife":

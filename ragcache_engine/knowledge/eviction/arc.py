@@ -1,4 +1,4 @@
-"""ARC: a queue of nodes used once and a queue of nodes used again; ghosts of both set how they share.
+"""ARC: a queue of nodes used once, and one of nodes used again; ghosts of both set their shares.
 
 Source: Megiddo and Modha, "ARC: a self-tuning, low overhead replacement cache" (FAST 2003). Adapted to a
 tree: queues and target are measured in blocks; the tier's size is what it holds when a node leaves;
@@ -25,7 +25,7 @@ class ARC:
 
     @property
     def target_blocks(self) -> float:
-        """How many blocks the nodes used once may take."""
+        """How many blocks the nodes used only once may take."""
         return self._target
 
     def seen(self, node: Node) -> None:
@@ -74,7 +74,7 @@ class ARC:
         once = node in self._once
         (self._once if once else self._again).remove(node)
         if node is not self._evicting:
-            return  # dropped for another reason than room
+            return  # dropped, but not to make room
         (self._once_ghosts if once else self._again_ghosts).add(node)
         self._once_ghosts.trim(size - self._once.blocks)
         self._again_ghosts.trim(

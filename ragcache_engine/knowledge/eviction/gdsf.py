@@ -18,7 +18,7 @@ def priority(clock: float, uses: int) -> float:
 
 
 class GDSF(Clocked):
-    """Greedy-Dual-Size-Frequency, as the paper's baseline has it."""
+    """Greedy-Dual-Size-Frequency, as in the paper's baseline."""
 
     def compute_priority(self, node: Node) -> float:
         return priority(self._clock, node.uses)

@@ -8,7 +8,7 @@ from ragcache_engine.knowledge.node import Node
 
 
 class Ghosts:
-    """Evicted nodes, the oldest first. blocks: how many blocks they had in all."""
+    """Evicted nodes, the oldest first. blocks: how many blocks all of them had."""
 
     def __init__(self) -> None:
         self.blocks = 0

@@ -5,16 +5,17 @@ nearly the same wherever it stands. So the blocks worth holding are those with t
 LRU and the clock of PGDSF guess that rate from the latest use, which costs hits while popularity is
 steady. LFU counts all uses alike, which costs hits when popularity changes. HalfLife counts uses that
 decay, with the half-life that has lately forecast the requests best (popularity.py). So the policy
-behaves like LFU on a steady stream of requests and nearly like LRU on a changing one, and `half_life`
-says which. Uses of nodes that are not cached count as well, so a newcomer is judged by its past: it
-takes a victim's place only if its own rate is at least as high. Documents used once do not flush the
-cache.
+behaves like LFU on a steady stream of requests, and nearly like LRU on a changing one. `half_life`
+shows which of the two it is. Uses of nodes that are not cached count as well, so a newcomer is judged
+by its past: it takes a victim's place only if its own rate is at least as high. Documents used once do
+not flush the cache.
 
-When popularity drifts, the policy is bounded by what it cannot know. A newly popular document has to be
-used before it can be told from noise, and the evidence needs about a half-life to gather. The oracle
-holds the document from its first use, and knows when each document comes next. On squad, two documents
-a request, room for 5% of all tokens, popularity shuffled every 1,000 requests: the oracle hits 53% of
-tokens, a cache told the true popularity at every moment 46%, this policy 41%, PGDSF 37%.
+When popularity drifts, no policy without knowledge of the future can be perfect. A newly popular
+document must be used several times before its uses differ from noise; that takes about a half-life. The
+oracle holds the document from its first use, and knows when each document comes next. On squad, two
+documents a request, room for 5% of all tokens, popularity shuffled every 1,000 requests: the oracle
+hits 53% of tokens, a cache that knows the true popularity at every moment 46%, this policy 41%, PGDSF
+37%.
 
 Adapted to a tree: only leaves are evicted. A parent is used at least as often as each of its children,
 so this rule rarely costs a hit.
@@ -33,8 +34,8 @@ class HalfLife(ByPriority):
     """Evicts the lowest rate of use, counted with the half-life that forecasts best.
 
     half_lives: half-lives to choose among, in requests.
-    popularity: rates shared by the tiers of one tree; None for rates of this policy's own, over
-      `half_lives`.
+    popularity: the rates of use, shared by the tiers of one tree. None: this policy counts its own
+      rates, with `half_lives`.
     """
 
     def __init__(

@@ -1,9 +1,9 @@
 """A queue of a tier's nodes that evicts only leaves, for policies that go by the order of nodes alone.
 
 A classic queue evicts whatever is in front. In a tree only leaves may be evicted. A node that reaches
-the front while it is pinned or has children in the tier is set aside. As soon as the tree tells that the
-node can be evicted, it returns to the front, or to the end if it was used meanwhile. Every call costs
-O(1), amortised.
+the front while it is pinned or has children in the tier is set aside. As soon as the tree says that the
+node can be evicted, the node returns to the front, or to the end if it was used meanwhile. Every call
+costs O(1), amortised.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class LeafQueue:
     def __init__(self) -> None:
         self.blocks = 0
         self._queue: OrderedDict[Node, None] = OrderedDict()
-        self._set_aside: dict[Node, bool] = {}  # whether the node was used since
+        self._set_aside: dict[Node, bool] = {}  # whether it was used since then
 
     def __contains__(self, node: Node) -> bool:
         return node in self._queue or node in self._set_aside
@@ -63,7 +63,7 @@ class LeafQueue:
         return None
 
     def became_evictable(self, node: Node) -> None:
-        """Return a node that was set aside to its place. The node need not be in this queue."""
+        """Put a node that was set aside back in its place; do nothing for any other node."""
         used = self._set_aside.pop(node, None)
         if used is None:
             return

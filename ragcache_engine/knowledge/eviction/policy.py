@@ -14,36 +14,36 @@ class EvictionPolicy(Protocol):
     The tree tells the policy what happens to nodes. About each node it calls `entered` first and `left`
     last. In between it calls `used` for each completed use, and `became_evictable` whenever the node
     can be evicted: nobody pins it, and no child of it has blocks in the tier. For the use that brought
-    the node into the tier it calls `first_use_completed` instead of `used`. `seen` alone also tells of
-    nodes that have no blocks in the tier.
+    the node into the tier it calls `first_use_completed` instead of `used`. Only `seen` is also called
+    for nodes that have no blocks in the tier.
     """
 
     def seen(self, node: Node) -> None:
-        """A use of the node was completed, whether it has blocks in the tier or not; before `used`."""
+        """Note that a use of a node, in the tier or not, was completed. Called before `used`."""
 
     def entered(self, node: Node) -> None:
-        """The node's first block came into the tier; the use it came for may still run."""
+        """Note that the node's first block came into the tier. The use that needs it may still run."""
 
     def used(self, node: Node) -> None:
-        """A use of a node with blocks in the tier was completed; its uses and cost are up to date."""
+        """Note a completed use of a node with blocks in the tier. Its uses and cost are up to date."""
 
     def first_use_completed(self, node: Node) -> None:
-        """The use that brought the node into the tier was completed. It does not count as a second."""
+        """Note that the use which brought the node into the tier was completed."""
 
     def became_evictable(self, node: Node) -> None:
-        """The node can be evicted from now on. No call tells when that ends again."""
+        """Note that the node can be evicted from now on. No call tells the policy when this ends."""
 
     def victim(self, evictable: Callable[[Node], bool]) -> Node | None:
         """Choose the node to evict next, one for which `evictable` is true; None if there is none."""
 
     def prefers(self, newcomer: Node, victim: Node, *, in_use: bool = False) -> bool:
-        """Whether the newcomer's blocks are worth more here than the victim's. Most policies say yes.
+        """Return whether the newcomer's blocks are worth more than the victim's. Most policies say yes.
 
-        in_use: a running request uses the newcomer; that use is not recorded yet.
+        in_use: whether a running request uses the newcomer; that use is not recorded yet.
         """
 
     def evicted(self, node: Node) -> None:
-        """Blocks of this node, perhaps not all, made room for others."""
+        """Note that some or all blocks of this node were evicted to make room. Called before `left`."""
 
     def left(self, node: Node) -> None:
-        """The node's last block left the tier, for whatever reason."""
+        """Note that the node's last block left the tier, for any reason."""

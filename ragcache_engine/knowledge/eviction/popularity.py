@@ -7,11 +7,11 @@ half-lives: each half-life forecasts every next use, and the one with the highes
 is chosen. Forecasts compare nodes of the same depth, because deeper nodes are used less often whatever
 the half-life.
 
-A single use says little: most nodes used once are never used again, and the deeper a node, the less
-often, since more documents of a path have to agree. So a discount is taken from the latest use. For each
-depth it is once / (once + 2 x twice), where `once` and `twice` are the numbers of known nodes used once
-and twice. Source: absolute discounting, Ney, Essen and Kneser, "On structuring probabilistic dependences
-in stochastic language modelling" (1994), after Good and Turing.
+A single use says little: most nodes used once are never used again. Deeper nodes return even less
+often, since more documents of a path have to agree. So a discount is taken from the latest use. For
+each depth it is once / (once + 2 x twice), where `once` and `twice` are the numbers of known nodes used
+once and twice. Source: absolute discounting, Ney, Essen and Kneser, "On structuring probabilistic
+dependences in stochastic language modelling" (1994), after Good and Turing.
 
 Counts do not shrink with time. Instead a later use counts for more, so that a count changes only with a
 use. Before the numbers grow too large, all are scaled down, once in some ten thousands of requests.
@@ -35,7 +35,7 @@ SCORE_HALF_LIFE = 300.0
 """Half-life of the forecasts' scores, in requests: how soon a change of popularity is noticed."""
 
 MARGIN_BITS = 0.02
-"""By how many bits a request a forecast must have been better before its half-life is chosen."""
+"""By how many bits per request a forecast must be better before its half-life is chosen."""
 
 UNIFORM_SHARE = 0.2
 """Share of each forecast that goes to all known nodes alike, because decayed counts forget nodes."""
@@ -44,13 +44,13 @@ HIGHEST_DISCOUNT = 0.95
 """The largest share of the latest use that is discounted."""
 
 NODES_BEFORE_CLEANING = 1_024
-"""Nodes to know before those that the tree has forgotten are dropped."""
+"""How many nodes to know before dropping those that the tree has forgotten."""
 
 HALF_LIVES_TO_SCALE = 500.0
-"""Half-lives after which counts are scaled down: a float can hold two to the power of a thousand."""
+"""After how many half-lives to scale counts down: a float can hold two to the power of a thousand."""
 
 SMALLEST_COUNT = 1e-300
-"""The least that a count is taken for, so that it can be divided by and has a logarithm."""
+"""The least value of a count, so that one can divide by it and take its logarithm."""
 
 
 class _DepthCounts:
@@ -90,7 +90,8 @@ class Popularity:
     """Estimates rates of use, with the half-life that has lately forecast best.
 
     half_lives: half-lives to choose among, in requests. half_life: the one chosen now.
-    It remembers the nodes that the tree remembers; those that the tree forgets are dropped in time.
+    The object remembers the nodes that the tree remembers, and in time drops those that the tree
+    forgets.
     Raises ValueError unless the half-lives are one or more positive numbers.
     """
 
@@ -101,7 +102,7 @@ class Popularity:
         self._best = max(range(len(half_lives)), key=self._half_lives.__getitem__)
         self.half_life = self._half_lives[self._best]
         self._scores = [0.0] * len(half_lives)
-        self._judged_requests = 0.0  # how many, decayed as the scores are
+        self._judged_requests = 0.0  # how many, with decay as in the scores
         self._now = 0
         self._unit_time = 0  # the time whose uses count 1
         self._use_weights = (1.0,) * len(half_lives)  # what a use counts now, for each half-life
@@ -109,7 +110,7 @@ class Popularity:
         self._records: dict[Node, _NodeCounts] = {}
         self._clean_at = NODES_BEFORE_CLEANING
         self._latest: Node | None = None
-        self._latest_rate: tuple[Node, float] | None = None  # the latest node's, as of that use
+        self._latest_rate: tuple[Node, float] | None = None  # of the latest use
 
     def __len__(self) -> int:
         """How many nodes are remembered."""
@@ -137,12 +138,12 @@ class Popularity:
     def log2_rate(self, node: Node, *, in_use: bool = False) -> float:
         """Return the logarithm of the node's rate, up to a constant.
 
-        The constant is the same for all nodes until the half-life changes. The decay since a fixed time
-        is left in it: all counts halve in step, so the result changes only with a use of the node.
+        The constant is the same for all nodes until the half-life changes. The result ignores the decay
+        since a fixed time: all counts decay alike, so the result changes only with a use of the node.
         in_use: count a use that is not completed yet. A node never used always counts as in use.
         """
         if self._latest_rate and self._latest_rate[0] is node and not in_use:
-            return self._latest_rate[1]  # every tier asks for it
+            return self._latest_rate[1]  # every tier asks for this
         record, half_life = self._records.get(node), self.half_life
         one = self._use_weights[self._best]
         if record is None:

@@ -15,7 +15,7 @@ from ragcache_engine.knowledge.eviction.leaf_queue import LeafQueue
 from ragcache_engine.knowledge.node import Node
 
 SMALL_SHARE = 0.1
-"""Share of the tier's blocks above which the small queue is evicted from first."""
+"""Above this share of the tier's blocks, evict from the small queue first."""
 
 MOST_USES = 3
 

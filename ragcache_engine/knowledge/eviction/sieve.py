@@ -42,7 +42,7 @@ class SIEVE:
 
     def victim(self, evictable: Callable[[Node], bool]) -> Node | None:
         rounds = 0
-        # The second round finds no marks; if it finds no victim, nor does the third.
+        # The second round finds no marks. If it finds no victim, a third would not either.
         while rounds < 3:
             node = self._ahead.first(evictable)
             if node is None:

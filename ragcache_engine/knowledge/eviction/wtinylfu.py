@@ -83,7 +83,7 @@ class WTinyLFU:
         return self._window.blocks + self._probation.blocks + self._protected.blocks
 
     def _shrink_window(self) -> None:
-        """Move the window's oldest nodes to the main part: while there is room, none is compared."""
+        """Move the window's oldest nodes to the main part. While there is room, compare none of them."""
         while self._window.blocks > WINDOW_SHARE * self._blocks:
             oldest = self._window.oldest()
             if oldest is None:
@@ -92,7 +92,7 @@ class WTinyLFU:
             self._probation.append(oldest)
 
     def _demote(self, evictable: Callable[[Node], bool]) -> None:
-        """Keep the protected nodes to their share: the oldest of them go back on probation."""
+        """Keep the protected nodes within their share: move the oldest of them back to probation."""
         protected, probation = self._protected, self._probation
         while protected.blocks > PROTECTED_SHARE * (protected.blocks + probation.blocks):
             oldest = protected.first(evictable)

@@ -1,4 +1,4 @@
-"""The file of one block's key-value tensors, which tells whether it is whole and which block it holds.
+"""Reads and writes the file of one block's key-value tensors; a checksum tells whether it is whole.
 
     8 bytes   magic and format version
     4 bytes   length of the header, little endian
@@ -26,7 +26,7 @@ MAGIC = b"RAGCKV\x00\x01"
 CHECKSUM_BYTES = 16
 LONGEST_HEADER_BYTES = 1 << 20
 UNFINISHED_SUFFIX = ".writing"
-"""The end of a file's name while it is being written."""
+"""The suffix of a file's name while it is being written."""
 
 
 class UnusableFile(Exception):
@@ -35,7 +35,7 @@ class UnusableFile(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where tensors come from: everything but the tokens that determines their bytes.
+    """Where tensors come from: everything besides the tokens that determines their bytes.
 
     Engines exchange tensors only if their origins are equal.
     model: the model's name and a digest that tells its files and configuration from others.
@@ -77,7 +77,7 @@ def write(
 ) -> int:
     """Write a block to its file; return the file's bytes.
 
-    documents: marks of all documents up to and with this block.
+    documents: marks of all documents up to and including this block.
     Raises OSError, and leaves no file behind then.
     """
     header = _header(origin, name, documents, payload)
@@ -111,8 +111,8 @@ def write(
 def read(path: Path, origin: Origin, name: str, target: memoryview) -> int:
     """Read a block into `target`; return the file's bytes.
 
-    Raises FileNotFoundError; OSError; UnusableFile. After UnusableFile the content of `target` is
-    undefined.
+    Raises FileNotFoundError, another OSError or UnusableFile. After UnusableFile the content of
+    `target` is undefined.
     """
     checksum = blake2b(digest_size=CHECKSUM_BYTES)
     with open(path, "rb", buffering=0) as file:

@@ -3,9 +3,9 @@
     <folder>/<digest of the origin>/<first two letters of the name>/<name>.kv
 
 The quota covers all block files in the folder, whichever engine wrote them. The knowledge tree chooses
-among the blocks that it knows. Files that it does not know, from an earlier process or another engine,
-are removed before those, the longest unused first. Nothing is locked: a file that another engine has
-removed is a miss.
+which of its own blocks to evict. Before those, the folder removes files that the tree does not know,
+from an earlier process or another engine, the longest unused first. There are no locks: a file that
+another engine has removed is a miss.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from ragcache_engine.tiers.disk.block_file import Origin, UnusableFile, document
 
 SUFFIX = ".kv"
 ABANDONED_AFTER_S = 600.0
-"""An unfinished file this old is taken for one that a dead process left behind."""
+"""The age in seconds from which an unfinished file counts as left behind by a dead process."""
 
 RECOUNTS_PER_QUOTA = 16
-"""How often the folder is counted again while this engine writes as many bytes as the quota.
+"""How often to count the folder's bytes again while this engine writes as many bytes as the quota.
 
 Other engines write between two counts, so the quota may be exceeded by what they write meanwhile."""
 
 
 class FolderFull(Exception):
-    """The quota has no room for the block beside the files that the tree keeps."""
+    """The quota has no room for the block next to the files that the tree keeps."""
 
 
 class _StoredFile(NamedTuple):
@@ -77,7 +77,7 @@ class DiskFolder:
         """Write a block; return the bytes written, 0 if its file was there already.
 
         documents: marks of all documents that its tensors were computed from.
-        is_known: whether the tree decides over the file of this name; such files are not removed.
+        is_known: tells whether the tree decides over the file of this name; such files are not removed.
         Raises FolderFull if the quota has no room; OSError.
         """
         path = self._path(name)

@@ -17,7 +17,7 @@ from ragcache_engine.tiers.disk.folder import DiskFolder, FolderFull
 logger = logging.getLogger(__name__)
 
 FAILED_WRITES_TO_STOP = 8
-"""After this many failed writes in a row, nothing more is written to the disk."""
+"""After this many failed writes in a row, write nothing more to the disk."""
 
 
 class SlotMemory(Protocol):
@@ -60,10 +60,10 @@ class FinishedCopy:
 class DiskTransfers:
     """Runs copies on two threads, one that reads and one that writes, each in the order of the calls.
 
-    One thread makes all calls. The caller leaves a slot alone until `take_finished` returns its copy.
+    Call it from one thread, and leave a slot alone until `take_finished` returns its copy.
 
     folder: where the files are. slots: the host tier's memory.
-    is_known: whether the tree decides over the file of this name; called from the writing thread.
+    is_known: tells whether the tree decides over the file of this name; called from the writing thread.
     pending_reads, pending_writes: how many copies `take_finished` has yet to return.
     is_writable: False once too many writes in a row have failed.
     """
@@ -151,7 +151,7 @@ class DiskTransfers:
             )
 
     def _warn_once(self, what: str, error: Exception) -> None:
-        """Log the first failure of its kind. Later ones are only counted."""
+        """Log the first failure of its kind. Only count later ones."""
         if what not in self._warned:
             self._warned.add(what)
             logger.warning(

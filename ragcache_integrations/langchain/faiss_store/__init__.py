@@ -6,11 +6,11 @@
       row_search.py       searches an index among chosen rows
       filter_cache.py     remembers which rows a filter chooses
     persistence.py        saves a collection in a folder and loads it
-    community.py          reads what langchain_community's FAISS saved
+    community.py          reads the files that langchain_community's FAISS saved
 
-and, without state: additions.py (checks what is added), search_request.py (checks what is asked),
-search_results.py (what is returned), filters.py, metric.py, diversity.py, locks.py, errors.py. Importing
-this package loads Faiss.
+and, without state: additions.py (checks new documents), search_request.py (checks a search's
+arguments), search_results.py (makes the results), filters.py, metric.py, diversity.py, locks.py,
+errors.py. Importing this package loads Faiss.
 """
 
 from ragcache_integrations.langchain.faiss_store.errors import (

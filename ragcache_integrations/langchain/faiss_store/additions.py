@@ -1,4 +1,4 @@
-"""Checks what a caller adds, before anything is embedded."""
+"""Checks the texts, metadatas and ids that a caller adds, before any text is embedded."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 Rows and documents change together, in one step, so that no search sees a half-finished change.
 Vectors are added to the index before that step, in portions, so that a search waits for one portion
-at most. An index is rebuilt beside the old one, which answers searches meanwhile.
+at most. While an index is rebuilt, the old one answers searches.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _logger = getLogger(__name__)
 class SearchResult:
     """What a search found, nearest first.
 
-    vectors: shape (n, dimensions); None if they were not asked for.
+    vectors: shape (n, dimensions); None if the caller did not ask for them.
     """
 
     documents: list[Document]

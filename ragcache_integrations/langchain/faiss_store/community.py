@@ -1,7 +1,7 @@
-"""Reads what langchain_community's FAISS store saved: <name>.faiss, and <name>.pkl with the documents.
+"""Reads a save of langchain_community's FAISS store: <name>.faiss, and <name>.pkl with the documents.
 
-A pickle can name any function of any package and have it called. So this one is read only if the
-caller says that it is trusted, and even then only classes that hold plain values are allowed.
+A pickle can make Python call any function of any package. So this module reads the pickle only if the
+caller says that it is trusted, and even then allows only classes that hold plain values.
 langchain_community itself need not be installed.
 """
 

@@ -1,7 +1,7 @@
 """The kinds of index a store may have: how each is built, and when it is rebuilt.
 
-Faiss cannot remove a vector from every kind of index, so the store never removes one. A search is
-told which rows count, and an index with too many deleted rows is rebuilt from the others.
+Faiss cannot remove a vector from every kind of index, so the store never removes one. Instead it tells
+each search which rows count, and rebuilds an index with too many deleted rows from the others.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class IVFIndex:
         index = faiss.index_factory(dimensions, f"IVF{nlist},Flat", metric.faiss_metric)
         index.nprobe = self.nprobe
         index.cp.spherical = metric is Metric.COSINE
-        index.cp.min_points_per_centroid = 1  # the user chose; Faiss would print a warning
+        index.cp.min_points_per_centroid = 1  # no warning: the user chose the number of lists
         index.train(vectors)
         index.make_direct_map()  # so that rows can be read back
         index.add(vectors)

@@ -1,4 +1,4 @@
-"""One search: its arguments are checked before the query is embedded, then it is run."""
+"""One search: checks its arguments before the query is embedded, and then runs it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _OPTIONS = ("filter", "score_threshold", "nprobe", "ef_search", "fetch_k")
 
 @dataclass(frozen=True, slots=True)
 class SearchRequest:
-    """What a caller wants found.
+    """The checked arguments of one search.
 
     score_threshold: in the metric's units; None lets every document pass.
     """

@@ -1,4 +1,4 @@
-"""What LangChain gets of the documents that a search found."""
+"""Turns the result of a search into the documents and scores that LangChain gets."""
 
 from __future__ import annotations
 

@@ -141,8 +141,8 @@ class FaissVectorStore(VectorStore):
         Args:
             embedding: makes vectors of texts and queries.
             index: "flat" compares every vector, "ivf" looks into lists of neighbours and trains
-                itself, "hnsw" walks a graph. FlatIndex, IVFIndex and HNSWIndex are the same kinds
-                with settings. Or a trained, empty faiss.Index, of which copies are filled.
+                itself, "hnsw" walks a graph. FlatIndex, IVFIndex and HNSWIndex are the same kinds with
+                settings. You may also give a trained, empty faiss.Index; the store fills copies of it.
             metric: "cosine" (the default), "l2" or "inner_product"; a faiss.Index has its own.
             relevance_score_fn: turns a score into a relevance in [0, 1], instead of the metric's
                 own function.
@@ -586,10 +586,10 @@ class FaissVectorStore(VectorStore):
         metric: MetricName | None = None,
         relevance_score_fn: Callable[[float], float] | None = None,
     ) -> Self:
-        """Load a folder that langchain_community's FAISS store saved, without embedding anything.
+        """Load a folder that langchain_community's FAISS store saved, without embedding any text again.
 
         Args:
-            folder_path, index_name: what the old store's save_local() was given.
+            folder_path, index_name: the arguments that the old store's save_local() got.
             embeddings: the embedding model that the old store was filled with.
             allow_dangerous_deserialization: confirms that the pickle in the folder comes from you,
                 or from somebody you trust.

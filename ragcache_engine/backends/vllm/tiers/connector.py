@@ -28,9 +28,10 @@ logger = logging.getLogger(__name__)
 
 
 class TierConnector(OffloadingConnector):
-    """vLLM makes one in the scheduler's process, which decides, and one in each worker's, which copies.
+    """Connects one process of vLLM: the scheduler's process decides, each worker's process copies.
 
-    A RequestMessage comes with each request, and a FinishMessage goes back at its end.
+    vLLM makes one connector in each process. A RequestMessage comes with each request, and a
+    FinishMessage goes back at the request's end.
     provisional: names of the requests that a running search may still take back.
     """
 

@@ -1,6 +1,7 @@
 """Copies blocks between vLLM's cache and the host tier on the CPU platform, where both are main memory.
 
-vLLM's own worker copies with CUDA streams, and refuses the CPU platform. On a GPU it is used as it is.
+vLLM's own worker copies with CUDA streams, and refuses the CPU platform. On a GPU, vLLM's own worker
+does the copies.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ PLAIN_COUNTS = {
 }
 TOKEN_SOURCES = {f"{source}_tokens": source for source in ("device", "host", "disk", "computed")}
 OBSERVED_S = (*SCHEDULING_BUCKETS_S, 2 * SCHEDULING_BUCKETS_S[-1])
-"""One time for each bucket of scheduling times, which falls into that bucket."""
+"""For each bucket of scheduling times, one time that falls into the bucket, in seconds."""
 
 
 def build_definitions() -> dict[str, OffloadingMetricMetadata]:

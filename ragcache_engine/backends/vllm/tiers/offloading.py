@@ -36,7 +36,7 @@ class TierOffloadingManager(OffloadingManager):
     """Translates between vLLM's offloading keys and the cache manager's.
 
     vLLM's scheduler looks blocks up one at a time, and offers each request's new blocks together.
-    cache: makes the decisions. close: frees the memory and ends the disk's threads.
+    cache: makes the decisions. close: called at shutdown; frees the memory and ends the disk's threads.
     """
 
     def __init__(self, cache: CacheManager, close: Callable[[], None]) -> None:  # type: ignore[type-arg]
@@ -45,8 +45,8 @@ class TierOffloadingManager(OffloadingManager):
         self._reporter = CounterReporter()
 
     def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
-        # vLLM is to offer all of a request's blocks, not only those it computed: a document that was hit
-        # on the device may by now be worth a place in the host that it did not get before.
+        # Let vLLM offer all of a request's blocks, not only those it computed: a document that was hit
+        # on the device may by now deserve a place in the host that it did not get before.
         return RequestOffloadingContext(OffloadPolicy.REQUEST_LEVEL)
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:

@@ -71,7 +71,7 @@ class TierScheduler(AsyncScheduler):
         now_s = time.monotonic()
         began_s, tokens = self._steps.pop(id(scheduler_output), (now_s, 0))
         if tokens:
-            # Steps overlap: this one cannot have begun before the one before it ended.
+            # Steps overlap, but the model begins this one only after the end of the one before.
             self._cache.speeds.computing.record_step(
                 0, tokens, now_s - max(began_s, self._latest_step_end_s)
             )
@@ -90,7 +90,7 @@ class TierScheduler(AsyncScheduler):
         return done
 
     def _is_prefilling_provisional(self) -> bool:
-        """Whether a provisional request is still to be prefilled; stop tracking those that are not."""
+        """Return whether a provisional request still needs prefill; stop tracking those that do not."""
         provisional = self._connector.provisional
         known = map(self.requests.get, provisional)
         provisional &= {

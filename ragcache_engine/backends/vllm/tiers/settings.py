@@ -14,14 +14,14 @@ class TierSettings:
     """Settings as plain values, because they cross process boundaries as JSON.
 
     policy: a name of POLICIES.
-    host_bytes, disk_bytes: sizes of the tiers; 0 for no such tier.
+    host_bytes, disk_bytes: the sizes of these tiers; 0 for no tier.
     disk_folder: the disk tier's folder; None without a disk tier.
     reorder_window: as in ReorderQueue; 1 serves requests first come, first served.
     cache_depth: how many leading documents of a prompt are kept; None keeps all.
-    model, rope: tell this model's tensors from others' on disk.
+    model, rope: distinguish this model's tensors on disk from those of other models.
     profile: a CostProfile as JSON; None for the default one.
-    provisional_step_tokens: the most tokens of a step that prefills a provisional request; 0 for as many
-      as in any other step.
+    provisional_step_tokens: the most tokens of a step that prefills a provisional request; 0 for the
+      limit of all other steps.
     """
 
     policy: str
@@ -40,7 +40,7 @@ class TierSettings:
         return {
             "spec_name": "TierSpec",
             "spec_module_path": "ragcache_engine.backends.vllm.tiers.spec",
-            # vLLM insists on a host tier; with one byte, it has no room for a block.
+            # vLLM insists on a host tier. One of a single byte has no room for a block.
             "cpu_bytes_to_use": max(1, self.host_bytes),
             SETTINGS_FIELD: asdict(self),
         }

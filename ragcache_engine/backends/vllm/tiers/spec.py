@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 
 class TierSpec(TieringOffloadingSpec):
-    """vLLM makes one in each of its processes, and asks it for the manager or the worker there."""
+    """Makes the manager or the worker for one process of vLLM. vLLM makes one spec in each process."""
 
     @classmethod
     def build_metric_definitions(
@@ -83,7 +83,7 @@ class TierSpec(TieringOffloadingSpec):
             return TierOffloadingManager(cache, undo.pop_all().close)
 
     def _disk_blocks(self) -> int:
-        """Count the blocks that the disk tier holds; a file takes up to 1 KiB beside its tensors."""
+        """Count the blocks that the disk tier holds; a file takes up to 1 KiB besides its tensors."""
         return self._settings.disk_bytes // (self.kv_bytes_per_chunk + 1024)
 
     def _attach_disk(
