@@ -190,7 +190,6 @@ class Pipeline:
         search, adopted = self._registry.claim(request, number)
         if search:
             self._settle(search, request, adopted, now_s)
-        self._load.note_prompt(len(request.prompt))
         return Claim(self._backend.now, self._load, request, search, adopted)
 
     def _settle(
