@@ -8,8 +8,8 @@
     persistence.py        saves a collection in a folder and loads it
     community.py          reads what langchain_community's FAISS saved
 
-and, without state: additions.py (checks what is added), search_request.py (checks what is asked),
-search_results.py (what is returned), filters.py, metric.py, diversity.py, locks.py, errors.py. Importing
+and, without state: additions.py (checks what is added), search_request.py (checks what is asked, and
+returns what was found), filters.py, metric.py, diversity.py, locks.py, errors.py. Importing
 this package loads Faiss.
 """
 
