@@ -36,7 +36,7 @@ class DocumentOrdering:
 
     def positions(self, documents: Sequence[Document], chain: Hashable) -> list[int]:
         """Return the documents' positions, each once, in the order to use."""
-        if self.order == "retrieved" or len(documents) < 2:
+        if len(documents) < 2:
             return list(range(len(documents)))
         path = _path(documents, chain)
         with self._lock:
