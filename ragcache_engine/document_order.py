@@ -37,7 +37,7 @@ class DocumentOrdering:
 
     def positions(self, documents: Sequence[Document], chain: Hashable) -> list[int]:
         """Return the positions of the documents in the order that the prompt should have, each once."""
-        if self.order == "retrieved" or len(documents) < 2:
+        if len(documents) < 2:
             return list(range(len(documents)))
         path = _path(documents, chain)
         with self._lock:

@@ -71,13 +71,11 @@ class RAGCacheEngine:
         self._finalizer = weakref.finalize(self, self._runtime.close)
         try:
             self.limits: ModelLimits = self._runtime.start()
-            ordering = DocumentOrdering(
-                config.document_order,
-                self.limits.device_tokens + self.limits.host_tokens,
-                policy_of_tiers(config.policy),
-            )
             self._retrievals = RetrievalTracker(
-                self._runtime, ordering, templates, is_speculating=config.speculation != "off"
+                self._runtime,
+                _make_ordering(config, self.limits),
+                templates,
+                is_speculating=config.speculation != "off",
             )
             self._intake = PromptIntake(self._runtime, self._retrievals, self.limits.context_tokens)
             self.chat = EngineChat(self._runtime, config.chat_template, config.tool_parser)
@@ -392,6 +390,14 @@ class RAGCacheEngine:
         trace: TracebackType | None,
     ) -> None:
         await self.aclose()
+
+
+def _make_ordering(config: EngineConfig, limits: ModelLimits) -> DocumentOrdering | None:
+    """Return what orders the documents of a search; None if they stay as they were retrieved."""
+    if config.document_order == "retrieved":
+        return None
+    capacity_tokens = limits.device_tokens + limits.host_tokens
+    return DocumentOrdering(config.document_order, capacity_tokens, policy_of_tiers(config.policy))
 
 
 def _require_ids(document_ids: Iterable[str]) -> list[str]:

@@ -43,16 +43,18 @@ class PromptIntake:
         options = options or SamplingOptions()
         if isinstance(prompt, ChatPrompt):
             prompt, options = str(prompt), replace(options, add_special_tokens=False)
+        self._runtime.require_open()
+        request_id = self._runtime.next_request_id()
         if options.guide:
-            self._runtime.require_open()
             self._runtime.backend.check(options)
-        tokenized = self._require_fitting(self.tokenize(prompt, options.add_special_tokens))
+        tokenized = self._runtime.pipeline.tokenize(prompt, options.add_special_tokens)
+        self._require_fitting(tokenized)
         if documents is None:
             match = self._retrievals.match(prompt)
         else:
             match = PromptMatch(find_documents(prompt, documents))
         request = BackendRequest(
-            request_id=self._runtime.next_request_id(),
+            request_id=request_id,
             prompt=tokenized,
             segments=token_segments(tokenized, match.spans),
             options=options,
@@ -73,10 +75,9 @@ class PromptIntake:
         self._runtime.require_open()
         if isinstance(prompt, ChatPrompt):
             prompt, add_special_tokens = str(prompt), False
-        known = self._runtime.pipeline.tokenized(prompt, add_special_tokens)
-        return known or self._runtime.backend.tokenize(prompt, add_special_tokens)
+        return self._runtime.pipeline.tokenize(prompt, add_special_tokens)
 
-    def _require_fitting(self, tokenized: TokenizedPrompt) -> TokenizedPrompt:
+    def _require_fitting(self, tokenized: TokenizedPrompt) -> None:
         if not len(tokenized):
             raise EmptyPrompt(
                 "the prompt is empty: check what your prompt template was filled with"
@@ -87,4 +88,3 @@ class PromptIntake:
                 f"{self._context_tokens} leaves no room for an answer; retrieve fewer or "
                 f"shorter documents, or raise max_model_len in vllm_args"
             )
-        return tokenized

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
+import logging
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
-from ragcache_engine.errors import EngineClosed, EngineDied
+from ragcache_engine.errors import EngineClosed, EngineDied, RAGCacheError
 from ragcache_engine.protocols import Backend, BackendRequest
 from ragcache_engine.retry import Heartbeat, run_with_retry
 from ragcache_engine.speculation import Pipeline
 from ragcache_engine.streams import Item
-from ragcache_engine.values import CachedTokens, CacheStats, Piece, Usage
+from ragcache_engine.values import CachedTokens, CacheStats, Piece, SpeculationOutcome, Usage
 
-Restart = Callable[[EngineDied], Awaitable[None]]
-"""Restarts a backend that died, once for all requests that its death hit."""
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,26 +39,20 @@ class PreparedRequest:
 
 
 class RequestRunner:
-    """Runs prepared requests and counts them. All methods but `stats` belong to the engine's loop.
+    """Runs prepared requests and counts them; restarts the backend if it dies under them.
 
-    watch_for_death: called when a request begins. It returns the function that restarts the backend if
-      the backend dies under this request.
+    All methods but `stats` belong to the engine's loop.
     stats: the engine's counters, without those of the tiers and of speculation. The runner replaces
       this value and never changes it, so any thread may read it.
     """
 
-    def __init__(
-        self,
-        backend: Backend,
-        pipeline: Pipeline,
-        heartbeat: Heartbeat,
-        watch_for_death: Callable[[], Restart],
-    ) -> None:
+    def __init__(self, backend: Backend, pipeline: Pipeline, heartbeat: Heartbeat) -> None:
         self._backend = backend
         self._pipeline = pipeline
         self._heartbeat = heartbeat
-        self._watch_for_death = watch_for_death
         self._tasks: set[asyncio.Task[None]] = set()
+        self._restarts = 0
+        self._restart_lock = asyncio.Lock()
         self.stats = CacheStats()
 
     async def run(self, prepared: PreparedRequest, put: Callable[[Item], None]) -> None:
@@ -102,12 +96,12 @@ class RequestRunner:
         cached, first_token_s, output_tokens = CachedTokens(), None, 0
         # Before the first attempt: by the time a request learns of a death, others that it hit may
         # have brought the backend up again.
-        restart = self._watch_for_death()
+        restarts = self._restarts
 
         async def recover(failure: Exception) -> None:
             self.stats = replace(self.stats, retried=self.stats.retried + 1)
             if isinstance(failure, EngineDied):
-                await restart(failure)
+                await self._restart_backend(restarts, failure)
 
         with self._pipeline.claim(request, prepared.search_number) as claim:
             generated = run_with_retry(
@@ -139,6 +133,26 @@ class RequestRunner:
                         )
                     if delta.text or delta.token_ids or usage:
                         yield Piece(delta.text, delta.token_ids, delta.finish_reason, usage)
+
+    async def _restart_backend(self, restarts: int, death: EngineDied) -> None:
+        """Bring a dead backend back up, once for all requests that its death hit.
+
+        restarts: how often the backend had been restarted when the request's first attempt began.
+        """
+        async with self._restart_lock:
+            if self._restarts > restarts:
+                return  # another request that the death hit has already done it
+            logger.warning("%s; starting it once more", death)
+            await self._pipeline.end_unclaimed(SpeculationOutcome.FAILED)
+            await self._backend.close()
+            try:
+                await self._backend.start()
+            except RAGCacheError as error:
+                raise EngineDied(
+                    f"the model's process died and did not come up again: {error}"
+                ) from error
+            self._restarts += 1
+            self._heartbeat.beat()  # waiting requests must not time out because a start was silent
 
     def _count_end(
         self, usage: Usage | None = None, *, failed: int = 0, cancelled: int = 0

@@ -76,7 +76,7 @@ class RetrievalTracker:
     """Remembers what was retrieved, recognises it in prompts, and learns from those prompts.
 
     Any thread may call any of its methods.
-    ordering: chooses the order in which retrievers hand over their documents.
+    ordering: chooses the order in which retrievers hand over their documents; None: as they found them.
     templates: what the engine knows of the chains' prompts. is_speculating: whether to pass the
       searches' results on to speculation.
     """
@@ -84,7 +84,7 @@ class RetrievalTracker:
     def __init__(
         self,
         runtime: Runtime,
-        ordering: DocumentOrdering,
+        ordering: DocumentOrdering | None,
         templates: TemplateBook,
         *,
         is_speculating: bool,
@@ -112,11 +112,12 @@ class RetrievalTracker:
             if self._is_speculating
             else None
         )
+        ordering = self._ordering
         in_progress = RetrievalInProgress(
             question,
             search.started_s if search else self._runtime.backend.now(),
             _stage=partial(self._tell_stage, search) if search else _ignore_stage,
-            _order=partial(self._ordering.positions, chain=chain),
+            _order=partial(ordering.positions, chain=chain) if ordering else _keep_order,
         )
         try:
             yield in_progress
@@ -163,11 +164,12 @@ class RetrievalTracker:
 
     def learn(self, retrieval: Retrieval, request: BackendRequest) -> None:
         """Learn from a prompt in which order documents come, and how its chain writes prompts."""
-        found = {document.id: document for document in retrieval.documents}
-        names = dict.fromkeys(segment.document_id for segment in request.segments)
-        self._ordering.note_prompt(
-            [found[name] for name in names if name in found], retrieval.chain
-        )
+        if self._ordering:
+            found = {document.id: document for document in retrieval.documents}
+            names = dict.fromkeys(segment.document_id for segment in request.segments)
+            self._ordering.note_prompt(
+                [found[name] for name in names if name in found], retrieval.chain
+            )
         if not self._is_speculating:
             return
         try:

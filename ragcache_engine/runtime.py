@@ -2,32 +2,27 @@
 
 from __future__ import annotations
 
-import asyncio
 import atexit
-import logging
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
-from functools import partial
 from itertools import count
 
 from ragcache_engine.config import SpeculationMode
-from ragcache_engine.errors import EngineClosed, EngineDied, EngineError, RAGCacheError
+from ragcache_engine.errors import EngineClosed, EngineError
 from ragcache_engine.loop import LoopThread
 from ragcache_engine.prompt import TemplateBook
 from ragcache_engine.protocols import Backend
-from ragcache_engine.request_runner import PreparedRequest, RequestRunner, Restart
+from ragcache_engine.request_runner import PreparedRequest, RequestRunner
 from ragcache_engine.retry import Heartbeat
 from ragcache_engine.speculation import Pipeline
 from ragcache_engine.streams import Item
 from ragcache_engine.values import CacheStats, ModelLimits, SpeculationOutcome
 
-logger = logging.getLogger(__name__)
-
 
 class Runtime:
-    """Starts the backend, restarts it when it dies, runs requests on it, and closes it.
+    """Starts the backend, runs requests on it, and closes it.
 
     The backend's coroutines run on the engine's own loop, in its own thread. Any thread may call every
     public method.
@@ -43,28 +38,23 @@ class Runtime:
         request_timeout_s: float,
     ) -> None:
         self.backend = backend
-        self._heartbeat = Heartbeat(request_timeout_s)
+        heartbeat = Heartbeat(request_timeout_s)
         self.pipeline = Pipeline(
             backend,
             templates,
             is_automatic=speculation == "auto",
             next_request_id=self.next_request_id,
-            sign_of_life=self._heartbeat.beat,
+            sign_of_life=heartbeat.beat,
         )
-        self._requests = RequestRunner(
-            backend, self.pipeline, self._heartbeat, self._watch_for_death
-        )
+        self._requests = RequestRunner(backend, self.pipeline, heartbeat)
         self._thread = LoopThread("ragcache-engine")
         self._request_numbers = count()
         self._is_closing = False
         self._close_lock = threading.Lock()
-        self._starts = 0
-        self._start_lock = asyncio.Lock()
 
     def start(self) -> ModelLimits:
         """Load the model and wait for it. Raises what Backend.start does."""
         limits = self._thread.submit(self.backend.start()).result()
-        self._starts = 1
         self.pipeline.use_limits(limits)
         # The handler registered last runs first: this one must run before multiprocessing's own, which
         # would end the backend's processes under running requests.
@@ -126,29 +116,6 @@ class Runtime:
             tiers=self.backend.counters().snapshot(),
             speculation=self.pipeline.stats,
         )
-
-    def _watch_for_death(self) -> Restart:
-        return partial(self._restart, self._starts)
-
-    async def _restart(self, starts: int, death: EngineDied) -> None:
-        """Bring a dead backend back up, once for all requests that its death hit.
-
-        starts: how often the backend had been started when the request's first attempt began.
-        """
-        async with self._start_lock:
-            if self._starts > starts:
-                return  # another request has already restarted it
-            logger.warning("%s; starting it once more", death)
-            await self.pipeline.end_unclaimed(SpeculationOutcome.FAILED)
-            await self.backend.close()
-            try:
-                await self.backend.start()
-            except RAGCacheError as error:
-                raise EngineDied(
-                    f"the model's process died and did not come up again: {error}"
-                ) from error
-            self._starts += 1
-            self._heartbeat.beat()  # a silent start must not time out waiting requests
 
     def close(self) -> None:
         """End running requests with EngineClosed and close the backend. A second call does nothing."""

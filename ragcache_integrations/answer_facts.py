@@ -1,12 +1,18 @@
-"""Turns the cost of an answer into plain values that both frameworks can keep."""
+"""Turns the cost and the timeline of an answer into plain values for both frameworks, and back."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ragcache_engine import FinishReason, Usage
-from ragcache_integrations.timeline import plain_timeline
+from ragcache_engine import (
+    FinishReason,
+    SpeculationEvent,
+    SpeculationOutcome,
+    SpeculationReport,
+    SpeculationStep,
+    Usage,
+)
 
 
 def answer_facts(finish_reason: FinishReason, usage: Usage) -> dict[str, Any]:
@@ -31,3 +37,28 @@ def token_counts(usages: Sequence[Usage]) -> dict[str, Any]:
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
     }
+
+
+def plain_timeline(report: SpeculationReport) -> list[dict[str, Any]]:
+    """Return the report's events in order.
+
+    at_s: seconds since the question. step: the value of a SpeculationStep.
+    """
+    return [
+        {"at_s": event.at_s, "step": event.step.value, "detail": event.detail}
+        for event in report.timeline
+    ]
+
+
+def report_of(outcome: str, timeline: Sequence[Mapping[str, Any]]) -> SpeculationReport:
+    """Rebuild the report that `plain_timeline` made plain.
+
+    Raises ValueError for an outcome or a step that the engine does not have.
+    """
+    return SpeculationReport(
+        SpeculationOutcome(outcome),
+        tuple(
+            SpeculationEvent(event["at_s"], SpeculationStep(event["step"]), event["detail"])
+            for event in timeline
+        ),
+    )

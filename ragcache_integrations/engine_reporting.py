@@ -1,4 +1,4 @@
-"""Tells the engine about a retriever's search: its beginning, its provisional results, its answer.
+"""Tells the engine about a retriever's search: its provisional results, and its answer.
 
 In all functions here, as_document turns an item that the framework found into the engine's Document.
 """
@@ -6,47 +6,17 @@ In all functions here, as_document turns an item that the framework found into t
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Generator, Hashable, Sequence
+from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, closing
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
-from ragcache_engine import Document, RAGCacheEngine, RetrievalInProgress, SamplingOptions
+from ragcache_engine import Document, RAGCacheEngine, RetrievalInProgress
 from ragcache_integrations.stage_stream import stream_search
 from ragcache_integrations.staging import OnStage
 
 logger = logging.getLogger(__name__)
 
 Item = TypeVar("Item")
-
-
-class AsksEngine(Protocol):
-    """An LLM on an engine: the sampling options and the tenant of its requests."""
-
-    tenant: str | None
-
-    def sampling_options(self) -> SamplingOptions: ...
-
-
-def open_retrieval(
-    engine: RAGCacheEngine,
-    question: str,
-    *,
-    chain: Hashable,
-    template: Callable[[str, Sequence[Document]], str] | None,
-    llm: AsksEngine | None,
-) -> AbstractContextManager[RetrievalInProgress]:
-    """Tell the engine that a search for this question begins; leaving the `with` block ends it.
-
-    chain: distinguishes this retriever's prompts from those of other retrievers.
-    template, llm: with both, the engine can start even the chain's first prompt early.
-    """
-    return engine.retrieval(
-        question,
-        chain=chain,
-        template=template,
-        options=llm.sampling_options() if llm else None,
-        tenant=llm.tenant if llm else None,
-    )
 
 
 def listener_if_speculating(
@@ -96,7 +66,7 @@ def stream_and_tell_engine(
 ) -> Generator[tuple[list[Item], float, bool]]:
     """Yield the stages of a search as `stream_search` does, and tell the engine of each of them.
 
-    opening: what `open_retrieval` returned, not entered yet.
+    opening: what `RAGCacheEngine.retrieval` returned, not entered yet.
     """
     with opening as retrieval:
         tell = stage_listener(retrieval, as_document)

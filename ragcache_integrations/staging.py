@@ -144,11 +144,9 @@ def _has_same_result(one: SearchStage, other: SearchStage) -> bool:
 
 
 def translate_stages(
-    translate: Callable[[RawResult], Result], on_stage: OnStage[Result] | None
-) -> OnStage[RawResult] | None:
-    """Return a listener that translates each stage for `on_stage`; None if there is none."""
-    if on_stage is None:
-        return None
+    translate: Callable[[RawResult], Result], on_stage: OnStage[Result]
+) -> OnStage[RawResult]:
+    """Return a listener that translates each stage for `on_stage`."""
 
     def tell(raw_result: RawResult, fraction_done: float) -> None:
         on_stage(translate(raw_result), fraction_done)

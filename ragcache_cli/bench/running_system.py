@@ -19,7 +19,7 @@ from ragcache_cli.chains import langchain_chain
 from ragcache_cli.errors import BenchFailed
 from ragcache_cli.timeline import hidden_share
 from ragcache_engine import EngineConfig, EngineError, RAGCacheEngine
-from ragcache_integrations.timeline import report_of
+from ragcache_integrations.answer_facts import report_of
 
 WARM_UP = "Hello."
 """A question shorter than a block: it readies the engine and leaves nothing in the cache."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Hashable
 
-from ragcache_engine.speculation.estimate import Estimator, ModelSpeed
+from ragcache_engine.speculation.estimate import Estimator
 from ragcache_engine.speculation.outcomes import USEFUL
+from ragcache_engine.speculation.prefill_load import ModelSpeed
 from ragcache_engine.speculation.tracked_search import TrackedSearch
 
 MOST_CHAINS = 64

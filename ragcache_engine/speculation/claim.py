@@ -34,6 +34,7 @@ class Claim:
         self._speculation = speculation
         self._claimed_s = now()
         self._was_alone = speculation is None and load.begin(self)
+        load.note_prompt(self._tokens)
         self.begun: AsyncGenerator[Delta, None] | None = (
             speculation.deltas() if speculation else None
         )

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-NEWEST_WEIGHT = 0.25
-"""Share of the newest measurement in a running mean."""
+from ragcache_engine.speculation.prefill_load import ModelSpeed, running_mean
+
 LEAST_LEAD_S = 0.003
 """With a shorter lead, an early start costs as much as it hides, because it must wake two threads."""
 LEAST_USEFUL_SHARE = 0.2
@@ -53,35 +53,6 @@ class ChainFigures:
             useful_share=running_mean(self.useful_share, float(was_of_use)),
             wrong_guesses=running_mean(self.wrong_guesses, wrong_guesses),
         )
-
-
-@dataclass(frozen=True, slots=True)
-class ModelSpeed:
-    """Running means over all requests that had the model to themselves. None: none measured yet.
-
-    prefill_s: seconds from the request to its first token. computed_tokens: prompt tokens computed in
-    that time.
-    """
-
-    prefill_s: float | None = None
-    computed_tokens: float | None = None
-
-    def after_prefill(self, seconds: float, computed_tokens: int) -> ModelSpeed:
-        """Return the speed with one more measured prefill."""
-        return ModelSpeed(
-            running_mean(self.prefill_s, seconds),
-            running_mean(self.computed_tokens, computed_tokens),
-        )
-
-    @property
-    def token_s(self) -> float:
-        """Seconds to compute one prompt token; 0 before the first measurement."""
-        return (self.prefill_s or 0.0) / max(1.0, self.computed_tokens or 0.0)
-
-
-def running_mean(so_far: float | None, newest: float) -> float:
-    """Return the mean with one more measurement. so_far: None before the first one."""
-    return newest if so_far is None else so_far + NEWEST_WEIGHT * (newest - so_far)
 
 
 def expected_gain_s(figures: ChainFigures, speed: ModelSpeed, step_tokens: int | None) -> float:

@@ -103,9 +103,10 @@ class Pipeline:
         """How many requests have no first token yet, speculative or not."""
         return len(self._load)
 
-    def tokenized(self, prompt: str, add_special_tokens: bool) -> TokenizedPrompt | None:
-        """Return the prompt's tokens if a speculation has made them already, else None. Any thread."""
-        return self._registry.find_tokens(prompt, add_special_tokens)
+    def tokenize(self, prompt: str, add_special_tokens: bool) -> TokenizedPrompt:
+        """Return the prompt's tokens: a speculation's if it has made them already. Any thread."""
+        known = self._registry.find_tokens(prompt, add_special_tokens)
+        return known or self._backend.tokenize(prompt, add_special_tokens)
 
     def track_search(
         self,
@@ -190,7 +191,6 @@ class Pipeline:
         search, adopted = self._registry.claim(request, number)
         if search:
             self._settle(search, request, adopted, now_s)
-        self._load.note_prompt(len(request.prompt))
         return Claim(self._backend.now, self._load, request, search, adopted)
 
     def _settle(

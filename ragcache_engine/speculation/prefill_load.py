@@ -2,9 +2,42 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from ragcache_engine.speculation.decide import max_prefill_requests
-from ragcache_engine.speculation.estimate import ModelSpeed, running_mean
 from ragcache_engine.values import ModelLimits
+
+NEWEST_WEIGHT = 0.25
+"""Share of the newest measurement in a running mean."""
+
+
+def running_mean(so_far: float | None, newest: float) -> float:
+    """Return the mean with one more measurement. so_far: None before the first one."""
+    return newest if so_far is None else so_far + NEWEST_WEIGHT * (newest - so_far)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpeed:
+    """Running means over all requests that had the model to themselves. None: none measured yet.
+
+    prefill_s: from the request to its first token.
+    computed_tokens: prompt tokens computed in that time.
+    """
+
+    prefill_s: float | None = None
+    computed_tokens: float | None = None
+
+    def after_prefill(self, seconds: float, computed_tokens: int) -> ModelSpeed:
+        """Return the speed with one more measured prefill."""
+        return ModelSpeed(
+            running_mean(self.prefill_s, seconds),
+            running_mean(self.computed_tokens, computed_tokens),
+        )
+
+    @property
+    def token_s(self) -> float:
+        """Seconds to compute one prompt token; 0 before the first measurement."""
+        return (self.prefill_s or 0.0) / max(1.0, self.computed_tokens or 0.0)
 
 
 class PrefillLoad:

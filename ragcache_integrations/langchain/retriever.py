@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Generator, Hashable, Sequence
+from collections.abc import AsyncGenerator, Generator, Hashable
 from contextlib import AbstractContextManager
+from functools import partial
 from hashlib import sha256
 from typing import Any, NamedTuple, Self
 
@@ -12,7 +13,6 @@ from langchain_core.callbacks import (
     CallbackManagerForRetrieverRun,
 )
 from langchain_core.documents import Document
-from langchain_core.runnables.config import run_in_executor
 from langchain_core.vectorstores import VectorStoreRetriever
 from pydantic import Field, field_validator
 
@@ -20,23 +20,20 @@ import ragcache_engine
 from ragcache_engine import RAGCacheEngine, RetrievalInProgress
 from ragcache_integrations.engine_reporting import (
     listener_if_speculating,
-    open_retrieval,
     stream_and_tell_engine,
     tell_engine,
 )
 from ragcache_integrations.langchain.chat import ChatRAGCache
 from ragcache_integrations.langchain.llm import RAGCacheLLM
 from ragcache_integrations.langchain.store import (
-    aembed,
+    asearch,
     check_searchable,
     check_supported,
-    embed,
-    find_nearest,
+    search,
 )
 from ragcache_integrations.langchain.template import PromptTemplateLike, as_template
 from ragcache_integrations.search_checks import check_top_k
 from ragcache_integrations.stage_stream import iterate_in_thread
-from ragcache_integrations.staging import OnStage
 
 DEFAULT_K = 4
 
@@ -144,7 +141,7 @@ class RAGCacheRetriever(VectorStoreRetriever):
         options = self._check_options(kwargs)
         with self._open_retrieval(query) as retrieval:
             on_stage = listener_if_speculating(self.engine, retrieval, engine_document)
-            documents = self._find_nearest(embed(self.vectorstore, query), options, on_stage)
+            documents = search(self.vectorstore, query, self.search_type, options, on_stage)
             return tell_engine(retrieval, documents, engine_document)
 
     async def _aget_relevant_documents(
@@ -152,9 +149,8 @@ class RAGCacheRetriever(VectorStoreRetriever):
     ) -> list[Document]:
         options = self._check_options(kwargs)
         with self._open_retrieval(query) as retrieval:
-            vector = await aembed(self.vectorstore, query)
             on_stage = listener_if_speculating(self.engine, retrieval, engine_document)
-            documents = await run_in_executor(None, self._find_nearest, vector, options, on_stage)
+            documents = await asearch(self.vectorstore, query, self.search_type, options, on_stage)
             return tell_engine(retrieval, documents, engine_document)
 
     def stream_stages(self, query: str, **kwargs: Any) -> Generator[DocumentStage]:
@@ -176,10 +172,8 @@ class RAGCacheRetriever(VectorStoreRetriever):
         """
         options = self._check_options(kwargs)
 
-        def search(on_stage: OnStage[list[Document]]) -> list[Document]:
-            return self._find_nearest(embed(self.vectorstore, query), options, on_stage)
-
-        for stage in stream_and_tell_engine(self._open_retrieval(query), engine_document, search):
+        run = partial(search, self.vectorstore, query, self.search_type, options)
+        for stage in stream_and_tell_engine(self._open_retrieval(query), engine_document, run):
             yield DocumentStage(*stage)
 
     def astream_stages(self, query: str, **kwargs: Any) -> AsyncGenerator[DocumentStage]:
@@ -191,10 +185,16 @@ class RAGCacheRetriever(VectorStoreRetriever):
         return iterate_in_thread(self.stream_stages(query, **kwargs))
 
     def _open_retrieval(self, query: str) -> AbstractContextManager[RetrievalInProgress]:
-        template = self.template
+        template, llm = self.template, self.llm
         if template is not None:
-            template = as_template(template, self.document_separator, self.llm)
-        return open_retrieval(self.engine, query, chain=self.chain, template=template, llm=self.llm)
+            template = as_template(template, self.document_separator, llm)
+        return self.engine.retrieval(
+            query,
+            chain=self.chain,
+            template=template,
+            options=llm.sampling_options() if llm else None,
+            tenant=llm.tenant if llm else None,
+        )
 
     def _check_options(self, changes: dict[str, Any]) -> dict[str, Any]:
         """Return the search's options, after all checks that need no embedding."""
@@ -203,14 +203,6 @@ class RAGCacheRetriever(VectorStoreRetriever):
         check_supported(self.vectorstore)
         check_searchable(self.vectorstore)
         return options
-
-    def _find_nearest(
-        self,
-        vector: Sequence[float],
-        options: dict[str, Any],
-        on_stage: OnStage[list[Document]] | None,
-    ) -> list[Document]:
-        return find_nearest(self.vectorstore, vector, self.search_type, options, on_stage)
 
 
 def engine_document(document: Document) -> ragcache_engine.Document:

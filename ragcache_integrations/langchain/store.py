@@ -67,7 +67,38 @@ def check_searchable(store: Any) -> None:
     check_same_count(store.index.ntotal, len(store.index_to_docstore_id))
 
 
-def embed(store: Any, query: str) -> Sequence[float]:
+def search(
+    store: Any,
+    query: str,
+    search_type: str,
+    options: Mapping[str, Any],
+    on_stage: OnStage[list[Document]] | None = None,
+) -> list[Document]:
+    """Return what the store's own retriever finds for a query, in its order.
+
+    on_stage: called at each stage of the search with what the search would return if it ended now.
+    Raises QueryShapeError if the query's vector is not of the index's size; UnknownDocument if the
+    index names a document that the docstore does not hold.
+    """
+    return _find_nearest(store, _embed(store, query), search_type, options, on_stage)
+
+
+async def asearch(
+    store: Any,
+    query: str,
+    search_type: str,
+    options: Mapping[str, Any],
+    on_stage: OnStage[list[Document]] | None = None,
+) -> list[Document]:
+    """`search` without blocking the event loop."""
+    if store.embeddings is None:
+        vector = await run_in_executor(None, _embed, store, query)
+    else:
+        vector = await store.embeddings.aembed_query(query)
+    return await run_in_executor(None, _find_nearest, store, vector, search_type, options, on_stage)
+
+
+def _embed(store: Any, query: str) -> Sequence[float]:
     """Embed the query with the store's own embedding model."""
     if store.embeddings is None:  # the store was given a plain function
         vector: Sequence[float] = store.embedding_function(query)
@@ -76,27 +107,13 @@ def embed(store: Any, query: str) -> Sequence[float]:
     return vector
 
 
-async def aembed(store: Any, query: str) -> Sequence[float]:
-    """`embed` without blocking the event loop."""
-    if store.embeddings is None:
-        return await run_in_executor(None, embed, store, query)
-    vector: Sequence[float] = await store.embeddings.aembed_query(query)
-    return vector
-
-
-def find_nearest(
+def _find_nearest(
     store: Any,
     vector: Sequence[float],
     search_type: str,
     options: Mapping[str, Any],
-    on_stage: OnStage[list[Document]] | None = None,
+    on_stage: OnStage[list[Document]] | None,
 ) -> list[Document]:
-    """Return what the store's own retriever finds for a query's vector, in its order.
-
-    on_stage: called at each stage of the search with what the search would return if it ended now.
-    Raises QueryShapeError if the vector is not of the index's size; UnknownDocument if the index
-    names a document that the docstore does not hold.
-    """
     if isinstance(store, SearchableByVector):
         stage_option = {} if on_stage is None else {"on_stage": on_stage}
         return store.search_by_vector(vector, search_type, **options, **stage_option)

@@ -16,7 +16,6 @@ from llama_index.core.schema import BaseNode, MetadataMode, NodeWithScore, Query
 from ragcache_engine import Document, QueryShapeError, RAGCacheEngine, RetrievalInProgress
 from ragcache_integrations.engine_reporting import (
     listener_if_speculating,
-    open_retrieval,
     stream_and_tell_engine,
     tell_engine,
 )
@@ -244,8 +243,13 @@ class RAGCacheRetriever(VectorIndexRetriever):
         return iterate_in_thread(self.stream_stages(query))
 
     def _open_retrieval(self, question: str) -> AbstractContextManager[RetrievalInProgress]:
-        return open_retrieval(
-            self._engine, question, chain=self.chain, template=self._template, llm=self._llm
+        llm = self._llm
+        return self._engine.retrieval(
+            question,
+            chain=self.chain,
+            template=self._template,
+            options=llm.sampling_options() if llm else None,
+            tenant=llm.tenant if llm else None,
         )
 
     def _check_before_search(self) -> None:

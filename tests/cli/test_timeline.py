@@ -15,7 +15,7 @@ from ragcache_engine import (
     SpeculationStep,
     Usage,
 )
-from ragcache_integrations.timeline import plain_timeline, report_of
+from ragcache_integrations.answer_facts import plain_timeline, report_of
 
 S = SpeculationStep
 ADOPTED = SpeculationReport(

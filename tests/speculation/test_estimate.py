@@ -10,10 +10,10 @@ from ragcache_engine.speculation.estimate import (
     QUESTIONS_BETWEEN_TRIALS,
     ChainFigures,
     Estimator,
-    ModelSpeed,
     expected_gain_s,
     is_worthwhile,
 )
+from ragcache_engine.speculation.prefill_load import ModelSpeed
 
 STEP = 512
 FAST = ModelSpeed().after_prefill(1.0, 1000)

@@ -9,8 +9,8 @@
     community.py          reads the files that langchain_community's FAISS saved
 
 and, without state: additions.py (checks new documents), search_request.py (checks a search's
-arguments), search_results.py (makes the results), filters.py, metric.py, diversity.py, locks.py,
-errors.py. Importing this package loads Faiss.
+arguments, runs it, and makes the results), filters.py, metric.py, diversity.py, locks.py, errors.py.
+Importing this package loads Faiss.
 """
 
 from ragcache_integrations.langchain.faiss_store.errors import (

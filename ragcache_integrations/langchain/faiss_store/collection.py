@@ -17,7 +17,6 @@ import faiss
 import numpy as np
 from langchain_core.documents import Document
 
-from ragcache_engine import QueryShapeError
 from ragcache_integrations.langchain.faiss_store.errors import VectorShapeError
 from ragcache_integrations.langchain.faiss_store.filter_cache import FilterCache
 from ragcache_integrations.langchain.faiss_store.filters import Filter
@@ -31,6 +30,7 @@ from ragcache_integrations.langchain.faiss_store.row_search import (
     Scores,
     search_rows,
 )
+from ragcache_integrations.search_checks import check_vector_size
 from ragcache_integrations.staging import OnStage
 
 _VECTORS_PER_ADD = 1_024  # a search waits while this many vectors are added
@@ -148,7 +148,7 @@ class Collection:
         with self._lock.reading():
             if self._index is None:
                 return SearchResult([], np.empty(0, dtype=np.float32), query[:0])
-            self._check_query(query)
+            check_vector_size(query.shape[1], self._index)
             selection = self._filter_cache.select(filter, self._documents, self._index.ntotal)
             on_row_stage: OnRowStage | None = None
             if on_stage is not None:
@@ -241,11 +241,3 @@ class Collection:
         rows = np.fromiter(self._documents, dtype=np.int64, count=len(self._documents))
         stored: FloatMatrix = self._index.reconstruct_batch(rows)
         return stored
-
-    def _check_query(self, query: FloatMatrix) -> None:
-        assert self._index is not None
-        if query.shape[1] != self._index.d:
-            raise QueryShapeError(
-                f"the query's vector has {query.shape[1]} dimensions, the index {self._index.d}; "
-                f"embed queries with the model the index was built with, or build it again"
-            )

@@ -1,20 +1,26 @@
-"""One search: checks its arguments before the query is embedded, and then runs it."""
+"""One search: checks its arguments before the query is embedded, runs it, and makes the results."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
-from typing import Any, Self
+from functools import partial
+from typing import Any, Self, TypeVar
 
 import numpy as np
+from langchain_core.documents import Document
 
 from ragcache_engine import BadRequest, QueryShapeError
 from ragcache_integrations.langchain.faiss_store.collection import Collection, SearchResult
+from ragcache_integrations.langchain.faiss_store.diversity import choose_diverse
 from ragcache_integrations.langchain.faiss_store.filters import Filter, compile_filter
 from ragcache_integrations.langchain.faiss_store.metric import FloatMatrix
 from ragcache_integrations.langchain.faiss_store.row_search import Effort
 from ragcache_integrations.search_checks import check_top_k
-from ragcache_integrations.staging import OnStage
+from ragcache_integrations.staging import OnStage, translate_stages
+
+Found = TypeVar("Found")
 
 DEFAULT_K = 4
 DEFAULT_FETCH_K = 20
@@ -65,23 +71,59 @@ class SearchRequest:
             collection, k, filter, options.get("score_threshold"), effort, fetch_k, lambda_mult
         )
 
-    def run(
+    def find_scored(
         self,
         embedding: Sequence[float],
-        k: int,
-        with_vectors: bool = False,
-        on_stage: OnStage[SearchResult] | None = None,
-    ) -> SearchResult:
-        """Return the k nearest documents that pass the filter, whatever their scores.
+        on_stage: OnStage[list[tuple[Document, float]]] | None = None,
+    ) -> list[tuple[Document, float]]:
+        """Return copies of the k nearest documents that are near enough, with their scores.
 
         Raises QueryShapeError.
         """
-        query = query_matrix(embedding)
-        return self.collection.find_nearest(
-            query, k, self.filter, self.effort, with_vectors, on_stage
-        )
+        return self._find(query_matrix(embedding), self.k, self._select_scored, on_stage)
 
-    def is_near_enough(self, score: float) -> bool:
+    def find_diverse(
+        self,
+        embedding: Sequence[float],
+        on_stage: OnStage[list[Document]] | None = None,
+    ) -> list[Document]:
+        """Return copies of up to k documents that are near enough to the query and unlike each other.
+
+        Raises QueryShapeError.
+        """
+        query, fetched = query_matrix(embedding), max(self.k, self.fetch_k)
+        select = partial(self._select_diverse, query)
+        return self._find(query, fetched, select, on_stage, with_vectors=True)
+
+    def _find(
+        self,
+        query: FloatMatrix,
+        k: int,
+        select: Callable[[SearchResult], Found],
+        on_stage: OnStage[Found] | None,
+        with_vectors: bool = False,
+    ) -> Found:
+        """Search for the k nearest documents that pass the filter. Return what `select` makes of them."""
+        on_result = translate_stages(select, on_stage) if on_stage is not None else None
+        found = self.collection.find_nearest(
+            query, k, self.filter, self.effort, with_vectors, on_result
+        )
+        return select(found)
+
+    def _select_scored(self, found: SearchResult) -> list[tuple[Document, float]]:
+        return [
+            (copy_document(document), score)
+            for document, score in zip(found.documents, found.scores.tolist(), strict=True)
+            if self._is_near_enough(score)
+        ]
+
+    def _select_diverse(self, query: FloatMatrix, found: SearchResult) -> list[Document]:
+        near = [at for at, score in enumerate(found.scores.tolist()) if self._is_near_enough(score)]
+        assert found.vectors is not None
+        chosen = choose_diverse(query, found.vectors[near], self.k, self.lambda_mult)
+        return [copy_document(found.documents[near[at]]) for at in chosen]
+
+    def _is_near_enough(self, score: float) -> bool:
         """Tell whether a document with this score passes the threshold."""
         if self.score_threshold is None:
             return True
@@ -116,3 +158,33 @@ def refuse_unknown_options(
         if name not in known:
             choice = f"the options are {', '.join(known)}" if known else "leave it out"
             raise BadRequest(f"{where} knows no option {name!r}; {choice}")
+
+
+def relevant_documents(
+    relevance: Callable[[float], float],
+    min_relevance: float | None,
+    scored: list[tuple[Document, float]],
+) -> list[Document]:
+    """Return the documents of at least this relevance; all of them if it is None.
+
+    relevance: turns a score into a relevance.
+    """
+    return [
+        document
+        for document, score in scored
+        if min_relevance is None or relevance(score) >= min_relevance
+    ]
+
+
+def without_scores(scored: list[tuple[Document, float]]) -> list[Document]:
+    """Return the documents alone."""
+    return [document for document, _ in scored]
+
+
+def copy_document(document: Document) -> Document:
+    """Return a copy, which the caller may change without changing the store."""
+    return Document(
+        id=document.id,
+        page_content=document.page_content,
+        metadata=deepcopy(document.metadata),
+    )

@@ -37,14 +37,10 @@ from ragcache_integrations.langchain.faiss_store.search_request import (
     DEFAULT_FETCH_K,
     DEFAULT_K,
     SearchRequest,
+    copy_document,
     query_matrix,
     refuse_unknown_options,
-)
-from ragcache_integrations.langchain.faiss_store.search_results import (
-    copy_document,
-    diverse_documents,
     relevant_documents,
-    scored_documents,
     without_scores,
 )
 from ragcache_integrations.staging import OnStage, translate_stages
@@ -283,7 +279,7 @@ class FaissVectorStore(VectorStore):
         cosine and inner_product: higher is nearer. l2: the squared distance, lower is nearer.
         """
         request = SearchRequest.from_arguments(self._collection, k, kwargs)
-        return self._find_scored(request, self._embedding.embed_query(query))
+        return request.find_scored(self._embedding.embed_query(query))
 
     async def asimilarity_search_with_score(
         self, query: str, k: int = DEFAULT_K, **kwargs: Any
@@ -291,7 +287,7 @@ class FaissVectorStore(VectorStore):
         """`similarity_search_with_score` off the event loop."""
         request = SearchRequest.from_arguments(self._collection, k, kwargs)
         vector = await self._embedding.aembed_query(query)
-        return await run_in_executor(None, self._find_scored, request, vector)
+        return await run_in_executor(None, request.find_scored, vector)
 
     def max_marginal_relevance_search(
         self,
@@ -311,7 +307,7 @@ class FaissVectorStore(VectorStore):
             **kwargs: as in `similarity_search`.
         """
         request = SearchRequest.from_arguments(self._collection, k, kwargs, fetch_k, lambda_mult)
-        return self._find_diverse(request, self._embedding.embed_query(query))
+        return request.find_diverse(self._embedding.embed_query(query))
 
     async def amax_marginal_relevance_search(
         self,
@@ -324,7 +320,7 @@ class FaissVectorStore(VectorStore):
         """`max_marginal_relevance_search` off the event loop."""
         request = SearchRequest.from_arguments(self._collection, k, kwargs, fetch_k, lambda_mult)
         vector = await self._embedding.aembed_query(query)
-        return await run_in_executor(None, self._find_diverse, request, vector)
+        return await run_in_executor(None, request.find_diverse, vector)
 
     # Searching by vector. LangChain's async versions run these methods off the event loop.
 
@@ -377,9 +373,8 @@ class FaissVectorStore(VectorStore):
             "ef_search": ef_search,
             **kwargs,
         }
-        return self._find_scored(
-            SearchRequest.from_arguments(self._collection, k, options), embedding, on_stage
-        )
+        request = SearchRequest.from_arguments(self._collection, k, options)
+        return request.find_scored(embedding, on_stage)
 
     async def asimilarity_search_with_score_by_vector(
         self, embedding: Sequence[float], k: int = DEFAULT_K, **kwargs: Any
@@ -404,7 +399,7 @@ class FaissVectorStore(VectorStore):
         on_stage: as in `search_by_vector`.
         """
         request = SearchRequest.from_arguments(self._collection, k, kwargs, fetch_k, lambda_mult)
-        return self._find_diverse(request, embedding, on_stage)
+        return request.find_diverse(embedding, on_stage)
 
     def search_by_vector(
         self,
@@ -612,32 +607,13 @@ class FaissVectorStore(VectorStore):
         store._collection.put(documents, _vectors_in(old))
         return store
 
-    # What LangChain's base class calls, and the searches themselves
+    # What LangChain's base class calls
 
     def _select_relevance_score_fn(self) -> Callable[[float], float]:
         return self._relevance_score_fn or self._collection.metric.relevance
 
     def _put(self, additions: Additions, vectors: Any) -> None:
         self._collection.put(additions.documents, as_matrix(vectors, len(additions.documents)))
-
-    def _find_scored(
-        self,
-        request: SearchRequest,
-        embedding: Sequence[float],
-        on_stage: OnStage[list[tuple[Document, float]]] | None = None,
-    ) -> list[tuple[Document, float]]:
-        select = partial(scored_documents, request)
-        return select(request.run(embedding, request.k, False, translate_stages(select, on_stage)))
-
-    def _find_diverse(
-        self,
-        request: SearchRequest,
-        embedding: Sequence[float],
-        on_stage: OnStage[list[Document]] | None = None,
-    ) -> list[Document]:
-        select = partial(diverse_documents, request, embedding)
-        fetched = max(request.k, request.fetch_k)
-        return select(request.run(embedding, fetched, True, translate_stages(select, on_stage)))
 
 
 def _texts(additions: Additions) -> list[str]:
