@@ -57,7 +57,7 @@ def cached_in_second_round(text: str) -> dict[str, int]:
 
 
 @pytest.mark.vllm
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(360)
 @pytest.mark.parametrize("name", NOTEBOOKS)
 def test_a_notebook_runs_and_shows_what_it_claims(runner, demo_model, name, monkeypatch):
     for module in ("langchain_community", "llama_index.core", "sentence_transformers"):
