@@ -31,11 +31,11 @@ def main() -> None:
         # In a real program, use a folder that stays. Several engines may share it.
         config = EngineConfig(
             model=sample.model(),
-            device_cache="64MiB",  # holds two or three of these prompts; the rest moves to the host
-            host_cache="128MiB",
+            device_cache="128MiB",  # holds two or three of these prompts; the rest moves to the host
+            host_cache="256MiB",
             disk_cache="2GiB",
             disk_cache_dir=Path(folder),
-            vllm_args={"max_model_len": 2048},
+            vllm_args={"dtype": "float32", "max_model_len": 2048},
         )
         sample.passages()  # made now, so that the first question need not wait for it
         print("A new engine, the disk cache empty")

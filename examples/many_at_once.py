@@ -36,7 +36,9 @@ class Read:
 
 async def main() -> None:
     sample.passages()  # made now, so that no reader waits for it
-    config = EngineConfig(model=sample.model(), vllm_args={"max_model_len": 2048})
+    config = EngineConfig(
+        model=sample.model(), vllm_args={"dtype": "float32", "max_model_len": 2048}
+    )
     with RAGCacheEngine(config) as engine:
         print("The first question on each set of documents, for each tenant, all at once")
         await ask_all(engine, turn=0)

@@ -50,7 +50,9 @@ class MiniLM(Embeddings):
 def main(folder: Path, questions: tuple[str, ...]) -> None:
     store = FaissVectorStore.from_documents(read(folder), MiniLM())
     print(f"{store.document_count} passages from {folder.name}/\n")
-    config = EngineConfig(model=sample.model(), vllm_args={"max_model_len": 4096})
+    config = EngineConfig(
+        model=sample.model(), vllm_args={"dtype": "float32", "max_model_len": 4096}
+    )
     with RAGCacheEngine(config) as engine:
         # without RAGCache: retriever = store.as_retriever(search_kwargs={"k": 3})
         retriever = RAGCacheRetriever.from_vectorstore(store, engine=engine, k=3)

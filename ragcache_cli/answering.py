@@ -6,7 +6,6 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -18,6 +17,7 @@ from ragcache_cli.files import folder_sources
 from ragcache_cli.index import PassageIndex
 from ragcache_cli.model_prompts import prepare_model
 from ragcache_cli.passages import Passage
+from ragcache_cli.precision import choose_dtype
 from ragcache_cli.prompts import PromptForm
 from ragcache_cli.terminal import Phases
 from ragcache_engine import (
@@ -68,7 +68,7 @@ def answer_questions(settings: AskSettings, console: Console) -> int:
         embedder = embedding.load_embedder()
     index = load_corpus_index(settings.corpus, sources, embedder, notes)
     model, form = prepare_model(settings.model, settings.backend, notes)
-    arguments: dict[str, Any] = {} if settings.dtype == "auto" else {"dtype": settings.dtype}
+    arguments = {"dtype": choose_dtype(settings.dtype, settings.backend, notes)}
     config = EngineConfig(model=model, backend=settings.backend, vllm_args=arguments)
     failed = 0
     with notes.waiting("Starting the engine"):

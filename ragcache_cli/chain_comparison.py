@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from ragcache_cli.index import update_index
 from ragcache_cli.machine import installed_versions, this_machine
 from ragcache_cli.measurements import Run, same_prompts
 from ragcache_cli.models import DEMO_MODEL, DEMO_MODEL_NAME, demo_model
+from ragcache_cli.precision import choose_dtype
 from ragcache_cli.prompts import CHATML, INSTRUCTION, form_of_model
 from ragcache_cli.python_topics import python_topics
 from ragcache_cli.questions import QUESTIONS
@@ -62,6 +63,7 @@ def compare_chains(settings: DemoSettings, console: Console) -> None:
     questions = QUESTIONS[: settings.questions]
     with phases.waiting("Loading libraries"):
         _import_all()
+    settings = replace(settings, dtype=choose_dtype(settings.dtype, "vllm", phases))
     if settings.model == DEMO_MODEL:
         with phases.waiting(f"Preparing the model {DEMO_MODEL_NAME}"):
             model, form = str(demo_model()), CHATML

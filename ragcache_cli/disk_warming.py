@@ -15,6 +15,7 @@ from ragcache_cli import embedding
 from ragcache_cli.corpus_index import load_corpus_index
 from ragcache_cli.files import folder_sources
 from ragcache_cli.model_prompts import prepare_model
+from ragcache_cli.precision import choose_dtype
 from ragcache_cli.terminal import Phases
 from ragcache_cli.trace_files import read_questions
 from ragcache_engine import Document, EngineConfig, RAGCacheEngine
@@ -54,7 +55,7 @@ def warm_disk(settings: WarmSettings, console: Console) -> None:
     texts = {passage.id: passage.shown for passages in found for passage in passages}
     sets = most_wanted([[passage.id for passage in passages] for passages in found], settings.top)
     model, form = prepare_model(settings.model, settings.backend, notes)
-    arguments: dict[str, Any] = {} if settings.dtype == "auto" else {"dtype": settings.dtype}
+    arguments = {"dtype": choose_dtype(settings.dtype, settings.backend, notes)}
     config = EngineConfig.model_validate(
         {
             "model": model,

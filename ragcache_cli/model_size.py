@@ -46,12 +46,15 @@ def local_folder(model: str, environment: Mapping[str, str] = os.environ) -> Pat
     return max(found, key=lambda folder: folder.stat().st_mtime, default=None)
 
 
-def model_size(folder: Path) -> ModelSize:
-    """Read how much memory a model needs. Raises OSError or ValueError if config.json is unreadable."""
+def model_size(folder: Path, dtype: str = "auto") -> ModelSize:
+    """Read how much memory a model needs. Raises OSError or ValueError if config.json is unreadable.
+
+    dtype: that of the keys and values, as vLLM spells it.
+    """
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     config = config.get("text_config") or config  # models with vision keep it one level down
     context = config.get("max_position_embeddings")
-    return ModelSize(_weights_bytes(folder), _kv_token_bytes(config), context)
+    return ModelSize(_weights_bytes(folder), _kv_token_bytes(config, dtype), context)
 
 
 def _weights_bytes(folder: Path) -> int:
@@ -66,7 +69,7 @@ def _weights_bytes(folder: Path) -> int:
     return 0
 
 
-def _kv_token_bytes(config: Mapping[str, Any]) -> int | None:
+def _kv_token_bytes(config: Mapping[str, Any], asked: str) -> int | None:
     layers, heads = config.get("num_hidden_layers"), config.get("num_attention_heads")
     if not layers or not heads:
         return None
@@ -74,5 +77,5 @@ def _kv_token_bytes(config: Mapping[str, Any]) -> int | None:
     head_dim = config.get("head_dim") or config.get("hidden_size", 0) // heads
     dtype = config.get("dtype") or config.get("torch_dtype") or "bfloat16"
     # vLLM computes float32 checkpoints in 16 bits unless told otherwise.
-    size = min(2, BYTES_OF_DTYPE.get(str(dtype), 2))
+    size = BYTES_OF_DTYPE.get(asked) or min(2, BYTES_OF_DTYPE.get(str(dtype), 2))
     return 2 * int(layers) * int(kv_heads) * int(head_dim) * size or None

@@ -20,6 +20,7 @@ from ragcache_cli.errors import CommandError
 from ragcache_cli.folders import cache_home
 from ragcache_cli.machine import installed_versions, this_machine
 from ragcache_cli.models import DEMO_MODEL, DEMO_MODEL_NAME, demo_model
+from ragcache_cli.precision import choose_dtype
 from ragcache_cli.terminal import Done, Phases
 from ragcache_engine import CachedTokens, EngineConfig, ModelLimits, RAGCacheEngine, SamplingOptions
 from ragcache_engine.config import BackendName
@@ -81,8 +82,8 @@ def profile_prefill(settings: ProfileSettings, console: Console) -> None:
     if model == DEMO_MODEL and settings.backend != "memory":
         with phases.waiting(f"Preparing the model {DEMO_MODEL_NAME}"):
             model = str(demo_model())
-    arguments = {} if settings.dtype == "auto" else {"dtype": settings.dtype}
-    config = EngineConfig(model=model, backend=settings.backend, vllm_args=arguments)
+    dtype = choose_dtype(settings.dtype, settings.backend, phases)
+    config = EngineConfig(model=model, backend=settings.backend, vllm_args={"dtype": dtype})
     with phases.waiting("Starting the engine"):
         engine = RAGCacheEngine(config)
     with engine:
@@ -95,7 +96,7 @@ def profile_prefill(settings: ProfileSettings, console: Console) -> None:
             timings = measure_prefill(engine, cached, computed, settings.repeats, done)
         made = CostProfile(
             model=model,
-            dtype=settings.dtype,
+            dtype=dtype,
             hardware=hardware(settings.backend),
             vllm_version=vllm_version(settings.backend),
             block_tokens=engine.limits.block_tokens,

@@ -183,6 +183,7 @@ CLI_DOORS = ["config", "knowledge", "search", "simulation"]
 # And the files that look into a backend: they check how vLLM is installed, start it, compare with it.
 CLI_INTO_BACKENDS = {
     "ragcache_cli.diagnosis",
+    "ragcache_cli.precision",
     "ragcache_cli.server",
     "ragcache_cli.bench.stock_llm",
     "ragcache_cli.bench.stock_offload",

@@ -45,6 +45,7 @@ from ragcache_cli.machine import Machine, installed_versions, this_machine
 from ragcache_cli.model_prompts import prepare_model
 from ragcache_cli.model_size import local_folder, model_size
 from ragcache_cli.models import DEMO_MODEL
+from ragcache_cli.precision import choose_dtype
 from ragcache_cli.terminal import Phases
 
 LOG = "systems.log"
@@ -96,6 +97,7 @@ def measure(benchmark: Benchmark, settings: BenchSettings, console: Console) -> 
     began_s, load = time.monotonic(), os.getloadavg()
     main = OWN if _asks_own_questions(settings) else benchmark.main_set
     notes = Phases(Console(stderr=True))
+    settings = replace(settings, dtype=choose_dtype(settings.dtype, settings.backend, notes))
     machine = this_machine()
     out = settings.out or results_folder(machine, date.today())
 
@@ -265,7 +267,7 @@ def _token_bytes(sizes: Sizes) -> int | None:
     if sizes.backend == "memory":
         return None
     folder = local_folder(sizes.model)
-    return model_size(folder).kv_token_bytes if folder else None
+    return model_size(folder, sizes.dtype).kv_token_bytes if folder else None
 
 
 def _shown_model(model: str) -> str:

@@ -91,6 +91,13 @@ def test_a_float32_checkpoint_is_counted_in_the_16_bits_vllm_runs_it_in(tmp_path
     assert model_size(model_folder(tmp_path, dtype="float32")).kv_token_bytes == 23_040
 
 
+@pytest.mark.parametrize(
+    ("dtype", "size"), [("auto", 23_040), ("bfloat16", 23_040), ("float32", 46_080)]
+)
+def test_keys_and_values_are_counted_in_the_type_that_was_asked_for(tmp_path, dtype, size):
+    assert model_size(model_folder(tmp_path), dtype).kv_token_bytes == size
+
+
 def test_a_sharded_models_weights_are_read_from_its_index(tmp_path):
     folder = model_folder(tmp_path)
     index = {"metadata": {"total_size": 5 * GIB}}

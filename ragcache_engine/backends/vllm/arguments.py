@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,11 @@ from vllm.usage.usage_lib import UsageContext
 
 from ragcache_engine.backends.vllm import cpu_defaults
 from ragcache_engine.backends.vllm.budget import TierBudget
+from ragcache_engine.backends.vllm.cpu_precision import SLOW, bfloat16_slowdown
 from ragcache_engine.backends.vllm.tier_arguments import build_tier_arguments
 from ragcache_engine.errors import ConfigError, ModelNotFound
+
+logger = logging.getLogger(__name__)
 
 GIB = 1 << 30
 
@@ -54,6 +58,7 @@ def build_vllm_config(
     except (ValueError, NotImplementedError) as error:
         raise ConfigError(f"vLLM refuses this configuration: {error}") from error
     _require_room(config)
+    _warn_of_slow_dtype(config)
     return config
 
 
@@ -99,6 +104,24 @@ def _require_room(config: VllmConfig) -> None:
             f"device_cache={cache_bytes / GIB:.2f} GiB holds {cache_bytes // token_bytes} tokens, "
             f"fewer than one request of {model.max_model_len}: raise device_cache to at least "
             f"{needed / GIB:.2f} GiB, or lower max_model_len in vllm_args"
+        )
+
+
+def _warn_of_slow_dtype(config: VllmConfig) -> None:
+    """Log a warning for 16 bits on a CPU that has no fast product for them.
+
+    The type stays vLLM's choice: another one may change answers.
+    """
+    dtype = config.model_config.dtype
+    if not current_platform.is_cpu() or dtype not in (torch.bfloat16, torch.float16):
+        return
+    slowdown = bfloat16_slowdown()
+    if slowdown >= SLOW:
+        logger.warning(
+            "The model runs in %s, and this CPU takes %.0f times as long in bfloat16 as in float32: "
+            'set vllm_args={"dtype": "float32"} (or --dtype float32)',
+            str(dtype).removeprefix("torch."),
+            slowdown,
         )
 
 

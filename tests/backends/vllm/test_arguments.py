@@ -52,6 +52,22 @@ def test_what_the_user_says_to_vllm_wins(demo_model: str):
     assert config.model_config.max_model_len == 1024
 
 
+@pytest.mark.skipif(not current_platform.is_cpu(), reason="a GPU computes in bfloat16")
+@pytest.mark.parametrize(
+    ("slowdown", "dtype", "warned"),
+    [(53.0, "auto", True), (53.0, "float32", False), (0.5, "auto", False)],
+)
+def test_a_cpu_that_is_slow_in_bfloat16_is_told_and_the_choice_stays_vllms(
+    demo_model: str, monkeypatch, caplog, slowdown: float, dtype: str, warned: bool
+):
+    monkeypatch.setattr(
+        "ragcache_engine.backends.vllm.arguments.bfloat16_slowdown", lambda: slowdown
+    )
+    config = build_vllm_config(demo_model, GIB, NO_TIERS, {"dtype": dtype})
+    assert str(config.model_config.dtype) == f"torch.{'bfloat16' if dtype == 'auto' else dtype}"
+    assert ('set vllm_args={"dtype": "float32"}' in caplog.text) == warned
+
+
 def test_a_cost_profile_travels_to_where_the_tiers_decide(demo_model: str, tmp_path: Path):
     path = tmp_path / "profile.json"
     path.write_text(CostProfile.default().to_json())
