@@ -16,7 +16,7 @@ import sample
 
 from ragcache_engine import Answer, Document, EngineConfig, RAGCacheEngine, SamplingOptions
 
-SHORT = SamplingOptions(max_tokens=24)
+SHORT = SamplingOptions(max_tokens=8)  # only the times before the answer are shown
 
 ASKED = {
     "with": "What does the with statement do?",
@@ -31,8 +31,8 @@ def main() -> None:
         # In a real program, use a folder that stays. Several engines may share it.
         config = EngineConfig(
             model=sample.model(),
-            device_cache="128MiB",  # holds two or three of these prompts; the rest moves to the host
-            host_cache="256MiB",
+            device_cache="96MiB",  # holds two or three of these prompts; the rest moves to the host
+            host_cache="192MiB",
             disk_cache="2GiB",
             disk_cache_dir=Path(folder),
             vllm_args={"dtype": "float32", "max_model_len": 2048},
@@ -74,9 +74,9 @@ def ask(engine: RAGCacheEngine, topic: str) -> Answer:
 
 
 def documents_of(topic: str) -> list[Document]:
-    """Return at most three. In a real program, a search finds them."""
+    """Return at most two. In a real program, a search finds them."""
     found = sample.passages().items()
-    return [Document(name, text) for name, text in found if name.startswith(f"{topic}:")][:3]
+    return [Document(name, text) for name, text in found if name.startswith(f"{topic}:")][:2]
 
 
 def prompt_of(question: str, documents: Sequence[Document]) -> str:

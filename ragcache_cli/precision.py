@@ -15,14 +15,13 @@ def choose_dtype(asked: str, backend: str, notes: Phases) -> str:
     wheel = installed_vllm()
     if asked != "auto" or backend == "memory" or wheel is None or not wheel.is_cpu:
         return asked
-    from ragcache_engine.backends.vllm.cpu_precision import SLOW, bfloat16_slowdown
+    from ragcache_engine.backends.vllm.cpu_precision import is_slow_in_bfloat16
 
-    slowdown = bfloat16_slowdown()
-    if slowdown < SLOW:
+    if not is_slow_in_bfloat16():
         return asked
     notes.console.print(
-        f"[dim]This CPU takes {slowdown:.0f} times as long in bfloat16 as in float32, so the model runs "
-        f"in float32 (--dtype bfloat16 would keep vLLM's choice).[/dim]",
+        "[dim]This CPU has no fast product in bfloat16, so the model runs in float32 "
+        "(--dtype bfloat16 would keep vLLM's choice).[/dim]",
         highlight=False,
     )
     return "float32"

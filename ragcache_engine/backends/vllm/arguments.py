@@ -16,7 +16,7 @@ from vllm.usage.usage_lib import UsageContext
 
 from ragcache_engine.backends.vllm import cpu_defaults
 from ragcache_engine.backends.vllm.budget import TierBudget
-from ragcache_engine.backends.vllm.cpu_precision import SLOW, bfloat16_slowdown
+from ragcache_engine.backends.vllm.cpu_precision import is_slow_in_bfloat16
 from ragcache_engine.backends.vllm.tier_arguments import build_tier_arguments
 from ragcache_engine.errors import ConfigError, ModelNotFound
 
@@ -115,13 +115,11 @@ def _warn_of_slow_dtype(config: VllmConfig) -> None:
     dtype = config.model_config.dtype
     if not current_platform.is_cpu() or dtype not in (torch.bfloat16, torch.float16):
         return
-    slowdown = bfloat16_slowdown()
-    if slowdown >= SLOW:
+    if is_slow_in_bfloat16():
         logger.warning(
-            "The model runs in %s, and this CPU takes %.0f times as long in bfloat16 as in float32: "
+            "The model runs in %s, and this CPU is many times faster in float32: "
             'set vllm_args={"dtype": "float32"} (or --dtype float32)',
             str(dtype).removeprefix("torch."),
-            slowdown,
         )
 
 

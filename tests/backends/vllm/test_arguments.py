@@ -54,14 +54,14 @@ def test_what_the_user_says_to_vllm_wins(demo_model: str):
 
 @pytest.mark.skipif(not current_platform.is_cpu(), reason="a GPU computes in bfloat16")
 @pytest.mark.parametrize(
-    ("slowdown", "dtype", "warned"),
-    [(53.0, "auto", True), (53.0, "float32", False), (0.5, "auto", False)],
+    ("is_slow", "dtype", "warned"),
+    [(True, "auto", True), (True, "float32", False), (False, "auto", False)],
 )
 def test_a_cpu_that_is_slow_in_bfloat16_is_told_and_the_choice_stays_vllms(
-    demo_model: str, monkeypatch, caplog, slowdown: float, dtype: str, warned: bool
+    demo_model: str, monkeypatch, caplog, is_slow: bool, dtype: str, warned: bool
 ):
     monkeypatch.setattr(
-        "ragcache_engine.backends.vllm.arguments.bfloat16_slowdown", lambda: slowdown
+        "ragcache_engine.backends.vllm.arguments.is_slow_in_bfloat16", lambda: is_slow
     )
     config = build_vllm_config(demo_model, GIB, NO_TIERS, {"dtype": dtype})
     assert str(config.model_config.dtype) == f"torch.{'bfloat16' if dtype == 'auto' else dtype}"
