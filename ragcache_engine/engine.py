@@ -11,9 +11,11 @@ from types import TracebackType
 from typing import Self
 
 from ragcache_engine.backends.choice import choose_backend, require_guarded_caller
+from ragcache_engine.checks import require_items, require_tenant, require_text
 from ragcache_engine.config import EngineConfig
 from ragcache_engine.document_order import DocumentOrdering
 from ragcache_engine.engine_chat import EngineChat, moved_to_chat
+from ragcache_engine.errors import InvalidArgument
 from ragcache_engine.knowledge import policy_of_tiers
 from ragcache_engine.loop import finish_even_if_cancelled, run_in_thread
 from ragcache_engine.prompt import Render, TemplateBook, as_render
@@ -115,8 +117,8 @@ class RAGCacheEngine:
         options: how to draw the answer; greedy by default.
         tenant: whose cached tensors this request may use. Requests of different tenants never share
           any, nor do requests with a tenant and requests without.
-        Raises EmptyPrompt, PromptTooLong or UnsupportedGuide before any work; EngineClosed, EngineDied,
-        GenerationFailed or RequestTimedOut.
+        Raises InvalidArgument, EmptyPrompt, PromptTooLong or UnsupportedGuide before any work;
+        EngineClosed, EngineDied, GenerationFailed or RequestTimedOut.
 
             >>> tides = Document("tides", "The moon pulls the oceans, and the tides follow it. " * 9)
             >>> with RAGCacheEngine(EngineConfig(backend="memory")) as engine:
@@ -244,7 +246,7 @@ class RAGCacheEngine:
         options: the sampling options of the first prompt, if you know them; those of later ones are
           learned.
         tenant: the tenant of the prompt that follows. Work begun for one tenant is no use to another.
-        Raises ValueError for a text that is not a template.
+        Raises InvalidArgument for a text that is not a template, and for any other bad argument.
         """
         # The engine must not be collected, and so closed, before the search has ended.
         with self._retrievals.track(question, chain, template, options, tenant) as in_progress:
@@ -275,7 +277,7 @@ class RAGCacheEngine:
         tenant: as in `generate`.
         progress: show a bar on standard error.
         Warming counts as a use of the documents. With a disk cache, later processes profit as well.
-        Raises UnknownDocument or UnknownTemplate before any work.
+        Raises InvalidArgument, UnknownDocument or UnknownTemplate before any work.
         """
         prefills = self._plan_warming(document_sets, template, chain, corpus, tenant)
         generate = partial(self.generate, options=_ONE_TOKEN, tenant=tenant)
@@ -306,6 +308,7 @@ class RAGCacheEngine:
         corpus: Iterable[Document],
         tenant: str | None,
     ) -> list[Prefill]:
+        tenant = require_tenant(tenant)
         learned = self._retrievals.learned_template
         return plan_prefills(
             document_sets,
@@ -318,7 +321,7 @@ class RAGCacheEngine:
 
         Use this for documents that changed or must go. Every tier drops them, and the files of a disk
         cache go too, whichever process wrote them. Tensors that running requests need go when these
-        requests end. Unknown ids are ignored.
+        requests end. Unknown ids are ignored. Raises InvalidArgument for ids that are no strings.
 
             >>> tides = Document("tides", "The moon pulls the oceans, and the tides follow it. " * 9)
             >>> with RAGCacheEngine(EngineConfig(backend="memory")) as engine:
@@ -402,5 +405,6 @@ def _make_ordering(config: EngineConfig, limits: ModelLimits) -> DocumentOrderin
 
 def _require_ids(document_ids: Iterable[str]) -> list[str]:
     if isinstance(document_ids, str):
-        raise TypeError(f"forget takes a sequence of ids: forget([{document_ids!r}])")
-    return list(document_ids)
+        raise InvalidArgument(f"forget takes a sequence of ids: forget([{document_ids!r}])")
+    ids = require_items(document_ids, str, "document_ids", "forget takes ids of documents")
+    return [require_text(one, "a document's id") for one in ids]

@@ -12,9 +12,10 @@ from ragcache_engine.chat import (
     ToolReader,
     call_guide,
     check_messages,
+    check_tools,
     describe_tools,
 )
-from ragcache_engine.errors import RefusedMessages
+from ragcache_engine.errors import InvalidArgument, RefusedMessages
 from ragcache_engine.protocols import Conversation
 from ragcache_engine.runtime import Runtime
 from ragcache_engine.values import ChatPrompt, SamplingOptions
@@ -70,9 +71,13 @@ class EngineChat:
                 "a prompt that continues the last message begins no new answer: with "
                 "continue_final_message=True, set add_generation_prompt=False"
             )
+        messages = check_messages(messages)
+        tools = check_tools(tools or ())
+        if not isinstance(template_args or {}, Mapping):
+            raise InvalidArgument(f"template_args must be a mapping, got {template_args!r}")
         conversation = Conversation(
-            messages=check_messages(messages),
-            tools=list(tools or ()),
+            messages=messages,
+            tools=tools,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             template=self._template,
@@ -118,6 +123,7 @@ class EngineChat:
           Any model then writes a well-formed call, if max_tokens leaves room for it.
         Raises BadRequest if there is no such tool.
         """
+        tools = check_tools(tools)
         if must_call or name is not None:
             return replace(options, guide=call_guide(tools, name))
         if self._tool_parser is not None:
@@ -135,6 +141,7 @@ class EngineChat:
 
         must_call: as given to `tool_options`; True also if you gave a name there.
         """
+        tools = check_tools(tools)
         if must_call:
             return GuidedReader()
         self._runtime.require_open()

@@ -62,6 +62,10 @@ class BadRequest(RAGCacheError, ValueError):
     """One request cannot be served. Raised before any work on it."""
 
 
+class InvalidArgument(BadRequest, TypeError):
+    """An argument has a wrong type, or a value with which nothing can work."""
+
+
 class EmptyPrompt(BadRequest):
     """The prompt has no tokens."""
 

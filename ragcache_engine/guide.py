@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Self
+
+from ragcache_engine.errors import InvalidArgument
 
 
 class GuideKind(StrEnum):
@@ -31,21 +33,30 @@ class Guide:
 
     kind: the language of `form`. form: a tuple of one string; for a choice, of one string for each
       text.
-    Raises ValueError for an empty form, or one that is not a JSON schema.
+    Raises InvalidArgument for an empty form, or one that is not a JSON schema.
     """
 
     kind: GuideKind
     form: tuple[str, ...]
 
     def __post_init__(self) -> None:
+        if self.kind not in list(GuideKind):
+            kinds = ", ".join(GuideKind)
+            raise InvalidArgument(f"a guide's kind is one of {kinds}; got {self.kind!r}")
         object.__setattr__(self, "kind", GuideKind(self.kind))
+        if not isinstance(self.form, Iterable):
+            raise InvalidArgument(f"form takes a sequence of strings, got {self.form!r}")
         if isinstance(self.form, str):
-            raise ValueError(f"form takes a sequence of strings: form=({self.form!r},)")
+            raise InvalidArgument(f"form takes a sequence of strings: form=({self.form!r},)")
         object.__setattr__(self, "form", tuple(self.form))
         if not self.form or not all(isinstance(text, str) and text for text in self.form):
-            raise ValueError(f"a guide of kind {self.kind.value} needs a text that is not empty")
+            raise InvalidArgument(
+                f"a guide of kind {self.kind.value} needs a text that is not empty"
+            )
         if self.kind is not GuideKind.CHOICE and len(self.form) != 1:
-            raise ValueError(f"a guide of kind {self.kind.value} has one text, got {self.form}")
+            raise InvalidArgument(
+                f"a guide of kind {self.kind.value} has one text, got {self.form}"
+            )
         if self.kind is GuideKind.JSON:
             _require_schema(self.form[0])
 
@@ -69,7 +80,7 @@ class Guide:
     def choice(cls, texts: Sequence[str]) -> Self:
         """Return a guide to one of these texts."""
         if isinstance(texts, str):
-            raise ValueError(f"choice takes a sequence of texts: choice([{texts!r}])")
+            raise InvalidArgument(f"choice takes a sequence of texts: choice([{texts!r}])")
         return cls(GuideKind.CHOICE, tuple(texts))
 
     @classmethod
@@ -82,9 +93,9 @@ class Guide:
 
     @property
     def schema(self) -> dict[str, Any]:
-        """The JSON schema of the guide. Raises ValueError if the guide is of another kind."""
+        """The JSON schema of the guide. Raises InvalidArgument if the guide is of another kind."""
         if self.kind is not GuideKind.JSON:
-            raise ValueError(f"a guide of kind {self.kind.value} has no JSON schema")
+            raise InvalidArgument(f"a guide of kind {self.kind.value} has no JSON schema")
         schema: dict[str, Any] = json.loads(self.form[0])
         return schema
 
@@ -93,6 +104,6 @@ def _require_schema(text: str) -> None:
     try:
         schema = json.loads(text)
     except ValueError as error:
-        raise ValueError(f"a guide's JSON schema is no JSON: {error}") from error
+        raise InvalidArgument(f"a guide's JSON schema is no JSON: {error}") from error
     if not isinstance(schema, dict):
-        raise ValueError(f"a guide's JSON schema is a JSON object, got {text}")
+        raise InvalidArgument(f"a guide's JSON schema is a JSON object, got {text}")

@@ -6,13 +6,26 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
+from ragcache_engine.checks import (
+    require_items,
+    require_switch,
+    require_tenant,
+    require_text,
+)
 from ragcache_engine.errors import EmptyPrompt, PromptTooLong
 from ragcache_engine.prompt import PromptMatch, find_documents, token_segments
 from ragcache_engine.protocols import BackendRequest
 from ragcache_engine.request_runner import PreparedRequest
 from ragcache_engine.retrieval_tracking import RetrievalTracker
 from ragcache_engine.runtime import Runtime
-from ragcache_engine.values import ChatPrompt, Document, SamplingOptions, TokenizedPrompt
+from ragcache_engine.values import (
+    DOCUMENTS_HINT,
+    ChatPrompt,
+    Document,
+    SamplingOptions,
+    TokenizedPrompt,
+    require_options,
+)
 
 
 class PromptIntake:
@@ -35,12 +48,14 @@ class PromptIntake:
     ) -> PreparedRequest:
         """Check and tokenise a prompt, and find its documents; see RAGCacheEngine.generate.
 
-        Raises TypeError, EmptyPrompt, PromptTooLong, UnsupportedGuide or EngineClosed.
+        Raises InvalidArgument, EmptyPrompt, PromptTooLong, UnsupportedGuide or EngineClosed.
         """
         called_s = self._runtime.backend.now()
-        if not isinstance(prompt, str):
-            raise TypeError(f"a prompt is a string, got {type(prompt).__name__}")
-        options = options or SamplingOptions()
+        require_text(prompt, "a prompt")
+        if documents is not None:
+            documents = require_items(documents, Document, "documents", DOCUMENTS_HINT)
+        tenant = require_tenant(tenant)
+        options = require_options(options)
         if isinstance(prompt, ChatPrompt):
             prompt, options = str(prompt), replace(options, add_special_tokens=False)
         self._runtime.require_open()
@@ -71,7 +86,12 @@ class PromptIntake:
         )
 
     def tokenize(self, prompt: str, add_special_tokens: bool) -> TokenizedPrompt:
-        """Return the prompt's tokens; a ChatPrompt gets no special tokens. Raises EngineClosed."""
+        """Return the prompt's tokens; a ChatPrompt gets no special tokens.
+
+        Raises InvalidArgument or EngineClosed.
+        """
+        require_text(prompt, "a prompt")
+        require_switch(add_special_tokens, "add_special_tokens")
         self._runtime.require_open()
         if isinstance(prompt, ChatPrompt):
             prompt, add_special_tokens = str(prompt), False

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
-from ragcache_engine.errors import EngineClosed, EngineDied, RAGCacheError
+from ragcache_engine.errors import EngineClosed, EngineDied, RAGCacheError, RequestTimedOut
 from ragcache_engine.protocols import Backend, BackendRequest
 from ragcache_engine.retry import Heartbeat, run_with_retry
 from ragcache_engine.speculation import Pipeline
@@ -62,6 +62,7 @@ class RequestRunner:
         self._tasks.add(task)
         self.stats = replace(self.stats, running=self.stats.running + 1)
         is_counted = False
+        restarts = self._restarts
         try:
             async with aclosing(self._generate_pieces(prepared)) as pieces:
                 async for piece in pieces:
@@ -75,6 +76,8 @@ class RequestRunner:
             put(EngineClosed("the engine was closed while this request ran; make a new one"))
             raise
         except Exception as error:
+            if isinstance(error, RequestTimedOut):
+                await self._replace_silent_backend(restarts)
             if not is_counted:
                 self._count_end(failed=1)
                 is_counted = True
@@ -133,6 +136,16 @@ class RequestRunner:
                         )
                     if delta.text or delta.token_ids or usage:
                         yield Piece(delta.text, delta.token_ids, delta.finish_reason, usage)
+
+    async def _replace_silent_backend(self, restarts: int) -> None:
+        """Restart a backend that was silent in both attempts of a request. It lives and hears nothing."""
+        try:
+            silence = EngineDied(
+                "the model's process lives, and has answered nothing twice in a row"
+            )
+            await self._restart_backend(restarts, silence)
+        except EngineDied as error:
+            logger.error("%s", error)
 
     async def _restart_backend(self, restarts: int, death: EngineDied) -> None:
         """Bring a dead backend back up, once for all requests that its death hit.

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
+from ragcache_engine.checks import require_hashable, require_items, require_tenant, require_text
 from ragcache_engine.document_order import DocumentOrdering
 from ragcache_engine.prompt import (
     PromptMatch,
@@ -20,7 +21,7 @@ from ragcache_engine.prompt import (
 from ragcache_engine.protocols import BackendRequest
 from ragcache_engine.runtime import Runtime
 from ragcache_engine.speculation import TrackedSearch
-from ragcache_engine.values import Document, SamplingOptions
+from ragcache_engine.values import DOCUMENTS_HINT, Document, SamplingOptions, require_options
 
 logger = logging.getLogger(__name__)
 
@@ -62,13 +63,17 @@ class RetrievalInProgress:
         Returns at once. Any thread may call it.
         """
         try:
-            self._stage(tuple(documents), False)
+            checked = require_items(documents, Document, "documents", DOCUMENTS_HINT)
+            self._stage(checked, False)
         except Exception as error:  # a failed early start must not fail the search
             logger.warning("provisional documents were ignored: %r", error)
 
     def found(self, documents: Sequence[Document]) -> None:
-        """Tell the engine the final result, nearest first, each text as the prompt will contain it."""
-        self.documents = tuple(documents)
+        """Tell the engine the final result, nearest first, each text as the prompt will contain it.
+
+        Raises InvalidArgument, before the engine is told, for anything but Documents.
+        """
+        self.documents = require_items(documents, Document, "documents", DOCUMENTS_HINT)
         self._stage(self.documents, True)
 
 
@@ -105,6 +110,11 @@ class RetrievalTracker:
         tenant: str | None,
     ) -> Iterator[RetrievalInProgress]:
         """Follow one search and remember its documents; see RAGCacheEngine.retrieval."""
+        require_text(question, "a question")
+        require_hashable(chain, "chain")
+        tenant = require_tenant(tenant)
+        if options is not None:
+            options = require_options(options)
         render = None if template is None else as_render(template)
         pipeline = self._runtime.pipeline
         search = (
@@ -151,7 +161,8 @@ class RetrievalTracker:
 
     def known_documents(self, corpus: Iterable[Document] = ()) -> dict[str, Document]:
         """Return documents by id: those of the corpus, and lately retrieved ones that it lacks."""
-        return {document.id: document for document in (*self._log.documents(), *corpus)}
+        given = require_items(corpus, Document, "corpus", DOCUMENTS_HINT)
+        return {document.id: document for document in (*self._log.documents(), *given)}
 
     def learned_template(self, chain: Hashable, tenant: str | None) -> Render | None:
         """Return a function that writes the chain's prompts, as learned from them; None without one."""

@@ -6,6 +6,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from ragcache_engine.checks import (
+    LARGEST_INT,
+    require_instance,
+    require_items,
+    require_number,
+    require_switch,
+    require_text,
+    require_whole_number,
+)
+from ragcache_engine.errors import InvalidArgument
 from ragcache_engine.guide import Guide
 from ragcache_engine.knowledge.tier import Tier
 from ragcache_engine.tiers.counters import TierCounters
@@ -26,6 +36,11 @@ class SegmentKind(StrEnum):
     QUESTION = "question"
 
 
+DOCUMENTS_HINT = (
+    "make each one with ragcache_engine.Document(id, text), the text as it stands in the prompt"
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Document:
     """A retrieved document with its text, exactly as the prompt contains it.
@@ -34,10 +49,18 @@ class Document:
         'tides'
 
     id: the same in every question. The cache treats two texts with one id as two documents.
+    Raises InvalidArgument, a TypeError and ValueError, unless both are strings.
     """
 
     id: str
     text: str
+
+    def __post_init__(self) -> None:
+        require_text(self.id, "a document's id")
+        require_instance(self.text, str, "a document's text")
+
+
+_PENALTIES = ("presence_penalty", "frequency_penalty", "repetition_penalty")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,13 +77,13 @@ class SamplingOptions:
       False; for a ChatPrompt the engine sets this.
     skip_special_tokens: whether to leave special tokens out of the answer's text. Some models write
       tool calls with them.
-    Raises ValueError for values that no answer can be generated with.
+    Raises InvalidArgument, a ValueError and TypeError, for values that no answer can be generated with.
 
         >>> SamplingOptions(max_tokens=64, stop=(".",)).temperature
         0.0
         >>> SamplingOptions(max_tokens=0)
         Traceback (most recent call last):
-        ValueError: max_tokens must be at least 1, got 0
+        ragcache_engine.errors.InvalidArgument: max_tokens must be at least 1, got 0
     """
 
     max_tokens: int | None = 256
@@ -79,23 +102,50 @@ class SamplingOptions:
     skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
+        for name in ("temperature", "top_p", "min_p", *_PENALTIES):
+            object.__setattr__(self, name, require_number(getattr(self, name), name))
+        for name in ("ignore_eos", "add_special_tokens", "skip_special_tokens"):
+            require_switch(getattr(self, name), name)
+        for name, least, most in (
+            ("max_tokens", 1, LARGEST_INT),
+            ("top_k", 0, LARGEST_INT),
+            ("seed", -(1 << 63), (1 << 63) - 1),
+        ):
+            if name == "top_k" or getattr(self, name) is not None:
+                number = require_whole_number(getattr(self, name), name, least, most)
+                object.__setattr__(self, name, number)
         if isinstance(self.stop, str):
-            raise ValueError(f"stop takes a sequence of strings: stop=({self.stop!r},)")
-        object.__setattr__(self, "stop", tuple(self.stop))
-        if self.max_tokens is not None and self.max_tokens < 1:
-            raise ValueError(f"max_tokens must be at least 1, got {self.max_tokens}")
+            raise InvalidArgument(f"stop takes a sequence of strings: stop=({self.stop!r},)")
+        stop = require_items(self.stop, str, "stop")
+        object.__setattr__(
+            self, "stop", tuple(require_text(text, "a stop string") for text in stop)
+        )
         if self.temperature < 0:
-            raise ValueError(f"temperature must be 0 (greedy) or more, got {self.temperature}")
+            raise InvalidArgument(f"temperature must be 0 (greedy) or more, got {self.temperature}")
         if not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p must be above 0 and at most 1, got {self.top_p}")
-        if self.top_k < 0:
-            raise ValueError(f"top_k must be 0 (every token) or more, got {self.top_k}")
+            raise InvalidArgument(f"top_p must be above 0 and at most 1, got {self.top_p}")
         if not 0 <= self.min_p <= 1:
-            raise ValueError(f"min_p must be between 0 and 1, got {self.min_p}")
+            raise InvalidArgument(f"min_p must be between 0 and 1, got {self.min_p}")
+        for name in ("presence_penalty", "frequency_penalty"):
+            if not -2 <= getattr(self, name) <= 2:
+                raise InvalidArgument(f"{name} must be between -2 and 2, got {getattr(self, name)}")
+        if not self.repetition_penalty > 0:
+            raise InvalidArgument(
+                f"repetition_penalty must be above 0 (1: none), got {self.repetition_penalty}"
+            )
         if any(not text for text in self.stop):
-            raise ValueError("an empty stop string would end every answer at once; leave it out")
-        if self.guide is not None and not isinstance(self.guide, Guide):
-            raise ValueError(f"guide takes a Guide, such as Guide.json(schema), got {self.guide!r}")
+            raise InvalidArgument(
+                "an empty stop string would end every answer at once; leave it out"
+            )
+        if self.guide is not None:
+            require_instance(self.guide, Guide, "guide", "such as Guide.json(schema)")
+
+
+def require_options(options: SamplingOptions | None) -> SamplingOptions:
+    """Return these options, or the default ones for None. Raises InvalidArgument."""
+    if options is None:
+        return SamplingOptions()
+    return require_instance(options, SamplingOptions, "options", "SamplingOptions(max_tokens=...)")
 
 
 class ChatPrompt(str):

@@ -8,9 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from ragcache_engine.checks import require_instance, require_items
 from ragcache_engine.errors import UnknownDocument, UnknownTemplate
 from ragcache_engine.prompt import Render, find_documents
-from ragcache_engine.values import Answer, Document, Usage
+from ragcache_engine.values import DOCUMENTS_HINT, Answer, Document, Usage
 
 QUESTION_PLACEHOLDER = "\x00the question comes here\x00"
 """Stands in for a question, and occurs in no document. The prefilled text ends before it."""
@@ -62,7 +63,14 @@ def resolve_documents(
     document_sets: Iterable[Sequence[Document | str]], known: Mapping[str, Document]
 ) -> list[list[Document]]:
     """Put documents in the place of ids. Raises UnknownDocument, for all sets or for none."""
-    sets = [list(documents) for documents in document_sets]
+    hint = f"or its id; {DOCUMENTS_HINT}"
+    sets = [
+        [
+            one if isinstance(one, str) else require_instance(one, Document, "a document", hint)
+            for one in require_items(documents, object, "a set of documents", "such as [document]")
+        ]
+        for documents in require_items(document_sets, object, "document_sets")
+    ]
     missing = [
         one for documents in sets for one in documents if isinstance(one, str) and one not in known
     ]

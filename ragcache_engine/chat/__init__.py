@@ -10,7 +10,7 @@ from ragcache_engine.chat.calls import (
     ToolReader,
 )
 from ragcache_engine.chat.messages import check_messages
-from ragcache_engine.chat.tools import call_guide, describe_tools
+from ragcache_engine.chat.tools import call_guide, check_tools, describe_tools
 
 __all__ = [
     "CallReader",
@@ -22,5 +22,6 @@ __all__ = [
     "ToolReader",
     "call_guide",
     "check_messages",
+    "check_tools",
     "describe_tools",
 ]

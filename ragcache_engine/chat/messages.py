@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ragcache_engine.errors import RefusedMessages
@@ -14,12 +14,21 @@ def check_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]
     The content may be a string, a sequence of strings and {"type": "text", "text": ...}, or None in a
     message with tool calls. Raises RefusedMessages for anything else.
     """
+    if isinstance(messages, str | Mapping) or not isinstance(messages, Iterable):
+        raise RefusedMessages(
+            'a conversation is a sequence of messages, such as [{"role": "user", "content": "Hello."}]'
+        )
+    messages = list(messages)
     if not messages:
         raise RefusedMessages("the conversation is empty: give it at least one message")
     return [_check_message(message, number) for number, message in enumerate(messages)]
 
 
 def _check_message(message: Mapping[str, Any], number: int) -> dict[str, Any]:
+    if not isinstance(message, Mapping):
+        raise RefusedMessages(
+            f"message {number} must be a mapping with a role and a content, got {message!r}"
+        )
     role, content = message.get("role"), message.get("content")
     if not isinstance(role, str) or not role:
         raise RefusedMessages(f"message {number} has no role, such as 'user': {dict(message)!r}")

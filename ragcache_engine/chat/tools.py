@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ragcache_engine.chat.messages import plain_text
-from ragcache_engine.errors import BadRequest
+from ragcache_engine.checks import require_items
+from ragcache_engine.errors import BadRequest, InvalidArgument
 from ragcache_engine.guide import Guide
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
@@ -22,6 +23,15 @@ _HOW = (
     "To call one, answer with nothing but its name and its arguments, in this form:\n"
     f'{OPEN}\n{{{{"name": "function name", "arguments": {{{{"argument": "value"}}}}}}}}\n{CLOSE}'
 )
+
+
+def check_tools(tools: Any) -> list[Mapping[str, Any]]:
+    """Check that each tool is a mapping with a function's name. Raises InvalidArgument."""
+    hint = 'such as [{"type": "function", "function": {...}}]'
+    checked: list[Any] = list(require_items(tools, object, "tools", hint))
+    for tool in checked:
+        _function(tool)
+    return checked
 
 
 def describe_tools(
@@ -115,5 +125,10 @@ def _move_references(schema: Any, name: str) -> Any:
 
 def _function(tool: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the part of a tool or of a call that describes the function."""
-    function: Mapping[str, Any] = tool.get("function", tool)
+    function = tool.get("function", tool) if isinstance(tool, Mapping) else tool
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise InvalidArgument(
+            'a tool is a mapping such as {"type": "function", "function": {"name": ..., "parameters": '
+            f"{{...}}}}}}, got {function!r}"
+        )
     return function

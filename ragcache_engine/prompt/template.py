@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from string import Formatter
 
+from ragcache_engine.errors import InvalidArgument
 from ragcache_engine.prompt.patterns import count_occurrences
 from ragcache_engine.prompt.prompt_parsing import parse_prompt
 from ragcache_engine.values import Document
@@ -31,7 +32,7 @@ class Template:
     str.format. Documents and questions may hold any characters. Calling the template writes the prompt,
     so a template may be given wherever a function (question, documents) -> prompt may.
     between: what stands between two documents, taken literally.
-    Raises ValueError for a slot with another name, or a single brace.
+    Raises InvalidArgument for a slot with another name, or a single brace.
     """
 
     before: str
@@ -54,7 +55,7 @@ class Template:
           several times. The slots may have the names that LangChain and LlamaIndex use (CONTEXT_NAMES,
           QUESTION_NAMES).
         between: what joins the documents.
-        Raises ValueError for other slots, or unless exactly one slot is for the documents.
+        Raises InvalidArgument for other slots, or unless exactly one slot is for the documents.
 
             >>> Template.from_text("{context} Question: {question}", between="; ").after
             ' Question: {question}'
@@ -69,14 +70,14 @@ class Template:
     def slots(names: Iterable[str]) -> tuple[str, str | None]:
         """Return the name of the documents' slot, and that of the question's slot if there is one.
 
-        Raises ValueError unless there is exactly one slot for the documents, or if there is a slot for
-        something else.
+        Raises InvalidArgument unless there is exactly one slot for the documents, or if there is a slot
+        for something else.
         """
         given = list(names)
         context = next((name for name in given if name in CONTEXT_NAMES), None)
         question = next((name for name in given if name in QUESTION_NAMES), None)
         if context is None or given.count(context) > 1 or set(given) - {context, question}:
-            raise ValueError(
+            raise InvalidArgument(
                 f"a template has one slot for the documents ({', '.join(CONTEXT_NAMES)}), and may have "
                 f"slots for the question ({', '.join(QUESTION_NAMES)}), and no others; "
                 f"found {', '.join(given) or 'none'}. To write a brace, double it"
@@ -87,8 +88,8 @@ class Template:
     def from_example(cls, prompt: str, question: str, documents: Sequence[Document]) -> Template:
         """Make a template from a finished prompt, its question, and two or more documents, nearest first.
 
-        Raises ValueError if it is not clear where the documents or the question stand, or if the texts
-        between the documents differ.
+        Raises InvalidArgument if it is not clear where the documents or the question stand, or if the
+        texts between the documents differ.
 
             >>> found = [Document("d1", "Tides follow the moon."), Document("d2", "Ice floats.")]
             >>> prompt = "Read: Tides follow the moon. -- Ice floats. And now: why?"
@@ -97,14 +98,14 @@ class Template:
         """
         found = parse_prompt(prompt, question, documents)
         if not found or not found[0].is_as_retrieved or found[0].is_trimmed:
-            raise ValueError(
+            raise InvalidArgument(
                 "the example must hold every document once, with its exact text and in the order given"
             )
         seen = found[0]
         if len(set(seen.between)) != 1:
-            raise ValueError("the example must hold two documents or more, joined by one text")
+            raise InvalidArgument("the example must hold two documents or more, joined by one text")
         if count_occurrences(seen.before, question) + count_occurrences(seen.after, question) != 1:
-            raise ValueError("the example must hold its question once outside the documents")
+            raise InvalidArgument("the example must hold its question once outside the documents")
 
         def put_slots(text: str) -> str:
             return QUESTION.join(_escape(part) for part in text.split(question))
@@ -115,13 +116,13 @@ class Template:
 def as_render(template: str | Render) -> Render:
     """Return a function that writes the prompt.
 
-    Raises ValueError for a text that is not a template, and TypeError for an object that is neither a
-    text nor a function.
+    Raises InvalidArgument for a text that is not a template, or an object that is neither a text nor a
+    function.
     """
     if isinstance(template, str):
         return Template.from_text(template)
     if not callable(template):
-        raise TypeError(
+        raise InvalidArgument(
             f"a template is a text with slots, a Template, or a function (question, documents) -> "
             f"prompt; got {type(template).__name__}"
         )
@@ -131,7 +132,7 @@ def as_render(template: str | Render) -> Render:
 def _parts(text: str, names: dict[str, str | None]) -> list[str | None]:
     """Split a format string at its slots, and put what `names` gives in their places.
 
-    The fixed parts stay format strings, with doubled braces. Raises ValueError for other slots.
+    The fixed parts stay format strings, with doubled braces. Raises InvalidArgument for other slots.
     """
     parts: list[str | None] = []
     for fixed, name, form, conversion in Formatter().parse(text):
@@ -139,7 +140,7 @@ def _parts(text: str, names: dict[str, str | None]) -> list[str | None]:
         if name is None:
             continue
         if name not in names or form or conversion:
-            raise ValueError(
+            raise InvalidArgument(
                 f"unknown slot {{{name}}} in {text!r}: known are {', '.join(sorted(names))}. To write "
                 f"a brace, double it"
             )

@@ -14,6 +14,7 @@ from functools import cache
 from itertools import count
 from typing import Any, cast
 
+import msgspec
 from vllm import SamplingParams
 from vllm.config import VllmConfig
 from vllm.exceptions import VLLMError
@@ -199,6 +200,7 @@ class VLLMBackend:
         if self._has_tiers:
             adopted, self._adopted = self._adopted, []
             params.extra_args = {"kv_transfer_params": _build_transfer_params(request, adopted)}
+        require_readable(params, request.tenant)
         outputs = self._require_llm().generate(
             tokens_input(
                 list(request.prompt.token_ids),
@@ -286,6 +288,23 @@ def to_sampling_params(options: SamplingOptions) -> SamplingParams:
         structured_outputs=to_structured_outputs(options.guide) if options.guide else None,
         output_kind=RequestOutputKind.DELTA,
     )
+
+
+def require_readable(params: SamplingParams, tenant: str | None) -> None:
+    """Raise GenerationFailed for a request that vLLM's process could not read.
+
+    vLLM decodes each message by its declared types, in the one thread that reads all messages. An error
+    ends this thread, and the process lives on without ever answering again. The engine's doors refuse
+    such values; this looks once more, so that a value they overlook fails one request and not all.
+    """
+    try:
+        msgspec.msgpack.decode(msgspec.msgpack.encode(params), type=SamplingParams)
+        msgspec.convert(tenant, str | None)
+        (tenant or "").encode()
+    except (msgspec.MsgspecError, TypeError, ValueError, OverflowError) as error:
+        raise GenerationFailed(
+            f"vLLM's process could not read this request: {error}; please report this"
+        ) from error
 
 
 def _with_offsets(params: TokenizeParams) -> TokenizeParams:

@@ -1,0 +1,133 @@
+"""Checks of what callers pass in: every door of the engine refuses bad values before anything starts.
+
+vLLM's processes read their messages strictly. A value of a wrong type would end the thread that reads
+them, and with it every later request.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Iterable, Mapping
+from numbers import Real
+from typing import Any, TypeVar
+
+from ragcache_engine.errors import InvalidArgument
+
+T = TypeVar("T")
+
+LARGEST_INT = (1 << 31) - 1
+
+
+def require_text(value: Any, name: str) -> str:
+    """Return a string that can be encoded. name: what to call the value in the error.
+
+    Raises InvalidArgument.
+    """
+    if not isinstance(value, str):
+        raise InvalidArgument(f"{name} must be a string, got {_shown(value)}")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidArgument(
+            f"{name} holds half a character (a lone surrogate) at position {error.start}: decode the "
+            f'text with errors="replace", or leave the character out'
+        ) from None
+    return value
+
+
+def require_tenant(value: Any) -> str | None:
+    """Return the name of a tenant, or None. Raises InvalidArgument.
+
+    An empty name is refused. It is most likely a user id that is missing, and vLLM would let it share
+    the tensors of requests without a tenant.
+    """
+    if value is None:
+        return None
+    if require_text(value, "tenant"):
+        return str(value)
+    raise InvalidArgument("tenant must not be empty; None is a request without a tenant")
+
+
+def require_whole_number(
+    value: Any, name: str, least: int | None = None, most: int = LARGEST_INT
+) -> int:
+    """Return a whole number, at least `least` and at most `most`. Raises InvalidArgument.
+
+    numpy's integers are whole numbers; True and 3.0 are not.
+    """
+    try:
+        number = None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = None
+    if number is None:
+        raise InvalidArgument(f"{name} must be a whole number, got {_shown(value)}")
+    if least is not None and number < least:
+        raise InvalidArgument(f"{name} must be at least {least}, got {number}")
+    if number > most:
+        raise InvalidArgument(f"{name} must be at most {most}, got {_shown(number)}")
+    return number
+
+
+def require_number(value: Any, name: str) -> float:
+    """Return a finite number as a float. Raises InvalidArgument."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise InvalidArgument(f"{name} must be a number, got {_shown(value)}")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise InvalidArgument(f"{name} must be a finite number, got {_shown(value)}")
+    return number
+
+
+def require_switch(value: Any, name: str) -> bool:
+    """Return True or False. Raises InvalidArgument for anything else."""
+    if not isinstance(value, bool):
+        raise InvalidArgument(f"{name} must be True or False, got {_shown(value)}")
+    return value
+
+
+def require_instance(value: Any, kind: type[T], name: str, hint: str = "") -> T:
+    """Return a value of this kind. hint: what to pass instead. Raises InvalidArgument."""
+    if not isinstance(value, kind):
+        advice = f"; {hint}" if hint else ""
+        raise InvalidArgument(f"{name} must be a {kind.__name__}, got {_shown(value)}{advice}")
+    return value
+
+
+def require_items(values: Any, kind: type[T], name: str, hint: str = "") -> tuple[T, ...]:
+    """Return several values of this kind as a tuple. A string or a mapping is no such list.
+
+    Raises InvalidArgument.
+    """
+    if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
+        raise InvalidArgument(
+            f"{name} must be a sequence of {kind.__name__}, got {_shown(values)}"
+            + (f"; {hint}" if hint else "")
+        )
+    return tuple(
+        require_instance(value, kind, f"{name}[{at}]", hint) for at, value in enumerate(values)
+    )
+
+
+def require_hashable(value: T, name: str) -> T:
+    """Return a value that can be a key. Raises InvalidArgument."""
+    try:
+        hash(value)
+    except TypeError:
+        raise InvalidArgument(f"{name} must be hashable, got {_shown(value)}") from None
+    return value
+
+
+def _shown(value: Any) -> str:
+    """Write a value and its type, in few characters."""
+    if isinstance(value, int) and value.bit_length() > 128:
+        return "a whole number of more than 128 bits"
+    try:
+        text = repr(value)
+    except Exception:  # the error is about the value, not about its repr
+        text = "<no repr>"
+    text = text if len(text) <= 60 else f"{text[:57]}..."
+    return f"{text} ({type(value).__name__})"
