@@ -144,11 +144,11 @@ class EngineChat:
         tools = check_tools(tools)
         if must_call:
             return GuidedReader()
-        self._runtime.require_open()
+        self._runtime.wait_until_up()
         return self._runtime.backend.tool_reader(tools)
 
     def _render(self, conversation: Conversation) -> str:
-        self._runtime.require_open()
+        self._runtime.wait_until_up()
         return self._runtime.backend.render(conversation)
 
 

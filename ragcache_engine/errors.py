@@ -7,6 +7,7 @@
     │   ├── EngineNeeded                  something saved without its engine was not given one again
     │   └── UnguardedMain                 the script lacks `if __name__ == "__main__":`
     ├── BadRequest (ValueError)           this one request cannot be served; nothing was computed
+    │   ├── InvalidArgument (TypeError)   an argument has a wrong type, or an impossible value
     │   ├── EmptyPrompt                   the prompt has no tokens
     │   ├── PromptTooLong                 more tokens than the model's context leaves room for
     │   ├── UnsupportedGuide              the backend cannot hold an answer to this form

@@ -58,7 +58,7 @@ class PromptIntake:
         options = require_options(options)
         if isinstance(prompt, ChatPrompt):
             prompt, options = str(prompt), replace(options, add_special_tokens=False)
-        self._runtime.require_open()
+        self._runtime.wait_until_up()
         request_id = self._runtime.next_request_id()
         if options.guide:
             self._runtime.backend.check(options)
@@ -92,7 +92,7 @@ class PromptIntake:
         """
         require_text(prompt, "a prompt")
         require_switch(add_special_tokens, "add_special_tokens")
-        self._runtime.require_open()
+        self._runtime.wait_until_up()
         if isinstance(prompt, ChatPrompt):
             prompt, add_special_tokens = str(prompt), False
         return self._runtime.pipeline.tokenize(prompt, add_special_tokens)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
-from ragcache_engine.errors import EngineClosed, EngineDied, RAGCacheError, RequestTimedOut
+from ragcache_engine.errors import EngineClosed, EngineDied, RequestTimedOut
 from ragcache_engine.protocols import Backend, BackendRequest
 from ragcache_engine.retry import Heartbeat, run_with_retry
 from ragcache_engine.speculation import Pipeline
@@ -16,6 +17,9 @@ from ragcache_engine.streams import Item
 from ragcache_engine.values import CachedTokens, CacheStats, Piece, SpeculationOutcome, Usage
 
 logger = logging.getLogger(__name__)
+
+RESTART_WAITS_S = (0.0, 1.0, 5.0)
+"""Seconds before each attempt to start a dead backend: memory that was short may be free by then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +57,10 @@ class RequestRunner:
         self._tasks: set[asyncio.Task[None]] = set()
         self._restarts = 0
         self._restart_lock = asyncio.Lock()
+        self._given_up: str | None = None
+        self._is_closing = False
+        self._is_up = threading.Event()
+        self._is_up.set()
         self.stats = CacheStats()
 
     async def run(self, prepared: PreparedRequest, put: Callable[[Item], None]) -> None:
@@ -64,6 +72,7 @@ class RequestRunner:
         is_counted = False
         restarts = self._restarts
         try:
+            self._require_not_closing()
             async with aclosing(self._generate_pieces(prepared)) as pieces:
                 async for piece in pieces:
                     if piece.usage:
@@ -88,7 +97,11 @@ class RequestRunner:
                 self._count_end(cancelled=int(task.cancelling() > 0))
 
     async def cancel_all(self) -> None:
-        """Cancel every running request and wait until all of them have ended."""
+        """Cancel every running request and wait until all of them have ended.
+
+        A request that comes later ends with EngineClosed, and nothing is started for it.
+        """
+        self._is_closing = True
         tasks = [task for task in self._tasks if not task.done()]
         for task in tasks:
             task.cancel()
@@ -144,7 +157,7 @@ class RequestRunner:
                 "the model's process lives, and has answered nothing twice in a row"
             )
             await self._restart_backend(restarts, silence)
-        except EngineDied as error:
+        except (EngineDied, EngineClosed) as error:
             logger.error("%s", error)
 
     async def _restart_backend(self, restarts: int, death: EngineDied) -> None:
@@ -155,17 +168,43 @@ class RequestRunner:
         async with self._restart_lock:
             if self._restarts > restarts:
                 return  # another request that the death hit has already done it
+            self._require_not_closing()
+            if self._given_up is not None:
+                raise EngineDied(self._given_up)
             logger.warning("%s; starting it once more", death)
-            await self._pipeline.end_unclaimed(SpeculationOutcome.FAILED)
+            self._is_up.clear()
+            try:
+                await self._pipeline.end_unclaimed(SpeculationOutcome.FAILED)
+                await self._start_again()
+            finally:
+                self._is_up.set()
+            self._restarts += 1
+            self._heartbeat.beat()  # waiting requests must not time out because a start was silent
+
+    async def _start_again(self) -> None:
+        """Close the backend and start it. Raises EngineDied if no attempt succeeds."""
+        for wait_s in RESTART_WAITS_S:
+            await asyncio.sleep(wait_s)
             await self._backend.close()
             try:
                 await self._backend.start()
-            except RAGCacheError as error:
-                raise EngineDied(
-                    f"the model's process died and did not come up again: {error}"
-                ) from error
-            self._restarts += 1
-            self._heartbeat.beat()  # waiting requests must not time out because a start was silent
+                return
+            except Exception as error:  # whatever keeps a model from starting
+                failure = error
+                logger.warning("the model did not start: %s", error)
+        self._given_up = (
+            f"the model's process died, and {len(RESTART_WAITS_S)} attempts to start it again failed, "
+            f"the last one so: {failure}; mend the cause and make a new RAGCacheEngine"
+        )
+        raise EngineDied(self._given_up) from failure
+
+    def wait_until_up(self) -> None:
+        """Block while the backend is being restarted. Any thread but the loop's may call this."""
+        self._is_up.wait()
+
+    def _require_not_closing(self) -> None:
+        if self._is_closing:
+            raise EngineClosed("the engine was closed while this request ran; make a new one")
 
     def _count_end(
         self, usage: Usage | None = None, *, failed: int = 0, cancelled: int = 0

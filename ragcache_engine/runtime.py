@@ -66,6 +66,15 @@ class Runtime:
         if self._is_closing:
             raise EngineClosed("this engine was closed; make a new RAGCacheEngine")
 
+    def wait_until_up(self) -> None:
+        """Wait while the backend is being restarted. Raises EngineClosed if the engine was closed.
+
+        Not for the engine's own loop, which does the restarting.
+        """
+        if not self._thread.is_current_thread():
+            self._requests.wait_until_up()
+        self.require_open()
+
     def next_request_id(self) -> str:
         """Return a name for a request that no other request of this engine has."""
         return f"ragcache-{next(self._request_numbers)}"
