@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import weakref
 from collections.abc import AsyncGenerator, Hashable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import aclosing, contextmanager
 from functools import partial
 from types import TracebackType
@@ -245,7 +246,8 @@ class RAGCacheEngine:
           template costs time, never a wrong answer.
         options: the sampling options of the first prompt, if you know them; those of later ones are
           learned.
-        tenant: the tenant of the prompt that follows. Work begun for one tenant is no use to another.
+        tenant: the tenant of the prompt that follows. No other tenant's prompt is taken for one made from
+          these documents. None: any tenant's may be.
         Raises InvalidArgument for a text that is not a template, and for any other bad argument.
         """
         # The engine must not be collected, and so closed, before the search has ended.
@@ -312,7 +314,7 @@ class RAGCacheEngine:
         learned = self._retrievals.learned_template
         return plan_prefills(
             document_sets,
-            self._retrievals.known_documents(corpus),
+            self._retrievals.known_documents(corpus, tenant),
             learned(chain, tenant) if template is None else as_render(template),
         )
 
@@ -321,7 +323,8 @@ class RAGCacheEngine:
 
         Use this for documents that changed or must go. Every tier drops them, and the files of a disk
         cache go too, whichever process wrote them. Tensors that running requests need go when these
-        requests end. Unknown ids are ignored. Raises InvalidArgument for ids that are no strings.
+        requests end. Unknown ids are ignored. Afterwards `warm` knows the documents by id only if they
+        are in its corpus, or are retrieved again. Raises InvalidArgument for ids that are no strings.
 
             >>> tides = Document("tides", "The moon pulls the oceans, and the tides follow it. " * 9)
             >>> with RAGCacheEngine(EngineConfig(backend="memory")) as engine:
@@ -330,11 +333,16 @@ class RAGCacheEngine:
             ...     engine.generate(tides.text, [tides]).usage.cached.total
             0
         """
-        self._runtime.forget(_require_ids(document_ids)).result()
+        self._begin_forgetting(document_ids).result()
 
     async def aforget(self, document_ids: Iterable[str]) -> None:
         """Drop documents: `forget` for coroutines. Cancelling the task does not stop the forgetting."""
-        await finish_even_if_cancelled(self._runtime.forget(_require_ids(document_ids)))
+        await finish_even_if_cancelled(self._begin_forgetting(document_ids))
+
+    def _begin_forgetting(self, document_ids: Iterable[str]) -> Future[None]:
+        ids = _require_ids(document_ids)
+        self._retrievals.forget(ids)
+        return self._runtime.forget(ids)
 
     def clear_cache(self) -> None:
         """Drop all cached key-value tensors from device and host, as before a cold measurement.

@@ -65,7 +65,7 @@ class PromptIntake:
         tokenized = self._runtime.pipeline.tokenize(prompt, options.add_special_tokens)
         self._require_fitting(tokenized)
         if documents is None:
-            match = self._retrievals.match(prompt)
+            match = self._retrievals.match(prompt, tenant)
         else:
             match = PromptMatch(find_documents(prompt, documents))
         request = BackendRequest(

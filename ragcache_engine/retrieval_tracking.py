@@ -146,6 +146,7 @@ class RetrievalTracker:
                     chain,
                     render,
                     search.number if search else None,
+                    tenant,
                 )
             )
 
@@ -155,14 +156,23 @@ class RetrievalTracker:
         stage = self._runtime.pipeline.stage
         self._runtime.call_soon(partial(stage, search, documents, final))
 
-    def match(self, prompt: str) -> PromptMatch:
+    def match(self, prompt: str, tenant: str | None) -> PromptMatch:
         """Recognise remembered documents in the prompt, and the retrieval that led to it."""
-        return self._log.match(prompt)
+        return self._log.match(prompt, tenant)
 
-    def known_documents(self, corpus: Iterable[Document] = ()) -> dict[str, Document]:
-        """Return documents by id: those of the corpus, and lately retrieved ones that it lacks."""
+    def forget(self, document_ids: Iterable[str]) -> None:
+        """Remember these documents no longer: warming by id must not bring them back."""
+        self._log.forget(document_ids)
+
+    def known_documents(
+        self, corpus: Iterable[Document], tenant: str | None
+    ) -> dict[str, Document]:
+        """Return documents by id: those of the corpus, and lately retrieved ones that it lacks.
+
+        tenant: whose retrievals to look at.
+        """
         given = require_items(corpus, Document, "corpus", DOCUMENTS_HINT)
-        return {document.id: document for document in (*self._log.documents(), *given)}
+        return {document.id: document for document in (*self._log.documents(tenant), *given)}
 
     def learned_template(self, chain: Hashable, tenant: str | None) -> Render | None:
         """Return a function that writes the chain's prompts, as learned from them; None without one."""

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from ragcache_engine import Document, RAGCacheEngine, SamplingOptions
+import pytest
+
+from ragcache_engine import (
+    Document,
+    MemoryBackend,
+    RAGCacheEngine,
+    SamplingOptions,
+    UnknownDocument,
+)
 
 SLICES = Document("slices", "A slicing selects a range of items in a sequence object. " * 8)
 WITH = Document("with", "The with statement wraps a block with a context manager's methods. " * 8)
@@ -45,3 +53,30 @@ def test_a_retrieval_that_fails_is_not_remembered(engine: RAGCacheEngine):
         retrieval.found([failed])
         raise OSError("the search broke")
     assert engine.generate(prompt_of(failed), options=TWELVE).usage.document_ids == ()
+
+
+def test_another_tenants_search_shows_nowhere(engine_on):
+    shared = Document("shared", "The moon pulls the oceans, and the tides follow it. " * 9)
+    secret = Document("tenant A: the merger", "Strictly confidential text of tenant A. " * 9)
+    engine = engine_on(MemoryBackend(), speculation="on")
+    with engine.retrieval("A's?", tenant="A", template="{context}\n\n{question}") as retrieval:
+        retrieval.provisional([secret, shared])
+        retrieval.found([secret, shared])
+    seen = engine.generate(f"{shared.text}\n\nB asks.", tenant="B").usage
+    assert seen.document_ids == ()
+    assert seen.retrieval_s == 0
+    assert "merger" not in repr(seen)
+    own = engine.generate(f"{secret.text}\n\n{shared.text}\n\nA's?", tenant="A").usage
+    assert own.document_ids == (secret.id, "shared")
+    assert own.speculation.timeline
+
+
+def test_a_forgotten_document_is_not_warmed_by_its_id(engine_on):
+    engine = engine_on(MemoryBackend())
+    found = Document("old", "What is no longer true. " * 20)
+    with engine.retrieval("Why?") as retrieval:
+        retrieval.found([found])
+    engine.forget(["old"])
+    with pytest.raises(UnknownDocument, match="'old'"):
+        engine.warm([["old"]], template="{context}\n\n{question}")
+    assert engine.warm([["old"]], template="{context}\n\n{question}", corpus=[found]).sets == 1

@@ -8,8 +8,8 @@ of lately found documents. The thread or task that found them does not matter.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import count
 from threading import Lock
 
@@ -25,6 +25,7 @@ class Retrieval:
     started_s: when the search began, in seconds on the backend's clock.
     chain: the key of the chain that writes the prompt. template: how the user says the chain writes it.
     search_number: number of the TrackedSearch under which the engine works ahead; None if it does not.
+    tenant: whose search it was; only this tenant's prompts can be made from it. None: anybody's.
     """
 
     question: str
@@ -33,6 +34,11 @@ class Retrieval:
     chain: Hashable = None
     template: Render | None = None
     search_number: int | None = None
+    tenant: str | None = None
+
+    def is_visible_to(self, tenant: str | None) -> bool:
+        """Whether a prompt of this tenant may be made from the retrieval."""
+        return self.tenant is None or self.tenant == tenant
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,20 +79,40 @@ class RetrievalLog:
                 oldest, _ = self._entries.popitem(last=False)
                 self._unclaimed.discard(oldest)
 
-    def documents(self) -> list[Document]:
-        """Return all remembered documents, the ones retrieved last at the end."""
+    def documents(self, tenant: str | None = None) -> list[Document]:
+        """Return all documents remembered for this tenant, the ones retrieved last at the end."""
         with self._lock:
-            return [document for entry in self._entries.values() for document in entry.documents]
+            return [
+                document
+                for entry in self._entries.values()
+                if entry.is_visible_to(tenant)
+                for document in entry.documents
+            ]
 
-    def match(self, prompt: str) -> PromptMatch:
+    def forget(self, document_ids: Iterable[str]) -> None:
+        """Remember these documents no longer, whoever retrieved them."""
+        gone = set(document_ids)
+        with self._lock:
+            for number, entry in self._entries.items():
+                left = tuple(one for one in entry.documents if one.id not in gone)
+                if len(left) < len(entry.documents):
+                    self._entries[number] = replace(entry, documents=left)
+
+    def match(self, prompt: str, tenant: str | None = None) -> PromptMatch:
         """Recognise remembered documents in the prompt, and claim the retrieval it was made from.
+
+        tenant: whose prompt it is. What other tenants retrieved takes no part.
 
         A retrieval can be claimed once, so that its time counts once. Of the unclaimed retrievals with
         documents in the prompt, those whose question stands there come first, then those with most
         documents there, then the newest.
         """
         with self._lock:
-            entries = list(reversed(self._entries.items()))
+            entries = [
+                (number, entry)
+                for number, entry in reversed(self._entries.items())
+                if entry.is_visible_to(tenant)
+            ]
             unclaimed = set(self._unclaimed)
         spans: tuple[Span, ...] = ()
         best: tuple[tuple[bool, int], int] | None = None

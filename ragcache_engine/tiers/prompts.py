@@ -69,7 +69,10 @@ def file_names(
     A name identifies the tenant, and all tokens up to the block's end. It is the same in every process,
     while vLLM's own hashes begin with a random number that each process draws.
     """
-    reached = sha256(f"{block_tokens}\0{tenant or ''}\0".encode())
+    # A digest of its own for the tenant: no name can be chosen so that it looks like another tenant's
+    # name and some tokens.
+    owner = "" if tenant is None else sha256(tenant.encode()).hexdigest()
+    reached = sha256(f"{block_tokens}\0{owner}\0".encode())
     names = []
     for block in range(blocks):
         tokens = token_ids[block * block_tokens : (block + 1) * block_tokens]

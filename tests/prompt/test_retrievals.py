@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ragcache_engine import Document
 from ragcache_engine.prompt.retrievals import Retrieval, RetrievalLog
 
@@ -59,3 +61,29 @@ def test_the_oldest_retrieval_is_forgotten_first():
     log = log_of(*(retrieval(str(n), f"animal {n}") for n in range(5)), capacity=3)
     assert names_in(log, prompt("1", "animal 1")) == []
     assert names_in(log, prompt("2", "animal 2")) == ["animal 2"]
+
+
+def test_a_tenants_retrieval_is_nobody_elses():
+    log = log_of(replace(retrieval("Why?", "secret", "shared"), tenant="A"))
+    text = prompt("Why?", "shared")
+    for tenant in ("B", None):
+        match = log.match(text, tenant)
+        assert match.spans == ()
+        assert match.retrieval is None
+        assert log.documents(tenant) == []
+    match = log.match(text, "A")
+    assert match.retrieval is not None
+    assert [span.document_id for span in match.spans] == ["shared"]
+    assert [one.id for one in log.documents("A")] == ["secret", "shared"]
+
+
+def test_a_retrieval_without_a_tenant_is_everybodys():
+    log = log_of(retrieval("Why?", "cats"))
+    assert [span.document_id for span in log.match(prompt("Why?", "cats"), "B").spans] == ["cats"]
+
+
+def test_a_forgotten_document_is_known_no_longer():
+    log = log_of(retrieval("Why?", "cats", "dogs"))
+    log.forget(["cats", "unheard of"])
+    assert [one.id for one in log.documents()] == ["dogs"]
+    assert names_in(log, prompt("Why?", "cats", "dogs")) == ["dogs"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import array
 from typing import Any
 
 from hypothesis import given, settings
@@ -87,11 +88,12 @@ def test_file_names_stand_for_all_tokens_up_to_them_and_the_tenant():
     names = file_names([1, 2, 3, 4, 5, 6], None, blocks=3, block_tokens=2)
     assert len(set(names)) == 3
     assert all(len(name) == 40 and name.isalnum() for name in names)
-    assert file_names([1, 2, 3, 4, 5, 6, 7], "", blocks=3, block_tokens=2) == names
+    assert file_names([1, 2, 3, 4, 5, 6, 7], None, blocks=3, block_tokens=2) == names
     assert file_names([1, 2, 3, 4, 9, 6], None, blocks=3, block_tokens=2)[:2] == names[:2]
     for others in (
         file_names([9, 2, 3, 4, 5, 6], None, blocks=3, block_tokens=2),
         file_names([1, 2, 3, 4, 5, 6], "tenant", blocks=3, block_tokens=2),
+        file_names([1, 2, 3, 4, 5, 6], "", blocks=3, block_tokens=2),
         file_names([1, 2, 3, 4, 5, 6], None, blocks=1, block_tokens=6),
     ):
         assert set(others).isdisjoint(names)
@@ -100,9 +102,16 @@ def test_file_names_stand_for_all_tokens_up_to_them_and_the_tenant():
 def test_file_names_outlive_the_process():
     # A name that changed would make every file of an earlier version a miss.
     assert file_names(range(32), "t", blocks=2, block_tokens=16) == [
-        "c6dd72fffb8ba4a52761b263d393d536954d17eb",
-        "a7837ead344c04addb598a6da317f009184033f3",
+        "0c7d166ca10bce0637d0c00f1d06ea510b74275a",
+        "4179487069259a6058d7e6f5b9838d570b8badd9",
     ]
+
+
+def test_no_tenants_name_stands_for_another_tenant_and_some_tokens():
+    tokens = [100 + at % 20 for at in range(96)]
+    victims = file_names(tokens, "a", blocks=3, block_tokens=32)
+    crafted = "a\0" + array.array("q", tokens[:32]).tobytes()[:-1].decode()
+    assert set(file_names(tokens[32:], crafted, blocks=2, block_tokens=32)).isdisjoint(victims)
 
 
 def prompt(**changes: Any):

@@ -16,9 +16,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import stat
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,10 @@ CHECKSUM_BYTES = 16
 LONGEST_HEADER_BYTES = 1 << 20
 UNFINISHED_SUFFIX = ".writing"
 """The suffix of a file's name while it is being written."""
+
+
+NEVER_WAIT = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0)
+"""Flags for opening a file: a pipe is opened without a writer, a link not at all."""
 
 
 class UnusableFile(Exception):
@@ -96,8 +102,8 @@ def write(
         f"{path.name}.{os.urandom(4).hex()}.{os.getpid()}{UNFINISHED_SUFFIX}"
     )
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(unfinished, "wb", buffering=0) as file:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with open(unfinished, "xb", buffering=0, opener=_open_private) as file:
             _write_all(file.fileno(), (*parts, checksum.digest()))
             os.fsync(file.fileno())
         os.replace(unfinished, path)
@@ -115,7 +121,7 @@ def read(path: Path, origin: Origin, name: str, target: memoryview) -> int:
     `target` is undefined.
     """
     checksum = blake2b(digest_size=CHECKSUM_BYTES)
-    with open(path, "rb", buffering=0) as file:
+    with _open_regular(path) as file:
         start, header = _read_header(file.fileno())
         if header.get("origin") != origin.as_dict() or header.get("name") != name:
             raise UnusableFile(f"{path} holds another block")
@@ -131,12 +137,39 @@ def read(path: Path, origin: Origin, name: str, target: memoryview) -> int:
     return len(start) + target.nbytes + CHECKSUM_BYTES
 
 
+def is_regular(path: Path) -> bool:
+    """Whether a plain file lies there; a link, a folder or a pipe is none. Does not block."""
+    try:
+        return stat.S_ISREG(os.lstat(path).st_mode)
+    except OSError:
+        return False
+
+
+def _open_regular(path: Path) -> FileIO:
+    """Open a plain file for reading. Never waits, as opening a pipe would.
+
+    Raises UnusableFile for anything but a plain file, FileNotFoundError, another OSError.
+    """
+    if not is_regular(path) and os.path.lexists(path):
+        raise UnusableFile(f"{path} is not a plain file")
+    file = FileIO(path, opener=lambda name, flags: os.open(name, flags | NEVER_WAIT))
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):  # exchanged in between
+        file.close()
+        raise UnusableFile(f"{path} is not a plain file")
+    return file
+
+
+def _open_private(name: str, flags: int) -> int:
+    """Open a new file that only its owner may read: it holds what documents say."""
+    return os.open(name, flags, mode=0o600)
+
+
 def read_document_marks(path: Path) -> frozenset[str]:
     """Read the marks of the documents that a file's tensors were computed from.
 
     Raises OSError, UnusableFile.
     """
-    with open(path, "rb", buffering=0) as file:
+    with _open_regular(path) as file:
         _, header = _read_header(file.fileno())
     documents = header.get("documents")
     if not isinstance(documents, list):

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -23,6 +24,8 @@ from ragcache_engine.tiers.disk import block_file
 from ragcache_engine.tiers.disk.block_file import Origin, UnusableFile, document_mark
 
 SUFFIX = ".kv"
+OUR_NAME, OUR_HOME = re.compile("[0-9a-f]{16,}"), re.compile("[0-9a-f]{16}")
+"""What the names of blocks and of origins look like: digests. Other files are never touched."""
 ABANDONED_AFTER_S = 600.0
 """The age in seconds from which an unfinished file counts as left behind by a dead process."""
 
@@ -57,7 +60,8 @@ class DiskFolder:
         self._origin = origin
         self._lock = threading.Lock()
         self._home = folder / origin.digest()
-        self._home.mkdir(parents=True, exist_ok=True)
+        for made in (folder, self._home):  # what they hold is nobody else's
+            made.mkdir(mode=0o700, parents=True, exist_ok=True)
         _require_writable(self._home)
         _remove_abandoned(folder)
         self.used_bytes = sum(file.size_bytes for file in _list_files(folder))
@@ -65,7 +69,7 @@ class DiskFolder:
 
     def holds(self, name: str) -> bool:
         """Whether there is a file of this name. Reading may still find it unusable. Any thread."""
-        return os.path.exists(self._path(name))
+        return block_file.is_regular(self._path(name))
 
     def write(
         self,
@@ -81,8 +85,10 @@ class DiskFolder:
         Raises FolderFull if the quota has no room; OSError.
         """
         path = self._path(name)
-        if path.exists():
+        if block_file.is_regular(path):
             return 0
+        if os.path.lexists(path):
+            raise FileExistsError(f"{path} is not a file of the disk cache; move it away")
         needed = block_file.file_bytes(self._origin, name, documents, payload)
         self._uncounted_bytes += needed
         if (
@@ -116,7 +122,9 @@ class DiskFolder:
 
     def _remove_file(self, path: Path) -> None:
         with contextlib.suppress(OSError):
-            size_bytes = path.stat().st_size
+            size_bytes = path.lstat().st_size
+            if not block_file.is_regular(path):
+                return
             path.unlink()
             with self._lock:
                 self.used_bytes = max(0, self.used_bytes - size_bytes)
@@ -169,9 +177,21 @@ def forget_documents(folder: Path, document_ids: Iterable[str]) -> int:
 def _list_files(folder: Path) -> Iterator[_StoredFile]:
     """Yield every block file in the folder, of any origin."""
     for path in folder.glob(f"*/??/*{SUFFIX}"):
+        if not _is_ours(path):
+            continue
         with contextlib.suppress(OSError):
-            stat = path.stat()
+            stat = path.lstat()
             yield _StoredFile(stat.st_mtime, stat.st_size, path)
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether a disk cache made this file: by its place, its name and its kind."""
+    return (
+        OUR_NAME.fullmatch(path.stem) is not None
+        and path.parent.name == path.stem[:2]
+        and OUR_HOME.fullmatch(path.parent.parent.name) is not None
+        and block_file.is_regular(path)
+    )
 
 
 def _remove_abandoned(folder: Path) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -391,3 +392,55 @@ def test_a_folder_whose_writers_are_killed_at_any_moment_stays_loadable(tmp_path
                 assert target == bytes([number]) * 100_000
     assert found_unfinished, "no writer was killed while it was writing"
     assert numbers_in(disk)
+
+
+@pytest.mark.parametrize("kind", ["folder", "pipe", "link", "broken link", "socket"])
+def test_only_plain_files_are_blocks_and_nothing_else_is_touched(tmp_path: Path, kind: str):
+    disk = DiskFolder(tmp_path / "kv", OURS, 100_000)
+    keep(disk, 1)
+    path = next(tmp_path.rglob("*.kv"))
+    path.unlink()
+    target = tmp_path / "somebody's"
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "socket":
+        with socket.socket(socket.AF_UNIX) as bound, contextlib.chdir(path.parent):
+            bound.bind(path.name)
+    else:
+        if kind == "link":
+            target.write_bytes(b"precious")
+        path.symlink_to(target)
+    assert not disk.holds(name_of(1))
+    with pytest.raises(UnusableFile, match="not a plain file"):  # a pipe would block for ever
+        get(disk, 1)
+    with pytest.raises(FileExistsError, match="move it away"):
+        keep(disk, 1)
+    disk.remove(name_of(1))
+    forget_documents(tmp_path / "kv", ["any"])
+    assert os.path.lexists(path)
+    assert kind != "link" or target.read_bytes() == b"precious"
+    assert DiskFolder(tmp_path / "kv", OURS, 100_000).used_bytes == 0
+
+
+@pytest.mark.parametrize(
+    "place", ["notes.kv", "backup/ab/ab12.kv", f"{OURS.digest()}/ab/abc.kv", "0" * 16 + "/ab/cd.kv"]
+)
+def test_a_strangers_file_is_neither_counted_nor_removed(tmp_path: Path, place: str):
+    stranger = tmp_path / place
+    stranger.parent.mkdir(parents=True, exist_ok=True)
+    stranger.write_bytes(bytes(9_000))
+    disk = DiskFolder(tmp_path, OURS, 4_000)
+    assert disk.used_bytes == 0
+    for number in range(3):
+        keep(disk, number)
+    forget_documents(tmp_path, ["d1"])
+    assert stranger.exists()
+
+
+def test_what_documents_say_is_for_their_owner_only(tmp_path: Path):
+    disk = DiskFolder(tmp_path / "kv", OURS, 100_000)
+    keep(disk, 1)
+    for path in [tmp_path / "kv", *(tmp_path / "kv").rglob("*")]:
+        assert path.stat().st_mode & 0o777 == (0o700 if path.is_dir() else 0o600), path
