@@ -102,3 +102,11 @@ same-answers: $(READY) ## count answers that differ from stock vLLM's, in float3
 .PHONY: bench-overlap
 bench-overlap: $(READY) ## how much of a search the prefill hides, and what wrong guesses cost (an hour, two quiet cores)
 	@$(PYTHON) benchmarks/overlap.py --out benchmarks/results/overlap
+
+.PHONY: soak
+soak: $(READY) ## 10,000 requests while processes die, files break and the disk fills; an hour a piece, call it again
+	@$(PYTHON) benchmarks/soak.py --out benchmarks/results/soak
+
+.PHONY: soak-quick
+soak-quick: $(READY) ## the same, about five minutes
+	@$(PYTHON) benchmarks/soak.py --quick --out $$(mktemp -d)/soak

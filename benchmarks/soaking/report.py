@@ -1,0 +1,166 @@
+"""Writes what a soak saw: raw figures of every piece, and a table of all of them together."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from soaking.callers import Tally
+
+PIECE = "piece-{number:02}.json"
+REPORT = "report.md"
+
+
+@dataclass
+class Piece:
+    """One run of the script. before, after: samples taken before the engine was made and after it was
+    closed; samples: in between. second: what the callers of the second engine saw.
+    """
+
+    number: int
+    seed: int
+    machine: dict[str, Any]
+    settings: dict[str, Any]
+    seconds: float
+    tally: Tally
+    second: Tally | None
+    faults: dict[str, int]
+    cannot: list[str]
+    before: dict[str, Any]
+    after: dict[str, Any]
+    left_processes: int
+    left_shared_memory: list[str]
+    stats: dict[str, Any]
+    samples: list[dict[str, Any]] = field(default_factory=list)
+
+
+def read_pieces(folder: Path) -> list[Piece]:
+    """Read the pieces that earlier runs left in the folder, in order."""
+    pieces = []
+    for path in sorted(folder.glob("piece-*.json")):
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        kept["tally"] = Tally.from_dict(kept["tally"])
+        kept["second"] = kept["second"] and Tally.from_dict(kept["second"])
+        pieces.append(Piece(**kept))
+    return pieces
+
+
+def write_piece(folder: Path, piece: Piece) -> None:
+    """Keep a piece's raw figures, and write the report of all pieces so far."""
+    folder.mkdir(parents=True, exist_ok=True)
+    kept = {**vars(piece), "tally": piece.tally.to_dict()}
+    kept["second"] = piece.second and piece.second.to_dict()
+    path = folder / PIECE.format(number=piece.number)
+    path.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+    text = "\n".join(report(read_pieces(folder))) + "\n"
+    (folder / REPORT).write_text(text, encoding="utf-8")
+
+
+def together(pieces: list[Piece]) -> Tally:
+    """Count what all callers of all pieces saw, those of the second engines included."""
+    whole = Tally()
+    for piece in pieces:
+        whole.add(piece.tally)
+        if piece.second is not None:
+            whole.add(piece.second)
+    return whole
+
+
+def failures(pieces: list[Piece]) -> list[str]:
+    """Say, in a line each, what must not happen and did."""
+    whole = together(pieces)
+    found = [
+        f"{count} {what}"
+        for count, what in (
+            (whole.wrong, "answers differ from those without a cache"),
+            (whole.remembered, "forgotten documents were served from a cache"),
+            (whole.hangs, "requests timed out"),
+            (sum(whole.errors.values()), f"errors: {dict(whole.errors)}"),
+            (sum(piece.left_processes for piece in pieces), "processes outlived the engine"),
+            (sum(len(piece.left_shared_memory) for piece in pieces), "files left in /dev/shm"),
+        )
+        if count
+    ]
+    for piece in pieces:
+        early, late = memory_of(piece)
+        if late > 1.15 * early + 64:
+            found.append(
+                f"piece {piece.number}: this process grew from {early:.0f} to {late:.0f} MiB"
+            )
+    return found
+
+
+def memory_of(piece: Piece) -> tuple[float, float]:
+    """Return the host process's MiB in the second and in the last fifth of the piece; medians."""
+    sizes = [sample["host_mib"] for sample in piece.samples]
+    fifth = len(sizes) // 5
+    if fifth == 0:
+        return 0.0, 0.0
+    return median(sizes[fifth : 2 * fifth]), median(sizes[-fifth:])
+
+
+def report(pieces: list[Piece]) -> Iterator[str]:
+    """Yield the report's lines, in Markdown."""
+    whole, faults = together(pieces), Counter[str]()
+    for piece in pieces:
+        faults.update(piece.faults)
+    first = pieces[0]
+    yield "# Soak"
+    yield ""
+    yield (
+        f"{whole.requests:,} requests by {first.settings['callers']} callers in {len(pieces)} "
+        f"piece{'s' * (len(pieces) > 1)}, {sum(piece.seconds for piece in pieces) / 60:.0f} minutes, "
+        f"on {first.machine['cores']} cores ({first.machine['cpu']}). Float32, greedy."
+    )
+    yield ""
+    found = failures(pieces)
+    yield f"**{'Passed' if not found else 'Failed'}.** " + "; ".join(found)
+    yield ""
+    yield "| | |"
+    yield "|---|---|"
+    cached = sum(whole.cached_tokens.values())
+    tiers = ", ".join(f"{name} {whole.cached_tokens[name]:,}" for name in whole.cached_tokens)
+    rows = {
+        "turns": ", ".join(f"{name} {count:,}" for name, count in sorted(whole.turns.items())),
+        "answers that differ from vLLM's without a cache": whole.wrong,
+        "forgotten documents served": whole.remembered,
+        "hangs": whole.hangs,
+        "errors": ", ".join(f"{name} {count}" for name, count in whole.errors.items()) or 0,
+        "longest turn": f"{whole.longest_s:.0f} s",
+        "prompt tokens": f"{whole.prompt_tokens:,}, of which cached {cached:,} ({tiers})",
+        "faults made": ", ".join(f"{name} {count}" for name, count in sorted(faults.items())) or 0,
+        "faults that could not be made": ", ".join(sorted(set().union(*(p.cannot for p in pieces))))
+        or "none",
+        "requests of the second engine": sum(p.second.requests for p in pieces if p.second),
+    }
+    for name, value in rows.items():
+        yield f"| {name} | {value} |"
+    yield ""
+    yield "What each piece held, before it started its engine, early, late, and after it closed it:"
+    yield ""
+    yield (
+        "| piece | seed | requests | memory, MiB | threads | open files | in /dev/shm | retried "
+        "| damaged | evicted |"
+    )
+    yield "|---|---|---|---|---|---|---|---|---|---|"
+    for piece in pieces:
+        early, late = memory_of(piece)
+        before, after, stats = piece.before, piece.after, piece.stats
+        yield (
+            f"| {piece.number} | {piece.seed} | {piece.tally.requests:,} "
+            f"| {before['host_mib']}, {early:.0f}, {late:.0f}, {after['host_mib']} "
+            f"| {before['threads']} → {after['threads']} | {before['files']} → {after['files']} "
+            f"| {before['shared_memory']} → {after['shared_memory']} | {stats['retried']} "
+            f"| {stats['damaged']} | {stats['evicted']} |"
+        )
+    if whole.notes:
+        yield ""
+        yield "The first of what went wrong:"
+        yield ""
+        for note in whole.notes:
+            yield f"- {note}"
