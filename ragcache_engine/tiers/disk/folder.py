@@ -25,7 +25,10 @@ from ragcache_engine.tiers.disk.block_file import Origin, UnusableFile, document
 
 SUFFIX = ".kv"
 OUR_NAME, OUR_HOME = re.compile("[0-9a-f]{16,}"), re.compile("[0-9a-f]{16}")
-"""What the names of blocks and of origins look like: digests. Other files are never touched."""
+OUR_UNFINISHED = re.compile(
+    rf"[0-9a-f]{{16,}}{re.escape(SUFFIX)}(\.[0-9a-f]{{8}})?\.\d+{re.escape(block_file.UNFINISHED_SUFFIX)}"
+)
+"""What the names of blocks, of origins and of unfinished files look like. Others are never touched."""
 ABANDONED_AFTER_S = 600.0
 """The age in seconds from which an unfinished file counts as left behind by a dead process."""
 
@@ -37,6 +40,10 @@ Other engines write between two counts, so the quota may be exceeded by what the
 
 class FolderFull(Exception):
     """The quota has no room for the block next to the files that the tree keeps."""
+
+
+class NotOurFile(Exception):
+    """Something that no disk cache made lies under a block's name. It stays; the block is not written."""
 
 
 class _StoredFile(NamedTuple):
@@ -82,13 +89,13 @@ class DiskFolder:
 
         documents: marks of all documents that its tensors were computed from.
         is_known: tells whether the tree decides over the file of this name; such files are not removed.
-        Raises FolderFull if the quota has no room; OSError.
+        Raises FolderFull if the quota has no room, NotOurFile, OSError.
         """
         path = self._path(name)
         if block_file.is_regular(path):
             return 0
         if os.path.lexists(path):
-            raise FileExistsError(f"{path} is not a file of the disk cache; move it away")
+            raise NotOurFile(f"{path} is not a file of the disk cache; move it away")
         needed = block_file.file_bytes(self._origin, name, documents, payload)
         self._uncounted_bytes += needed
         if (
@@ -189,16 +196,30 @@ def _is_ours(path: Path) -> bool:
     return (
         OUR_NAME.fullmatch(path.stem) is not None
         and path.parent.name == path.stem[:2]
-        and OUR_HOME.fullmatch(path.parent.parent.name) is not None
+        and _lies_in_our_folders(path)
         and block_file.is_regular(path)
+    )
+
+
+def _lies_in_our_folders(path: Path) -> bool:
+    """Whether the two folders above a file are a disk cache's own; links to other places are not."""
+    home = path.parent.parent
+    return OUR_HOME.fullmatch(home.name) is not None and not any(
+        map(os.path.islink, (home, path.parent))
     )
 
 
 def _remove_abandoned(folder: Path) -> None:
     oldest = time.time() - ABANDONED_AFTER_S
     for path in folder.glob(f"*/??/*{block_file.UNFINISHED_SUFFIX}"):
+        if (
+            OUR_UNFINISHED.fullmatch(path.name) is None
+            or not _lies_in_our_folders(path)
+            or not block_file.is_regular(path)
+        ):
+            continue
         with contextlib.suppress(OSError):
-            if path.stat().st_mtime < oldest or not is_alive(_writer_process(path)):
+            if path.lstat().st_mtime < oldest or not is_alive(_writer_process(path)):
                 path.unlink()
 
 

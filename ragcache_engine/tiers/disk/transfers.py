@@ -12,7 +12,7 @@ from queue import SimpleQueue
 from typing import Protocol
 
 from ragcache_engine.tiers.disk.block_file import UnusableFile
-from ragcache_engine.tiers.disk.folder import DiskFolder, FolderFull
+from ragcache_engine.tiers.disk.folder import DiskFolder, FolderFull, NotOurFile
 
 logger = logging.getLogger(__name__)
 
@@ -180,6 +180,8 @@ class DiskTransfers:
                 self._failed_writes = 0
             except FolderFull:
                 failure = "full"
+            except NotOurFile:  # the disk itself works: other blocks can be written
+                failure = "unwritable"
             except Exception as error:
                 failure = "unwritable"
                 self._count_failure(error)

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from ragcache_engine.tiers.disk import block_file, folder
 from ragcache_engine.tiers.disk.block_file import Origin, UnusableFile, document_mark
-from ragcache_engine.tiers.disk.folder import DiskFolder, FolderFull, forget_documents
+from ragcache_engine.tiers.disk.folder import DiskFolder, FolderFull, NotOurFile, forget_documents
 
 OURS = Origin(model="m", dtype="bfloat16", rope="none", block_tokens=16, layout="NHD")
 THEIRS = replace(OURS, model="another")
@@ -415,7 +415,7 @@ def test_only_plain_files_are_blocks_and_nothing_else_is_touched(tmp_path: Path,
     assert not disk.holds(name_of(1))
     with pytest.raises(UnusableFile, match="not a plain file"):  # a pipe would block for ever
         get(disk, 1)
-    with pytest.raises(FileExistsError, match="move it away"):
+    with pytest.raises(NotOurFile, match="move it away"):
         keep(disk, 1)
     disk.remove(name_of(1))
     forget_documents(tmp_path / "kv", ["any"])
@@ -444,3 +444,38 @@ def test_what_documents_say_is_for_their_owner_only(tmp_path: Path):
     keep(disk, 1)
     for path in [tmp_path / "kv", *(tmp_path / "kv").rglob("*")]:
         assert path.stat().st_mode & 0o777 == (0o700 if path.is_dir() else 0o600), path
+
+
+@pytest.mark.parametrize(
+    "name", ["letter.writing", "0" * 40 + ".kv.writing", "0" * 40 + ".kv.0badcafe.x.writing"]
+)
+def test_a_strangers_unfinished_file_stays_however_old(tmp_path: Path, name: str):
+    home = tmp_path / OURS.digest() / "00"
+    home.mkdir(parents=True)
+    for folder_ in (home, tmp_path / "my" / "ab"):
+        folder_.mkdir(parents=True, exist_ok=True)
+        (folder_ / name).write_bytes(b"half a letter")
+        os.utime(folder_ / name, (0, 0))
+    DiskFolder(tmp_path, OURS, 10_000)
+    assert len(list(tmp_path.rglob("*.writing"))) == 2
+
+
+@pytest.mark.parametrize("linked", ["home", "shard"])
+def test_a_file_behind_a_linked_folder_is_neither_counted_nor_removed(tmp_path: Path, linked: str):
+    outside, cache = tmp_path / "outside", tmp_path / "kv"
+    precious = outside / ("ab" if linked == "home" else "") / ("ab" + "0" * 38 + ".kv")
+    precious.parent.mkdir(parents=True)
+    precious.write_bytes(bytes(9_000))
+    home = cache / ("0" * 16)
+    if linked == "home":
+        cache.mkdir()
+        home.symlink_to(outside)
+    else:
+        home.mkdir(parents=True)
+        (home / "ab").symlink_to(outside)
+    disk = DiskFolder(cache, OURS, 4_000)
+    assert disk.used_bytes == 0
+    for number in range(3):
+        keep(disk, number)
+    forget_documents(cache, ["d1"])
+    assert precious.exists()

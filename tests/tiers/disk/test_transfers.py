@@ -159,6 +159,18 @@ def test_a_block_without_room_is_reported_and_no_failure_of_the_disk(
     host.transfers.close()
 
 
+def test_what_lies_under_a_blocks_name_and_is_no_file_is_no_failure_of_the_disk(host: Host):
+    blocked = range(2 * FAILED_WRITES_TO_STOP)
+    for number in blocked:
+        name = name_of(number)
+        (host.folder.folder / OURS.digest() / name[:2] / f"{name}.kv").mkdir(parents=True)
+        host.write(number, 1)
+    assert {done.failure for done in host.done(len(blocked))} == {"unwritable"}
+    assert host.transfers.is_writable
+    host.write(99, 1)
+    assert [done.failure for done in host.done(1)] == [None]
+
+
 def break_folder(host: Host) -> Path:
     """Put a file where the folder was: nothing can be written any more, by root neither."""
     home = host.folder.folder / OURS.digest()
