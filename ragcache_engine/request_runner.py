@@ -56,7 +56,7 @@ class RequestRunner:
         self._heartbeat = heartbeat
         self._tasks: set[asyncio.Task[None]] = set()
         self._restarts = 0
-        self._restart_lock = asyncio.Lock()
+        self._restart: asyncio.Task[None] | None = None
         self._given_up: str | None = None
         self._is_closing = False
         self._is_up = threading.Event()
@@ -85,11 +85,12 @@ class RequestRunner:
             put(EngineClosed("the engine was closed while this request ran; make a new one"))
             raise
         except Exception as error:
-            if isinstance(error, RequestTimedOut):
-                await self._replace_silent_backend(restarts)
             if not is_counted:
                 self._count_end(failed=1)
                 is_counted = True
+            if isinstance(error, RequestTimedOut):  # the process lives, and hears nothing
+                silence = EngineDied("the model's process has answered nothing twice in a row")
+                self._begin_restart(restarts, silence)
             put(error)
         finally:
             self._tasks.discard(task)
@@ -103,6 +104,8 @@ class RequestRunner:
         """
         self._is_closing = True
         tasks = [task for task in self._tasks if not task.done()]
+        if self._restart is not None:
+            tasks.append(self._restart)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -150,36 +153,40 @@ class RequestRunner:
                     if delta.text or delta.token_ids or usage:
                         yield Piece(delta.text, delta.token_ids, delta.finish_reason, usage)
 
-    async def _replace_silent_backend(self, restarts: int) -> None:
-        """Restart a backend that was silent in both attempts of a request. It lives and hears nothing."""
-        try:
-            silence = EngineDied(
-                "the model's process lives, and has answered nothing twice in a row"
-            )
-            await self._restart_backend(restarts, silence)
-        except (EngineDied, EngineClosed) as error:
-            logger.error("%s", error)
-
     async def _restart_backend(self, restarts: int, death: EngineDied) -> None:
         """Bring a dead backend back up, once for all requests that its death hit.
 
         restarts: how often the backend had been restarted when the request's first attempt began.
         """
-        async with self._restart_lock:
-            if self._restarts > restarts:
-                return  # another request that the death hit has already done it
-            self._require_not_closing()
-            if self._given_up is not None:
-                raise EngineDied(self._given_up)
-            logger.warning("%s; starting it once more", death)
+        self._require_not_closing()
+        if self._given_up is not None:
+            raise EngineDied(self._given_up)
+        self._begin_restart(restarts, death)
+        if self._restart is not None:
+            # Shielded: a request that is cancelled must not take the others' restart with it.
+            await asyncio.shield(self._restart)
+
+    def _begin_restart(self, restarts: int, death: EngineDied) -> None:
+        """Start a task that restarts the backend, unless that is under way, done or hopeless."""
+        if self._is_closing or self._given_up is not None or self._restarts > restarts:
+            return
+        if self._restart is None:
             self._is_up.clear()
-            try:
-                await self._pipeline.end_unclaimed(SpeculationOutcome.FAILED)
-                await self._start_again()
-            finally:
-                self._is_up.set()
-            self._restarts += 1
-            self._heartbeat.beat()  # waiting requests must not time out because a start was silent
+            self._restart = asyncio.get_running_loop().create_task(self._run_restart(death))
+            self._restart.add_done_callback(self._end_restart)
+
+    async def _run_restart(self, death: EngineDied) -> None:
+        logger.warning("%s; starting it once more", death)
+        await self._pipeline.end_unclaimed(SpeculationOutcome.FAILED)
+        await self._start_again()
+        self._restarts += 1
+        self._heartbeat.beat()  # waiting requests must not time out because a start was silent
+
+    def _end_restart(self, restart: asyncio.Task[None]) -> None:
+        self._restart = None
+        self._is_up.set()
+        if not restart.cancelled() and (error := restart.exception()):
+            logger.error("%s", error)
 
     async def _start_again(self) -> None:
         """Close the backend and start it. Raises EngineDied if no attempt succeeds."""

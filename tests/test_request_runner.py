@@ -227,8 +227,39 @@ def test_a_backend_that_is_silent_twice_is_restarted_for_those_who_come_later(
     engine = engine_on(backend, request_timeout_s=0.2)
     with pytest.raises(RequestTimedOut):
         engine.generate("Is anybody there?")
-    assert backend.starts == 2
     assert engine.generate("And now?").text == "You asked: And now?"
+    assert backend.starts == 2
+
+
+def test_closing_during_a_restart_ends_everybody(engine_on: Callable[..., RAGCacheEngine]):
+    may_start = threading.Event()
+    backend = Mortal(waits_for=may_start)
+    engine = engine_on(backend)
+    backend.is_killed = True
+    heard: list[str] = []
+    asking = threading.Thread(target=lambda: heard.extend(ask_at_once(engine, 3)))
+    asking.start()
+    assert eventually(lambda: backend.starts == 2)
+    threading.Timer(0.2, may_start.set).start()
+    engine.close()
+    asking.join(20)
+    assert len(heard) == 3
+    assert all(one.startswith("EngineClosed") for one in heard), heard
+
+
+def test_a_caller_who_leaves_during_a_restart_does_not_take_it_along(
+    engine_on: Callable[..., RAGCacheEngine],
+):
+    may_start = threading.Event()
+    backend = Mortal(waits_for=may_start)
+    engine = engine_on(backend)
+    backend.is_killed = True
+    stream = engine.stream("the one that leaves")
+    assert eventually(lambda: backend.starts == 2)
+    stream.close()
+    may_start.set()
+    assert engine.generate("who comes later").text == "You asked: who comes later"
+    assert backend.starts == 2
 
 
 def test_a_request_that_meets_a_close_starts_nothing(engine_on: Callable[..., RAGCacheEngine]):
