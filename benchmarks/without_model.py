@@ -125,6 +125,8 @@ class ModellessEngine:
         self._worker = self._make_worker() if with_tiers or host_blocks else None
         self.cache: Any = None
         if with_tiers:
+            told = self.scheduler.connector.get_handshake_metadata()
+            self.scheduler.connector.set_xfer_handshake_metadata_pp_aware({(0, 0): told})
             self.cache = self.scheduler.connector.cache
             self.cache.speeds.computing = _OfAModel(CostProfile.default())
         self._stores: list[tuple[int, Any, Any]] = []

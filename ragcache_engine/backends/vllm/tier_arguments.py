@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Set
-from hashlib import blake2b
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -57,12 +54,10 @@ def build_tier_arguments(
         disk_folder=str(budget.folder()) if budget.disk_bytes else None,
         reorder_window=budget.reorder_window,
         cache_depth=budget.cache_depth,
-        model=f"{model.model} {_fingerprint(model)}",
         profile=budget.cost_profile.read_text(encoding="utf-8") if budget.cost_profile else None,
         provisional_step_tokens=(
             cpu_defaults.PROVISIONAL_STEP_TOKENS if current_platform.is_cpu() else 0
         ),
-        rope=json.dumps(getattr(model.hf_text_config, "rope_parameters", None), default=str),
     )
     return {
         "scheduler_cls": f"{PACKAGE}.scheduler.TierScheduler",
@@ -89,17 +84,3 @@ def _unsupported(model: ModelConfig) -> str | None:
     if model.is_encoder_decoder:
         return "is an encoder and decoder"
     return None
-
-
-def _fingerprint(model: ModelConfig) -> str:
-    """Return a digest of the model's configuration, and of the sizes and times of its weights' files."""
-    digest = blake2b(digest_size=8)
-    digest.update(model.hf_config.to_json_string(use_diff=False).encode())
-    folder = Path(model.model)
-    if folder.is_dir():
-        for path in sorted(folder.glob("*.safetensors")) + sorted(folder.glob("*.bin")):
-            stat = path.stat()
-            digest.update(f"{path.name} {stat.st_size} {stat.st_mtime_ns}".encode())
-    else:
-        digest.update(str(model.revision).encode())
-    return digest.hexdigest()

@@ -18,7 +18,7 @@ import json
 import os
 import stat
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from io import FileIO
 from pathlib import Path
@@ -44,29 +44,27 @@ class Origin:
     """Where tensors come from: everything besides the tokens that determines their bytes.
 
     Engines exchange tensors only if their origins are equal.
-    model: the model's name and a digest that tells its files and configuration from others.
-    rope: the model's rotary embedding. layout: how vLLM lays out a block.
+    weights: identifies the content of the model's weights, wherever they lie.
+    configuration: a digest of the model's configuration with all overrides, such as RoPE's.
+    dtype: the tensors' type. block_tokens: tokens in a block.
+    layout: how the attention kernels of every worker lay out a block.
+    software: the program that computed the tensors, with its version.
     """
 
-    model: str
+    weights: str
+    configuration: str
     dtype: str
-    rope: str
     block_tokens: int
     layout: str
+    software: str
 
     def as_dict(self) -> dict[str, Any]:
         """Return the origin as it stands in a file's header."""
-        return {
-            "model": self.model,
-            "dtype": self.dtype,
-            "rope": self.rope,
-            "block_tokens": self.block_tokens,
-            "layout": self.layout,
-        }
+        return asdict(self)
 
     def digest(self) -> str:
         """Return a short digest of the origin, which names the folder of its files."""
-        text = json.dumps(self.as_dict(), sort_keys=True)
+        text = json.dumps([MAGIC.hex(), self.as_dict()], sort_keys=True)
         return blake2b(text.encode(), digest_size=8).hexdigest()
 
 
@@ -150,7 +148,7 @@ def _open_regular(path: Path) -> FileIO:
 
     Raises UnusableFile for anything but a plain file, FileNotFoundError, another OSError.
     """
-    if not is_regular(path) and os.path.lexists(path):
+    if not stat.S_ISREG(os.lstat(path).st_mode):
         raise UnusableFile(f"{path} is not a plain file")
     file = FileIO(path, opener=lambda name, flags: os.open(name, flags | NEVER_WAIT))
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):  # exchanged in between

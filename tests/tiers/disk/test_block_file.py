@@ -15,7 +15,14 @@ from hypothesis import strategies as st
 from ragcache_engine.tiers.disk import block_file
 from ragcache_engine.tiers.disk.block_file import Origin, UnusableFile, document_mark
 
-OURS = Origin(model="m 1234", dtype="bfloat16", rope="none", block_tokens=16, layout="NHD 64")
+OURS = Origin(
+    weights="w",
+    configuration="c",
+    dtype="bfloat16",
+    block_tokens=16,
+    layout="NHD",
+    software="vllm",
+)
 NAME = "ab" + "0" * 38
 CONTENT = bytes(range(64))
 
@@ -159,11 +166,12 @@ def test_a_header_nested_beyond_reason_is_unusable(path: Path):
 @pytest.mark.parametrize(
     "other",
     [
-        replace(OURS, model="m 5678"),
+        replace(OURS, weights="others"),
         replace(OURS, dtype="float16"),
-        replace(OURS, rope="yarn"),
+        replace(OURS, configuration="yarn"),
         replace(OURS, block_tokens=32),
         replace(OURS, layout="HND 64"),
+        replace(OURS, software="vllm 2"),
     ],
 )
 def test_tensors_of_another_origin_are_refused_and_kept_apart(path: Path, other: Origin):

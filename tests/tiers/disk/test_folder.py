@@ -22,8 +22,15 @@ from ragcache_engine.tiers.disk import block_file, folder
 from ragcache_engine.tiers.disk.block_file import Origin, UnusableFile, document_mark
 from ragcache_engine.tiers.disk.folder import DiskFolder, FolderFull, NotOurFile, forget_documents
 
-OURS = Origin(model="m", dtype="bfloat16", rope="none", block_tokens=16, layout="NHD")
-THEIRS = replace(OURS, model="another")
+OURS = Origin(
+    weights="w",
+    configuration="c",
+    dtype="bfloat16",
+    block_tokens=16,
+    layout="NHD",
+    software="vllm",
+)
+THEIRS = replace(OURS, weights="others")
 SIZE = 2000
 
 

@@ -19,7 +19,14 @@ from ragcache_engine.tiers.disk.transfers import (
     FinishedCopy,
 )
 
-OURS = Origin(model="m", dtype="bfloat16", rope="none", block_tokens=16, layout="NHD")
+OURS = Origin(
+    weights="w",
+    configuration="c",
+    dtype="bfloat16",
+    block_tokens=16,
+    layout="NHD",
+    software="vllm",
+)
 SLOT = 500
 
 

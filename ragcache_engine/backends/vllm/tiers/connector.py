@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.config import VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorHandshakeMetadata
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import OffloadingWorkerMetadata
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks
@@ -16,8 +17,11 @@ from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request, RequestStatus
 
+from ragcache_engine.backends.vllm.tiers.no_tiers import NoTiers
 from ragcache_engine.backends.vllm.tiers.offloading import TierOffloadingManager
+from ragcache_engine.backends.vllm.tiers.origin import WorkerLayout, describe_worker
 from ragcache_engine.backends.vllm.tiers.settings import TierSettings
+from ragcache_engine.backends.vllm.tiers.support import find_obstacle
 from ragcache_engine.tiers.prompts import Prompt, describe_prompt
 from ragcache_engine.tiers.wire import FinishMessage, MalformedRequest, RequestMessage
 
@@ -35,6 +39,19 @@ class TierConnector(OffloadingConnector):
     provisional: names of the requests that a running search may still take back.
     """
 
+    def __new__(  # type: ignore[misc]  # vLLM asks this class alone, whatever the model
+        cls, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig
+    ) -> TierConnector | NoTiers:
+        """Make a connector, or one that does nothing where the knowledge tree cannot serve the engine."""
+        obstacle = find_obstacle(vllm_config, kv_cache_config)
+        if obstacle is None:
+            return super().__new__(cls)
+        if role is KVConnectorRole.SCHEDULER:
+            logger.warning(
+                "vLLM's own cache is used, without knowledge tree and tiers: %s", obstacle
+            )
+        return NoTiers(vllm_config, role, kv_cache_config)
+
     def __init__(
         self, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig
     ) -> None:
@@ -42,15 +59,36 @@ class TierConnector(OffloadingConnector):
         transfer = vllm_config.kv_transfer_config
         assert transfer is not None
         self.settings = TierSettings.from_extra_config(transfer.kv_connector_extra_config)
-        self.block_tokens = vllm_config.cache_config.block_size
         self.provisional: set[str] = set()
+        self._blocks = kv_cache_config.num_blocks
+
+    @property
+    def offloading(self) -> TierOffloadingManager:
+        """What vLLM asks about blocks. Only the scheduler's process has it."""
+        offloading = self.scheduler.manager
+        assert isinstance(offloading, TierOffloadingManager)
+        return offloading
 
     @property
     def cache(self) -> CacheManager[KVCacheBlock]:
         """The cache manager. Only the scheduler's process has one."""
-        offloading = self.scheduler.manager
-        assert isinstance(offloading, TierOffloadingManager)
-        return offloading.cache
+        return self.offloading.cache
+
+    # -- once, at the start ------------------------------------------------------------------------
+
+    def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
+        return describe_worker(self._vllm_config, self._blocks)
+
+    def set_xfer_handshake_metadata_pp_aware(
+        self, metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata]
+    ) -> None:
+        # Only now is everything known that determines the bytes of tensors on disk.
+        workers = {
+            rank: worker for rank, worker in metadata.items() if isinstance(worker, WorkerLayout)
+        }
+        self.offloading.attach_disk(self._vllm_config, workers)
+
+    # -- each request ------------------------------------------------------------------------------
 
     def on_new_request(self, request: Request) -> None:
         message = _read_message(request)
@@ -109,12 +147,12 @@ class TierConnector(OffloadingConnector):
             request.lora_request or request.mm_features or request.prompt_embeds is not None
         )
         return describe_prompt(
-            keys=request.block_hashes[: request.num_prompt_tokens // self.block_tokens],
+            keys=request.block_hashes[: request.num_prompt_tokens // self.cache.block_tokens],
             token_ids=request.prompt_token_ids if tokens_determine_tensors else None,
             prompt_tokens=request.num_prompt_tokens,
             segments=message.segments,
             tenant=request.cache_salt,
-            block_tokens=self.block_tokens,
+            block_tokens=self.cache.block_tokens,
             depth=self.settings.cache_depth,
             on_disk=self.settings.disk_bytes > 0,
         )

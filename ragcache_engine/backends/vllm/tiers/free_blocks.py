@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue, KVCacheBlock
 
@@ -45,6 +45,14 @@ class FreeBlocks(FreeKVCacheBlockQueue):
 
     def get_all_free_blocks(self) -> list[KVCacheBlock]:
         return self._device.free_blocks()
+
+    def iter_blocks_after(self, cursor: KVCacheBlock | None) -> Iterator[KVCacheBlock]:
+        blocks = iter(self.get_all_free_blocks())
+        if cursor is not None:
+            for block in blocks:
+                if block is cursor:
+                    break
+        return blocks
 
     def _put_back(self, blocks: Iterable[KVCacheBlock]) -> None:
         returned = list(blocks)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 
+from vllm.config import VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import (
     OffloadingConnectorStats,
 )
+from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.kv_offload.base import (
     LoadStoreSpec,
     LookupResult,
@@ -23,7 +25,11 @@ from vllm.v1.kv_offload.base import (
 from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
 
 from ragcache_engine.backends.vllm.tiers.metrics import CounterReporter
+from ragcache_engine.backends.vllm.tiers.origin import WorkerLayout
 from ragcache_engine.tiers.manager import CacheManager, Presence
+
+Workers = Mapping[tuple[int, int], WorkerLayout]
+"""What the workers described, by their ranks in pipeline and tensor parallelism."""
 
 _LOOKUP_RESULTS = {
     Presence.HERE: LookupResult.HIT,
@@ -36,11 +42,19 @@ class TierOffloadingManager(OffloadingManager):
     """Translates between vLLM's offloading keys and the cache manager's.
 
     vLLM's scheduler looks blocks up one at a time, and offers each request's new blocks together.
-    cache: makes the decisions. close: called at shutdown; frees the memory and ends the disk's threads.
+    cache: makes the decisions.
+    attach_disk: called once, when vLLM's configuration is final and every worker has described itself.
+    close: called at shutdown; frees the memory and ends the disk's threads.
     """
 
-    def __init__(self, cache: CacheManager, close: Callable[[], None]) -> None:  # type: ignore[type-arg]
+    def __init__(
+        self,
+        cache: CacheManager[KVCacheBlock],
+        attach_disk: Callable[[VllmConfig, Workers], None],
+        close: Callable[[], None],
+    ) -> None:
         self.cache = cache
+        self.attach_disk = attach_disk
         self._close = close
         self._reporter = CounterReporter()
 

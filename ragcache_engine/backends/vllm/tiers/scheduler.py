@@ -3,37 +3,61 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self
 
+from vllm.config import VllmConfig
 from vllm.v1.core.kv_cache_utils import KVCacheBlock, get_block_hash
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.request_queue import SchedulingPolicy
+from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.outputs import ModelRunnerOutput
-from vllm.v1.request import Request
 
 from ragcache_engine.backends.vllm.tiers.connector import TierConnector
 from ragcache_engine.backends.vllm.tiers.free_blocks import FreeBlocks
+from ragcache_engine.backends.vllm.tiers.support import require_known_parts
 from ragcache_engine.backends.vllm.tiers.waiting import WaitingQueue
 from ragcache_engine.processes import end_with_parent
 from ragcache_engine.tiers.node_record import Key
 
+if TYPE_CHECKING:
+    from ragcache_engine.tiers.manager import CacheManager
 
-class TierScheduler(AsyncScheduler):
+
+class TierScheduler(Scheduler):
     """Replaces two queues of vLLM's scheduler: the free blocks, and the waiting requests.
 
     It keeps steps short while it prefills provisional requests, and measures how long steps take.
-    Its process ends with the process that started it.
+    Its process ends with the process that started it. Where the connector found that the knowledge tree
+    cannot serve the engine, it is vLLM's scheduler and nothing more.
+    Raises UnknownVLLM.
     """
+
+    def __new__(cls, vllm_config: VllmConfig, *args: Any, **kwargs: Any) -> Self:
+        """Make the scheduler for the kind of steps that vLLM chose: asynchronous ones, or one by one."""
+        asynchronous = vllm_config.scheduler_config.async_scheduling
+        made: Self = object.__new__(AsyncTierScheduler if asynchronous else cls)  # type: ignore[assignment]
+        return made
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         end_with_parent()
-        assert isinstance(self.connector, TierConnector)
-        settings = self.connector.settings
-        self._connector = self.connector
-        self._cache = cache = self.connector.cache
+        self._step_tokens = self.max_num_scheduled_tokens
+        self._provisional_step_tokens = self._step_tokens
+        # By scheduler output: when the step began, and the prompt tokens that it computes.
+        self._steps: dict[int, tuple[float, int]] = {}
+        self._latest_step_end_s = 0.0
+        self._cache: CacheManager[KVCacheBlock] | None = None
+        self._provisional: set[str] = set()
+        if isinstance(self.connector, TierConnector):
+            self._use_tiers(self.connector)
+
+    def _use_tiers(self, connector: TierConnector) -> None:
+        require_known_parts(self, FreeBlocks)
+        settings = connector.settings
+        self._cache = cache = connector.cache
+        self._provisional = connector.provisional
         pool = self.kv_cache_manager.block_pool
         cache.attach_device(
             pool.free_block_queue.get_all_free_blocks(),
@@ -43,14 +67,11 @@ class TierScheduler(AsyncScheduler):
         )
         pool.free_block_queue = FreeBlocks(cache.device)
         if self.policy is SchedulingPolicy.FCFS and settings.reorder_window > 1:
-            self.waiting = WaitingQueue(self._cached_ratio, settings.reorder_window)
-        self._step_tokens = self.max_num_scheduled_tokens
-        self._provisional_step_tokens = min(
-            settings.provisional_step_tokens or self._step_tokens, self._step_tokens
-        )
-        # By scheduler output: when the step began, and the prompt tokens that it computes.
-        self._steps: dict[int, tuple[float, int]] = {}
-        self._latest_step_end_s = 0.0
+            self.waiting = WaitingQueue(
+                lambda request: cache.cached_ratio(request.request_id), settings.reorder_window
+            )
+        if settings.provisional_step_tokens:
+            self._provisional_step_tokens = min(settings.provisional_step_tokens, self._step_tokens)
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         # A cancellation takes effect only after the running step.
@@ -70,7 +91,7 @@ class TierScheduler(AsyncScheduler):
     ) -> dict[int, EngineCoreOutputs]:
         now_s = time.monotonic()
         began_s, tokens = self._steps.pop(id(scheduler_output), (now_s, 0))
-        if tokens:
+        if tokens and self._cache:
             # Steps overlap, but the model begins this one only after the end of the one before.
             self._cache.speeds.computing.record_step(
                 0, tokens, now_s - max(began_s, self._latest_step_end_s)
@@ -84,14 +105,15 @@ class TierScheduler(AsyncScheduler):
         # All or nothing: while requests hold blocks, the slower tiers keep theirs as well.
         done = super().reset_prefix_cache(reset_running_requests, False)
         if done:
-            self._cache.clear_device()
+            if self._cache:
+                self._cache.clear_device()
             if reset_connector:
                 done = self.reset_connector_cache()
         return done
 
     def _is_prefilling_provisional(self) -> bool:
         """Return whether a provisional request still needs prefill; stop tracking those that do not."""
-        provisional = self._connector.provisional
+        provisional = self._provisional
         known = map(self.requests.get, provisional)
         provisional &= {
             request.request_id
@@ -100,8 +122,9 @@ class TierScheduler(AsyncScheduler):
         }
         return bool(provisional)
 
-    def _cached_ratio(self, request: Request) -> float | None:
-        return self._cache.cached_ratio(request.request_id)
+
+class AsyncTierScheduler(TierScheduler, AsyncScheduler):
+    """The same for engines that schedule a step while the one before still runs."""
 
 
 def _key_of(block: KVCacheBlock) -> Key | None:

@@ -18,7 +18,6 @@ class TierSettings:
     disk_folder: the disk tier's folder; None without a disk tier.
     reorder_window: as in ReorderQueue; 1 serves requests first come, first served.
     cache_depth: how many leading documents of a prompt are kept; None keeps all.
-    model, rope: distinguish this model's tensors on disk from those of other models.
     profile: a CostProfile as JSON; None for the default one.
     provisional_step_tokens: the most tokens of a step that prefills a provisional request; 0 for the
       limit of all other steps.
@@ -30,8 +29,6 @@ class TierSettings:
     disk_folder: str | None = None
     reorder_window: int = 32
     cache_depth: int | None = None
-    model: str = ""
-    rope: str = ""
     profile: str | None = None
     provisional_step_tokens: int = 0
 

@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from vllm.config import VllmConfig
 from vllm.platforms import current_platform
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.kv_offload.base import (
@@ -21,10 +22,11 @@ from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
 from ragcache_engine.backends.vllm.tiers.host_copy import HostCopyWorker
 from ragcache_engine.backends.vllm.tiers.metrics import build_definitions
-from ragcache_engine.backends.vllm.tiers.offloading import TierOffloadingManager
+from ragcache_engine.backends.vllm.tiers.offloading import TierOffloadingManager, Workers
+from ragcache_engine.backends.vllm.tiers.origin import NoOrigin, build_origin
 from ragcache_engine.backends.vllm.tiers.settings import TierSettings
+from ragcache_engine.backends.vllm.tiers.weights import UnknownWeights
 from ragcache_engine.knowledge import CostProfile, policy_of_tiers
-from ragcache_engine.tiers.disk.block_file import Origin
 from ragcache_engine.tiers.disk.folder import DiskFolder
 from ragcache_engine.tiers.disk.transfers import DiskTransfers
 from ragcache_engine.tiers.host_slots import HostSlots
@@ -64,7 +66,7 @@ class TierSpec(TieringOffloadingSpec):
 
     def _make_manager(self) -> TierOffloadingManager:
         settings = self._settings
-        (group,) = self.config.groups
+        (group,) = self.config.groups  # find_obstacle has refused all else
         cache: CacheManager[KVCacheBlock] = CacheManager(
             policy=policy_of_tiers(settings.policy),
             block_tokens=group.tokens_per_block,
@@ -75,34 +77,50 @@ class TierSpec(TieringOffloadingSpec):
             protect=settings.reorder_window,
         )
         with ExitStack() as undo:
-            if self.num_chunks:
-                region = self._map_region(None)
+            region = self._map_region(None) if self.num_chunks else None
+            if region:
                 undo.callback(region.cleanup)
-                if settings.disk_bytes:
-                    self._attach_disk(cache, region, undo)
-            return TierOffloadingManager(cache, undo.pop_all().close)
+            resources = undo.pop_all()
+
+        def attach_disk(config: VllmConfig, workers: Workers) -> None:
+            if region and settings.disk_bytes:
+                self._attach_disk(cache, region, config, workers, resources)
+
+        return TierOffloadingManager(cache, attach_disk, resources.close)
 
     def _disk_blocks(self) -> int:
         """Count the blocks that the disk tier holds; a file takes up to 1 KiB besides its tensors."""
         return self._settings.disk_bytes // (self.kv_bytes_per_chunk + 1024)
 
     def _attach_disk(
-        self, cache: CacheManager[KVCacheBlock], region: SharedOffloadRegion, undo: ExitStack
+        self,
+        cache: CacheManager[KVCacheBlock],
+        region: SharedOffloadRegion,
+        vllm_config: VllmConfig,
+        workers: Workers,
+        undo: ExitStack,
     ) -> None:
-        """Give the manager a disk tier; log a warning and give none if its folder cannot be used."""
-        settings, config = self._settings, self.config
+        """Give the manager a disk tier; log a warning and give none if that would be unsafe or fails."""
+        settings, parallel = self._settings, self.config.parallel
         assert settings.disk_folder is not None
-        parallel = config.parallel
-        origin = Origin(
-            model=settings.model,
-            dtype=config.model.dtype,
-            rope=settings.rope,
-            block_tokens=cache.block_tokens,
-            layout=f"{config.kv_cache_layout} {self.kv_bytes_per_chunk} "
-            f"tp{parallel.tp_size} pp{parallel.pp_size} of {parallel.world_size}",
-        )
+        place = Path(settings.disk_folder)
         try:
-            folder = DiskFolder(Path(settings.disk_folder), origin, settings.disk_bytes)
+            origin = build_origin(
+                vllm_config,
+                workers,
+                block_tokens=cache.block_tokens,
+                block_layout=f"{self.config.kv_cache_layout} {self.kv_bytes_per_chunk} "
+                f"tp{parallel.tp_size} of {parallel.world_size}",
+                folder=place,
+            )
+            folder = DiskFolder(place, origin, settings.disk_bytes)
+        except (NoOrigin, UnknownWeights) as error:
+            logger.warning(
+                "the disk tier is switched off, because tensors from it could be others' unnoticed: %s. "
+                "Requests are still answered",
+                error,
+            )
+            return
         except OSError as error:
             logger.warning(
                 "the disk tier is switched off, because its folder cannot be used: %s. Requests are "
