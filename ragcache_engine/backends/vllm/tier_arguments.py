@@ -60,6 +60,8 @@ def build_tier_arguments(
         ),
     )
     return {
+        # For models without tiers vLLM decides.
+        "enable_prefix_caching": True,
         "scheduler_cls": f"{PACKAGE}.scheduler.TierScheduler",
         "kv_transfer_config": KVTransferConfig(
             kv_connector="TierConnector",
