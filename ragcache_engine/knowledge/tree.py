@@ -19,6 +19,13 @@ from ragcache_engine.knowledge.tier import RANK, TIERS, Tier
 
 FREQUENCY_WINDOW = 65_536
 
+REMEMBERED_PER_BLOCK = 16
+"""How many blocks are remembered, cached or not, for each block that the tiers may hold. A block takes
+some 500 bytes to remember, which is less than a thousandth of its tensors."""
+
+FEWEST_REMEMBERED = 4096
+"""So many blocks are always remembered."""
+
 
 class KnowledgeTree:
     """A prefix tree over prompts, cut into nodes, with a budget and an eviction policy for each tier.
@@ -29,7 +36,8 @@ class KnowledgeTree:
     capacity_blocks: blocks each tier may hold; a tier left out holds none.
     policy: makes the eviction policy of one tier.
     block_tokens: tokens in a block; 1 counts in tokens.
-    frequency_window: how many of the latest completed uses, over all nodes, count as a node's uses.
+    frequency_window: how many of the latest completed uses, over all nodes, count as a node's uses. Fewer
+      count if the nodes have more than REMEMBERED_PER_BLOCK blocks for each block of the tiers.
     forgotten: called with each node that the tree no longer remembers.
     Raises ValueError for sizes below what they need.
 
@@ -69,6 +77,7 @@ class KnowledgeTree:
         self._root = Node(Segment("", 0), None, block_tokens)
         self._recent: deque[Node] = deque()
         self._nodes = 0
+        self._known_blocks = 0
         self._uses = 0
 
     def __len__(self) -> int:
@@ -106,6 +115,7 @@ class KnowledgeTree:
         if child is None:
             child = parent.children[segment] = Node(segment, parent, self.block_tokens)
             self._nodes += 1
+            self._known_blocks += child.blocks
         return child
 
     def split(self, node: Node, upper: Segment, lower: Segment) -> Node:
@@ -131,6 +141,7 @@ class KnowledgeTree:
         half.children = {lower: node}
         node.segment, node.parent = lower, half
         node.blocks -= half.blocks
+        self._known_blocks -= half.blocks
         for part, shares in (
             (half, [min(blocks, half.blocks) for blocks in resident]),
             (node, [max(blocks - half.blocks, 0) for blocks in resident]),
@@ -216,7 +227,8 @@ class KnowledgeTree:
                 node.fold_cost(cost_s_per_token)
         self._residency.record_use(path)
         self._recent.extend(path)
-        while len(self._recent) > self._window:
+        most = max(FEWEST_REMEMBERED, REMEMBERED_PER_BLOCK * sum(self._residency.capacity))
+        while len(self._recent) > self._window or (self._recent and self._known_blocks > most):
             old = self._recent.popleft()
             old.uses -= 1
             if not old.uses:
@@ -291,6 +303,7 @@ class KnowledgeTree:
             parent.children = None
         node.parent = None
         self._nodes -= 1
+        self._known_blocks -= node.blocks
         if self._forgotten:
             self._forgotten(node)
 
@@ -302,6 +315,7 @@ class KnowledgeTree:
         assert len(nodes) == self._nodes
         window = list(self._recent)
         assert len(window) <= self._window
+        assert self._known_blocks == sum(node.blocks for node in nodes)
         for node in nodes:
             parent = node.parent
             assert parent is not None

@@ -59,8 +59,8 @@ class BlockPool:
         """How many different blocks the prefix index finds."""
         return len(self._found)
 
-    def has(self, key: Key) -> bool:
-        return key in self._found
+    def find(self, key: Key) -> Block | None:
+        return self._found.get(key)
 
     def longest_prefix(self, keys: Iterable[Key]) -> list[Block]:
         """Return the blocks of the longest run of keys, from the first, that the device holds."""

@@ -88,7 +88,7 @@ class SimulatedDevice:
         self.manager.attach_device(
             self.pool.blocks,
             key_of=lambda block: block.key,
-            is_cached=self.pool.has,
+            cached_block=self.pool.find,
             drop_cached=self.pool.uncache,
         )
         self._slots: list[Key | None] = [None] * sizes.host_blocks
@@ -221,10 +221,7 @@ class SimulatedDevice:
     # -- the whole cache ---------------------------------------------------------------------------
 
     def forget(self, documents: Iterable[str]) -> None:
-        """Drop documents from every tier, with all computed after them.
-
-        Blocks that running requests need are dropped when these requests end.
-        """
+        """Drop documents from every tier, with all computed after them."""
         self.manager.forget(documents)
 
     def clear(self) -> bool:

@@ -2,49 +2,75 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from typing import Generic
 
+from ragcache_engine.knowledge import Node
 from ragcache_engine.tiers.block_index import BlockIndex
 from ragcache_engine.tiers.node_record import B
-from ragcache_engine.tiers.requests import RequestTable
+from ragcache_engine.tiers.requests import RequestTable, TrackedRequest
 
 
 class Forgetting(Generic[B]):
-    """The documents to forget. One that running requests need goes when the last of these ends."""
+    """Forgets at once, whoever computes with the documents.
+
+    From the call on, no request finds a block that was computed from one of them. The requests that came
+    before keep the device memory they compute with, and compute to their end; what they add is dropped
+    when they end. A request that comes later and brings the same text computes it anew, and that is kept.
+    """
 
     def __init__(self, index: BlockIndex[B], requests: RequestTable[B]) -> None:
         self._index = index
         self._requests = requests
-        # Each document, with the earlier requests that may still compute it again.
-        self._doomed: dict[str, set[str]] = {}
+        self._withdrawn: set[str] = set()  # requests whose new blocks are dropped when they end
 
     def __len__(self) -> int:
-        """Return how many documents still wait to be forgotten."""
-        return len(self._doomed)
+        """Return how many requests still compute with forgotten documents."""
+        return len(self._withdrawn)
 
-    def add(self, documents: Iterable[str]) -> None:
-        """Forget these documents, now or as soon as no running request needs them."""
-        for name in documents:
-            self._doomed.setdefault(name, set()).update(
-                request.name
-                for request in self._requests
-                if any(name in cut.documents for cut in request.prompt.cuts)
-            )
-        self.retry()
-
-    def retry(self) -> None:
-        """Forget the documents that no running request needs any more."""
-        index, requests = self._index, self._requests
-        requests.unpin_waiting()
-        for name, needing in list(self._doomed.items()):
-            nodes = index.nodes_of(name)
-            if any(below.pins for node in nodes for below in node.downwards()):
-                continue
-            index.release(index.tree.remove(nodes), are_evictions=False)
-            needing &= requests.names()
-            if not needing:
-                del self._doomed[name]
-                index.counters.forgotten += 1
+    def forget(self, documents: Iterable[str]) -> None:
+        """Forget these documents, all in one pass."""
+        index, names = self._index, frozenset(documents)
+        named = [node for name in names for node in index.nodes_of(name)]
+        doomed = {below for node in named for below in node.downwards()}
+        keys = [key for node in doomed for key in index.record(node).keys]
+        for request in self._requests.with_guesses():
+            block = self._find_first_doomed(request, names, doomed)
+            if block is not None:
+                self._requests.withdraw(request, block)
+                if self._requests.get(request.name) is request:
+                    self._withdrawn.add(request.name)
+        index.release(index.tree.remove(named), are_evictions=False)
+        index.device.hide(keys)
         # A block that no node owns may come from these documents, and is worth little anyway.
         index.device.sweep()
+        index.counters.forgotten += len(names)
+
+    def end_request(self, name: str) -> None:
+        """Drop what a request has computed since documents of its prompt were forgotten.
+
+        Call this when the request ends, before its blocks come back.
+        """
+        if name in self._withdrawn:
+            self._withdrawn.discard(name)
+            self._index.device.sweep()
+
+    def _find_first_doomed(
+        self, request: TrackedRequest, names: frozenset[str], doomed: Container[Node]
+    ) -> int | None:
+        """Return the first block of the prompt that comes from a forgotten document; None if none does.
+
+        A prompt may hold a document without naming it; then the nodes tell.
+        """
+        at = 0
+        for cut in request.prompt.cuts:
+            if not names.isdisjoint(cut.documents):
+                break
+            at = cut.end
+        end = at
+        for place, key in enumerate(request.prompt.keys[:end]):
+            owned = self._index.owner(key)
+            if owned and owned[0] in doomed:
+                return place
+        kept = request.prompt.cuts[-1].end if request.prompt.cuts else 0
+        return end if end < kept else None

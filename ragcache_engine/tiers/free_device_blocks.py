@@ -17,12 +17,14 @@ class FreeDeviceBlocks(Generic[B]):
     """Blocks that no request computes with, in three groups: empty, unowned, owned by a node.
 
     key_of: returns the key of what a block holds; None for an empty block.
+    cached_block: returns a block that holds this now, in use or free; None if there is none.
     suspects: numbers of blocks that were in use when documents were forgotten, and may still hold their
       tensors.
     """
 
     def __init__(self) -> None:
         self.key_of: Callable[[B], Key | None] = lambda block: None
+        self.cached_block: Callable[[Key], B | None] = lambda key: None
         self._drop_cached: Callable[[Iterable[B]], None] = lambda blocks: None
         self._numbers: frozenset[int] = frozenset()  # the numbers of all blocks
         self.suspects: set[int] = set()
@@ -34,16 +36,16 @@ class FreeDeviceBlocks(Generic[B]):
         self,
         blocks: Iterable[B],
         key_of: Callable[[B], Key | None],
+        cached_block: Callable[[Key], B | None],
         drop_cached: Callable[[Iterable[B]], None],
     ) -> None:
         """Take over all blocks of device memory; all of them are free and empty.
 
-        key_of: returns the key of what a block holds; None for an empty block. drop_cached: makes vLLM
-          forget what blocks hold.
+        key_of, cached_block: as above. drop_cached: makes vLLM forget what blocks hold.
         """
         self._empty = OrderedDict((block.block_id, block) for block in blocks)
         self._numbers = frozenset(self._empty)
-        self.key_of, self._drop_cached = key_of, drop_cached
+        self.key_of, self.cached_block, self._drop_cached = key_of, cached_block, drop_cached
 
     def __len__(self) -> int:
         """Return how many blocks are free."""
@@ -118,6 +120,12 @@ class FreeDeviceBlocks(Generic[B]):
         _, block = self._owned.popitem()
         self._empty[block.block_id] = block
         return block
+
+    def hide(self, keys: Iterable[Key]) -> None:
+        """Make vLLM find nothing under these keys, even in blocks that requests compute with."""
+        for key in keys:
+            while (block := self.cached_block(key)) is not None:
+                self._drop_cached([block])
 
     def sweep(self) -> None:
         """Make vLLM forget every free block that no node owns.

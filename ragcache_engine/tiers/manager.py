@@ -55,7 +55,7 @@ class CacheManager(Generic[B]):
     | which files the tree decides over | DiskFiles |
     | which copies are under way | HostCopying, DiskCopying |
     | how fast this machine computes and copies | Speeds |
-    | which documents are still to be forgotten | Forgetting |
+    | which requests still compute with forgotten documents | Forgetting |
 
     policy: makes each tier's eviction policy. block_tokens: tokens in a block.
     block_bytes: bytes of one block in a slower tier. host: the host tier's slots.
@@ -97,26 +97,24 @@ class CacheManager(Generic[B]):
         self._host: HostCopying[B] = HostCopying(self.index, self._disk, block_bytes)
         self._planner = LoadPlanner(block_tokens, block_bytes, self.speeds)
         self._forgetting: Forgetting[B] = Forgetting(self.index, self._requests)
-        self._is_cached: Callable[[Key], bool] = lambda key: False
 
     def attach_device(
         self,
         free: Iterable[B],
         *,
         key_of: Callable[[B], Key | None],
-        is_cached: Callable[[Key], bool],
+        cached_block: Callable[[Key], B | None],
         drop_cached: Callable[[Iterable[B]], None],
     ) -> None:
         """Decide over these blocks of device memory, all of them free; `device` gives them out.
 
-        key_of: returns the key of what a block holds; None for an empty block. is_cached: tells whether
-          the device holds this block now, in use or free. drop_cached: makes vLLM forget what blocks
-          hold.
+        key_of: returns the key of what a block holds; None for an empty block. cached_block: returns a
+          block that holds this now, in use or free; None if there is none. drop_cached: makes vLLM
+          forget what blocks hold.
         """
         blocks = list(free)
         self.tree.set_capacity(Tier.DEVICE, len(blocks))
-        self._pool.attach(blocks, key_of, drop_cached)
-        self._is_cached = is_cached
+        self._pool.attach(blocks, key_of, cached_block, drop_cached)
 
     def attach_disk(self, transfers: DiskTransfers) -> None:
         """Keep blocks on disk as well."""
@@ -150,7 +148,7 @@ class CacheManager(Generic[B]):
         cached = 0
         for node in request.nodes:
             here = max(node.resident)
-            if here < node.blocks and self._is_cached(self.index.record(node).keys[-1]):
+            if here < node.blocks and self._pool.cached_block(self.index.record(node).keys[-1]):
                 here = node.blocks
             cached += here
             if here < node.blocks:
@@ -225,8 +223,7 @@ class CacheManager(Generic[B]):
                 self._requests.keep_guess(request.guess, request)
             self._disk.offer(request.nodes)
         self._requests.unpin(request)
-        if len(self._forgetting):
-            self._forgetting.retry()
+        self._forgetting.end_request(name)
         if request.cached_tokens is None:
             return None
         return {tier.value: tokens for tier, tokens in request.cached_tokens.items()}
@@ -302,14 +299,12 @@ class CacheManager(Generic[B]):
 
     # -- forgetting and clearing -------------------------------------------------------------------
 
-    def forget(self, documents: Iterable[str]) -> int:
-        """Drop documents from every tier, with all blocks computed after them; return how many must
-        wait.
+    def forget(self, documents: Iterable[str]) -> None:
+        """Drop documents from every tier, with all blocks computed after them.
 
-        A document that running requests need is dropped when the last of these ends.
+        No later request finds any of them. Requests that compute with them now compute to their end.
         """
-        self._forgetting.add(documents)
-        return len(self._forgetting)
+        self._forgetting.forget(documents)
 
     def clear_device(self) -> None:
         """Note that all blocks of device memory are empty."""

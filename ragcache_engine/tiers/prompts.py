@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import array
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import sha256
 
 from ragcache_engine.tiers.block_index import Cut
@@ -28,6 +28,15 @@ class Prompt:
     tokens: int
     file_names: Sequence[str] = ()
     marks: Sequence[Sequence[str]] = ()
+
+    def before(self, block: int) -> Prompt:
+        """Return the prompt as if nothing of it was to be kept from this block on."""
+        whole = sum(cut.end <= block for cut in self.cuts)
+        cuts, marks = list(self.cuts[:whole]), list(self.marks[:whole])
+        if whole < len(self.cuts) and block > (cuts[-1].end if cuts else 0):
+            cuts.append(Cut(block))
+            marks += self.marks[whole : whole + 1]
+        return replace(self, cuts=cuts, marks=marks, file_names=self.file_names[:block])
 
 
 def cut_prompt(

@@ -128,6 +128,19 @@ class RequestTable(Generic[B]):
             self.unpin(request)
         return bool(waiting)
 
+    def withdraw(self, request: TrackedRequest, block: int) -> None:
+        """Keep nothing of a request's prompt from this block on, while the request computes with it."""
+        request.prompt = request.prompt.before(block)
+        request.load_blocks = min(request.load_blocks, max(0, block - request.device_blocks))
+        at = kept = 0
+        while kept < len(request.nodes) and at < block:
+            at += request.nodes[kept].blocks
+            kept += 1
+        unpinned, request.nodes = request.nodes[kept:], request.nodes[:kept]
+        if not request.nodes:
+            self._pinned.pop(request.name, None)
+        self._index.tree.unpin(unpinned)
+
     # -- guesses -----------------------------------------------------------------------------------
 
     def keep_guess(self, guess: str, request: TrackedRequest) -> None:
@@ -135,6 +148,11 @@ class RequestTable(Generic[B]):
         self._guesses[guess] = request
         if len(self._guesses) > MOST_UNADOPTED:
             self._guesses.popitem(last=False)
+
+    def with_guesses(self) -> Iterator[TrackedRequest]:
+        """Yield all requests, and the guesses that ended and may still be adopted."""
+        yield from self._requests.values()
+        yield from self._guesses.values()
 
     def adopt_guess(self, guess: str) -> TrackedRequest | None:
         """Make a guess an ordinary request. If it has ended, return it, to record its use now."""

@@ -25,6 +25,7 @@ from ragcache_engine.knowledge import (
 )
 from ragcache_engine.knowledge.eviction import HalfLife
 from ragcache_engine.knowledge.eviction.ghosts import Ghosts
+from ragcache_engine.knowledge.tree import REMEMBERED_PER_BLOCK
 
 DEVICE, HOST, DISK = Tier
 
@@ -454,3 +455,13 @@ def test_the_tree_keeps_its_invariants_under(policy: str):
     machine = type("Machine", (AnyCallsInAnyOrder,), {"policy": policy})
     machine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
     machine.TestCase().runTest()
+
+
+def test_what_is_remembered_is_bounded_by_what_the_tiers_hold():
+    tree = KnowledgeTree({Tier.DEVICE: 400}, POLICIES["lru"], block_tokens=16)
+    for number in range(2_000):
+        path = [tree.child(tree.root, Segment(f"document {number}", 64))]
+        with tree.pinned(path):
+            tree.record_use(path, cached_nodes=0, cost_s_per_token=0.001)
+    assert len(tree) == REMEMBERED_PER_BLOCK * 400 / 4
+    tree.check()

@@ -85,13 +85,16 @@ class Pool:
         cache.attach_device(
             self.blocks,
             key_of=lambda block: block.key,
-            is_cached=self.has,
+            cached_block=self.find,
             drop_cached=lambda blocks: [self._uncache(block) for block in blocks],
         )
         self._free = cache.device
 
+    def find(self, key: bytes) -> Block | None:
+        return next(iter(self._by_key.get(key, {}).values()), None)
+
     def has(self, key: bytes) -> bool:
-        return bool(self._by_key.get(key))
+        return self.find(key) is not None
 
     def longest(self, keys: Sequence[bytes]) -> list[Block]:
         """The blocks of the longest cached chain."""
@@ -877,7 +880,7 @@ def test_requests_that_a_short_step_completes_go_by_arrival_however_little_they_
 def test_a_forgotten_document_leaves_every_tier_with_all_computed_after_it():
     vllm = VLLM(disk=100)
     vllm.run(vllm.arrive("A", "D"), vllm.arrive("D", "A"), vllm.arrive("B"))
-    assert vllm.cache.forget(["A"]) == 0
+    vllm.cache.forget(["A"])
     vllm.settle()
     for documents, blocks in ((("A", "D"), 0), (("D", "A"), 3), (("B",), 1)):
         keys = keys_of([token for each in documents for token in TEXTS[each]])
@@ -889,15 +892,68 @@ def test_a_forgotten_document_leaves_every_tier_with_all_computed_after_it():
     vllm.check_at_rest()
 
 
-def test_a_document_a_request_computes_with_is_forgotten_when_that_ends():
+def test_a_document_that_a_request_computes_with_is_forgotten_at_once():
     vllm = VLLM(disk=100)
     request = vllm.arrive("S", "A")
     vllm.schedule()
-    assert vllm.cache.forget(["A"]) == 1
+    vllm.cache.forget(["A"])
+    assert not vllm.cache.index.nodes_of("A")
+    assert len(vllm.pool.longest(request.keys)) <= 1
     vllm.run(request)
-    assert vllm.cache.forget([]) == 0
     assert not vllm.cache.index.nodes_of("A")
     assert set(vllm.in_host()) == set(vllm.disk.files.values()) == set(request.keys[:1])
+    vllm.check_at_rest()
+
+
+def test_overlapping_requests_do_not_keep_a_forgotten_document():
+    vllm = VLLM(device=200, disk=100)
+    running = vllm.arrive("S", "A")
+    vllm.schedule()
+    vllm.cache.forget(["A"])
+    assert vllm.cache.counters.forgotten == 1
+    for _ in range(20):
+        following = vllm.arrive("S", "B")
+        vllm.schedule()
+        vllm.end(running, completed=True)
+        running = following
+    assert not vllm.cache.index.nodes_of("A")
+    vllm.end(running, completed=True)
+    vllm.settle()
+    vllm.check_at_rest()
+
+
+def test_a_request_that_asks_again_after_forgetting_is_cached_as_always():
+    vllm = VLLM(device=200)
+    before = vllm.arrive("S", "A")
+    vllm.schedule()
+    vllm.cache.forget(["A"])
+    after = vllm.arrive("S", "A")
+    vllm.run(before, after)
+    assert len(vllm.pool.longest(after.keys)) == len(after.keys)
+    assert vllm.cache.index.nodes_of("A")
+    vllm.check_at_rest()
+
+
+def test_a_prompt_that_holds_a_forgotten_document_without_naming_it_is_dropped_too():
+    vllm = VLLM(disk=100)
+    vllm.run(vllm.arrive("S", "A"))
+    unnamed = vllm.arrive("S", "A", "B", labelled=False)
+    vllm.schedule()
+    vllm.cache.forget(["A"])
+    vllm.run(unnamed)
+    assert len(vllm.pool.longest(unnamed.keys)) <= 1
+    vllm.check_at_rest()
+
+
+def test_many_documents_are_forgotten_in_one_pass():
+    vllm = VLLM()
+    vllm.run(vllm.arrive("A"), vllm.arrive("B"))
+    sweeps = []
+    sweep = vllm.cache._pool.sweep
+    vllm.cache._pool.sweep = lambda: sweeps.append(sweep())  # type: ignore[method-assign, func-returns-value]
+    vllm.cache.forget([f"document {number}" for number in range(10_000)] + ["A", "B"])
+    assert len(sweeps) == 1
+    assert vllm.cache.counters.forgotten == 10_002
 
 
 def test_a_document_forgotten_while_a_request_runs_is_not_found():
@@ -1169,9 +1225,6 @@ class AnythingVLLMDoes(RuleBasedStateMachine):
             return
         self.clock += 1
         self.forgotten_at[document] = self.clock
-        # See test_a_document_forgotten_while_a_request_waits_does_not_come_back_with_it.
-        for request in self.vllm.waiting:
-            self.asked_at.update(dict.fromkeys(request.keys, self.clock))
         self.vllm.cache.forget([document])
 
     @precondition(lambda self: self.vllm.pool.free_count == len(self.vllm.pool.blocks))
@@ -1194,7 +1247,6 @@ class AnythingVLLMDoes(RuleBasedStateMachine):
             vllm.end(request, completed=request in vllm.running and request.is_prefilled)
         vllm.settle()
         vllm.check_at_rest()
-        vllm.cache.forget([])  # see test_a_document_forgotten_while_a_request_runs_is_not_found
         in_host = vllm.in_host()
         for request in vllm.preempted:
             self.unlabelled.update(request.keys)  # they waited again; see above

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from vllm.config import VllmConfig
@@ -62,7 +63,7 @@ class TierScheduler(Scheduler):
         cache.attach_device(
             pool.free_block_queue.get_all_free_blocks(),
             key_of=_key_of,
-            is_cached=lambda key: pool.get_cached_block(key, [0]) is not None,  # type: ignore[arg-type]
+            cached_block=lambda key: _first(pool.get_cached_block(key, [0])),  # type: ignore[arg-type]
             drop_cached=lambda blocks: pool.evict_blocks({b.block_id for b in blocks}),
         )
         pool.free_block_queue = FreeBlocks(cache.device)
@@ -130,3 +131,7 @@ class AsyncTierScheduler(TierScheduler, AsyncScheduler):
 def _key_of(block: KVCacheBlock) -> Key | None:
     held = block.block_hash
     return None if held is None else get_block_hash(held)
+
+
+def _first(blocks: Sequence[KVCacheBlock] | None) -> KVCacheBlock | None:
+    return blocks[0] if blocks else None
