@@ -44,7 +44,8 @@ class RAGCacheEngine:
 
     One engine serves any number of threads, event loops, chains and query engines at the same time. Use
     it as a context manager, with `with` or `async with`, or call close(). At interpreter exit an engine
-    closes itself.
+    closes itself. It serves only the process that made it: in a forked child every method raises
+    EngineInOtherProcess, and closing does nothing.
 
         >>> config = EngineConfig(backend="memory")    # with a real model: EngineConfig(model="org/name")
         >>> with RAGCacheEngine(config) as engine:
@@ -151,7 +152,8 @@ class RAGCacheEngine:
             You| asked|:| Why| is| the| sky| blue|?|
         """
         prepared = self._intake.prepare(prompt, documents, options, tenant)
-        return AnswerStream(partial(self._runtime.start_request, prepared), keep_alive=self)
+        connect = partial(self._runtime.start_request, prepared)
+        return AnswerStream(connect, self._runtime.require_this_process, keep_alive=self)
 
     async def agenerate(
         self,
@@ -193,6 +195,7 @@ class RAGCacheEngine:
         >>> [piece.text for piece in asyncio.run(first_words())]
         ['You', ' asked']
         """
+        self._runtime.require_open()  # here: a forked child may lack the threads of its executor, too
         # Tokenising a long prompt takes milliseconds that belong to the caller's other tasks.
         prepared = await asyncio.to_thread(self._intake.prepare, prompt, documents, options, tenant)
         pieces = read_async(partial(self._runtime.start_request, prepared))
@@ -296,6 +299,7 @@ class RAGCacheEngine:
         progress: bool = False,
     ) -> Warmed:
         """Prefill sets of documents: `warm` for coroutines. Cancelling the task ends the prefills."""
+        self._runtime.require_open()
         prefills = await asyncio.to_thread(
             self._plan_warming, document_sets, template, chain, corpus, tenant
         )
@@ -310,6 +314,7 @@ class RAGCacheEngine:
         corpus: Iterable[Document],
         tenant: str | None,
     ) -> list[Prefill]:
+        self._runtime.require_this_process()
         tenant = require_tenant(tenant)
         learned = self._retrievals.learned_template
         return plan_prefills(
@@ -340,6 +345,7 @@ class RAGCacheEngine:
         await finish_even_if_cancelled(self._begin_forgetting(document_ids))
 
     def _begin_forgetting(self, document_ids: Iterable[str]) -> Future[None]:
+        self._runtime.require_this_process()
         ids = _require_ids(document_ids)
         self._retrievals.forget(ids)
         return self._runtime.forget(ids)

@@ -110,6 +110,7 @@ class RetrievalTracker:
         tenant: str | None,
     ) -> Iterator[RetrievalInProgress]:
         """Follow one search and remember its documents; see RAGCacheEngine.retrieval."""
+        self._runtime.require_this_process()
         require_text(question, "a question")
         require_hashable(chain, "chain")
         tenant = require_tenant(tenant)
@@ -138,6 +139,7 @@ class RetrievalTracker:
             if search and not in_progress.documents:
                 self._runtime.call_soon(partial(pipeline.abandon, search))
         if in_progress.documents:
+            self._runtime.require_this_process()  # a fork may have come in the middle of the search
             self._log.add(
                 Retrieval(
                     question,
@@ -153,6 +155,7 @@ class RetrievalTracker:
     def _tell_stage(
         self, search: TrackedSearch, documents: Sequence[Document], final: bool
     ) -> None:
+        self._runtime.require_this_process()
         stage = self._runtime.pipeline.stage
         self._runtime.call_soon(partial(stage, search, documents, final))
 

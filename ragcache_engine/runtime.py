@@ -61,16 +61,22 @@ class Runtime:
         atexit.register(self.close)
         return limits
 
+    def require_this_process(self) -> None:
+        """Raise EngineInOtherProcess in a child forked from the engine's process."""
+        self._thread.require_this_process()
+
     def require_open(self) -> None:
-        """Raise EngineClosed if the engine was closed."""
+        """Raise EngineClosed if the engine was closed; EngineInOtherProcess in a forked child."""
+        self.require_this_process()
         if self._is_closing:
             raise EngineClosed("this engine was closed; make a new RAGCacheEngine")
 
     def wait_until_up(self) -> None:
-        """Wait while the backend is being restarted. Raises EngineClosed if the engine was closed.
+        """Wait while the backend is being restarted. Raises what `require_open` does.
 
         Not for the engine's own loop, which does the restarting.
         """
+        self.require_this_process()
         if not self._thread.is_current_thread():
             self._requests.wait_until_up()
         self.require_open()
@@ -90,7 +96,8 @@ class Runtime:
         future = self._thread.submit(self._requests.run(prepared, put))
 
         def cancel() -> None:
-            future.cancel()
+            if self._thread.is_in_this_process:
+                future.cancel()
 
         return cancel
 
@@ -119,7 +126,8 @@ class Runtime:
         await self.backend.forget(document_ids)
 
     def stats(self) -> CacheStats:
-        """Return all of the engine's counters, as of now."""
+        """Return all of the engine's counters, as of now. Raises EngineInOtherProcess."""
+        self.require_this_process()
         return replace(
             self._requests.stats,
             tiers=self.backend.counters().snapshot(),
@@ -127,7 +135,12 @@ class Runtime:
         )
 
     def close(self) -> None:
-        """End running requests with EngineClosed and close the backend. A second call does nothing."""
+        """End running requests with EngineClosed and close the backend. A second call does nothing.
+
+        Does nothing in a forked child: the backend is its parent's, and so are the loop and the lock.
+        """
+        if not self._thread.is_in_this_process:
+            return
         with self._close_lock:
             if self._is_closing:
                 return
