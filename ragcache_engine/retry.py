@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 
 from ragcache_engine.errors import EngineDied, GenerationFailed, RequestTimedOut
@@ -62,8 +62,11 @@ class Heartbeat:
         if silent_s < self.timeout_s:
             self._timer = loop.call_later(self.timeout_s - silent_s, self._check)
             return
-        for wait in self._waiting:
-            wait.reschedule(loop.time())
+        # Each wait expires once: it may take long to end, and asyncio refuses to expire it again.
+        expiring, self._waiting = self._waiting, set()
+        for wait in expiring:
+            with suppress(RuntimeError):  # one that has ended must not keep the others waiting
+                wait.reschedule(loop.time())
 
 
 async def run_with_retry(

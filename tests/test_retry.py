@@ -19,7 +19,7 @@ from ragcache_engine import (
 from ragcache_engine.backends.memory import MemoryBackend, Stall
 from ragcache_engine.backends.memory.words import split_words
 from ragcache_engine.protocols import BackendRequest, Delta
-from ragcache_engine.retry import _DeliveredAnswer
+from ragcache_engine.retry import Heartbeat, _DeliveredAnswer
 from ragcache_engine.values import TokenizedPrompt
 
 EngineOn = Callable[..., RAGCacheEngine]
@@ -166,6 +166,56 @@ def test_a_request_that_never_gets_a_token_times_out(engine_on: EngineOn):
     engine = engine_on(MemoryBackend(fault=stall), request_timeout_s=0.02)
     with pytest.raises(RequestTimedOut, match="request_timeout_s"):
         engine.generate(QUESTION)
+
+
+async def wait_for_ever(heartbeat: Heartbeat) -> None:
+    async with asyncio.timeout(None) as wait:
+        with heartbeat.watch(wait):
+            await asyncio.Event().wait()
+
+
+async def let_eight_expire(heartbeat: Heartbeat) -> None:
+    """Fail if one of eight waits does not expire."""
+    waits = (wait_for_ever(heartbeat) for _ in range(8))
+    results = await asyncio.wait_for(asyncio.gather(*waits, return_exceptions=True), 10)
+    assert all(type(result) is TimeoutError for result in results)
+
+
+def test_a_wait_that_is_slow_to_end_keeps_no_other_from_expiring():
+    """A backend may take long to clean up after a request that timed out."""
+    faults: list[dict[str, Any]] = []
+
+    async def wait_slowly(heartbeat: Heartbeat, has_expired: asyncio.Event) -> None:
+        async with asyncio.timeout(None) as wait:
+            with heartbeat.watch(wait):
+                try:
+                    await asyncio.Event().wait()
+                finally:
+                    has_expired.set()
+                    await asyncio.Event().wait()
+
+    async def run() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, fault: faults.append(fault))
+        heartbeat, has_expired = Heartbeat(0.01), asyncio.Event()
+        slow = asyncio.create_task(wait_slowly(heartbeat, has_expired))
+        await has_expired.wait()
+        await let_eight_expire(heartbeat)
+        slow.cancel()
+        await asyncio.gather(slow, return_exceptions=True)
+
+    asyncio.run(run())
+    assert not faults
+
+
+def test_a_wait_that_has_ended_keeps_no_other_from_expiring():
+    async def run() -> None:
+        heartbeat = Heartbeat(0.01)
+        async with asyncio.timeout(None) as ended:
+            pass
+        with heartbeat.watch(ended):
+            await let_eight_expire(heartbeat)
+
+    asyncio.run(run())
 
 
 class HoldsTextBack(MemoryBackend):
