@@ -181,10 +181,10 @@ class RetrievalTracker:
         """Return a function that writes the chain's prompts, as learned from them; None without one."""
 
         def render(question: str, documents: Sequence[Document]) -> str:
-            guess = self._templates.guess((chain, tenant), question, documents)
+            guess = self._templates.guess(chain, question, documents, tenant=tenant)
             return guess.text if guess else ""
 
-        return render if self._templates.may_guess((chain, tenant)) else None
+        return render if self._templates.may_guess(chain, tenant=tenant) else None
 
     def learn(self, retrieval: Retrieval, request: BackendRequest) -> None:
         """Learn from a prompt in which order documents come, and how its chain writes prompts."""
@@ -198,12 +198,13 @@ class RetrievalTracker:
             return
         try:
             self._templates.learn(
-                (retrieval.chain, request.tenant),
+                retrieval.chain,
                 retrieval.question,
                 retrieval.documents,
                 request.prompt.text,
                 request.options,
                 retrieval.template,
+                tenant=request.tenant,
             )
         except Exception:  # no answer depends on it
             logger.exception("could not learn from a prompt; please report this")
