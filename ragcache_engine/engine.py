@@ -18,7 +18,7 @@ from ragcache_engine.document_order import DocumentOrdering
 from ragcache_engine.engine_chat import EngineChat, moved_to_chat
 from ragcache_engine.errors import InvalidArgument
 from ragcache_engine.knowledge import policy_of_tiers
-from ragcache_engine.loop import finish_even_if_cancelled, run_in_thread
+from ragcache_engine.loop import call_in_thread, finish_even_if_cancelled, run_in_thread
 from ragcache_engine.prompt import Render, TemplateBook, as_render
 from ragcache_engine.prompt_intake import PromptIntake
 from ragcache_engine.protocols import Backend
@@ -66,7 +66,7 @@ class RAGCacheEngine:
         self.config = config
         templates = TemplateBook()
         self._runtime = Runtime(
-            backend or choose_backend(config),
+            backend or _make_backend(config),
             templates,
             speculation=config.speculation,
             request_timeout_s=config.request_timeout_s,
@@ -407,6 +407,17 @@ class RAGCacheEngine:
         trace: TracebackType | None,
     ) -> None:
         await self.aclose()
+
+
+def _make_backend(config: EngineConfig) -> Backend:
+    """Make the backend on a thread of its own. Raises what `choose_backend` does, and UnguardedMain.
+
+    The first backend of a process may import vLLM, and its modules keep the errors of imports that
+    failed, with all frames that waited for them. On the caller's thread the engine's own were among
+    them, so that a dropped engine was never collected.
+    """
+    require_guarded_caller(config)  # here, as the new thread does not show who called
+    return call_in_thread(partial(choose_backend, config))
 
 
 def _make_ordering(config: EngineConfig, limits: ModelLimits) -> DocumentOrdering | None:

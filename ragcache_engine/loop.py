@@ -86,12 +86,35 @@ class LoopThread:
             self._thread.join()
 
 
+def call_in_thread(function: Callable[[], T]) -> T:
+    """Call a function on a thread of its own, and wait for its result.
+
+    Whatever keeps a frame of the function, such as the traceback of an error, keeps no frame of the
+    caller then.
+    """
+    return _begin_in_thread(function).result()
+
+
 async def run_in_thread(function: Callable[[], T], undo: Callable[[T], object] | None = None) -> T:
     """Call a function that blocks for long, and wait for its result without blocking the caller's loop.
 
     The function runs on a thread of its own, so it never waits for a free one in a pool. If the waiting
     task is cancelled, the function still runs to its end, and `undo` then gets its result.
     """
+    result = _begin_in_thread(function)
+
+    def undo_result() -> None:
+        if undo and not result.exception():  # exception() waits for the function's end
+            undo(result.result())
+
+    try:
+        return await asyncio.wrap_future(result)
+    except asyncio.CancelledError:
+        threading.Thread(target=undo_result, name="ragcache-undo").start()
+        raise
+
+
+def _begin_in_thread(function: Callable[[], T]) -> Future[T]:
     result: Future[T] = Future()
     result.set_running_or_notify_cancel()  # from now on nothing can cancel it
 
@@ -101,16 +124,8 @@ async def run_in_thread(function: Callable[[], T], undo: Callable[[T], object] |
         except BaseException as error:
             result.set_exception(error)
 
-    def undo_result() -> None:
-        if undo and not result.exception():  # exception() waits for the function's end
-            undo(result.result())
-
     threading.Thread(target=call, name="ragcache-blocking").start()
-    try:
-        return await asyncio.wrap_future(result)
-    except asyncio.CancelledError:
-        threading.Thread(target=undo_result, name="ragcache-undo").start()
-        raise
+    return result
 
 
 async def finish_even_if_cancelled(future: Future[T]) -> T:
