@@ -329,7 +329,11 @@ class RAGCacheEngine:
         Use this for documents that changed or must go. Every tier drops them, and the files of a disk
         cache go too, whichever process wrote them. Tensors that running requests need go when these
         requests end. Unknown ids are ignored. Afterwards `warm` knows the documents by id only if they
-        are in its corpus, or are retrieved again. Raises InvalidArgument for ids that are no strings.
+        are in its corpus, or are retrieved again.
+
+        Raises InvalidArgument for ids that are no strings; EngineClosed; EngineDied if the model's
+        process is gone, or RequestTimedOut if it shows no sign of life for request_timeout_s. Some
+        tensors may be left after the last two: forget the documents again.
 
             >>> tides = Document("tides", "The moon pulls the oceans, and the tides follow it. " * 9)
             >>> with RAGCacheEngine(EngineConfig(backend="memory")) as engine:
@@ -354,7 +358,8 @@ class RAGCacheEngine:
         """Drop all cached key-value tensors from device and host, as before a cold measurement.
 
         What is on disk stays; `forget` removes single documents there.
-        Raises EngineError while requests run, and then drops nothing.
+        Raises EngineError while requests run, and then drops nothing; EngineClosed, EngineDied or
+        RequestTimedOut as `forget` does.
         """
         self._runtime.clear_cache().result()
 

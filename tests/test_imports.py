@@ -64,7 +64,9 @@ MAY_IMPORT = {
         "values",
         "errors",
     ],
+    "ragcache_engine.cache_upkeep": ["retry", "speculation", "protocols", "values", "errors"],
     "ragcache_engine.runtime": [
+        "cache_upkeep",
         "request_runner",
         "retry",
         "speculation",
