@@ -155,14 +155,15 @@ class ChatRAGCache(EngineModel, BaseChatModel):
         schema: a Pydantic class, a TypedDict, a JSON schema or a function in OpenAI's form. The
           model does not see the schema, so the prompt must describe the wanted values.
         include_raw: return {"raw": message, "parsed": value or None, "parsing_error": error or
-          None} instead of raising the error if the answer cannot be parsed, for example because
-          max_tokens cut it off.
+          None} instead of raising the error if the answer cannot be parsed, or is cut off.
         method: "json_schema" holds the answer to the schema; "function_calling" makes the answer a
           tool call, and shows the model the schema as a tool; "json_mode" holds the answer to any
           JSON object.
         strict: accepted because other chat models have it. Guided answers always fit the schema.
         kwargs: sampling parameters for these calls.
-        Raises ValueError for another method, or for an object that is not a schema.
+        Raises ValueError for another method, or for an object that is not a schema. The runnable's calls
+        raise AnswerCutShort if max_tokens or a stop string ended the answer before its form was
+        complete; in a stream, after the pieces that came.
         """
         return bind_structured_output(self, schema, method, include_raw, kwargs)
 
