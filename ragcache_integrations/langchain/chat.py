@@ -87,6 +87,15 @@ class ChatRAGCache(EngineModel, BaseChatModel):
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
         return super()._get_ls_params(self.stop if stop is None else stop, **kwargs)
 
+    @property
+    def _identifying_params(self) -> dict[str, Any]:
+        return {**super()._identifying_params, "template_args": self.template_args}
+
+    def _get_llm_string(self, stop: list[str] | None = None, **kwargs: Any) -> str:
+        # LangChain's own key for its cache of answers is the model's saved form, and that has no engine.
+        stop = self.stop if stop is None else stop
+        return str(sorted(self._get_invocation_params(stop=stop, **kwargs).items()))
+
     def render(
         self,
         input: LanguageModelInput,

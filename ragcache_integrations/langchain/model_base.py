@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from hashlib import sha256
 from typing import Any
 
 from pydantic import ConfigDict, Field
 
+from ragcache_engine import EngineConfig
 from ragcache_integrations.engine_field import ENGINE_SECRET, Engine
 from ragcache_integrations.sampling import SamplingFields
 
@@ -49,4 +51,26 @@ class EngineModel(SamplingFields):
 
     @property
     def _identifying_params(self) -> dict[str, Any]:
-        return {"model_name": self.model_name, **self.sampling_parameters()}
+        """Name everything that may change an answer, because LangChain caches answers by it."""
+        return {
+            "model_name": self.model_name,
+            "engine": engine_fingerprint(self.engine.config),
+            "tenant": self.tenant,
+            **self.sampling_parameters(),
+        }
+
+
+def engine_fingerprint(config: EngineConfig) -> str:
+    """Return a short text that differs between engines that may answer differently.
+
+    Only a digest, because tracers and caches keep it, and vllm_args may hold a secret.
+    """
+    # Settings of caches and timing are left out: they do not change answers.
+    facts = (
+        config.model,
+        config.backend,
+        config.chat_template,
+        config.tool_parser,
+        sorted(config.vllm_args.items()),
+    )
+    return sha256(repr(facts).encode()).hexdigest()[:16]
