@@ -12,7 +12,6 @@ from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from langchain_core.runnables import Runnable, RunnableConfig
-from langchain_core.runnables.config import get_config_list
 from langchain_core.tools import BaseTool
 from langchain_core.utils.function_calling import convert_to_openai_tool
 from pydantic import ConfigDict, Field
@@ -23,13 +22,10 @@ from ragcache_engine import (
 )
 from ragcache_integrations.langchain.chat_request import ChatRequest
 from ragcache_integrations.langchain.messages import chat_chunk, chat_result, conversation
-from ragcache_integrations.langchain.model_base import EngineModel
+from ragcache_integrations.langchain.model_base import EngineModel, one_thread_each
 from ragcache_integrations.langchain.stream_cancellation import CancellableStream
 from ragcache_integrations.langchain.structured import Method, Schema, bind_structured_output
 from ragcache_integrations.langchain.tools import BoundTools
-
-MOST_AT_ONCE = 128
-"""How many requests of one batch may be in the engine at a time. A thread waits for each of them."""
 
 
 class ChatRAGCache(EngineModel, BaseChatModel):
@@ -184,12 +180,7 @@ class ChatRAGCache(EngineModel, BaseChatModel):
         return_exceptions: bool = False,
         **kwargs: Any,
     ) -> list[AIMessage]:
-        # One thread for each input waits for the engine, which batches the requests. With fewer
-        # threads, the engine would get fewer requests at a time than it can take.
-        configs = get_config_list(config, len(inputs))
-        for one in configs:
-            if one.get("max_concurrency") is None:
-                one["max_concurrency"] = min(len(inputs), MOST_AT_ONCE)
+        configs = one_thread_each(config, len(inputs))
         return super().batch(inputs, configs, return_exceptions=return_exceptions, **kwargs)
 
     def transform(

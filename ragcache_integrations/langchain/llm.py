@@ -16,11 +16,11 @@ from langchain_core.callbacks import (
 from langchain_core.language_models import LanguageModelInput
 from langchain_core.language_models.llms import BaseLLM
 from langchain_core.outputs import GenerationChunk, LLMResult
-from langchain_core.runnables import RunnableConfig
+from langchain_core.runnables import Runnable, RunnableConfig
 from pydantic import ConfigDict, PrivateAttr
 
 from ragcache_engine import SamplingOptions
-from ragcache_integrations.langchain.model_base import EngineModel
+from ragcache_integrations.langchain.model_base import EngineModel, one_thread_each
 from ragcache_integrations.langchain.stream_cancellation import CancellableStream
 from ragcache_integrations.langchain.usage import generation_chunk, llm_result
 
@@ -63,7 +63,8 @@ class RAGCacheLLM(EngineModel, BaseLLM):
 
     Calls raise BadRequest for requests that cannot be served (EmptyPrompt, PromptTooLong, a parameter
     the engine does not have), and EngineError if the engine cannot finish. If one prompt of a batch
-    fails, the others are cancelled. Leaving a stream early or cancelling the task cancels the request.
+    fails, the others are cancelled; with return_exceptions=True each prompt has its own answer or error.
+    Leaving a stream early or cancelling the task cancels the request.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
@@ -120,6 +121,33 @@ class RAGCacheLLM(EngineModel, BaseLLM):
         if self.custom_get_token_ids is not None:
             return self.custom_get_token_ids(text)
         return list(self.engine.tokenize(text).token_ids)
+
+    def batch(
+        self,
+        inputs: list[LanguageModelInput],
+        config: RunnableConfig | list[RunnableConfig] | None = None,
+        *,
+        return_exceptions: bool = False,
+        **kwargs: Any,
+    ) -> list[str]:
+        if not return_exceptions:
+            return super().batch(inputs, config, **kwargs)
+        # An LLM of LangChain sends a batch as one call, whose error would become that of every input.
+        # A runnable of LangChain sends one call for each input.
+        configs = one_thread_each(config, len(inputs))
+        return Runnable.batch(self, inputs, configs, return_exceptions=True, **kwargs)
+
+    async def abatch(
+        self,
+        inputs: list[LanguageModelInput],
+        config: RunnableConfig | list[RunnableConfig] | None = None,
+        *,
+        return_exceptions: bool = False,
+        **kwargs: Any,
+    ) -> list[str]:
+        if not return_exceptions:
+            return await super().abatch(inputs, config, **kwargs)
+        return await Runnable.abatch(self, inputs, config, return_exceptions=True, **kwargs)
 
     def transform(
         self,

@@ -6,11 +6,16 @@ from dataclasses import asdict
 from hashlib import sha256
 from typing import Any
 
+from langchain_core.runnables import RunnableConfig
+from langchain_core.runnables.config import get_config_list
 from pydantic import ConfigDict, Field
 
 from ragcache_engine import EngineConfig
 from ragcache_integrations.engine_field import ENGINE_SECRET, Engine
 from ragcache_integrations.sampling import SamplingFields
+
+MOST_AT_ONCE = 128
+"""How many requests of one batch may be in the engine at a time. A thread waits for each of them."""
 
 
 class EngineModel(SamplingFields):
@@ -74,3 +79,17 @@ def engine_fingerprint(config: EngineConfig) -> str:
         sorted(config.vllm_args.items()),
     )
     return sha256(repr(facts).encode()).hexdigest()[:16]
+
+
+def one_thread_each(
+    config: RunnableConfig | list[RunnableConfig] | None, count: int
+) -> list[RunnableConfig]:
+    """Return the configurations of a batch's inputs, with a thread for each input unless they say less.
+
+    With fewer threads, the engine would get fewer requests at a time than it can batch.
+    """
+    configs = get_config_list(config, count)
+    for one in configs:
+        if one.get("max_concurrency") is None:
+            one["max_concurrency"] = min(count, MOST_AT_ONCE)
+    return configs
