@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ragcache_engine import EmptyIndex, IndexOutOfStep, InvalidTopK, QueryShapeError
+from ragcache_engine import IndexOutOfStep, InvalidTopK, QueryShapeError
 
 
 def is_faiss_index(index: Any) -> bool:
@@ -16,12 +16,6 @@ def check_top_k(top_k: int) -> None:
     """Raise InvalidTopK if fewer than one document is asked for."""
     if top_k < 1:
         raise InvalidTopK(f"at least one document must be asked for, got {top_k}; raise it to 1")
-
-
-def check_not_empty(index: Any) -> None:
-    """Raise EmptyIndex if the index holds no vectors."""
-    if index.ntotal == 0:
-        raise EmptyIndex("the index holds no vectors; add documents before asking")
 
 
 def check_same_count(vectors: int, documents: int) -> None:

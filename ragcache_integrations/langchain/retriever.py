@@ -27,7 +27,6 @@ from ragcache_integrations.langchain.chat import ChatRAGCache
 from ragcache_integrations.langchain.llm import RAGCacheLLM
 from ragcache_integrations.langchain.store import (
     asearch,
-    check_searchable,
     check_supported,
     search,
 )
@@ -80,9 +79,10 @@ class RAGCacheRetriever(VectorStoreRetriever):
     chain: a key that distinguishes this retriever's prompts from those of others; by default unique.
       Pass it to `engine.warm(chain=...)` to write prompts as this retriever's chain does.
 
-    Before the query is embedded, a search raises InvalidTopK; EmptyIndex; IndexOutOfStep if index
-    and docstore differ in size. After it: QueryShapeError if the index was built with another
-    embedding model; UnknownDocument if the docstore lacks a document.
+    A search of an empty store finds nothing, as with the store's own retriever. Before the query is
+    embedded, a search raises InvalidTopK; IndexOutOfStep if index and docstore differ in size.
+    After it: QueryShapeError if the index was built with another embedding model; UnknownDocument if
+    the docstore lacks a document.
     """
 
     engine: RAGCacheEngine = Field(exclude=True, repr=False)
@@ -201,7 +201,6 @@ class RAGCacheRetriever(VectorStoreRetriever):
         options = {"k": DEFAULT_K, **self.search_kwargs, **changes}
         check_top_k(options["k"])
         check_supported(self.vectorstore)
-        check_searchable(self.vectorstore)
         return options
 
 
