@@ -10,7 +10,7 @@ from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import get_config_list
 from pydantic import ConfigDict, Field
 
-from ragcache_engine import EngineConfig
+from ragcache_engine import EngineConfig, EngineNeeded
 from ragcache_integrations.engine_field import ENGINE_SECRET, Engine
 from ragcache_integrations.sampling import SamplingFields
 
@@ -44,6 +44,13 @@ class EngineModel(SamplingFields):
     @property
     def lc_attributes(self) -> dict[str, Any]:
         return {"guide": asdict(self.guide)} if self.guide else {}
+
+    def __getstate__(self) -> dict[Any, Any]:
+        raise EngineNeeded(
+            f"an engine lives in one process, so {type(self).__name__} cannot be pickled: send "
+            f"langchain_core.load.dumps(model), and load it with secrets_map={{{ENGINE_SECRET!r}: "
+            f"engine}}, as docs/guides/langchain.md shows"
+        )
 
     @property
     def model_name(self) -> str:

@@ -17,7 +17,7 @@ from langchain_core.vectorstores import VectorStoreRetriever
 from pydantic import Field, field_validator
 
 import ragcache_engine
-from ragcache_engine import InvalidArgument, RAGCacheEngine, RetrievalInProgress
+from ragcache_engine import EngineNeeded, InvalidArgument, RAGCacheEngine, RetrievalInProgress
 from ragcache_integrations.engine_reporting import (
     listener_if_speculating,
     stream_and_tell_engine,
@@ -145,6 +145,18 @@ class RAGCacheRetriever(VectorStoreRetriever):
             template=template,
             document_separator=document_separator,
             llm=llm,
+        )
+
+    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
+        # The copy searches the same store, and its prompts are those of the same chain.
+        memo = {} if memo is None else memo
+        memo |= {id(shared): shared for shared in (self.vectorstore, self.chain)}
+        return super().__deepcopy__(memo)
+
+    def __getstate__(self) -> dict[Any, Any]:
+        raise EngineNeeded(
+            f"an engine lives in one process, so {type(self).__name__} cannot be pickled: send what its "
+            f"store was loaded from, and make another with from_vectorstore(store, engine=engine)"
         )
 
     def _get_relevant_documents(
