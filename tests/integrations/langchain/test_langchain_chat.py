@@ -181,6 +181,17 @@ def test_a_parameter_the_engine_does_not_have_is_refused(chat):
         chat.invoke(MESSAGES, logit_bias={1: 1.0})
 
 
+def test_what_other_chat_models_take_works_or_says_what_to_do_instead(engine, recorded):
+    chat = ChatRAGCache(engine=engine, max_completion_tokens=5, timeout=None, logprobs=False)
+    chat.invoke(MESSAGES)
+    chat.invoke(MESSAGES, max_completion_tokens=7, timeout=None)
+    assert [options.max_tokens for _, options in recorded] == [5, 7]
+    with pytest.raises(BadRequest, match=r"timeout=3.*request_timeout_s"):
+        chat.invoke(MESSAGES, timeout=3)
+    with pytest.raises(ValueError, match=r"logprobs=True.*no log probabilities"):
+        ChatRAGCache(engine=engine, logprobs=True)
+
+
 def test_parameters_can_be_left_to_the_configuration(engine, recorded):
     chat = ChatRAGCache(engine=engine, temperature=0).configurable_fields(
         temperature=ConfigurableField(id="heat"), max_new_tokens=ConfigurableField(id="most")
