@@ -556,6 +556,18 @@ def test_a_model_may_be_held_to_a_call(chat, choice):
     assert streamed.content == message.content == ""
 
 
+def test_a_forced_call_streams_its_arguments(chat_saying):
+    call = json.dumps({"name": "shout", "arguments": {"text": "one two three four"}})
+    model = chat_saying(call).bind_tools([shout], tool_choice="any")
+    chunks = list(model.stream("Shout."))
+    parts = [part for chunk in chunks for part in chunk.tool_call_chunks]
+    assert len(parts) > 3
+    assert [part["name"] for part in parts if part["name"]] == ["shout"]
+    message = merge_chunks(chunks)
+    assert message.tool_calls[0]["args"] == {"text": "one two three four"}
+    assert message.content == ""
+
+
 def test_arguments_of_any_script_stay_as_they_are(chat_saying, chat, recorded):
     call = {"name": "shout", "arguments": {"text": "你好啊集团"}}
     said = f"<tool_call>{json.dumps(call, ensure_ascii=False)}</tool_call>"
