@@ -93,7 +93,8 @@ def require_instance(value: Any, kind: type[T], name: str, hint: str = "") -> T:
     """Return a value of this kind. hint: what to pass instead. Raises InvalidArgument."""
     if not isinstance(value, kind):
         advice = f"; {hint}" if hint else ""
-        raise InvalidArgument(f"{name} must be a {kind.__name__}, got {_shown(value)}{advice}")
+        wanted, got = _tell_apart(kind, value)
+        raise InvalidArgument(f"{name} must be a {wanted}, got {got}{advice}")
     return value
 
 
@@ -102,10 +103,14 @@ def require_items(values: Any, kind: type[T], name: str, hint: str = "") -> tupl
 
     Raises InvalidArgument.
     """
-    if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
+    if (
+        isinstance(values, str | bytes | Mapping)
+        or not isinstance(values, Iterable)
+        or _has_same_name(kind, values)  # one document of a framework, whose fields can be iterated
+    ):
+        wanted, got = _tell_apart(kind, values)
         raise InvalidArgument(
-            f"{name} must be a sequence of {kind.__name__}, got {_shown(values)}"
-            + (f"; {hint}" if hint else "")
+            f"{name} must be a sequence of {wanted}, got {got}" + (f"; {hint}" if hint else "")
         )
     return tuple(
         require_instance(value, kind, f"{name}[{at}]", hint) for at, value in enumerate(values)
@@ -119,6 +124,19 @@ def require_hashable(value: T, name: str) -> T:
     except TypeError:
         raise InvalidArgument(f"{name} must be hashable, got {_shown(value)}") from None
     return value
+
+
+def _has_same_name(kind: type, value: Any) -> bool:
+    """Return whether the value is of another class of the same name, such as a framework's Document."""
+    return type(value) is not kind and type(value).__name__ == kind.__name__
+
+
+def _tell_apart(kind: type, value: Any) -> tuple[str, str]:
+    """Return what to call the wanted kind and the value, so that the two do not look the same."""
+    if not _has_same_name(kind, value):
+        return kind.__name__, _shown(value)
+    package = kind.__module__.partition(".")[0]
+    return f"{package}.{kind.__name__}", f"a {type(value).__module__}.{type(value).__name__}"
 
 
 def _shown(value: Any) -> str:

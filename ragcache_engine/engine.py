@@ -9,14 +9,14 @@ from concurrent.futures import Future
 from contextlib import aclosing, contextmanager
 from functools import partial
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from ragcache_engine.backends.choice import choose_backend, require_guarded_caller
 from ragcache_engine.checks import require_items, require_tenant, require_text
 from ragcache_engine.config import EngineConfig
 from ragcache_engine.document_order import DocumentOrdering
 from ragcache_engine.engine_chat import EngineChat, moved_to_chat
-from ragcache_engine.errors import InvalidArgument
+from ragcache_engine.errors import EngineNeeded, InvalidArgument
 from ragcache_engine.knowledge import policy_of_tiers
 from ragcache_engine.loop import call_in_thread, finish_even_if_cancelled, run_in_thread
 from ragcache_engine.prompt import Render, TemplateBook, as_render
@@ -390,6 +390,19 @@ class RAGCacheEngine:
     def closed(self) -> bool:
         """Whether the engine was closed, or is being closed."""
         return not self._finalizer.alive
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        # There is one running model. Frameworks copy chains with all that they refer to.
+        return self
+
+    def __getstate__(self) -> object:
+        raise EngineNeeded(
+            "an engine lives in one process and cannot be pickled: send engine.config, and start "
+            "another engine with RAGCacheEngine(config) there"
+        )
 
     def __enter__(self) -> Self:
         return self

@@ -14,15 +14,36 @@ from pydantic import AliasChoices, BaseModel, Field, field_validator, model_vali
 
 from ragcache_engine import BadRequest, Guide, SamplingOptions
 
-_ENGINE_NAMES = {"max_new_tokens": "max_tokens"}
+_ENGINE_NAMES = {"max_new_tokens": "max_tokens", "max_completion_tokens": "max_tokens"}
 # With one of these values, an unknown parameter such as logprobs asks for nothing.
 _VALUES_WITHOUT_EFFECT = (None, False)
+
+_TIMEOUT = (
+    "leave it out, and set request_timeout_s in the engine's configuration; to give up earlier, "
+    "close the stream or cancel the task"
+)
+_LOGPROBS = "leave it out: the engine returns no log probabilities"
+_MODEL = (
+    "leave it out, and set model in the engine's configuration; another model needs another engine"
+)
+_INSTEAD = {
+    "timeout": _TIMEOUT,
+    "request_timeout": _TIMEOUT,
+    "max_retries": "leave it out: the engine itself tries a failed request once more",
+    "logprobs": _LOGPROBS,
+    "top_logprobs": _LOGPROBS,
+    "response_format": "leave it out, and hold the answer to a form with guide=Guide.json(schema)",
+    "model": _MODEL,
+    "model_name": _MODEL,
+}
+"""What to do instead of passing a parameter that other models of the frameworks take."""
 
 
 class SamplingFields(BaseModel):
     """How answers are sampled, unless a call says otherwise.
 
-    max_new_tokens: the most tokens an answer may have; `max_tokens` is another name for it.
+    max_new_tokens: the most tokens an answer may have; `max_tokens` and
+      `max_completion_tokens` are other names for it.
     temperature: 0 takes the most likely token each time (greedy).
     top_k: -1 considers every token.
     stop: strings that end the answer; they are not part of it.
@@ -41,12 +62,25 @@ class SamplingFields(BaseModel):
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     max_new_tokens: int = Field(
-        default=512, validation_alias=AliasChoices("max_new_tokens", "max_tokens")
+        default=512, validation_alias=AliasChoices(*_ENGINE_NAMES, "max_tokens")
     )
     stop: list[str] | None = None
     ignore_eos: bool = False
     seed: int | None = None
     guide: Guide | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_parameters_of_other_models(cls, values: Any) -> Any:
+        if not isinstance(values, Mapping):
+            return values
+        foreign = {
+            name: value
+            for name, value in values.items()
+            if name in _INSTEAD and name not in cls.model_fields
+        }
+        _refuse_unknown(foreign)
+        return {name: value for name, value in values.items() if name not in foreign}
 
     @field_validator("guide", mode="before")
     @classmethod
@@ -101,7 +135,13 @@ def as_guide(form: Any) -> Guide | None:
 
 
 def _rename_for_engine(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    return {_ENGINE_NAMES.get(name, name): value for name, value in parameters.items()}
+    """Return the parameters under the engine's names. Raises BadRequest if two of them disagree."""
+    given: dict[str, str] = {}
+    for name, value in parameters.items():
+        other = given.setdefault(_ENGINE_NAMES.get(name, name), name)
+        if parameters[other] != value:
+            raise BadRequest(f"{other}={parameters[other]} and {name}={value}: give one of them")
+    return {renamed: parameters[name] for renamed, name in given.items()}
 
 
 def _keep_known(changes: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
@@ -110,13 +150,18 @@ def _keep_known(changes: Mapping[str, Any], names: Iterable[str]) -> dict[str, A
     Raises BadRequest for an unknown one that asks for something.
     """
     names = sorted(names)
-    for name, value in changes.items():
-        if name not in names and value not in _VALUES_WITHOUT_EFFECT:
-            raise BadRequest(
-                f"the engine cannot honour {name}={value!r}; leave it out. "
-                f"A call may set {', '.join(names)}"
-            )
+    unknown = {name: value for name, value in changes.items() if name not in names}
+    _refuse_unknown(unknown, f"leave it out. A call may set {', '.join(names)}")
     return {name: value for name, value in changes.items() if name in names}
+
+
+def _refuse_unknown(parameters: Mapping[str, Any], advice: str = "leave it out") -> None:
+    """Raise BadRequest if one of the parameters asks for something. advice: for those not in _INSTEAD."""
+    for name, value in parameters.items():
+        if value not in _VALUES_WITHOUT_EFFECT:
+            raise BadRequest(
+                f"the engine cannot honour {name}={value!r}; {_INSTEAD.get(name, advice)}"
+            )
 
 
 def _stop_strings(stop: str | Iterable[str] | None) -> tuple[str, ...]:

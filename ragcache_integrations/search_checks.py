@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ragcache_engine import EmptyIndex, IndexOutOfStep, InvalidTopK, QueryShapeError
+from ragcache_engine import IndexOutOfStep, InvalidArgument, InvalidTopK, QueryShapeError
 
 
 def is_faiss_index(index: Any) -> bool:
@@ -13,15 +13,15 @@ def is_faiss_index(index: Any) -> bool:
 
 
 def check_top_k(top_k: int) -> None:
-    """Raise InvalidTopK if fewer than one document is asked for."""
+    """Raise InvalidTopK if fewer than one document is asked for, InvalidArgument for no whole number."""
+    # numpy's integers are whole numbers too.
+    if isinstance(top_k, bool) or not hasattr(top_k, "__index__"):
+        raise InvalidArgument(
+            f"how many documents to find must be a whole number, such as 4, got {top_k!r} "
+            f"({type(top_k).__name__})"
+        )
     if top_k < 1:
         raise InvalidTopK(f"at least one document must be asked for, got {top_k}; raise it to 1")
-
-
-def check_not_empty(index: Any) -> None:
-    """Raise EmptyIndex if the index holds no vectors."""
-    if index.ntotal == 0:
-        raise EmptyIndex("the index holds no vectors; add documents before asking")
 
 
 def check_same_count(vectors: int, documents: int) -> None:

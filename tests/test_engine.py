@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import gc
 import pickle
 import threading
@@ -18,6 +19,7 @@ from ragcache_engine import (
     Document,
     EngineConfig,
     EngineError,
+    EngineNeeded,
     EngineStartFailed,
     FinishReason,
     MemoryBackend,
@@ -304,3 +306,18 @@ def test_stats_are_a_snapshot_that_nobody_can_change(memory_engine: RAGCacheEngi
         stats.tiers.evicted["host"] = 1  # type: ignore[index]
     assert asdict(stats)["tiers"]["evicted"] == {"device": 0, "host": 0, "disk": 0}
     assert pickle.loads(pickle.dumps(stats)) == stats
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy])
+def test_a_copy_of_what_refers_to_an_engine_refers_to_the_same_one(
+    memory_engine: RAGCacheEngine, duplicate: Callable[[object], object]
+) -> None:
+    assert duplicate(memory_engine) is memory_engine
+    assert duplicate({"engine": memory_engine}) == {"engine": memory_engine}
+
+
+def test_an_engine_is_not_pickled_and_says_what_to_send_instead(
+    memory_engine: RAGCacheEngine,
+) -> None:
+    with pytest.raises(EngineNeeded, match=r"engine\.config"):
+        pickle.dumps(memory_engine)

@@ -158,6 +158,18 @@ def old_store(tmp_path):
     old.save_local(str(tmp_path / "old_store"))
 
 
+@pytest.mark.parametrize("page", ["getting-started", "langchain"])
+def test_a_script_that_starts_a_model_does_nothing_outside_its_guard(page: str):
+    shown = fenced_code((ROOT / "docs" / "guides" / f"{page}.md").read_text(encoding="utf-8"))
+    script = next(block for block in shown if REAL_MODEL.search(block))
+    # vLLM's processes import the script again: what is not below the guard runs in each of them.
+    *definitions, guarded = ast.parse(script).body
+    assert isinstance(guarded, ast.If)
+    assert ast.unparse(guarded.test) == "__name__ == '__main__'"
+    harmless = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    assert all(isinstance(statement, harmless) for statement in definitions)
+
+
 @pytest.mark.parametrize("guide", [pytest.param(path, id=path.stem) for path in GUIDES])
 def test_what_a_guide_shows_runs(guide: Path, old_store, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -151,18 +152,39 @@ class CallReader:
         )
 
 
+_GUIDED_HEAD = re.compile(
+    r'\s*\{\s*"name"\s*:\s*(?P<name>"(?:[^"\\]|\\.)*")\s*,\s*"arguments"\s*:\s*(?=\{)'
+)
+"""A guided call up to its arguments. The guide's schema names `name` first, so the answer does too."""
+
+
 @dataclass(slots=True)
 class GuidedReader:
-    """Read an answer that `call_guide` has guided: one call, without tags."""
+    """Read an answer that `call_guide` has guided: one call, without tags.
+
+    Its arguments are told while they are written. An answer in another form is told at its end.
+    """
 
     _held: str = ""
+    _arguments: _ObjectText | None = None
     _make_id: Callable[[], str] = field(default=make_call_id)
 
     def read(self, text: str, token_ids: Sequence[int] = ()) -> ToolAnswerPart:
+        if self._arguments is not None:
+            taken = self._arguments.take(text)
+            return ToolAnswerPart("", (ToolCallPart(0, arguments=taken),) if taken else ())
         self._held += text
-        return ToolAnswerPart()
+        head = _GUIDED_HEAD.match(self._held)
+        name = _parse_string(head["name"]) if head else None
+        if head is None or name is None:
+            return ToolAnswerPart()
+        self._arguments = _ObjectText()
+        taken = self._arguments.take(self._held[head.end() :])
+        return ToolAnswerPart("", (ToolCallPart(0, self._make_id(), name, taken),))
 
     def end(self) -> ToolAnswerPart:
+        if self._arguments is not None:
+            return ToolAnswerPart()
         held, self._held = self._held, ""
         call = _parse_call(held) or _parse_cut_call(held)
         if call is None:
@@ -170,7 +192,46 @@ class GuidedReader:
         return ToolAnswerPart("", (ToolCallPart(0, self._make_id(), *call),))
 
     def whole(self, text: str) -> ToolAnswer:
-        return join_parts([self.read(text), self.end()])
+        self._held += text
+        return join_parts([self.end()])
+
+
+@dataclass(slots=True)
+class _ObjectText:
+    """Takes the text of one JSON object out of a text that goes on behind it."""
+
+    _depth: int = 0
+    _is_in_string: bool = False
+    _is_escaped: bool = False
+    _is_complete: bool = False
+
+    def take(self, text: str) -> str:
+        """Return the part of the next piece that belongs to the object."""
+        for at, character in enumerate(text):
+            if self._is_complete:
+                return text[:at]
+            self._read(character)
+        return text
+
+    def _read(self, character: str) -> None:
+        if self._is_in_string:
+            self._is_in_string = self._is_escaped or character != '"'
+            self._is_escaped = character == "\\" and not self._is_escaped
+        elif character == '"':
+            self._is_in_string = True
+        elif character in "{[":
+            self._depth += 1
+        elif character in "}]":
+            self._depth -= 1
+            self._is_complete = self._depth == 0
+
+
+def _parse_string(text: str) -> str | None:
+    """Return the string that a JSON text stands for; None for text that is not JSON."""
+    try:
+        return str(json.loads(text))
+    except ValueError:
+        return None
 
 
 def _parse_calls(text: str) -> list[tuple[str, str]]:

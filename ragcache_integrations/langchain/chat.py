@@ -12,7 +12,6 @@ from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
 from langchain_core.runnables import Runnable, RunnableConfig
-from langchain_core.runnables.config import get_config_list
 from langchain_core.tools import BaseTool
 from langchain_core.utils.function_calling import convert_to_openai_tool
 from pydantic import ConfigDict, Field
@@ -23,13 +22,10 @@ from ragcache_engine import (
 )
 from ragcache_integrations.langchain.chat_request import ChatRequest
 from ragcache_integrations.langchain.messages import chat_chunk, chat_result, conversation
-from ragcache_integrations.langchain.model_base import EngineModel
+from ragcache_integrations.langchain.model_base import EngineModel, one_thread_each
 from ragcache_integrations.langchain.stream_cancellation import CancellableStream
 from ragcache_integrations.langchain.structured import Method, Schema, bind_structured_output
 from ragcache_integrations.langchain.tools import BoundTools
-
-MOST_AT_ONCE = 128
-"""How many requests of one batch may be in the engine at a time. A thread waits for each of them."""
 
 
 class ChatRAGCache(EngineModel, BaseChatModel):
@@ -86,6 +82,15 @@ class ChatRAGCache(EngineModel, BaseChatModel):
 
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
         return super()._get_ls_params(self.stop if stop is None else stop, **kwargs)
+
+    @property
+    def _identifying_params(self) -> dict[str, Any]:
+        return {**super()._identifying_params, "template_args": self.template_args}
+
+    def _get_llm_string(self, stop: list[str] | None = None, **kwargs: Any) -> str:
+        # LangChain's own key for its cache of answers is the model's saved form, and that has no engine.
+        stop = self.stop if stop is None else stop
+        return str(sorted(self._get_invocation_params(stop=stop, **kwargs).items()))
 
     def render(
         self,
@@ -155,14 +160,15 @@ class ChatRAGCache(EngineModel, BaseChatModel):
         schema: a Pydantic class, a TypedDict, a JSON schema or a function in OpenAI's form. The
           model does not see the schema, so the prompt must describe the wanted values.
         include_raw: return {"raw": message, "parsed": value or None, "parsing_error": error or
-          None} instead of raising the error if the answer cannot be parsed, for example because
-          max_tokens cut it off.
+          None} instead of raising the error if the answer cannot be parsed, or is cut off.
         method: "json_schema" holds the answer to the schema; "function_calling" makes the answer a
           tool call, and shows the model the schema as a tool; "json_mode" holds the answer to any
           JSON object.
         strict: accepted because other chat models have it. Guided answers always fit the schema.
         kwargs: sampling parameters for these calls.
-        Raises ValueError for another method, or for an object that is not a schema.
+        Raises ValueError for another method, or for an object that is not a schema. The runnable's calls
+        raise AnswerCutShort if max_tokens or a stop string ended the answer before its form was
+        complete; in a stream, after the pieces that came.
         """
         return bind_structured_output(self, schema, method, include_raw, kwargs)
 
@@ -174,12 +180,7 @@ class ChatRAGCache(EngineModel, BaseChatModel):
         return_exceptions: bool = False,
         **kwargs: Any,
     ) -> list[AIMessage]:
-        # One thread for each input waits for the engine, which batches the requests. With fewer
-        # threads, the engine would get fewer requests at a time than it can take.
-        configs = get_config_list(config, len(inputs))
-        for one in configs:
-            if one.get("max_concurrency") is None:
-                one["max_concurrency"] = min(len(inputs), MOST_AT_ONCE)
+        configs = one_thread_each(config, len(inputs))
         return super().batch(inputs, configs, return_exceptions=return_exceptions, **kwargs)
 
     def transform(

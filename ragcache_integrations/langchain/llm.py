@@ -3,23 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, aclosing
-from typing import Any, TypeVar
+from copy import copy
+from typing import Any, Self, TypeVar
 
-from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
+from langchain_core.callbacks import (
+    AsyncCallbackManagerForLLMRun,
+    CallbackManagerForLLMRun,
+    Callbacks,
+)
 from langchain_core.language_models import LanguageModelInput
 from langchain_core.language_models.llms import BaseLLM
 from langchain_core.outputs import GenerationChunk, LLMResult
-from langchain_core.runnables import RunnableConfig
-from pydantic import ConfigDict
+from langchain_core.runnables import Runnable, RunnableConfig
+from pydantic import ConfigDict, PrivateAttr
 
 from ragcache_engine import SamplingOptions
-from ragcache_integrations.langchain.model_base import EngineModel
+from ragcache_integrations.langchain.model_base import EngineModel, one_thread_each
 from ragcache_integrations.langchain.stream_cancellation import CancellableStream
 from ragcache_integrations.langchain.usage import generation_chunk, llm_result
 
 T = TypeVar("T")
+
+_OF_LANGCHAIN = ("tags", "metadata", "run_name", "run_id")
+"""Arguments of `generate` that change no answer."""
 
 
 class RAGCacheLLM(EngineModel, BaseLLM):
@@ -55,20 +63,91 @@ class RAGCacheLLM(EngineModel, BaseLLM):
 
     Calls raise BadRequest for requests that cannot be served (EmptyPrompt, PromptTooLong, a parameter
     the engine does not have), and EngineError if the engine cannot finish. If one prompt of a batch
-    fails, the others are cancelled. Leaving a stream early or cancelling the task cancels the request.
+    fails, the others are cancelled; with return_exceptions=True each prompt has its own answer or error.
+    Leaving a stream early or cancelling the task cancels the request.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
 
+    _call_parameters: dict[str, Any] = PrivateAttr(default_factory=dict)
+
     @property
     def _llm_type(self) -> str:
         return "ragcache"
+
+    @property
+    def _identifying_params(self) -> dict[str, Any]:
+        return {**super()._identifying_params, **self._call_parameters}
+
+    def generate(
+        self,
+        prompts: list[str],
+        stop: list[str] | None = None,
+        callbacks: Callbacks | list[Callbacks] | None = None,
+        **kwargs: Any,
+    ) -> LLMResult:
+        stop = self.stop if stop is None else stop
+        return super(RAGCacheLLM, self._for_call(kwargs)).generate(
+            prompts, stop, callbacks, **kwargs
+        )
+
+    async def agenerate(
+        self,
+        prompts: list[str],
+        stop: list[str] | None = None,
+        callbacks: Callbacks | list[Callbacks] | None = None,
+        **kwargs: Any,
+    ) -> LLMResult:
+        stop = self.stop if stop is None else stop
+        return await super(RAGCacheLLM, self._for_call(kwargs)).agenerate(
+            prompts, stop, callbacks, **kwargs
+        )
+
+    def _for_call(self, kwargs: Mapping[str, Any]) -> Self:
+        """Return the LLM that answers a call, with the call's parameters among those that identify it.
+
+        LangChain's cache of answers identifies an LLM without them, and would give a call the answer of
+        another.
+        """
+        parameters = {name: value for name, value in kwargs.items() if name not in _OF_LANGCHAIN}
+        if not parameters:
+            return self
+        llm = copy(self)
+        llm._call_parameters = parameters
+        return llm
 
     def get_token_ids(self, text: str) -> list[int]:
         """Return the text's tokens, by the tokenizer of the engine's model."""
         if self.custom_get_token_ids is not None:
             return self.custom_get_token_ids(text)
         return list(self.engine.tokenize(text).token_ids)
+
+    def batch(
+        self,
+        inputs: list[LanguageModelInput],
+        config: RunnableConfig | list[RunnableConfig] | None = None,
+        *,
+        return_exceptions: bool = False,
+        **kwargs: Any,
+    ) -> list[str]:
+        if not return_exceptions:
+            return super().batch(inputs, config, **kwargs)
+        # An LLM of LangChain sends a batch as one call, whose error would become that of every input.
+        # A runnable of LangChain sends one call for each input.
+        configs = one_thread_each(config, len(inputs))
+        return Runnable.batch(self, inputs, configs, return_exceptions=True, **kwargs)
+
+    async def abatch(
+        self,
+        inputs: list[LanguageModelInput],
+        config: RunnableConfig | list[RunnableConfig] | None = None,
+        *,
+        return_exceptions: bool = False,
+        **kwargs: Any,
+    ) -> list[str]:
+        if not return_exceptions:
+            return await super().abatch(inputs, config, **kwargs)
+        return await Runnable.abatch(self, inputs, config, return_exceptions=True, **kwargs)
 
     def transform(
         self,

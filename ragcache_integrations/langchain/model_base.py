@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from hashlib import sha256
 from typing import Any
 
+from langchain_core.runnables import RunnableConfig
+from langchain_core.runnables.config import get_config_list
 from pydantic import ConfigDict, Field
 
+from ragcache_engine import EngineConfig, EngineNeeded
 from ragcache_integrations.engine_field import ENGINE_SECRET, Engine
 from ragcache_integrations.sampling import SamplingFields
+
+MOST_AT_ONCE = 128
+"""How many requests of one batch may be in the engine at a time. A thread waits for each of them."""
 
 
 class EngineModel(SamplingFields):
@@ -38,6 +45,13 @@ class EngineModel(SamplingFields):
     def lc_attributes(self) -> dict[str, Any]:
         return {"guide": asdict(self.guide)} if self.guide else {}
 
+    def __getstate__(self) -> dict[Any, Any]:
+        raise EngineNeeded(
+            f"an engine lives in one process, so {type(self).__name__} cannot be pickled: send "
+            f"langchain_core.load.dumps(model), and load it with secrets_map={{{ENGINE_SECRET!r}: "
+            f"engine}}, as docs/guides/langchain.md shows"
+        )
+
     @property
     def model_name(self) -> str:
         return self.engine.config.model
@@ -49,4 +63,40 @@ class EngineModel(SamplingFields):
 
     @property
     def _identifying_params(self) -> dict[str, Any]:
-        return {"model_name": self.model_name, **self.sampling_parameters()}
+        """Name everything that may change an answer, because LangChain caches answers by it."""
+        return {
+            "model_name": self.model_name,
+            "engine": engine_fingerprint(self.engine.config),
+            "tenant": self.tenant,
+            **self.sampling_parameters(),
+        }
+
+
+def engine_fingerprint(config: EngineConfig) -> str:
+    """Return a short text that differs between engines that may answer differently.
+
+    Only a digest, because tracers and caches keep it, and vllm_args may hold a secret.
+    """
+    # Settings of caches and timing are left out: they do not change answers.
+    facts = (
+        config.model,
+        config.backend,
+        config.chat_template,
+        config.tool_parser,
+        sorted(config.vllm_args.items()),
+    )
+    return sha256(repr(facts).encode()).hexdigest()[:16]
+
+
+def one_thread_each(
+    config: RunnableConfig | list[RunnableConfig] | None, count: int
+) -> list[RunnableConfig]:
+    """Return the configurations of a batch's inputs, with a thread for each input unless they say less.
+
+    With fewer threads, the engine would get fewer requests at a time than it can batch.
+    """
+    configs = get_config_list(config, count)
+    for one in configs:
+        if one.get("max_concurrency") is None:
+            one["max_concurrency"] = min(count, MOST_AT_ONCE)
+    return configs

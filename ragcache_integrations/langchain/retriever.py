@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Generator, Hashable
+from collections.abc import AsyncGenerator, Generator, Hashable, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
 from hashlib import sha256
@@ -17,7 +17,7 @@ from langchain_core.vectorstores import VectorStoreRetriever
 from pydantic import Field, field_validator
 
 import ragcache_engine
-from ragcache_engine import RAGCacheEngine, RetrievalInProgress
+from ragcache_engine import EngineNeeded, InvalidArgument, RAGCacheEngine, RetrievalInProgress
 from ragcache_integrations.engine_reporting import (
     listener_if_speculating,
     stream_and_tell_engine,
@@ -27,7 +27,6 @@ from ragcache_integrations.langchain.chat import ChatRAGCache
 from ragcache_integrations.langchain.llm import RAGCacheLLM
 from ragcache_integrations.langchain.store import (
     asearch,
-    check_searchable,
     check_supported,
     search,
 )
@@ -80,9 +79,10 @@ class RAGCacheRetriever(VectorStoreRetriever):
     chain: a key that distinguishes this retriever's prompts from those of others; by default unique.
       Pass it to `engine.warm(chain=...)` to write prompts as this retriever's chain does.
 
-    Before the query is embedded, a search raises InvalidTopK; EmptyIndex; IndexOutOfStep if index
-    and docstore differ in size. After it: QueryShapeError if the index was built with another
-    embedding model; UnknownDocument if the docstore lacks a document.
+    A search of an empty store finds nothing, as with the store's own retriever. Before the query is
+    embedded, a search raises InvalidTopK; IndexOutOfStep if index and docstore differ in size.
+    After it: QueryShapeError if the index was built with another embedding model; UnknownDocument if
+    the docstore lacks a document.
     """
 
     engine: RAGCacheEngine = Field(exclude=True, repr=False)
@@ -105,34 +105,58 @@ class RAGCacheRetriever(VectorStoreRetriever):
         store: Any,
         *,
         engine: RAGCacheEngine,
-        k: int = DEFAULT_K,
+        k: int | None = None,
         search_type: str = "similarity",
+        search_kwargs: Mapping[str, Any] | None = None,
+        tags: list[str] | None = None,
+        metadata: dict[str, Any] | None = None,
+        name: str | None = None,
         template: PromptTemplateLike | None = None,
         document_separator: str = "\n\n",
         llm: RAGCacheLLM | ChatRAGCache | None = None,
-        **search_kwargs: Any,
+        **search_options: Any,
     ) -> Self:
         """Make a retriever over a FaissVectorStore, or over langchain_community's FAISS.
 
-        k: the most documents a question gets.
+        k: the most documents a question gets; 4 by default.
         search_type: "similarity", "mmr" or "similarity_score_threshold".
-        search_kwargs: what the store's own retriever takes: filter, fetch_k, lambda_mult,
-          score_threshold.
+        search_options: what the store's own retriever takes in its search_kwargs: filter, fetch_k,
+          lambda_mult, score_threshold. search_kwargs takes them too, and k, as `as_retriever` does.
+        tags, metadata, name: as `as_retriever` takes them; the tags are its own by default.
         template, document_separator, llm: see the class.
-        Raises InvalidTopK, UnsupportedStore; ValueError for an unknown search_type, or for a
-        template whose variables cannot be told apart. The index may still be empty, because
-        documents may be added later.
+        Raises InvalidTopK, InvalidArgument for a k that differs from that in search_kwargs,
+        UnsupportedStore; ValueError for an unknown search_type, or for a template whose variables
+        cannot be told apart. The index may still be empty, because documents may be added later.
         """
-        check_top_k(k)
+        options = {**(search_kwargs or {}), **search_options}
+        if k is not None and options.setdefault("k", k) != k:
+            raise InvalidArgument(f"k={k} and search_kwargs={search_kwargs}: give one of them")
+        options = {"k": DEFAULT_K, **options}
+        check_top_k(options["k"])
         check_supported(store)
         return cls(
             vectorstore=store,
             engine=engine,
             search_type=search_type,
-            search_kwargs={"k": k, **search_kwargs},
+            search_kwargs=options,
+            tags=tags or store.as_retriever().tags,
+            metadata=metadata,
+            name=name,
             template=template,
             document_separator=document_separator,
             llm=llm,
+        )
+
+    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
+        # The copy searches the same store, and its prompts are those of the same chain.
+        memo = {} if memo is None else memo
+        memo |= {id(shared): shared for shared in (self.vectorstore, self.chain)}
+        return super().__deepcopy__(memo)
+
+    def __getstate__(self) -> dict[Any, Any]:
+        raise EngineNeeded(
+            f"an engine lives in one process, so {type(self).__name__} cannot be pickled: send what its "
+            f"store was loaded from, and make another with from_vectorstore(store, engine=engine)"
         )
 
     def _get_relevant_documents(
@@ -201,7 +225,6 @@ class RAGCacheRetriever(VectorStoreRetriever):
         options = {"k": DEFAULT_K, **self.search_kwargs, **changes}
         check_top_k(options["k"])
         check_supported(self.vectorstore)
-        check_searchable(self.vectorstore)
         return options
 
 

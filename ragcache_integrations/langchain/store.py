@@ -15,9 +15,8 @@ from langchain_core.documents import Document
 from langchain_core.runnables.config import run_in_executor
 from langchain_core.vectorstores import VectorStore
 
-from ragcache_engine import IndexOutOfStep, UnknownDocument, UnsupportedStore
+from ragcache_engine import EmptyIndex, IndexOutOfStep, UnknownDocument, UnsupportedStore
 from ragcache_integrations.search_checks import (
-    check_not_empty,
     check_same_count,
     check_vector_size,
     is_faiss_index,
@@ -56,15 +55,23 @@ def check_supported(store: Any) -> None:
         )
 
 
-def check_searchable(store: Any) -> None:
-    """Raise EmptyIndex or IndexOutOfStep. Cheap enough to run before each search."""
+def can_find_anything(store: Any) -> bool:
+    """Return False for an empty store, whose own retriever finds nothing either.
+
+    Raises IndexOutOfStep. Cheap enough to run before each search.
+    """
     if isinstance(store, SearchableByVector):
-        store.check_searchable()
-        return
-    check_not_empty(store.index)
+        try:
+            store.check_searchable()
+        except EmptyIndex:
+            return False
+        return True
+    if store.index.ntotal == 0:
+        return False
     if store.docstore is None:
         raise IndexOutOfStep("the store has an index and no docstore; load both from one save")
     check_same_count(store.index.ntotal, len(store.index_to_docstore_id))
+    return True
 
 
 def search(
@@ -76,10 +83,13 @@ def search(
 ) -> list[Document]:
     """Return what the store's own retriever finds for a query, in its order.
 
+    The query is not embedded if the store is empty.
     on_stage: called at each stage of the search with what the search would return if it ended now.
-    Raises QueryShapeError if the query's vector is not of the index's size; UnknownDocument if the
-    index names a document that the docstore does not hold.
+    Raises IndexOutOfStep; QueryShapeError if the query's vector is not of the index's size;
+    UnknownDocument if the index names a document that the docstore does not hold.
     """
+    if not can_find_anything(store):
+        return []
     return _find_nearest(store, _embed(store, query), search_type, options, on_stage)
 
 
@@ -91,6 +101,8 @@ async def asearch(
     on_stage: OnStage[list[Document]] | None = None,
 ) -> list[Document]:
     """`search` without blocking the event loop."""
+    if not can_find_anything(store):
+        return []
     if store.embeddings is None:
         vector = await run_in_executor(None, _embed, store, query)
     else:

@@ -17,7 +17,12 @@ from langchain_core.output_parsers.openai_tools import (
     JsonOutputKeyToolsParser,
     PydanticToolsParser,
 )
-from langchain_core.runnables import Runnable, RunnableMap, RunnablePassthrough
+from langchain_core.runnables import (
+    Runnable,
+    RunnableLambda,
+    RunnableMap,
+    RunnablePassthrough,
+)
 from langchain_core.utils.function_calling import (
     convert_to_json_schema,
     convert_to_openai_tool,
@@ -27,6 +32,10 @@ from pydantic import BaseModel
 from pydantic.v1 import BaseModel as BaseModelV1
 
 from ragcache_engine import Guide
+from ragcache_integrations.langchain.complete_answers import (
+    pass_complete_answers,
+    require_complete,
+)
 
 Method: TypeAlias = Literal["json_schema", "function_calling", "json_mode"]
 Schema: TypeAlias = dict[str, Any] | type
@@ -99,10 +108,19 @@ def add_parser(
     """Return a runnable that parses the model's answers.
 
     include_raw: return {"raw", "parsed", "parsing_error"} instead, and raise no parsing error.
+    An answer that ended before its form was complete is a parsing error, AnswerCutShort.
     """
     if not include_raw:
-        return model | parser
+        return model | pass_complete_answers() | parser
     nothing: Callable[[Any], None] = lambda _: None  # noqa: E731
-    value = RunnablePassthrough.assign(parsed=itemgetter("raw") | parser, parsing_error=nothing)
+    # The check comes before the first output: once a stream has begun, there is no falling back.
+    value = RunnableLambda(_require_complete_raw) | RunnablePassthrough.assign(
+        parsed=itemgetter("raw") | parser, parsing_error=nothing
+    )
     no_value = RunnablePassthrough.assign(parsed=nothing)
     return RunnableMap(raw=model) | value.with_fallbacks([no_value], exception_key="parsing_error")
+
+
+def _require_complete_raw(answer: dict[str, AIMessage]) -> dict[str, AIMessage]:
+    require_complete(answer["raw"])
+    return answer

@@ -22,7 +22,7 @@ from ragcache_integrations.engine_reporting import (
 from ragcache_integrations.llamaindex.bare_index import BareNodes, build_index, objects_by_id
 from ragcache_integrations.llamaindex.llm import RAGCacheLLM
 from ragcache_integrations.llamaindex.store import (
-    check_searchable,
+    can_find_anything,
     check_supported,
     faiss_index,
     find_nearest,
@@ -85,9 +85,10 @@ class RAGCacheRetriever(VectorIndexRetriever):
     nodes found so far. With the engine's `speculation` "off", nothing starts early. The search's
     time counts into the TTFT of its prompt.
 
-    Before the query is embedded, a search raises InvalidTopK; EmptyIndex; IndexOutOfStep if vectors
-    and nodes differ in number. After it: QueryShapeError if the index was built with another
-    embedding model; UnknownDocument if the docstore lacks a node.
+    A search of an empty index finds nothing, as with the index's own retriever. Before the query is
+    embedded, a search raises InvalidTopK; IndexOutOfStep if vectors and nodes differ in number.
+    After it: QueryShapeError if the index was built with another embedding model; UnknownDocument if
+    the docstore lacks a node.
     """
 
     def __init__(
@@ -196,14 +197,14 @@ class RAGCacheRetriever(VectorIndexRetriever):
         )
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        self._check_before_search()
+        check_top_k(self.similarity_top_k)
         with self._open_retrieval(query_bundle.query_str) as retrieval:
             on_stage = listener_if_speculating(self._engine, retrieval, _document_of)
             nodes = self._search(query_bundle, on_stage)
             return tell_engine(retrieval, nodes, _document_of)
 
     async def _aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        self._check_before_search()
+        check_top_k(self.similarity_top_k)
         with self._open_retrieval(query_bundle.query_str) as retrieval:
             # Search in a thread: the asynchronous methods of FaissVectorStore and of most local
             # embedding models compute on the event loop.
@@ -223,7 +224,7 @@ class RAGCacheRetriever(VectorIndexRetriever):
         are not followed.
         Errors: those of `retrieve`, raised with the first stage.
         """
-        self._check_before_search()
+        check_top_k(self.similarity_top_k)
         bundle = QueryBundle(query) if isinstance(query, str) else query
 
         def search(on_stage: OnStage[list[NodeWithScore]]) -> list[NodeWithScore]:
@@ -252,13 +253,11 @@ class RAGCacheRetriever(VectorIndexRetriever):
             tenant=llm.tenant if llm else None,
         )
 
-    def _check_before_search(self) -> None:
-        check_top_k(self.similarity_top_k)
-        check_searchable(self._index)
-
     def _search(
         self, query_bundle: QueryBundle, on_stage: OnStage[list[NodeWithScore]] | None
     ) -> list[NodeWithScore]:
+        if not can_find_anything(self._index):
+            return []
         vector = query_bundle.embedding
         if vector is None:
             vector = self._embed(query_bundle)

@@ -15,7 +15,7 @@ from llama_index.core.indices.vector_store import VectorIndexRetriever, VectorSt
 from llama_index.core.schema import NodeWithScore, QueryBundle
 
 from ragcache_engine import UnknownDocument, UnsupportedStore
-from ragcache_integrations.search_checks import check_not_empty, check_same_count, is_faiss_index
+from ragcache_integrations.search_checks import check_same_count, is_faiss_index
 from ragcache_integrations.staging import OnStage, preview_each_stage
 
 logger = getLogger(__name__)
@@ -91,15 +91,20 @@ def check_supported(index: Any) -> None:
         )
 
 
-def check_searchable(index: VectorStoreIndex) -> None:
-    """Raise EmptyIndex or IndexOutOfStep. Cheap enough to run before each search."""
+def can_find_anything(index: VectorStoreIndex) -> bool:
+    """Return False for an empty index, whose own retriever finds nothing either.
+
+    Raises IndexOutOfStep. Cheap enough to run before each search.
+    """
     vectors, nodes = faiss_index(index), index.index_struct.nodes_dict
-    check_not_empty(vectors)
+    if vectors.ntotal == 0:
+        return False
     # FaissMapVectorStore names its vectors by node and can delete them, but the index still lists the
     # nodes then. They are in step as long as each vector has its node.
     names_positions = any(key != node_id for key, node_id in nodes.items())
     if names_positions or vectors.ntotal > len(nodes):
         check_same_count(vectors.ntotal, len(nodes))
+    return True
 
 
 @contextmanager

@@ -120,6 +120,57 @@ def test_a_call_that_was_cut_off_is_told_as_far_as_it_goes():
     assert GuidedReader().whole('{"na').text == '{"na'
 
 
+GUIDED = [
+    ('{"name": "add", "arguments": {"a": 1}}', "add", '{"a": 1}'),
+    ('\n{ "name":"add",\n"arguments" : {"a": {"b": []}} }\n', "add", '{"a": {"b": []}}'),
+    (
+        r'{"name": "say", "arguments": {"t": "\"}{\\", "u": "]"}}',
+        "say",
+        r'{"t": "\"}{\\", "u": "]"}',
+    ),
+    ('{"name": "now", "arguments": {}}', "now", "{}"),
+    ('{"name": "add", "arguments": {"a": 12', "add", '{"a": 12'),
+    ('{"name": "add", "arguments": ', "add", ""),
+    ('{"arguments": {"a": 1}, "name": "add"}', "add", '{"a": 1}'),
+]
+
+
+@pytest.mark.parametrize(("answer", "name", "arguments"), GUIDED)
+@pytest.mark.parametrize("size", [1, 3, 7, 1000])
+def test_a_guided_call_is_read_however_it_comes_in_pieces(
+    answer: str, name: str, arguments: str, size: int
+):
+    reader = GuidedReader()
+    read = join_parts([*(reader.read(piece) for piece in pieces(answer, size)), reader.end()])
+    assert read.text == ""
+    assert [(call.name, call.arguments) for call in read.calls] == [(name, arguments)]
+    assert [call.name for call in GuidedReader().whole(answer).calls] == [name]
+
+
+def test_the_arguments_of_a_guided_call_are_told_while_they_are_written():
+    reader = GuidedReader()
+    told = [reader.read(piece) for piece in ('{"name": "add", "argu', 'ments": {"a"', ": 1", "}}")]
+    assert [[call.arguments for call in part.calls] for part in told] == [
+        [],
+        ['{"a"'],
+        [": 1"],
+        ["}"],
+    ]
+    assert [(call.name, bool(call.id)) for part in told for call in part.calls] == [
+        ("add", True),
+        (None, False),
+        (None, False),
+    ]
+    assert not reader.end().calls
+
+
+@given(st.text(alphabet='{}[]":,\\ name1'), st.integers(1, 5))
+def test_text_that_is_no_guided_call_is_never_changed(text: str, size: int):
+    reader = GuidedReader()
+    read = join_parts([*(reader.read(piece) for piece in pieces(text, size)), reader.end()])
+    assert (read.text, read.calls) == (text, ())
+
+
 def test_the_engine_holds_a_model_to_a_call(memory_engine: RAGCacheEngine):
     prompt = memory_engine.chat.prompt([{"role": "user", "content": "1?"}], tools=[ADD, NOW])
     options = memory_engine.chat.tool_options(SamplingOptions(), [ADD, NOW], name="now")

@@ -38,10 +38,38 @@ def test_every_parameter_reaches_the_engine():
     )
 
 
-@pytest.mark.parametrize("name", ["max_tokens", "max_new_tokens"])
-def test_max_new_tokens_has_two_names_when_made_and_when_called(name):
+@pytest.mark.parametrize("name", ["max_tokens", "max_new_tokens", "max_completion_tokens"])
+def test_max_new_tokens_has_other_names_when_made_and_when_called(name):
     assert SamplingFields(**{name: 9}).sampling_options().max_tokens == 9
     assert SamplingFields().sampling_options({name: 9}).max_tokens == 9
+
+
+def test_two_names_with_two_values_are_refused():
+    with pytest.raises(
+        BadRequest, match="max_tokens=9 and max_completion_tokens=8: give one of them"
+    ):
+        SamplingFields().sampling_options({"max_tokens": 9, "max_completion_tokens": 8})
+
+
+@pytest.mark.parametrize(
+    ("asked", "advice"),
+    [
+        ({"timeout": 30}, "request_timeout_s in the engine's configuration"),
+        ({"request_timeout": 30}, "request_timeout_s in the engine's configuration"),
+        ({"max_retries": 2}, "the engine itself tries a failed request once more"),
+        ({"logprobs": True}, "returns no log probabilities"),
+        ({"top_logprobs": 3}, "returns no log probabilities"),
+        ({"response_format": {"type": "json_object"}}, "guide=Guide.json"),
+        ({"model": "other"}, "model in the engine's configuration"),
+    ],
+    ids=str,
+)
+def test_what_other_chat_models_take_is_refused_with_what_to_do_instead(asked, advice):
+    (name,) = asked
+    with pytest.raises(BadRequest, match=f"{name}.*{advice}"):
+        SamplingFields().sampling_options(asked)
+    with pytest.raises(ValidationError, match=f"{name}.*{advice}"):
+        SamplingFields(**asked)
 
 
 def test_a_call_wins_over_the_constructor():

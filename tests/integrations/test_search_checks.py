@@ -2,9 +2,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from ragcache_engine import EmptyIndex, IndexOutOfStep, InvalidTopK, QueryShapeError
+from ragcache_engine import IndexOutOfStep, InvalidArgument, InvalidTopK, QueryShapeError
 from ragcache_integrations.search_checks import (
-    check_not_empty,
     check_same_count,
     check_top_k,
     check_vector_size,
@@ -22,7 +21,6 @@ def test_a_faiss_index_is_known_by_its_face():
 
 def test_what_can_be_searched_passes_every_check():
     check_top_k(1)
-    check_not_empty(INDEX)
     check_same_count(2, 2)
     check_vector_size(3, INDEX)
 
@@ -31,7 +29,8 @@ def test_what_can_be_searched_passes_every_check():
     ("check", "error", "advice"),
     [
         (lambda: check_top_k(0), InvalidTopK, "raise it to 1"),
-        (lambda: check_not_empty(SimpleNamespace(ntotal=0)), EmptyIndex, "add documents"),
+        (lambda: check_top_k("3"), InvalidArgument, r"such as 4, got '3' \(str\)"),
+        (lambda: check_top_k(None), InvalidArgument, "such as 4, got None"),
         (lambda: check_same_count(2, 3), IndexOutOfStep, "load both from one save"),
         (lambda: check_vector_size(4, INDEX), QueryShapeError, "4 dimensions, the index 3; embed"),
     ],

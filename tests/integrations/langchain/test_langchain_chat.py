@@ -15,6 +15,7 @@ from pydantic import BaseModel
 from typing_extensions import TypedDict
 
 from ragcache_engine import (
+    AnswerCutShort,
     BadRequest,
     EmptyPrompt,
     EngineClosed,
@@ -25,7 +26,7 @@ from ragcache_engine import (
     RefusedMessages,
     UnsupportedGuide,
 )
-from ragcache_engine.backends.memory import MemoryBackend
+from ragcache_engine.backends.memory import MemoryBackend, Stall
 from ragcache_integrations.langchain import ChatRAGCache, RAGCacheLLM
 
 MESSAGES = [SystemMessage("Be brief."), HumanMessage("Why is the sky blue?")]
@@ -178,6 +179,17 @@ def test_a_setting_of_the_model_is_refused_here(engine):
 def test_a_parameter_the_engine_does_not_have_is_refused(chat):
     with pytest.raises(BadRequest, match="logit_bias"):
         chat.invoke(MESSAGES, logit_bias={1: 1.0})
+
+
+def test_what_other_chat_models_take_works_or_says_what_to_do_instead(engine, recorded):
+    chat = ChatRAGCache(engine=engine, max_completion_tokens=5, timeout=None, logprobs=False)
+    chat.invoke(MESSAGES)
+    chat.invoke(MESSAGES, max_completion_tokens=7, timeout=None)
+    assert [options.max_tokens for _, options in recorded] == [5, 7]
+    with pytest.raises(BadRequest, match=r"timeout=3.*request_timeout_s"):
+        chat.invoke(MESSAGES, timeout=3)
+    with pytest.raises(ValueError, match=r"logprobs=True.*no log probabilities"):
+        ChatRAGCache(engine=engine, logprobs=True)
 
 
 def test_parameters_can_be_left_to_the_configuration(engine, recorded):
@@ -406,6 +418,93 @@ def test_the_raw_answer_comes_along_if_asked_for(chat_saying):
     assert answer["parsing_error"] is not None
 
 
+METHODS = ["json_schema", "function_calling", "json_mode"]
+CALL_BLUE = json.dumps({"name": "Color", "arguments": json.loads(BLUE)})
+
+
+def ask(model, way):
+    """Ask in one of four ways, and return the value, or the values of a stream."""
+
+    async def drawn():
+        return [value async for value in model.astream("Which colour?")]
+
+    return {
+        "invoke": lambda: model.invoke("Which colour?"),
+        "ainvoke": lambda: asyncio.run(model.ainvoke("Which colour?")),
+        "stream": lambda: list(model.stream("Which colour?")),
+        "astream": lambda: asyncio.run(drawn()),
+    }[way]()
+
+
+@pytest.fixture
+def cut_off(chat_saying):
+    """(method, **how) -> a model whose structured answer ends in the middle of a value."""
+
+    def make(method, ends_by="max_tokens", **how):
+        reply, tokens = (CALL_BLUE, 14) if method == "function_calling" else (BLUE, 7)
+        limit = {"max_tokens": tokens} if ends_by == "max_tokens" else {"stop": ["ue"]}
+        return chat_saying(reply).with_structured_output(Color, method=method, **limit, **how)
+
+    return make
+
+
+@pytest.mark.parametrize("way", ["invoke", "ainvoke", "stream", "astream"])
+@pytest.mark.parametrize("method", METHODS)
+def test_an_answer_that_max_tokens_cut_off_is_an_error_by_name(cut_off, method, way):
+    with pytest.raises(AnswerCutShort, match="raise max_tokens"):
+        ask(cut_off(method), way)
+
+
+@pytest.mark.parametrize("way", ["invoke", "stream"])
+@pytest.mark.parametrize("method", METHODS)
+def test_an_answer_that_a_stop_string_cut_off_is_an_error_by_name(cut_off, method, way):
+    with pytest.raises(AnswerCutShort, match="without stop"):
+        ask(cut_off(method, ends_by="stop"), way)
+
+
+@pytest.mark.parametrize("way", ["invoke", "ainvoke", "stream", "astream"])
+@pytest.mark.parametrize("method", METHODS)
+def test_a_cut_answer_that_comes_with_the_raw_one_has_its_error_beside_it(cut_off, method, way):
+    answers = ask(cut_off(method, include_raw=True), way)
+    answer = answers if "invoke" in way else {k: v for part in answers for k, v in part.items()}
+    assert answer["raw"].response_metadata["finish_reason"] == "length"
+    assert answer["parsed"] is None
+    assert isinstance(answer["parsing_error"], AnswerCutShort)
+
+
+def test_a_cut_answer_without_a_class_is_not_completed_either(chat_saying):
+    cut = chat_saying(BLUE, max_tokens=7)
+    with pytest.raises(AnswerCutShort):
+        cut.with_structured_output(COLOR_SCHEMA).invoke("Which colour?")
+    stream = cut.with_structured_output(COLOR_SCHEMA).stream("Which colour?")
+    assert "name" in next(value for value in stream if value)
+    with pytest.raises(AnswerCutShort):
+        list(stream)
+
+
+def test_leaving_a_structured_stream_early_cancels_the_request_and_is_no_error(make_engine):
+    def stall(step):
+        if step > 8:
+            raise Stall
+
+    long = json.dumps({"name": "blue and " * 99})
+    engine = make_engine(MemoryBackend(lambda prompt: long, fault=stall))
+    chat = ChatRAGCache(engine=engine).with_structured_output(Color)
+    stream = chat.stream("Which colour?")
+    assert isinstance(next(stream), Color)
+    stream.close()
+    assert wait_for(lambda: engine.stats().cancelled == 1)
+
+
+def test_one_cut_answer_of_a_batch_leaves_the_others_their_values(make_engine):
+    long = json.dumps({"name": "blue and " * 40})
+    backend = MemoryBackend(lambda prompt: long if "long" in prompt else BLUE)
+    chat = ChatRAGCache(engine=make_engine(backend), max_tokens=30).with_structured_output(Color)
+    short, cut = chat.batch(["A short one?", "A long one?"], return_exceptions=True)
+    assert short == Color(name="blue", red=3)
+    assert isinstance(cut, AnswerCutShort)
+
+
 def test_what_is_no_method_or_schema_is_refused(chat):
     with pytest.raises(ValueError, match="method"):
         chat.with_structured_output(Color, method="by_magic")
@@ -455,6 +554,18 @@ def test_a_model_may_be_held_to_a_call(chat, choice):
     streamed = merge_chunks(chat.bind_tools([add, shout], tool_choice=choice).stream("1 + 2?"))
     assert streamed.tool_calls[0]["args"] == {"a": 0, "b": 0}
     assert streamed.content == message.content == ""
+
+
+def test_a_forced_call_streams_its_arguments(chat_saying):
+    call = json.dumps({"name": "shout", "arguments": {"text": "one two three four"}})
+    model = chat_saying(call).bind_tools([shout], tool_choice="any")
+    chunks = list(model.stream("Shout."))
+    parts = [part for chunk in chunks for part in chunk.tool_call_chunks]
+    assert len(parts) > 3
+    assert [part["name"] for part in parts if part["name"]] == ["shout"]
+    message = merge_chunks(chunks)
+    assert message.tool_calls[0]["args"] == {"text": "one two three four"}
+    assert message.content == ""
 
 
 def test_arguments_of_any_script_stay_as_they_are(chat_saying, chat, recorded):

@@ -242,6 +242,31 @@ def test_one_bad_prompt_of_a_batch_cancels_the_others(endless, way):
     assert endless.stats().finished == 0
 
 
+def ask_batch(llm, how, inputs, config=None):
+    if how == "batch":
+        return llm.batch(inputs, config, return_exceptions=True)
+    return asyncio.run(llm.abatch(inputs, config, return_exceptions=True))
+
+
+@pytest.mark.parametrize("config", [None, {"max_concurrency": 2}], ids=["all at once", "by twos"])
+@pytest.mark.parametrize("how", ["batch", "abatch"])
+def test_one_bad_prompt_of_a_batch_may_leave_the_others_their_answers(llm, how, config):
+    first, too_long, last = ask_batch(llm, how, [PROMPT, "word " * 9000, "Two?"], config)
+    assert (first, last) == (ANSWER, "You asked: Two?")
+    assert isinstance(too_long, PromptTooLong)
+    assert ask_batch(llm, how, []) == []
+
+
+@pytest.mark.parametrize("how", ["batch", "abatch"])
+def test_the_prompts_of_a_batch_run_together_even_if_each_has_its_own_error(endless, how):
+    prompts = [f"Prompt number {number}?" for number in range(40)]
+    with ThreadPoolExecutor(1) as pool:
+        asking = pool.submit(ask_batch, RAGCacheLLM(engine=endless), how, prompts)
+        assert wait_for(lambda: endless.stats().running == 40)
+        endless.close()
+        assert all(isinstance(error, EngineClosed) for error in asking.result())
+
+
 def test_an_empty_prompt_is_named(llm):
     with pytest.raises(EmptyPrompt):
         llm.invoke("")

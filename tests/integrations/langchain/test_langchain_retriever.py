@@ -6,6 +6,7 @@ from langchain_community.vectorstores import FAISS
 from langchain_core.documents import Document
 from langchain_core.runnables import ConfigurableField
 
+from ragcache_engine import InvalidArgument
 from ragcache_integrations.langchain import RAGCacheLLM, RAGCacheRetriever
 from ragcache_integrations.langchain.retriever import engine_document
 
@@ -46,6 +47,55 @@ def test_it_asks_for_four_documents_unless_told_otherwise(store, engine):
     retriever = RAGCacheRetriever.from_vectorstore(store, engine=engine)
     assert len(retriever.invoke("the")) == 4
     assert len(retriever.invoke("the", k=2)) == 2
+
+
+def test_it_takes_what_the_stores_own_retriever_takes(store, engine):
+    given = {"search_kwargs": {"k": 2}, "tags": ["mine"], "metadata": {"of": "us"}, "name": "found"}
+    ours, stock = (
+        RAGCacheRetriever.from_vectorstore(store, engine=engine, **given),
+        store.as_retriever(**given),
+    )
+    assert ours.invoke(QUESTIONS[0]) == stock.invoke(QUESTIONS[0])
+    assert (ours.tags, ours.metadata, ours.name) == (stock.tags, stock.metadata, stock.name)
+    assert ours.search_kwargs == {"k": 2}
+    assert RAGCacheRetriever.from_vectorstore(store, engine=engine, k=2).search_kwargs == {"k": 2}
+
+
+def test_its_traces_have_the_tags_of_the_stores_own_retriever(store, engine):
+    ours, stock = RAGCacheRetriever.from_vectorstore(store, engine=engine), store.as_retriever()
+    assert ours.tags == stock.tags == ["FAISS", "HashedWords"]
+
+
+def test_two_different_numbers_of_documents_are_refused(store, engine):
+    with pytest.raises(InvalidArgument, match=r"k=3 and search_kwargs=.*give one of them"):
+        RAGCacheRetriever.from_vectorstore(store, engine=engine, k=3, search_kwargs={"k": 2})
+
+
+@pytest.mark.parametrize("k", ["3", 3.0, True, [3]], ids=repr)
+def test_a_number_of_documents_that_is_no_whole_number_is_refused(store, engine, k):
+    with pytest.raises(InvalidArgument, match="must be a whole number, such as 4"):
+        RAGCacheRetriever.from_vectorstore(store, engine=engine, k=k)
+    retriever = RAGCacheRetriever.from_vectorstore(store, engine=engine)
+    with pytest.raises(InvalidArgument, match="must be a whole number, such as 4"):
+        retriever.invoke(QUESTIONS[0], k=k)
+
+
+def test_a_question_that_is_no_text_is_refused_by_name(store, engine):
+    retriever = RAGCacheRetriever.from_vectorstore(store, engine=engine)
+    for question in (None, 3, {"question": "Why?"}):
+        with pytest.raises(InvalidArgument, match="a question must be a string"):
+            retriever.invoke(question)
+
+
+def test_documents_of_langchain_are_refused_where_the_engine_wants_its_own(engine):
+    found = [Document("Tides follow the moon.")]
+    advice = r"ragcache_engine.*Document\(id, text\)"
+    with pytest.raises(InvalidArgument, match=advice) as caught:
+        engine.generate("Tides follow the moon. Why?", found)
+    assert "got a langchain_core.documents.base.Document" in str(caught.value)
+    with pytest.raises(InvalidArgument, match=advice) as caught:
+        engine.generate("Tides follow the moon. Why?", found[0])
+    assert "got a langchain_core.documents.base.Document" in str(caught.value)
 
 
 def test_a_batch_finds_what_single_questions_find(store, engine):

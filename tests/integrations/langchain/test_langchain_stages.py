@@ -477,12 +477,18 @@ def test_leaving_awaited_stages_stops_the_search(every_stage, heard, slow_stages
         assert not heard.found
 
 
-def test_what_cannot_be_searched_is_said_by_streamed_stages_too(heard):
+def test_an_empty_store_has_one_stage_without_documents(heard):
     retriever = RAGCacheRetriever.from_vectorstore(
         FaissVectorStore(Numbers(), index="flat"), engine=heard
     )
-    with pytest.raises(ragcache_engine.EmptyIndex):
-        next(retriever.stream_stages("3"))
+    assert list(retriever.stream_stages("3")) == [([], 1.0, True)]
+
+
+def test_what_cannot_be_searched_is_said_by_streamed_stages_too(heard):
+    store = FaissVectorStore.from_texts(["3"], Numbers(), index="flat")
+    retriever = RAGCacheRetriever.from_vectorstore(store, engine=heard)
+    with pytest.raises(ragcache_engine.InvalidTopK):
+        next(retriever.stream_stages("3", k=0))
 
 
 def test_our_store_tells_of_stages_by_itself(every_stage):

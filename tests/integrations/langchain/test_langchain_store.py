@@ -4,7 +4,6 @@ import pytest
 from langchain_core.vectorstores import InMemoryVectorStore
 
 from ragcache_engine import (
-    EmptyIndex,
     IndexOutOfStep,
     InvalidTopK,
     QueryShapeError,
@@ -57,10 +56,14 @@ def test_a_search_type_there_is_not_is_refused_at_construction(store, engine):
         RAGCacheRetriever.from_vectorstore(store, engine=engine, search_type="nearest")
 
 
-def test_an_empty_index_is_named_before_the_query_is_embedded(ask, store, embeddings):
+def test_an_empty_store_finds_nothing_and_embeds_nothing(store, engine, embeddings):
     store.delete(list(store.index_to_docstore_id.values()))
-    assert isinstance(ask(), EmptyIndex)
-    assert embeddings.queries == 0
+    assert store.as_retriever().invoke("Why is the sky blue?") == []
+    asked = embeddings.queries
+    retriever = RAGCacheRetriever.from_vectorstore(store, engine=engine)
+    assert retriever.invoke("Why is the sky blue?") == []
+    assert asyncio.run(retriever.ainvoke("Why is the sky blue?")) == []
+    assert embeddings.queries == asked
 
 
 def test_an_index_with_more_vectors_than_documents_is_out_of_step(ask, store, embeddings):

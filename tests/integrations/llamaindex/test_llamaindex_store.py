@@ -6,7 +6,6 @@ from llama_index.core.schema import QueryBundle
 from llama_index.core.vector_stores import SimpleVectorStore
 
 from ragcache_engine import (
-    EmptyIndex,
     IndexOutOfStep,
     InvalidTopK,
     QueryShapeError,
@@ -63,9 +62,15 @@ def test_an_index_that_is_not_on_faiss_is_refused_at_construction(engine, embedd
             RAGCacheRetriever.from_index(stranger, engine=engine)
 
 
-def test_an_empty_index_is_named_before_the_query_is_embedded(make_index, error_of, embeddings):
-    assert isinstance(error_of(make_index(nodes=[])), EmptyIndex)
-    assert embeddings.queries == 0
+def test_an_empty_index_finds_nothing_and_embeds_nothing(make_index, engine, embeddings):
+    empty = make_index(nodes=[])
+    assert empty.as_retriever().retrieve("Why is the sky blue?") == []
+    asked = embeddings.queries
+    retriever = RAGCacheRetriever.from_index(empty, engine=engine)
+    assert retriever.retrieve("Why is the sky blue?") == []
+    assert asyncio.run(retriever.aretrieve("Why is the sky blue?")) == []
+    assert list(retriever.stream_stages("Why is the sky blue?")) == [([], 1.0, True)]
+    assert embeddings.queries == asked
 
 
 @pytest.mark.parametrize("drift", ["a node too few", "a node too many"])
