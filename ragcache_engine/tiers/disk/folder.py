@@ -1,27 +1,33 @@
 """A folder of block files with a byte quota. Several engines may share it.
 
     <folder>/<digest of the origin>/<first two letters of the name>/<name>.kv
+    <folder>/forgotten/..., <folder>/engines/...      see tombstones.py and claims.py
 
-The quota covers all block files in the folder, whichever engine wrote them. The knowledge tree chooses
-which of its own blocks to evict. Before those, the folder removes files that the tree does not know,
-from an earlier process or another engine, the longest unused first. There are no locks: a file that
-another engine has removed is a miss.
+The quota covers all block files in the folder, whichever engine wrote them; of the quotas of the engines
+that use the folder now, the largest counts. The knowledge tree chooses which of its own blocks to evict.
+Before those, the folder removes files that the tree does not know, from an earlier process or another
+engine, the longest unused first. Blocks have no locks: a file that another engine has removed is a miss.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import re
+import stat
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from ragcache_engine.processes import is_alive
 from ragcache_engine.tiers.disk import block_file
 from ragcache_engine.tiers.disk.block_file import Origin, UnusableFile, document_mark
+from ragcache_engine.tiers.disk.claims import Claim
+from ragcache_engine.tiers.disk.tombstones import Tombstones
 
 SUFFIX = ".kv"
 OUR_NAME, OUR_HOME = re.compile("[0-9a-f]{16,}"), re.compile("[0-9a-f]{16}")
@@ -37,6 +43,12 @@ RECOUNTS_PER_QUOTA = 16
 
 Other engines write between two counts, so the quota may be exceeded by what they write meanwhile."""
 
+LONGEST_COUNT_S = 10.0
+"""A full folder is counted again after so many seconds, even if this engine has written nothing."""
+
+COARSEST_CLOCK_NS = 2_000_000_000
+"""The coarsest clock of a filesystem, in nanoseconds."""
+
 
 class FolderFull(Exception):
     """The quota has no room for the block next to the files that the tree keeps."""
@@ -46,6 +58,10 @@ class NotOurFile(Exception):
     """Something that no disk cache made lies under a block's name. It stays; the block is not written."""
 
 
+class DocumentForgotten(Exception):
+    """The block was computed from a document that has been forgotten since; it is not written."""
+
+
 class _StoredFile(NamedTuple):
     used_s: float
     size_bytes: int
@@ -53,9 +69,10 @@ class _StoredFile(NamedTuple):
 
 
 class DiskFolder:
-    """The block files of one origin in a shared folder. One thread may write while another reads.
+    """The block files of one origin in a shared folder. One thread may write while others read.
 
-    quota_bytes: bytes that all block files in the folder may take together, whatever their origin.
+    quota_bytes: bytes that all block files in the folder may take together, whatever their origin. Of
+      engines that share the folder, the largest quota counts.
     used_bytes: bytes that they take, as far as this engine knows.
     The constructor creates the folder, removes the unfinished files of dead processes, and counts the
     bytes. It raises OSError if the folder cannot be made or written to.
@@ -69,14 +86,47 @@ class DiskFolder:
         self._home = folder / origin.digest()
         for made in (folder, self._home):  # what they hold is nobody else's
             made.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _make_private(self._home)
         _require_writable(self._home)
         _remove_abandoned(folder)
+        self._claim = Claim(folder, quota_bytes)
+        self._tombstones = Tombstones(folder)
+        self._names: dict[str, set[str]] = {}  # of this origin's files, by their first two letters
+        self._listed_ns: dict[str, int] = {}
+        self.refresh()
         self.used_bytes = sum(file.size_bytes for file in _list_files(folder))
         self._uncounted_bytes = 0  # written since the latest count
+        self._counted_s = -math.inf  # when the strays were looked for
+        self._strays: deque[_StoredFile] = deque()  # unknown to the tree, the longest unused first
 
     def holds(self, name: str) -> bool:
-        """Whether there is a file of this name. Reading may still find it unusable. Any thread."""
-        return block_file.is_regular(self._path(name))
+        """Whether there is a file of this name, as far as this engine knows. Any thread.
+
+        This looks at no disk. A file of another engine is known after the next `refresh`; one that
+        another engine has removed is found missing when it is read.
+        """
+        return name in self._names.get(name[:2], ())
+
+    def refresh(self) -> None:
+        """Look for files that other engines have written or removed. For the writing thread."""
+        now_ns = time.time_ns()
+        with contextlib.suppress(OSError), os.scandir(self._home) as folders:
+            for part in folders:
+                with contextlib.suppress(OSError):
+                    changed_ns = part.stat(follow_symlinks=False).st_mtime_ns
+                    if self._listed_ns.get(part.name) != changed_ns:
+                        self._names[part.name] = _list_names(Path(part.path))
+                        # A clock too coarse could hide what changes right after this look.
+                        is_settled = changed_ns < now_ns - COARSEST_CLOCK_NS
+                        self._listed_ns[part.name] = changed_ns if is_settled else 0
+
+    def find_forgotten(self) -> dict[str, int]:
+        """Return the marks of documents that another engine has forgotten, and when."""
+        return self._tombstones.find_new()
+
+    def note_forgotten(self, times: Mapping[str, int]) -> None:
+        """Note that this engine holds nothing any more that was computed before these times."""
+        self._tombstones.note(times)
 
     def write(
         self,
@@ -89,23 +139,28 @@ class DiskFolder:
 
         documents: marks of all documents that its tensors were computed from.
         is_known: tells whether the tree decides over the file of this name; such files are not removed.
-        Raises FolderFull if the quota has no room, NotOurFile, OSError.
+        Raises FolderFull if the quota has no room, NotOurFile, DocumentForgotten, OSError.
         """
         path = self._path(name)
         if block_file.is_regular(path):
+            self._names.setdefault(name[:2], set()).add(name)
             return 0
         if os.path.lexists(path):
             raise NotOurFile(f"{path} is not a file of the disk cache; move it away")
-        needed = block_file.file_bytes(self._origin, name, documents, payload)
-        self._uncounted_bytes += needed
-        if (
-            self.used_bytes + needed > self.quota_bytes
-            or self._uncounted_bytes > self.quota_bytes // RECOUNTS_PER_QUOTA
-        ):
-            self._make_room(needed, is_known)
+        self._require_remembered(documents)
+        self._make_room(block_file.file_bytes(self._origin, name, documents, payload), is_known)
         size_bytes = block_file.write(path, self._origin, name, documents, payload)
         with self._lock:
             self.used_bytes += size_bytes
+            self._uncounted_bytes += size_bytes
+        try:
+            # Whoever forgets leaves a tombstone and then removes files. If there is none now, this file
+            # is among those that they will find.
+            self._require_remembered(documents)
+        except DocumentForgotten:
+            self._remove_file(path)
+            raise
+        self._names.setdefault(name[:2], set()).add(name)
         return size_bytes
 
     def read(self, name: str, target: memoryview) -> int:
@@ -116,6 +171,9 @@ class DiskFolder:
         path = self._path(name)
         try:
             size_bytes = block_file.read(path, self._origin, name, target)
+        except FileNotFoundError:
+            self._names.get(name[:2], set()).discard(name)
+            raise
         except UnusableFile:
             self.remove(name)
             raise
@@ -125,7 +183,16 @@ class DiskFolder:
 
     def remove(self, name: str) -> None:
         """Remove a block's file. Nothing happens if there is none."""
+        self._names.get(name[:2], set()).discard(name)
         self._remove_file(self._path(name))
+
+    def close(self) -> None:
+        """Give up the claim to the quota. The files stay."""
+        self._claim.close()
+
+    def _require_remembered(self, documents: Sequence[str]) -> None:
+        if self._tombstones.forbid(documents):
+            raise DocumentForgotten("a document was forgotten that the block was computed from")
 
     def _remove_file(self, path: Path) -> None:
         with contextlib.suppress(OSError):
@@ -136,24 +203,55 @@ class DiskFolder:
             with self._lock:
                 self.used_bytes = max(0, self.used_bytes - size_bytes)
 
-    def _make_room(self, needed: int, is_known: Callable[[str], bool]) -> None:
-        """Count the folder again, and remove files that the tree does not know until there is room.
+    # -- room --------------------------------------------------------------------------------------
 
+    def _make_room(self, needed: int, is_known: Callable[[str], bool]) -> None:
+        """Remove files that the tree does not know until there is room for `needed` bytes.
+
+        Counting the folder takes long, so this counts only from time to time, and remembers the strays.
         Raises FolderFull if there is no room even then.
         """
+        if self._uncounted_bytes + needed > self.quota_bytes // RECOUNTS_PER_QUOTA:
+            self._count(is_known)
+        self._remove_strays(needed, is_known)
+        if self._is_over(needed) and self._is_count_old():
+            self._count(is_known)
+            self._remove_strays(needed, is_known)
+        if self._is_over(needed):
+            raise FolderFull(
+                f"{self.folder} is full: {self.used_bytes} of {self.quota_bytes} bytes"
+            )
+
+    def _is_over(self, needed: int) -> bool:
+        return self.used_bytes + needed > self.quota_bytes and (
+            self.used_bytes + needed > self._claim.largest()
+        )
+
+    def _is_count_old(self) -> bool:
+        return self._uncounted_bytes > 0 or time.monotonic() - self._counted_s > LONGEST_COUNT_S
+
+    def _count(self, is_known: Callable[[str], bool]) -> None:
+        """Count the folder's bytes, and find the files that the tree does not know."""
         files = sorted(_list_files(self.folder))
         with self._lock:
             self.used_bytes = sum(file.size_bytes for file in files)
             self._uncounted_bytes = 0
-        for file in files:
-            if self.used_bytes + needed <= self.quota_bytes:
-                return
-            if file.path.parent.parent != self._home or not is_known(file.path.stem):
+        self._counted_s = time.monotonic()
+        self._strays = deque(file for file in files if self._is_stray(file.path, is_known))
+
+    def _is_stray(self, path: Path, is_known: Callable[[str], bool]) -> bool:
+        return path.parent.parent != self._home or not is_known(path.stem)
+
+    def _remove_strays(self, needed: int, is_known: Callable[[str], bool]) -> None:
+        while self._strays and self._is_over(needed):
+            self._remove_stray(self._strays.popleft(), is_known)
+
+    def _remove_stray(self, file: _StoredFile, is_known: Callable[[str], bool]) -> None:
+        """Remove a file unless somebody has used it since the count."""
+        with contextlib.suppress(OSError):
+            if file.path.lstat().st_mtime <= file.used_s and self._is_stray(file.path, is_known):
+                self._names.get(file.path.stem[:2], set()).discard(file.path.stem)
                 self._remove_file(file.path)
-        if self.used_bytes + needed > self.quota_bytes:
-            raise FolderFull(
-                f"{self.folder} is full: {self.used_bytes} of {self.quota_bytes} bytes"
-            )
 
     def _path(self, name: str) -> Path:
         return self._home / name[:2] / f"{name}{SUFFIX}"
@@ -162,8 +260,9 @@ class DiskFolder:
 def forget_documents(folder: Path, document_ids: Iterable[str]) -> int:
     """Remove every block file computed from one of the documents; return how many. Any process.
 
-    This reads the header of each file in the folder. A file with an unusable header is removed as well,
-    because it may have been computed from one of them.
+    Leave tombstones first: then no engine adds a file that this misses. This reads the header of each
+    file in the folder. A file with an unusable header is removed as well, because it may have been
+    computed from one of them.
     """
     marks = {document_mark(document_id) for document_id in document_ids}
     removed = 0
@@ -181,14 +280,30 @@ def forget_documents(folder: Path, document_ids: Iterable[str]) -> int:
     return removed
 
 
+def _list_names(part: Path) -> set[str]:
+    with os.scandir(part) as entries:
+        return {
+            entry.name.removesuffix(SUFFIX)
+            for entry in entries
+            if entry.name.endswith(SUFFIX) and entry.is_file(follow_symlinks=False)
+        }
+
+
+def _make_private(home: Path) -> None:
+    """Close a folder of ours that an earlier version left open to others."""
+    with contextlib.suppress(OSError):
+        if stat.S_IMODE(home.stat().st_mode) & 0o077:
+            home.chmod(0o700)
+
+
 def _list_files(folder: Path) -> Iterator[_StoredFile]:
     """Yield every block file in the folder, of any origin."""
     for path in folder.glob(f"*/??/*{SUFFIX}"):
         if not _is_ours(path):
             continue
         with contextlib.suppress(OSError):
-            stat = path.lstat()
-            yield _StoredFile(stat.st_mtime, stat.st_size, path)
+            found = path.lstat()
+            yield _StoredFile(found.st_mtime, found.st_size, path)
 
 
 def _is_ours(path: Path) -> bool:

@@ -7,12 +7,14 @@ import os
 import random
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -20,7 +22,14 @@ from hypothesis import strategies as st
 
 from ragcache_engine.tiers.disk import block_file, folder
 from ragcache_engine.tiers.disk.block_file import Origin, UnusableFile, document_mark
-from ragcache_engine.tiers.disk.folder import DiskFolder, FolderFull, NotOurFile, forget_documents
+from ragcache_engine.tiers.disk.folder import (
+    DiskFolder,
+    DocumentForgotten,
+    FolderFull,
+    NotOurFile,
+    forget_documents,
+)
+from ragcache_engine.tiers.disk.tombstones import KEPT_S, leave_tombstones
 
 OURS = Origin(
     weights="w",
@@ -71,6 +80,7 @@ def size_on_disk(path: Path) -> int:
 
 
 def numbers_in(disk: DiskFolder) -> set[int]:
+    disk.refresh()
     return {number for number in range(256) if disk.holds(name_of(number))}
 
 
@@ -184,9 +194,123 @@ def test_two_engines_over_one_folder_find_each_others_blocks(tmp_path: Path):
     assert get(second, 1) == content_of(1)
     assert keep(second, 1) == 0
     second.remove(name_of(1))
-    assert not first.holds(name_of(1))
     with pytest.raises(FileNotFoundError):
         get(first, 1)
+    assert not first.holds(name_of(1))
+    keep(second, 2)
+    first.refresh()
+    assert first.holds(name_of(2))
+
+
+def test_whether_a_file_is_there_asks_no_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    disk = DiskFolder(tmp_path, OURS, 100_000)
+    keep(disk, 1)
+    for name in ("stat", "lstat", "open", "scandir", "listdir"):
+        monkeypatch.setattr(os, name, lambda *given, **named: pytest.fail("the disk was asked"))
+    held = (disk.holds(name_of(1)), disk.holds(name_of(2)))
+    monkeypatch.undo()
+    assert held == (True, False)
+
+
+def test_a_smaller_quota_beside_a_larger_one_removes_nothing(tmp_path: Path):
+    large = DiskFolder(tmp_path, OURS, 1_000_000)
+    for number in range(20):
+        keep(large, number)
+    small = DiskFolder(tmp_path, THEIRS, 5_000)
+    keep(small, 1)
+    assert numbers_in(large) == set(range(20))
+    large.close()
+    keep(small, 2)
+    assert size_on_disk(tmp_path) <= 5_000, "alone, its own quota counts"
+
+
+def test_a_full_folder_is_not_counted_for_each_block(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    disk = DiskFolder(tmp_path, THEIRS, 200_000)
+    for number in range(80):
+        keep(disk, number)
+    disk = DiskFolder(tmp_path, OURS, 200_000)
+    counts = []
+    count = disk._count
+    monkeypatch.setattr(disk, "_count", lambda is_known: counts.append(count(is_known)))
+    for number in range(80):
+        keep(disk, number, is_known=lambda name: (tmp_path / "known").exists())
+    assert 1 <= len(counts) <= 20
+    counts.clear()
+    for number in range(100, 120):
+        with contextlib.suppress(FolderFull):
+            keep(disk, number, is_known=all_known)
+    assert len(counts) <= 5
+
+
+def test_an_older_folder_that_others_could_read_is_closed_to_them(tmp_path: Path):
+    home = tmp_path / OURS.digest()
+    home.mkdir(mode=0o755)
+    DiskFolder(tmp_path, OURS, 10_000)
+    assert stat.S_IMODE(home.stat().st_mode) == 0o700
+
+
+# -- documents that were forgotten -----------------------------------------------------------------
+
+
+def test_what_another_engine_forgot_is_written_no_more_until_this_one_has_forgotten_it_too(
+    tmp_path: Path,
+):
+    here, there = (DiskFolder(tmp_path, OURS, 100_000) for _ in range(2))
+    times = leave_tombstones(tmp_path, [document_mark("d1")])
+    here.note_forgotten(times)
+    with pytest.raises(DocumentForgotten):
+        keep(there, 1, "d1")
+    keep(there, 2, "d2")
+    keep(here, 3, "d1")
+    assert there.find_forgotten() == times
+    there.note_forgotten(times)
+    assert there.find_forgotten() == {}
+    keep(there, 1, "d1")
+    assert numbers_in(there) == {1, 2, 3}
+
+
+def test_a_write_under_way_while_a_document_is_forgotten_leaves_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    disk = DiskFolder(tmp_path, OURS, 100_000)
+    write = block_file.write
+
+    def write_while_another_forgets(*given: Any) -> int:
+        leave_tombstones(tmp_path, [document_mark("d1")])
+        forget_documents(tmp_path, ["d1"])
+        return write(*given)
+
+    monkeypatch.setattr(block_file, "write", write_while_another_forgets)
+    with pytest.raises(DocumentForgotten):
+        keep(disk, 1, "d1")
+    assert numbers_in(disk) == set()
+    assert disk.used_bytes == 0
+
+
+def test_a_document_forgotten_twice_is_news_twice(tmp_path: Path):
+    disk = DiskFolder(tmp_path, OURS, 100_000)
+    for _ in range(2):
+        times = leave_tombstones(tmp_path, ["0123456789abcdef"])
+        assert disk.find_forgotten() == times
+        disk.note_forgotten(times)
+
+
+def test_a_later_life_knows_that_it_holds_nothing_forgotten(tmp_path: Path):
+    DiskFolder(tmp_path, OURS, 100_000)
+    leave_tombstones(tmp_path, [document_mark("d1")])
+    disk = DiskFolder(tmp_path, OURS, 100_000)
+    assert disk.find_forgotten() == {}
+    keep(disk, 1, "d1")
+
+
+def test_old_tombstones_are_removed(tmp_path: Path):
+    leave_tombstones(tmp_path, ["old", "new"])
+    long_ago = time.time() - KEPT_S - 60
+    os.utime(tmp_path / "forgotten" / "old", (long_ago, long_ago))
+    DiskFolder(tmp_path, OURS, 100_000)
+    assert [path.name for path in (tmp_path / "forgotten").iterdir()] == ["new"]
 
 
 def test_two_engines_over_one_folder_keep_one_quota(tmp_path: Path):
@@ -419,6 +543,7 @@ def test_only_plain_files_are_blocks_and_nothing_else_is_touched(tmp_path: Path,
         if kind == "link":
             target.write_bytes(b"precious")
         path.symlink_to(target)
+    disk.refresh()
     assert not disk.holds(name_of(1))
     with pytest.raises(UnusableFile, match="not a plain file"):  # a pipe would block for ever
         get(disk, 1)
