@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Mapping
 
 from ragcache_engine.simulation.clock import VirtualClock
 from ragcache_engine.simulation.copy_lane import CopyLane, has_passed
@@ -22,6 +23,7 @@ class SimulatedDisk:
     ) -> None:
         self.files: dict[str, Key | None] = {}
         self.is_writable = True
+        self.is_stalled = False
         self.pending_reads = self.pending_writes = 0
         self._slots = slots
         self._block_bytes = block_bytes
@@ -32,7 +34,26 @@ class SimulatedDisk:
         self._writes: deque[tuple[float, BlockCopy | str]] = deque()
         self._leaving: Counter[str] = Counter()  # removals that are still due
 
-    def read(self, copy: BlockCopy) -> None:
+    @property
+    def queued_reads(self) -> int:
+        """How many reads are under way: each but the first waits for others."""
+        return len(self._reads)
+
+    def hasten(self, name: str) -> None:
+        """Do nothing: this disk reads in the order of the calls."""
+
+    def cancel_read(self, name: str) -> bool:
+        """Return False: a read of this disk cannot be taken back."""
+        return False
+
+    def take_forgotten(self) -> dict[str, int]:
+        """Return nothing: no other engine uses this disk."""
+        return {}
+
+    def note_forgotten(self, times: Mapping[str, int]) -> None:
+        """Do nothing: no other engine uses this disk."""
+
+    def read(self, copy: BlockCopy, *, is_urgent: bool = False) -> None:
         """Copy a file into a host slot."""
         self.pending_reads += 1
         self._reads.append((self._read_lane.begin(self._block_bytes, self._clock.now()), copy))

@@ -104,6 +104,10 @@ class BlockIndex(Generic[B]):
         """Return the nodes in which a document has tokens."""
         return tuple(self._nodes_of.get(document, ()))
 
+    def documents(self) -> Sequence[str]:
+        """Return the ids of all documents that a node is named after."""
+        return tuple(self._nodes_of)
+
     def nodes(self) -> list[Node]:
         """Return all nodes, parents before their children."""
         return [node for node in self.tree.root.downwards() if node is not self.tree.root]

@@ -5,7 +5,7 @@ The threads that read and write are those of `disk/transfers.py`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Generic
 
 from ragcache_engine.knowledge import Node, Tier
@@ -49,7 +49,14 @@ class DiskCopying(Generic[B]):
     @property
     def is_reading(self) -> bool:
         """Whether blocks that requests may wait for are on their way from the disk."""
-        return bool(self._reading)
+        return bool(self._reading) and not (self._transfers and self._transfers.is_stalled)
+
+    @property
+    def queued_reads(self) -> int | None:
+        """How many reads wait for others to end; None if nothing can be read now."""
+        if self._transfers is None or self._transfers.is_stalled:
+            return None
+        return self._transfers.queued_reads
 
     @property
     def is_writing(self) -> bool:
@@ -90,10 +97,15 @@ class DiskCopying(Generic[B]):
 
     # -- reading -----------------------------------------------------------------------------------
 
-    def fetch(self, request: TrackedRequest) -> None:
-        """Read the blocks that the request is to load into host slots, where only the disk has them."""
+    def fetch(self, request: TrackedRequest, *, is_urgent: bool) -> None:
+        """Read the blocks that the request is to load into host slots, where only the disk has them.
+
+        is_urgent: whether the request waits for nothing else.
+        """
         if self._transfers is None or not request.load_blocks:
             return
+        if is_urgent and self._reading:
+            self._hasten(request, self._transfers)
         at, upto = 0, request.device_blocks + request.load_blocks
         for node in list(request.nodes):
             wanted = min(node.resident[DISK], upto - at)
@@ -101,14 +113,42 @@ class DiskCopying(Generic[B]):
             if at <= request.device_blocks:
                 continue  # the device has the whole node
             if node.resident[HOST] < wanted and not self._read(
-                node, wanted, request, self._transfers
+                node, wanted, request, self._transfers, is_urgent=is_urgent
             ):
                 return
             if at >= upto:
                 return
 
+    def cancel_reads(self, request: TrackedRequest) -> None:
+        """Take back the reads for a request that has ended, if nobody else wants them."""
+        transfers = self._transfers
+        if transfers is None or not self._reading:
+            return
+        for name in request.prompt.file_names:
+            key = self._reading.get(name)
+            found = self._index.owner(key) if key else None
+            if key is None or (found and found[0].pins) or not self._host.is_filling(key):
+                continue
+            if transfers.cancel_read(name):
+                del self._reading[name]
+                self._host.end_fill(key)
+                self._drop(key, (Tier.HOST,))
+
+    def _hasten(self, request: TrackedRequest, transfers: DiskTransfers) -> None:
+        """Let the reads that the request waits for go before those that others will need later."""
+        names, first = request.prompt.file_names, request.device_blocks
+        for name in names[first : first + request.load_blocks]:
+            if name in self._reading:
+                transfers.hasten(name)
+
     def _read(
-        self, node: Node, upto: int, request: TrackedRequest, transfers: DiskTransfers
+        self,
+        node: Node,
+        upto: int,
+        request: TrackedRequest,
+        transfers: DiskTransfers,
+        *,
+        is_urgent: bool,
     ) -> bool:
         """Read the node's next blocks, up to `upto`. Return False if the host lacks room for all."""
         start = node.resident[HOST]
@@ -125,7 +165,7 @@ class DiskCopying(Generic[B]):
             self._host.begin_fill(key, slot)
             self._reading[name] = key
             request.from_disk.add(key)
-            transfers.read(BlockCopy(name, slot))
+            transfers.read(BlockCopy(name, slot), is_urgent=is_urgent)
         return node.resident[HOST] >= upto
 
     # -- writing -----------------------------------------------------------------------------------
@@ -170,6 +210,17 @@ class DiskCopying(Generic[B]):
         """Offer the disk the blocks that only the host has, the most used first."""
         nodes = [node for node in self._index.nodes() if node.resident[HOST]]
         self.offer(sorted(nodes, key=lambda node: (-node.uses, node.end)))
+
+    # -- what other engines do ---------------------------------------------------------------------
+
+    def take_forgotten(self) -> dict[str, int]:
+        """Return what other engines on the disk have forgotten; see DiskTransfers.take_forgotten."""
+        return {} if self._transfers is None else self._transfers.take_forgotten()
+
+    def note_forgotten(self, times: Mapping[str, int]) -> None:
+        """Tell the disk that these documents are forgotten here too."""
+        if self._transfers is not None:
+            self._transfers.note_forgotten(times)
 
     # -- results -----------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from ragcache_engine.knowledge import Tier
 from ragcache_engine.knowledge.tier import RANK
 from ragcache_engine.tiers.requests import TrackedRequest
-from ragcache_engine.tiers.speed import CopyingSpeed, Speeds
+from ragcache_engine.tiers.speed import CopyingSpeed, Rate, Speeds
 
 DEVICE, HOST, DISK = (RANK[tier] for tier in (Tier.DEVICE, Tier.HOST, Tier.DISK))
 
@@ -24,12 +24,14 @@ class LoadPlanner:
         self._block_bytes = block_bytes
         self._speeds = speeds
 
-    def plan(self, request: TrackedRequest, *, is_busy: bool) -> None:
+    def plan(self, request: TrackedRequest, *, is_busy: bool, disk_queue: int | None) -> None:
         """Set how many blocks the request is to load, and how many it passes over.
 
         is_busy: whether the model computes other requests. If so, only the time of the copying itself
           counts, not the wait until it begins: this request must wait for their step anyway, and
           loading leaves them more of the model.
+        disk_queue: how many reads wait before those that this request would ask for; None if nothing is
+          to be read now.
         """
         prompt, block_tokens = request.prompt, self._block_tokens
         cached = request.device_blocks * block_tokens
@@ -37,26 +39,45 @@ class LoadPlanner:
         # vLLM always computes the last token again, because it needs the token's output.
         most = left // block_tokens
         in_host = min(most, loadable_blocks(request, with_disk=False))
-        blocks = self._worth_loading(self._speeds.from_host, cached, left, in_host, is_busy)
-        anywhere = min(most, loadable_blocks(request, with_disk=True))
+        blocks = self._worth_loading(
+            self._choose_rate(request, self._speeds.from_host, is_busy), cached, left, in_host
+        )
+        anywhere = in_host
+        if disk_queue is not None:
+            anywhere = min(most, loadable_blocks(request, with_disk=True))
         if blocks == in_host and anywhere > in_host:
             loaded = blocks * block_tokens
+            rate = self._choose_rate(request, self._speeds.from_disk, is_busy)
+            queue_s = (disk_queue or 0) * self._block_bytes / rate.bandwidth_bytes_per_s
             blocks += self._worth_loading(
-                self._speeds.from_disk, cached + loaded, left - loaded, anywhere - in_host, is_busy
+                rate._replace(latency_s=rate.latency_s + queue_s),
+                cached + loaded,
+                left - loaded,
+                anywhere - in_host,
             )
         request.load_blocks, request.passed_over_blocks = blocks, anywhere - blocks
 
-    def _worth_loading(
-        self, copying: CopyingSpeed, cached: int, computed: int, blocks: int, is_busy: bool
-    ) -> int:
+    def note_passed_over(self, request: TrackedRequest) -> None:
+        """Note once, for a request's first plan, what it passes over; some of these try to load."""
+        if request.passed_over_blocks:
+            in_host = loadable_blocks(request, with_disk=False)
+            speeds = self._speeds
+            slow = speeds.from_host if request.load_blocks < in_host else speeds.from_disk
+            request.is_trial = slow.pass_over()
+
+    def _choose_rate(self, request: TrackedRequest, copying: CopyingSpeed, is_busy: bool) -> Rate:
+        if request.is_trial:
+            return copying.best_rate
+        return copying.rate._replace(latency_s=0.0) if is_busy else copying.rate
+
+    def _worth_loading(self, rate: Rate, cached: int, computed: int, blocks: int) -> int:
         return self._speeds.computing.blocks_worth_loading(
-            copying,
+            rate,
             cached_tokens=cached,
             computed_tokens=computed,
             loadable_blocks=blocks,
             block_tokens=self._block_tokens,
             block_bytes=self._block_bytes,
-            with_latency=not is_busy,
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum, auto
 from typing import Generic
 
@@ -12,6 +12,7 @@ from ragcache_engine.knowledge.tier import RANK
 from ragcache_engine.tiers.block_index import BlockIndex
 from ragcache_engine.tiers.counters import Counters
 from ragcache_engine.tiers.device_tier import DeviceTier
+from ragcache_engine.tiers.disk.block_file import document_mark
 from ragcache_engine.tiers.disk.transfers import DiskTransfers
 from ragcache_engine.tiers.disk_copying import DiskCopying
 from ragcache_engine.tiers.disk_files import DiskFiles
@@ -26,6 +27,10 @@ from ragcache_engine.tiers.requests import RequestTable, TrackedRequest
 from ragcache_engine.tiers.speed import SHORTEST_STEP_TOKENS, ComputingSpeed, Speeds
 
 HOST = RANK[Tier.HOST]
+
+LEAST_PATIENCE_S = 1.0
+"""A request waits so long for blocks from the disk, or as long as computing them would take if that is
+longer. Then it computes what has not come."""
 
 
 class Presence(Enum):
@@ -167,10 +172,16 @@ class CacheManager(Generic[B]):
         self._pin(request)
         self._requests.admitting = name
         request.device_blocks = device_tokens // self.block_tokens
-        self._plan_loads(request)
+        self._plan_loads(request, is_urgent=True)
+        if not request.is_planned:
+            request.is_planned = True
+            self._planner.note_passed_over(request)
+            if request.is_trial:
+                self._plan_loads(request, is_urgent=True)
         if request.load_blocks and request.load_asked_s is None:
             request.load_asked_s = now_s
             request.loads_alone = not self._requests.is_any_other_running(request)
+        self._limit_wait(request, now_s)
 
     def lookup(self, name: str, key: Key) -> Presence:
         """Tell whether the host can give the request a block that the device lacks."""
@@ -223,6 +234,7 @@ class CacheManager(Generic[B]):
                 self._requests.keep_guess(request.guess, request)
             self._disk.offer(request.nodes)
         self._requests.unpin(request)
+        self._disk.cancel_reads(request)
         self._forgetting.end_request(name)
         if request.cached_tokens is None:
             return None
@@ -278,6 +290,9 @@ class CacheManager(Generic[B]):
         """Take in what the disk has done. Call this once in each step of the scheduler."""
         self._host.step()
         self._disk.collect()
+        if times := self._disk.take_forgotten():
+            named = {document_mark(document): document for document in self.index.documents()}
+            self.forget([named[mark] for mark in times if mark in named], times)
 
     def collect_disk_results(self) -> None:
         """Take in the disk's reads and writes that have ended since the last call."""
@@ -299,12 +314,15 @@ class CacheManager(Generic[B]):
 
     # -- forgetting and clearing -------------------------------------------------------------------
 
-    def forget(self, documents: Iterable[str]) -> None:
+    def forget(self, documents: Iterable[str], tombstones: Mapping[str, int] | None = None) -> None:
         """Drop documents from every tier, with all blocks computed after them.
 
         No later request finds any of them. Requests that compute with them now compute to their end.
+        tombstones: the times of the documents' tombstones in the disk's folder, by mark.
         """
         self._forgetting.forget(documents)
+        if tombstones:
+            self._disk.note_forgotten(tombstones)
 
     def clear_device(self) -> None:
         """Note that all blocks of device memory are empty."""
@@ -328,10 +346,30 @@ class CacheManager(Generic[B]):
                 request.device_blocks = blocks_on_device(request)
                 self._plan_loads(request)
 
-    def _plan_loads(self, request: TrackedRequest) -> None:
+    def _plan_loads(self, request: TrackedRequest, *, is_urgent: bool = False) -> None:
         is_busy = self._requests.is_any_other_running(request)
-        self._planner.plan(request, is_busy=is_busy)
-        self._disk.fetch(request)
+        disk_queue = None if request.has_given_up else self._disk.queued_reads
+        self._planner.plan(request, is_busy=is_busy, disk_queue=disk_queue)
+        if disk_queue is not None:
+            self._disk.fetch(request, is_urgent=is_urgent)
+
+    def _limit_wait(self, request: TrackedRequest, now_s: float) -> None:
+        """Let a request that has waited too long for its blocks compute those that have not come."""
+        if request.load_asked_s is None:
+            return
+        if not request.has_given_up:
+            waited_s = now_s - request.load_asked_s
+            cached = request.device_blocks * self.block_tokens
+            computing_s = self.speeds.computing.prefill_s(cached, request.prompt.tokens - cached)
+            if waited_s <= max(LEAST_PATIENCE_S, computing_s):
+                return
+            request.has_given_up = True
+            self.speeds.from_disk.record_wait(0, waited_s)
+        # What is still on its way would be waited for.
+        first = request.device_blocks
+        wanted = request.prompt.keys[first : first + request.load_blocks]
+        coming = (at for at, key in enumerate(wanted) if self.index.host.is_filling(key))
+        request.load_blocks = next(coming, request.load_blocks)
 
     def _hold_on_device(self, request: TrackedRequest) -> None:
         """Tell the tree which blocks of the request's prompt the device has.

@@ -29,6 +29,9 @@ class TrackedRequest:
     load_asked_s: when the request began to wait for its load; None if it does not wait for one.
     loads_alone: whether the model has computed nothing else since then.
     scheduling_s: scheduling time that RAGCache added to this request.
+    is_planned: whether the scheduler has tried to admit it.
+    is_trial: whether it loads to see if loading has become quick again.
+    has_given_up: whether it has waited too long for the disk, and computes what has not come.
     guess: the engine's own id of the request, which `adopted` refers to, as long as nobody has asked for
       the answer; `name` is vLLM's. None for an ordinary request.
     """
@@ -46,6 +49,9 @@ class TrackedRequest:
     load_asked_s: float | None = None
     loads_alone: bool = False
     scheduling_s: float = 0.0
+    is_planned: bool = False
+    is_trial: bool = False
+    has_given_up: bool = False
 
 
 class RequestTable(Generic[B]):

@@ -5,7 +5,10 @@ By these speeds the manager decides whether to load a block or to compute it. Un
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
+from statistics import median
+from typing import NamedTuple
 
 from ragcache_engine.knowledge import CostProfile
 from ragcache_engine.knowledge.cost import blocks_to_load
@@ -17,6 +20,12 @@ SHORTEST_STEP_TOKENS = 64
 """The fewest tokens of a step that is measured. The time of a shorter step is mostly its fixed cost.
 For the same reason all requests with fewer tokens left cost the same: one step, at its fixed cost."""
 
+WAITS = 5
+"""How many of the latest waits count."""
+
+PASSED_OVER_TO_TRY = 32
+"""One of so many requests that could load, but would compute, tries to load."""
+
 FIRST_BANDWIDTH = 1e9
 """Assumed bytes a second before the first copy is measured: typical of a disk."""
 
@@ -24,12 +33,37 @@ FIRST_HOST_BANDWIDTH = 4e9
 """Assumed bytes a second before the first copy from the host is measured: low for memory."""
 
 
+class Rate(NamedTuple):
+    """How fast copies are: the seconds until they begin, and their bytes a second from then on."""
+
+    bandwidth_bytes_per_s: float
+    latency_s: float = 0.0
+
+
 class CopyingSpeed:
-    """The speed of copies from one slower tier: the seconds until a copy begins, and its bandwidth."""
+    """The speed of copies from one slower tier, as measured so far.
+
+    The latency is the median of the latest waits, so that a single slow one decides nothing. While copies
+    look slow, none is made, and none would show that they are quick again; so from time to time one
+    request tries it.
+    """
 
     def __init__(self, bandwidth_bytes_per_s: float = FIRST_BANDWIDTH) -> None:
         self.bandwidth_bytes_per_s = bandwidth_bytes_per_s
         self.latency_s = 0.0
+        self._first = bandwidth_bytes_per_s
+        self._waits = deque([0.0] * WAITS, maxlen=WAITS)
+        self._passed_over = 0
+
+    @property
+    def rate(self) -> Rate:
+        """The speed as it looks now."""
+        return Rate(self.bandwidth_bytes_per_s, self.latency_s)
+
+    @property
+    def best_rate(self) -> Rate:
+        """The speed that a trial hopes for."""
+        return Rate(max(self._first, self.bandwidth_bytes_per_s))
 
     def record_copy(self, size_bytes: int, seconds: float) -> None:
         """Record how long a copy took, from its beginning."""
@@ -43,9 +77,16 @@ class CopyingSpeed:
 
         Call this only if the model computed nothing else meanwhile.
         """
-        self.latency_s = _running_mean(
-            self.latency_s, max(0.0, seconds - size_bytes / self.bandwidth_bytes_per_s)
-        )
+        self._waits.append(max(0.0, seconds - size_bytes / self.bandwidth_bytes_per_s))
+        self.latency_s = median(self._waits)
+
+    def pass_over(self) -> bool:
+        """Note that a request computes what it could load; return whether it should try to load."""
+        self._passed_over += 1
+        if self._passed_over < PASSED_OVER_TO_TRY:
+            return False
+        self._passed_over = 0
+        return True
 
 
 class ComputingSpeed:
@@ -74,20 +115,17 @@ class ComputingSpeed:
 
     def blocks_worth_loading(
         self,
-        copying: CopyingSpeed,
+        rate: Rate,
         *,
         cached_tokens: int,
         computed_tokens: int,
         loadable_blocks: int,
         block_tokens: int,
         block_bytes: int,
-        with_latency: bool = True,
     ) -> int:
         """Choose how many of the next blocks to load, so that loading and prefill end soonest.
 
-        copying: the speed of the tier that has the blocks. The other sizes are those of
-          `blocks_to_load`.
-        with_latency: whether the model would be idle until the copies begin.
+        rate: the speed of the tier that has the blocks. The other sizes are those of `blocks_to_load`.
         """
         if loadable_blocks < 1:
             return 0
@@ -100,8 +138,8 @@ class ComputingSpeed:
             loadable_blocks=loadable_blocks,
             block_tokens=block_tokens,
             block_bytes=block_bytes,
-            bandwidth_bytes_per_s=copying.bandwidth_bytes_per_s * stretch,
-            latency_s=copying.latency_s / stretch if with_latency else 0.0,
+            bandwidth_bytes_per_s=rate.bandwidth_bytes_per_s * stretch,
+            latency_s=rate.latency_s / stretch,
         )
 
 

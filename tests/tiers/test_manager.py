@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import sys
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
@@ -36,6 +36,7 @@ from ragcache_engine.tiers.host_copying import STEPS_TO_FLUSH
 from ragcache_engine.tiers.host_slots import HostSlots
 from ragcache_engine.tiers.manager import CacheManager, Presence
 from ragcache_engine.tiers.prompts import Prompt, describe_prompt
+from ragcache_engine.tiers.speed import PASSED_OVER_TO_TRY
 
 BLOCK_TOKENS = 4
 DEVICE, HOST, DISK = (RANK[tier] for tier in Tier)
@@ -174,6 +175,11 @@ class LateDisk:
         self.stolen: set[str] = set()  # files that another engine has removed
         self.named: dict[str, bytes] = {}  # which block each name is for
         self.is_writable = True
+        self.is_stalled = False
+        self.has_begun_all = False  # then no read can be taken back
+        self.hastened: list[str] = []
+        self.forgotten: dict[str, int] = {}
+        self.noted: dict[str, int] = {}
         self.pending_reads = self.pending_writes = 0
         self.reads: deque[BlockCopy] = deque()
         self.writes: deque[BlockCopy | str] = deque()
@@ -183,10 +189,32 @@ class LateDisk:
         latest = [each for each in self.writes if name in (each, getattr(each, "name", None))]
         return name in self.files and not (latest and latest[-1] == name)
 
-    def read(self, copy: BlockCopy) -> None:
+    @property
+    def queued_reads(self) -> int:
+        return len(self.reads)
+
+    def read(self, copy: BlockCopy, *, is_urgent: bool = False) -> None:
         self.pending_reads += 1
         self.slots[copy.slot] = HALF_OVER
         self.reads.append(copy)
+
+    def hasten(self, name: str) -> None:
+        self.hastened.append(name)
+
+    def cancel_read(self, name: str) -> bool:
+        for copy in self.reads:
+            if copy.name == name and not self.has_begun_all:
+                self.reads.remove(copy)
+                self.pending_reads -= 1
+                return True
+        return False
+
+    def take_forgotten(self) -> dict[str, int]:
+        forgotten, self.forgotten = self.forgotten, {}
+        return forgotten
+
+    def note_forgotten(self, times: Mapping[str, int]) -> None:
+        self.noted.update(times)
 
     def write(self, copy: BlockCopy) -> None:
         self.pending_writes += 1
@@ -818,6 +846,106 @@ def test_a_waiting_request_fetches_its_blocks_from_the_disk_before_it_runs():
     assert vllm.cache.is_reading_disk
 
 
+def test_a_read_that_nobody_wants_any_more_is_taken_back():
+    vllm = VLLM(disk=100)
+    vllm.run(vllm.arrive("S", "A"))
+    vllm.reset(host=True)
+    one, other = vllm.arrive("S", "A"), vllm.arrive("S", "A")
+    vllm.end(one, completed=False)
+    assert len(vllm.disk.reads) == 3, "the other wants them still"
+    vllm.end(other, completed=False)
+    assert not vllm.disk.reads
+    assert not vllm.in_host()
+    vllm.check_at_rest()
+
+
+def test_a_read_that_has_begun_is_left_to_its_end():
+    vllm = VLLM(disk=100)
+    vllm.run(vllm.arrive("S", "A"))
+    vllm.reset(host=True)
+    vllm.disk.has_begun_all = True
+    vllm.end(vllm.arrive("S", "A"), completed=False)
+    assert len(vllm.disk.reads) == 3
+    vllm.settle()
+    vllm.check_at_rest()
+
+
+def test_the_reads_of_the_request_to_be_admitted_go_first():
+    vllm = VLLM(disk=100)
+    vllm.run(vllm.arrive("S", "A"))
+    vllm.reset(host=True)
+    vllm.arrive("S", "A")
+    assert not vllm.disk.hastened
+    vllm.schedule()
+    assert len(vllm.disk.hastened) == 3
+
+
+def test_a_request_does_not_wait_for_a_disk_that_hangs():
+    vllm = VLLM(disk=100)
+    vllm.run(vllm.arrive("S", "A"))
+    vllm.reset(host=True)
+    vllm.disk.has_begun_all = True
+    request = vllm.arrive("S", "A")
+    vllm.schedule()
+    assert request in vllm.waiting
+    vllm.now_s += 10.0
+    vllm.schedule()
+    assert request in vllm.running, "it computes what has not come"
+    told = vllm.end(request, completed=True)
+    assert sources(told or {}) == (0, 0, 0)
+    vllm.settle()
+    vllm.check_at_rest()
+
+
+def test_a_stalled_disk_is_asked_for_nothing():
+    vllm = VLLM(disk=100)
+    vllm.run(vllm.arrive("S", "A"))
+    vllm.reset(host=True)
+    vllm.disk.is_stalled = True
+    assert [sources(told) for told in vllm.run(vllm.arrive("S", "A"))] == [(0, 0, 0)]
+    vllm.disk.is_stalled = False
+    vllm.reset(host=True)
+    assert [sources(told) for told in vllm.run(vllm.arrive("S", "A"))] == [(0, 0, 12)]
+
+
+def test_reads_that_wait_count_against_asking_for_more():
+    vllm = VLLM(disk=100)
+    vllm.run(vllm.arrive("S", "A"), vllm.arrive("D"))
+    vllm.reset(host=True)
+    vllm.arrive("S", "A")
+    vllm.cache.speeds.from_disk.bandwidth_bytes_per_s = 1e5
+    before = len(vllm.disk.reads)
+    vllm.disk.reads.extend(vllm.disk.reads[0] for _ in range(1_000))
+    vllm.arrive("D")
+    assert len(vllm.disk.reads) == before + 1_000
+
+
+def test_loading_that_looks_slow_is_tried_again_now_and_then():
+    vllm = VLLM()
+    vllm.run(vllm.arrive("S", "A"))
+    vllm.cache.speeds.from_host.latency_s = 60.0
+    loaded = 0
+    for _ in range(PASSED_OVER_TO_TRY):
+        vllm.reset(host=False)
+        (told,) = vllm.run(vllm.arrive("S", "A"))
+        loaded += told["host"] > 0
+        vllm.cache.speeds.from_host.latency_s = 60.0
+    assert loaded == 1
+
+
+def test_what_another_engine_forgot_on_the_shared_disk_is_forgotten_here():
+    vllm = VLLM(disk=100)
+    vllm.run(vllm.arrive("S", "A"), vllm.arrive("B"))
+    times = {document_mark("A"): 7, document_mark("unheard of"): 8}
+    vllm.disk.forgotten = dict(times)
+    vllm.schedule()
+    assert not vllm.cache.index.nodes_of("A")
+    assert vllm.cache.index.nodes_of("B")
+    assert vllm.disk.noted == times
+    vllm.settle()
+    vllm.check_at_rest()
+
+
 def test_only_so_many_waiting_requests_keep_their_nodes():
     vllm = VLLM(protect=1)
     vllm.run(vllm.arrive("A"), vllm.arrive("D"))
@@ -1218,6 +1346,19 @@ class AnythingVLLMDoes(RuleBasedStateMachine):
         name = self.one_of(list(self.vllm.disk.files), which)
         self.vllm.disk.stolen.add(name)
         del self.vllm.disk.files[name]
+
+    @rule(stalled=st.booleans(), begun=st.booleans())
+    def the_disk_hangs_or_recovers(self, stalled: bool, begun: bool) -> None:
+        self.vllm.disk.is_stalled, self.vllm.disk.has_begun_all = stalled, begun
+
+    @rule(seconds=st.sampled_from([0.01, 2.0, 100.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.vllm.now_s += seconds
+
+    @rule(document=st.sampled_from("ABCD"), applies=seldom)
+    def another_engine_forgets(self, document: str, applies: bool) -> None:
+        if applies:
+            self.vllm.disk.forgotten = {document_mark(document): self.clock}
 
     @rule(document=st.sampled_from("ABCD"), applies=seldom)
     def forget(self, document: str, applies: bool) -> None:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from ragcache_engine.knowledge import CostProfile
 from ragcache_engine.tiers.speed import (
     LATEST_WEIGHT,
+    PASSED_OVER_TO_TRY,
     SHORTEST_STEP_TOKENS,
     ComputingSpeed,
     CopyingSpeed,
@@ -25,7 +26,7 @@ def worth(computing: ComputingSpeed, copying: CopyingSpeed, **changes: int) -> i
         "block_tokens": 16,
         "block_bytes": 10_000,
     }
-    return computing.blocks_worth_loading(copying, **{**asked, **changes})
+    return computing.blocks_worth_loading(copying.rate, **{**asked, **changes})
 
 
 def test_the_bandwidth_follows_what_is_seen():
@@ -52,6 +53,25 @@ def test_what_was_waited_for_beyond_the_copying_is_latency():
     for _ in range(100):
         copying.record_wait(1_000_000, 0.5)  # quicker than the bandwidth says: no latency at all
     assert copying.latency_s == pytest.approx(0.0, abs=1e-6)
+
+
+def test_one_slow_wait_decides_nothing():
+    copying = CopyingSpeed(1e6)
+    for _ in range(3):
+        copying.record_wait(0, 2.0)
+        for _ in range(2):
+            copying.record_wait(0, 0.0)
+        assert copying.latency_s == 0.0
+
+
+def test_one_of_many_requests_that_pass_copies_over_tries_them():
+    copying = CopyingSpeed(1e9)
+    tries = [copying.pass_over() for _ in range(3 * PASSED_OVER_TO_TRY)]
+    assert sum(tries) == 3
+    for _ in range(50):
+        copying.record_copy(1, 1.0)
+        copying.record_wait(0, 9.0)
+    assert copying.best_rate == (1e9, 0.0), "a trial hopes for what was assumed at first"
 
 
 def test_times_are_the_profiles_until_a_step_was_seen():
@@ -81,9 +101,9 @@ def test_fast_copies_are_worth_it_and_slow_ones_are_not():
 
 def test_a_latency_longer_than_the_computing_speaks_against_loading():
     copying = CopyingSpeed(1e9)
+    assert worth(ComputingSpeed(PROFILE), copying) == 20
     copying.latency_s = 10.0
     assert worth(ComputingSpeed(PROFILE), copying) == 0
-    assert worth(ComputingSpeed(PROFILE), copying, with_latency=False) == 20
 
 
 def test_a_machine_slower_than_its_profile_loads_what_a_fast_one_computes():

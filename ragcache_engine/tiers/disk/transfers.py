@@ -6,15 +6,30 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import Protocol
 
 from ragcache_engine.tiers.disk.block_file import UnusableFile
-from ragcache_engine.tiers.disk.folder import DiskFolder, FolderFull, NotOurFile
+from ragcache_engine.tiers.disk.folder import (
+    DiskFolder,
+    DocumentForgotten,
+    FolderFull,
+    NotOurFile,
+)
+from ragcache_engine.tiers.disk.read_queue import ReadQueue
 
 logger = logging.getLogger(__name__)
+
+READERS = 4
+"""Threads that read. One that hangs holds up no other, and a disk serves several at once faster."""
+
+STALLED_S = 2.0
+"""A disk whose oldest read has run for so many seconds is asked for nothing more until it ends."""
+
+LOOK_S = 5.0
+"""Seconds between two looks at what other engines have done in the folder."""
 
 FAILED_WRITES_TO_STOP = 8
 """After this many failed writes in a row, write nothing more to the disk."""
@@ -45,9 +60,9 @@ class FinishedCopy:
     """A copy that has ended.
 
     size_bytes: bytes read or written; 0 if the copy failed, or if the file was there already.
-    seconds: how long the copy took.
+    seconds: how long the copy took; for a read, its share of the time in which several ran at once.
     failure: None if the copy succeeded. Else, for a read: "missing", "damaged" or "unreadable"; for a
-      write: "full" or "unwritable".
+      write: "full", "forgotten" or "unwritable".
     """
 
     copy: BlockCopy
@@ -58,7 +73,7 @@ class FinishedCopy:
 
 
 class DiskTransfers:
-    """Runs copies on two threads, one that reads and one that writes, each in the order of the calls.
+    """Runs copies on threads: several that read, and one that writes, in the order of the calls.
 
     Call it from one thread, and leave a slot alone until `take_finished` returns its copy.
 
@@ -74,8 +89,9 @@ class DiskTransfers:
         self._folder = folder
         self._slots = slots
         self._is_known = is_known
-        self._reads: SimpleQueue[BlockCopy | None] = SimpleQueue()
-        self._writes: SimpleQueue[BlockCopy | str | None] = SimpleQueue()
+        self._reads: ReadQueue[BlockCopy] = ReadQueue()
+        self._writes: SimpleQueue[BlockCopy | str | Mapping[str, int] | None] = SimpleQueue()
+        self._forgotten: SimpleQueue[dict[str, int]] = SimpleQueue()
         self._finished: SimpleQueue[FinishedCopy] = SimpleQueue()
         self.pending_reads = self.pending_writes = 0
         self.is_writable = True
@@ -85,17 +101,37 @@ class DiskTransfers:
         self._threads = [
             threading.Thread(target=run, name=name, daemon=True)
             for run, name in (
-                (self._run_reads, "ragcache-read"),
+                *((self._run_reads, f"ragcache-read-{number}") for number in range(READERS)),
                 (self._run_writes, "ragcache-write"),
             )
         ]
         for thread in self._threads:
             thread.start()
 
-    def read(self, copy: BlockCopy) -> None:
-        """Start copying a file into a slot."""
+    def read(self, copy: BlockCopy, *, is_urgent: bool = False) -> None:
+        """Start copying a file into a slot. is_urgent: whether a request waits for nothing else."""
         self.pending_reads += 1
-        self._reads.put(copy)
+        self._reads.put(copy.name, copy, is_urgent=is_urgent)
+
+    def hasten(self, name: str) -> None:
+        """Make the read of this file urgent, if it has not begun."""
+        self._reads.hasten(name)
+
+    def cancel_read(self, name: str) -> bool:
+        """Take the read of this file back; return False if it has begun. `take_finished` skips it."""
+        is_cancelled = self._reads.cancel(name)
+        self.pending_reads -= is_cancelled
+        return is_cancelled
+
+    @property
+    def queued_reads(self) -> int:
+        """How many reads wait for others to end."""
+        return len(self._reads)
+
+    @property
+    def is_stalled(self) -> bool:
+        """Whether the disk has not answered for so long that no request should wait for it."""
+        return self._reads.longest_running_s() > STALLED_S
 
     def holds(self, name: str) -> bool:
         """Whether there is a file of this name that is not going to be removed."""
@@ -112,6 +148,21 @@ class DiskTransfers:
         self._pending_removals[name] += 1
         self._writes.put(name)
 
+    def take_forgotten(self) -> dict[str, int]:
+        """Return the marks of documents that other engines have forgotten lately, with times.
+
+        Forget them, and then call `note_forgotten`. Until then, no block is written that was computed
+        from one of them.
+        """
+        times: dict[str, int] = {}
+        while not self._forgotten.empty():
+            times |= self._forgotten.get_nowait()
+        return times
+
+    def note_forgotten(self, times: Mapping[str, int]) -> None:
+        """Note that from now on no write is asked for that was computed before these times."""
+        self._writes.put(times)
+
     def take_finished(self) -> list[FinishedCopy]:
         """Return the copies that have ended since the last call, in the order in which they ended."""
         ended: list[FinishedCopy] = []
@@ -126,14 +177,15 @@ class DiskTransfers:
 
     def close(self, timeout_s: float = 10.0) -> None:
         """Let the copies under way end, then end the threads; give up after the timeout."""
-        self._reads.put(None)
+        self._reads.close()
         self._writes.put(None)
         deadline = time.monotonic() + timeout_s
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
+        self._folder.close()
 
     def _run_reads(self) -> None:
-        while (copy := self._reads.get()) is not None:
+        while (copy := self._reads.take()) is not None:
             start = time.perf_counter()
             size_bytes, failure = 0, None
             try:
@@ -146,9 +198,9 @@ class DiskTransfers:
             except Exception as error:
                 failure = "unreadable"
                 self._warn_once("cannot be read", error)
-            self._finished.put(
-                FinishedCopy(copy, True, size_bytes, time.perf_counter() - start, failure)
-            )
+            seconds = time.perf_counter() - start
+            sharing = max(1, self._reads.running)  # those that run at once share the disk
+            self._finished.put(FinishedCopy(copy, True, size_bytes, seconds / sharing, failure))
 
     def _warn_once(self, what: str, error: Exception) -> None:
         """Log the first failure of its kind. Only count later ones."""
@@ -162,7 +214,20 @@ class DiskTransfers:
             )
 
     def _run_writes(self) -> None:
-        while (copy := self._writes.get()) is not None:
+        looked_s = time.monotonic()
+        while True:
+            if time.monotonic() - looked_s > LOOK_S:
+                self._look_around()
+                looked_s = time.monotonic()
+            try:
+                copy = self._writes.get(timeout=LOOK_S)
+            except Empty:
+                continue
+            if copy is None:
+                return
+            if isinstance(copy, Mapping):
+                self._folder.note_forgotten(copy)
+                continue
             if isinstance(copy, str):
                 self._folder.remove(copy)
                 self._pending_removals[copy] -= 1
@@ -180,6 +245,8 @@ class DiskTransfers:
                 self._failed_writes = 0
             except FolderFull:
                 failure = "full"
+            except DocumentForgotten:
+                failure = "forgotten"
             except NotOurFile:  # the disk itself works: other blocks can be written
                 failure = "unwritable"
             except Exception as error:
@@ -188,6 +255,15 @@ class DiskTransfers:
             self._finished.put(
                 FinishedCopy(copy, False, size_bytes, time.perf_counter() - start, failure)
             )
+
+    def _look_around(self) -> None:
+        """See what other engines have done in the folder since the last look."""
+        try:
+            self._folder.refresh()
+            if times := self._folder.find_forgotten():
+                self._forgotten.put(times)
+        except Exception as error:  # this thread must go on writing
+            self._warn_once("cannot be looked for", error)
 
     def _count_failure(self, error: Exception) -> None:
         self._failed_writes += 1

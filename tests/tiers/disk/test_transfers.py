@@ -14,6 +14,7 @@ from ragcache_engine.tiers.disk.block_file import Origin, document_mark
 from ragcache_engine.tiers.disk.folder import DiskFolder, forget_documents
 from ragcache_engine.tiers.disk.transfers import (
     FAILED_WRITES_TO_STOP,
+    READERS,
     BlockCopy,
     DiskTransfers,
     FinishedCopy,
@@ -35,7 +36,7 @@ def name_of(number: int) -> str:
 
 
 class Host:
-    """Ten slots over a folder, with a thread each for reading and writing."""
+    """Ten slots over a folder, with threads for reading and writing."""
 
     def __init__(self, path: Path, quota_bytes: int = 100_000) -> None:
         self.memory = bytearray(10 * SLOT)
@@ -240,7 +241,7 @@ def test_closing_ends_the_threads_after_the_copies_asked_for(tmp_path: Path):
     before = set(threading.enumerate())
     host = Host(tmp_path)
     ours = set(threading.enumerate()) - before
-    assert len(ours) == 2
+    assert len(ours) == READERS + 1
     for number in range(10):
         host.write(number, number)
     host.transfers.close()
