@@ -48,6 +48,7 @@ PAGE_BYTES = 4096
 NO_CONNECTOR = {"kv_transfer_config": None}
 TOKEN_S = 1e-3
 """Seconds that the assumed model takes for one prompt token."""
+OPERATOR_KEY = "operator"
 ANSWER = 7
 """The token that every answer repeats."""
 
@@ -96,6 +97,7 @@ class ModellessEngine:
             disk_bytes=disk_bytes,
             disk_folder=disk_folder,
             reorder_window=reorder_window,
+            operator_key=OPERATOR_KEY,
         )
         arguments: dict[str, Any] = {
             "block_size": BLOCK_TOKENS,
@@ -146,11 +148,17 @@ class ModellessEngine:
         guess: str | None = None,
         is_provisional: bool = False,
         adopted: Iterable[str] = (),
+        operator_key: str | None = OPERATOR_KEY,
     ) -> None:
         """Add a request to the queue. Its segments and the rest travel as in tiers.wire."""
         params = SamplingParams(max_tokens=answer_tokens, temperature=0, ignore_eos=True)
         message = RequestMessage(
-            tuple(segments), tuple(forget), guess, is_provisional, tuple(adopted)
+            tuple(segments),
+            tuple(forget),
+            guess,
+            is_provisional,
+            tuple(adopted),
+            operator_key=operator_key,
         )
         carried = {**message.to_dict(), "request": name}
         params.extra_args = {"kv_transfer_params": carried}

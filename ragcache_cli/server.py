@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 
 from pydantic import ValidationError
 
 from ragcache_engine import ConfigError, EngineConfig
 from ragcache_engine.backends.choice import budget_of
 from ragcache_engine.backends.vllm.installed import require_vllm
+
+OPERATOR_KEY = "RAGCACHE_OPERATOR_KEY"
+"""The environment variable with the key that a request needs to make the server forget documents."""
 
 
 def build_server_command(settings: dict[str, object], given: Sequence[str]) -> list[str]:
@@ -27,7 +31,10 @@ def build_server_command(settings: dict[str, object], given: Sequence[str]) -> l
         first = error.errors()[0]
         name = ".".join(map(str, first["loc"])) or "the tiers"
         raise ConfigError(f"{name}: {first['msg']}") from error
-    return server_command(config.model, budget_of(config), given)
+    budget = budget_of(config)
+    if key := os.environ.get(OPERATOR_KEY):
+        budget = replace(budget, operator_key=key)
+    return server_command(config.model, budget, given)
 
 
 def become_server(settings: dict[str, object], given: Sequence[str]) -> None:

@@ -7,7 +7,7 @@ JSON under one name. Nothing else reads or writes that name.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 from ragcache_engine.tiers.counters import Counters
@@ -29,6 +29,8 @@ class RequestMessage:
 
     segments: runs of prompt tokens in order, without the text after the last document.
     forget: documents to drop; such a request does nothing else.
+    operator_key: proves that the sender may forget documents. A server's clients do not have it.
+    tombstones: the times of these documents' tombstones in the disk tier's folder, by mark.
     guess: the engine's own id of the request, if nobody has asked for its answer yet. vLLM gives the
       request another name; `adopted` of a later request refers to this id.
     is_provisional: whether the running search may still take the request back.
@@ -40,6 +42,8 @@ class RequestMessage:
     guess: str | None = None
     is_provisional: bool = False
     adopted: Sequence[str] = ()
+    operator_key: str | None = None
+    tombstones: Mapping[str, int] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the message as `kv_transfer_params`; empty if the message is empty."""
@@ -48,6 +52,8 @@ class RequestMessage:
             content["segments"] = [[end, document] for end, document in self.segments]
         if self.forget:
             content["forget"] = list(self.forget)
+            content["operator_key"] = self.operator_key
+            content["tombstones"] = dict(self.tombstones)
         if self.guess is not None:
             content["guess"] = self.guess
         if self.is_provisional:
@@ -66,13 +72,15 @@ class RequestMessage:
         content = (params or {}).get(FIELD)
         if not isinstance(content, Mapping):
             return cls()
-        guess = content.get("guess")
+        guess, key = content.get("guess"), content.get("operator_key")
         return cls(
             segments=() if ignore_segments else _segments(content.get("segments", [])),
             forget=_names(content.get("forget")),
             guess=guess if isinstance(guess, str) else None,
             is_provisional=content.get("provisional") is True,
             adopted=_names(content.get("adopted")),
+            operator_key=key if isinstance(key, str) else None,
+            tombstones=_times(content.get("tombstones")),
         )
 
 
@@ -120,3 +128,9 @@ def _names(said: object) -> tuple[str, ...]:
     if not isinstance(said, list):
         return ()
     return tuple(name for name in said if isinstance(name, str))
+
+
+def _times(said: object) -> dict[str, int]:
+    if not isinstance(said, Mapping):
+        return {}
+    return {mark: at for mark, at in said.items() if isinstance(mark, str) and isinstance(at, int)}

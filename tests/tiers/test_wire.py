@@ -18,6 +18,8 @@ def test_what_a_request_carries_survives_the_way_to_vllm():
         guess="g1",
         is_provisional=True,
         adopted=("g2", "g3"),
+        operator_key="key",
+        tombstones={"mark": 1_700_000_000_000_000_001},
     )
     assert RequestMessage.from_dict(json.loads(json.dumps(message.to_dict()))) == message
 
@@ -53,6 +55,9 @@ def test_segments_that_cannot_be_so_are_refused(segments: Any):
 def test_names_to_forget_that_are_no_names_are_passed_over():
     assert RequestMessage.from_dict({FIELD: {"forget": ["d1", 7, None]}}).forget == ("d1",)
     assert RequestMessage.from_dict({FIELD: {"forget": "d1"}}).forget == ()
+    said = {"operator_key": 7, "tombstones": {"a": "soon", "b": 3}}
+    message = RequestMessage.from_dict({FIELD: said})
+    assert (message.operator_key, message.tombstones) == (None, {"b": 3})
 
 
 def test_malformed_segments_take_nothing_else_with_them():

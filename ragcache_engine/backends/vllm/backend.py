@@ -36,11 +36,13 @@ from ragcache_engine.backends.vllm.installed import Wheel
 from ragcache_engine.backends.vllm.main_guard import require_guarded_main
 from ragcache_engine.backends.vllm.tiers.settings import TierSettings
 from ragcache_engine.chat import CallReader, ToolReader
-from ragcache_engine.errors import EngineDied, EngineStartFailed, GenerationFailed
+from ragcache_engine.errors import EngineDied, EngineError, EngineStartFailed, GenerationFailed
 from ragcache_engine.guide import Guide
 from ragcache_engine.protocols import BackendRequest, Conversation, Delta
 from ragcache_engine.tiers.counters import Counters
+from ragcache_engine.tiers.disk.block_file import document_mark
 from ragcache_engine.tiers.disk.folder import forget_documents
+from ragcache_engine.tiers.disk.tombstones import leave_tombstones
 from ragcache_engine.tiers.wire import FinishMessage, RequestMessage
 from ragcache_engine.values import (
     CachedTokens,
@@ -230,22 +232,61 @@ class VLLMBackend:
         return await self._require_llm().reset_prefix_cache(reset_connector=self._has_tiers)
 
     async def forget(self, document_ids: Sequence[str]) -> None:
-        llm = self._require_llm()
-        if not self._has_tiers:
-            if not await llm.reset_prefix_cache():
-                raise GenerationFailed(
-                    "vLLM's own cache forgets nothing while requests run; wait for them to end"
+        llm, failure = self._require_llm(), None
+        tombstones: dict[str, int] = {}
+        if self._has_tiers and self._budget.disk_bytes:
+            try:
+                # First of all, so that no engine that shares the folder adds a file from now on.
+                tombstones = await asyncio.to_thread(
+                    leave_tombstones, self._budget.folder(), map(document_mark, document_ids)
                 )
-            return
-        # A request of one token carries the message to the scheduler's process.
-        params = SamplingParams(max_tokens=1, detokenize=False)
-        params.extra_args = {"kv_transfer_params": RequestMessage(forget=document_ids).to_dict()}
-        name = f"ragcache-forget-{next(self._forget_numbers)}"
-        async for output in llm.generate(tokens_input([0]), params, name):
-            self._take_message(output)
-        if self._budget.disk_bytes:
+            except OSError as error:
+                failure = error
+        try:
+            if not (self._has_tiers and await self._tell_schedulers(llm, document_ids, tombstones)):
+                await _reset_own_cache(llm)
+        except EngineDeadError as error:
+            raise EngineDied(
+                "vLLM's process ended while documents were to be forgotten: forget them again"
+            ) from error
+        if self._has_tiers and self._budget.disk_bytes:
             # The scheduler does not know the files of earlier processes and of other engines.
             await asyncio.to_thread(forget_documents, self._budget.folder(), document_ids)
+        if failure:
+            raise EngineError(
+                f"this engine forgot the documents, but could not tell other engines that use "
+                f"{self._budget.folder()}: {failure}; make it writable and forget them again"
+            ) from failure
+
+    async def _tell_schedulers(
+        self, llm: AsyncLLM, document_ids: Sequence[str], tombstones: Mapping[str, int]
+    ) -> bool:
+        """Make the schedulers of all data parallel ranks forget; return False if they have no tiers."""
+        message = RequestMessage(
+            forget=document_ids,
+            operator_key=self._budget.operator_key,
+            tombstones=tombstones,
+        )
+        ranks = llm.vllm_config.parallel_config.data_parallel_size
+        answered = await asyncio.gather(
+            *(
+                self._tell_scheduler(llm, message, rank if ranks > 1 else None)
+                for rank in range(ranks)
+            )
+        )
+        return all(answered)
+
+    async def _tell_scheduler(
+        self, llm: AsyncLLM, message: RequestMessage, rank: int | None
+    ) -> bool:
+        """Send a message in a request of one token; return whether the scheduler understood it."""
+        params = SamplingParams(max_tokens=1, detokenize=False)
+        params.extra_args = {"kv_transfer_params": message.to_dict()}
+        name = f"ragcache-forget-{next(self._forget_numbers)}"
+        is_understood = False
+        async for output in llm.generate(tokens_input([0]), params, name, data_parallel_rank=rank):
+            is_understood |= self._take_message(output) is not None
+        return is_understood
 
     def adopted(self, request_id: str) -> None:
         # The next request tells the scheduler. Until then, no decision depends on the adoption.
@@ -268,6 +309,13 @@ class VLLMBackend:
             multiprocessing.active_children()  # reaps processes that died before
         if self._engine_id:
             shared_memory.remove(self._engine_id)  # in case vLLM's process was killed
+
+
+async def _reset_own_cache(llm: AsyncLLM) -> None:
+    if not await llm.reset_prefix_cache():
+        raise GenerationFailed(
+            "vLLM's own cache forgets nothing while requests run; wait for them to end"
+        )
 
 
 def to_sampling_params(options: SamplingOptions) -> SamplingParams:

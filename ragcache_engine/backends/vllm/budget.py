@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from secrets import token_hex
 
 GIB = 1 << 30
 HOST_MOST_BYTES = 4 * GIB
@@ -15,7 +16,12 @@ HOST_BELOW_DISK_BYTES = 1 * GIB
 
 @dataclass(frozen=True, slots=True)
 class TierBudget:
-    """All fields are as in EngineConfig. host_bytes: None leaves the choice to `host_bytes_for`."""
+    """All fields are as in EngineConfig, but these.
+
+    host_bytes: None leaves the choice to `host_bytes_for`.
+    operator_key: whoever sends it may make the tiers forget documents. A random one that only the engine
+      itself knows, unless it is set.
+    """
 
     policy: str
     host_bytes: int | None = None
@@ -24,6 +30,7 @@ class TierBudget:
     reorder_window: int = 32
     cache_depth: int | None = None
     cost_profile: Path | None = None
+    operator_key: str = field(default_factory=token_hex, repr=False)
 
     def folder(self) -> Path:
         """The disk tier's folder."""

@@ -14,7 +14,7 @@ from vllm.platforms import current_platform
 from ragcache_engine.backends.vllm import cpu_defaults
 from ragcache_engine.backends.vllm.budget import TierBudget
 from ragcache_engine.backends.vllm.shared_memory import make_engine_id
-from ragcache_engine.backends.vllm.tiers.settings import TierSettings
+from ragcache_engine.backends.vllm.tiers.settings import TierSettings, digest_key
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +54,7 @@ def build_tier_arguments(
         disk_folder=str(budget.folder()) if budget.disk_bytes else None,
         reorder_window=budget.reorder_window,
         cache_depth=budget.cache_depth,
+        operator_digest=digest_key(budget.operator_key),
         profile=budget.cost_profile.read_text(encoding="utf-8") if budget.cost_profile else None,
         provisional_step_tokens=(
             cpu_defaults.PROVISIONAL_STEP_TOKENS if current_platform.is_cpu() else 0

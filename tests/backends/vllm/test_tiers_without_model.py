@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from importlib.util import module_from_spec, spec_from_file_location
@@ -19,6 +20,9 @@ import pytest
 
 from ragcache_engine.backends.vllm.installed import installed_vllm
 from ragcache_engine.knowledge import POLICIES
+from ragcache_engine.tiers.disk.block_file import document_mark
+from ragcache_engine.tiers.disk.folder import forget_documents
+from ragcache_engine.tiers.disk.tombstones import leave_tombstones
 
 pytestmark = pytest.mark.vllm
 
@@ -163,6 +167,57 @@ def test_a_forgotten_document_leaves_every_tier_and_takes_along_what_stood_on_it
     gone = answered(engine, "three", "a", "b", question=2)
     assert sum(gone.values()) <= 32  # the system text, in whole blocks
     assert answered(engine, "four", "c", question=2)["device"] == 96
+
+
+@pytest.mark.parametrize("key", [None, "", "guessed"])
+def test_only_the_operator_may_forget(engine_with: Callable[..., Any], key: str | None):
+    engine = engine_with()
+    answered(engine, "one", "a", "b")
+    engine.ask("forget", [0], forget=["a"], operator_key=key)
+    engine.run()
+    assert answered(engine, "two", "a", "b", question=2)["device"] == 160
+
+
+def test_a_document_is_forgotten_under_the_eyes_of_requests_that_compute_with_it(
+    engine_with: Callable[..., Any], tmp_path: Path
+):
+    engine = engine_with(host_blocks=40, disk_bytes=1 << 20, disk_folder=tmp_path)
+    tokens, segments = prompt("a", "b")
+    engine.ask("running", tokens, segments, answer_tokens=40)
+    for _ in range(3):
+        engine.step()
+    engine.ask("forget", [0], forget=["a"])
+    for number in range(5):  # each comes before the one before has ended
+        other, named = prompt("c", question=number)
+        engine.ask(f"other {number}", other, named, answer_tokens=3)
+        engine.step()
+    assert not engine.cache.index.nodes_of("a")
+    engine.run()
+    gone = answered(engine, "later", "a", "b", question=2)
+    assert sum(gone.values()) <= 32  # the system text, in whole blocks
+
+
+def test_a_second_engine_on_the_folder_forgets_what_the_first_one_forgot(
+    engine_with: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    from ragcache_engine.tiers.disk import transfers
+
+    monkeypatch.setattr(transfers, "LOOK_S", 0.02)
+    disk = {"host_blocks": 40, "disk_bytes": 1 << 20, "disk_folder": tmp_path}
+    second = engine_with(**disk)
+    answered(second, "one", "a", "b")
+    leave_tombstones(tmp_path, [document_mark("a")])
+    forget_documents(tmp_path, ["a"])
+    deadline = time.monotonic() + 30
+    while second.cache.index.nodes_of("a") and time.monotonic() < deadline:
+        time.sleep(0.01)
+        second.cache.step()
+    gone = answered(second, "later", "a", "b", question=2)
+    assert sum(gone.values()) <= 32  # the system text, in whole blocks
+    second.cache.flush_to_disk()
+    second.close()
+    third = engine_with(**disk)
+    assert answered(third, "again", "a", "b", question=3)["disk"] > 32, "asked for anew, kept anew"
 
 
 def test_prompts_nobody_labelled_share_what_they_have_in_common(engine_with: Callable[..., Any]):

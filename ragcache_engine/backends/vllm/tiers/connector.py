@@ -93,7 +93,13 @@ class TierConnector(OffloadingConnector):
     def on_new_request(self, request: Request) -> None:
         message = _read_message(request)
         if message.forget:
-            self.cache.forget(message.forget)
+            if self.settings.is_operator(message.operator_key):
+                self.cache.forget(message.forget, message.tombstones)
+            else:
+                logger.warning(
+                    "%s asked to forget documents without the operator's key; nothing is forgotten",
+                    request.request_id,
+                )
         start = time.perf_counter()
         self.cache.adopt_guesses(message.adopted)
         if message.is_provisional:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from hashlib import sha256
+from hmac import compare_digest
 from typing import Any
 
 SETTINGS_FIELD = "ragcache"
@@ -21,6 +23,7 @@ class TierSettings:
     profile: a CostProfile as JSON; None for the default one.
     provisional_step_tokens: the most tokens of a step that prefills a provisional request; 0 for the
       limit of all other steps.
+    operator_digest: the digest of the operator's key. The key itself would stand in process lists.
     """
 
     policy: str
@@ -31,6 +34,11 @@ class TierSettings:
     cache_depth: int | None = None
     profile: str | None = None
     provisional_step_tokens: int = 0
+    operator_digest: str = ""
+
+    def is_operator(self, key: str | None) -> bool:
+        """Return whether this is the operator's key."""
+        return key is not None and compare_digest(digest_key(key), self.operator_digest)
 
     def to_extra_config(self) -> dict[str, Any]:
         """Return the settings as vLLM's `kv_connector_extra_config`."""
@@ -46,3 +54,8 @@ class TierSettings:
     def from_extra_config(cls, extra_config: Mapping[str, Any]) -> TierSettings:
         """Read the settings out of vLLM's `kv_connector_extra_config`."""
         return cls(**extra_config[SETTINGS_FIELD])
+
+
+def digest_key(key: str) -> str:
+    """Return the digest of an operator's key."""
+    return sha256(key.encode()).hexdigest()

@@ -1,0 +1,102 @@
+"""Documents are forgotten by every rank of vLLM, or the caller hears why not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ragcache_engine import EngineDied, EngineError, GenerationFailed
+
+pytest.importorskip("vllm")
+
+from vllm.v1.engine.exceptions import EngineDeadError
+
+from ragcache_engine.backends.vllm.backend import VLLMBackend
+from ragcache_engine.backends.vllm.budget import TierBudget
+from ragcache_engine.tiers.counters import Counters
+from ragcache_engine.tiers.disk.block_file import document_mark
+from ragcache_engine.tiers.wire import FinishMessage, RequestMessage
+
+pytestmark = pytest.mark.vllm
+
+
+class LLM:
+    """The part of AsyncLLM that forgetting uses, with some ranks."""
+
+    def __init__(self, ranks: int = 1, *, has_tiers: bool = True, is_dead: bool = False) -> None:
+        parallel = SimpleNamespace(data_parallel_size=ranks)
+        self.vllm_config = SimpleNamespace(parallel_config=parallel)
+        self.has_tiers, self.is_dead = has_tiers, is_dead
+        self.told: list[tuple[int | None, RequestMessage]] = []
+        self.resets = 0
+        self.is_busy = False
+
+    async def generate(
+        self, prompt: Any, params: Any, name: str, data_parallel_rank: int | None = None
+    ) -> AsyncIterator[Any]:
+        if self.is_dead:
+            raise EngineDeadError
+        sent = RequestMessage.from_dict(params.extra_args["kv_transfer_params"])
+        self.told.append((data_parallel_rank, sent))
+        answer = FinishMessage(None, Counters()).to_dict() if self.has_tiers else None
+        yield SimpleNamespace(kv_transfer_params=answer)
+
+    async def reset_prefix_cache(self) -> bool:
+        self.resets += 1
+        return not self.is_busy
+
+
+def backend_on(llm: LLM, *, disk: Path | None = None) -> VLLMBackend:
+    budget = TierBudget(policy="lru", disk_bytes=1000 if disk else 0, disk_folder=disk)
+    wheel: Any = SimpleNamespace(is_cpu=False)
+    backend = VLLMBackend("model", None, budget, {}, wheel=wheel)
+    backend._llm, backend._has_tiers = llm, True  # type: ignore[assignment]
+    return backend
+
+
+def test_every_data_parallel_rank_hears_of_it():
+    llm = LLM(ranks=3)
+    asyncio.run(backend_on(llm).forget(["d1"]))
+    assert sorted(rank for rank, _ in llm.told if rank is not None) == [0, 1, 2]
+    assert all(message.forget == ("d1",) and message.operator_key for _, message in llm.told)
+
+
+def test_a_single_rank_is_told_as_any_request_is():
+    llm = LLM()
+    asyncio.run(backend_on(llm).forget(["d1"]))
+    assert [rank for rank, _ in llm.told] == [None]
+    assert llm.resets == 0
+
+
+def test_where_the_tiers_fell_back_vllms_own_cache_is_emptied():
+    llm = LLM(has_tiers=False)
+    asyncio.run(backend_on(llm).forget(["d1"]))
+    assert llm.resets == 1
+    llm.is_busy = True
+    with pytest.raises(GenerationFailed, match="wait for them to end"):
+        asyncio.run(backend_on(llm).forget(["d1"]))
+
+
+def test_a_dead_vllm_is_an_error_of_ours():
+    with pytest.raises(EngineDied, match="forget them again"):
+        asyncio.run(backend_on(LLM(is_dead=True)).forget(["d1"]))
+
+
+def test_engines_that_share_the_folder_are_told_by_tombstones(tmp_path: Path):
+    llm = LLM()
+    asyncio.run(backend_on(llm, disk=tmp_path).forget(["d1"]))
+    mark = document_mark("d1")
+    assert llm.told[0][1].tombstones == {mark: (tmp_path / "forgotten" / mark).stat().st_mtime_ns}
+
+
+def test_where_no_tombstone_can_be_left_this_engine_forgets_and_says_so(tmp_path: Path):
+    (tmp_path / "forgotten").write_text("")
+    llm = LLM()
+    with pytest.raises(EngineError, match="could not tell other engines"):
+        asyncio.run(backend_on(llm, disk=tmp_path).forget(["d1"]))
+    assert len(llm.told) == 1
