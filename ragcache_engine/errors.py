@@ -19,7 +19,7 @@
     │   ├── EmptyIndex                    the index holds no vectors
     │   ├── QueryShapeError               the query vector's size is not the index's
     │   ├── UnknownDocument               no text is known for a document's id
-    │   ├── IndexOutOfStep                index and document store disagree on how many there are
+    │   ├── IndexOutOfStep                index and documents do not belong together
     │   └── UnsupportedStore (TypeError)  the object given is not a FAISS-backed store
     └── EngineError                       the engine could not finish what it was asked
         ├── EngineStartFailed             the model did not start
@@ -112,7 +112,7 @@ class UnknownDocument(RetrievalError):
 
 
 class IndexOutOfStep(RetrievalError):
-    """The index and the document store disagree on how many documents there are."""
+    """The index and the documents do not belong together: in number, or none is known for a vector."""
 
 
 class UnsupportedStore(RetrievalError, TypeError):

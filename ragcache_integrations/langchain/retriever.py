@@ -80,9 +80,9 @@ class RAGCacheRetriever(VectorStoreRetriever):
     chain: a key that distinguishes this retriever's prompts from those of others; by default unique.
       Pass it to `engine.warm(chain=...)` to write prompts as this retriever's chain does.
 
-    Before the query is embedded, a search raises InvalidTopK; EmptyIndex; IndexOutOfStep if index
-    and docstore differ in size. After it: QueryShapeError if the index was built with another
-    embedding model; UnknownDocument if the docstore lacks a document.
+    Before the query is embedded, a search raises InvalidTopK; EmptyIndex. After it:
+    QueryShapeError if the index was built with another embedding model; UnknownDocument if the docstore
+    lacks a document; IndexOutOfStep if none of the vectors found has a document.
     """
 
     engine: RAGCacheEngine = Field(exclude=True, repr=False)

@@ -19,6 +19,7 @@ from ragcache_integrations.engine_reporting import (
     stream_and_tell_engine,
     tell_engine,
 )
+from ragcache_integrations.index_guard import guard_index
 from ragcache_integrations.llamaindex.bare_index import BareNodes, build_index, objects_by_id
 from ragcache_integrations.llamaindex.llm import RAGCacheLLM
 from ragcache_integrations.llamaindex.store import (
@@ -85,9 +86,13 @@ class RAGCacheRetriever(VectorIndexRetriever):
     nodes found so far. With the engine's `speculation` "off", nothing starts early. The search's
     time counts into the TTFT of its prompt.
 
-    Before the query is embedded, a search raises InvalidTopK; EmptyIndex; IndexOutOfStep if vectors
-    and nodes differ in number. After it: QueryShapeError if the index was built with another
-    embedding model; UnknownDocument if the docstore lacks a node.
+    The index may change while it is searched, also from other threads: changes wait for the searches of
+    RAGCacheRetrievers, and these for changes. A search passes over vectors that have no node, such as
+    those that `refresh_ref_docs` leaves behind (docs/guides/updating.md).
+
+    Before the query is embedded, a search raises InvalidTopK; EmptyIndex. After it: QueryShapeError if
+    the index was built with another embedding model; UnknownDocument if the docstore lacks a node;
+    IndexOutOfStep if none of the vectors found has a node.
     """
 
     def __init__(
@@ -108,6 +113,7 @@ class RAGCacheRetriever(VectorIndexRetriever):
         check_top_k(similarity_top_k)
         check_supported(index)
         super().__init__(index, similarity_top_k=similarity_top_k, **options)
+        guard_index(faiss_index(index))  # from now on, changes wait for searches
         self._engine = engine
         self._template = None if template is None else as_template(template, llm)
         self._llm = llm
