@@ -27,6 +27,7 @@
         ├── EngineDied                    the model's process ended by itself
         ├── GenerationFailed              the backend failed this request, twice; others go on
         ├── AnswerCutShort (ValueError)   the answer ended before its form was complete
+        ├── NoToolCall (ValueError)       the answer called no tool where a call was expected
         └── RequestTimedOut (TimeoutError)  no request got a token for request_timeout_s, twice
 
 Each message says what to do next. An error below one that is marked (ValueError) is a ValueError too, so
@@ -141,6 +142,10 @@ class GenerationFailed(EngineError):
 
 class AnswerCutShort(EngineError, ValueError):
     """An answer ended before the form that it had to follow was complete, for example by max_tokens."""
+
+
+class NoToolCall(EngineError, ValueError):
+    """The model answered in words where the caller expected a call of a tool."""
 
 
 class RequestTimedOut(EngineError, TimeoutError):

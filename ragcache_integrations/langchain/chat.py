@@ -21,12 +21,12 @@ from ragcache_engine import (
     ChatPrompt,
     ToolAnswerPart,
 )
-from ragcache_integrations.langchain.chat_request import ChatRequest
+from ragcache_integrations.bound_tools import BoundTools
+from ragcache_integrations.chat_request import ChatRequest
 from ragcache_integrations.langchain.messages import chat_chunk, chat_result, conversation
 from ragcache_integrations.langchain.model_base import EngineModel
 from ragcache_integrations.langchain.stream_cancellation import CancellableStream
 from ragcache_integrations.langchain.structured import Method, Schema, bind_structured_output
-from ragcache_integrations.langchain.tools import BoundTools
 
 MOST_AT_ONCE = 128
 """How many requests of one batch may be in the engine at a time. A thread waits for each of them."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Generator, Sequence
+from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from contextlib import aclosing
 from functools import partial
 from typing import Any, Self
@@ -25,25 +25,24 @@ from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_ca
 from llama_index.core.prompts import BasePromptTemplate
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
-from ragcache_engine import EngineNeeded, SamplingOptions
+from ragcache_engine import EngineNeeded, NoChatTemplate, SamplingOptions, ToolAnswerPart
+from ragcache_integrations.bound_tools import BoundTools
+from ragcache_integrations.chat_request import ChatRequest
 from ragcache_integrations.engine_field import Engine
-from ragcache_integrations.llamaindex.conversations import write_conversation
+from ragcache_integrations.llamaindex.conversations import as_messages, write_conversation
 from ragcache_integrations.llamaindex.responses import (
+    MessageSoFar,
     chat_response,
     completion,
     completion_so_far,
 )
-from ragcache_integrations.llamaindex.streams import (
-    amap_stream,
-    map_stream,
-    report_astream,
-    report_stream,
-)
+from ragcache_integrations.llamaindex.streams import report_astream, report_stream
 from ragcache_integrations.llamaindex.structured import GuidedPrediction
+from ragcache_integrations.llamaindex.tool_calling import ToolCalling, describe_tool
 from ragcache_integrations.sampling import SamplingFields
 
 
-class RAGCacheLLM(SamplingFields, GuidedPrediction):
+class RAGCacheLLM(SamplingFields, GuidedPrediction, ToolCalling):
     """The engine in place of LlamaIndex's `Vllm`, with the same parameters and defaults.
 
         llm = RAGCacheLLM(engine=engine, temperature=0, max_new_tokens=64)
@@ -76,18 +75,23 @@ class RAGCacheLLM(SamplingFields, GuidedPrediction):
     is_chat_model: whether query engines send their prompts as conversations, which is what an
       instruction-tuned model expects. False by default, as for `Vllm`, so that a swap changes no
       prompt.
+    is_function_calling_model: whether agents and programs may give it tools. By default, if the model
+      has a chat template, which describes the tools to the model; if it has no place for them, the
+      system message does. With tool_required=True or a tool_choice, the answer of any model is a valid
+      call. Otherwise a model calls tools as well as it was trained to.
 
     A prompt goes through completion_to_prompt unless the call says formatted=True, as query engines
     do. If messages_to_prompt is given, it writes conversations; otherwise the model's chat template
-    does. Without a chat template they have LlamaIndex's form "user: ...".
+    does, always if there are tools. Without a chat template they have LlamaIndex's form "user: ...".
 
     A response's `additional_kwargs` say what it cost: prompt_tokens, completion_tokens, total_tokens,
     cached_tokens (in total and by tier), ttft_s, finish_reason, document_ids, speculation. So does
     `raw["usage"]`, where TokenCountingHandler looks. In a stream, the last response has them.
 
     Calls raise BadRequest for requests that cannot be served (EmptyPrompt, PromptTooLong,
-    RefusedMessages, UnsupportedGuide, a parameter the engine does not have), and EngineError if the
-    engine cannot finish. Closing a stream early or cancelling the task cancels the request.
+    RefusedMessages, NoChatTemplate for tools, UnsupportedGuide, a parameter the engine does not have),
+    and EngineError if the engine cannot finish. Closing a stream early or cancelling the task cancels
+    the request.
 
     `to_dict` and `to_json` return the parameters, without the engine, the callbacks, and the functions
     that write prompts. `from_dict(data, engine=engine)` makes an LLM from them again.
@@ -98,6 +102,7 @@ class RAGCacheLLM(SamplingFields, GuidedPrediction):
     engine: Engine = Field(exclude=True, repr=False)
     tenant: str | None = None
     is_chat_model: bool = False
+    is_function_calling_model: bool | None = None
 
     @field_validator("callback_manager", mode="before")
     @classmethod
@@ -122,8 +127,18 @@ class RAGCacheLLM(SamplingFields, GuidedPrediction):
             context_window=self.engine.limits.context_tokens,
             num_output=self.max_new_tokens,
             is_chat_model=self.is_chat_model,
+            is_function_calling_model=self._can_call_functions(),
             model_name=self.engine.config.model,
         )
+
+    def _can_call_functions(self) -> bool:
+        if self.is_function_calling_model is not None:
+            return self.is_function_calling_model
+        try:
+            _ = self.engine.chat.takes_tools  # if the template has no place for them, a message has
+        except NoChatTemplate:
+            return False
+        return True
 
     def tokenize(self, text: str) -> list[int]:
         """Return the text's tokens, by the tokenizer of the engine's model.
@@ -167,7 +182,9 @@ class RAGCacheLLM(SamplingFields, GuidedPrediction):
 
     @llm_completion_callback()
     def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
-        return self._complete(self._format_prompt(prompt, formatted), self.sampling_options(kwargs))
+        options = self.sampling_options(kwargs)
+        prompt = self._format_prompt(prompt, formatted)
+        return completion(self.engine.generate(prompt, options=options, tenant=self.tenant))
 
     @report_stream(llm_completion_callback())
     def stream_complete(
@@ -180,7 +197,8 @@ class RAGCacheLLM(SamplingFields, GuidedPrediction):
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponse:
         options = self.sampling_options(kwargs)
-        return await self._acomplete(self._format_prompt(prompt, formatted), options)
+        prompt = self._format_prompt(prompt, formatted)
+        return completion(await self.engine.agenerate(prompt, options=options, tenant=self.tenant))
 
     @report_astream(llm_completion_callback())
     async def astream_complete(
@@ -190,33 +208,30 @@ class RAGCacheLLM(SamplingFields, GuidedPrediction):
 
     @llm_chat_callback()
     def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
-        return chat_response(self._complete(self._prompt(messages), self.sampling_options(kwargs)))
+        request = self._request(messages, kwargs)
+        answer = self.engine.generate(request.prompt, options=request.options, tenant=self.tenant)
+        return chat_response(answer, request.read_answer(answer))
 
     @report_stream(llm_chat_callback())
     def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
-        completions = self._stream(self._prompt(messages), self.sampling_options(kwargs))
-        return map_stream(chat_response, completions)
+        return self._stream_chat(self._request(messages, kwargs))
 
     @llm_chat_callback()
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
-        options = self.sampling_options(kwargs)
-        return chat_response(await self._acomplete(self._prompt(messages), options))
+        request = self._request(messages, kwargs)
+        answer = await self.engine.agenerate(
+            request.prompt, options=request.options, tenant=self.tenant
+        )
+        return chat_response(answer, request.read_answer(answer))
 
     @report_astream(llm_chat_callback())
     async def astream_chat(
         self, messages: Sequence[ChatMessage], **kwargs: Any
     ) -> ChatResponseAsyncGen:
-        completions = self._astream(self._prompt(messages), self.sampling_options(kwargs))
-        return amap_stream(chat_response, completions)
+        return self._astream_chat(self._request(messages, kwargs))
 
     # The public methods above report to LlamaIndex's callbacks. The methods below do the work without
-    # reporting, so that a chat is not reported as a completion too.
-
-    def _complete(self, prompt: str, options: SamplingOptions) -> CompletionResponse:
-        return completion(self.engine.generate(prompt, options=options, tenant=self.tenant))
-
-    async def _acomplete(self, prompt: str, options: SamplingOptions) -> CompletionResponse:
-        return completion(await self.engine.agenerate(prompt, options=options, tenant=self.tenant))
+    # reporting.
 
     def _stream(
         self, prompt: str, options: SamplingOptions
@@ -243,6 +258,41 @@ class RAGCacheLLM(SamplingFields, GuidedPrediction):
             async for piece in pieces:
                 text += piece.text
                 yield completion_so_far(text, piece)
+
+    def _stream_chat(self, request: ChatRequest) -> Generator[ChatResponse, None, None]:
+        # Started here for the same reason.
+        stream = self.engine.stream(request.prompt, options=request.options, tenant=self.tenant)
+
+        def responses() -> Generator[ChatResponse, None, None]:
+            message = MessageSoFar()
+            with stream:
+                for piece in stream:
+                    if (part := request.read_piece(piece)) or piece.usage:
+                        yield message.add(piece, part or ToolAnswerPart())
+
+        return responses()
+
+    async def _astream_chat(self, request: ChatRequest) -> AsyncGenerator[ChatResponse, None]:
+        message = MessageSoFar()
+        async with aclosing(
+            self.engine.astream(request.prompt, options=request.options, tenant=self.tenant)
+        ) as pieces:
+            async for piece in pieces:
+                if (part := request.read_piece(piece)) or piece.usage:
+                    yield message.add(piece, part or ToolAnswerPart())
+
+    def _request(self, messages: Sequence[ChatMessage], changes: Mapping[str, Any]) -> ChatRequest:
+        changes = dict(changes)
+        tools = [describe_tool(tool) for tool in changes.pop("tools", None) or ()]
+        bound = BoundTools.from_choice(tools, changes.pop("tool_choice", None))
+        options = bound.add_to_options(self.engine, self.sampling_options(changes))
+        # Only a chat template can show the model tools; a messages_to_prompt cannot.
+        prompt = (
+            self.engine.chat.prompt(as_messages(messages), tools=bound.tools)
+            if bound.tools
+            else self._prompt(messages)
+        )
+        return ChatRequest(prompt, options, bound.make_reader(self.engine))
 
     def _format_prompt(self, prompt: str, formatted: bool) -> str:
         if formatted or self.completion_to_prompt is None:
