@@ -21,15 +21,25 @@ from llama_index.core.base.llms.types import (
     LLMMetadata,
 )
 from llama_index.core.callbacks import CallbackManager
+from llama_index.core.indices.prompt_helper import PromptHelper
 from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
 from llama_index.core.prompts import BasePromptTemplate
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
-from ragcache_engine import EngineNeeded, NoChatTemplate, SamplingOptions, ToolAnswerPart
+from ragcache_engine import (
+    Answer,
+    AnswerStream,
+    EngineNeeded,
+    NoChatTemplate,
+    Piece,
+    SamplingOptions,
+    ToolAnswerPart,
+)
 from ragcache_integrations.bound_tools import BoundTools
 from ragcache_integrations.chat_request import ChatRequest
 from ragcache_integrations.engine_field import Engine
 from ragcache_integrations.llamaindex.conversations import as_messages, write_conversation
+from ragcache_integrations.llamaindex.packing import advise_on_packing
 from ragcache_integrations.llamaindex.responses import (
     MessageSoFar,
     chat_response,
@@ -149,6 +159,16 @@ class RAGCacheLLM(SamplingFields, GuidedPrediction, ToolCalling):
         """
         return list(self.engine.tokenize(text).token_ids)
 
+    def prompt_helper(self) -> PromptHelper:
+        """Return LlamaIndex's helper that packs prompts, counting by this model's tokenizer.
+
+            synthesizer = get_response_synthesizer(llm=llm, prompt_helper=llm.prompt_helper())
+
+        LlamaIndex counts by `Settings.tokenizer` otherwise, which is another model's until it is set, and
+        then long prompts may not fit this model's context.
+        """
+        return PromptHelper.from_llm_metadata(self.metadata, tokenizer=self.tokenize)
+
     def render(self, template: BasePromptTemplate, **prompt_args: Any) -> str:
         """Return the exact prompt that `predict(template, **prompt_args)` sends to the engine."""
         if self.is_chat_model:
@@ -184,7 +204,7 @@ class RAGCacheLLM(SamplingFields, GuidedPrediction, ToolCalling):
     def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
         options = self.sampling_options(kwargs)
         prompt = self._format_prompt(prompt, formatted)
-        return completion(self.engine.generate(prompt, options=options, tenant=self.tenant))
+        return completion(self._answer(prompt, options))
 
     @report_stream(llm_completion_callback())
     def stream_complete(
@@ -198,7 +218,7 @@ class RAGCacheLLM(SamplingFields, GuidedPrediction, ToolCalling):
     ) -> CompletionResponse:
         options = self.sampling_options(kwargs)
         prompt = self._format_prompt(prompt, formatted)
-        return completion(await self.engine.agenerate(prompt, options=options, tenant=self.tenant))
+        return completion(await self._aanswer(prompt, options))
 
     @report_astream(llm_completion_callback())
     async def astream_complete(
@@ -209,7 +229,7 @@ class RAGCacheLLM(SamplingFields, GuidedPrediction, ToolCalling):
     @llm_chat_callback()
     def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         request = self._request(messages, kwargs)
-        answer = self.engine.generate(request.prompt, options=request.options, tenant=self.tenant)
+        answer = self._answer(request.prompt, request.options)
         return chat_response(answer, request.read_answer(answer))
 
     @report_stream(llm_chat_callback())
@@ -219,9 +239,7 @@ class RAGCacheLLM(SamplingFields, GuidedPrediction, ToolCalling):
     @llm_chat_callback()
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
         request = self._request(messages, kwargs)
-        answer = await self.engine.agenerate(
-            request.prompt, options=request.options, tenant=self.tenant
-        )
+        answer = await self._aanswer(request.prompt, request.options)
         return chat_response(answer, request.read_answer(answer))
 
     @report_astream(llm_chat_callback())
@@ -233,11 +251,31 @@ class RAGCacheLLM(SamplingFields, GuidedPrediction, ToolCalling):
     # The public methods above report to LlamaIndex's callbacks. The methods below do the work without
     # reporting.
 
+    def _answer(self, prompt: str, options: SamplingOptions) -> Answer:
+        with advise_on_packing():
+            return self.engine.generate(prompt, options=options, tenant=self.tenant)
+
+    async def _aanswer(self, prompt: str, options: SamplingOptions) -> Answer:
+        with advise_on_packing():
+            return await self.engine.agenerate(prompt, options=options, tenant=self.tenant)
+
+    def _pieces(self, prompt: str, options: SamplingOptions) -> AnswerStream:
+        with advise_on_packing():
+            return self.engine.stream(prompt, options=options, tenant=self.tenant)
+
+    async def _apieces(self, prompt: str, options: SamplingOptions) -> AsyncGenerator[Piece, None]:
+        with advise_on_packing():
+            async with aclosing(
+                self.engine.astream(prompt, options=options, tenant=self.tenant)
+            ) as pieces:
+                async for piece in pieces:
+                    yield piece
+
     def _stream(
         self, prompt: str, options: SamplingOptions
     ) -> Generator[CompletionResponse, None, None]:
         # Started here, not in the generator, so that the call itself raises errors of bad input.
-        stream = self.engine.stream(prompt, options=options, tenant=self.tenant)
+        stream = self._pieces(prompt, options)
 
         def responses() -> Generator[CompletionResponse, None, None]:
             text = ""
@@ -252,16 +290,14 @@ class RAGCacheLLM(SamplingFields, GuidedPrediction, ToolCalling):
         self, prompt: str, options: SamplingOptions
     ) -> AsyncGenerator[CompletionResponse, None]:
         text = ""
-        async with aclosing(
-            self.engine.astream(prompt, options=options, tenant=self.tenant)
-        ) as pieces:
+        async with aclosing(self._apieces(prompt, options)) as pieces:
             async for piece in pieces:
                 text += piece.text
                 yield completion_so_far(text, piece)
 
     def _stream_chat(self, request: ChatRequest) -> Generator[ChatResponse, None, None]:
         # Started here for the same reason.
-        stream = self.engine.stream(request.prompt, options=request.options, tenant=self.tenant)
+        stream = self._pieces(request.prompt, request.options)
 
         def responses() -> Generator[ChatResponse, None, None]:
             message = MessageSoFar()
@@ -274,9 +310,7 @@ class RAGCacheLLM(SamplingFields, GuidedPrediction, ToolCalling):
 
     async def _astream_chat(self, request: ChatRequest) -> AsyncGenerator[ChatResponse, None]:
         message = MessageSoFar()
-        async with aclosing(
-            self.engine.astream(request.prompt, options=request.options, tenant=self.tenant)
-        ) as pieces:
+        async with aclosing(self._apieces(request.prompt, request.options)) as pieces:
             async for piece in pieces:
                 if (part := request.read_piece(piece)) or piece.usage:
                     yield message.add(piece, part or ToolAnswerPart())
