@@ -13,7 +13,14 @@ from llama_index.core.constants import DEFAULT_SIMILARITY_TOP_K
 from llama_index.core.indices.vector_store import VectorIndexRetriever, VectorStoreIndex
 from llama_index.core.schema import BaseNode, MetadataMode, NodeWithScore, QueryBundle
 
-from ragcache_engine import Document, QueryShapeError, RAGCacheEngine, RetrievalInProgress
+from ragcache_engine import (
+    Document,
+    InvalidArgument,
+    QueryShapeError,
+    RAGCacheEngine,
+    RetrievalInProgress,
+)
+from ragcache_integrations.engine_field import check_engine, check_same_engine
 from ragcache_integrations.engine_reporting import (
     listener_if_speculating,
     stream_and_tell_engine,
@@ -112,6 +119,9 @@ class RAGCacheRetriever(VectorIndexRetriever):
         """
         check_top_k(similarity_top_k)
         check_supported(index)
+        check_engine(engine)
+        if llm is not None:
+            _check_llm(llm, engine)
         super().__init__(index, similarity_top_k=similarity_top_k, **options)
         guard_index(faiss_index(index))  # from now on, changes wait for searches
         self._engine = engine
@@ -144,7 +154,8 @@ class RAGCacheRetriever(VectorIndexRetriever):
           Pass it to `engine.warm(chain=...)` to write prompts as this retriever's query engine
           does.
         options: what `index.as_retriever()` takes, and callback_manager.
-        Raises InvalidTopK, UnsupportedStore; ValueError for a template whose variables cannot be
+        Raises InvalidTopK, UnsupportedStore; InvalidArgument unless engine is a RAGCacheEngine, and the
+        llm's engine if there is one; ValueError for a template whose variables cannot be
         told apart. The index may still be empty, because nodes may be inserted later.
         """
         check_top_k(similarity_top_k)
@@ -277,6 +288,14 @@ class RAGCacheRetriever(VectorIndexRetriever):
                 "the query has neither text nor an embedding; give it one of them"
             )
         return self._embed_model.get_agg_embedding_from_queries(query_bundle.embedding_strs)
+
+
+def _check_llm(llm: Any, engine: RAGCacheEngine) -> None:
+    if not isinstance(llm, RAGCacheLLM):
+        raise InvalidArgument(
+            f"llm= takes a RAGCacheLLM, got {type(llm).__name__}; leave it out for other LLMs"
+        )
+    check_same_engine(engine, llm)
 
 
 def _document_of(found: NodeWithScore) -> Document:
