@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, closing
 from functools import partial
 from typing import Any, Self
 
@@ -28,7 +28,6 @@ from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from ragcache_engine import (
     Answer,
-    AnswerStream,
     EngineNeeded,
     NoChatTemplate,
     Piece,
@@ -39,6 +38,7 @@ from ragcache_integrations.bound_tools import BoundTools
 from ragcache_integrations.chat_request import ChatRequest
 from ragcache_integrations.engine_field import Engine
 from ragcache_integrations.llamaindex.conversations import as_messages, write_conversation
+from ragcache_integrations.llamaindex.cost import cost_recorder
 from ragcache_integrations.llamaindex.packing import advise_on_packing
 from ragcache_integrations.llamaindex.responses import (
     MessageSoFar,
@@ -96,7 +96,9 @@ class RAGCacheLLM(SamplingFields, GuidedPrediction, ToolCalling):
 
     A response's `additional_kwargs` say what it cost: prompt_tokens, completion_tokens, total_tokens,
     cached_tokens (in total and by tier), ttft_s, finish_reason, document_ids, speculation. So does
-    `raw["usage"]`, where TokenCountingHandler looks. In a stream, the last response has them.
+    `raw`, with the tokens in `raw["usage"]`, where TokenCountingHandler looks, and agents pass it on in
+    `AgentStream.raw` and `AgentOutput.raw`. In a stream, the last response has them. A query may take
+    several answers; `measure_cost` adds them up.
 
     Calls raise BadRequest for requests that cannot be served (EmptyPrompt, PromptTooLong,
     RefusedMessages, NoChatTemplate for tools, UnsupportedGuide, a parameter the engine does not have),
@@ -210,7 +212,8 @@ class RAGCacheLLM(SamplingFields, GuidedPrediction, ToolCalling):
     def stream_complete(
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponseGen:
-        return self._stream(self._format_prompt(prompt, formatted), self.sampling_options(kwargs))
+        options = self.sampling_options(kwargs)
+        return self._read(self._pieces(self._format_prompt(prompt, formatted), options))
 
     @llm_completion_callback()
     async def acomplete(
@@ -224,7 +227,8 @@ class RAGCacheLLM(SamplingFields, GuidedPrediction, ToolCalling):
     async def astream_complete(
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponseAsyncGen:
-        return self._astream(self._format_prompt(prompt, formatted), self.sampling_options(kwargs))
+        options = self.sampling_options(kwargs)
+        return self._aread(self._apieces(self._format_prompt(prompt, formatted), options))
 
     @llm_chat_callback()
     def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
@@ -234,7 +238,8 @@ class RAGCacheLLM(SamplingFields, GuidedPrediction, ToolCalling):
 
     @report_stream(llm_chat_callback())
     def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
-        return self._stream_chat(self._request(messages, kwargs))
+        request = self._request(messages, kwargs)
+        return self._read_chat(request, self._pieces(request.prompt, request.options))
 
     @llm_chat_callback()
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
@@ -246,71 +251,87 @@ class RAGCacheLLM(SamplingFields, GuidedPrediction, ToolCalling):
     async def astream_chat(
         self, messages: Sequence[ChatMessage], **kwargs: Any
     ) -> ChatResponseAsyncGen:
-        return self._astream_chat(self._request(messages, kwargs))
+        request = self._request(messages, kwargs)
+        return self._aread_chat(request, self._apieces(request.prompt, request.options))
 
     # The public methods above report to LlamaIndex's callbacks. The methods below do the work without
     # reporting.
 
     def _answer(self, prompt: str, options: SamplingOptions) -> Answer:
+        record = cost_recorder()
         with advise_on_packing():
-            return self.engine.generate(prompt, options=options, tenant=self.tenant)
+            answer = self.engine.generate(prompt, options=options, tenant=self.tenant)
+        record(answer.usage)
+        return answer
 
     async def _aanswer(self, prompt: str, options: SamplingOptions) -> Answer:
+        record = cost_recorder()
         with advise_on_packing():
-            return await self.engine.agenerate(prompt, options=options, tenant=self.tenant)
+            answer = await self.engine.agenerate(prompt, options=options, tenant=self.tenant)
+        record(answer.usage)
+        return answer
 
-    def _pieces(self, prompt: str, options: SamplingOptions) -> AnswerStream:
-        with advise_on_packing():
-            return self.engine.stream(prompt, options=options, tenant=self.tenant)
-
-    async def _apieces(self, prompt: str, options: SamplingOptions) -> AsyncGenerator[Piece, None]:
-        with advise_on_packing():
-            async with aclosing(
-                self.engine.astream(prompt, options=options, tenant=self.tenant)
-            ) as pieces:
-                async for piece in pieces:
-                    yield piece
-
-    def _stream(
-        self, prompt: str, options: SamplingOptions
-    ) -> Generator[CompletionResponse, None, None]:
+    def _pieces(self, prompt: str, options: SamplingOptions) -> Generator[Piece, None, None]:
         # Started here, not in the generator, so that the call itself raises errors of bad input.
-        stream = self._pieces(prompt, options)
+        record = cost_recorder()
+        with advise_on_packing():
+            stream = self.engine.stream(prompt, options=options, tenant=self.tenant)
 
-        def responses() -> Generator[CompletionResponse, None, None]:
-            text = ""
+        def pieces() -> Generator[Piece, None, None]:
             with stream:
                 for piece in stream:
-                    text += piece.text
-                    yield completion_so_far(text, piece)
+                    record(piece.usage)
+                    yield piece
 
-        return responses()
+        return pieces()
 
-    async def _astream(
-        self, prompt: str, options: SamplingOptions
+    def _apieces(self, prompt: str, options: SamplingOptions) -> AsyncGenerator[Piece, None]:
+        # Taken here, because the generator runs in the context of whoever reads it.
+        record = cost_recorder()
+
+        async def pieces() -> AsyncGenerator[Piece, None]:
+            with advise_on_packing():
+                async with aclosing(
+                    self.engine.astream(prompt, options=options, tenant=self.tenant)
+                ) as stream:
+                    async for piece in stream:
+                        record(piece.usage)
+                        yield piece
+
+        return pieces()
+
+    def _read(
+        self, pieces: Generator[Piece, None, None]
+    ) -> Generator[CompletionResponse, None, None]:
+        text = ""
+        with closing(pieces):
+            for piece in pieces:
+                text += piece.text
+                yield completion_so_far(text, piece)
+
+    async def _aread(
+        self, pieces: AsyncGenerator[Piece, None]
     ) -> AsyncGenerator[CompletionResponse, None]:
         text = ""
-        async with aclosing(self._apieces(prompt, options)) as pieces:
+        async with aclosing(pieces):
             async for piece in pieces:
                 text += piece.text
                 yield completion_so_far(text, piece)
 
-    def _stream_chat(self, request: ChatRequest) -> Generator[ChatResponse, None, None]:
-        # Started here for the same reason.
-        stream = self._pieces(request.prompt, request.options)
-
-        def responses() -> Generator[ChatResponse, None, None]:
-            message = MessageSoFar()
-            with stream:
-                for piece in stream:
-                    if (part := request.read_piece(piece)) or piece.usage:
-                        yield message.add(piece, part or ToolAnswerPart())
-
-        return responses()
-
-    async def _astream_chat(self, request: ChatRequest) -> AsyncGenerator[ChatResponse, None]:
+    def _read_chat(
+        self, request: ChatRequest, pieces: Generator[Piece, None, None]
+    ) -> Generator[ChatResponse, None, None]:
         message = MessageSoFar()
-        async with aclosing(self._apieces(request.prompt, request.options)) as pieces:
+        with closing(pieces):
+            for piece in pieces:
+                if (part := request.read_piece(piece)) or piece.usage:
+                    yield message.add(piece, part or ToolAnswerPart())
+
+    async def _aread_chat(
+        self, request: ChatRequest, pieces: AsyncGenerator[Piece, None]
+    ) -> AsyncGenerator[ChatResponse, None]:
+        message = MessageSoFar()
+        async with aclosing(pieces):
             async for piece in pieces:
                 if (part := request.read_piece(piece)) or piece.usage:
                     yield message.add(piece, part or ToolAnswerPart())

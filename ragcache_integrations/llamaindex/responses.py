@@ -117,13 +117,14 @@ def _costs(finish_reason: FinishReason | None, usage: Usage | None) -> dict[str,
     if finish_reason is None or usage is None:
         return {}
     counts = token_counts([usage])
+    cached = {
+        "cached_tokens": usage.cached.total,
+        **{f"cached_tokens_{tier.value}": getattr(usage.cached, tier.value) for tier in Tier},
+    }
+    facts = answer_facts(finish_reason, usage)
     return {
-        # LlamaIndex's TokenCountingHandler looks here; it estimates if it finds nothing.
-        "raw": {"usage": counts, "finish_reason": finish_reason.value},
-        "additional_kwargs": {
-            **counts,
-            "cached_tokens": usage.cached.total,
-            **{f"cached_tokens_{tier.value}": getattr(usage.cached, tier.value) for tier in Tier},
-            **answer_facts(finish_reason, usage),
-        },
+        # LlamaIndex's TokenCountingHandler looks here, and estimates if it finds nothing. Of an agent's
+        # answers, only this comes through.
+        "raw": {"usage": {**counts, **cached}, **facts},
+        "additional_kwargs": {**counts, **cached, **facts},
     }
