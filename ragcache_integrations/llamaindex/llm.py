@@ -24,7 +24,7 @@ from llama_index.core.callbacks import CallbackManager
 from llama_index.core.indices.prompt_helper import PromptHelper
 from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
 from llama_index.core.prompts import BasePromptTemplate
-from pydantic import ConfigDict, Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, computed_field, field_validator, model_validator
 
 from ragcache_engine import (
     Answer,
@@ -39,6 +39,7 @@ from ragcache_integrations.chat_request import ChatRequest
 from ragcache_integrations.engine_field import Engine
 from ragcache_integrations.llamaindex.conversations import as_messages, write_conversation
 from ragcache_integrations.llamaindex.cost import cost_recorder
+from ragcache_integrations.llamaindex.identity import fingerprint
 from ragcache_integrations.llamaindex.packing import advise_on_packing
 from ragcache_integrations.llamaindex.responses import (
     MessageSoFar,
@@ -105,8 +106,9 @@ class RAGCacheLLM(SamplingFields, GuidedPrediction, ToolCalling):
     and EngineError if the engine cannot finish. Closing a stream early or cancelling the task cancels
     the request.
 
-    `to_dict` and `to_json` return the parameters, without the engine, the callbacks, and the functions
-    that write prompts. `from_dict(data, engine=engine)` makes an LLM from them again.
+    `to_dict` and `to_json` return the parameters and the model's name, without the engine, the callbacks,
+    and the functions that write prompts. `from_dict(data, engine=engine)` makes an LLM from them again,
+    on that engine's model.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
@@ -132,6 +134,19 @@ class RAGCacheLLM(SamplingFields, GuidedPrediction, ToolCalling):
     @classmethod
     def class_name(cls) -> str:
         return "RAGCacheLLM"
+
+    # Saved with the parameters, so that an ingestion cache, which knows an LLM by what it saves, does
+    # not take one model's answer for another's.
+
+    @computed_field
+    def model(self) -> str:
+        """The engine's model."""
+        return self.engine.config.model
+
+    @computed_field(repr=False)
+    def model_fingerprint(self) -> str:
+        """A hash of what else changes answers: the engine's settings, and the functions for prompts."""
+        return fingerprint(self.engine.config, self)
 
     @property
     def metadata(self) -> LLMMetadata:
@@ -190,7 +205,10 @@ class RAGCacheLLM(SamplingFields, GuidedPrediction, ToolCalling):
                 f"an engine cannot be saved with what runs on it: start one, and restore the LLM with "
                 f"{cls.__name__}.from_dict(data, engine=engine), or from_json in the same way"
             )
-        return super().from_dict(data, **kwargs)
+        saved = {
+            name: value for name, value in data.items() if name not in cls.model_computed_fields
+        }
+        return super().from_dict(saved, **kwargs)
 
     def __getstate__(self) -> dict[Any, Any]:
         raise EngineNeeded(
