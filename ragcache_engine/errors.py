@@ -14,7 +14,7 @@
     │   ├── NoChatTemplate                the model has no format for conversations
     │   ├── RefusedMessages               the model's chat template cannot write this conversation
     │   ├── UnknownTemplate               no template says what the prompts to prefill look like
-    │   └── InvalidTopK                   fewer than one document was asked for
+    │   └── InvalidTopK                   no number of documents, or fewer than one, was asked for
     ├── RetrievalError                    the documents cannot be found; no text was generated
     │   ├── EmptyIndex                    the index holds no vectors
     │   ├── QueryShapeError               the query vector's size is not the index's
@@ -93,7 +93,7 @@ class UnknownTemplate(BadRequest):
 
 
 class InvalidTopK(BadRequest):
-    """A retriever was asked for fewer than one document."""
+    """A retriever was asked for fewer than one document, or for a number that is no integer."""
 
 
 class RetrievalError(RAGCacheError):

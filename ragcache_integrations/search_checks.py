@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Integral
 from typing import Any
 
 from ragcache_engine import EmptyIndex, IndexOutOfStep, InvalidTopK, QueryShapeError
@@ -12,9 +13,11 @@ def is_faiss_index(index: Any) -> bool:
     return all(hasattr(index, name) for name in ("ntotal", "d", "search"))
 
 
-def check_top_k(top_k: int) -> None:
-    """Raise InvalidTopK if fewer than one document is asked for."""
-    if top_k < 1:
+def check_top_k(top_k: Any) -> None:
+    """Raise InvalidTopK unless this is an integer, and at least one."""
+    if not isinstance(top_k, Integral):  # numpy's integers are
+        raise InvalidTopK(f"the number of documents must be an integer, got {top_k!r}")
+    if int(top_k) < 1:
         raise InvalidTopK(f"at least one document must be asked for, got {top_k}; raise it to 1")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Generator, Hashable
 from contextlib import AbstractContextManager
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any, NamedTuple, Self
 
@@ -15,6 +16,7 @@ from llama_index.core.schema import BaseNode, MetadataMode, NodeWithScore, Query
 
 from ragcache_engine import (
     Document,
+    EngineNeeded,
     InvalidArgument,
     QueryShapeError,
     RAGCacheEngine,
@@ -210,6 +212,29 @@ class RAGCacheRetriever(VectorIndexRetriever):
             llm=llm,
             chain=chain,
             **{"object_map": objects_by_id(nodes), **options},
+        )
+
+    def __copy__(self) -> Self:
+        twin = object.__new__(type(self))
+        twin.__dict__.update(self.__dict__)
+        return twin
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        # The copy shares the engine, which cannot be copied, and the chain, because a copy writes the
+        # same prompts.
+        for shared in (self._engine, self.chain):
+            memo[id(shared)] = shared
+        twin = object.__new__(type(self))
+        memo[id(self)] = twin
+        twin.__dict__.update(deepcopy(self.__dict__, memo))
+        return twin
+
+    def __getstate__(self) -> dict[str, Any]:
+        name = type(self).__name__
+        raise EngineNeeded(
+            f"an engine lives in one process, so {name} cannot be pickled: save the index with "
+            f"index.storage_context.persist(), load it there, and make another retriever of it with "
+            f"{name}.from_index(index, engine=...)"
         )
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:

@@ -1,5 +1,6 @@
 import asyncio
 
+import numpy as np
 import pytest
 from llama_index.core import VectorStoreIndex
 from llama_index.core.schema import QueryBundle
@@ -42,6 +43,21 @@ def test_fewer_than_one_node_is_refused_at_construction(index, engine, top_k):
         RAGCacheRetriever.from_index(index, engine=engine, similarity_top_k=top_k)
     with pytest.raises(InvalidTopK):
         RAGCacheRetriever(index, engine=engine, similarity_top_k=top_k)
+
+
+@pytest.mark.parametrize("top_k", [2.5, None, "3"])
+def test_a_number_of_nodes_that_is_no_integer_is_refused(index, engine, top_k):
+    with pytest.raises(InvalidTopK, match="an integer"):
+        RAGCacheRetriever.from_index(index, engine=engine, similarity_top_k=top_k)
+    retriever = RAGCacheRetriever.from_index(index, engine=engine)
+    retriever.similarity_top_k = top_k
+    with pytest.raises(InvalidTopK, match="an integer"):
+        retriever.retrieve("Why is the sky blue?")
+
+
+def test_a_number_of_nodes_may_be_one_of_numpys(index, engine):
+    retriever = RAGCacheRetriever.from_index(index, engine=engine, similarity_top_k=np.int64(3))
+    assert len(retriever.retrieve("Why is the sky blue?")) == 3
 
 
 def test_fewer_than_one_node_is_refused_after_a_change_too(index, engine, embeddings):
