@@ -175,6 +175,8 @@ def test_what_a_guide_shows_runs(guide: Path, old_store, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for needed in ("faiss", "langchain_core", "llama_index.core"):
         pytest.importorskip(needed)
+    # A guide sets LlamaIndex's tokenizer; this puts it back afterwards.
+    monkeypatch.setattr("llama_index.core.global_tokenizer", None)
     # The same code on the engine without a model; its answers are other ones.
     blocks = [
         REAL_MODEL.sub(r'EngineConfig(\1backend="memory", model="any"', block)
