@@ -34,9 +34,8 @@ def require_model(model: str) -> None:
         raise ModelNotFound(f"the model folder {path} does not exist; give a folder or a hub id")
     if path.is_dir() and not (path / "config.json").is_file():
         raise ModelNotFound(f"the folder {path} holds no config.json, so it is no model folder")
-    if not path.exists() and _comes_from_hub(model):
-        if not any(_cache_folder(model).glob("snapshots/*/*")):  # of whichever revision
-            _ask_hub(model)
+    if not path.exists() and _comes_from_hub(model) and not _is_cached(model):
+        _ask_hub(model)
 
 
 def _comes_from_hub(model: str) -> bool:
@@ -44,8 +43,11 @@ def _comes_from_hub(model: str) -> bool:
     return ":" not in model and not any(os.environ.get(name) for name in _OTHER_SOURCES)
 
 
-def _cache_folder(model: str) -> Path:
-    """Return where the hub's cache would keep the model. Raises ModelNotFound for what is no hub id."""
+def _is_cached(model: str) -> bool:
+    """Return whether the hub's cache holds files of the model, of whichever revision.
+
+    Raises ModelNotFound for what is no hub id.
+    """
     try:
         name = repo_folder_name(repo_id=model, repo_type="model")
     except HFValidationError as error:
@@ -53,7 +55,7 @@ def _cache_folder(model: str) -> Path:
             f"no model {model!r}: it is neither a folder nor a hub id such as "
             f"'HuggingFaceTB/SmolLM2-135M-Instruct' ({error})"
         ) from error
-    return Path(constants.HF_HUB_CACHE) / name
+    return any((Path(constants.HF_HUB_CACHE) / name).glob("snapshots/*/*"))
 
 
 def _ask_hub(model: str) -> None:
