@@ -163,7 +163,10 @@ def old_store(tmp_path):
     old.save_local(str(tmp_path / "old_store"))
 
 
-@pytest.mark.parametrize("page", ["getting-started", "langchain", "langgraph", "llamaindex"])
+@pytest.mark.parametrize(
+    "page",
+    ["agents", "costs", "getting-started", "langchain", "langgraph", "llamaindex", "workers"],
+)
 def test_a_script_that_starts_a_model_does_nothing_outside_its_guard(page: str):
     shown = fenced_code((ROOT / "docs" / "guides" / f"{page}.md").read_text(encoding="utf-8"))
     script = next(block for block in shown if REAL_MODEL.search(block))
