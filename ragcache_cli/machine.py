@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from ragcache_cli.nltk_data import linked_nltk_file
+
 DISTRIBUTIONS = (
     "ragcache-integrations",
     "vllm",
@@ -41,6 +43,7 @@ class Machine:
     """The hardware and system of a machine. cores: how many this process may use.
 
     memory_bytes, free_bytes: None if the system does not tell. shm_bytes: None without /dev/shm.
+    linked_nltk_file: a file of LlamaIndex's data that nltk refuses to read, because it has hard links.
     """
 
     python: str
@@ -50,6 +53,7 @@ class Machine:
     free_bytes: int | None
     shm_bytes: int | None
     gpus: tuple[GPU, ...] = ()
+    linked_nltk_file: Path | None = None
 
 
 def this_machine() -> Machine:
@@ -63,6 +67,7 @@ def this_machine() -> Machine:
         free_bytes=memory.get("MemAvailable"),
         shm_bytes=shutil.disk_usage("/dev/shm").total if os.path.isdir("/dev/shm") else None,
         gpus=_nvidia_gpus(),
+        linked_nltk_file=linked_nltk_file(),
     )
 
 

@@ -8,18 +8,18 @@
     │   └── UnguardedMain                 the script lacks `if __name__ == "__main__":`
     ├── BadRequest (ValueError)           this one request cannot be served; nothing was computed
     │   ├── InvalidArgument (TypeError)   an argument has a wrong type, or an impossible value
+    │   │   └── InvalidTopK               no number of documents, or fewer than one, was asked for
     │   ├── EmptyPrompt                   the prompt has no tokens
     │   ├── PromptTooLong                 more tokens than the model's context leaves room for
     │   ├── UnsupportedGuide              the backend cannot hold an answer to this form
     │   ├── NoChatTemplate                the model has no format for conversations
     │   ├── RefusedMessages               the model's chat template cannot write this conversation
-    │   ├── UnknownTemplate               no template says what the prompts to prefill look like
-    │   └── InvalidTopK                   fewer than one document was asked for
+    │   └── UnknownTemplate               no template says what the prompts to prefill look like
     ├── RetrievalError                    the documents cannot be found; no text was generated
     │   ├── EmptyIndex                    the index holds no vectors
     │   ├── QueryShapeError               the query vector's size is not the index's
     │   ├── UnknownDocument               no text is known for a document's id
-    │   ├── IndexOutOfStep                index and document store disagree on how many there are
+    │   ├── IndexOutOfStep                index and documents do not belong together
     │   └── UnsupportedStore (TypeError)  the object given is not a FAISS-backed store
     └── EngineError                       the engine could not finish what it was asked
         ├── EngineStartFailed             the model did not start
@@ -28,6 +28,7 @@
         ├── EngineDied                    the model's process ended by itself
         ├── GenerationFailed              the backend failed this request, twice; others go on
         ├── AnswerCutShort (ValueError)   the answer ended before its form was complete
+        ├── NoToolCall (ValueError)       the answer called no tool where a call was expected
         └── RequestTimedOut (TimeoutError)  no request got a token for request_timeout_s, twice
 
 Each message says what to do next. An error below one that is marked (ValueError) is a ValueError too, so
@@ -92,8 +93,8 @@ class UnknownTemplate(BadRequest):
     """The engine does not know what the prompts look like for which it is to prefill documents."""
 
 
-class InvalidTopK(BadRequest):
-    """A retriever was asked for fewer than one document."""
+class InvalidTopK(InvalidArgument):
+    """A retriever was asked for fewer than one document, or for a number that is no integer."""
 
 
 class RetrievalError(RAGCacheError):
@@ -113,7 +114,7 @@ class UnknownDocument(RetrievalError):
 
 
 class IndexOutOfStep(RetrievalError):
-    """The index and the document store disagree on how many documents there are."""
+    """The index and the documents do not belong together: in number, or none is known for a vector."""
 
 
 class UnsupportedStore(RetrievalError, TypeError):
@@ -146,6 +147,10 @@ class GenerationFailed(EngineError):
 
 class AnswerCutShort(EngineError, ValueError):
     """An answer ended before the form that it had to follow was complete, for example by max_tokens."""
+
+
+class NoToolCall(EngineError, ValueError):
+    """The model answered in words where the caller expected a call of a tool."""
 
 
 class RequestTimedOut(EngineError, TimeoutError):

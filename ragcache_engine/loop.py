@@ -44,8 +44,9 @@ class LoopThread:
             raise EngineInOtherProcess(
                 f"this engine belongs to process {self._process} and cannot serve process {os.getpid()}, "
                 "which was forked from it: a fork copies no threads. Make a RAGCacheEngine in each "
-                "process, after the fork (gunicorn: in post_fork, not under --preload; Celery: in "
-                "worker_process_init), or start processes with multiprocessing's method 'spawn'"
+                "process, after the fork (gunicorn: in post_fork, not under --preload; Celery: with "
+                "--pool=threads), or start processes with multiprocessing's method 'spawn'; see "
+                "docs/guides/workers.md"
             )
 
     def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:

@@ -1,4 +1,4 @@
-"""The field `engine` of the frameworks' model classes, and how it gets its value."""
+"""The engine that the frameworks' classes are given: how models get it, and what retrievers refuse."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator
 
-from ragcache_engine import EngineConfig, RAGCacheEngine
+from ragcache_engine import EngineConfig, InvalidArgument, RAGCacheEngine
 
 
 def ensure_engine(value: Any) -> Any:
@@ -23,6 +23,33 @@ def ensure_engine(value: Any) -> Any:
 
 
 Engine = Annotated[RAGCacheEngine, BeforeValidator(ensure_engine)]
+
+
+def check_engine(engine: Any) -> None:
+    """Raise InvalidArgument unless this is a RAGCacheEngine, for classes that must share one."""
+    if isinstance(engine, RAGCacheEngine):
+        return
+    advice = "start one with RAGCacheEngine(EngineConfig(...)), and give it to the LLM too"
+    if isinstance(engine, EngineConfig):
+        advice = "engine = RAGCacheEngine(config) starts one, which retriever and LLM share"
+    elif isinstance(getattr(engine, "engine", None), RAGCacheEngine):
+        advice = "give engine=llm.engine"
+    raise InvalidArgument(
+        f"engine= takes a RAGCacheEngine that runs, got {type(engine).__name__}; {advice}"
+    )
+
+
+def check_same_engine(engine: RAGCacheEngine, llm: Any) -> None:
+    """Raise InvalidArgument if the LLM asks another engine than the retriever tells of its documents.
+
+    Nothing would be recognised then, and no prompt started early would be used.
+    """
+    if llm.engine is not engine:
+        raise InvalidArgument(
+            "the retriever and its llm have two engines, and one never hears of the other's documents: "
+            "give both the same, engine=llm.engine"
+        )
+
 
 ENGINE_SECRET = "RAGCACHE_ENGINE"
 """The name that stands for the engine in a serialized object. Loading the object asks for it."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from numbers import Integral
 from typing import Any
 
-from ragcache_engine import IndexOutOfStep, InvalidArgument, InvalidTopK, QueryShapeError
+from ragcache_engine import IndexOutOfStep, InvalidTopK, QueryShapeError
 
 
 def is_faiss_index(index: Any) -> bool:
@@ -12,15 +13,15 @@ def is_faiss_index(index: Any) -> bool:
     return all(hasattr(index, name) for name in ("ntotal", "d", "search"))
 
 
-def check_top_k(top_k: int) -> None:
-    """Raise InvalidTopK if fewer than one document is asked for, InvalidArgument for no whole number."""
-    # numpy's integers are whole numbers too.
-    if isinstance(top_k, bool) or not hasattr(top_k, "__index__"):
-        raise InvalidArgument(
+def check_top_k(top_k: Any) -> None:
+    """Raise InvalidTopK unless this is a whole number, and at least one."""
+    # numpy's integers are whole numbers too, but True is no number of documents.
+    if isinstance(top_k, bool) or not isinstance(top_k, Integral):
+        raise InvalidTopK(
             f"how many documents to find must be a whole number, such as 4, got {top_k!r} "
             f"({type(top_k).__name__})"
         )
-    if top_k < 1:
+    if int(top_k) < 1:
         raise InvalidTopK(f"at least one document must be asked for, got {top_k}; raise it to 1")
 
 

@@ -68,7 +68,7 @@ def _search_at_once(
     return distances, ids
 
 
-class _IndexProxy:
+class IndexProxy:
     """Passes everything but `search` on to the index."""
 
     def __init__(self, index: Any) -> None:
@@ -80,7 +80,7 @@ class _IndexProxy:
         return getattr(self._index, name)
 
 
-class StagedIndex(_IndexProxy):
+class StagedIndex(IndexProxy):
     """Searches the index in stages. on_stage: see `search_in_stages`."""
 
     def __init__(self, index: Any, on_stage: Callable[[SearchStage], None]) -> None:
@@ -93,7 +93,7 @@ class StagedIndex(_IndexProxy):
         return search_in_stages(self._index, query, k, self._on_stage, params)
 
 
-class FixedResultIndex(_IndexProxy):
+class FixedResultIndex(IndexProxy):
     """Answers a search with what one stage found.
 
     Raises LookupError for a search with another number of queries or another k than the stage's.

@@ -20,12 +20,12 @@ from ragcache_engine import (
     ChatPrompt,
     ToolAnswerPart,
 )
-from ragcache_integrations.langchain.chat_request import ChatRequest
+from ragcache_integrations.bound_tools import BoundTools
+from ragcache_integrations.chat_request import ChatRequest
 from ragcache_integrations.langchain.messages import chat_chunk, chat_result, conversation
 from ragcache_integrations.langchain.model_base import EngineModel, one_thread_each
 from ragcache_integrations.langchain.stream_cancellation import CancellableStream
 from ragcache_integrations.langchain.structured import Method, Schema, bind_structured_output
-from ragcache_integrations.langchain.tools import BoundTools
 
 
 class ChatRAGCache(EngineModel, BaseChatModel):

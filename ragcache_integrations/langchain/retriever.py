@@ -80,9 +80,9 @@ class RAGCacheRetriever(VectorStoreRetriever):
       Pass it to `engine.warm(chain=...)` to write prompts as this retriever's chain does.
 
     A search of an empty store finds nothing, as with the store's own retriever. Before the query is
-    embedded, a search raises InvalidTopK; IndexOutOfStep if index and docstore differ in size.
-    After it: QueryShapeError if the index was built with another embedding model; UnknownDocument if
-    the docstore lacks a document.
+    embedded, a search raises InvalidTopK. After it: QueryShapeError if the index was built with another
+    embedding model; UnknownDocument if the docstore lacks a document; IndexOutOfStep if none of the
+    vectors found has a document.
     """
 
     engine: RAGCacheEngine = Field(exclude=True, repr=False)

@@ -7,7 +7,8 @@ langchain-community need not be installed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
@@ -16,8 +17,9 @@ from langchain_core.runnables.config import run_in_executor
 from langchain_core.vectorstores import VectorStore
 
 from ragcache_engine import EmptyIndex, IndexOutOfStep, UnknownDocument, UnsupportedStore
+from ragcache_integrations.index_guard import guard_index
+from ragcache_integrations.orphans import WithoutOrphans, search_until_settled
 from ragcache_integrations.search_checks import (
-    check_same_count,
     check_vector_size,
     is_faiss_index,
 )
@@ -58,7 +60,7 @@ def check_supported(store: Any) -> None:
 def can_find_anything(store: Any) -> bool:
     """Return False for an empty store, whose own retriever finds nothing either.
 
-    Raises IndexOutOfStep. Cheap enough to run before each search.
+    Raises IndexOutOfStep without a docstore. Cheap enough to run before each search.
     """
     if isinstance(store, SearchableByVector):
         try:
@@ -70,7 +72,6 @@ def can_find_anything(store: Any) -> bool:
         return False
     if store.docstore is None:
         raise IndexOutOfStep("the store has an index and no docstore; load both from one save")
-    check_same_count(store.index.ntotal, len(store.index_to_docstore_id))
     return True
 
 
@@ -130,11 +131,49 @@ def _find_nearest(
         stage_option = {} if on_stage is None else {"on_stage": on_stage}
         return store.search_by_vector(vector, search_type, **options, **stage_option)
     check_vector_size(len(vector), store.index)
-    search = partial(_run_search, store, vector, search_type, options)
+
+    def search() -> list[Document]:
+        with guard_index(store.index).reading(), _name_missing_documents(store):
+            return _search_community(store, vector, search_type, options, on_stage)
+
+    return search_until_settled(search)
+
+
+def _search_community(
+    store: Any,
+    vector: Sequence[float],
+    search_type: str,
+    options: Mapping[str, Any],
+    on_stage: OnStage[list[Document]] | None,
+) -> list[Document]:
+    run = partial(_SEARCHES[search_type], vector=vector)
+    if not _can_be_staged(store):
+        return run(store, options=dict(options))
+
+    def has_document(position: int) -> bool:
+        return position in store.index_to_docstore_id
+
+    def search(index: Any) -> list[Document]:
+        known = WithoutOrphans(index, has_document, complete_index=store.index)
+        documents = run(_store_with_index(store, known), options=dict(options))
+        if not documents:
+            known.check_any_found()
+        return documents
+
+    def preview(index: Any) -> list[Document]:
+        known = WithoutOrphans(index, has_document)
+        return run(_store_with_index(store, known), options=dict(options))
+
+    if on_stage is None:
+        return search(store.index)
+    return preview_each_stage(store.index, search, on_stage, preview)
+
+
+@contextmanager
+def _name_missing_documents(store: Any) -> Iterator[None]:
+    """Turn a search's KeyError or ValueError into UnknownDocument if a document is missing."""
     try:
-        if on_stage is None or not _can_be_staged(store):
-            return search(None)
-        return preview_each_stage(store.index, search, on_stage)
+        yield
     except (KeyError, ValueError) as error:
         # A filter or an option may raise these too, so look whether a document is really missing.
         if missing := _find_missing(store):
@@ -148,18 +187,6 @@ def _find_nearest(
 def _is_community(store: VectorStore) -> bool:
     has_all = all(hasattr(store, name) for name in _COMMUNITY_ATTRIBUTES)
     return has_all and is_faiss_index(store.index)  # type: ignore[attr-defined]
-
-
-def _run_search(
-    store: Any,
-    vector: Sequence[float],
-    search_type: str,
-    options: Mapping[str, Any],
-    stand_in: Any,
-) -> list[Document]:
-    """Run the store's own search, over the proxy for its index if there is one."""
-    view = store if stand_in is None else _store_with_index(store, stand_in)
-    return _SEARCHES[search_type](view, vector, dict(options))
 
 
 def _can_be_staged(store: Any) -> bool:
@@ -209,7 +236,7 @@ _SEARCHES = {
 
 def _find_missing(store: Any) -> list[object]:
     """Return ids that the docstore does not hold, and positions in the index that have no id."""
-    ids = store.index_to_docstore_id
+    ids = dict(store.index_to_docstore_id)  # documents may be added meanwhile
     missing: list[object] = [at for at in range(store.index.ntotal) if at not in ids]
     return missing + [
         name for name in ids.values() if not isinstance(store.docstore.search(name), Document)

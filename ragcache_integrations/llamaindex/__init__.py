@@ -9,7 +9,8 @@ llm = RAGCacheLLM(engine=engine, temperature=0)
 query_engine = RetrieverQueryEngine.from_args(retriever, llm=llm)
 """
 
+from ragcache_integrations.llamaindex.cost import QueryCost, measure_cost
 from ragcache_integrations.llamaindex.llm import RAGCacheLLM
 from ragcache_integrations.llamaindex.retriever import RAGCacheRetriever
 
-__all__ = ["RAGCacheLLM", "RAGCacheRetriever"]
+__all__ = ["QueryCost", "RAGCacheLLM", "RAGCacheRetriever", "measure_cost"]

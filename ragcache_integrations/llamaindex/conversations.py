@@ -55,6 +55,8 @@ def _as_message(message: ChatMessage) -> dict[str, Any]:
     }
     if calls:
         converted["tool_calls"] = calls
+    if converted["role"] == "tool" and (call_id := message.additional_kwargs.get("tool_call_id")):
+        converted["tool_call_id"] = call_id
     return converted
 
 

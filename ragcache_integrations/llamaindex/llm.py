@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Generator, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+from contextlib import aclosing, closing
 from functools import partial
 from typing import Any, Self
 
@@ -21,29 +21,39 @@ from llama_index.core.base.llms.types import (
     LLMMetadata,
 )
 from llama_index.core.callbacks import CallbackManager
+from llama_index.core.indices.prompt_helper import PromptHelper
 from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
 from llama_index.core.prompts import BasePromptTemplate
-from pydantic import ConfigDict, Field, field_validator, model_validator
+from pydantic import ConfigDict, Field, computed_field, field_validator, model_validator
 
-from ragcache_engine import EngineNeeded, SamplingOptions
+from ragcache_engine import (
+    Answer,
+    EngineNeeded,
+    NoChatTemplate,
+    Piece,
+    SamplingOptions,
+    ToolAnswerPart,
+)
+from ragcache_integrations.bound_tools import BoundTools
+from ragcache_integrations.chat_request import ChatRequest
 from ragcache_integrations.engine_field import Engine
-from ragcache_integrations.llamaindex.conversations import write_conversation
+from ragcache_integrations.llamaindex.conversations import as_messages, write_conversation
+from ragcache_integrations.llamaindex.cost import cost_recorder
+from ragcache_integrations.llamaindex.identity import fingerprint
+from ragcache_integrations.llamaindex.packing import advise_on_packing
 from ragcache_integrations.llamaindex.responses import (
+    MessageSoFar,
     chat_response,
     completion,
     completion_so_far,
 )
-from ragcache_integrations.llamaindex.streams import (
-    amap_stream,
-    map_stream,
-    report_astream,
-    report_stream,
-)
+from ragcache_integrations.llamaindex.streams import report_astream, report_stream
 from ragcache_integrations.llamaindex.structured import GuidedPrediction
+from ragcache_integrations.llamaindex.tool_calling import ToolCalling, describe_tool
 from ragcache_integrations.sampling import SamplingFields
 
 
-class RAGCacheLLM(SamplingFields, GuidedPrediction):
+class RAGCacheLLM(SamplingFields, GuidedPrediction, ToolCalling):
     """The engine in place of LlamaIndex's `Vllm`, with the same parameters and defaults.
 
         llm = RAGCacheLLM(engine=engine, temperature=0, max_new_tokens=64)
@@ -76,21 +86,29 @@ class RAGCacheLLM(SamplingFields, GuidedPrediction):
     is_chat_model: whether query engines send their prompts as conversations, which is what an
       instruction-tuned model expects. False by default, as for `Vllm`, so that a swap changes no
       prompt.
+    is_function_calling_model: whether agents and programs may give it tools. By default, if the model
+      has a chat template, which describes the tools to the model; if it has no place for them, the
+      system message does. With tool_required=True or a tool_choice, the answer of any model is a valid
+      call. Otherwise a model calls tools as well as it was trained to.
 
     A prompt goes through completion_to_prompt unless the call says formatted=True, as query engines
     do. If messages_to_prompt is given, it writes conversations; otherwise the model's chat template
-    does. Without a chat template they have LlamaIndex's form "user: ...".
+    does, always if there are tools. Without a chat template they have LlamaIndex's form "user: ...".
 
     A response's `additional_kwargs` say what it cost: prompt_tokens, completion_tokens, total_tokens,
     cached_tokens (in total and by tier), ttft_s, finish_reason, document_ids, speculation. So does
-    `raw["usage"]`, where TokenCountingHandler looks. In a stream, the last response has them.
+    `raw`, with the tokens in `raw["usage"]`, where TokenCountingHandler looks, and agents pass it on in
+    `AgentStream.raw` and `AgentOutput.raw`. In a stream, the last response has them. A query may take
+    several answers; `measure_cost` adds them up.
 
     Calls raise BadRequest for requests that cannot be served (EmptyPrompt, PromptTooLong,
-    RefusedMessages, UnsupportedGuide, a parameter the engine does not have), and EngineError if the
-    engine cannot finish. Closing a stream early or cancelling the task cancels the request.
+    RefusedMessages, NoChatTemplate for tools, UnsupportedGuide, a parameter the engine does not have),
+    and EngineError if the engine cannot finish. Closing a stream early or cancelling the task cancels
+    the request.
 
-    `to_dict` and `to_json` return the parameters, without the engine, the callbacks, and the functions
-    that write prompts. `from_dict(data, engine=engine)` makes an LLM from them again.
+    `to_dict` and `to_json` return the parameters and the model's name, without the engine, the callbacks,
+    and the functions that write prompts. `from_dict(data, engine=engine)` makes an LLM from them again,
+    on that engine's model.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True, extra="forbid")
@@ -98,6 +116,7 @@ class RAGCacheLLM(SamplingFields, GuidedPrediction):
     engine: Engine = Field(exclude=True, repr=False)
     tenant: str | None = None
     is_chat_model: bool = False
+    is_function_calling_model: bool | None = None
 
     @field_validator("callback_manager", mode="before")
     @classmethod
@@ -116,14 +135,37 @@ class RAGCacheLLM(SamplingFields, GuidedPrediction):
     def class_name(cls) -> str:
         return "RAGCacheLLM"
 
+    # Saved with the parameters, so that an ingestion cache, which knows an LLM by what it saves, does
+    # not take one model's answer for another's.
+
+    @computed_field
+    def model(self) -> str:
+        """The engine's model."""
+        return self.engine.config.model
+
+    @computed_field(repr=False)
+    def model_fingerprint(self) -> str:
+        """A hash of what else changes answers: the engine's settings, and the functions for prompts."""
+        return fingerprint(self.engine.config, self)
+
     @property
     def metadata(self) -> LLMMetadata:
         return LLMMetadata(
             context_window=self.engine.limits.context_tokens,
             num_output=self.max_new_tokens,
             is_chat_model=self.is_chat_model,
+            is_function_calling_model=self._can_call_functions(),
             model_name=self.engine.config.model,
         )
+
+    def _can_call_functions(self) -> bool:
+        if self.is_function_calling_model is not None:
+            return self.is_function_calling_model
+        try:
+            _ = self.engine.chat.takes_tools  # if the template has no place for them, a message has
+        except NoChatTemplate:
+            return False
+        return True
 
     def tokenize(self, text: str) -> list[int]:
         """Return the text's tokens, by the tokenizer of the engine's model.
@@ -133,6 +175,16 @@ class RAGCacheLLM(SamplingFields, GuidedPrediction):
         Raises EngineClosed if the engine is closed.
         """
         return list(self.engine.tokenize(text).token_ids)
+
+    def prompt_helper(self) -> PromptHelper:
+        """Return LlamaIndex's helper that packs prompts, counting by this model's tokenizer.
+
+            synthesizer = get_response_synthesizer(llm=llm, prompt_helper=llm.prompt_helper())
+
+        LlamaIndex counts by `Settings.tokenizer` otherwise, which is another model's until it is set, and
+        then long prompts may not fit this model's context.
+        """
+        return PromptHelper.from_llm_metadata(self.metadata, tokenizer=self.tokenize)
 
     def render(self, template: BasePromptTemplate, **prompt_args: Any) -> str:
         """Return the exact prompt that `predict(template, **prompt_args)` sends to the engine."""
@@ -153,7 +205,10 @@ class RAGCacheLLM(SamplingFields, GuidedPrediction):
                 f"an engine cannot be saved with what runs on it: start one, and restore the LLM with "
                 f"{cls.__name__}.from_dict(data, engine=engine), or from_json in the same way"
             )
-        return super().from_dict(data, **kwargs)
+        saved = {
+            name: value for name, value in data.items() if name not in cls.model_computed_fields
+        }
+        return super().from_dict(saved, **kwargs)
 
     def __getstate__(self) -> dict[Any, Any]:
         raise EngineNeeded(
@@ -167,82 +222,150 @@ class RAGCacheLLM(SamplingFields, GuidedPrediction):
 
     @llm_completion_callback()
     def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
-        return self._complete(self._format_prompt(prompt, formatted), self.sampling_options(kwargs))
+        options = self.sampling_options(kwargs)
+        prompt = self._format_prompt(prompt, formatted)
+        return completion(self._answer(prompt, options))
 
     @report_stream(llm_completion_callback())
     def stream_complete(
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponseGen:
-        return self._stream(self._format_prompt(prompt, formatted), self.sampling_options(kwargs))
+        options = self.sampling_options(kwargs)
+        return self._read(self._pieces(self._format_prompt(prompt, formatted), options))
 
     @llm_completion_callback()
     async def acomplete(
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponse:
         options = self.sampling_options(kwargs)
-        return await self._acomplete(self._format_prompt(prompt, formatted), options)
+        prompt = self._format_prompt(prompt, formatted)
+        return completion(await self._aanswer(prompt, options))
 
     @report_astream(llm_completion_callback())
     async def astream_complete(
         self, prompt: str, formatted: bool = False, **kwargs: Any
     ) -> CompletionResponseAsyncGen:
-        return self._astream(self._format_prompt(prompt, formatted), self.sampling_options(kwargs))
+        options = self.sampling_options(kwargs)
+        return self._aread(self._apieces(self._format_prompt(prompt, formatted), options))
 
     @llm_chat_callback()
     def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
-        return chat_response(self._complete(self._prompt(messages), self.sampling_options(kwargs)))
+        request = self._request(messages, kwargs)
+        answer = self._answer(request.prompt, request.options)
+        return chat_response(answer, request.read_answer(answer))
 
     @report_stream(llm_chat_callback())
     def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
-        completions = self._stream(self._prompt(messages), self.sampling_options(kwargs))
-        return map_stream(chat_response, completions)
+        request = self._request(messages, kwargs)
+        return self._read_chat(request, self._pieces(request.prompt, request.options))
 
     @llm_chat_callback()
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
-        options = self.sampling_options(kwargs)
-        return chat_response(await self._acomplete(self._prompt(messages), options))
+        request = self._request(messages, kwargs)
+        answer = await self._aanswer(request.prompt, request.options)
+        return chat_response(answer, request.read_answer(answer))
 
     @report_astream(llm_chat_callback())
     async def astream_chat(
         self, messages: Sequence[ChatMessage], **kwargs: Any
     ) -> ChatResponseAsyncGen:
-        completions = self._astream(self._prompt(messages), self.sampling_options(kwargs))
-        return amap_stream(chat_response, completions)
+        request = self._request(messages, kwargs)
+        return self._aread_chat(request, self._apieces(request.prompt, request.options))
 
     # The public methods above report to LlamaIndex's callbacks. The methods below do the work without
-    # reporting, so that a chat is not reported as a completion too.
+    # reporting.
 
-    def _complete(self, prompt: str, options: SamplingOptions) -> CompletionResponse:
-        return completion(self.engine.generate(prompt, options=options, tenant=self.tenant))
+    def _answer(self, prompt: str, options: SamplingOptions) -> Answer:
+        record = cost_recorder()
+        with advise_on_packing():
+            answer = self.engine.generate(prompt, options=options, tenant=self.tenant)
+        record(answer.usage)
+        return answer
 
-    async def _acomplete(self, prompt: str, options: SamplingOptions) -> CompletionResponse:
-        return completion(await self.engine.agenerate(prompt, options=options, tenant=self.tenant))
+    async def _aanswer(self, prompt: str, options: SamplingOptions) -> Answer:
+        record = cost_recorder()
+        with advise_on_packing():
+            answer = await self.engine.agenerate(prompt, options=options, tenant=self.tenant)
+        record(answer.usage)
+        return answer
 
-    def _stream(
-        self, prompt: str, options: SamplingOptions
-    ) -> Generator[CompletionResponse, None, None]:
+    def _pieces(self, prompt: str, options: SamplingOptions) -> Generator[Piece, None, None]:
         # Started here, not in the generator, so that the call itself raises errors of bad input.
-        stream = self.engine.stream(prompt, options=options, tenant=self.tenant)
+        record = cost_recorder()
+        with advise_on_packing():
+            stream = self.engine.stream(prompt, options=options, tenant=self.tenant)
 
-        def responses() -> Generator[CompletionResponse, None, None]:
-            text = ""
+        def pieces() -> Generator[Piece, None, None]:
             with stream:
                 for piece in stream:
-                    text += piece.text
-                    yield completion_so_far(text, piece)
+                    record(piece.usage)
+                    yield piece
 
-        return responses()
+        return pieces()
 
-    async def _astream(
-        self, prompt: str, options: SamplingOptions
+    def _apieces(self, prompt: str, options: SamplingOptions) -> AsyncGenerator[Piece, None]:
+        # Taken here, because the generator runs in the context of whoever reads it.
+        record = cost_recorder()
+
+        async def pieces() -> AsyncGenerator[Piece, None]:
+            with advise_on_packing():
+                async with aclosing(
+                    self.engine.astream(prompt, options=options, tenant=self.tenant)
+                ) as stream:
+                    async for piece in stream:
+                        record(piece.usage)
+                        yield piece
+
+        return pieces()
+
+    def _read(
+        self, pieces: Generator[Piece, None, None]
+    ) -> Generator[CompletionResponse, None, None]:
+        text = ""
+        with closing(pieces):
+            for piece in pieces:
+                text += piece.text
+                yield completion_so_far(text, piece)
+
+    async def _aread(
+        self, pieces: AsyncGenerator[Piece, None]
     ) -> AsyncGenerator[CompletionResponse, None]:
         text = ""
-        async with aclosing(
-            self.engine.astream(prompt, options=options, tenant=self.tenant)
-        ) as pieces:
+        async with aclosing(pieces):
             async for piece in pieces:
                 text += piece.text
                 yield completion_so_far(text, piece)
+
+    def _read_chat(
+        self, request: ChatRequest, pieces: Generator[Piece, None, None]
+    ) -> Generator[ChatResponse, None, None]:
+        message = MessageSoFar()
+        with closing(pieces):
+            for piece in pieces:
+                if (part := request.read_piece(piece)) or piece.usage:
+                    yield message.add(piece, part or ToolAnswerPart())
+
+    async def _aread_chat(
+        self, request: ChatRequest, pieces: AsyncGenerator[Piece, None]
+    ) -> AsyncGenerator[ChatResponse, None]:
+        message = MessageSoFar()
+        async with aclosing(pieces):
+            async for piece in pieces:
+                if (part := request.read_piece(piece)) or piece.usage:
+                    yield message.add(piece, part or ToolAnswerPart())
+
+    def _request(self, messages: Sequence[ChatMessage], changes: Mapping[str, Any]) -> ChatRequest:
+        changes = dict(changes)
+        tools = [describe_tool(tool) for tool in changes.pop("tools", None) or ()]
+        bound = BoundTools.from_choice(tools, changes.pop("tool_choice", None))
+        options = bound.add_to_options(self.engine, self.sampling_options(changes))
+        # Only a chat template can show the model tools; a messages_to_prompt cannot.
+        prompt = (
+            self.engine.chat.prompt(as_messages(messages), tools=bound.tools)
+            if bound.tools
+            else self._prompt(messages)
+        )
+        return ChatRequest(prompt, options, bound.make_reader(self.engine))
 
     def _format_prompt(self, prompt: str, formatted: bool) -> str:
         if formatted or self.completion_to_prompt is None:

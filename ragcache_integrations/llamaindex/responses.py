@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
+from typing import Any
+
 from llama_index.core.base.llms.types import (
     ChatMessage,
     ChatResponse,
     CompletionResponse,
     MessageRole,
+    TextBlock,
+    ToolCallBlock,
 )
 
-from ragcache_engine import Answer, FinishReason, Piece, Tier, Usage
+from ragcache_engine import (
+    Answer,
+    FinishReason,
+    Piece,
+    Tier,
+    ToolAnswer,
+    ToolAnswerPart,
+    ToolCall,
+    Usage,
+)
 from ragcache_integrations.answer_facts import answer_facts, token_counts
 
 
 def completion(answer: Answer) -> CompletionResponse:
     """Return a whole answer as a completion."""
-    return _response(answer.text, None, answer.finish_reason, answer.usage)
+    return CompletionResponse(text=answer.text, **_costs(answer.finish_reason, answer.usage))
 
 
 def completion_so_far(text: str, piece: Piece) -> CompletionResponse:
@@ -23,38 +38,93 @@ def completion_so_far(text: str, piece: Piece) -> CompletionResponse:
 
     text: all text so far, this piece included. Only the last piece says what the answer cost.
     """
-    return _response(text, piece.text, piece.finish_reason, piece.usage)
+    return CompletionResponse(
+        text=text, delta=piece.text, **_costs(piece.finish_reason, piece.usage)
+    )
 
 
-def chat_response(completed: CompletionResponse) -> ChatResponse:
-    """Return a completion as the assistant's message.
+def chat_response(answer: Answer, said: ToolAnswer) -> ChatResponse:
+    """Return a whole answer as the assistant's message. said: its text and its tool calls."""
+    return ChatResponse(
+        message=_message(said.text, said.calls), **_costs(answer.finish_reason, answer.usage)
+    )
+
+
+class MessageSoFar:
+    """The assistant's message while its pieces arrive."""
+
+    def __init__(self) -> None:
+        self._text = ""
+        self._calls: dict[int, ToolCall] = {}
+
+    def add(self, piece: Piece, part: ToolAnswerPart) -> ChatResponse:
+        """Return the message with all that has arrived. part: the text and calls that the piece adds.
+
+        Only the last piece says what the answer cost.
+        """
+        self._text += part.text
+        for call in part.calls:
+            known = self._calls.get(call.index) or ToolCall("", "", "")
+            self._calls[call.index] = ToolCall(
+                known.id or call.id or "",
+                known.name or call.name or "",
+                known.arguments + call.arguments,
+            )
+        return ChatResponse(
+            message=_message(self._text, list(self._calls.values())),
+            delta=part.text,
+            **_costs(piece.finish_reason, piece.usage),
+        )
+
+
+def _message(text: str, calls: Sequence[ToolCall]) -> ChatMessage:
+    """Return the assistant's message.
 
     What the answer cost is not in the message's own additional_kwargs. LlamaIndex writes those into
     the next prompt of the conversation, where the model would read them.
     """
-    return ChatResponse(
-        message=ChatMessage(role=MessageRole.ASSISTANT, content=completed.text),
-        delta=completed.delta,
-        raw=completed.raw,
-        additional_kwargs=completed.additional_kwargs,
+    if not calls:
+        return ChatMessage(role=MessageRole.ASSISTANT, content=text)
+    texts = [TextBlock(text=text)] if text else []
+    return ChatMessage(
+        role=MessageRole.ASSISTANT,
+        blocks=[*texts, *map(_call_block, calls)],
+        # Programs and chat memories of LlamaIndex look here to see whether there are calls.
+        additional_kwargs={"tool_calls": [_openai_call(call) for call in calls]},
     )
 
 
-def _response(
-    text: str, delta: str | None, finish_reason: FinishReason | None, usage: Usage | None
-) -> CompletionResponse:
+def _call_block(call: ToolCall) -> ToolCallBlock:
+    try:
+        arguments = json.loads(call.arguments)
+    except ValueError:
+        arguments = None
+    return ToolCallBlock(
+        tool_call_id=call.id,
+        tool_name=call.name,
+        # As the model wrote them if they are no JSON object, perhaps because more pieces will come.
+        tool_kwargs=arguments if isinstance(arguments, dict) else call.arguments,
+    )
+
+
+def _openai_call(call: ToolCall) -> dict[str, Any]:
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": call.id, "type": "function", "function": function}
+
+
+def _costs(finish_reason: FinishReason | None, usage: Usage | None) -> dict[str, Any]:
+    """Return the fields of a response that say what the answer cost; none before its end."""
     if finish_reason is None or usage is None:
-        return CompletionResponse(text=text, delta=delta)
+        return {}
     counts = token_counts([usage])
-    return CompletionResponse(
-        text=text,
-        delta=delta,
-        # LlamaIndex's TokenCountingHandler looks here; it estimates if it finds nothing.
-        raw={"usage": counts, "finish_reason": finish_reason.value},
-        additional_kwargs={
-            **counts,
-            "cached_tokens": usage.cached.total,
-            **{f"cached_tokens_{tier.value}": getattr(usage.cached, tier.value) for tier in Tier},
-            **answer_facts(finish_reason, usage),
-        },
-    )
+    cached = {
+        "cached_tokens": usage.cached.total,
+        **{f"cached_tokens_{tier.value}": getattr(usage.cached, tier.value) for tier in Tier},
+    }
+    facts = answer_facts(finish_reason, usage)
+    return {
+        # LlamaIndex's TokenCountingHandler looks here, and estimates if it finds nothing. Of an agent's
+        # answers, only this comes through.
+        "raw": {"usage": {**counts, **cached}, **facts},
+        "additional_kwargs": {**counts, **cached, **facts},
+    }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Generator, Hashable
 from contextlib import AbstractContextManager
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any, NamedTuple, Self
 
@@ -13,12 +14,21 @@ from llama_index.core.constants import DEFAULT_SIMILARITY_TOP_K
 from llama_index.core.indices.vector_store import VectorIndexRetriever, VectorStoreIndex
 from llama_index.core.schema import BaseNode, MetadataMode, NodeWithScore, QueryBundle
 
-from ragcache_engine import Document, QueryShapeError, RAGCacheEngine, RetrievalInProgress
+from ragcache_engine import (
+    Document,
+    EngineNeeded,
+    InvalidArgument,
+    QueryShapeError,
+    RAGCacheEngine,
+    RetrievalInProgress,
+)
+from ragcache_integrations.engine_field import check_engine, check_same_engine
 from ragcache_integrations.engine_reporting import (
     listener_if_speculating,
     stream_and_tell_engine,
     tell_engine,
 )
+from ragcache_integrations.index_guard import guard_index
 from ragcache_integrations.llamaindex.bare_index import BareNodes, build_index, objects_by_id
 from ragcache_integrations.llamaindex.llm import RAGCacheLLM
 from ragcache_integrations.llamaindex.store import (
@@ -85,10 +95,14 @@ class RAGCacheRetriever(VectorIndexRetriever):
     nodes found so far. With the engine's `speculation` "off", nothing starts early. The search's
     time counts into the TTFT of its prompt.
 
+    The index may change while it is searched, also from other threads: changes wait for the searches of
+    RAGCacheRetrievers, and these for changes. A search passes over vectors that have no node, such as
+    those that `refresh_ref_docs` leaves behind (docs/guides/updating.md).
+
     A search of an empty index finds nothing, as with the index's own retriever. Before the query is
-    embedded, a search raises InvalidTopK; IndexOutOfStep if vectors and nodes differ in number.
-    After it: QueryShapeError if the index was built with another embedding model; UnknownDocument if
-    the docstore lacks a node.
+    embedded, a search raises InvalidTopK. After it: QueryShapeError if the index was built with another
+    embedding model; UnknownDocument if the docstore lacks a node; IndexOutOfStep if none of the vectors
+    found has a node.
     """
 
     def __init__(
@@ -108,7 +122,11 @@ class RAGCacheRetriever(VectorIndexRetriever):
         """
         check_top_k(similarity_top_k)
         check_supported(index)
+        check_engine(engine)
+        if llm is not None:
+            _check_llm(llm, engine)
         super().__init__(index, similarity_top_k=similarity_top_k, **options)
+        guard_index(faiss_index(index))  # from now on, changes wait for searches
         self._engine = engine
         self._template = None if template is None else as_template(template, llm)
         self._llm = llm
@@ -139,7 +157,8 @@ class RAGCacheRetriever(VectorIndexRetriever):
           Pass it to `engine.warm(chain=...)` to write prompts as this retriever's query engine
           does.
         options: what `index.as_retriever()` takes, and callback_manager.
-        Raises InvalidTopK, UnsupportedStore; ValueError for a template whose variables cannot be
+        Raises InvalidTopK, UnsupportedStore; InvalidArgument unless engine is a RAGCacheEngine, and the
+        llm's engine if there is one; ValueError for a template whose variables cannot be
         told apart. The index may still be empty, because nodes may be inserted later.
         """
         check_top_k(similarity_top_k)
@@ -194,6 +213,29 @@ class RAGCacheRetriever(VectorIndexRetriever):
             llm=llm,
             chain=chain,
             **{"object_map": objects_by_id(nodes), **options},
+        )
+
+    def __copy__(self) -> Self:
+        twin = object.__new__(type(self))
+        twin.__dict__.update(self.__dict__)
+        return twin
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        # The copy shares the engine, which cannot be copied, and the chain, because a copy writes the
+        # same prompts.
+        for shared in (self._engine, self.chain):
+            memo[id(shared)] = shared
+        twin = object.__new__(type(self))
+        memo[id(self)] = twin
+        twin.__dict__.update(deepcopy(self.__dict__, memo))
+        return twin
+
+    def __getstate__(self) -> dict[str, Any]:
+        name = type(self).__name__
+        raise EngineNeeded(
+            f"an engine lives in one process, so {name} cannot be pickled: save the index with "
+            f"index.storage_context.persist(), load it there, and make another retriever of it with "
+            f"{name}.from_index(index, engine=...)"
         )
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
@@ -270,6 +312,14 @@ class RAGCacheRetriever(VectorIndexRetriever):
                 "the query has neither text nor an embedding; give it one of them"
             )
         return self._embed_model.get_agg_embedding_from_queries(query_bundle.embedding_strs)
+
+
+def _check_llm(llm: Any, engine: RAGCacheEngine) -> None:
+    if not isinstance(llm, RAGCacheLLM):
+        raise InvalidArgument(
+            f"llm= takes a RAGCacheLLM, got {type(llm).__name__}; leave it out for other LLMs"
+        )
+    check_same_engine(engine, llm)
 
 
 def _document_of(found: NodeWithScore) -> Document:

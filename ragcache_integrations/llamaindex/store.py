@@ -5,7 +5,7 @@ This module recognises the index by its attributes, without importing the vector
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import copy
 from logging import getLogger
@@ -15,7 +15,9 @@ from llama_index.core.indices.vector_store import VectorIndexRetriever, VectorSt
 from llama_index.core.schema import NodeWithScore, QueryBundle
 
 from ragcache_engine import UnknownDocument, UnsupportedStore
-from ragcache_integrations.search_checks import check_same_count, is_faiss_index
+from ragcache_integrations.index_guard import guard_index
+from ragcache_integrations.orphans import WithoutOrphans, search_until_settled
+from ragcache_integrations.search_checks import is_faiss_index
 from ragcache_integrations.staging import OnStage, preview_each_stage
 
 logger = getLogger(__name__)
@@ -48,24 +50,67 @@ def find_nearest(
 ) -> list[NodeWithScore]:
     """Return what the index's own retriever finds for a query's vector, in its order.
 
+    Vectors without a node are passed over, where the index's own retriever raises a KeyError. Changes to
+    the Faiss index wait for the search, and the search for them.
     embedded.embedding: shape (faiss_index.d,).
     on_stage: called at each stage of the search with what the search would return if it ended now.
-    Raises UnknownDocument if the index names a node that the docstore does not hold.
+    Raises UnknownDocument if the index names a node that the docstore does not hold; IndexOutOfStep if
+    none of the vectors found has a node.
     """
+
+    def search() -> list[NodeWithScore]:
+        index = retriever._index
+        with guard_index(faiss_index(index)).reading(), name_missing_nodes(index):
+            return _search_once(retriever, embedded, on_stage)
+
+    return search_until_settled(search)
+
+
+def _search_once(
+    retriever: VectorIndexRetriever,
+    embedded: QueryBundle,
+    on_stage: OnStage[list[NodeWithScore]] | None,
+) -> list[NodeWithScore]:
     stock_search = VectorIndexRetriever._retrieve
-    with name_missing_nodes(retriever._index):
-        if on_stage is None or not can_be_staged(retriever):
-            return stock_search(retriever, embedded)
-        return preview_each_stage(
-            faiss_index(retriever._index),
-            lambda index: stock_search(retriever_with_index(retriever, index), embedded),
-            on_stage,
-            # A private method: the public one reports a retrieval to LlamaIndex's callbacks, and a
-            # provisional result is not one.
-            lambda index: retriever_with_index(retriever, index)._get_nodes_with_embeddings(
-                embedded
-            ),
-        )
+    if not can_be_staged(retriever):
+        return stock_search(retriever, embedded)
+    vectors, has_node = faiss_index(retriever._index), _node_lookup(retriever._index)
+
+    def search(index: Any) -> list[NodeWithScore]:
+        known = WithoutOrphans(index, has_node, complete_index=vectors)
+        nodes = stock_search(retriever_with_index(retriever, known), embedded)
+        # FaissMapVectorStore keeps the vectors of deleted documents. In other stores, all vectors have
+        # nodes, so if none of those found has one, something is wrong.
+        if not nodes and _names_by_id(retriever._index) is None:
+            known.check_any_found()
+        return nodes
+
+    def preview(index: Any) -> list[NodeWithScore]:
+        # A private method: the public one reports a retrieval to LlamaIndex's callbacks, and a
+        # provisional result is not one.
+        view = retriever_with_index(retriever, WithoutOrphans(index, has_node))
+        found: list[NodeWithScore] = view._get_nodes_with_embeddings(embedded)
+        return found
+
+    if on_stage is None:
+        return search(vectors)
+    return preview_each_stage(vectors, search, on_stage, preview)
+
+
+def _node_lookup(index: VectorStoreIndex) -> Callable[[int], bool]:
+    """Return a function that tells whether the vector with an id has a node."""
+    nodes, names = index.index_struct.nodes_dict, _names_by_id(index)
+    if names is None:
+        return lambda id_: str(id_) in nodes
+    return lambda id_: names.get(id_) in nodes
+
+
+def _names_by_id(index: VectorStoreIndex) -> Mapping[int, str] | None:
+    """Return the node ids that FaissMapVectorStore has for its vectors; None for other stores.
+
+    A private attribute, because the store does not tell in another way which vectors it holds.
+    """
+    return getattr(index.vector_store, "_faiss_id_to_node_id_map", None)
 
 
 def can_be_staged(retriever: VectorIndexRetriever) -> bool:
@@ -92,19 +137,8 @@ def check_supported(index: Any) -> None:
 
 
 def can_find_anything(index: VectorStoreIndex) -> bool:
-    """Return False for an empty index, whose own retriever finds nothing either.
-
-    Raises IndexOutOfStep. Cheap enough to run before each search.
-    """
-    vectors, nodes = faiss_index(index), index.index_struct.nodes_dict
-    if vectors.ntotal == 0:
-        return False
-    # FaissMapVectorStore names its vectors by node and can delete them, but the index still lists the
-    # nodes then. They are in step as long as each vector has its node.
-    names_positions = any(key != node_id for key, node_id in nodes.items())
-    if names_positions or vectors.ntotal > len(nodes):
-        check_same_count(vectors.ntotal, len(nodes))
-    return True
+    """Return False for an empty index, whose own retriever finds nothing either."""
+    return bool(faiss_index(index).ntotal)
 
 
 @contextmanager
@@ -126,7 +160,7 @@ def _find_missing(index: VectorStoreIndex) -> list[str]:
 
     The positions come last, because an index may number its vectors in another way.
     """
-    nodes = index.index_struct.nodes_dict
+    nodes = dict(index.index_struct.nodes_dict)  # nodes may be inserted meanwhile
     positions = map(str, range(faiss_index(index).ntotal))
     named_by_node = all(key == node_id for key, node_id in nodes.items())
     positions_without_node = [] if named_by_node else [at for at in positions if at not in nodes]

@@ -14,7 +14,6 @@ from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
-U = TypeVar("U")
 
 Callback = Callable[..., Any]
 """What llm_completion_callback() and llm_chat_callback() return: a decorator of methods."""
@@ -63,24 +62,6 @@ def report_astream(
         return reporting
 
     return decorate
-
-
-def map_stream(
-    change: Callable[[T], U], stream: Generator[T, None, None]
-) -> Generator[U, None, None]:
-    """Yield the stream's items, changed. Closing this closes the stream."""
-    with closing(stream):
-        for item in stream:
-            yield change(item)
-
-
-async def amap_stream(
-    change: Callable[[T], U], stream: AsyncGenerator[T, None]
-) -> AsyncGenerator[U, None]:
-    """Do what `map_stream` does, for an asynchronous stream."""
-    async with aclosing(stream):
-        async for item in stream:
-            yield change(item)
 
 
 def _yield_and_close(

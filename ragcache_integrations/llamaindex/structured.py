@@ -9,8 +9,8 @@ from typing import Any
 from llama_index.core.llms.llm import LLM
 from llama_index.core.program.utils import FlexibleModel
 from llama_index.core.prompts import PromptTemplate
-from llama_index.core.types import Model
-from pydantic import BaseModel, ValidationError
+from llama_index.core.types import Model, PydanticProgramMode
+from pydantic import BaseModel, ValidationError, field_validator
 
 from ragcache_engine import AnswerCutShort, Guide
 
@@ -20,7 +20,19 @@ class GuidedPrediction(LLM):
 
     LlamaIndex puts the schema into the prompt and hopes that the model keeps to it. Here the schema also
     guides every token of the answer. llm_kwargs may set another `guide`.
+
+    pydantic_program_mode: PydanticProgramMode.LLM, unless it is FUNCTION, which makes the answer a call
+      of a tool whose arguments are the output class; then `guide` has no effect.
     """
+
+    pydantic_program_mode: PydanticProgramMode = PydanticProgramMode.LLM
+
+    @field_validator("pydantic_program_mode")
+    @classmethod
+    def _prefer_guided_answers(cls, mode: PydanticProgramMode) -> PydanticProgramMode:
+        # LlamaIndex's default asks an LLM with tools for a call, which costs more tokens than its
+        # arguments alone, and does not force the call in a stream.
+        return PydanticProgramMode.LLM if mode is PydanticProgramMode.DEFAULT else mode
 
     def structured_predict(
         self,
@@ -39,7 +51,7 @@ class GuidedPrediction(LLM):
         """
         with _name_cut_short_answer():
             predicted: Model = super().structured_predict(
-                output_cls, prompt, _add_guide(output_cls, llm_kwargs), **prompt_args
+                output_cls, prompt, self._guide_by(output_cls, llm_kwargs), **prompt_args
             )
         return predicted
 
@@ -53,7 +65,7 @@ class GuidedPrediction(LLM):
         """Do what `structured_predict` does, for coroutines."""
         with _name_cut_short_answer():
             predicted: Model = await super().astructured_predict(
-                output_cls, prompt, _add_guide(output_cls, llm_kwargs), **prompt_args
+                output_cls, prompt, self._guide_by(output_cls, llm_kwargs), **prompt_args
             )
         return predicted
 
@@ -69,7 +81,7 @@ class GuidedPrediction(LLM):
         Takes the arguments of `structured_predict`.
         """
         stream: Generator[Model | FlexibleModel, None, None] = super().stream_structured_predict(
-            output_cls, prompt, _add_guide(output_cls, llm_kwargs), **prompt_args
+            output_cls, prompt, self._guide_by(output_cls, llm_kwargs), **prompt_args
         )
         return stream
 
@@ -84,13 +96,16 @@ class GuidedPrediction(LLM):
         stream: AsyncGenerator[
             Model | FlexibleModel, None
         ] = await super().astream_structured_predict(
-            output_cls, prompt, _add_guide(output_cls, llm_kwargs), **prompt_args
+            output_cls, prompt, self._guide_by(output_cls, llm_kwargs), **prompt_args
         )
         return stream
 
-
-def _add_guide(output_cls: type[BaseModel], llm_kwargs: Mapping[str, Any] | None) -> dict[str, Any]:
-    return {"guide": Guide.json(output_cls.model_json_schema()), **(llm_kwargs or {})}
+    def _guide_by(
+        self, output_cls: type[BaseModel], llm_kwargs: Mapping[str, Any] | None
+    ) -> dict[str, Any]:
+        if self.pydantic_program_mode is PydanticProgramMode.FUNCTION:
+            return dict(llm_kwargs or {})
+        return {"guide": Guide.json(output_cls.model_json_schema()), **(llm_kwargs or {})}
 
 
 @contextmanager

@@ -2,7 +2,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ragcache_engine import IndexOutOfStep, InvalidArgument, InvalidTopK, QueryShapeError
+from ragcache_engine import IndexOutOfStep, InvalidTopK, QueryShapeError
 from ragcache_integrations.search_checks import (
     check_same_count,
     check_top_k,
@@ -29,8 +29,8 @@ def test_what_can_be_searched_passes_every_check():
     ("check", "error", "advice"),
     [
         (lambda: check_top_k(0), InvalidTopK, "raise it to 1"),
-        (lambda: check_top_k("3"), InvalidArgument, r"such as 4, got '3' \(str\)"),
-        (lambda: check_top_k(None), InvalidArgument, "such as 4, got None"),
+        (lambda: check_top_k("3"), InvalidTopK, r"such as 4, got '3' \(str\)"),
+        (lambda: check_top_k(None), InvalidTopK, "such as 4, got None"),
         (lambda: check_same_count(2, 3), IndexOutOfStep, "load both from one save"),
         (lambda: check_vector_size(4, INDEX), QueryShapeError, "4 dimensions, the index 3; embed"),
     ],

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -17,6 +16,7 @@ from vllm.usage.usage_lib import UsageContext
 from ragcache_engine.backends.vllm import cpu_defaults
 from ragcache_engine.backends.vllm.budget import TierBudget
 from ragcache_engine.backends.vllm.cpu_precision import is_slow_in_bfloat16
+from ragcache_engine.backends.vllm.model_lookup import require_model
 from ragcache_engine.backends.vllm.tier_arguments import build_tier_arguments
 from ragcache_engine.errors import ConfigError, ModelNotFound
 
@@ -61,16 +61,6 @@ def build_vllm_config(
     _require_room(config)
     _warn_of_slow_dtype(config)
     return config
-
-
-def require_model(model: str) -> None:
-    """Raise ModelNotFound for a path that holds no model, before vLLM asks the hub for it."""
-    path = Path(model).expanduser()
-    looks_like_path = model.startswith((".", "/", "~")) or model.count("/") > 1
-    if looks_like_path and not path.is_dir():
-        raise ModelNotFound(f"the model folder {path} does not exist; give a folder or a hub id")
-    if path.is_dir() and not (path / "config.json").is_file():
-        raise ModelNotFound(f"the folder {path} holds no config.json, so it is no model folder")
 
 
 def _choose_arguments(device_cache_bytes: int | None) -> dict[str, Any]:

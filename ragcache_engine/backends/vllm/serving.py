@@ -11,8 +11,8 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
 
 from ragcache_engine.backends.vllm import cpu_defaults
-from ragcache_engine.backends.vllm.arguments import require_model
 from ragcache_engine.backends.vllm.budget import TierBudget
+from ragcache_engine.backends.vllm.model_lookup import require_model
 from ragcache_engine.backends.vllm.tier_arguments import build_tier_arguments
 
 

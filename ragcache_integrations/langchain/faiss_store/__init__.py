@@ -9,7 +9,7 @@
     community.py          reads the files that langchain_community's FAISS saved
 
 and, without state: additions.py (checks new documents), search_request.py (checks a search's
-arguments, runs it, and makes the results), filters.py, metric.py, diversity.py, locks.py, errors.py.
+arguments, runs it, and makes the results), filters.py, metric.py, diversity.py, errors.py.
 Importing this package loads Faiss.
 """
 

@@ -21,7 +21,6 @@ from ragcache_integrations.langchain.faiss_store.errors import VectorShapeError
 from ragcache_integrations.langchain.faiss_store.filter_cache import FilterCache
 from ragcache_integrations.langchain.faiss_store.filters import Filter
 from ragcache_integrations.langchain.faiss_store.indexes import IndexKind, is_rebuild_due
-from ragcache_integrations.langchain.faiss_store.locks import SharedLock
 from ragcache_integrations.langchain.faiss_store.metric import FloatMatrix, Metric
 from ragcache_integrations.langchain.faiss_store.row_search import (
     Effort,
@@ -31,6 +30,7 @@ from ragcache_integrations.langchain.faiss_store.row_search import (
     search_rows,
 )
 from ragcache_integrations.search_checks import check_vector_size
+from ragcache_integrations.shared_lock import SharedLock
 from ragcache_integrations.staging import OnStage
 
 _VECTORS_PER_ADD = 1_024  # a search waits while this many vectors are added

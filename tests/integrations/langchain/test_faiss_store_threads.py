@@ -8,7 +8,7 @@ import pytest
 from langchain_core.embeddings import Embeddings
 
 from ragcache_integrations.langchain import FaissVectorStore, HNSWIndex, IVFIndex
-from ragcache_integrations.langchain.faiss_store.locks import SharedLock
+from ragcache_integrations.shared_lock import SharedLock
 
 BATCH = 40
 KINDS = {

@@ -109,13 +109,13 @@ def test_vectors_and_nodes_that_do_not_pair_up_are_refused_at_birth(
             RAGCacheRetriever.from_faiss(bare, wrong, engine=engine, embed_model=embeddings)
 
 
-def test_an_id_without_a_node_is_named(vectors, nodes, engine, embeddings):
-    from ragcache_engine import UnknownDocument
+def test_nodes_with_other_ids_than_the_vectors_are_named(vectors, nodes, engine, embeddings):
+    from ragcache_engine import IndexOutOfStep
 
     numbered = faiss.IndexIDMap2(faiss.IndexFlatL2(64))
     numbered.add_with_ids(vectors, np.arange(100, 100 + len(nodes)))
     retriever = RAGCacheRetriever.from_faiss(
         numbered, dict(enumerate(nodes)), engine=engine, embed_model=embeddings
     )
-    with pytest.raises(UnknownDocument):
+    with pytest.raises(IndexOutOfStep):
         retriever.retrieve(QUESTION)

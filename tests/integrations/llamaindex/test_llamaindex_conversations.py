@@ -10,6 +10,8 @@ from llama_index.core.base.llms.types import (
     ThinkingBlock,
     ToolCallBlock,
 )
+from llama_index.core.chat_engine import SimpleChatEngine
+from llama_index.core.prompts import ChatPromptTemplate, PromptTemplate
 
 from ragcache_engine import RefusedMessages
 from ragcache_integrations.llamaindex import RAGCacheLLM
@@ -84,3 +86,39 @@ def test_cache_points_of_other_vendors_are_passed_over():
     point = CachePoint(cache_control=CacheControl(type="ephemeral"))
     message = ChatMessage(role="user", blocks=[TextBlock(text="Why?"), point])
     assert as_messages([message]) == [{"role": "user", "content": "Why?"}]
+
+
+CHAT = "<user>\nQ\n</user>\n<assistant>\n"
+SYSTEM = "<system>\nS\n</system>\n"
+
+# What the guide's table says: the prompt of each call without and with is_chat_model.
+PROMPTS = {
+    "complete": (lambda llm: llm.complete("Q"), "c(Q)", "c(Q)"),
+    "chat": (lambda llm: llm.chat([ChatMessage("Q")]), CHAT, CHAT),
+    "a chat engine": (lambda llm: SimpleChatEngine.from_defaults(llm=llm).chat("Q"), CHAT, CHAT),
+    "predict": (
+        lambda llm: llm.predict(PromptTemplate("{q}"), q="Q"),
+        "w(S\n\nc(Q))",
+        SYSTEM + CHAT,
+    ),
+    "predict with messages": (
+        lambda llm: llm.predict(ChatPromptTemplate([ChatMessage("{q}")]), q="Q"),
+        f"w(S\n\n{CHAT})",
+        SYSTEM + CHAT,
+    ),
+}
+
+
+@pytest.mark.parametrize("is_chat_model", [False, True])
+@pytest.mark.parametrize("call", PROMPTS)
+def test_each_call_writes_its_prompt_as_the_guide_says(engine, recorded, call, is_chat_model):
+    llm = RAGCacheLLM(
+        engine=engine,
+        is_chat_model=is_chat_model,
+        system_prompt="S",
+        completion_to_prompt="c({})".format,
+        query_wrapper_prompt=PromptTemplate("w({query_str})"),
+    )
+    ask, as_text, as_chat = PROMPTS[call]
+    ask(llm)
+    assert [prompt for prompt, _ in recorded] == [as_chat if is_chat_model else as_text]

@@ -9,12 +9,16 @@ import pytest
 from llama_index.core import Settings
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
 from llama_index.core.callbacks import CallbackManager, LlamaDebugHandler, TokenCountingHandler
+from llama_index.core.extractors import KeywordExtractor
+from llama_index.core.ingestion.pipeline import get_transformation_hash
 from llama_index.core.prompts import ChatPromptTemplate, PromptTemplate
+from llama_index.core.schema import TextNode
 
 from ragcache_engine import (
     BadRequest,
     EmptyPrompt,
     EngineClosed,
+    EngineConfig,
     EngineNeeded,
     Guide,
     NoChatTemplate,
@@ -330,6 +334,40 @@ def test_it_is_restored_on_an_engine(engine):
     ):
         assert restored.to_dict() == llm.to_dict()
         assert restored.complete(PROMPT).text == llm.complete(PROMPT).text
+
+
+def make_llm(model="any", vllm_args=None, **options):
+    config = EngineConfig(model=model, backend="memory", vllm_args=vllm_args or {})
+    return RAGCacheLLM(engine=config, temperature=0, **options)
+
+
+def completion_in_capitals(prompt):
+    return prompt.upper()
+
+
+OTHERS = {
+    "another model": {"model": "another"},
+    "another precision": {"vllm_args": {"dtype": "float16"}},
+    "another temperature": {"seed": 3},
+    "another form of the prompt": {"completion_to_prompt": completion_in_capitals},
+    "another wrapper": {"query_wrapper_prompt": PromptTemplate("Say: {query_str}")},
+}
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_an_ingestion_cache_tells_llms_apart_that_answer_differently(other):
+    def hash_of(llm):
+        node = TextNode(text="The tides follow the moon.")
+        return get_transformation_hash([node], KeywordExtractor(llm=llm))
+
+    assert hash_of(make_llm()) == hash_of(make_llm())
+    assert hash_of(make_llm(**OTHERS[other])) != hash_of(make_llm())
+
+
+def test_what_is_saved_names_the_model_and_can_be_restored_on_another(engine):
+    saved = make_llm(model="another").to_dict()
+    assert saved["model"] == "another"
+    assert RAGCacheLLM.from_dict(saved, engine=engine).to_dict()["model"] == "any"
 
 
 def test_without_an_engine_it_cannot_be_restored(llm):

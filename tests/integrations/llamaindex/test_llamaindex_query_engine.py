@@ -1,13 +1,17 @@
 import asyncio
 
+import llama_index.core
 import pytest
-from llama_index.core import Settings
+from llama_index.core import Settings, get_response_synthesizer
 from llama_index.core.callbacks import CallbackManager, CBEventType, LlamaDebugHandler
 from llama_index.core.callbacks.schema import EventPayload
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.response_synthesizers import ResponseMode
+from llama_index.core.schema import TextNode
 
+from ragcache_engine import PromptTooLong
+from ragcache_engine.backends.memory import MemoryBackend
 from ragcache_integrations.llamaindex import RAGCacheLLM, RAGCacheRetriever
 
 QUESTION = "Why does the sky look blue and not violet?"
@@ -143,3 +147,31 @@ def test_many_questions_at_once_each_recognise_their_own_nodes(
     asyncio.run(ask_all())
     expected = [[found.node.node_id for found in stock.retrieve(q)] for q in questions]
     assert sorted(cost["document_ids"] for cost in costs()) == sorted(expected)
+
+
+@pytest.mark.parametrize("way", ["by Settings", "by the helper"])
+def test_twenty_long_nodes_are_summarized_within_the_models_context(
+    make_index, make_engine, monkeypatch, way
+):
+    # A tokenizer that counts fewer tokens than the model's, as the default one of LlamaIndex may.
+    monkeypatch.setattr(llama_index.core, "global_tokenizer", lambda text: text.split()[::3])
+    backend = MemoryBackend(context_tokens=1024)
+    engine = make_engine(backend)
+    text = "the sea is wide and the moon is far and the sand is warm here " * 9
+    index = make_index(nodes=[TextNode(text=f"{number} {text}") for number in range(20)])
+    llm = RAGCacheLLM(engine=engine, temperature=0, max_new_tokens=64)
+    retriever = RAGCacheRetriever.from_index(index, engine=engine, similarity_top_k=20)
+
+    def ask(**options):
+        synthesizer = get_response_synthesizer(
+            llm=llm, response_mode=ResponseMode.TREE_SUMMARIZE, **options
+        )
+        return RetrieverQueryEngine(retriever, response_synthesizer=synthesizer).query(QUESTION)
+
+    with pytest.raises(PromptTooLong, match=r"Settings\.tokenizer = llm\.tokenize"):
+        ask()
+    if way == "by Settings":
+        Settings.tokenizer = llm.tokenize
+        assert ask().response
+    else:
+        assert ask(prompt_helper=llm.prompt_helper()).response

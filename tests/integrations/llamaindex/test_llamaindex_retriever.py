@@ -1,11 +1,14 @@
 import asyncio
+import copy
+import pickle
 
 import faiss
 import pytest
 from llama_index.core.schema import IndexNode, MetadataMode, QueryBundle, TextNode
 from llama_index.vector_stores.faiss import FaissMapVectorStore, FaissVectorStore
 
-from ragcache_integrations.llamaindex import RAGCacheRetriever
+from ragcache_engine import EngineNeeded
+from ragcache_integrations.llamaindex import RAGCacheLLM, RAGCacheRetriever
 
 QUESTIONS = ["Why is the sky blue?", "Why does bread rise in the oven?", "How do bees dance?"]
 
@@ -111,3 +114,32 @@ def test_the_callers_query_is_left_as_it_was(index, engine):
     query = QueryBundle("Why is the sky blue?")
     RAGCacheRetriever.from_index(index, engine=engine).retrieve(query)
     assert query == QueryBundle("Why is the sky blue?")
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy])
+def test_a_copy_asks_the_same_engine_and_finds_the_same(index, engine, duplicate):
+    llm = RAGCacheLLM(engine=engine, tenant="library")
+    retriever = RAGCacheRetriever.from_index(
+        index, engine=engine, similarity_top_k=3, llm=llm, template="{context_str}{query_str}"
+    )
+    twin = duplicate(retriever)
+    assert ids_scores_and_texts(twin.retrieve(QUESTIONS[0])) == ids_scores_and_texts(
+        retriever.retrieve(QUESTIONS[0])
+    )
+    assert twin.chain is retriever.chain  # it writes the same prompts
+    twin.similarity_top_k = 1
+    assert retriever.similarity_top_k == 3
+
+
+def test_a_deep_copy_has_an_index_of_its_own(index, engine):
+    retriever = RAGCacheRetriever.from_index(index, engine=engine, similarity_top_k=1)
+    twin = copy.deepcopy(retriever)
+    index.insert_nodes([TextNode(id_="snow", text="Why is snow white?")])
+    assert retriever.retrieve("Why is snow white?")[0].node.node_id == "snow"
+    assert twin.retrieve("Why is snow white?")[0].node.node_id != "snow"
+
+
+def test_it_cannot_be_pickled(index, engine):
+    retriever = RAGCacheRetriever.from_index(index, engine=engine)
+    with pytest.raises(EngineNeeded, match=r"from_index\(index, engine=\.\.\.\)"):
+        pickle.dumps(retriever)

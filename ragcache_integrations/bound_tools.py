@@ -1,4 +1,4 @@
-"""Translates LangChain's tools and tool_choice for the engine."""
+"""Translates the frameworks' tools and tool_choice for the engine."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class BoundTools:
 
     @classmethod
     def from_choice(cls, tools: Sequence[Mapping[str, Any]] | None, choice: Any) -> Self:
-        """Read LangChain's arguments.
+        """Read the frameworks' arguments.
 
         choice: None or "auto", "none", "any" or "required" or True, a tool's name, or
         {"type": "function", "function": {"name": ...}}.

@@ -22,7 +22,7 @@ class ChatRequest:
     reader: None if the call has no tools.
     """
 
-    prompt: ChatPrompt
+    prompt: str | ChatPrompt
     options: SamplingOptions
     reader: ToolReader | None
 
