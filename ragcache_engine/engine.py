@@ -18,7 +18,7 @@ from ragcache_engine.document_order import DocumentOrdering
 from ragcache_engine.engine_chat import EngineChat, moved_to_chat
 from ragcache_engine.errors import InvalidArgument
 from ragcache_engine.knowledge import policy_of_tiers
-from ragcache_engine.loop import finish_even_if_cancelled, run_in_thread
+from ragcache_engine.loop import call_in_thread, finish_even_if_cancelled, run_in_thread
 from ragcache_engine.prompt import Render, TemplateBook, as_render
 from ragcache_engine.prompt_intake import PromptIntake
 from ragcache_engine.protocols import Backend
@@ -44,7 +44,8 @@ class RAGCacheEngine:
 
     One engine serves any number of threads, event loops, chains and query engines at the same time. Use
     it as a context manager, with `with` or `async with`, or call close(). At interpreter exit an engine
-    closes itself.
+    closes itself. It serves only the process that made it: in a forked child every method raises
+    EngineInOtherProcess, and closing does nothing.
 
         >>> config = EngineConfig(backend="memory")    # with a real model: EngineConfig(model="org/name")
         >>> with RAGCacheEngine(config) as engine:
@@ -65,7 +66,7 @@ class RAGCacheEngine:
         self.config = config
         templates = TemplateBook()
         self._runtime = Runtime(
-            backend or choose_backend(config),
+            backend or _make_backend(config),
             templates,
             speculation=config.speculation,
             request_timeout_s=config.request_timeout_s,
@@ -151,7 +152,8 @@ class RAGCacheEngine:
             You| asked|:| Why| is| the| sky| blue|?|
         """
         prepared = self._intake.prepare(prompt, documents, options, tenant)
-        return AnswerStream(partial(self._runtime.start_request, prepared), keep_alive=self)
+        connect = partial(self._runtime.start_request, prepared)
+        return AnswerStream(connect, self._runtime.require_this_process, keep_alive=self)
 
     async def agenerate(
         self,
@@ -193,6 +195,7 @@ class RAGCacheEngine:
         >>> [piece.text for piece in asyncio.run(first_words())]
         ['You', ' asked']
         """
+        self._runtime.require_open()  # here: a forked child may lack the threads of its executor, too
         # Tokenising a long prompt takes milliseconds that belong to the caller's other tasks.
         prepared = await asyncio.to_thread(self._intake.prepare, prompt, documents, options, tenant)
         pieces = read_async(partial(self._runtime.start_request, prepared))
@@ -296,6 +299,7 @@ class RAGCacheEngine:
         progress: bool = False,
     ) -> Warmed:
         """Prefill sets of documents: `warm` for coroutines. Cancelling the task ends the prefills."""
+        self._runtime.require_open()
         prefills = await asyncio.to_thread(
             self._plan_warming, document_sets, template, chain, corpus, tenant
         )
@@ -310,6 +314,7 @@ class RAGCacheEngine:
         corpus: Iterable[Document],
         tenant: str | None,
     ) -> list[Prefill]:
+        self._runtime.require_this_process()
         tenant = require_tenant(tenant)
         learned = self._retrievals.learned_template
         return plan_prefills(
@@ -324,7 +329,11 @@ class RAGCacheEngine:
         Use this for documents that changed or must go. Every tier drops them, and the files of a disk
         cache go too, whichever process wrote them. Tensors that running requests need go when these
         requests end. Unknown ids are ignored. Afterwards `warm` knows the documents by id only if they
-        are in its corpus, or are retrieved again. Raises InvalidArgument for ids that are no strings.
+        are in its corpus, or are retrieved again.
+
+        Raises InvalidArgument for ids that are no strings; EngineClosed; EngineDied if the model's
+        process is gone, or RequestTimedOut if it shows no sign of life for request_timeout_s. Some
+        tensors may be left after the last two: forget the documents again.
 
             >>> tides = Document("tides", "The moon pulls the oceans, and the tides follow it. " * 9)
             >>> with RAGCacheEngine(EngineConfig(backend="memory")) as engine:
@@ -340,6 +349,7 @@ class RAGCacheEngine:
         await finish_even_if_cancelled(self._begin_forgetting(document_ids))
 
     def _begin_forgetting(self, document_ids: Iterable[str]) -> Future[None]:
+        self._runtime.require_this_process()
         ids = _require_ids(document_ids)
         self._retrievals.forget(ids)
         return self._runtime.forget(ids)
@@ -348,7 +358,8 @@ class RAGCacheEngine:
         """Drop all cached key-value tensors from device and host, as before a cold measurement.
 
         What is on disk stays; `forget` removes single documents there.
-        Raises EngineError while requests run, and then drops nothing.
+        Raises EngineError while requests run, and then drops nothing; EngineClosed, EngineDied or
+        RequestTimedOut as `forget` does.
         """
         self._runtime.clear_cache().result()
 
@@ -401,6 +412,17 @@ class RAGCacheEngine:
         trace: TracebackType | None,
     ) -> None:
         await self.aclose()
+
+
+def _make_backend(config: EngineConfig) -> Backend:
+    """Make the backend on a thread of its own. Raises what `choose_backend` does, and UnguardedMain.
+
+    The first backend of a process may import vLLM, and its modules keep the errors of imports that
+    failed, with all frames that waited for them. On the caller's thread the engine's own were among
+    them, so that a dropped engine was never collected.
+    """
+    require_guarded_caller(config)  # here, as the new thread does not show who called
+    return call_in_thread(partial(choose_backend, config))
 
 
 def _make_ordering(config: EngineConfig, limits: ModelLimits) -> DocumentOrdering | None:

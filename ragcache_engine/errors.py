@@ -23,6 +23,7 @@
     │   └── UnsupportedStore (TypeError)  the object given is not a FAISS-backed store
     └── EngineError                       the engine could not finish what it was asked
         ├── EngineStartFailed             the model did not start
+        ├── EngineInOtherProcess          this process was forked from the one that made the engine
         ├── EngineClosed                  close() was called, before or during the request
         ├── EngineDied                    the model's process ended by itself
         ├── GenerationFailed              the backend failed this request, twice; others go on
@@ -125,6 +126,10 @@ class EngineError(RAGCacheError):
 
 class EngineStartFailed(EngineError):
     """The backend did not start."""
+
+
+class EngineInOtherProcess(EngineError):
+    """The engine belongs to another process, and this one was forked from it."""
 
 
 class EngineClosed(EngineError):

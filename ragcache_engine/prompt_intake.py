@@ -48,8 +48,10 @@ class PromptIntake:
     ) -> PreparedRequest:
         """Check and tokenise a prompt, and find its documents; see RAGCacheEngine.generate.
 
-        Raises InvalidArgument, EmptyPrompt, PromptTooLong, UnsupportedGuide or EngineClosed.
+        Raises InvalidArgument, EmptyPrompt, PromptTooLong, UnsupportedGuide,
+        EngineClosed or EngineInOtherProcess.
         """
+        self._runtime.require_this_process()
         called_s = self._runtime.backend.now()
         require_text(prompt, "a prompt")
         if documents is not None:

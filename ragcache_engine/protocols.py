@@ -108,12 +108,16 @@ class Backend(Protocol):
         """Return the seconds of a clock that never runs back. Only differences mean anything."""
 
     async def clear_cache(self) -> bool:
-        """Drop every cached block. Return False, and drop none, while running requests hold blocks."""
+        """Drop every cached block. Return False, and drop none, while running requests hold blocks.
+
+        Raises EngineDied if the model's process is gone.
+        """
 
     async def forget(self, document_ids: Sequence[str]) -> None:
         """Drop documents from every tier, with all blocks that were computed after them.
 
-        Blocks that running requests need are dropped when these end.
+        Blocks that running requests need are dropped when these end. Raises EngineDied if the model's
+        process is gone.
         """
 
     def adopted(self, request_id: str) -> None:

@@ -110,6 +110,7 @@ class RetrievalTracker:
         tenant: str | None,
     ) -> Iterator[RetrievalInProgress]:
         """Follow one search and remember its documents; see RAGCacheEngine.retrieval."""
+        self._runtime.require_this_process()
         require_text(question, "a question")
         require_hashable(chain, "chain")
         tenant = require_tenant(tenant)
@@ -138,6 +139,7 @@ class RetrievalTracker:
             if search and not in_progress.documents:
                 self._runtime.call_soon(partial(pipeline.abandon, search))
         if in_progress.documents:
+            self._runtime.require_this_process()  # a fork may have come in the middle of the search
             self._log.add(
                 Retrieval(
                     question,
@@ -153,6 +155,7 @@ class RetrievalTracker:
     def _tell_stage(
         self, search: TrackedSearch, documents: Sequence[Document], final: bool
     ) -> None:
+        self._runtime.require_this_process()
         stage = self._runtime.pipeline.stage
         self._runtime.call_soon(partial(stage, search, documents, final))
 
@@ -178,10 +181,10 @@ class RetrievalTracker:
         """Return a function that writes the chain's prompts, as learned from them; None without one."""
 
         def render(question: str, documents: Sequence[Document]) -> str:
-            guess = self._templates.guess((chain, tenant), question, documents)
+            guess = self._templates.guess(chain, question, documents, tenant=tenant)
             return guess.text if guess else ""
 
-        return render if self._templates.may_guess((chain, tenant)) else None
+        return render if self._templates.may_guess(chain, tenant=tenant) else None
 
     def learn(self, retrieval: Retrieval, request: BackendRequest) -> None:
         """Learn from a prompt in which order documents come, and how its chain writes prompts."""
@@ -195,12 +198,13 @@ class RetrievalTracker:
             return
         try:
             self._templates.learn(
-                (retrieval.chain, request.tenant),
+                retrieval.chain,
                 retrieval.question,
                 retrieval.documents,
                 request.prompt.text,
                 request.options,
                 retrieval.template,
+                tenant=request.tenant,
             )
         except Exception:  # no answer depends on it
             logger.exception("could not learn from a prompt; please report this")

@@ -2,19 +2,20 @@
 
 A request that fails before its first token starts again from scratch. One that fails later continues
 from its prompt and the tokens that the reader already has; greedy decoding makes that the same answer.
-So the reader sees no gap and no repetition.
+Where it would not be the same, as with a guide or with penalties on the answer's tokens, the request
+starts again too, and the reader gets what it does not have yet. So it sees no gap and no repetition.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
-from contextlib import aclosing, contextmanager
-from dataclasses import dataclass, replace
+from contextlib import aclosing, contextmanager, suppress
+from dataclasses import dataclass, field, replace
 
 from ragcache_engine.errors import EngineDied, GenerationFailed, RequestTimedOut
 from ragcache_engine.protocols import Backend, BackendRequest, Delta
-from ragcache_engine.values import FinishReason, TokenizedPrompt
+from ragcache_engine.values import FinishReason, SamplingOptions, TokenizedPrompt
 
 ATTEMPTS = 2
 
@@ -61,8 +62,11 @@ class Heartbeat:
         if silent_s < self.timeout_s:
             self._timer = loop.call_later(self.timeout_s - silent_s, self._check)
             return
-        for wait in self._waiting:
-            wait.reschedule(loop.time())
+        # Each wait expires once: it may take long to end, and asyncio refuses to expire it again.
+        expiring, self._waiting = self._waiting, set()
+        for wait in expiring:
+            with suppress(RuntimeError):  # one that has ended must not keep the others waiting
+                wait.reschedule(loop.time())
 
 
 async def run_with_retry(
@@ -121,32 +125,42 @@ async def _end_when_silent(
             yield delta
 
 
+def _must_start_over(options: SamplingOptions) -> bool:
+    """Return whether the tokens of an answer depend on where in it an attempt begins.
+
+    A guide applies from the answer's first token, not from its middle. Presence and frequency penalties
+    count the tokens of the answer, and a resumed attempt has the first of them in its prompt. The
+    repetition penalty counts the prompt too.
+    """
+    return bool(options.guide or options.presence_penalty or options.frequency_penalty)
+
+
 @dataclass(slots=True)
 class _DeliveredAnswer:
     """Joins a second attempt to the part of an answer that the reader already has.
 
+    token_ids, texts: what the reader has. They are lists, so that a delta costs the same wherever in
+      the answer it comes.
     held_back: text of delivered tokens that the failed attempt kept back, because it might become a
       stop string. The next attempt knows nothing of this text.
     fresh_characters: how many characters the next attempt has added so far.
     starts_over: whether the next attempt generates the whole answer again, from its first token.
-    repeated_text, repeated_ids: what it has repeated so far.
+    repeated_tokens, repeated_characters: how much it has generated so far.
     """
 
-    token_ids: tuple[int, ...] = ()
-    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
     held_back: str = ""
     fresh_characters: int = 0
     starts_over: bool = False
-    repeated_text: str = ""
-    repeated_ids: tuple[int, ...] = ()
+    repeated_tokens: int = 0
+    repeated_characters: int = 0
 
     def request_rest(self, request: BackendRequest) -> BackendRequest:
         """Return the request for the missing rest of the answer."""
         if not self.token_ids:
             return request
-        if (
-            request.options.guide
-        ):  # a guide applies from the answer's first token, not from its middle
+        if _must_start_over(request.options):
             self.starts_over = True
             return replace(request, request_id=f"{request.request_id}-again")
         prompt, max_tokens = request.prompt, request.options.max_tokens
@@ -161,9 +175,10 @@ class _DeliveredAnswer:
 
     def begin_attempt(self, backend: Backend, skip_special_tokens: bool) -> None:
         """Work out which text of the delivered tokens the reader has not got yet."""
+        self.texts = ["".join(self.texts)]
         if self.token_ids and not self.starts_over:
             text = backend.detokenize(self.token_ids, skip_special_tokens)
-            self.held_back = text[len(self.text) :]
+            self.held_back = text[len(self.texts[0]) :]
             self.fresh_characters = 0
 
     def add(self, delta: Delta, stop: tuple[str, ...]) -> Delta:
@@ -172,8 +187,8 @@ class _DeliveredAnswer:
             return self._drop_repeated(delta)
         if self.held_back:
             delta = self._prepend_held_back(delta, stop)
-        self.token_ids += delta.token_ids
-        self.text += delta.text
+        self.token_ids.extend(delta.token_ids)
+        self.texts.append(delta.text)
         return delta
 
     def _drop_repeated(self, delta: Delta) -> Delta:
@@ -181,23 +196,26 @@ class _DeliveredAnswer:
 
         Raises GenerationFailed if the attempt generates another answer than the first one did.
         """
-        text, token_ids = self.repeated_text + delta.text, self.repeated_ids + delta.token_ids
-        shared, tokens = min(len(text), len(self.text)), min(len(token_ids), len(self.token_ids))
-        if text[:shared] != self.text[:shared] or (
-            token_ids[:tokens] != self.token_ids[:tokens]
-            or (delta.finish_reason and len(text) < len(self.text))
+        had_text = self.texts[0]  # begin_attempt has joined them, and nothing is noted after that
+        text_at, tokens_at = self.repeated_characters, self.repeated_tokens
+        self.repeated_characters += len(delta.text)
+        self.repeated_tokens += len(delta.token_ids)
+        repeated_text = had_text[text_at : self.repeated_characters]
+        repeated_ids = tuple(self.token_ids[tokens_at : self.repeated_tokens])
+        if (
+            not delta.text.startswith(repeated_text)
+            or delta.token_ids[: len(repeated_ids)] != repeated_ids
+            or (delta.finish_reason and self.repeated_characters < len(had_text))
         ):
             raise GenerationFailed(
                 "the backend failed in the middle of an answer, and drew another one when it was "
                 "asked again; ask again, or give a seed"
             )
-        new = replace(
+        return replace(
             delta,
-            text=text[max(len(self.repeated_text), len(self.text)) :],
-            token_ids=token_ids[max(len(self.repeated_ids), len(self.token_ids)) :],
+            text=delta.text[len(repeated_text) :],
+            token_ids=delta.token_ids[len(repeated_ids) :],
         )
-        self.repeated_text, self.repeated_ids = text, token_ids
-        return new
 
     def _prepend_held_back(self, delta: Delta, stop: tuple[str, ...]) -> Delta:
         """Put the held-back text in front, and look for stop strings that span both attempts.

@@ -9,8 +9,9 @@ from concurrent.futures import Future
 from dataclasses import replace
 from itertools import count
 
+from ragcache_engine.cache_upkeep import CacheUpkeep
 from ragcache_engine.config import SpeculationMode
-from ragcache_engine.errors import EngineClosed, EngineError
+from ragcache_engine.errors import EngineClosed
 from ragcache_engine.loop import LoopThread
 from ragcache_engine.prompt import TemplateBook
 from ragcache_engine.protocols import Backend
@@ -18,7 +19,7 @@ from ragcache_engine.request_runner import PreparedRequest, RequestRunner
 from ragcache_engine.retry import Heartbeat
 from ragcache_engine.speculation import Pipeline
 from ragcache_engine.streams import Item
-from ragcache_engine.values import CacheStats, ModelLimits, SpeculationOutcome
+from ragcache_engine.values import CacheStats, ModelLimits
 
 
 class Runtime:
@@ -47,6 +48,7 @@ class Runtime:
             sign_of_life=heartbeat.beat,
         )
         self._requests = RequestRunner(backend, self.pipeline, heartbeat)
+        self._upkeep = CacheUpkeep(backend, self.pipeline, heartbeat)
         self._thread = LoopThread("ragcache-engine")
         self._request_numbers = count()
         self._is_closing = False
@@ -61,16 +63,22 @@ class Runtime:
         atexit.register(self.close)
         return limits
 
+    def require_this_process(self) -> None:
+        """Raise EngineInOtherProcess in a child forked from the engine's process."""
+        self._thread.require_this_process()
+
     def require_open(self) -> None:
-        """Raise EngineClosed if the engine was closed."""
+        """Raise EngineClosed if the engine was closed; EngineInOtherProcess in a forked child."""
+        self.require_this_process()
         if self._is_closing:
             raise EngineClosed("this engine was closed; make a new RAGCacheEngine")
 
     def wait_until_up(self) -> None:
-        """Wait while the backend is being restarted. Raises EngineClosed if the engine was closed.
+        """Wait while the backend is being restarted. Raises what `require_open` does.
 
         Not for the engine's own loop, which does the restarting.
         """
+        self.require_this_process()
         if not self._thread.is_current_thread():
             self._requests.wait_until_up()
         self.require_open()
@@ -90,7 +98,8 @@ class Runtime:
         future = self._thread.submit(self._requests.run(prepared, put))
 
         def cancel() -> None:
-            future.cancel()
+            if self._thread.is_in_this_process:
+                future.cancel()
 
         return cancel
 
@@ -99,27 +108,21 @@ class Runtime:
         self._thread.call_soon(callback)
 
     def clear_cache(self) -> Future[None]:
-        """Begin to clear the cache. The future raises EngineError if running requests hold it."""
+        """Begin to clear the cache. The future raises what CacheUpkeep.clear does."""
         self.require_open()
-        return self._thread.submit(self._clear_cache())
-
-    async def _clear_cache(self) -> None:
-        await self.pipeline.end_unclaimed(SpeculationOutcome.EXPIRED)
-        if not await self.backend.clear_cache():
-            raise EngineError("the cache is in use by running requests; wait for them to end")
+        return self._thread.submit(self._upkeep.clear())
 
     def forget(self, document_ids: Sequence[str]) -> Future[None]:
-        """Begin to drop these documents from every tier. The future is done when they are gone."""
-        self.require_open()
-        return self._thread.submit(self._forget(document_ids))
+        """Begin to drop these documents from every tier. The future is done when they are gone.
 
-    async def _forget(self, document_ids: Sequence[str]) -> None:
-        # A speculation that waits for its prompt would keep the documents until it ends.
-        await self.pipeline.end_unclaimed(SpeculationOutcome.EXPIRED, document_ids)
-        await self.backend.forget(document_ids)
+        It raises what CacheUpkeep.forget does.
+        """
+        self.require_open()
+        return self._thread.submit(self._upkeep.forget(document_ids))
 
     def stats(self) -> CacheStats:
-        """Return all of the engine's counters, as of now."""
+        """Return all of the engine's counters, as of now. Raises EngineInOtherProcess."""
+        self.require_this_process()
         return replace(
             self._requests.stats,
             tiers=self.backend.counters().snapshot(),
@@ -127,7 +130,12 @@ class Runtime:
         )
 
     def close(self) -> None:
-        """End running requests with EngineClosed and close the backend. A second call does nothing."""
+        """End running requests with EngineClosed and close the backend. A second call does nothing.
+
+        Does nothing in a forked child: the backend is its parent's, and so are the loop and the lock.
+        """
+        if not self._thread.is_in_this_process:
+            return
         with self._close_lock:
             if self._is_closing:
                 return
@@ -143,5 +151,6 @@ class Runtime:
 
     async def _close(self) -> None:
         await self._requests.cancel_all()
+        await self._upkeep.cancel_all()
         await self.pipeline.close()
         await self.backend.close()

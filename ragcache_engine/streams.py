@@ -41,9 +41,15 @@ class AnswerStream(Iterator[Piece]):
     the request held in the engine. Iterating raises the errors that RAGCacheEngine.stream names.
     """
 
-    def __init__(self, connect: Connect, keep_alive: object = None) -> None:
-        """keep_alive: an object that the stream keeps alive, such as the engine it comes from."""
+    def __init__(
+        self, connect: Connect, require_readable: Callable[[], None], keep_alive: object = None
+    ) -> None:
+        """require_readable: raises an error where no item will ever come, as in a forked child.
+
+        keep_alive: an object that the stream keeps alive, such as the engine it comes from.
+        """
         self._cancel: Callable[[], None] | None = None
+        self._require_readable = require_readable
         self._items: queue.SimpleQueue[Item] = queue.SimpleQueue()
         self._keep_alive = keep_alive
         self._cancel = connect(self._items.put)
@@ -51,6 +57,7 @@ class AnswerStream(Iterator[Piece]):
     def __next__(self) -> Piece:
         if self._cancel is None:
             raise StopIteration
+        self._require_readable()
         item = self._items.get()
         if self._cancel is None:  # another thread has closed the stream meanwhile
             raise StopIteration

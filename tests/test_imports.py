@@ -24,7 +24,7 @@ MAY_IMPORT = {
     "ragcache_engine.chat": ["chat", "guide", "checks", "errors"],
     "ragcache_engine.values": ["knowledge", "tiers.counters", "guide", "checks", "errors"],
     "ragcache_engine.config": ["knowledge"],
-    "ragcache_engine.loop": [],
+    "ragcache_engine.loop": ["errors"],
     "ragcache_engine.protocols": ["values", "tiers.counters", "chat"],
     "ragcache_engine.streams": ["values"],
     "ragcache_engine.knowledge": ["knowledge"],
@@ -64,7 +64,9 @@ MAY_IMPORT = {
         "values",
         "errors",
     ],
+    "ragcache_engine.cache_upkeep": ["retry", "speculation", "protocols", "values", "errors"],
     "ragcache_engine.runtime": [
+        "cache_upkeep",
         "request_runner",
         "retry",
         "speculation",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,10 @@ from ragcache_engine import (
     SamplingOptions,
 )
 from ragcache_engine.backends.memory import MemoryBackend, Stall
+from ragcache_engine.backends.memory.words import split_words
 from ragcache_engine.protocols import BackendRequest, Delta
+from ragcache_engine.retry import Heartbeat, _DeliveredAnswer
+from ragcache_engine.values import TokenizedPrompt
 
 EngineOn = Callable[..., RAGCacheEngine]
 
@@ -164,6 +168,56 @@ def test_a_request_that_never_gets_a_token_times_out(engine_on: EngineOn):
         engine.generate(QUESTION)
 
 
+async def wait_for_ever(heartbeat: Heartbeat) -> None:
+    async with asyncio.timeout(None) as wait:
+        with heartbeat.watch(wait):
+            await asyncio.Event().wait()
+
+
+async def let_eight_expire(heartbeat: Heartbeat) -> None:
+    """Fail if one of eight waits does not expire."""
+    waits = (wait_for_ever(heartbeat) for _ in range(8))
+    results = await asyncio.wait_for(asyncio.gather(*waits, return_exceptions=True), 10)
+    assert all(type(result) is TimeoutError for result in results)
+
+
+def test_a_wait_that_is_slow_to_end_keeps_no_other_from_expiring():
+    """A backend may take long to clean up after a request that timed out."""
+    faults: list[dict[str, Any]] = []
+
+    async def wait_slowly(heartbeat: Heartbeat, has_expired: asyncio.Event) -> None:
+        async with asyncio.timeout(None) as wait:
+            with heartbeat.watch(wait):
+                try:
+                    await asyncio.Event().wait()
+                finally:
+                    has_expired.set()
+                    await asyncio.Event().wait()
+
+    async def run() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, fault: faults.append(fault))
+        heartbeat, has_expired = Heartbeat(0.01), asyncio.Event()
+        slow = asyncio.create_task(wait_slowly(heartbeat, has_expired))
+        await has_expired.wait()
+        await let_eight_expire(heartbeat)
+        slow.cancel()
+        await asyncio.gather(slow, return_exceptions=True)
+
+    asyncio.run(run())
+    assert not faults
+
+
+def test_a_wait_that_has_ended_keeps_no_other_from_expiring():
+    async def run() -> None:
+        heartbeat = Heartbeat(0.01)
+        async with asyncio.timeout(None) as ended:
+            pass
+        with heartbeat.watch(ended):
+            await let_eight_expire(heartbeat)
+
+    asyncio.run(run())
+
+
 class HoldsTextBack(MemoryBackend):
     """As vLLM does with stop strings: tokens come at once, their text two tokens later."""
 
@@ -181,6 +235,79 @@ class HoldsTextBack(MemoryBackend):
 def test_text_held_back_by_a_failed_attempt_is_not_lost(engine_on: EngineOn, step: int):
     engine = engine_on(HoldsTextBack(fault=failing_at(step, error=BROKEN_STEP)))
     assert engine.generate(QUESTION).text == ANSWER
+
+
+PENALTIES = {
+    "presence": SamplingOptions(presence_penalty=0.5),
+    "frequency": SamplingOptions(frequency_penalty=-0.5),
+}
+
+
+@pytest.mark.parametrize("step", range(1, 8))
+@pytest.mark.parametrize("penalty", PENALTIES)
+def test_a_penalty_counts_the_whole_answer_across_a_failure(
+    engine_on: EngineOn, step: int, penalty: str
+):
+    engine = engine_on(CountsItsOwnTokens(fault=failing_at(step, error=BROKEN_STEP)))
+    assert engine.generate(QUESTION, options=PENALTIES[penalty]).text == ANSWER
+    assert engine.stats().retried == 1
+
+
+class CountsItsOwnTokens(MemoryBackend):
+    """As a penalty on output tokens: the next word depends on how many this attempt has generated."""
+
+    def _answer(self, request: BackendRequest) -> list[str]:
+        return split_words(ANSWER)
+
+
+def test_a_repetition_penalty_counts_the_prompt_too_so_the_answer_goes_on(engine_on: EngineOn):
+    backend = RememberingRequests(fault=failing_at(4, error=BROKEN_STEP))
+    options = SamplingOptions(repetition_penalty=1.5)
+    assert engine_on(backend).generate(QUESTION, options=options).text == ANSWER
+    assert [len(asked.prompt) for asked in backend.asked] == [6, 10]
+
+
+class RememberingRequests(MemoryBackend):
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.asked: list[BackendRequest] = []
+
+    async def generate(self, request: BackendRequest) -> AsyncGenerator[Delta, None]:
+        self.asked.append(request)
+        async for delta in super().generate(request):
+            yield delta
+
+
+class CountedIds(tuple[int, ...]):
+    """Token ids that count how many tokens are copied to join them to others."""
+
+    copied = 0
+
+    def __radd__(self, other: tuple[int, ...]) -> tuple[int, ...]:
+        CountedIds.copied += len(other) + len(self)
+        return (*other, *self)
+
+
+class CountedText(str):
+    copied = 0
+
+    def __radd__(self, other: str) -> str:
+        CountedText.copied += len(other) + len(self)
+        return "".join((other, self))
+
+
+@pytest.mark.parametrize("starts_over", [False, True], ids=["first attempt", "second attempt"])
+def test_a_delta_costs_the_same_however_long_the_answer_is(starts_over: bool):
+    delivered = _DeliveredAnswer()
+    request = BackendRequest("r", TokenizedPrompt("?", (0,), ()), (), PENALTIES["presence"])
+    CountedIds.copied = CountedText.copied = 0
+    for attempt in range(1 + starts_over):
+        delivered.request_rest(request)
+        delivered.begin_attempt(MemoryBackend(), skip_special_tokens=True)
+        for token in range(1000):
+            delta = delivered.add(Delta(CountedText("w "), CountedIds((token,))), ())
+            assert (delta.text, delta.token_ids) == (("", ()) if attempt else ("w ", (token,)))
+    assert CountedIds.copied == CountedText.copied == 0
 
 
 @pytest.mark.parametrize("step", [6, 7], ids=["inside it", "before it was shown"])

@@ -7,11 +7,19 @@ import gc
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Callable
+from types import FrameType
 
 import pytest
 
-from ragcache_engine import EngineClosed, EngineConfig, RAGCacheEngine, SamplingOptions
+from ragcache_engine import (
+    BackendUnavailable,
+    EngineClosed,
+    EngineConfig,
+    RAGCacheEngine,
+    SamplingOptions,
+)
 from ragcache_engine.backends.memory import MemoryBackend, Stall
 
 
@@ -82,6 +90,59 @@ def test_a_dropped_engine_closes_itself():
     gc.collect()
     assert backend.cached_blocks == 0
     assert threading.active_count() == before
+
+
+def test_a_dropped_engine_is_collected_though_an_import_of_its_backend_keeps_frames(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """As importing vLLM does, with the errors of the imports that failed inside it."""
+    kept: list[FrameType] = []
+
+    def choose_and_keep_frame(config: EngineConfig) -> MemoryBackend:
+        kept.append(sys._getframe())
+        return MemoryBackend()
+
+    def make_and_drop() -> weakref.ref[RAGCacheEngine]:
+        engine = RAGCacheEngine(EngineConfig(model="any", backend="memory"))
+        return weakref.ref(engine)
+
+    monkeypatch.setattr("ragcache_engine.engine.choose_backend", choose_and_keep_frame)
+    before = threading.active_count()
+    dropped = make_and_drop()
+    gc.collect()
+    assert kept
+    assert dropped() is None
+    assert threading.active_count() == before
+
+
+def test_an_error_of_choosing_the_backend_is_the_callers(monkeypatch: pytest.MonkeyPatch):
+    def refuse(config: EngineConfig) -> MemoryBackend:
+        raise BackendUnavailable("there is none")
+
+    monkeypatch.setattr("ragcache_engine.engine.choose_backend", refuse)
+    with pytest.raises(BackendUnavailable, match="there is none"):
+        RAGCacheEngine(EngineConfig(model="any", backend="memory"))
+
+
+def test_the_callers_script_is_looked_at_before_the_backend_is_made_on_another_thread(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    seen: list[tuple[str, threading.Thread]] = []
+
+    def note(name: str) -> None:
+        seen.append((name, threading.current_thread()))
+
+    def choose(config: EngineConfig) -> MemoryBackend:
+        note("choose")
+        return MemoryBackend()
+
+    monkeypatch.setattr("ragcache_engine.engine.require_guarded_caller", lambda _: note("guard"))
+    monkeypatch.setattr("ragcache_engine.engine.choose_backend", choose)
+    with RAGCacheEngine(EngineConfig(model="any", backend="memory")):
+        pass
+    (guard, caller), (chosen, other) = seen
+    assert (guard, chosen) == ("guard", "choose")
+    assert caller is threading.current_thread() is not other
 
 
 def test_an_engine_left_open_does_not_keep_the_interpreter_alive():

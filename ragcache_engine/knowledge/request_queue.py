@@ -8,12 +8,15 @@ Source: RAGCache, §5.2.
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
+
+MOST_REMEMBERED = 4096
+"""Of how many requests that were taken out a queue remembers how often they were overtaken."""
 
 
 def cached_ratio(cached_tokens: int, computed_tokens: int) -> float:
@@ -28,7 +31,8 @@ class ReorderQueue(Generic[T]):
 
     ratio: returns a request's cached ratio now, or None if it is unknown, which counts as 0. The queue
       asks again at every choice, because what is cached changes while requests wait.
-    window: also the most requests that may overtake any one request. 1 serves first come, first served.
+    window: also the most requests that may overtake any one request, counted from its arrival through
+      every time it is taken out and put back. 1 serves first come, first served.
     Raises ValueError for a window below 1.
     """
 
@@ -38,6 +42,8 @@ class ReorderQueue(Generic[T]):
         self._ratio = ratio
         self._window = window
         self._waiting: deque[_Waiting[T]] = deque()
+        # By id: requests need no hash, and those that have ended are not kept in memory.
+        self._overtaken_before: OrderedDict[int, int] = OrderedDict()
         self._peeked: int | None = None  # the place peek() chose, until the queue changes
 
     def __len__(self) -> int:
@@ -50,15 +56,17 @@ class ReorderQueue(Generic[T]):
     def push(self, item: T) -> None:
         """Add a request that has just arrived."""
         self._peeked = None
+        self._overtaken_before.pop(id(item), None)  # of an ended request that had the same id
         self._waiting.append(_Waiting(item))
 
     def prepend(self, item: T) -> None:
-        """Put a request to the front, because it was running and was preempted.
+        """Put a request to the front, because it was preempted or could not run yet.
 
-        This does not count as overtaking: the request was already served before those behind it.
+        This does not count as overtaking: the request was already served before those behind it. The
+        request has as many overtakings left as when it was taken out.
         """
         self._peeked = None
-        self._waiting.appendleft(_Waiting(item))
+        self._waiting.appendleft(_Waiting(item, self._overtaken_before.pop(id(item), 0)))
 
     def peek(self) -> T:
         """Choose the request to serve next, without taking it. Raises IndexError if none waits."""
@@ -77,6 +85,10 @@ class ReorderQueue(Generic[T]):
         for overtaken in islice(self._waiting, at):
             overtaken.times_overtaken += 1
         del self._waiting[at]
+        if chosen.times_overtaken:
+            self._overtaken_before[id(chosen.item)] = chosen.times_overtaken
+            if len(self._overtaken_before) > MOST_REMEMBERED:
+                self._overtaken_before.popitem(last=False)
         return chosen.item
 
     def remove(self, item: T) -> None:
@@ -107,6 +119,6 @@ class ReorderQueue(Generic[T]):
 class _Waiting(Generic[T]):
     __slots__ = ("item", "times_overtaken")
 
-    def __init__(self, item: T) -> None:
+    def __init__(self, item: T, times_overtaken: int = 0) -> None:
         self.item = item
-        self.times_overtaken = 0
+        self.times_overtaken = times_overtaken

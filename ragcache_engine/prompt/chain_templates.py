@@ -171,6 +171,14 @@ class ChainTemplates:
         newest, others = self._explain(prompt)
         self.candidates = [c for c in (*newest, *others) if not c.is_unlearned][:MOST_TEMPLATES]
 
+    def count_characters(self) -> int:
+        """Count the characters of the prompts around their documents that the templates keep."""
+        return sum(
+            seen.count_characters()
+            for candidate in self.candidates
+            for seen in (*candidate.template.heads, *candidate.template.tails)
+        )
+
     def _explain(self, prompt: FinishedPrompt) -> tuple[list[Candidate], list[Candidate]]:
         """Return the candidates that write this prompt, changed or new if need be, and the others."""
         for at, candidate in enumerate(self.candidates):

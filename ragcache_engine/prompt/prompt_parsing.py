@@ -38,6 +38,10 @@ class ParsedPrompt:
         """Whether the prompt has the documents in the order of the retrieval."""
         return self.ranks == tuple(range(self.count))
 
+    def count_characters(self) -> int:
+        """Count the characters that are kept: those of the question and of the texts around documents."""
+        return sum(map(len, (self.question, self.before, *self.between, self.after)))
+
     def examples(self) -> tuple[Example, tuple[Example, ...], Example]:
         """Return the text before, the texts between, and the text after the documents as examples."""
         texts = (self.before, *self.between, self.after)

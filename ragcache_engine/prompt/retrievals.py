@@ -8,11 +8,12 @@ of lately found documents. The thread or task that found them does not matter.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field, replace
 from itertools import count
 from threading import Lock
 
+from ragcache_engine.prompt.landmarks import LandmarkIndex, Landmarks, landmarks_of, words_of
 from ragcache_engine.prompt.segments import Span, find_documents
 from ragcache_engine.prompt.template import Render
 from ragcache_engine.values import Document
@@ -54,29 +55,52 @@ class PromptMatch:
     retrieval: Retrieval | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class _Remembered:
+    """A retrieval with the landmarks of its documents, in the same order, and of its question."""
+
+    retrieval: Retrieval
+    landmarks: tuple[Landmarks, ...]
+    question_landmarks: Landmarks
+
+    def documents_possible(self, words: frozenset[str]) -> list[Document]:
+        """Return the documents that may stand in a prompt with these words."""
+        documents = zip(self.retrieval.documents, self.landmarks, strict=True)
+        return [document for document, landmarks in documents if words.issuperset(landmarks)]
+
+    def has_question_in(self, prompt: str, words: frozenset[str]) -> bool:
+        question = self.retrieval.question
+        is_possible = bool(question) and words.issuperset(self.question_landmarks)
+        return is_possible and question in prompt
+
+
 @dataclass(slots=True)
 class RetrievalLog:
     """Remember the last `capacity` retrievals. Safe to share between threads.
 
-    Matching tries the newest retrieval first. It costs one substring search for each remembered document
-    that still fits into the part of the prompt where nothing was recognised yet. Usually the documents
-    of the newest retrieval fill the prompt, and all others are too long for what is left.
+    Matching tries the newest retrieval first. It reads the prompt's words once, and then costs one
+    substring search for each remembered document whose landmarks are among them; see landmarks.py.
     """
 
     capacity: int = 256
-    _entries: OrderedDict[int, Retrieval] = field(default_factory=OrderedDict, init=False)
+    _entries: OrderedDict[int, _Remembered] = field(default_factory=OrderedDict, init=False)
+    _index: LandmarkIndex = field(default_factory=LandmarkIndex, init=False)
     _unclaimed: set[int] = field(default_factory=set, init=False)
     _numbers: count[int] = field(default_factory=count, init=False)
     _lock: Lock = field(default_factory=Lock, init=False)
 
     def add(self, retrieval: Retrieval) -> None:
         """Remember a retrieval; forget the oldest one beyond `capacity`."""
+        landmarks = tuple(landmarks_of(document.text) for document in retrieval.documents)
+        entry = _Remembered(retrieval, landmarks, landmarks_of(retrieval.question))
         with self._lock:
             number = next(self._numbers)
-            self._entries[number] = retrieval
+            self._entries[number] = entry
+            self._index.add(number, landmarks)
             self._unclaimed.add(number)
             if len(self._entries) > self.capacity:
-                oldest, _ = self._entries.popitem(last=False)
+                oldest, gone = self._entries.popitem(last=False)
+                self._index.remove(oldest, gone.landmarks)
                 self._unclaimed.discard(oldest)
 
     def documents(self, tenant: str | None = None) -> list[Document]:
@@ -85,8 +109,8 @@ class RetrievalLog:
             return [
                 document
                 for entry in self._entries.values()
-                if entry.is_visible_to(tenant)
-                for document in entry.documents
+                if entry.retrieval.is_visible_to(tenant)
+                for document in entry.retrieval.documents
             ]
 
     def forget(self, document_ids: Iterable[str]) -> None:
@@ -94,9 +118,16 @@ class RetrievalLog:
         gone = set(document_ids)
         with self._lock:
             for number, entry in self._entries.items():
-                left = tuple(one for one in entry.documents if one.id not in gone)
-                if len(left) < len(entry.documents):
-                    self._entries[number] = replace(entry, documents=left)
+                documents = entry.retrieval.documents
+                left = [at for at, one in enumerate(documents) if one.id not in gone]
+                if len(left) < len(documents):
+                    self._index.remove(number, entry.landmarks)
+                    landmarks = tuple(entry.landmarks[at] for at in left)
+                    self._index.add(number, landmarks)
+                    retrieval = replace(
+                        entry.retrieval, documents=tuple(documents[at] for at in left)
+                    )
+                    self._entries[number] = replace(entry, retrieval=retrieval, landmarks=landmarks)
 
     def match(self, prompt: str, tenant: str | None = None) -> PromptMatch:
         """Recognise remembered documents in the prompt, and claim the retrieval it was made from.
@@ -107,33 +138,42 @@ class RetrievalLog:
         documents in the prompt, those whose question stands there come first, then those with most
         documents there, then the newest.
         """
+        words = words_of(prompt)
         with self._lock:
-            entries = [
-                (number, entry)
-                for number, entry in reversed(self._entries.items())
-                if entry.is_visible_to(tenant)
+            possible = [
+                (number, self._entries[number])
+                for number in sorted(self._index.find(words), reverse=True)
             ]
-            unclaimed = set(self._unclaimed)
         spans: tuple[Span, ...] = ()
-        best: tuple[tuple[bool, int], int] | None = None
-        for number, retrieval in entries:
-            spans = find_documents(prompt, retrieval.documents, known=spans)
-            if number in unclaimed and (score := _score(prompt, spans, retrieval)) is not None:
-                best = max(best, (score, number)) if best else (score, number)
-        return PromptMatch(spans, self._claim(best[1]) if best else None)
+        found: dict[str, int] = {}  # by document: the newest retrieval by which it was found
+        for number, entry in possible:
+            if not entry.retrieval.is_visible_to(tenant):
+                continue
+            spans = find_documents(prompt, entry.documents_possible(words), known=spans)
+            for span in spans:
+                found.setdefault(span.document_id, number)
+        return PromptMatch(spans, self._claim(prompt, words, tenant, found) if found else None)
 
-    def _claim(self, number: int) -> Retrieval | None:
+    def _claim(
+        self, prompt: str, words: frozenset[str], tenant: str | None, found: dict[str, int]
+    ) -> Retrieval | None:
+        """Claim the retrieval that the prompt was made from; see `match`.
+
+        found: the documents in the prompt, each with the newest retrieval by which it was found. For a
+          retrieval count those found by it or by newer ones: an older one may know another text.
+        """
         with self._lock:
-            if number not in self._unclaimed:  # another prompt has claimed it meanwhile
+            best: tuple[tuple[bool, int], int] | None = None
+            for number in self._unclaimed:
+                entry = self._entries[number]
+                retrieval = entry.retrieval
+                if not retrieval.is_visible_to(tenant):
+                    continue
+                present = sum(found.get(one.id, -1) >= number for one in retrieval.documents)
+                if present:
+                    score = entry.has_question_in(prompt, words), present
+                    best = max(best, (score, number)) if best else (score, number)
+            if best is None:
                 return None
-            self._unclaimed.discard(number)
-            return self._entries.get(number)
-
-
-def _score(prompt: str, spans: Sequence[Span], retrieval: Retrieval) -> tuple[bool, int] | None:
-    """Return whether the question and how many documents stand in the prompt; None without documents."""
-    present = {span.document_id for span in spans}
-    found = sum(document.id in present for document in retrieval.documents)
-    if not found:
-        return None
-    return bool(retrieval.question) and retrieval.question in prompt, found
+            self._unclaimed.discard(best[1])
+            return self._entries[best[1]].retrieval

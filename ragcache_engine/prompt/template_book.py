@@ -1,6 +1,7 @@
 """Know what the prompts of each chain look like: learn it from prompts, and unlearn what has changed.
 
-A chain is named by an opaque key, such as one for each retriever. Several LLM chains may share a key, so
+A chain is named by an opaque key, such as one for each retriever. What one tenant's prompts teach stays
+with that tenant. Several LLM chains may share a key, so
 a few templates are kept for each key, the most recently right one first. A template is trusted as long
 as it was right about the last prompt that it made a guess for. After two misses in a row it is dropped.
 Source: RAGCache, §5.3 (a speculative generation needs the prompt before the chain has written it).
@@ -9,11 +10,11 @@ Source: RAGCache, §5.3 (a speculative generation needs the prompt before the ch
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from threading import Lock
 
+from ragcache_engine.prompt.chain_store import ChainStore
 from ragcache_engine.prompt.chain_templates import (
     MISSES_TO_UNLEARN,
     ChainTemplates,
@@ -23,8 +24,6 @@ from ragcache_engine.prompt.template import Render
 from ragcache_engine.values import Document, SamplingOptions
 
 logger = logging.getLogger(__name__)
-
-MOST_CHAINS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +42,12 @@ class Guess:
 
 @dataclass(slots=True)
 class TemplateBook:
-    """Keep the templates of all chains, and forget the chains least recently used.
+    """Keep the templates of all chains within limits; see chain_store.py. Safe to share between threads.
 
-    Safe to share between threads.
+    tenant, in every method: whose chain it is.
     """
 
-    _chains: OrderedDict[Hashable, ChainTemplates] = field(default_factory=OrderedDict, init=False)
+    _chains: ChainStore = field(default_factory=ChainStore, init=False)
     _options: SamplingOptions | None = field(default=None, init=False)
     _lock: Lock = field(default_factory=Lock, init=False)
 
@@ -58,6 +57,8 @@ class TemplateBook:
         question: str,
         documents: Sequence[Document],
         explicit: Render | None = None,
+        *,
+        tenant: str | None = None,
     ) -> Guess | None:
         """Return the prompt that the chain will write with these documents, nearest first.
 
@@ -65,7 +66,7 @@ class TemplateBook:
         explicit: the user's template. It is asked first, unless its last two guesses were wrong.
         """
         with self._lock:
-            known = self._chain(chain)
+            known = self._chains.use(tenant, chain) or ChainTemplates()
             options = known.options
             tries_explicit = known.explicit_misses < MISSES_TO_UNLEARN
             candidates = [c.trusted() for c in known.candidates]
@@ -83,9 +84,11 @@ class TemplateBook:
         """Return the sampling options of the last prompt of any chain; None before the first prompt."""
         return self._options
 
-    def may_guess(self, chain: Hashable, explicit: Render | None = None) -> bool:
+    def may_guess(
+        self, chain: Hashable, explicit: Render | None = None, *, tenant: str | None = None
+    ) -> bool:
         """Return False if `guess` would return None for any documents. Takes no lock."""
-        known = self._chains.get(chain, ChainTemplates())
+        known = self._chains.find(tenant, chain) or ChainTemplates()
         return (explicit is not None and known.explicit_misses < MISSES_TO_UNLEARN) or any(
             c.whole.is_trusted or c.head.is_trusted for c in known.candidates
         )
@@ -98,6 +101,8 @@ class TemplateBook:
         prompt: str,
         options: SamplingOptions,
         explicit: Render | None = None,
+        *,
+        tenant: str | None = None,
     ) -> None:
         """Learn from a prompt that the chain has written with these documents, nearest first.
 
@@ -105,18 +110,12 @@ class TemplateBook:
         """
         is_right = explicit is not None and _render(explicit, question, documents) == prompt
         with self._lock:
-            known = self._chain(chain)
+            known = self._chains.find(tenant, chain) or ChainTemplates()
             known.options = self._options = options
             if explicit:
                 known.explicit_misses = 0 if is_right else known.explicit_misses + 1
             known.learn(FinishedPrompt(question, documents, prompt, options))
-
-    def _chain(self, key: Hashable) -> ChainTemplates:
-        known = self._chains.setdefault(key, ChainTemplates())
-        self._chains.move_to_end(key)
-        if len(self._chains) > MOST_CHAINS:
-            self._chains.popitem(last=False)
-        return known
+            self._chains.put(tenant, chain, known)
 
 
 def _render(render: Render, question: str, documents: Sequence[Document]) -> str | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from dataclasses import replace
 
 from ragcache_engine.prompt import TemplateBook, find_documents, token_segments
@@ -32,7 +32,7 @@ class RequestPlanner:
 
     def may_plan(self, search: TrackedSearch) -> bool:
         """Return True if there is a trusted template for the prompt of this search."""
-        return self._templates.may_guess(_chain_of(search), search.template)
+        return self._templates.may_guess(search.chain, search.template, tenant=search.tenant)
 
     def plan(self, speculation: Speculation, search: TrackedSearch) -> BackendRequest | None:
         """Write the expected request into the speculation and return it. Any thread.
@@ -42,7 +42,7 @@ class RequestPlanner:
         """
         documents = speculation.documents
         guess = self._templates.guess(
-            _chain_of(search), search.question, documents, search.template
+            search.chain, search.question, documents, search.template, tenant=search.tenant
         )
         if guess is None:
             return None
@@ -69,8 +69,3 @@ class RequestPlanner:
             is_provisional=not speculation.is_final,
         )
         return speculation.request
-
-
-def _chain_of(search: TrackedSearch) -> Hashable:
-    """Return the key of the chain's templates: what one tenant's prompts teach stays with the tenant."""
-    return search.chain, search.tenant

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from ragcache_engine.knowledge import ReorderQueue
+from ragcache_engine.knowledge import ReorderQueue, request_queue
 from ragcache_engine.knowledge.request_queue import cached_ratio
 
 
@@ -143,6 +143,36 @@ def test_a_preempted_request_waits_at_the_front():
     assert queue.pop() == "a"
 
 
+def test_a_request_that_is_put_back_keeps_count_of_those_that_overtook_it():
+    ratios: dict[str, float | None] = {"old": 0.0}
+    queue, overtaken = queue_of(ratios, window=4), 0
+    for number in range(20):
+        ratios[f"new {number}"] = 9.0
+        queue.push(f"new {number}")
+        taken = queue.pop()
+        if taken == "old":
+            queue.prepend(taken)
+        else:
+            overtaken += 1
+    assert overtaken == 4
+
+
+def test_a_request_that_comes_again_as_a_new_one_may_be_overtaken_anew():
+    queue = queue_of({"a": 0.0, "b": 9.0, "c": 9.0}, window=2)
+    assert popped(queue) == "b c a"
+    for name in ("a", "b", "c"):
+        queue.push(name)
+    assert popped(queue) == "b c a"
+
+
+def test_of_those_taken_out_only_so_many_are_remembered(monkeypatch):
+    monkeypatch.setattr(request_queue, "MOST_REMEMBERED", 3)
+    names = [f"request {number}" for number in range(10)]
+    queue = queue_of({**dict.fromkeys(names, 0.0), "fast": 9.0})
+    assert popped(queue).startswith("fast ")
+    assert len(queue._overtaken_before) == 3
+
+
 def test_a_cancelled_request_leaves_from_anywhere():
     queue = queue_of({"a": 0.0, "b": 5.0, "c": 0.0})
     queue.remove("b")
@@ -185,6 +215,7 @@ class Fairness(RuleBasedStateMachine):
         self.ratios: dict[int, float | None] = {}
         self.queue: ReorderQueue[int] = ReorderQueue(self.ratios.__getitem__, self.window)
         self.waiting: list[int] = []
+        self.taken: list[int] = []
         self.overtaken: dict[int, int] = {}
 
     @rule(ratio=st.none() | st.integers(0, 3), front=st.booleans())
@@ -220,7 +251,15 @@ class Fairness(RuleBasedStateMachine):
         assert at < self.window
         for other in self.waiting[:at]:
             self.overtaken[other] += 1
-        self.waiting.pop(at)
+        self.taken.append(self.waiting.pop(at))
+
+    @precondition(lambda self: self.taken)
+    @rule(data=st.data())
+    def is_put_back(self, data):
+        back = data.draw(st.sampled_from(self.taken))
+        self.taken.remove(back)
+        self.queue.prepend(back)
+        self.waiting.insert(0, back)
 
     @precondition(lambda self: self.waiting)
     @rule()

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ragcache_engine import Document, SamplingOptions
-from ragcache_engine.prompt import Render, Template, TemplateBook
+from ragcache_engine.prompt import Render, Template, TemplateBook, chain_store
 
 GREEDY, OTHER = SamplingOptions(), SamplingOptions(max_tokens=7)
 
@@ -130,6 +130,65 @@ def test_the_options_are_those_of_the_last_prompt():
 def test_chains_do_not_learn_from_each_other():
     learner = Learner(Pipeline()).saw("Why do cats sleep?", CATS, DOGS)
     assert learner.book.guess("another chain", "Why?", [CATS, DOGS]) is None
+
+
+def learn(book: TemplateBook, tenant: str | None, chain: str, rounds: int = 1) -> None:
+    for number in range(rounds):
+        asked = f"Why is {number}?"
+        book.learn(
+            chain, asked, [CATS, DOGS], Pipeline()(asked, [CATS, DOGS]), GREEDY, tenant=tenant
+        )
+
+
+def test_what_a_tenants_prompts_teach_stays_with_the_tenant():
+    book = TemplateBook()
+    learn(book, "A", "chain")
+    assert book.may_guess("chain", tenant="A")
+    for other in ("B", None):
+        assert not book.may_guess("chain", tenant=other)
+        assert book.guess("chain", "Who?", [BEES, OWLS], tenant=other) is None
+
+
+def test_however_many_tenants_there_are_each_ones_chain_is_known():
+    book, tenants = TemplateBook(), [f"tenant {number}" for number in range(200)]
+    for tenant in tenants:
+        learn(book, tenant, "chain")
+    assert all(book.may_guess("chain", tenant=tenant) for tenant in tenants)
+
+
+def test_a_tenant_with_many_chains_pushes_out_its_own_only():
+    book = TemplateBook()
+    learn(book, "small", "chain")
+    for number in range(200):
+        learn(book, "large", f"chain {number}")
+    assert book.may_guess("chain", tenant="small")
+    assert not book.may_guess("chain 0", tenant="large")
+    assert book.may_guess("chain 199", tenant="large")
+
+
+def test_all_tenants_together_take_bounded_memory_and_the_largest_forgets_first(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(chain_store, "MOST_CHARACTERS", 10 * chain_store.CHAIN_CHARACTERS)
+    book = TemplateBook()
+    learn(book, "small", "chain", rounds=3)
+    for number in range(20):
+        learn(book, "large", f"chain {number}", rounds=3)
+    assert book.may_guess("chain", tenant="small")
+    assert book.may_guess("chain 19", tenant="large")
+    for number in range(20):
+        learn(book, f"new tenant {number}", "chain")
+        assert book._chains._all_characters <= chain_store.MOST_CHARACTERS
+    assert not book.may_guess("chain", tenant="new tenant 0")
+    assert book.may_guess("chain", tenant="new tenant 19")
+    counted = [tenant.all_characters for tenant in book._chains._tenants.values()]
+    assert sum(counted) == book._chains._all_characters
+
+
+def test_a_guess_about_an_unknown_chain_is_not_remembered():
+    book = TemplateBook()
+    assert book.guess("chain", "Who?", [CATS], tenant="A") is None
+    assert not book._chains._tenants
 
 
 def test_a_question_that_stands_in_a_document_is_no_slot_there():

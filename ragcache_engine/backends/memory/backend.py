@@ -207,8 +207,7 @@ class MemoryBackend:
     # -- answering -----------------------------------------------------------------------------
 
     async def generate(self, request: BackendRequest) -> AsyncGenerator[Delta, None]:
-        if self._death:
-            raise self._death
+        self._require_alive()
         if self._closed:
             raise EngineClosed("the memory backend is closed: start a new engine")
         answering = self._begin(request)
@@ -224,6 +223,10 @@ class MemoryBackend:
             if answering.request in self._answering:
                 self._end(answering, completed=False)
                 self.aborted += 1
+
+    def _require_alive(self) -> None:
+        if self._death:
+            raise self._death
 
     def _begin(self, request: BackendRequest) -> _Answering:
         segments = [(segment.end, segment.document_id) for segment in request.segments]
@@ -339,9 +342,11 @@ class MemoryBackend:
 
     async def clear_cache(self) -> bool:
         """Empty device and host; the simulated disk keeps its files, as in production."""
+        self._require_alive()
         return not self._answering and self._scheduler.device.clear()
 
     async def forget(self, document_ids: Sequence[str]) -> None:
+        self._require_alive()
         self._scheduler.device.forget(document_ids)
 
     def adopted(self, request_id: str) -> None:
