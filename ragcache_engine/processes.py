@@ -1,10 +1,11 @@
-"""Tells whether a process is alive, and ends a process together with its parent."""
+"""What vLLM's processes owe the process that started them: to end with it, and to leave Ctrl-C to it."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
 import signal
+import threading
 import time
 from multiprocessing.process import BaseProcess
 from threading import Thread
@@ -34,6 +35,18 @@ def end_with_parent() -> None:
     parent = multiprocessing.parent_process()
     if parent:
         Thread(target=_end_after, args=(parent,), name="ragcache-parent", daemon=True).start()
+
+
+def ignore_interrupts() -> None:
+    """Make this process ignore Ctrl-C, which is meant for the process that started it.
+
+    A terminal sends SIGINT to all processes of a group, and so does Jupyter. The parent catches it and
+    goes on, so its children must go on as well. SIGTERM still ends them. Does nothing in a process that
+    multiprocessing did not start. Must be called after whoever else sets the handler, on the main thread.
+    """
+    is_main_thread = threading.current_thread() is threading.main_thread()
+    if multiprocessing.parent_process() and is_main_thread:  # Python sets handlers on no other
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _end_after(parent: BaseProcess) -> None:

@@ -1,7 +1,9 @@
-"""A process that is told to does not outlive its parent, not even one that is killed."""
+"""A process that is told to ends with its parent, even a killed one, and leaves Ctrl-C to it."""
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -39,3 +41,44 @@ def test_a_child_ends_with_a_parent_that_is_killed(tmp_path: Path):
         one.kill()
     assert (said, was_there) == ("ready\n", True)
     child.wait(timeout=30)
+
+
+INTERRUPTED = """
+import multiprocessing, signal, time
+from ragcache_engine.processes import ignore_interrupts
+
+def child():
+    def end(number, frame):
+        raise SystemExit(7)
+    signal.signal(signal.SIGTERM, end)  # as vLLM does
+    signal.signal(signal.SIGINT, end)
+    ignore_interrupts()
+    print("ready", flush=True)
+    time.sleep(600)
+
+if __name__ == "__main__":
+    process = multiprocessing.get_context("spawn").Process(target=child)
+    process.start()
+    ignore_interrupts()  # of no consequence in a process that a shell has started
+    try:
+        process.join()
+    except KeyboardInterrupt:
+        process.join(1)
+        print("alive", process.is_alive(), flush=True)
+    process.terminate()
+    process.join()
+    print("ended with", process.exitcode)
+"""
+
+
+def test_an_interrupt_ends_the_waiting_of_the_parent_and_not_the_child(tmp_path: Path):
+    script = tmp_path / "parent.py"
+    script.write_text(INTERRUPTED)
+    with subprocess.Popen(
+        [sys.executable, str(script)], stdout=subprocess.PIPE, text=True, process_group=0
+    ) as one:
+        assert one.stdout
+        assert one.stdout.readline() == "ready\n"
+        os.killpg(one.pid, signal.SIGINT)
+        said, _ = one.communicate(timeout=60)
+    assert said.splitlines() == ["alive True", "ended with 7"]

@@ -13,6 +13,12 @@ HOST_MOST_BYTES = 4 * GIB
 HOST_BELOW_DISK_BYTES = 1 * GIB
 """The largest host tier that RAGCache chooses on a CPU, where only a disk tier needs one."""
 
+HOST_LEAST_BYTES = 256 << 20
+"""The smallest host tier that RAGCache chooses where shared memory is short."""
+
+QUEUES_BYTES = 64 << 20
+"""Shared memory to leave to vLLM's queues. They are larger, but only what messages touch takes room."""
+
 
 @dataclass(frozen=True, slots=True)
 class TierBudget:
@@ -43,3 +49,15 @@ class TierBudget:
         if is_cpu:  # both are the same memory, so a larger device cache serves better
             return min(HOST_BELOW_DISK_BYTES, free_bytes // 8) if self.disk_bytes else 0
         return min(HOST_MOST_BYTES, free_bytes // 4)
+
+    def host_bytes_within(self, wanted_bytes: int, shared_bytes: int) -> int:
+        """Return the bytes of a host tier that fits into shared memory; 0 if there is no room for one.
+
+        wanted_bytes: what host_bytes_for returned. shared_bytes: how much of shared memory is free.
+        A size that the user chose is kept or given up; one that RAGCache chose may also shrink.
+        """
+        room_bytes = shared_bytes - QUEUES_BYTES
+        if wanted_bytes <= room_bytes:
+            return wanted_bytes
+        shrinks = self.host_bytes is None and room_bytes >= HOST_LEAST_BYTES
+        return room_bytes if shrinks else 0

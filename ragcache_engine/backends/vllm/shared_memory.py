@@ -24,6 +24,15 @@ def make_engine_id() -> str:
     return f"{OUR_ENGINES}-{os.getpid()}-{uuid4().hex[:12]}"
 
 
+def free_bytes() -> int:
+    """Return how much more shared memory this machine or container gives out; 0 where it has none."""
+    try:
+        found = os.statvfs(FOLDER)
+    except OSError:
+        return 0
+    return found.f_bavail * found.f_frsize
+
+
 def remove(engine_id: str) -> None:
     """Remove an engine's memory if it is still there."""
     for path in FOLDER.glob(f"{PREFIX}{engine_id}*"):

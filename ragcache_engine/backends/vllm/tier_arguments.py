@@ -11,8 +11,8 @@ from vllm.config import KVTransferConfig, ModelConfig
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
 
-from ragcache_engine.backends.vllm import cpu_defaults
-from ragcache_engine.backends.vllm.budget import TierBudget
+from ragcache_engine.backends.vllm import cpu_defaults, shared_memory
+from ragcache_engine.backends.vllm.budget import QUEUES_BYTES, TierBudget
 from ragcache_engine.backends.vllm.shared_memory import make_engine_id
 from ragcache_engine.backends.vllm.tiers.settings import TierSettings, digest_key
 
@@ -21,6 +21,7 @@ logger = logging.getLogger(__name__)
 TIER_ARGUMENTS = ("scheduler_cls", "kv_transfer_config")
 """The arguments of vLLM that the knowledge tree needs."""
 
+MIB = 1 << 20
 PACKAGE = "ragcache_engine.backends.vllm.tiers"
 
 
@@ -45,13 +46,12 @@ def build_tier_arguments(
             "vLLM's own cache is used, without knowledge tree and tiers: the model %s", reason
         )
         return {}
+    host_bytes, disk_bytes = _lower_tiers(budget)
     settings = TierSettings(
         policy=budget.policy,
-        host_bytes=budget.host_bytes_for(
-            is_cpu=current_platform.is_cpu(), free_bytes=psutil.virtual_memory().available
-        ),
-        disk_bytes=budget.disk_bytes,
-        disk_folder=str(budget.folder()) if budget.disk_bytes else None,
+        host_bytes=host_bytes,
+        disk_bytes=disk_bytes,
+        disk_folder=str(budget.folder()) if disk_bytes else None,
         reorder_window=budget.reorder_window,
         cache_depth=budget.cache_depth,
         operator_digest=digest_key(budget.operator_key),
@@ -73,6 +73,36 @@ def build_tier_arguments(
             kv_connector_extra_config=settings.to_extra_config(),
         ),
     }
+
+
+def _lower_tiers(budget: TierBudget) -> tuple[int, int]:
+    """Return the bytes of the host tier and of the disk tier.
+
+    Both are 0, with a warning, if shared memory has no room for the host tier: vLLM would not start, and
+    blocks travel to and from the disk through the host.
+    """
+    wanted_bytes = budget.host_bytes_for(
+        is_cpu=current_platform.is_cpu(), free_bytes=psutil.virtual_memory().available
+    )
+    shared_bytes = shared_memory.free_bytes()
+    host_bytes = budget.host_bytes_within(wanted_bytes, shared_bytes)
+    if not wanted_bytes:
+        return 0, budget.disk_bytes
+    if host_bytes < wanted_bytes:
+        logger.warning(
+            "%s has %d MiB free, too little for a host tier of %d MiB and vLLM's queues: %s. Start the "
+            "container with --shm-size=%dm or --ipc=host, or set a smaller host_cache",
+            shared_memory.FOLDER,
+            shared_bytes // MIB,
+            wanted_bytes // MIB,
+            f"the host tier has {host_bytes // MIB} MiB"
+            if host_bytes
+            else "the host tier is switched off, and the disk tier with it"
+            if budget.disk_bytes
+            else "the host tier is switched off",
+            (wanted_bytes + 2 * QUEUES_BYTES) // MIB,
+        )
+    return host_bytes, budget.disk_bytes if host_bytes else 0
 
 
 def _unsupported(model: ModelConfig) -> str | None:

@@ -14,9 +14,9 @@ from vllm.engine.arg_utils import EngineArgs
 from vllm.platforms import current_platform
 from vllm.usage.usage_lib import UsageContext
 
-from ragcache_engine.backends.vllm import cpu_defaults
+from ragcache_engine.backends.vllm import cpu_defaults, shared_memory
 from ragcache_engine.backends.vllm.arguments import GIB, build_vllm_config
-from ragcache_engine.backends.vllm.budget import TierBudget
+from ragcache_engine.backends.vllm.budget import QUEUES_BYTES, TierBudget
 from ragcache_engine.backends.vllm.tiers.settings import TierSettings
 from ragcache_engine.knowledge import CostProfile
 
@@ -107,3 +107,37 @@ def test_arguments_that_cannot_work_are_refused_by_name(
         RAGCacheEngine(
             EngineConfig.model_validate({"model": demo_model, "backend": "vllm", **settings})
         )
+
+
+def tiers_within(shared_bytes: int, model: str, monkeypatch, **sizes: int) -> TierSettings:
+    """The tiers of an engine on a machine with this much free shared memory."""
+    monkeypatch.setattr(shared_memory, "free_bytes", lambda: shared_bytes)
+    transfer = build_vllm_config(model, GIB, TierBudget("lru", **sizes), {}).kv_transfer_config
+    assert transfer is not None
+    return TierSettings.from_extra_config(transfer.kv_connector_extra_config)
+
+
+def test_a_host_tier_larger_than_shared_memory_is_switched_off_and_the_warning_says_what_to_change(
+    demo_model: str, monkeypatch, caplog
+):
+    tiers = tiers_within(64 << 20, demo_model, monkeypatch, host_bytes=GIB, disk_bytes=GIB)
+    assert (tiers.host_bytes, tiers.disk_bytes, tiers.disk_folder) == (0, 0, None)
+    assert "the host tier is switched off, and the disk tier with it" in caplog.text
+    for change in ("--shm-size=1152m", "--ipc=host", "host_cache"):
+        assert change in caplog.text
+
+
+def test_a_host_tier_that_fits_into_shared_memory_is_taken_as_it_was_asked_for(
+    demo_model: str, monkeypatch, caplog
+):
+    tiers = tiers_within(2 * GIB, demo_model, monkeypatch, host_bytes=GIB, disk_bytes=GIB)
+    assert (tiers.host_bytes, tiers.disk_bytes) == (GIB, GIB)
+    assert "shm" not in caplog.text
+
+
+def test_a_host_tier_that_nobody_asked_for_shrinks_to_what_shared_memory_has():
+    chosen, asked = TierBudget("lru"), TierBudget("lru", host_bytes=4 * GIB)
+    assert chosen.host_bytes_within(4 * GIB, GIB) == GIB - QUEUES_BYTES
+    assert chosen.host_bytes_within(4 * GIB, 128 << 20) == 0
+    assert asked.host_bytes_within(4 * GIB, GIB) == 0
+    assert asked.host_bytes_within(4 * GIB, 8 * GIB) == 4 * GIB

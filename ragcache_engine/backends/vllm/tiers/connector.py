@@ -22,6 +22,7 @@ from ragcache_engine.backends.vllm.tiers.offloading import TierOffloadingManager
 from ragcache_engine.backends.vllm.tiers.origin import WorkerLayout, describe_worker
 from ragcache_engine.backends.vllm.tiers.settings import TierSettings
 from ragcache_engine.backends.vllm.tiers.support import find_obstacle
+from ragcache_engine.processes import ignore_interrupts
 from ragcache_engine.tiers.prompts import Prompt, describe_prompt
 from ragcache_engine.tiers.wire import FinishMessage, MalformedRequest, RequestMessage
 
@@ -43,6 +44,8 @@ class TierConnector(OffloadingConnector):
         cls, vllm_config: VllmConfig, role: KVConnectorRole, kv_cache_config: KVCacheConfig
     ) -> TierConnector | NoTiers:
         """Make a connector, or one that does nothing where the knowledge tree cannot serve the engine."""
+        if role is KVConnectorRole.WORKER:
+            ignore_interrupts()  # vLLM has set the worker's own handlers by now
         obstacle = find_obstacle(vllm_config, kv_cache_config)
         if obstacle is None:
             return super().__new__(cls)

@@ -19,7 +19,7 @@ from ragcache_engine.backends.vllm.tiers.connector import TierConnector
 from ragcache_engine.backends.vllm.tiers.free_blocks import FreeBlocks
 from ragcache_engine.backends.vllm.tiers.support import require_known_parts
 from ragcache_engine.backends.vllm.tiers.waiting import WaitingQueue
-from ragcache_engine.processes import end_with_parent
+from ragcache_engine.processes import end_with_parent, ignore_interrupts
 from ragcache_engine.tiers.node_record import Key
 
 if TYPE_CHECKING:
@@ -30,8 +30,9 @@ class TierScheduler(Scheduler):
     """Replaces two queues of vLLM's scheduler: the free blocks, and the waiting requests.
 
     It keeps steps short while it prefills provisional requests, and measures how long steps take.
-    Its process ends with the process that started it. Where the connector found that the knowledge tree
-    cannot serve the engine, it is vLLM's scheduler and nothing more.
+    Its process ends with the process that started it, and leaves Ctrl-C to that process. Where the
+    connector found that the knowledge tree cannot serve the engine, it is vLLM's scheduler and nothing
+    more.
     Raises UnknownVLLM.
     """
 
@@ -44,6 +45,9 @@ class TierScheduler(Scheduler):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         end_with_parent()
+        # vLLM has set its own handlers by now. It makes the scheduler last, so that Ctrl-C still ends a
+        # start, which nobody else could end.
+        ignore_interrupts()
         self._step_tokens = self.max_num_scheduled_tokens
         self._provisional_step_tokens = self._step_tokens
         # By scheduler output: when the step began, and the prompt tokens that it computes.
