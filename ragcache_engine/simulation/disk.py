@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from ragcache_engine.simulation.clock import VirtualClock
 from ragcache_engine.simulation.copy_lane import CopyLane, has_passed
@@ -49,6 +49,9 @@ class SimulatedDisk:
     def take_forgotten(self) -> dict[str, int]:
         """Return nothing: no other engine uses this disk."""
         return {}
+
+    def forget_files(self, documents: Sequence[str]) -> None:
+        """Do nothing: the tree knows all files of this disk."""
 
     def note_forgotten(self, times: Mapping[str, int]) -> None:
         """Do nothing: no other engine uses this disk."""

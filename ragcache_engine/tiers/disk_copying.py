@@ -217,6 +217,11 @@ class DiskCopying(Generic[B]):
         """Return what other engines on the disk have forgotten; see DiskTransfers.take_forgotten."""
         return {} if self._transfers is None else self._transfers.take_forgotten()
 
+    def forget_files(self, documents: Sequence[str]) -> None:
+        """Remove all files of these documents, of earlier lives and other engines too."""
+        if self._transfers is not None:
+            self._transfers.forget_files(documents)
+
     def note_forgotten(self, times: Mapping[str, int]) -> None:
         """Tell the disk that these documents are forgotten here too."""
         if self._transfers is not None:

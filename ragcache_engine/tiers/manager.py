@@ -318,10 +318,14 @@ class CacheManager(Generic[B]):
         """Drop documents from every tier, with all blocks computed after them.
 
         No later request finds any of them. Requests that compute with them now compute to their end.
-        tombstones: the times of the documents' tombstones in the disk's folder, by mark.
+        tombstones: the times of the documents' tombstones in the disk's folder, by mark, if the caller
+          removes the files. Else the disk tier does, those of earlier lives and other engines too.
         """
-        self._forgetting.forget(documents)
-        if tombstones:
+        names = list(documents)
+        self._forgetting.forget(names)
+        if tombstones is None:
+            self._disk.forget_files(names)
+        else:
             self._disk.note_forgotten(tombstones)
 
     def clear_device(self) -> None:

@@ -213,6 +213,9 @@ class LateDisk:
         forgotten, self.forgotten = self.forgotten, {}
         return forgotten
 
+    def forget_files(self, documents: Sequence[str]) -> None:
+        pass
+
     def note_forgotten(self, times: Mapping[str, int]) -> None:
         self.noted.update(times)
 

@@ -27,7 +27,7 @@ from ragcache_engine.processes import is_alive
 from ragcache_engine.tiers.disk import block_file
 from ragcache_engine.tiers.disk.block_file import Origin, UnusableFile, document_mark
 from ragcache_engine.tiers.disk.claims import Claim
-from ragcache_engine.tiers.disk.tombstones import Tombstones
+from ragcache_engine.tiers.disk.tombstones import Tombstones, leave_tombstones
 
 SUFFIX = ".kv"
 OUR_NAME, OUR_HOME = re.compile("[0-9a-f]{16,}"), re.compile("[0-9a-f]{16}")
@@ -127,6 +127,13 @@ class DiskFolder:
     def note_forgotten(self, times: Mapping[str, int]) -> None:
         """Note that this engine holds nothing any more that was computed before these times."""
         self._tombstones.note(times)
+
+    def forget(self, documents: Sequence[str]) -> None:
+        """Remove every file computed from these documents, and tell the other engines. Raises OSError."""
+        marks = map(document_mark, documents)
+        self.note_forgotten(leave_tombstones(self.folder, marks))
+        forget_documents(self.folder, documents)
+        self.refresh()
 
     def write(
         self,

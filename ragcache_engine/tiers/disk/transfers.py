@@ -72,6 +72,11 @@ class FinishedCopy:
     failure: str | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class _Forgetting:
+    documents: tuple[str, ...]
+
+
 class DiskTransfers:
     """Runs copies on threads: several that read, and one that writes, in the order of the calls.
 
@@ -90,7 +95,9 @@ class DiskTransfers:
         self._slots = slots
         self._is_known = is_known
         self._reads: ReadQueue[BlockCopy] = ReadQueue()
-        self._writes: SimpleQueue[BlockCopy | str | Mapping[str, int] | None] = SimpleQueue()
+        self._writes: SimpleQueue[BlockCopy | str | Mapping[str, int] | _Forgetting | None] = (
+            SimpleQueue()
+        )
         self._forgotten: SimpleQueue[dict[str, int]] = SimpleQueue()
         self._finished: SimpleQueue[FinishedCopy] = SimpleQueue()
         self.pending_reads = self.pending_writes = 0
@@ -163,6 +170,13 @@ class DiskTransfers:
         """Note that from now on no write is asked for that was computed before these times."""
         self._writes.put(times)
 
+    def forget_files(self, documents: Sequence[str]) -> None:
+        """Start removing every file of the folder that was computed from these documents.
+
+        For callers that do not do it themselves. Other engines on the folder learn of it too.
+        """
+        self._writes.put(_Forgetting(tuple(documents)))
+
     def take_finished(self) -> list[FinishedCopy]:
         """Return the copies that have ended since the last call, in the order in which they ended."""
         ended: list[FinishedCopy] = []
@@ -228,6 +242,9 @@ class DiskTransfers:
             if isinstance(copy, Mapping):
                 self._folder.note_forgotten(copy)
                 continue
+            if isinstance(copy, _Forgetting):
+                self._remove_documents(copy.documents)
+                continue
             if isinstance(copy, str):
                 self._folder.remove(copy)
                 self._pending_removals[copy] -= 1
@@ -254,6 +271,17 @@ class DiskTransfers:
                 self._count_failure(error)
             self._finished.put(
                 FinishedCopy(copy, False, size_bytes, time.perf_counter() - start, failure)
+            )
+
+    def _remove_documents(self, documents: Sequence[str]) -> None:
+        try:
+            self._folder.forget(documents)
+        except OSError as error:
+            logger.error(
+                "documents were forgotten here, and their files may still lie in %s: %s. Make it "
+                "writable and forget them again",
+                self._folder.folder,
+                error,
             )
 
     def _look_around(self) -> None:

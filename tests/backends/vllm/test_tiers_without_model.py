@@ -197,6 +197,23 @@ def test_a_document_is_forgotten_under_the_eyes_of_requests_that_compute_with_it
     assert sum(gone.values()) <= 32  # the system text, in whole blocks
 
 
+def test_files_of_an_earlier_life_are_forgotten_too(
+    engine_with: Callable[..., Any], tmp_path: Path
+):
+    disk = {"host_blocks": 40, "disk_bytes": 1 << 20, "disk_folder": tmp_path}
+    first = engine_with(**disk)
+    answered(first, "one", "a", "b")
+    answered(first, "two", "c")
+    first.close()
+    second = engine_with(**disk)
+    second.ask("forget", [0], forget=["a"])
+    second.run()
+    second.close()  # after all writes and removals
+    third = engine_with(**disk)
+    assert sum(answered(third, "three", "a", "b", question=2).values()) <= 32  # the system text
+    assert answered(third, "four", "c", question=2)["disk"] > 32
+
+
 def test_a_second_engine_on_the_folder_forgets_what_the_first_one_forgot(
     engine_with: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -97,7 +97,7 @@ class TierConnector(OffloadingConnector):
         message = _read_message(request)
         if message.forget:
             if self.settings.is_operator(message.operator_key):
-                self.cache.forget(message.forget, message.tombstones)
+                self.cache.forget(message.forget, message.tombstones or None)
             else:
                 logger.warning(
                     "%s asked to forget documents without the operator's key; nothing is forgotten",
