@@ -60,10 +60,15 @@ SECOND_SHARE = 0.6
 """The second engine works for this share of the time."""
 
 
+RESULT = "result: "
+"""The beginning of the line with a role's result; vLLM prints lines of its own before and after."""
+
+
 def main() -> int:
     parsed = arguments()
     if parsed.role:
-        print(json.dumps(ROLES[parsed.role](json.load(sys.stdin))))
+        result = json.dumps(ROLES[parsed.role](json.load(sys.stdin)))
+        print(f"\n{RESULT}{result}", flush=True)
         return 0
     out = parsed.out or Path("benchmarks/results") / f"soak-{date.today().isoformat()}"
     pieces = read_pieces(out)
@@ -255,12 +260,13 @@ def start_role(role: str, order: dict[str, Any]) -> subprocess.Popen[str]:
 
 
 def finish_role(process: subprocess.Popen[str]) -> str:
-    """Wait for the process, and return the last line that it printed."""
+    """Wait for the process, and return its result."""
     assert process.stdout is not None
     printed = process.stdout.read()
     if process.wait() != 0:
         raise RuntimeError(f"a process of the soak ended with status {process.returncode}")
-    return printed.strip().splitlines()[-1]
+    (result,) = [line for line in printed.splitlines() if line.startswith(RESULT)]
+    return result.removeprefix(RESULT)
 
 
 def second_order(

@@ -121,7 +121,7 @@ def _versions(versions: Mapping[str, str | None]) -> list[Finding]:
 
 
 def _nltk_data(machine: Machine) -> list[Finding]:
-    if machine.linked_nltk_file is None:
+    if not machine.has_linked_nltk_data:
         return []
     text = (
         "LlamaIndex's data has hard links, as uv makes them, and nltk refuses such files: splitting a "

@@ -43,7 +43,7 @@ class Machine:
     """The hardware and system of a machine. cores: how many this process may use.
 
     memory_bytes, free_bytes: None if the system does not tell. shm_bytes: None without /dev/shm.
-    linked_nltk_file: a file of LlamaIndex's data that nltk refuses to read, because it has hard links.
+    has_linked_nltk_data: whether nltk refuses to read LlamaIndex's data, because it has hard links.
     """
 
     python: str
@@ -53,7 +53,7 @@ class Machine:
     free_bytes: int | None
     shm_bytes: int | None
     gpus: tuple[GPU, ...] = ()
-    linked_nltk_file: Path | None = None
+    has_linked_nltk_data: bool = False
 
 
 def this_machine() -> Machine:
@@ -67,7 +67,7 @@ def this_machine() -> Machine:
         free_bytes=memory.get("MemAvailable"),
         shm_bytes=shutil.disk_usage("/dev/shm").total if os.path.isdir("/dev/shm") else None,
         gpus=_nvidia_gpus(),
-        linked_nltk_file=linked_nltk_file(),
+        has_linked_nltk_data=linked_nltk_file() is not None,
     )
 
 

@@ -54,9 +54,9 @@ def test_the_data_is_where_llama_index_says(tmp_path):
     assert (folder / "tokenizers").is_dir()
 
 
-def test_the_doctor_names_linked_data_and_says_what_to_do(tmp_path):
+def test_the_doctor_names_linked_data_and_says_what_to_do():
     assert of_data(LAPTOP) == []
-    (found,) = of_data(replace(LAPTOP, linked_nltk_file=tmp_path / "punkt.txt"))
+    (found,) = of_data(replace(LAPTOP, has_linked_nltk_data=True))
     assert found.verdict is Verdict.NOTE
     assert "PermissionError" in found.text
     assert "uv pip install --link-mode copy --reinstall-package llama-index-core" in found.text
