@@ -153,7 +153,14 @@ def _soak(
     every_s = {"flip": seconds / 60, "fill": seconds / 6, "kill": max(90.0, seconds / 12)}
     if parsed.backend == "memory":
         every_s = {}
-    faults = Faults(folder, every_s, can_fill=can_fill, seed=seed)
+    faults = Faults(
+        folder,
+        every_s,
+        can_fill=can_fill,
+        seed=seed,
+        answered=lambda: callers.tally.requests,
+        between_kills=2 * parsed.callers,
+    )
     watch = Watch(begun, folder, max(1.0, seconds / 120), lambda: callers.tally.requests)
     for part in (callers, faults, watch):
         part.start()

@@ -24,12 +24,23 @@ class Faults:
 
     folder: the disk cache. can_fill: whether the folder's file system is small enough to be filled.
     every_s: by the fault's name, how many seconds lie between two of them on average; absent: never.
+    answered: returns how many requests have been answered. A process is killed only if `between_kills`
+      have been since the one before: a request that two deaths hit fails, as is promised.
     """
 
     def __init__(
-        self, folder: Path, every_s: dict[str, float], *, can_fill: bool, seed: int
+        self,
+        folder: Path,
+        every_s: dict[str, float],
+        *,
+        can_fill: bool,
+        seed: int,
+        answered: Callable[[], int] = lambda: 0,
+        between_kills: int = 0,
     ) -> None:
         self.made: Counter[str] = Counter()
+        self._answered, self._between_kills = answered, between_kills
+        self._answered_at_kill = 0
         self._folder = folder
         self._dice = random.Random(seed)
         self._stop = threading.Event()
@@ -64,6 +75,8 @@ class Faults:
 
     def _kill_a_process(self) -> bool:
         """Kill -9 one of the processes in which vLLM runs for this process."""
+        if self._answered() - self._answered_at_kill < self._between_kills:
+            return False
         running = [
             process
             for process in model_processes()
@@ -73,6 +86,7 @@ class Faults:
             return False
         with suppress(psutil.NoSuchProcess):
             self._dice.choice(running).send_signal(signal.SIGKILL)
+        self._answered_at_kill = self._answered()
         return True
 
     def _flip_a_byte(self) -> bool:
