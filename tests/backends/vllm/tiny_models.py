@@ -17,8 +17,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-
 import torch
 import transformers
 from vllm import SamplingParams
@@ -139,6 +137,7 @@ def ask(model: Path, *, with_tiers: bool, blocks: int = 20) -> tuple[list[list[i
 
 
 def main() -> None:
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     folder, tokenizer, *kinds = sys.argv[1:]
     warnings = Warnings()
     logging.getLogger("ragcache_engine").addHandler(warnings)
