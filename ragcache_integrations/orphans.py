@@ -85,9 +85,10 @@ def search_until_settled(search: Callable[[], Result], *also: type[Exception]) -
     also: what the search may raise because of that, beside IndexOutOfStep and UnknownDocument.
     Raises what the last search raises.
     """
+    passing: tuple[type[Exception], ...] = (IndexOutOfStep, UnknownDocument, *also)
     for wait_s in WAITS_S:
         try:
             return search()
-        except (IndexOutOfStep, UnknownDocument, *also):
+        except passing:
             time.sleep(wait_s)
     return search()
