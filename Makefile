@@ -103,6 +103,11 @@ same-answers: $(READY) ## count answers that differ from stock vLLM's, in float3
 bench-overlap: $(READY) ## how much of a search the prefill hides, and what wrong guesses cost (an hour, two quiet cores)
 	@$(PYTHON) benchmarks/overlap.py --out benchmarks/results/overlap
 
+.PHONY: soak-changing
+soak-changing: $(READY) ## documents that change while eight threads ask, in both frameworks, without a model (10 minutes)
+	@$(PYTHON) benchmarks/changing_langchain.py
+	@$(PYTHON) benchmarks/changing_llamaindex.py
+
 .PHONY: soak
 soak: $(READY) ## 10,000 requests while processes die, files break and the disk fills; an hour a piece, call it again
 	@$(PYTHON) benchmarks/soak.py --out benchmarks/results/soak

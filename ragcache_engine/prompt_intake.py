@@ -70,6 +70,7 @@ class PromptIntake:
             match = self._retrievals.match(prompt, tenant)
         else:
             match = PromptMatch(find_documents(prompt, documents))
+            self._retrievals.note_named()
         request = BackendRequest(
             request_id=request_id,
             prompt=tokenized,

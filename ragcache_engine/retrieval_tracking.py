@@ -21,6 +21,7 @@ from ragcache_engine.prompt import (
 from ragcache_engine.protocols import BackendRequest
 from ragcache_engine.runtime import Runtime
 from ragcache_engine.speculation import TrackedSearch
+from ragcache_engine.unused_retrievals import UnusedRetrievals
 from ragcache_engine.values import DOCUMENTS_HINT, Document, SamplingOptions, require_options
 
 logger = logging.getLogger(__name__)
@@ -99,6 +100,7 @@ class RetrievalTracker:
         self._templates = templates
         self._is_speculating = is_speculating
         self._log = RetrievalLog()
+        self._unused = UnusedRetrievals()
 
     @contextmanager
     def track(
@@ -140,6 +142,7 @@ class RetrievalTracker:
                 self._runtime.call_soon(partial(pipeline.abandon, search))
         if in_progress.documents:
             self._runtime.require_this_process()  # a fork may have come in the middle of the search
+            self._unused.note_search(self._runtime.backend.now())
             self._log.add(
                 Retrieval(
                     question,
@@ -161,7 +164,14 @@ class RetrievalTracker:
 
     def match(self, prompt: str, tenant: str | None) -> PromptMatch:
         """Recognise remembered documents in the prompt, and the retrieval that led to it."""
-        return self._log.match(prompt, tenant)
+        match = self._log.match(prompt, tenant)
+        if match.spans:
+            self._unused.note_use()
+        return match
+
+    def note_named(self) -> None:
+        """Note that the caller of a prompt names its documents, which need no recognising."""
+        self._unused.note_use()
 
     def forget(self, document_ids: Iterable[str]) -> None:
         """Remember these documents no longer: warming by id must not bring them back."""

@@ -16,7 +16,7 @@ from ragcache_integrations.staging import IndexProxy
 Result = TypeVar("Result")
 
 WAITS_S = (0.0, 0.01, 0.05)
-"""How long to wait before each further search, while a document is being stored beside its vector."""
+"""How long to wait before each further search, while a document is being stored or deleted."""
 
 
 class WithoutOrphans(IndexProxy):
@@ -79,14 +79,16 @@ class WithoutOrphans(IndexProxy):
         return id_ >= 0 and self._has_document(id_)
 
 
-def search_until_settled(search: Callable[[], Result]) -> Result:
-    """Return what the search returns, and search again if it met a document that is just being stored.
+def search_until_settled(search: Callable[[], Result], *also: type[Exception]) -> Result:
+    """Return what the search returns, and search again if a document was just being stored or deleted.
 
+    also: what the search may raise because of that, beside IndexOutOfStep and UnknownDocument.
     Raises what the last search raises.
     """
+    passing: tuple[type[Exception], ...] = (IndexOutOfStep, UnknownDocument, *also)
     for wait_s in WAITS_S:
         try:
             return search()
-        except (IndexOutOfStep, UnknownDocument):
+        except passing:
             time.sleep(wait_s)
     return search()

@@ -78,8 +78,10 @@ MAY_IMPORT = {
         "values",
         "errors",
     ],
+    "ragcache_engine.unused_retrievals": [],
     "ragcache_engine.retrieval_tracking": [
         "runtime",
+        "unused_retrievals",
         "document_order",
         "speculation",
         "prompt",

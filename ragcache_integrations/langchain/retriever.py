@@ -18,6 +18,7 @@ from pydantic import Field, field_validator
 
 import ragcache_engine
 from ragcache_engine import EngineNeeded, InvalidArgument, RAGCacheEngine, RetrievalInProgress
+from ragcache_integrations.engine_field import check_engine, check_same_engine
 from ragcache_integrations.engine_reporting import (
     listener_if_speculating,
     stream_and_tell_engine,
@@ -124,9 +125,10 @@ class RAGCacheRetriever(VectorStoreRetriever):
           lambda_mult, score_threshold. search_kwargs takes them too, and k, as `as_retriever` does.
         tags, metadata, name: as `as_retriever` takes them; the tags are its own by default.
         template, document_separator, llm: see the class.
-        Raises InvalidTopK, InvalidArgument for a k that differs from that in search_kwargs,
-        UnsupportedStore; ValueError for an unknown search_type, or for a template whose variables
-        cannot be told apart. The index may still be empty, because documents may be added later.
+        Raises InvalidTopK; InvalidArgument for a k that differs from that in search_kwargs, and unless
+        engine is a RAGCacheEngine, and the llm's engine if there is one; UnsupportedStore; ValueError for
+        an unknown search_type, or for a template whose variables cannot be told apart. The index may
+        still be empty, because documents may be added later.
         """
         options = {**(search_kwargs or {}), **search_options}
         if k is not None and options.setdefault("k", k) != k:
@@ -134,6 +136,9 @@ class RAGCacheRetriever(VectorStoreRetriever):
         options = {"k": DEFAULT_K, **options}
         check_top_k(options["k"])
         check_supported(store)
+        check_engine(engine)
+        if llm is not None:
+            _check_llm(llm, engine)
         return cls(
             vectorstore=store,
             engine=engine,
@@ -226,6 +231,15 @@ class RAGCacheRetriever(VectorStoreRetriever):
         check_top_k(options["k"])
         check_supported(self.vectorstore)
         return options
+
+
+def _check_llm(llm: Any, engine: RAGCacheEngine) -> None:
+    if not isinstance(llm, RAGCacheLLM | ChatRAGCache):
+        raise InvalidArgument(
+            f"llm= takes a RAGCacheLLM or a ChatRAGCache, got {type(llm).__name__}; give the model "
+            f"itself, not what bind() or with_config() made of it, and leave it out for other models"
+        )
+    check_same_engine(engine, llm)
 
 
 def engine_document(document: Document) -> ragcache_engine.Document:

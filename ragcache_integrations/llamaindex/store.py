@@ -63,7 +63,8 @@ def find_nearest(
         with guard_index(faiss_index(index)).reading(), name_missing_nodes(index):
             return _search_once(retriever, embedded, on_stage)
 
-    return search_until_settled(search)
+    # LlamaIndex raises a KeyError if a node is deleted after its vector was found.
+    return search_until_settled(search, KeyError)
 
 
 def _search_once(

@@ -150,6 +150,38 @@ def test_threads_that_insert_and_refresh_make_no_query_fail(
     assert set(answered) == {3}
 
 
+@pytest.mark.parametrize("moment", ["before its node is looked up", "before its text is fetched"])
+def test_a_document_that_is_deleted_in_the_middle_of_a_search_makes_it_search_again(
+    map_index, engine, monkeypatch, moment
+):
+    retriever = RAGCacheRetriever.from_index(map_index, engine=engine, similarity_top_k=2)
+    left = ["sky"]
+
+    def delete_first():
+        if left:
+            map_index.delete_ref_doc(left.pop(), delete_from_docstore=True)
+
+    query, get_nodes = FaissMapVectorStore.query, map_index.docstore.get_nodes
+
+    def query_then_delete(*args, **kwargs):
+        found = query(*args, **kwargs)
+        delete_first()
+        return found
+
+    def delete_then_fetch(*args, **kwargs):
+        delete_first()
+        return get_nodes(*args, **kwargs)
+
+    if moment == "before its node is looked up":
+        monkeypatch.setattr(FaissMapVectorStore, "query", query_then_delete)
+    else:
+        monkeypatch.setattr(map_index.docstore, "get_nodes", delete_then_fetch)
+    found = retriever.retrieve("Why is the sky blue?")
+    assert left == []
+    assert len(found) == 2
+    assert "sky" not in sources(found)
+
+
 def test_vectors_of_which_none_has_a_node_are_out_of_step(make_index, engine, embeddings):
     vectors = faiss.IndexFlatL2(64)
     vectors.add(np.zeros((3, 64), "float32"))

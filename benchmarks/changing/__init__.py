@@ -1,0 +1,1 @@
+"""Documents that change while they are searched: what benchmarks/changing_*.py share."""
