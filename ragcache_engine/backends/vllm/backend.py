@@ -103,7 +103,6 @@ class VLLMBackend:
         self._has_tiers = transfer is not None and transfer.kv_connector == "TierConnector"
         exclude_imports_from_collection()
         if self._has_tiers:
-            shared_memory.remove_abandoned()
             self._engine_id = transfer.engine_id if transfer else None
         try:
             with _no_core_for_connector():
@@ -267,7 +266,8 @@ class VLLMBackend:
             llm.shutdown(timeout=SHUTDOWN_S)
             multiprocessing.active_children()  # reaps processes that died before
         if self._engine_id:
-            shared_memory.remove(self._engine_id)  # in case vLLM's process was killed
+            # In case vLLM's processes were killed while they started.
+            shared_memory.remove(shared_memory.name_memory(self._engine_id))
 
 
 def to_sampling_params(options: SamplingOptions) -> SamplingParams:
