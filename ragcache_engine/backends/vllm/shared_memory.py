@@ -20,7 +20,7 @@ FOLDER = Path("/dev/shm")
 PREFIX = "vllm_offload_"
 """What vLLM puts before an engine's id, to name the file; and ".mmap" after it."""
 
-OUR_ENGINES = "ragcache-"
+OUR_ENGINES = "ragcache."
 
 
 def name_memory(engine_id: str) -> str:

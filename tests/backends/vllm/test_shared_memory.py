@@ -98,8 +98,8 @@ def test_all_processes_of_an_engine_get_the_same_memory(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
     monkeypatch.setattr(shared_memory, "FOLDER", tmp_path)
-    with shared_memory.claim("ragcache-one", 8192) as first:
-        with shared_memory.claim("ragcache-one", 8192) as second:
+    with shared_memory.claim(shared_memory.name_memory("one"), 8192) as first:
+        with shared_memory.claim(shared_memory.name_memory("one"), 8192) as second:
             assert os.path.samestat(os.fstat(first.fileno()), os.fstat(second.fileno()))
             assert os.fstat(second.fileno()).st_size == 8192
         shared_memory.remove_abandoned()
@@ -112,7 +112,7 @@ def test_memory_that_there_is_not_is_refused_and_leaves_no_file(
     monkeypatch.setattr(shared_memory, "FOLDER", tmp_path)
     monkeypatch.setattr(shared_memory, "free_bytes", lambda: 4096)
     with pytest.raises(OSError, match="--shm-size"):
-        shared_memory.claim("ragcache-one", 8192)
+        shared_memory.claim(shared_memory.name_memory("one"), 8192)
     assert not list(tmp_path.iterdir())
 
 
