@@ -53,6 +53,14 @@ from ragcache_engine.values import (
 MOST_GUIDES = 256
 """How many accepted guides to remember, so that they need no second check."""
 
+DEATH_CHECK_S = 0.5
+"""How often to look whether vLLM's process still lives, while it is asked something besides requests."""
+
+PROCESS_ENDED = (
+    "vLLM's process ended by itself, often because it ran out of memory: see its log above, and lower "
+    "device_cache or max_model_len"
+)
+
 SHUTDOWN_S = 30.0
 """How long vLLM's processes may take to end. They need 4 to 5 s; on a busy machine, vLLM's own limit of
 5 s would kill them."""
@@ -213,10 +221,7 @@ class VLLMBackend:
             async for output in outputs:
                 yield _to_delta(output, self._take_message(output))
         except EngineDeadError as error:
-            raise EngineDied(
-                "vLLM's process ended by itself, often because it ran out of memory: see its log "
-                "above, and lower device_cache or max_model_len"
-            ) from error
+            raise EngineDied(PROCESS_ENDED) from error
         except VLLMError as error:
             raise GenerationFailed(f"vLLM could not finish the request: {error}") from error
         finally:
@@ -226,7 +231,19 @@ class VLLMBackend:
         return time.monotonic()
 
     async def clear_cache(self) -> bool:
-        return await self._require_llm().reset_prefix_cache(reset_connector=self._has_tiers)
+        llm = self._require_llm()
+        clearing = asyncio.ensure_future(llm.reset_prefix_cache(reset_connector=self._has_tiers))
+        try:
+            # vLLM never ends a call that its process received, or would have received, before it died.
+            while not clearing.done() and not llm.errored:
+                await asyncio.wait({clearing}, timeout=DEATH_CHECK_S)
+            if not clearing.done():
+                raise EngineDied(PROCESS_ENDED)
+            return clearing.result()
+        except EngineDeadError as error:
+            raise EngineDied(PROCESS_ENDED) from error
+        finally:
+            clearing.cancel()
 
     async def forget(self, document_ids: Sequence[str]) -> None:
         llm = self._require_llm()
