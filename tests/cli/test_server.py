@@ -72,6 +72,7 @@ def test_the_server_answers_and_tells_where_tokens_came_from(
         demo_model,
         *("--host-cache", "64MiB", "--show", "--", *small, "--kv-cache-memory-bytes", "60000000"),
     )
+    memory_before = set(Path("/dev/shm").glob("vllm_offload_*"))
     log = tmp_path / "log"
     with open(log, "wb") as written:
         server = subprocess.Popen(words, stdout=written, stderr=subprocess.STDOUT)
@@ -96,6 +97,8 @@ def test_the_server_answers_and_tells_where_tokens_came_from(
     finally:
         server.terminate()
         server.wait(60)
+    # vLLM's server kills its processes without waiting for their end.
+    assert set(Path("/dev/shm").glob("vllm_offload_*")) <= memory_before
 
 
 def wait_for(url: str, server: subprocess.Popen[bytes], log: Path) -> None:

@@ -55,6 +55,14 @@ from ragcache_engine.values import (
 MOST_GUIDES = 256
 """How many accepted guides to remember, so that they need no second check."""
 
+DEATH_CHECK_S = 0.5
+"""How often to look whether vLLM's process still lives, while it is asked something besides requests."""
+
+PROCESS_ENDED = (
+    "vLLM's process ended by itself, often because it ran out of memory: see its log above, and lower "
+    "device_cache or max_model_len"
+)
+
 SHUTDOWN_S = 30.0
 """How long vLLM's processes may take to end. They need 4 to 5 s; on a busy machine, vLLM's own limit of
 5 s would kill them."""
@@ -105,7 +113,6 @@ class VLLMBackend:
         self._has_tiers = transfer is not None and transfer.kv_connector == "TierConnector"
         exclude_imports_from_collection()
         if self._has_tiers:
-            shared_memory.remove_abandoned()
             self._engine_id = transfer.engine_id if transfer else None
         try:
             with _no_core_for_connector():
@@ -216,10 +223,7 @@ class VLLMBackend:
             async for output in outputs:
                 yield _to_delta(output, self._take_message(output))
         except EngineDeadError as error:
-            raise EngineDied(
-                "vLLM's process ended by itself, often because it ran out of memory: see its log "
-                "above, and lower device_cache or max_model_len"
-            ) from error
+            raise EngineDied(PROCESS_ENDED) from error
         except VLLMError as error:
             raise GenerationFailed(f"vLLM could not finish the request: {error}") from error
         finally:
@@ -229,7 +233,19 @@ class VLLMBackend:
         return time.monotonic()
 
     async def clear_cache(self) -> bool:
-        return await self._require_llm().reset_prefix_cache(reset_connector=self._has_tiers)
+        llm = self._require_llm()
+        clearing = asyncio.ensure_future(llm.reset_prefix_cache(reset_connector=self._has_tiers))
+        try:
+            # vLLM never ends a call that its process received, or would have received, before it died.
+            while not clearing.done() and not llm.errored:
+                await asyncio.wait({clearing}, timeout=DEATH_CHECK_S)
+            if not clearing.done():
+                raise EngineDied(PROCESS_ENDED)
+            return clearing.result()
+        except EngineDeadError as error:
+            raise EngineDied(PROCESS_ENDED) from error
+        finally:
+            clearing.cancel()
 
     async def forget(self, document_ids: Sequence[str]) -> None:
         llm, failure = self._require_llm(), None
@@ -308,7 +324,8 @@ class VLLMBackend:
             llm.shutdown(timeout=SHUTDOWN_S)
             multiprocessing.active_children()  # reaps processes that died before
         if self._engine_id:
-            shared_memory.remove(self._engine_id)  # in case vLLM's process was killed
+            # In case vLLM's processes were killed while they started.
+            shared_memory.remove(shared_memory.name_memory(self._engine_id))
 
 
 async def _reset_own_cache(llm: AsyncLLM) -> None:

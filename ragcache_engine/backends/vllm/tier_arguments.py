@@ -13,7 +13,6 @@ from vllm.platforms import current_platform
 
 from ragcache_engine.backends.vllm import cpu_defaults, shared_memory
 from ragcache_engine.backends.vllm.budget import QUEUES_BYTES, TierBudget
-from ragcache_engine.backends.vllm.shared_memory import make_engine_id
 from ragcache_engine.backends.vllm.tiers.settings import TierSettings, digest_key
 
 logger = logging.getLogger(__name__)
@@ -68,7 +67,6 @@ def build_tier_arguments(
             kv_connector="TierConnector",
             kv_connector_module_path=f"{PACKAGE}.connector",
             kv_role="kv_both",
-            engine_id=make_engine_id(),
             kv_load_failure_policy="recompute",
             kv_connector_extra_config=settings.to_extra_config(),
         ),
@@ -84,6 +82,7 @@ def _lower_tiers(budget: TierBudget) -> tuple[int, int]:
     wanted_bytes = budget.host_bytes_for(
         is_cpu=current_platform.is_cpu(), free_bytes=psutil.virtual_memory().available
     )
+    shared_memory.remove_abandoned()  # first, as it takes room
     shared_bytes = shared_memory.free_bytes()
     host_bytes = budget.host_bytes_within(wanted_bytes, shared_bytes)
     if not wanted_bytes:

@@ -17,6 +17,7 @@ import pytest
 
 from ragcache_engine import (
     Document,
+    EngineDied,
     RAGCacheEngine,
     SamplingOptions,
 )
@@ -142,6 +143,25 @@ def test_a_killed_model_comes_back_and_the_answer_has_no_gap(
     assert asyncio.run(killed_in_the_middle()) == expected.text
     assert engine.stats().retried == 1
     assert vllm_engine.generate("Untouched", options=SamplingOptions(max_tokens=2)).token_ids
+
+
+@pytest.mark.parametrize("is_noticed", [True, False], ids=["after", "before"])
+def test_clearing_the_cache_of_a_killed_model_names_its_death_whether_vllm_has_noticed_it_or(
+    vllm_engine: RAGCacheEngine, request: pytest.FixtureRequest, is_noticed: bool
+):
+    others = set(children())
+    engine: RAGCacheEngine = request.getfixturevalue("second_engine")
+    killed = set(children()) - others
+    kill_the_model_of(engine, others)
+    if is_noticed:
+        psutil.wait_procs(killed)
+        while not engine._runtime.backend._llm.errored:
+            time.sleep(0.1)
+    with pytest.raises(EngineDied, match="ended by itself"):
+        engine.clear_cache()
+    again = engine.generate("And now?", options=SamplingOptions(max_tokens=2, ignore_eos=True))
+    assert len(again.token_ids) == 2
+    engine.clear_cache()
 
 
 ENDLESS = """

@@ -130,18 +130,3 @@ def test_tenants_share_nothing(vllm_engine: RAGCacheEngine):
     assert theirs.usage.cached.total == 0
     assert ours.usage.cached.total > 0
     assert theirs.token_ids == ours.token_ids
-
-
-def test_memory_of_engines_that_were_killed_is_removed_and_no_other(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-):
-    from ragcache_engine.backends.vllm import shared_memory
-
-    monkeypatch.setattr(shared_memory, "FOLDER", tmp_path)
-    abandoned = tmp_path / f"{shared_memory.PREFIX}{shared_memory.OUR_ENGINES}-999999999-abc.mmap"
-    living = tmp_path / f"{shared_memory.PREFIX}{shared_memory.make_engine_id()}.mmap"
-    strange = tmp_path / f"{shared_memory.PREFIX}somebody-else.mmap"
-    for path in (abandoned, living, strange):
-        path.touch()
-    shared_memory.remove_abandoned()
-    assert [path.exists() for path in (abandoned, living, strange)] == [False, True, True]

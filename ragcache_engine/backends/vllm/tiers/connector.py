@@ -89,7 +89,7 @@ class TierConnector(OffloadingConnector):
         workers = {
             rank: worker for rank, worker in metadata.items() if isinstance(worker, WorkerLayout)
         }
-        self.offloading.attach_disk(self._vllm_config, workers)
+        self.offloading.complete(self._vllm_config, workers)
 
     # -- each request ------------------------------------------------------------------------------
 

@@ -43,18 +43,18 @@ class TierOffloadingManager(OffloadingManager):
 
     vLLM's scheduler looks blocks up one at a time, and offers each request's new blocks together.
     cache: makes the decisions.
-    attach_disk: called once, when vLLM's configuration is final and every worker has described itself.
+    complete: called once, when vLLM's configuration is final and every worker has described itself.
     close: called at shutdown; frees the memory and ends the disk's threads.
     """
 
     def __init__(
         self,
         cache: CacheManager[KVCacheBlock],
-        attach_disk: Callable[[VllmConfig, Workers], None],
+        complete: Callable[[VllmConfig, Workers], None],
         close: Callable[[], None],
     ) -> None:
         self.cache = cache
-        self.attach_disk = attach_disk
+        self.complete = complete
         self._close = close
         self._reporter = CounterReporter()
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 from contextlib import ExitStack
+from dataclasses import replace
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from vllm.v1.kv_offload.config import OffloadingConfig
 from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
+from ragcache_engine.backends.vllm import shared_memory
 from ragcache_engine.backends.vllm.tiers.host_copy import HostCopyWorker
 from ragcache_engine.backends.vllm.tiers.metrics import build_definitions
 from ragcache_engine.backends.vllm.tiers.offloading import TierOffloadingManager, Workers
@@ -45,7 +48,9 @@ class TierSpec(TieringOffloadingSpec):
         return build_definitions()
 
     def __init__(self, config: OffloadingConfig) -> None:
-        super().__init__(config)
+        # vLLM names the memory after the engine.
+        super().__init__(replace(config, engine_id=shared_memory.name_memory(config.engine_id)))
+        self._claim: FileIO | None = None
         self._settings = TierSettings.from_extra_config(config.extra_config)
         self._tier_manager: TierOffloadingManager | None = None
         self._tier_worker: OffloadingWorker | None = None
@@ -57,6 +62,7 @@ class TierSpec(TieringOffloadingSpec):
 
     def get_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
         if self._tier_worker is None:
+            self._claim_memory()
             if current_platform.is_cpu() or not self.num_chunks:
                 region = self._map_region(self.config.parallel.rank) if self.num_chunks else None
                 self._tier_worker = HostCopyWorker(kv_caches, region)
@@ -77,16 +83,18 @@ class TierSpec(TieringOffloadingSpec):
             protect=settings.reorder_window,
         )
         with ExitStack() as undo:
+            self._claim_memory()
             region = self._map_region(None) if self.num_chunks else None
             if region:
                 undo.callback(region.cleanup)
             resources = undo.pop_all()
 
-        def attach_disk(config: VllmConfig, workers: Workers) -> None:
+        def complete(config: VllmConfig, workers: Workers) -> None:
+            shared_memory.remove(self.config.engine_id)  # every process has mapped it by now
             if region and settings.disk_bytes:
                 self._attach_disk(cache, region, config, workers, resources)
 
-        return TierOffloadingManager(cache, attach_disk, resources.close)
+        return TierOffloadingManager(cache, complete, resources.close)
 
     def _disk_blocks(self) -> int:
         """Count the blocks that the disk tier holds; a file takes up to 1 KiB besides its tensors."""
@@ -138,6 +146,12 @@ class TierSpec(TieringOffloadingSpec):
         )
         undo.callback(transfers.close)
         cache.attach_disk(transfers)
+
+    def _claim_memory(self) -> None:
+        """Make the host tier's memory before vLLM would, so that it is locked from its first moment."""
+        if self.num_chunks and self._claim is None:
+            size_bytes = self.num_chunks * self.kv_bytes_per_chunk
+            self._claim = shared_memory.claim(self.config.engine_id, size_bytes)
 
     def _map_region(self, rank: int | None) -> SharedOffloadRegion:
         """Map the host tier's memory into this process. rank: the worker's; None for the scheduler."""
