@@ -43,21 +43,28 @@ def find_documents(
     """Find the documents in the prompt: exact matches, in prompt order, without overlaps.
 
     Longer texts are searched first, so that a document which contains another one's text stays whole.
-    A text that stands in the prompt several times is found each time. Chains often trim the ends of a
-    text, and some chat templates write what a tool returned as JSON. So where the exact text is
-    missing, its trimmed form is searched, and then the trimmed form as written in a JSON string.
+    A text that stands in the prompt several times is found each time. If several documents have this
+    text, each of them is found once, in their order, and the last of them wherever else it stands.
+    Chains often trim the ends of a text, and some chat templates write what a tool returned as JSON. So
+    where the exact text is missing, its trimmed form is searched, and then the trimmed form as written in
+    a JSON string.
     Texts under SHORTEST_TEXT characters are skipped: they fill no block of KV memory, and would be
     found by chance in the question or the template.
     known: spans found before. They are part of the result, and only the gaps between them are searched.
     """
     spans, has_escapes = list(known), "\\" in prompt
-    for document in sorted(documents, key=lambda document: -len(document.text)):
-        trimmed = document.text.strip()
+    ids_of: dict[str, dict[str, None]] = {}  # by text
+    for document in documents:
+        ids_of.setdefault(document.text, {})[document.id] = None
+    for whole in sorted(ids_of, key=len, reverse=True):
+        trimmed, ids = whole.strip(), list(ids_of[whole])
         if len(trimmed) < SHORTEST_TEXT:
             continue
-        for text in _forms(document.text, trimmed, has_escapes):
-            if found := list(_occurrences(prompt, text, document.id, spans)):
-                spans = sorted(spans + found)
+        for text in _forms(whole, trimmed, has_escapes):
+            if starts := list(_occurrences(prompt, text, spans)):
+                ids += ids[-1:] * (len(starts) - len(ids))
+                found = zip(starts, ids, strict=False)
+                spans = sorted(spans + [Span(at, at + len(text), name) for at, name in found])
                 break
     return tuple(spans)
 
@@ -71,13 +78,13 @@ def _forms(text: str, trimmed: str, has_escapes: bool) -> Iterable[str]:
         yield json.dumps(trimmed, ensure_ascii=False)[1:-1]
 
 
-def _occurrences(prompt: str, text: str, document_id: str, taken: Sequence[Span]) -> Iterable[Span]:
+def _occurrences(prompt: str, text: str, taken: Sequence[Span]) -> Iterable[int]:
     for gap_start, gap_end in _gaps(len(prompt), taken):
         if gap_end - gap_start < len(text):
             continue
         at = prompt.find(text, gap_start, gap_end)
         while at >= 0:
-            yield Span(at, at + len(text), document_id)
+            yield at
             at = prompt.find(text, at + len(text), gap_end)
 
 

@@ -65,6 +65,19 @@ def test_a_document_that_stands_twice_is_found_twice():
     assert len(found(f"{CATS.text}\n{CATS.text}", CATS)) == 2
 
 
+def test_documents_of_equal_texts_are_found_once_each_in_their_order():
+    twin, third = Document("twin", CATS.text), Document("third", CATS.text)
+    prompt = f"{CATS.text}\n{DOGS.text}\n{CATS.text}\n{CATS.text}"
+    names = [name for name, _ in found(prompt, twin, DOGS, CATS)]
+    assert names == ["twin", "dogs", "cats", "cats"]
+    assert [name for name, _ in found(CATS.text, CATS, twin, third)] == ["cats"]
+
+
+def test_a_document_given_twice_is_one_document():
+    assert len(found(f"{CATS.text}\n{CATS.text}", CATS, CATS)) == 2
+    assert len(found(CATS.text, CATS, CATS)) == 1
+
+
 def test_empty_and_tiny_documents_are_passed_over():
     assert found("a Why? a", Document("empty", ""), Document("tiny", "a")) == []
 
