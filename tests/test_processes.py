@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -57,6 +58,8 @@ def child():
     time.sleep(600)
 
 if __name__ == "__main__":
+    # As in a terminal: a shell starts what runs in the background with interrupts ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     process = multiprocessing.get_context("spawn").Process(target=child)
     process.start()
     ignore_interrupts()  # of no consequence in a process that a shell has started
@@ -78,7 +81,11 @@ def test_an_interrupt_ends_the_waiting_of_the_parent_and_not_the_child(tmp_path:
         [sys.executable, str(script)], stdout=subprocess.PIPE, text=True, process_group=0
     ) as one:
         assert one.stdout
-        assert one.stdout.readline() == "ready\n"
-        os.killpg(one.pid, signal.SIGINT)
-        said, _ = one.communicate(timeout=60)
+        try:
+            assert one.stdout.readline() == "ready\n"
+            os.killpg(one.pid, signal.SIGINT)
+            said, _ = one.communicate(timeout=60)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(one.pid, signal.SIGKILL)
     assert said.splitlines() == ["alive True", "ended with 7"]

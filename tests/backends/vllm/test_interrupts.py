@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -16,10 +17,13 @@ pytest.importorskip("vllm")
 pytestmark = pytest.mark.vllm
 
 ASKS_TWICE = """
+import signal
 import psutil
 from ragcache_engine import Document, EngineConfig, RAGCacheEngine, SamplingOptions
 
 if __name__ == "__main__":
+    # As in a terminal: a shell starts what runs in the background with interrupts ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     engine = RAGCacheEngine(EngineConfig(
         model={model!r}, backend="vllm", device_cache="200MiB",
         vllm_args={{"max_model_len": 1024, "dtype": "float32"}},
@@ -56,9 +60,13 @@ def test_an_interrupted_answer_costs_neither_the_model_nor_its_cache(
         process_group=0,
     ) as one:
         assert one.stdout
-        assert one.stdout.readline() == "now\n"
-        os.killpg(one.pid, signal.SIGINT)  # what a terminal does, and Jupyter
-        out, log = one.communicate(timeout=300)
+        try:
+            assert one.stdout.readline() == "now\n"
+            os.killpg(one.pid, signal.SIGINT)  # what a terminal does, and Jupyter
+            out, log = one.communicate(timeout=300)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(one.pid, signal.SIGKILL)
     assert one.returncode == 0, log
     assert out.split("\n")[:-1] == [
         "interrupted",
