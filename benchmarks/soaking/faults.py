@@ -125,7 +125,9 @@ def model_processes() -> list[psutil.Process]:
     found = []
     for child in psutil.Process().children():
         with suppress(psutil.NoSuchProcess):
-            if "soak.py" not in " ".join(child.cmdline()):
+            command = " ".join(child.cmdline())
+            # Python's own helper for shared memory ends with this process.
+            if "soak.py" not in command and "resource_tracker" not in command:
                 found += [child, *child.children(recursive=True)]
     return found
 
