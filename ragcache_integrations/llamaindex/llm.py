@@ -37,6 +37,10 @@ from ragcache_engine import (
 from ragcache_integrations.bound_tools import BoundTools
 from ragcache_integrations.chat_request import ChatRequest
 from ragcache_integrations.engine_field import Engine
+from ragcache_integrations.llamaindex.chat_cancellation import (
+    cancel_when_chat_is_left,
+    ended_when_chat_is_left,
+)
 from ragcache_integrations.llamaindex.conversations import as_messages, write_conversation
 from ragcache_integrations.llamaindex.cost import cost_recorder
 from ragcache_integrations.llamaindex.identity import fingerprint
@@ -297,6 +301,7 @@ class RAGCacheLLM(SamplingFields, GuidedPrediction, ToolCalling):
 
         def pieces() -> Generator[Piece, None, None]:
             with stream:
+                cancel_when_chat_is_left(stream.close)
                 for piece in stream:
                     record(piece.usage)
                     yield piece
@@ -312,9 +317,10 @@ class RAGCacheLLM(SamplingFields, GuidedPrediction, ToolCalling):
                 async with aclosing(
                     self.engine.astream(prompt, options=options, tenant=self.tenant)
                 ) as stream:
-                    async for piece in stream:
-                        record(piece.usage)
-                        yield piece
+                    with ended_when_chat_is_left():
+                        async for piece in stream:
+                            record(piece.usage)
+                            yield piece
 
         return pieces()
 
