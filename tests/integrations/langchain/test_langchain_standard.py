@@ -38,7 +38,9 @@ class OnTheEngine:
 
     @property
     def structured_output_kwargs(self):
-        return {"max_tokens": 64}  # room to close the brackets it opened
+        # Room to close the brackets it opened, since an answer that is cut short is an error; and so
+        # small a model repeats itself without end unless that costs it something.
+        return {"max_tokens": 200, "repetition_penalty": 1.3}
 
     @property
     def supports_model_override(self):
