@@ -26,7 +26,7 @@ demo: $(READY) ## answer the same questions with stock vLLM and with RAGCache, s
 	@$(PYTHON) -m ragcache_cli demo
 
 .PHONY: test
-test: lint types ## everything that must hold: lint, types, tests with the real model (16 to 21 minutes on two slow cores)
+test: lint types ## everything that must hold: lint, types, tests with the real model (20 to 40 minutes on two cores)
 	@$(PYTHON) -m pytest -n 2 --dist loadgroup
 
 .PHONY: test-quick
