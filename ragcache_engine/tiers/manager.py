@@ -133,6 +133,7 @@ class CacheManager(Generic[B]):
 
     def add_request(self, name: str, prompt: Prompt, *, guess: str | None = None) -> None:
         """Track a request that begins to wait. guess: the id that adopts it; None if it is no guess."""
+        self._forget_what_others_forgot()  # after a pause, vLLM looks up before it takes a step
         request = TrackedRequest(name, prompt, guess)
         self._requests.add(request)
         if self._requests.pinned < self._protect:
@@ -290,9 +291,7 @@ class CacheManager(Generic[B]):
         """Take in what the disk has done. Call this once in each step of the scheduler."""
         self._host.step()
         self._disk.collect()
-        if times := self._disk.take_forgotten():
-            named = {document_mark(document): document for document in self.index.documents()}
-            self.forget([named[mark] for mark in times if mark in named], times)
+        self._forget_what_others_forgot()
 
     def collect_disk_results(self) -> None:
         """Take in the disk's reads and writes that have ended since the last call."""
@@ -336,6 +335,12 @@ class CacheManager(Generic[B]):
         """Empty the host. Copies to and from the device that still run will not be reported."""
         self._host.clear()
 
+    def _forget_what_others_forgot(self) -> None:
+        """Forget what other engines on the disk's folder have forgotten lately."""
+        if times := self._disk.take_forgotten():
+            named = {document_mark(document): document for document in self.index.documents()}
+            self.forget([named[mark] for mark in times if mark in named], times)
+
     # -- inside ------------------------------------------------------------------------------------
 
     def _pin(self, request: TrackedRequest) -> None:
@@ -361,19 +366,21 @@ class CacheManager(Generic[B]):
         """Let a request that has waited too long for its blocks compute those that have not come."""
         if request.load_asked_s is None:
             return
+        waited_s = now_s - request.load_asked_s
+        cached = request.device_blocks * self.block_tokens
+        computing_s = self.speeds.computing.prefill_s(cached, request.prompt.tokens - cached)
+        if waited_s <= max(LEAST_PATIENCE_S, computing_s):
+            return
+        first, upto = request.device_blocks, request.device_blocks + request.load_blocks
+        wanted = enumerate(request.prompt.keys[first:upto])
+        coming = next((at for at, key in wanted if self.index.host.is_filling(key)), None)
+        if coming is None:
+            return  # all has come: the request waits for something else, such as device memory
+        request.load_blocks = coming
         if not request.has_given_up:
-            waited_s = now_s - request.load_asked_s
-            cached = request.device_blocks * self.block_tokens
-            computing_s = self.speeds.computing.prefill_s(cached, request.prompt.tokens - cached)
-            if waited_s <= max(LEAST_PATIENCE_S, computing_s):
-                return
             request.has_given_up = True
-            self.speeds.from_disk.record_wait(0, waited_s)
-        # What is still on its way would be waited for.
-        first = request.device_blocks
-        wanted = request.prompt.keys[first : first + request.load_blocks]
-        coming = (at for at, key in enumerate(wanted) if self.index.host.is_filling(key))
-        request.load_blocks = next(coming, request.load_blocks)
+            if request.loads_alone:
+                self.speeds.from_disk.record_wait(0, waited_s)
 
     def _hold_on_device(self, request: TrackedRequest) -> None:
         """Tell the tree which blocks of the request's prompt the device has.

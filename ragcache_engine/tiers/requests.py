@@ -83,10 +83,6 @@ class RequestTable(Generic[B]):
         """Stop tracking a request and return it, with its pins; None if there is none of this name."""
         return self._requests.pop(name, None)
 
-    def names(self) -> set[str]:
-        """Return the names of all requests."""
-        return set(self._requests)
-
     def is_any_other_running(self, request: TrackedRequest) -> bool:
         """Return whether the model computes other requests."""
         return any(other.is_running and other is not request for other in self)

@@ -949,6 +949,29 @@ def test_what_another_engine_forgot_on_the_shared_disk_is_forgotten_here():
     vllm.check_at_rest()
 
 
+def test_the_first_request_after_a_pause_finds_nothing_that_another_engine_forgot():
+    vllm = VLLM(disk=100)
+    vllm.run(vllm.arrive("S", "A"))
+    vllm.disk.forgotten = {document_mark("A"): 7}  # while no step is made
+    (told,) = vllm.run(vllm.arrive("S", "A"))
+    assert sum(sources(told)) <= 4, "the system text, in whole blocks"
+    vllm.check_at_rest()
+
+
+def test_waiting_for_device_memory_does_not_speak_against_the_disk():
+    vllm = VLLM(disk=100)
+    vllm.run(vllm.arrive("S", "A"))
+    vllm.reset(host=False)
+    for _ in range(5):
+        request = vllm.arrive("S", "A")
+        for now_s in (0.0, 100.0):  # the scheduler tried, and had no blocks to give
+            vllm.cache.plan_admission(request.name, 0, now_s)
+        tracked = vllm.cache._requests[request.name]
+        assert (tracked.load_blocks, tracked.has_given_up) == (3, False)
+        vllm.end(request, completed=False)
+    assert vllm.cache.speeds.from_disk.latency_s == 0.0
+
+
 def test_only_so_many_waiting_requests_keep_their_nodes():
     vllm = VLLM(protect=1)
     vllm.run(vllm.arrive("A"), vllm.arrive("D"))

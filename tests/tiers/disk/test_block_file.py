@@ -15,14 +15,7 @@ from hypothesis import strategies as st
 from ragcache_engine.tiers.disk import block_file
 from ragcache_engine.tiers.disk.block_file import Origin, UnusableFile, document_mark
 
-OURS = Origin(
-    weights="w",
-    configuration="c",
-    dtype="bfloat16",
-    block_tokens=16,
-    layout="NHD",
-    software="vllm",
-)
+OURS = Origin("weights", "configuration", "bfloat16", 16, "NHD", "vllm")
 NAME = "ab" + "0" * 38
 CONTENT = bytes(range(64))
 

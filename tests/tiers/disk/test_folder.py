@@ -31,14 +31,7 @@ from ragcache_engine.tiers.disk.folder import (
 )
 from ragcache_engine.tiers.disk.tombstones import KEPT_S, leave_tombstones
 
-OURS = Origin(
-    weights="w",
-    configuration="c",
-    dtype="bfloat16",
-    block_tokens=16,
-    layout="NHD",
-    software="vllm",
-)
+OURS = Origin("weights", "configuration", "bfloat16", 16, "NHD", "vllm")
 THEIRS = replace(OURS, weights="others")
 SIZE = 2000
 

@@ -20,14 +20,7 @@ from ragcache_engine.tiers.disk.transfers import (
     FinishedCopy,
 )
 
-OURS = Origin(
-    weights="w",
-    configuration="c",
-    dtype="bfloat16",
-    block_tokens=16,
-    layout="NHD",
-    software="vllm",
-)
+OURS = Origin("weights", "configuration", "bfloat16", 16, "NHD", "vllm")
 SLOT = 500
 
 
