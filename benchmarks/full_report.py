@@ -1,8 +1,8 @@
 """Write the whole report: `ragcache bench` with the paper's goals, more studies, peers and question
 sets.
 
-    python benchmarks/full_report.py                   # `make bench`: 45 to 80 minutes, a quiet machine
-    python benchmarks/full_report.py --quick           # `make bench-quick`: one trace, 6 minutes
+    python benchmarks/full_report.py                   # `make bench`: about 90 minutes, a quiet machine
+    python benchmarks/full_report.py --quick           # `make bench-quick`: one trace, 10 minutes
     python benchmarks/full_report.py --report FOLDER   # the report of a run again, from its raw figures
 
 It takes the arguments of `ragcache bench`. Without --corpus the questions come from the shared question
@@ -28,8 +28,10 @@ from studies.quality import answers_and_quality, study_quality
 from studies.shared_sets import MAIN_SET, data_folder, load_shared_set
 
 from ragcache_cli.bench.benchmark import Benchmark, load_demo_set
-from ragcache_cli.bench.plan import Plan
+from ragcache_cli.bench.closeness import study_closeness
+from ragcache_cli.bench.plan import CLOSENESS, Plan
 from ragcache_cli.bench.question_sets import DEMO, QuestionSet
+from ragcache_cli.bench.report.any_position import any_position
 from ragcache_cli.bench.report.costs import costs
 from ragcache_cli.bench.report.run_description import head, method, traces
 from ragcache_cli.bench.report.shortfalls import not_better
@@ -48,6 +50,7 @@ SECTIONS = (
     throughputs,
     sweeps,
     ablations,
+    any_position,
     answers_and_quality,
     hidden_search,
     costs,
@@ -67,7 +70,11 @@ def full_benchmark() -> Benchmark:
         load_set=load_set,
         sections=SECTIONS,
         left_out=list_left_out,
-        group_studies={QUALITY: study_quality, HIDDEN_SEARCH: study_hidden_search},
+        group_studies={
+            CLOSENESS: study_closeness,
+            QUALITY: study_quality,
+            HIDDEN_SEARCH: study_hidden_search,
+        },
         last_studies={GROWTH: study_growth},
         packages=(contextpilot_order.PACKAGE,),
     )
@@ -85,8 +92,8 @@ def list_left_out(plan: Plan) -> list[str]:
     lines = []
     if plan.name == "quick":
         lines += [
-            "everything but one trace at two rates: `make bench` takes 45 to 80 minutes",
-            "answers in float32, quality of answers, the search hidden by prefill",
+            "everything but one trace at two rates: `make bench` takes about 90 minutes",
+            "answers in float32, quality of reordered answers, the search hidden by prefill",
         ]
     if plan.name != "full":
         lines.append(

@@ -1,18 +1,20 @@
 """Runs vLLM's real scheduler, connector and block pool around a model that computes nothing.
 
-A block of the cache holds a hash of all tokens up to its end. So the engine notices a block in the
-wrong place, and thousands of requests take seconds. benchmarks/scheduling.py, tier_hits.py and tests
-use it.
+Each slot of the cache holds a hash of all tokens up to its own. So the engine notices a tensor in the
+wrong place, and thousands of requests take seconds. What a request borrows is copied slot by slot, as a
+worker copies tensors. benchmarks/scheduling.py, tier_hits.py and tests use it.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import torch
 from vllm import SamplingParams
 from vllm.config import VllmConfig
@@ -45,6 +47,7 @@ from ragcache_engine.tiers.wire import RequestMessage
 BLOCK_TOKENS = 16
 STEP_TOKENS = 512
 PAGE_BYTES = 4096
+SLOT_BYTES = 16
 NO_CONNECTOR = {"kv_transfer_config": None}
 TOKEN_S = 1e-3
 """Seconds that the assumed model takes for one prompt token."""
@@ -70,8 +73,10 @@ class ModellessEngine:
     model: a folder; only its configuration is read. scheduler: the class, vLLM's or RAGCache's.
     host_blocks: the host tier's size, for vLLM's own offload or RAGCache's tiers, as the scheduler has
       it.
-    check: whether to compare, in each step, all blocks that a request builds on with the request's
+    check: whether to compare, in each step, all slots that a request builds on with the request's
       tokens.
+    recompute_ratio: with RAGCache's scheduler, the share of borrowed documents to compute anew; None
+      borrows nothing.
     """
 
     def __init__(
@@ -89,6 +94,7 @@ class ModellessEngine:
         check: bool = True,
         stock_policy: str = "lru",
         step_tokens: int = STEP_TOKENS,
+        recompute_ratio: float | None = None,
     ) -> None:
         with_tiers = scheduler.__name__ == "TierScheduler"
         budget = TierBudget(
@@ -98,6 +104,7 @@ class ModellessEngine:
             disk_folder=disk_folder,
             reorder_window=reorder_window,
             operator_key=OPERATOR_KEY,
+            recompute_ratio=recompute_ratio,
         )
         arguments: dict[str, Any] = {
             "block_size": BLOCK_TOKENS,
@@ -112,6 +119,8 @@ class ModellessEngine:
         self.config: VllmConfig = build_vllm_config(model, 8 << 30, budget, arguments)
         self._check = check
         self._device = torch.zeros((device_blocks, PAGE_BYTES), dtype=torch.int8)
+        by_slot = self._device.numpy().reshape(device_blocks * BLOCK_TOKENS, -1)
+        self._slots = by_slot[:, :SLOT_BYTES]
         cache = _cache_config(device_blocks)
         self.config.cache_config.num_gpu_blocks = device_blocks
         hash_tokens = get_hash_fn_by_name(self.config.cache_config.prefix_caching_hash_algo)
@@ -135,6 +144,7 @@ class ModellessEngine:
         self._loads: dict[int, str] = {}
         self.scheduling_s = 0.0  # in the scheduler and the connector
         self.computed_tokens = 0  # of prompts
+        self.recomputed_tokens = 0  # of borrowed documents, and between them
 
     def ask(
         self,
@@ -149,6 +159,8 @@ class ModellessEngine:
         is_provisional: bool = False,
         adopted: Iterable[str] = (),
         operator_key: str | None = OPERATOR_KEY,
+        is_exact: bool = False,
+        contexts: Mapping[str, tuple[str, Sequence[int]]] = MappingProxyType({}),
     ) -> None:
         """Add a request to the queue. Its segments and the rest travel as in tiers.wire."""
         params = SamplingParams(max_tokens=answer_tokens, temperature=0, ignore_eos=True)
@@ -159,6 +171,8 @@ class ModellessEngine:
             is_provisional,
             tuple(adopted),
             operator_key=operator_key,
+            is_exact=is_exact,
+            contexts=contexts,
         )
         carried = {**message.to_dict(), "request": name}
         params.extra_args = {"kv_transfer_params": carried}
@@ -187,6 +201,7 @@ class ModellessEngine:
         output = self.scheduler.schedule()
         self.scheduling_s += time.perf_counter() - start
         copied = self._copy(output)
+        self._borrow(output)
         sampled = self._compute(output)
         names = list(output.num_scheduled_tokens)
         start = time.perf_counter()
@@ -275,19 +290,68 @@ class ModellessEngine:
         return sampled
 
     def _write(self, name: str, request: Request, start: int, end: int) -> None:
+        contents = self._contents_of(request, end)
+        slots = self._slots_of(name, range(end))
+        held = self._slots[slots]
+        wrong = (held[:start] != contents[:start]).any(axis=1)
+        if wrong.any():
+            raise WrongTensors(f"{name} builds on token {wrong.argmax()}, whose slot holds another")
+        self._slots[slots[start:]] = contents[start:]
+
+    def _slots_of(self, name: str, positions: Sequence[int]) -> Any:
         (blocks,) = self.scheduler.kv_cache_manager.get_block_ids(name)
-        tokens = request.all_token_ids
-        reached = blake2b((request.cache_salt or "").encode(), digest_size=32)
-        for at in range(end // BLOCK_TOKENS):
-            part = tokens[at * BLOCK_TOKENS : (at + 1) * BLOCK_TOKENS]
-            reached.update(repr(list(part)).encode())
-            content = torch.frombuffer(bytearray(reached.digest()), dtype=torch.int8)
-            row = self._device[blocks[at]]
-            if (at + 1) * BLOCK_TOKENS > start:
-                row[:32] = content
-                row[-32:] = content
-            elif not (torch.equal(row[:32], content) and torch.equal(row[-32:], content)):
-                raise WrongTensors(f"{name} builds on block {at}, which holds something else")
+        return _slots(blocks, positions)
+
+    def _contents_of(self, request: Request, end: int) -> Any:
+        """Return what the slots of a request's first `end` tokens must hold; shape (end, SLOT_BYTES)."""
+        borrowing = self.scheduler.connector.borrowing if self.cache else None
+        borrower = borrowing.get(request) if borrowing else None
+        tokens, salt = list(request.all_token_ids[:end]), request.cache_salt or ""
+        if borrower is None:
+            return _contents(salt, tokens)
+        plan = borrower.plan
+        contents = _contents(f"{salt} {plan.digest.hex()}", tokens)
+        exact = min(end, plan.exact_blocks * BLOCK_TOKENS)
+        contents[:exact] = _contents(salt, tokens[:exact])
+        for copy in plan.copies:
+            lent = _contents(salt, plan.donors[copy.donor].token_ids)
+            upto = max(0, min(copy.tokens, end - copy.target))
+            contents[copy.target : copy.target + upto] = lent[copy.source : copy.source + upto]
+        return contents
+
+    def _borrow(self, output: SchedulerOutput) -> None:
+        """Copy and recompute what requests borrow, before the step itself is computed."""
+        jobs = getattr(output.kv_connector_metadata, "borrow_jobs", ())
+        copies = [(job, copy) for job in jobs for copy in job.copies]
+        lent = [
+            self._slots[_slots(copy.donor_blocks, range(copy.source, copy.source + copy.tokens))]
+            for _, copy in copies
+        ]
+        for (job, copy), contents in zip(copies, lent, strict=True):
+            self._slots[_slots(job.blocks, range(copy.target, copy.target + copy.tokens))] = (
+                contents
+            )
+        for job in jobs:
+            request = self.scheduler.requests[job.name]
+            self.recomputed_tokens += len(job.recomputed)
+            if job.recomputed:
+                contents = self._contents_of(request, job.recomputed[-1] + 1)[job.recomputed]
+                self._slots[_slots(job.blocks, job.recomputed)] = contents
+
+
+def _slots(blocks: Sequence[int], positions: Sequence[int]) -> Any:
+    at = np.asarray(positions, dtype=np.int64)
+    return np.asarray(blocks, dtype=np.int64)[at // BLOCK_TOKENS] * BLOCK_TOKENS + at % BLOCK_TOKENS
+
+
+def _contents(salt: str, tokens: Sequence[int]) -> Any:
+    """Return, for each token, a hash of all tokens up to it; shape (tokens, SLOT_BYTES)."""
+    reached = blake2b(salt.encode(), digest_size=SLOT_BYTES)
+    hashes = bytearray()
+    for token in tokens:
+        reached.update(token.to_bytes(4, "little"))
+        hashes += reached.digest()
+    return np.frombuffer(hashes, dtype=np.int8).reshape(len(tokens), SLOT_BYTES)
 
 
 def connector_spec_config(config: VllmConfig, cache: KVCacheConfig) -> Any:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -13,21 +14,23 @@ from rich.markup import escape
 from ragcache_cli import embedding, timeline
 from ragcache_cli.corpus_index import load_corpus_index
 from ragcache_cli.embedding import Embedder
+from ragcache_cli.engine_settings import make_config
 from ragcache_cli.files import folder_sources
 from ragcache_cli.index import PassageIndex
 from ragcache_cli.model_prompts import prepare_model
+from ragcache_cli.passage_neighbours import as_document, corpus_of
 from ragcache_cli.passages import Passage
 from ragcache_cli.precision import choose_dtype
 from ragcache_cli.prompts import PromptForm
+from ragcache_cli.reuse_lines import document_notes, exactness_line, usage_line
 from ragcache_cli.terminal import Phases
 from ragcache_engine import (
+    Corpus,
     Document,
-    EngineConfig,
     InvalidTopK,
     RAGCacheEngine,
     RAGCacheError,
     SamplingOptions,
-    Tier,
     Usage,
 )
 from ragcache_engine.config import BackendName
@@ -40,6 +43,7 @@ class AskSettings:
     questions: if there are none, read them from standard input, one per line.
     timeline: whether to show what happened when. pictures: a PNG file or a folder for the timeline's
       picture.
+    reuse: the settings of EngineConfig that say which tensors of documents to reuse.
     """
 
     questions: tuple[str, ...]
@@ -51,6 +55,7 @@ class AskSettings:
     max_tokens: int
     timeline: bool = False
     pictures: Path | None = None
+    reuse: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.top_k < 1:
@@ -69,14 +74,22 @@ def answer_questions(settings: AskSettings, console: Console) -> int:
     index = load_corpus_index(settings.corpus, sources, embedder, notes)
     model, form = prepare_model(settings.model, settings.backend, notes)
     arguments = {"dtype": choose_dtype(settings.dtype, settings.backend, notes)}
-    config = EngineConfig(model=model, backend=settings.backend, vllm_args=arguments)
-    failed = 0
+    config = make_config(
+        {
+            "model": model,
+            "backend": settings.backend,
+            "vllm_log": "show",
+            "vllm_args": arguments,
+            **settings.reuse,
+        }
+    )
+    corpus, failed = corpus_of(index), 0
     with notes.waiting("Starting the engine"):
         engine = RAGCacheEngine(config)
     with engine:
         for number, question in enumerate(settings.questions or _read_typed(console), 1):
             try:
-                usage = _answer(question, engine, index, embedder, form, settings, console)
+                usage = _answer(question, engine, index, corpus, embedder, form, settings, console)
                 if usage and settings.timeline:
                     _show_timeline(question, usage, number, settings, console)
             except RAGCacheError as error:
@@ -106,6 +119,7 @@ def _answer(
     question: str,
     engine: RAGCacheEngine,
     index: PassageIndex,
+    corpus: Corpus,
     embedder: Embedder,
     form: PromptForm,
     settings: AskSettings,
@@ -120,7 +134,9 @@ def _answer(
     options = SamplingOptions(max_tokens=settings.max_tokens)
     with engine.retrieval(question, template=prompt_of, options=options) as retrieval:
         for found, is_final in index.in_stages(embedder.embed([question])[0], settings.top_k):
-            documents = [Document(passage.id, passage.shown) for passage in found]
+            documents = [as_document(passage) for passage in found]
+            if is_final:
+                retrieval.look_up_neighbours(documents, corpus)
             (retrieval.found if is_final else retrieval.provisional)(documents)
     usage: Usage | None = None
     with engine.stream(prompt_of(question, retrieval.documents), options=options) as pieces:
@@ -128,8 +144,10 @@ def _answer(
             console.print(piece.text, end="", markup=False, highlight=False, soft_wrap=True)
             usage = piece.usage
     console.print("\n")
-    _print_sources(found, console)
+    _print_sources(found, document_notes(usage) if usage else {}, console)
     if usage:
+        if engine.config.reuse == "anywhere":
+            console.print(f"[dim]{exactness_line(usage)}[/dim]", highlight=False, soft_wrap=True)
         console.print(f"[dim]{usage_line(usage)}[/dim]\n", highlight=False, soft_wrap=True)
     return usage
 
@@ -145,19 +163,8 @@ def _show_timeline(
     console.print()
 
 
-def _print_sources(found: Sequence[Passage], console: Console) -> None:
+def _print_sources(found: Sequence[Passage], notes: Mapping[str, str], console: Console) -> None:
     for number, passage in enumerate(found, 1):
-        line = f"[{number}] {passage.title} ({passage.id})"
+        note = f": {notes[passage.id]}" if passage.id in notes else ""
+        line = f"[{number}] {passage.title} ({passage.id}){note}"
         console.print(f"[dim]{escape(line)}[/dim]", highlight=False, soft_wrap=True)
-
-
-def usage_line(usage: Usage) -> str:
-    """Say in one line what an answer cost."""
-    cached = usage.cached
-    by_tier = {tier: getattr(cached, tier.value) for tier in Tier}
-    told = ", ".join(f"{tokens} from {tier}" for tier, tokens in by_tier.items() if tokens)
-    return (
-        f"first token after {usage.ttft_s:.2f} s, all after {usage.total_s:.2f} s; "
-        f"{usage.prompt_tokens} prompt tokens, {cached.total} cached"
-        f"{f' ({told})' if told else ''}, {usage.output_tokens} in the answer"
-    )

@@ -153,7 +153,11 @@ def _import_all() -> None:
 def _engine_config(model: str, dtype: str) -> EngineConfig:
     arguments: dict[str, Any] = {"max_model_len": CONTEXT_TOKENS, "dtype": dtype}
     return EngineConfig(
-        model=model, backend="vllm", device_cache=DEVICE_CACHE_BYTES, vllm_args=arguments
+        model=model,
+        backend="vllm",
+        device_cache=DEVICE_CACHE_BYTES,
+        vllm_log="show",
+        vllm_args=arguments,
     )
 
 

@@ -1,21 +1,16 @@
-"""Finds the folder that keeps models and indexes between runs, and writes folders as a whole."""
+"""Writes folders as a whole; `cache_home` says where those stand that are kept between runs."""
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from ragcache_engine.cache_home import cache_home
 
-def cache_home(environment: Mapping[str, str] = os.environ) -> Path:
-    """Return $RAGCACHE_HOME, else $XDG_CACHE_HOME/ragcache, else ~/.cache/ragcache. Makes no folder."""
-    if home := environment.get("RAGCACHE_HOME"):
-        return Path(home).expanduser()
-    base = environment.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "ragcache"
+__all__ = ["cache_home", "create_folder", "replace_folder"]
 
 
 @contextmanager

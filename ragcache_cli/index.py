@@ -94,6 +94,12 @@ class PassageIndex:
         _, rows = self.faiss_index.search(vector[None, :], k)
         return [self.passages[row] for row in rows[0] if row >= 0]
 
+    def vector(self, row: int) -> Vectors:
+        """Return the vector of the passage of this row: float32, shape (dimension,)."""
+        self.faiss_index.make_direct_map()
+        vector: Vectors = self.faiss_index.reconstruct(row)
+        return vector
+
     def vectors(self) -> Vectors:
         """Return all vectors: float32, shape (passages, dimension), row i of passage i."""
         return _all_vectors(self.faiss_index)

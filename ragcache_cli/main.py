@@ -16,7 +16,20 @@ from types import ModuleType
 from rich.console import Console
 from rich.markup import escape
 
-from ragcache_cli.commands import ask, bench, demo, doctor, profile, serve, simulate, warm
+from ragcache_cli.commands import (
+    ask,
+    bench,
+    calibrate,
+    dashboard,
+    demo,
+    doctor,
+    monitoring,
+    profile,
+    serve,
+    simulate,
+    top,
+    warm,
+)
 from ragcache_cli.folders import cache_home
 from ragcache_cli.logging_setup import is_log_level_ours, send_stderr_to, silence_libraries
 from ragcache_engine import EngineError, RAGCacheError, __version__
@@ -25,10 +38,14 @@ COMMANDS: Mapping[str, ModuleType] = {
     "demo": demo,
     "ask": ask,
     "profile": profile,
+    "calibrate": calibrate,
     "simulate": simulate,
     "warm": warm,
     "bench": bench,
     "serve": serve,
+    "dashboard": dashboard,
+    "top": top,
+    "monitoring": monitoring,
     "doctor": doctor,
 }
 """The commands by name, in the order of the help."""

@@ -83,7 +83,9 @@ def profile_prefill(settings: ProfileSettings, console: Console) -> None:
         with phases.waiting(f"Preparing the model {DEMO_MODEL_NAME}"):
             model = str(demo_model())
     dtype = choose_dtype(settings.dtype, settings.backend, phases)
-    config = EngineConfig(model=model, backend=settings.backend, vllm_args={"dtype": dtype})
+    config = EngineConfig(
+        model=model, backend=settings.backend, vllm_log="show", vllm_args={"dtype": dtype}
+    )
     with phases.waiting("Starting the engine"):
         engine = RAGCacheEngine(config)
     with engine:

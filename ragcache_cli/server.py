@@ -4,16 +4,34 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from pathlib import Path
+from secrets import token_urlsafe
 
-from pydantic import ValidationError
-
-from ragcache_engine import ConfigError, EngineConfig
+from ragcache_cli.engine_settings import make_config
+from ragcache_engine import ConfigError
 from ragcache_engine.backends.choice import budget_of
 from ragcache_engine.backends.vllm.installed import require_vllm
+from ragcache_engine.serving.keys import read_key_file
+from ragcache_engine.serving.settings import KEYS_FILE, MAX_BODY, MAX_REQUESTS, OPERATOR_KEY
 
-OPERATOR_KEY = "RAGCACHE_OPERATOR_KEY"
-"""The environment variable with the key that a request needs to make the server forget documents."""
+
+@dataclass(frozen=True, slots=True)
+class DoorSettings:
+    """Who may use the server, and how much of it: as in `ragcache serve`. None: the default."""
+
+    keys_file: Path | None = None
+    max_body_bytes: int | None = None
+    max_requests: int | None = None
+
+    def environment(self) -> dict[str, str]:
+        """Return the environment variables that bring these settings to the server."""
+        told = {
+            KEYS_FILE: self.keys_file and self.keys_file.expanduser().resolve(),
+            MAX_BODY: self.max_body_bytes,
+            MAX_REQUESTS: self.max_requests,
+        }
+        return {name: str(value) for name, value in told.items() if value is not None}
 
 
 def build_server_command(settings: dict[str, object], given: Sequence[str]) -> list[str]:
@@ -25,20 +43,39 @@ def build_server_command(settings: dict[str, object], given: Sequence[str]) -> l
     require_vllm()
     from ragcache_engine.backends.vllm.serving import server_command
 
-    try:
-        config = EngineConfig.model_validate(settings)
-    except ValidationError as error:
-        first = error.errors()[0]
-        name = ".".join(map(str, first["loc"])) or "the tiers"
-        raise ConfigError(f"{name}: {first['msg']}") from error
+    config = make_config(settings)
     budget = budget_of(config)
     if key := os.environ.get(OPERATOR_KEY):
         budget = replace(budget, operator_key=key)
     return server_command(config.model, budget, given)
 
 
-def become_server(settings: dict[str, object], given: Sequence[str]) -> None:
+def require_usable_keys(doors: DoorSettings, given: Sequence[str], *, is_shown: bool) -> None:
+    """Raise ConfigError for keys that the server could not use.
+
+    is_shown: whether the command is only shown, and somebody else will run it.
+    """
+    if doors.keys_file is None:
+        return
+    callers = read_key_file(doors.keys_file.expanduser())
+    has_operators = any(caller.is_operator for caller in callers.values())
+    if is_shown and has_operators and not os.environ.get(OPERATOR_KEY):
+        raise ConfigError(
+            f"a command that is shown needs {OPERATOR_KEY} in the environment, here and where it will "
+            f"run: vLLM's scheduler forgets documents for nobody else"
+        )
+    if any(word.split("=")[0] == "--api-key" for word in given) or os.environ.get("VLLM_API_KEY"):
+        raise ConfigError(
+            "give the server's keys once: leave out vLLM's --api-key (and VLLM_API_KEY), and write its "
+            "keys into the file of --keys"
+        )
+
+
+def become_server(settings: dict[str, object], doors: DoorSettings, given: Sequence[str]) -> None:
     """Replace this process by the server. Does not return. Raises as `build_server_command` does."""
+    # Whoever forgets needs it, and an operator of the file of keys does not know it.
+    os.environ.setdefault(OPERATOR_KEY, token_urlsafe())
+    os.environ.update(doors.environment())
     command = build_server_command(settings, given)
     if (os.cpu_count() or 1) == 2:
         # vLLM keeps a core free for its scheduler; on two cores that halves the speed of a prefill.

@@ -14,6 +14,7 @@ from rich.console import Console
 from ragcache_cli.errors import CommandError
 from ragcache_cli.model_size import local_folder, model_size
 from ragcache_cli.models import DEMO_MODEL, demo_model_folder
+from ragcache_cli.simulate_borrowing import borrowing_answers, borrowing_table
 from ragcache_cli.simulate_replays import Findings, SimulateSettings, run, tokens_of
 from ragcache_cli.simulate_report import answers, draw, table
 from ragcache_cli.terminal import Phases
@@ -33,7 +34,9 @@ def simulate(
     with phases.waiting(f"Replaying {len(trace):,} requests") as done:
         found = run(trace, profile, settings, capacities, done)
     console.print(table(found, settings))
-    for line in answers(found, settings):
+    if found.borrowing:
+        console.print(borrowing_table(found, settings))
+    for line in [*answers(found, settings), *borrowing_answers(found, settings)]:
         console.print(f"- {line}", highlight=False, soft_wrap=True)
     settings.output.mkdir(parents=True, exist_ok=True)
     figures, picture = settings.output / "simulate.json", settings.output / "simulate.png"

@@ -12,7 +12,12 @@ from ragcache_engine.knowledge.oracle import oracle, reuse_anywhere
 from ragcache_engine.knowledge.traces import Trace
 from ragcache_engine.simulation.sizes import NOMINAL_TOKEN_BYTES, TierSizes
 from ragcache_engine.simulation.trace_prompts import TracePrompts
-from ragcache_engine.simulation.trace_replay import TraceReplay, endless_hit_rate, replay_trace
+from ragcache_engine.simulation.trace_replay import (
+    TraceReplay,
+    endless_hit_rate,
+    replay_borrowing,
+    replay_trace,
+)
 
 ORACLE = "oracle"
 """The name of the oracle in rows, where others have a policy."""
@@ -26,6 +31,7 @@ class SimulateSettings:
     kv_token_bytes: bytes of one token's tensors; None if no model was named.
     block_tokens: tokens in a block.
     host_cache, disk_cache: sizes, written like a capacity; None for no such tier.
+    ratios: replay reuse at any position too, with these shares of borrowed documents computed anew.
     """
 
     capacities: tuple[str, ...]
@@ -37,6 +43,7 @@ class SimulateSettings:
     block_tokens: int = 16
     host_cache: str | None = None
     disk_cache: str | None = None
+    ratios: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         if self.block_tokens < 1:
@@ -66,12 +73,34 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
+class BorrowingRow:
+    """One replay of reuse at any position. Exact and borrowed tokens are told apart, not added up.
+
+    exact_rates, borrowed_rates: shares of the prompt tokens by tier. recomputed_rate: the share that
+      belongs to borrowed documents and is computed anew; computed_rate: all that is computed, with it.
+    too_long: as in Row.
+    """
+
+    capacity_tokens: int
+    policy: str
+    ratio: float
+    exact_rates: dict[str, float]
+    borrowed_rates: dict[str, float]
+    recomputed_rate: float
+    computed_rate: float
+    saved_s: float
+    saved_share: float
+    too_long: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Findings:
     """The figures of all replays.
 
     endless: the token hit rate of each order if nothing was ever evicted.
     anywhere: the token hit rate if a document could be reused at any position, and nothing was evicted.
     host_tokens, disk_tokens: the sizes of the slower tiers.
+    borrowing: the replays of reuse at any position.
     """
 
     requests: int
@@ -83,6 +112,7 @@ class Findings:
     block_tokens: int = 1
     host_tokens: int = 0
     disk_tokens: int = 0
+    borrowing: tuple[BorrowingRow, ...] = ()
 
 
 def run(
@@ -94,6 +124,7 @@ def run(
 ) -> Findings:
     """Replay the trace in every setting. done: called with the number of replays so far, and of all."""
     total = len(settings.orders) * (1 + len(capacities) * (1 + len(settings.policies)))
+    total += len(capacities) * len(settings.ratios)
     count = 0
 
     def step() -> None:
@@ -130,6 +161,13 @@ def run(
                 )
                 step()
                 rows.append(_row(capacity, policy, order, result, best, tiers.tokens > 0))
+    borrowing = []
+    for capacity in capacities:
+        for ratio in settings.ratios:
+            sizes, policy = tiers.below(capacity, settings), settings.policies[-1]
+            borrowed = replay_borrowing(trace, prompts, sizes, policy, profile=profile, ratio=ratio)
+            borrowing.append(_borrowing_row(capacity, policy, ratio, borrowed))
+            step()
     anywhere = reuse_anywhere(trace) + max(0, len(trace) - 1) * settings.system_tokens
     return Findings(
         len(trace),
@@ -141,6 +179,7 @@ def run(
         settings.block_tokens,
         tiers.host_tokens,
         tiers.disk_tokens,
+        tuple(borrowing),
     )
 
 
@@ -207,6 +246,22 @@ def _row(
         if has_slower_tiers and tokens
         else None,
         result.too_long,
+    )
+
+
+def _borrowing_row(capacity: int, policy: str, ratio: float, result: TraceReplay) -> BorrowingRow:
+    tokens = result.prompt_tokens or 1
+    return BorrowingRow(
+        capacity_tokens=capacity,
+        policy=policy,
+        ratio=ratio,
+        exact_rates={tier: hits / tokens for tier, hits in asdict(result.cached).items()},
+        borrowed_rates={tier: hits / tokens for tier, hits in asdict(result.borrowed).items()},
+        recomputed_rate=result.recomputed_rate,
+        computed_rate=1 - result.token_hit_rate - result.borrowed_rate,
+        saved_s=result.saved_s,
+        saved_share=result.saved_s / result.cold_s if result.cold_s else 0.0,
+        too_long=result.too_long,
     )
 
 

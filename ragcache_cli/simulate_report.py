@@ -39,7 +39,7 @@ def table(found: Findings, settings: SimulateSettings) -> Table:
         group = (row.capacity_tokens, row.order)
         if previous not in (None, group):
             made.add_section()
-        size = _size(row.capacity_tokens, settings.kv_token_bytes)
+        size = size_text(row.capacity_tokens, settings.kv_token_bytes)
         heads = (size, row.order) if previous != group else ("", "")
         made.add_row(*heads, row.policy, *_cells(row, has_tiers))
         previous = group
@@ -90,12 +90,12 @@ def _memory(found: Findings, order: str, settings: SimulateSettings) -> str:
         row = max(tried, key=lambda row: row.token_hit_rate)
         return (
             f"{order}: endless memory would give {most:.1%} of the tokens; the most tried here, "
-            f"{_size(row.capacity_tokens, settings.kv_token_bytes)} with {row.policy}, gives "
+            f"{size_text(row.capacity_tokens, settings.kv_token_bytes)} with {row.policy}, gives "
             f"{row.token_hit_rate:.1%}. Try a larger --capacity."
         )
     row = min(enough, key=lambda row: (row.capacity_tokens, -row.token_hit_rate))
     return (
-        f"{order}: {_size(row.capacity_tokens, settings.kv_token_bytes)} with {row.policy} gives "
+        f"{order}: {size_text(row.capacity_tokens, settings.kv_token_bytes)} with {row.policy} gives "
         f"{row.token_hit_rate:.1%} of the tokens, of {most:.1%} with endless memory."
     )
 
@@ -108,12 +108,12 @@ def _too_small(found: Findings, settings: SimulateSettings) -> list[str]:
     largest = max(short)
     return [
         f"Prompts that do not fit on the device are computed without a cache here, and refused by an "
-        f"engine: with {_size(largest, settings.kv_token_bytes)}, {short[largest]:,} of "
+        f"engine: with {size_text(largest, settings.kv_token_bytes)}, {short[largest]:,} of "
         f"{found.requests:,} requests."
     ]
 
 
-def _size(tokens: int, kv_token_bytes: int | None) -> str:
+def size_text(tokens: int, kv_token_bytes: int | None) -> str:
     if kv_token_bytes is None:
         return f"{tokens:,} tokens"
     size = tokens * kv_token_bytes

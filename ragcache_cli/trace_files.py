@@ -100,6 +100,14 @@ def read_questions(path: Path) -> list[str]:
     return questions
 
 
+def read_accepted(path: Path) -> list[tuple[str, ...]]:
+    """Read the accepted answers of each question of a log: its `answer` or `answers` in a JSON line.
+
+    A question without any has an empty tuple. Raises BadTrace.
+    """
+    return [_accepted(line) for _, line in _lines(path)]
+
+
 def trace_of(
     questions: Sequence[str], index: PassageIndex, embedder: Embedder, top_k: int
 ) -> Trace:
@@ -143,3 +151,14 @@ def _question(line: str) -> str:
             if isinstance(row.get(key), str):
                 return str(row[key])
     return line.strip()
+
+
+def _accepted(line: str) -> tuple[str, ...]:
+    try:
+        row = json.loads(line)
+    except ValueError:
+        return ()
+    if not isinstance(row, dict) or not any(key in row for key in QUESTION_KEYS):
+        return ()
+    given = row.get("answers") or row.get("answer") or ()
+    return (given,) if isinstance(given, str) else tuple(map(str, given))

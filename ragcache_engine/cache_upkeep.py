@@ -1,19 +1,26 @@
-"""Clears the backend's cache, and drops documents from it; waits no longer than for a request."""
+"""Clears the backend's cache, forgets documents, shows the tree; waits no longer than for a request."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Coroutine, Sequence
+from typing import Any, TypeVar
 
 from ragcache_engine.errors import EngineClosed, EngineError, RequestTimedOut
 from ragcache_engine.protocols import Backend
 from ragcache_engine.retry import Heartbeat
 from ragcache_engine.speculation import Pipeline
+from ragcache_engine.tiers.tree_snapshot import TreeSnapshot
 from ragcache_engine.values import SpeculationOutcome
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 class CacheUpkeep:
-    """Clears the cache, and forgets documents. All methods belong to the engine's loop.
+    """Clears the cache, forgets documents, shows the tree. All methods belong to the engine's loop.
 
     heartbeat: tells when the whole backend has fallen silent, as for requests.
     """
@@ -22,7 +29,7 @@ class CacheUpkeep:
         self._backend = backend
         self._pipeline = pipeline
         self._heartbeat = heartbeat
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._is_closing = False
 
     async def clear(self) -> None:
@@ -32,10 +39,16 @@ class CacheUpkeep:
         EngineClosed.
         """
         await self._end_when_silent(self._clear(), "clear its cache")
+        logger.info("device and host were cleared")
 
     async def forget(self, document_ids: Sequence[str]) -> None:
         """Drop these documents from every tier. Raises RequestTimedOut, EngineDied or EngineClosed."""
         await self._end_when_silent(self._forget(document_ids), "forget documents")
+        logger.info("%d documents were forgotten", len(document_ids))
+
+    async def snapshot(self, documents: int) -> TreeSnapshot | None:
+        """Return the knowledge tree as of now. Raises RequestTimedOut, EngineDied or EngineClosed."""
+        return await self._end_when_silent(self._backend.snapshot(documents), "show its tree")
 
     async def cancel_all(self) -> None:
         """End all that runs with EngineClosed, and whatever comes later."""
@@ -55,7 +68,7 @@ class CacheUpkeep:
         await self._pipeline.end_unclaimed(SpeculationOutcome.EXPIRED, document_ids)
         await self._backend.forget(document_ids)
 
-    async def _end_when_silent(self, work: Coroutine[None, None, None], asked: str) -> None:
+    async def _end_when_silent(self, work: Coroutine[Any, Any, T], asked: str) -> T:
         """Do the work. Raises RequestTimedOut once the whole backend has fallen silent meanwhile."""
         task = asyncio.current_task()
         assert task is not None
@@ -66,7 +79,7 @@ class CacheUpkeep:
         try:
             async with asyncio.timeout(None) as wait:
                 with self._heartbeat.watch(wait):
-                    await work
+                    return await work
         except TimeoutError:
             if not wait.expired():
                 raise

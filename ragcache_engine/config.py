@@ -5,13 +5,37 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ByteSize, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ByteSize,
+    ConfigDict,
+    Field,
+    SecretStr,
+    field_validator,
+    model_validator,
+)
 
 from ragcache_engine.knowledge.cost import CostProfile
 from ragcache_engine.knowledge.eviction import DEFAULT_POLICY, POLICIES
 
-BackendName = Literal["auto", "vllm", "memory"]
+BackendName = Literal["auto", "vllm", "memory", "server"]
 SpeculationMode = Literal["auto", "on", "off"]
+ReuseMode = Literal["prefix", "anywhere"]
+DonorKind = Literal["neighbours", "alone"]
+
+OF_A_CLIENT = {
+    "model",
+    "backend",
+    "server_url",
+    "api_key",
+    "document_order",
+    "policy",
+    "request_timeout_s",
+    "speculation",
+    "chat_template",
+    "tool_parser",
+}
+"""The settings with backend="server". The others are the server's own."""
 
 
 class EngineConfig(BaseModel):
@@ -21,10 +45,15 @@ class EngineConfig(BaseModel):
         >>> config.device_cache, config.policy
         (2147483648, 'halflife')
 
-    model: a hub id such as "HuggingFaceTB/SmolLM2-135M-Instruct", or a folder that holds a model. Only
-      backend="memory" needs none.
+    model: a hub id such as "HuggingFaceTB/SmolLM2-135M-Instruct", or a folder that holds a model. With
+      backend="server", the name by which the server serves it. Only backend="memory" needs none.
+    served_model_name: the model's name in usage, traces and representations. None: that of vllm_args, if
+      it has one; else the hub id, or the name of the folder without the way to it.
     backend: "vllm"; "memory", an in-process engine without a model, for tests of your own chains; "auto",
-      which is vllm if it is installed, and an error if not.
+      which is vllm if it is installed, and an error if not; "server" asks a server, see
+      RAGCacheEngine.connect.
+    server_url, api_key: the server's address, such as "http://host:8000", and the key to send it; None:
+      the environment variable RAGCACHE_API_KEY, if it is set.
     device_cache: bytes of device memory for key-value tensors ("2GiB", 2147483648). None: vLLM chooses
       on a GPU; on a CPU it is a quarter of the free memory, at most 4 GiB. It must hold at least one
       request of the model's full context.
@@ -44,6 +73,18 @@ class EngineConfig(BaseModel):
       cached documents first. The last two reuse more tensors, but change the prompt, and so perhaps the
       answer.
     cache_depth: cache only this many documents from the start of a prompt; None: all.
+    reuse: which tensors of a document a prompt may use. "prefix": those computed behind the same tokens,
+      so answers never change. "anywhere": those of every document, at any position; documents after the
+      first are borrowed from another context, and a part of their tokens is computed anew. Answers are
+      then approximate; see docs/guides/anywhere.md.
+    recompute_ratio: with reuse="anywhere", the share of a borrowed document's tokens to compute anew,
+      from 0 (fastest) to 1 (exact). None: as `ragcache calibrate` found for this model, dtype, chat
+      template and donors; NotCalibrated is raised at the start where it found nothing.
+    donors: with reuse="anywhere", the context that documents are borrowed from. "neighbours": behind the
+      document's nearest one in the corpus; "alone": behind the system text only.
+    recheck_share: with reuse="anywhere", the share of greedy answers that the engine computes once more,
+      exactly, while no request runs. If the last ones were too unlike what was served, the engine
+      borrows no more and logs a warning. 0: never; see docs/guides/calibrating.md.
     cost_profile: the file that `ragcache profile` wrote for this model and machine: how long computing
       and loading take. Without it, the engine begins with a rough formula and learns from the steps it
       sees.
@@ -59,6 +100,11 @@ class EngineConfig(BaseModel):
       server: "hermes", "llama3_json", ... None reads JSON between <tool_call> tags. Qwen2.5, SmolLM3
       and Hermes models write that. So do models whose chat template has no place for tools: the system
       message asks them for it.
+    vllm_log: where vLLM's log goes, and what its processes print. "file": into a file of its own in
+      ~/.cache/ragcache/logs, which errors name and quote; one line on standard error tells of it while
+      the model loads. RAGCache's warnings go through `logging` as ever. "show": vLLM logs in its own
+      way. So it does if VLLM_LOGGING_CONFIG_PATH is set, or one of vllm_args configures its logging.
+      VLLM_LOGGING_LEVEL sets the level for both.
     vllm_args: arguments for vLLM's AsyncEngineArgs, passed on as they are, for example
       {"dtype": "float32", "max_model_len": 4096}. They override what RAGCache would choose.
 
@@ -68,7 +114,10 @@ class EngineConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     model: str = Field(default="memory", min_length=1)
+    served_model_name: str | None = Field(default=None, min_length=1)
     backend: BackendName = "auto"
+    server_url: str | None = None
+    api_key: SecretStr | None = None
     device_cache: ByteSize | None = Field(default=None, gt=0)
     host_cache: ByteSize | None = Field(default=None, ge=0)
     disk_cache: ByteSize = Field(default=ByteSize(0), ge=0)
@@ -77,12 +126,31 @@ class EngineConfig(BaseModel):
     reorder_window: int = Field(default=32, ge=1)
     document_order: Literal["retrieved", "canonical", "cached"] = "retrieved"
     cache_depth: int | None = Field(default=None, ge=1)
+    reuse: ReuseMode = "prefix"
+    recompute_ratio: float | None = Field(default=None, ge=0, le=1)
+    donors: DonorKind = "neighbours"
+    recheck_share: float = Field(default=0.01, ge=0, le=1)
     cost_profile: Path | None = None
     request_timeout_s: float = Field(default=120.0, gt=0)
     speculation: SpeculationMode = "auto"
     chat_template: str | None = None
     tool_parser: str | None = None
+    vllm_log: Literal["file", "show"] = "file"
     vllm_args: dict[str, Any] = Field(default_factory=dict)
+
+    @property
+    def model_name(self) -> str:
+        """The name to show for the model; see served_model_name."""
+        named = self.served_model_name or self.vllm_args.get("served_model_name")
+        if isinstance(
+            named, (list, tuple)
+        ):  # vLLM's own may be several, of which it shows the first
+            named = named[0] if named else None
+        if named:
+            return str(named)
+        path = Path(self.model).expanduser()
+        is_path = path.is_absolute() or path.is_dir() or self.model.startswith(("~", "."))
+        return path.resolve().name or self.model if is_path else self.model
 
     @field_validator("policy")
     @classmethod
@@ -120,6 +188,28 @@ class EngineConfig(BaseModel):
             raise ValueError(
                 'model is missing: give a hub id such as model="HuggingFaceTB/SmolLM2-135M-Instruct", '
                 'or a folder that holds a model; only backend="memory" needs none'
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _recomputes_what_it_borrows(self) -> Self:
+        if self.reuse == "prefix" and self.recompute_ratio is not None:
+            raise ValueError(
+                'recompute_ratio is given, and reuse="prefix" borrows nothing that could be computed '
+                'anew: set reuse="anywhere" as well, or leave recompute_ratio out'
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _leaves_to_the_server_what_is_its_own(self) -> Self:
+        if (self.backend == "server") != (self.server_url is not None):
+            raise ValueError(
+                'backend="server" and server_url go together: RAGCacheEngine.connect(url) sets both'
+            )
+        if self.backend == "server" and (strays := self.model_fields_set - OF_A_CLIENT):
+            raise ValueError(
+                f"{', '.join(sorted(strays))}: settings of the server, for `ragcache serve`, not for a "
+                f"client"
             )
         return self
 

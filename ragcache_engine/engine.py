@@ -4,27 +4,44 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import AsyncGenerator, Hashable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing, contextmanager
+from dataclasses import replace
 from functools import partial
+from pathlib import PurePath
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
-from ragcache_engine.backends.choice import choose_backend, require_guarded_caller
-from ragcache_engine.checks import require_items, require_tenant, require_text
+from ragcache_engine.backends.choice import (
+    choose_backend,
+    find_configured_server,
+    require_borrowing,
+    require_guarded_caller,
+)
+from ragcache_engine.calibration import Calibration, find_calibration
+from ragcache_engine.checks import require_items, require_tenant, require_text, require_whole_number
 from ragcache_engine.config import EngineConfig
+from ragcache_engine.dashboard import open_dashboard
+from ragcache_engine.dashboard.engine_observer import EngineObserver
 from ragcache_engine.document_order import DocumentOrdering
+from ragcache_engine.drift import BY_HAND_LEAST, Drift
 from ragcache_engine.engine_chat import EngineChat, moved_to_chat
-from ragcache_engine.errors import EngineNeeded, InvalidArgument
+from ragcache_engine.engine_table import engine_table
+from ragcache_engine.errors import EngineInOtherProcess, EngineNeeded, InvalidArgument
 from ragcache_engine.knowledge import policy_of_tiers
 from ragcache_engine.loop import call_in_thread, finish_even_if_cancelled, run_in_thread
+from ragcache_engine.metrics import EngineCollector, EngineFigures, write_metrics
+from ragcache_engine.neighbours import Corpus, NeighbourBook, without_contexts
 from ragcache_engine.prompt import Render, TemplateBook, as_render
 from ragcache_engine.prompt_intake import PromptIntake
 from ragcache_engine.protocols import Backend
+from ragcache_engine.rechecking import RecheckingBackend
+from ragcache_engine.request_log import FinishedRequest
 from ragcache_engine.retrieval_tracking import RetrievalInProgress, RetrievalTracker
 from ragcache_engine.runtime import Runtime
 from ragcache_engine.streams import AnswerStream, join_pieces, read_async
+from ragcache_engine.tiers.tree_snapshot import MOST_DOCUMENTS, TreeSnapshot
 from ragcache_engine.values import (
     Answer,
     CacheStats,
@@ -35,6 +52,9 @@ from ragcache_engine.values import (
     TokenizedPrompt,
 )
 from ragcache_engine.warming import Prefill, Warmed, plan_prefills, prefill_all, prefill_all_async
+
+if TYPE_CHECKING:
+    from ragcache_engine.dashboard.serving import Dashboard
 
 _ONE_TOKEN = SamplingOptions(max_tokens=1)
 
@@ -56,20 +76,31 @@ class RAGCacheEngine:
     does not block it.
     backend: an instance to use instead of the one that the configuration names, such as a MemoryBackend
       with replies of your own.
-    config, limits: what the engine was made with, and what its model can take.
+    config, limits: what the engine was made with, with a calibrated recompute ratio filled in, and what
+      its model can take.
     chat: writes conversations as prompts and reads tool calls; see EngineChat.
     Raises, when made: ConfigError or one of its kinds for settings that cannot work; EngineStartFailed
     if the model does not start.
     """
 
     def __init__(self, config: EngineConfig, *, backend: Backend | None = None) -> None:
-        self.config = config
+        require_borrowing(config, backend)
+        calibration = find_calibration(config)
+        self.config = config = calibration.apply_to(config) if calibration else config
         templates = TemplateBook()
+        backend = backend or _make_backend(config)
+        drift = _make_drift(config, calibration)
+        if drift:
+            backend = RecheckingBackend(backend, drift, config.recheck_share)
+        neighbours = _make_neighbour_book(config, backend)
+        contexts_of = neighbours.contexts if neighbours else without_contexts
         self._runtime = Runtime(
-            backend or _make_backend(config),
+            backend,
             templates,
             speculation=config.speculation,
             request_timeout_s=config.request_timeout_s,
+            contexts_of=contexts_of,
+            drift=drift,
         )
         # Not bound to self: the engine must be collectable while its runtime waits to be closed.
         self._finalizer = weakref.finalize(self, self._runtime.close)
@@ -80,8 +111,11 @@ class RAGCacheEngine:
                 _make_ordering(config, self.limits),
                 templates,
                 is_speculating=config.speculation != "off",
+                neighbours=neighbours,
             )
-            self._intake = PromptIntake(self._runtime, self._retrievals, self.limits.context_tokens)
+            self._intake = PromptIntake(
+                self._runtime, self._retrievals, self.limits.context_tokens, contexts_of
+            )
             self.chat = EngineChat(self._runtime, config.chat_template, config.tool_parser)
         except BaseException:
             self._finalizer()
@@ -104,6 +138,38 @@ class RAGCacheEngine:
             require_guarded_caller(config)  # here, as the new thread does not show who called
         return await run_in_thread(partial(cls, config, backend=backend), undo=cls.close)
 
+    @classmethod
+    def connect(
+        cls, url: str, *, api_key: str | None = None, model: str | None = None, **settings: Any
+    ) -> Self:
+        """Return an engine whose model runs in a server, started by `ragcache serve` or `vllm serve`.
+
+            with RAGCacheEngine.connect("http://host:8000", api_key="...") as engine:
+                engine.generate("Why is the sky blue?")
+
+        It has the methods of every other engine and gives the same answers, and needs neither torch
+        nor vLLM. Retrievals and speculation are its own, tensors and tiers are the server's. forget,
+        clear_cache and stats().tiers want an operator's key. A plain vLLM server has no tiers: a
+        warning says what is missing.
+        api_key: as in EngineConfig. model: raise ModelNotFound if the server serves another one.
+        settings: document_order, speculation, request_timeout_s and chat_template of EngineConfig.
+        Raises ServerUnreachable, KeyRefused, ModelNotFound, BackendUnavailable without httpx2, or
+        ConfigError and InvalidArgument for what cannot work.
+        """
+        own = {"backend": "server", "server_url": url, "api_key": api_key, "model": model or url}
+        config = EngineConfig.model_validate({**settings, **own})
+        found = call_in_thread(partial(find_configured_server, config, model))
+        told = {"model": found.model, "tool_parser": found.tool_parser}
+        return cls(config.model_copy(update=told), backend=found.backend)
+
+    @classmethod
+    async def aconnect(
+        cls, url: str, *, api_key: str | None = None, model: str | None = None, **settings: Any
+    ) -> Self:
+        """Return an engine whose model runs in a server: `connect` for coroutines."""
+        connect = partial(cls.connect, url, api_key=api_key, model=model, **settings)
+        return await run_in_thread(connect, undo=cls.close)
+
     def generate(
         self,
         prompt: str,
@@ -111,6 +177,8 @@ class RAGCacheEngine:
         options: SamplingOptions | None = None,
         *,
         tenant: str | None = None,
+        exact: bool = False,
+        recompute_ratio: float | None = None,
     ) -> Answer:
         """Answer a finished prompt.
 
@@ -119,6 +187,8 @@ class RAGCacheEngine:
         options: how to draw the answer; greedy by default.
         tenant: whose cached tensors this request may use. Requests of different tenants never share
           any, nor do requests with a tenant and requests without.
+        exact: borrow nothing from other contexts, even with reuse="anywhere".
+        recompute_ratio: for this request instead of EngineConfig.recompute_ratio, 0 to 1.
         Raises InvalidArgument, EmptyPrompt, PromptTooLong or UnsupportedGuide before any work;
         EngineClosed, EngineDied, GenerationFailed or RequestTimedOut.
 
@@ -129,7 +199,9 @@ class RAGCacheEngine:
             >>> second.usage.prompt_tokens, first.usage.cached.total, second.usage.cached.total
             (110, 0, 96)
         """
-        with self.stream(prompt, documents, options, tenant=tenant) as pieces:
+        with self.stream(
+            prompt, documents, options, tenant=tenant, exact=exact, recompute_ratio=recompute_ratio
+        ) as pieces:
             return pieces.answer()
 
     def stream(
@@ -139,6 +211,8 @@ class RAGCacheEngine:
         options: SamplingOptions | None = None,
         *,
         tenant: str | None = None,
+        exact: bool = False,
+        recompute_ratio: float | None = None,
     ) -> AnswerStream:
         """Answer a finished prompt piece by piece.
 
@@ -151,9 +225,14 @@ class RAGCacheEngine:
             ...             print(piece.text, end="|")
             You| asked|:| Why| is| the| sky| blue|?|
         """
-        prepared = self._intake.prepare(prompt, documents, options, tenant)
+        prepared = self._intake.prepare(prompt, documents, options, tenant, exact, recompute_ratio)
         connect = partial(self._runtime.start_request, prepared)
-        return AnswerStream(connect, self._runtime.require_this_process, keep_alive=self)
+        return AnswerStream(
+            connect,
+            self._runtime.require_this_process,
+            keep_alive=self,
+            has_start=self._runtime.backend.reads_text,
+        )
 
     async def agenerate(
         self,
@@ -162,6 +241,8 @@ class RAGCacheEngine:
         options: SamplingOptions | None = None,
         *,
         tenant: str | None = None,
+        exact: bool = False,
+        recompute_ratio: float | None = None,
     ) -> Answer:
         """Answer a finished prompt: `generate` for coroutines. Cancelling the task cancels the request.
 
@@ -172,7 +253,9 @@ class RAGCacheEngine:
         >>> asyncio.run(both())
         ['You asked: Why?', 'You asked: When?']
         """
-        stream = self.astream(prompt, documents, options, tenant=tenant)
+        stream = self.astream(
+            prompt, documents, options, tenant=tenant, exact=exact, recompute_ratio=recompute_ratio
+        )
         try:
             return join_pieces([piece async for piece in stream])
         finally:
@@ -185,6 +268,8 @@ class RAGCacheEngine:
         options: SamplingOptions | None = None,
         *,
         tenant: str | None = None,
+        exact: bool = False,
+        recompute_ratio: float | None = None,
     ) -> AsyncGenerator[Piece, None]:
         """Answer piece by piece: `stream` for coroutines. Closing it cancels the request.
 
@@ -197,7 +282,9 @@ class RAGCacheEngine:
         """
         self._runtime.require_open()  # here: a forked child may lack the threads of its executor, too
         # Tokenising a long prompt takes milliseconds that belong to the caller's other tasks.
-        prepared = await asyncio.to_thread(self._intake.prepare, prompt, documents, options, tenant)
+        prepared = await asyncio.to_thread(
+            self._intake.prepare, prompt, documents, options, tenant, exact, recompute_ratio
+        )
         pieces = read_async(partial(self._runtime.start_request, prepared))
         async with aclosing(pieces):
             async for piece in pieces:
@@ -264,6 +351,7 @@ class RAGCacheEngine:
         template: str | Render | None = None,
         chain: Hashable = None,
         corpus: Iterable[Document] = (),
+        neighbours: Corpus | None = None,
         tenant: str | None = None,
         progress: bool = False,
     ) -> Warmed:
@@ -279,13 +367,19 @@ class RAGCacheEngine:
         template: what the prompts look like, see `retrieval`. None: as learned from earlier prompts of
           this chain. Only the text before the question can be prefilled for every question.
         corpus: the documents that ids stand for. The engine knows lately retrieved documents anyway.
+        neighbours: where to look up the documents' neighbours, with donors="neighbours". Without
+          it, those documents are prefilled alone whose neighbours no retriever has looked up yet.
         tenant: as in `generate`.
         progress: show a bar on standard error.
+        With reuse="anywhere", the first document of a set is stored for prompts that begin with it, and
+        each later one as it is borrowed: behind its neighbour, if that is known, or alone.
         Warming counts as a use of the documents. With a disk cache, later processes profit as well.
         Raises InvalidArgument, UnknownDocument or UnknownTemplate before any work.
         """
-        prefills = self._plan_warming(document_sets, template, chain, corpus, tenant)
-        generate = partial(self.generate, options=_ONE_TOKEN, tenant=tenant)
+        prefills = self._plan_warming(document_sets, template, chain, corpus, neighbours, tenant)
+        generate = partial(
+            self.generate, options=_ONE_TOKEN, tenant=tenant, recompute_ratio=self._warming_ratio
+        )
         return prefill_all(prefills, generate, progress=progress)
 
     async def awarm(
@@ -295,16 +389,24 @@ class RAGCacheEngine:
         template: str | Render | None = None,
         chain: Hashable = None,
         corpus: Iterable[Document] = (),
+        neighbours: Corpus | None = None,
         tenant: str | None = None,
         progress: bool = False,
     ) -> Warmed:
         """Prefill sets of documents: `warm` for coroutines. Cancelling the task ends the prefills."""
         self._runtime.require_open()
         prefills = await asyncio.to_thread(
-            self._plan_warming, document_sets, template, chain, corpus, tenant
+            self._plan_warming, document_sets, template, chain, corpus, neighbours, tenant
         )
-        agenerate = partial(self.agenerate, options=_ONE_TOKEN, tenant=tenant)
+        agenerate = partial(
+            self.agenerate, options=_ONE_TOKEN, tenant=tenant, recompute_ratio=self._warming_ratio
+        )
         return await prefill_all_async(prefills, agenerate, progress=progress)
+
+    @property
+    def _warming_ratio(self) -> float | None:
+        # A borrowed document's own tensors matter here, not the answer: nothing is computed anew.
+        return 0.0 if self.config.reuse == "anywhere" else None
 
     def _plan_warming(
         self,
@@ -312,16 +414,21 @@ class RAGCacheEngine:
         template: str | Render | None,
         chain: Hashable,
         corpus: Iterable[Document],
+        neighbours: Corpus | None,
         tenant: str | None,
     ) -> list[Prefill]:
         self._runtime.require_this_process()
         tenant = require_tenant(tenant)
         learned = self._retrievals.learned_template
-        return plan_prefills(
+        prefills = plan_prefills(
             document_sets,
             self._retrievals.known_documents(corpus, tenant),
             learned(chain, tenant) if template is None else as_render(template),
         )
+        if neighbours is not None:
+            each = {one.id: one for _, documents in prefills for one in documents}
+            self._retrievals.look_up_neighbours(list(each.values()), neighbours, tenant)
+        return prefills
 
     def forget(self, document_ids: Iterable[str]) -> None:
         """Drop the cached tensors of documents, and all tensors that were computed after them.
@@ -373,10 +480,113 @@ class RAGCacheEngine:
         >>> with RAGCacheEngine(EngineConfig(backend="memory")) as engine:
         ...     _ = engine.generate("Why is the sky blue?")
         ...     stats = engine.stats()
-        >>> stats.finished, stats.prompt_tokens, stats.hit_ratio()
+        >>> stats.finished, stats.prompt_tokens, stats.hit_rate
         (1, 6, 0.0)
+        >>> print(stats)
+        Cache
+          requests       1 finished
+          hit rate       0% of 6 prompt tokens
+          answer tokens  9
+          [################################]  computed 100%
         """
-        return self._runtime.stats()
+        rates = self._retrievals.hit_rates
+        return replace(
+            self._runtime.stats(), by_chain=rates.by_chain(), by_document=rates.by_document()
+        )
+
+    def recent_requests(self) -> tuple[FinishedRequest, ...]:
+        """Return the last answered requests, the oldest first, each with where its documents came from.
+
+        An engine that connects to a server does not know that; the server's dashboard shows it.
+
+        >>> tides = Document("tides", "The tides follow the moon, and so it goes on " * 9 + "all day.")
+        >>> with RAGCacheEngine(EngineConfig(backend="memory")) as engine:
+        ...     for question in "Why?", "When?":
+        ...         _ = engine.generate(f"{tides.text}\\n\\n{question}", [tides])
+        ...     for request in engine.recent_requests():
+        ...         print(request.question, request.documents[0].cached.device, request.documents[0].why)
+        Why? 0 no request had it before
+        When? 96 its end shares a block with what follows
+        """
+        return self._runtime.recent_requests()
+
+    def dashboard(
+        self, *, port: int = 0, host: str = "127.0.0.1", show_text: bool = False
+    ) -> Dashboard:
+        """Serve a live page of the knowledge tree, the hit ratios and the last requests, until the engine
+        closes.
+
+        In a notebook the result shows the page; elsewhere open its `url`. It needs the extra
+        `dashboard`.
+        port: 0 takes any that is free.
+        host: the address to listen on; only this machine can reach the default. The page has no
+          password, so give another address only where every reader may see all ids of documents.
+        show_text: show the beginnings of documents that were lately retrieved, and questions. Otherwise
+          the page shows ids only.
+        Raises ConfigError if the extra is not installed, or if the port is taken; EngineClosed.
+
+            >>> with RAGCacheEngine(EngineConfig(backend="memory")) as engine:
+            ...     with engine.dashboard() as dashboard:
+            ...         dashboard.url
+            'http://127.0.0.1:.../'
+        """
+        self._runtime.require_open()
+        name = PurePath(self.config.model or self.config.backend).name
+        retrievals = self._retrievals
+
+        def texts() -> dict[str, str]:
+            known = retrievals.known_documents((), None)
+            return {name: document.text for name, document in known.items()}
+
+        observer = EngineObserver(name, self._runtime, texts if show_text else None)
+        opened = open_dashboard(observer, host, port)
+        self._runtime.call_before_close(opened.close)
+        return opened
+
+    def snapshot(self, documents: int = 200) -> TreeSnapshot | None:
+        """Return what the tiers hold now; None if vLLM runs without a knowledge tree.
+
+        documents: list at most this many, those with most blocks; 500 at the most. The request costs the
+          model one token. The tree is looked over in slices, between the steps of the model. So of a
+          large tree, the documents may be as of an earlier moment: ask again for the news.
+        Raises EngineClosed, EngineDied or RequestTimedOut.
+
+            >>> tides = Document("tides", "The moon pulls the oceans, and the tides follow it. " * 9)
+            >>> with RAGCacheEngine(EngineConfig(backend="memory")) as engine:
+            ...     _ = engine.generate(f"{tides.text}\\n\\nWhy?", [tides])
+            ...     snapshot = engine.snapshot()
+            >>> snapshot.documents[0].documents, snapshot.documents[0].blocks["device"]
+            (('tides',), 6)
+        """
+        return self._begin_snapshot(documents).result()
+
+    async def asnapshot(self, documents: int = 200) -> TreeSnapshot | None:
+        """Return what the tiers hold now: `snapshot` for coroutines."""
+        return await asyncio.wrap_future(self._begin_snapshot(documents))
+
+    def _begin_snapshot(self, documents: int) -> Future[TreeSnapshot | None]:
+        return self._runtime.snapshot(
+            require_whole_number(documents, "documents", 1, MOST_DOCUMENTS)
+        )
+
+    def metrics(self) -> str:
+        """Return the engine's figures in Prometheus's text format; docs/guides/observing.md names them.
+
+        >>> with RAGCacheEngine(EngineConfig(backend="memory")) as engine:
+        ...     _ = engine.generate("Why is the sky blue?")
+        ...     "ragcache_requests_total{outcome=\\"finished\\"} 1.0" in engine.metrics()
+        True
+        """
+        return write_metrics(self.collector())
+
+    def collector(self, labels: Mapping[str, str] | None = None) -> EngineCollector:
+        """Return a collector of the engine's figures, for a registry of prometheus_client's."""
+        runtime = self._runtime  # a registry must not keep the engine from being closed
+
+        def read() -> EngineFigures:
+            return EngineFigures(runtime.stats(), runtime.times_to_first_token())
+
+        return EngineCollector(read, labels)
 
     def close(self) -> None:
         """End running requests with EngineClosed and free everything. A second call does nothing."""
@@ -390,6 +600,29 @@ class RAGCacheEngine:
     def closed(self) -> bool:
         """Whether the engine was closed, or is being closed."""
         return not self._finalizer.alive
+
+    def __repr__(self) -> str:
+        return f"RAGCacheEngine({self.config.model_name!r}, {self._state()})"
+
+    def _repr_html_(self) -> str:
+        return engine_table(
+            self.config, self.limits, self._state(), self._stats_or_none()
+        ).as_html()
+
+    def _state(self) -> str:
+        stats = self._stats_or_none()
+        if stats is None:
+            return "of another process"
+        if self.closed:
+            return "closed"
+        answers = "1 answer" if stats.finished == 1 else f"{stats.finished} answers"
+        return f"{answers}, hit rate {stats.hit_rate:.0%}"
+
+    def _stats_or_none(self) -> CacheStats | None:
+        try:
+            return self.stats()
+        except EngineInOtherProcess:
+            return None
 
     def __copy__(self) -> Self:
         return self
@@ -436,6 +669,20 @@ def _make_backend(config: EngineConfig) -> Backend:
     """
     require_guarded_caller(config)  # here, as the new thread does not show who called
     return call_in_thread(partial(choose_backend, config))
+
+
+def _make_neighbour_book(config: EngineConfig, backend: Backend) -> NeighbourBook | None:
+    """Return what knows documents' neighbours; None if nothing is borrowed from behind them."""
+    if config.reuse != "anywhere" or config.donors != "neighbours":
+        return None
+    return NeighbourBook(lambda text: backend.tokenize(text, False).token_ids)
+
+
+def _make_drift(config: EngineConfig, calibration: Calibration | None) -> Drift | None:
+    """Return what judges rechecked answers; None if none are rechecked."""
+    if config.reuse != "anywhere" or not config.recheck_share:
+        return None
+    return Drift(calibration.least_rouge_l if calibration else BY_HAND_LEAST)
 
 
 def _make_ordering(config: EngineConfig, limits: ModelLimits) -> DocumentOrdering | None:

@@ -4,13 +4,19 @@
     ├── ConfigError (ValueError)          a setting cannot work; nothing was started
     │   ├── BackendUnavailable            the backend asked for is not installed or not supported
     │   ├── ModelNotFound                 the model folder or hub id cannot be read
+    │   ├── CannotBorrow                  reuse="anywhere" does not work with this model or backend
+    │   ├── NotCalibrated                 no recompute ratio is given, and none was measured
+    │   ├── UnusableCalibration           the measured recompute ratio cannot be read, or is another's
     │   ├── EngineNeeded                  something saved without its engine was not given one again
+    │   ├── KeyRefused (PermissionError)  the server does not know the API key
+    │   │   └── OperatorsOnly             the server does this for an operator's key only
     │   └── UnguardedMain                 the script lacks `if __name__ == "__main__":`
     ├── BadRequest (ValueError)           this one request cannot be served; nothing was computed
     │   ├── InvalidArgument (TypeError)   an argument has a wrong type, or an impossible value
     │   │   └── InvalidTopK               no number of documents, or fewer than one, was asked for
     │   ├── EmptyPrompt                   the prompt has no tokens
     │   ├── PromptTooLong                 more tokens than the model's context leaves room for
+    │   ├── RequestTooLarge               more bytes than the server takes in one request
     │   ├── UnsupportedGuide              the backend cannot hold an answer to this form
     │   ├── NoChatTemplate                the model has no format for conversations
     │   ├── RefusedMessages               the model's chat template cannot write this conversation
@@ -29,6 +35,10 @@
         ├── GenerationFailed              the backend failed this request, twice; others go on
         ├── AnswerCutShort (ValueError)   the answer ended before its form was complete
         ├── NoToolCall (ValueError)       the answer called no tool where a call was expected
+        ├── ServerBusy                    the server takes no more requests now; nothing was computed
+        ├── ServerLacks                   the server cannot do this; a RAGCache server can
+        ├── ServerLost (ConnectionError)  the connection broke in the middle of an answer
+        ├── ServerUnreachable (ConnectionError)  nobody answers at the server's address
         └── RequestTimedOut (TimeoutError)  no request got a token for request_timeout_s, twice
 
 Each message says what to do next. An error below one that is marked (ValueError) is a ValueError too, so
@@ -57,8 +67,28 @@ class UnguardedMain(ConfigError):
     """vLLM's processes import the caller's script again, and it lacks `if __name__ == "__main__":`."""
 
 
+class CannotBorrow(ConfigError):
+    """reuse="anywhere" does not work with this model, backend or argument of vLLM."""
+
+
+class NotCalibrated(ConfigError):
+    """reuse="anywhere" has no recompute ratio: none is given, and `ragcache calibrate` kept none."""
+
+
+class UnusableCalibration(ConfigError):
+    """The file that `ragcache calibrate` wrote cannot be read, is damaged, or is another model's."""
+
+
 class EngineNeeded(ConfigError):
     """An LLM object was saved or sent to another process, and its engine cannot go with it."""
+
+
+class KeyRefused(ConfigError, PermissionError):
+    """The server does not know the API key."""
+
+
+class OperatorsOnly(KeyRefused):
+    """The server does this for an operator's key only."""
 
 
 class BadRequest(RAGCacheError, ValueError):
@@ -75,6 +105,10 @@ class EmptyPrompt(BadRequest):
 
 class PromptTooLong(BadRequest):
     """The prompt leaves no room for an answer in the model's context."""
+
+
+class RequestTooLarge(BadRequest):
+    """The request has more bytes than the server takes."""
 
 
 class UnsupportedGuide(BadRequest):
@@ -155,3 +189,24 @@ class NoToolCall(EngineError, ValueError):
 
 class RequestTimedOut(EngineError, TimeoutError):
     """The backend showed no token of any request for request_timeout_s, and again on the retry."""
+
+
+class ServerBusy(EngineError):
+    """The server takes no more requests at the moment, and still did not after the retries.
+
+    retry_after_s: after how many seconds the server said to ask again; 0 if it did not say.
+    """
+
+    retry_after_s: float = 0.0
+
+
+class ServerLacks(EngineError):
+    """The server has no such ability, as it is a plain vLLM server."""
+
+
+class ServerLost(EngineError, ConnectionError):
+    """The connection to the server broke after a part of the answer had come."""
+
+
+class ServerUnreachable(EngineError, ConnectionError):
+    """Nobody answers at the server's address, or nobody that speaks HTTP."""

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Protocol
 
 from ragcache_engine.chat import ToolReader
+from ragcache_engine.prompt.segments import Span
+from ragcache_engine.tiers.borrowing.report import ReuseReport
 from ragcache_engine.tiers.counters import Counters
+from ragcache_engine.tiers.prompt_sources import PromptSources
+from ragcache_engine.tiers.tree_snapshot import TreeSnapshot
 from ragcache_engine.values import (
     CachedTokens,
     FinishReason,
@@ -17,27 +21,76 @@ from ragcache_engine.values import (
     TokenSegment,
 )
 
+Context = tuple[str, Sequence[int]]
+"""What stands before a document in the prompt it is borrowed from: another document's id and tokens."""
+
+CHARACTERS_PER_TOKEN = 4
+"""About how many characters of English one token stands for."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptText:
+    """A prompt that the backend tokenises itself. spans: the documents in it, in its order."""
+
+    text: str
+    spans: Sequence[Span] = ()
+
 
 @dataclass(frozen=True, slots=True)
 class BackendRequest:
-    """One generation, checked and tokenised, as a backend receives it.
+    """One generation, checked, as a backend receives it.
 
+    prompt: tokenised, unless the backend `reads_text`.
     segments: runs of tokens in prompt order, covering the whole prompt; empty if the engine recognised
-      no document in the prompt.
+      no document in the prompt, or if the backend `reads_text`.
     tenant: requests share cached tensors only within one tenant; None counts as one more tenant.
     is_guess: whether this is a speculation whose answer nobody has asked for yet. It counts as a use of
       its documents only once it is adopted.
     is_provisional: whether this is a guess that the running search may still revoke. The backend
       computes it in steps that are short enough to cancel.
+    is_exact: whether it must not borrow from other contexts, even if the engine does.
+    recompute_ratio: the share of borrowed documents to compute anew; None: the engine's own.
+    contexts: by document, the id and the token ids of the document behind which its tensors are stored,
+      to be borrowed; a document that is left out is stored behind the system text alone.
     """
 
     request_id: str
-    prompt: TokenizedPrompt
+    prompt: TokenizedPrompt | PromptText
     segments: Sequence[TokenSegment]
     options: SamplingOptions
     tenant: str | None = None
     is_guess: bool = False
     is_provisional: bool = False
+    is_exact: bool = False
+    recompute_ratio: float | None = None
+    contexts: Mapping[str, Context] = field(default_factory=dict)
+
+    @property
+    def tokens(self) -> TokenizedPrompt:
+        """The prompt's tokens. Only for backends that do not read text."""
+        assert isinstance(self.prompt, TokenizedPrompt), "this backend reads text"
+        return self.prompt
+
+    @property
+    def expected_tokens(self) -> int:
+        """How many tokens the prompt has; of a text, roughly."""
+        if isinstance(self.prompt, TokenizedPrompt):
+            return len(self.prompt)
+        return -(-len(self.prompt.text) // CHARACTERS_PER_TOKEN)
+
+    @property
+    def text_starts(self) -> list[int]:
+        """For each document in the segments, the token at which its own text begins."""
+        documents = [segment for segment in self.segments if segment.document_id is not None]
+        return [one.start if one.text_start is None else one.text_start for one in documents]
+
+    @property
+    def document_ids(self) -> list[str]:
+        """The documents in the prompt, in its order; one that stands there twice comes once."""
+        parts = self.prompt.spans if isinstance(self.prompt, PromptText) else self.segments
+        return list(
+            dict.fromkeys(part.document_id for part in parts if part.document_id is not None)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,19 +115,42 @@ class Delta:
     """What one step of the model adds to an answer: new tokens and new text.
 
     cached: the prompt's cache hits; exact for each tier in the answer's last delta.
+    reuse: what the prompt borrowed, in the answer's last delta; None if it borrowed nothing.
+    why_exact: why it borrowed nothing, if the backend borrows at all.
+    sources: which tokens these are, and why the others were computed; only in the last delta, if at all.
+    prompt_tokens: how many tokens the prompt has. Only a backend that reads text tells it, once, as early
+      as it can.
+    A delta that adds nothing says that the prompt was found good and now waits for its turn. Only a
+    backend that reads text begins an answer so.
     """
 
     text: str
     token_ids: tuple[int, ...]
     cached: CachedTokens | None = None
     finish_reason: FinishReason | None = None
+    _: KW_ONLY
+    reuse: ReuseReport | None = None
+    why_exact: str | None = None
+    sources: PromptSources | None = None
+    prompt_tokens: int | None = None
+
+    @property
+    def is_start(self) -> bool:
+        """Whether the request has only been taken, and there is no token yet."""
+        return not (self.text or self.token_ids or self.finish_reason)
 
 
 class Backend(Protocol):
     """Runs a model. The engine calls every coroutine on its own event loop.
 
     Any thread may call the other methods, unless they say otherwise.
+    reads_text: whether the backend tokenises prompts itself, as a server does. Its requests carry a
+      PromptText, and it refuses prompts that do not fit.
+    borrows: whether it can serve reuse="anywhere".
     """
+
+    reads_text: bool
+    borrows: bool
 
     async def start(self) -> ModelLimits:
         """Load the model. If it raises ConfigError or EngineStartFailed, it leaves nothing behind."""
@@ -101,7 +177,8 @@ class Backend(Protocol):
         """Yield the answer while it is generated. Closing the generator aborts and frees its memory.
 
         Raises GenerationFailed if this request failed and others go on; EngineDied if the model's
-        process is gone. After EngineDied, close() and start() may be called again.
+        process is gone. After EngineDied, close() and start() may be called again. A backend that reads
+        text raises the errors of bad requests here.
         """
 
     def now(self) -> float:
@@ -124,6 +201,12 @@ class Backend(Protocol):
         """Note that somebody asked for what this guess generates. The engine calls this on its loop.
 
         The guess may have ended already.
+        """
+
+    async def snapshot(self, documents: int) -> TreeSnapshot | None:
+        """Return the knowledge tree as of now, with at most this many documents; None without a tree.
+
+        Raises EngineDied if the model's process is gone.
         """
 
     def counters(self) -> Counters:

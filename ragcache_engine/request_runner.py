@@ -8,12 +8,14 @@ import threading
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from typing import Any
 
-from ragcache_engine.errors import EngineClosed, EngineDied, RequestTimedOut
-from ragcache_engine.protocols import Backend, BackendRequest
+from ragcache_engine.errors import BadRequest, EngineClosed, EngineDied, RequestTimedOut
+from ragcache_engine.protocols import Backend, BackendRequest, Delta
+from ragcache_engine.request_log import RequestLog
 from ragcache_engine.retry import Heartbeat, run_with_retry
 from ragcache_engine.speculation import Pipeline
-from ragcache_engine.streams import Item
+from ragcache_engine.streams import START, Item
 from ragcache_engine.values import CachedTokens, CacheStats, Piece, SpeculationOutcome, Usage
 
 logger = logging.getLogger(__name__)
@@ -32,6 +34,7 @@ class PreparedRequest:
     search_number: the number by which speculation knows the prompt's search; None without a retrieval.
     learn: call this while the prompt is prefilled, to learn how the chain writes its prompts; None
       if no retrieval led to the prompt.
+    count_hits: call this with what the finished request cost.
     """
 
     request: BackendRequest
@@ -40,6 +43,7 @@ class PreparedRequest:
     called_s: float
     search_number: int | None = None
     learn: Callable[[], None] | None = None
+    count_hits: Callable[[Usage], None] | None = None
 
 
 class RequestRunner:
@@ -48,6 +52,7 @@ class RequestRunner:
     All methods but `stats` belong to the engine's loop.
     stats: the engine's counters, without those of the tiers and of speculation. The runner replaces
       this value and never changes it, so any thread may read it.
+    log: the last answered requests.
     """
 
     def __init__(self, backend: Backend, pipeline: Pipeline, heartbeat: Heartbeat) -> None:
@@ -62,6 +67,7 @@ class RequestRunner:
         self._is_up = threading.Event()
         self._is_up.set()
         self.stats = CacheStats()
+        self.log = RequestLog()
 
     async def run(self, prepared: PreparedRequest, put: Callable[[Item], None]) -> None:
         """Answer one request, giving `put` its pieces and then None, or the error that ended it."""
@@ -78,6 +84,8 @@ class RequestRunner:
                     if piece.usage:
                         # Count first: a reader that has the whole answer must find it in `stats`.
                         self._count_end(piece.usage)
+                        if prepared.count_hits:
+                            prepared.count_hits(piece.usage)
                         is_counted = True
                     put(piece)
             put(None)
@@ -86,7 +94,8 @@ class RequestRunner:
             raise
         except Exception as error:
             if not is_counted:
-                self._count_end(failed=1)
+                # A server refuses a bad request here; other backends' were refused, uncounted, before.
+                self._count_end(failed=int(not isinstance(error, BadRequest)))
                 is_counted = True
             if isinstance(error, RequestTimedOut):  # the process lives, and hears nothing
                 silence = EngineDied("the model's process has answered nothing twice in a row")
@@ -113,6 +122,7 @@ class RequestRunner:
     async def _generate_pieces(self, prepared: PreparedRequest) -> AsyncGenerator[Piece, None]:
         request, now = prepared.request, self._backend.now
         cached, first_token_s, output_tokens = CachedTokens(), None, 0
+        prompt_tokens = request.expected_tokens
         # Before the first attempt: by the time a request learns of a death, others that it hit may
         # have brought the backend up again.
         restarts = self._restarts
@@ -131,9 +141,13 @@ class RequestRunner:
             learning = prepared.learn and loop.run_in_executor(None, prepared.learn)
             async with aclosing(generated) as deltas:
                 async for delta in deltas:
+                    prompt_tokens = delta.prompt_tokens or prompt_tokens
+                    if delta.is_start:
+                        yield START
+                        continue
                     if first_token_s is None:
                         first_token_s = now()
-                        claim.first_token(delta.cached or cached)
+                        claim.first_token(delta.cached or cached, prompt_tokens)
                     cached = delta.cached or cached
                     output_tokens += len(delta.token_ids)
                     usage = None
@@ -141,7 +155,7 @@ class RequestRunner:
                         if learning:
                             await learning  # before the chain's next question
                         usage = Usage(
-                            prompt_tokens=len(request.prompt),
+                            prompt_tokens=prompt_tokens,
                             output_tokens=output_tokens,
                             cached=cached,
                             ttft_s=first_token_s - prepared.question_s,
@@ -149,7 +163,9 @@ class RequestRunner:
                             retrieval_s=prepared.called_s - prepared.question_s,
                             document_ids=prepared.document_ids,
                             speculation=claim.report(),
+                            **_describe_reuse(delta),
                         )
+                        self.log.add(request, usage, delta.sources)
                     if delta.text or delta.token_ids or usage:
                         yield Piece(delta.text, delta.token_ids, delta.finish_reason, usage)
 
@@ -180,6 +196,8 @@ class RequestRunner:
         await self._pipeline.end_unclaimed(SpeculationOutcome.FAILED)
         await self._start_again()
         self._restarts += 1
+        self.stats = replace(self.stats, restarts=self._restarts)
+        logger.warning("the model runs again, after %d restarts in all", self._restarts)
         self._heartbeat.beat()  # waiting requests must not time out because a start was silent
 
     def _end_restart(self, restart: asyncio.Task[None]) -> None:
@@ -229,5 +247,19 @@ class RequestRunner:
                 prompt_tokens=stats.prompt_tokens + usage.prompt_tokens,
                 output_tokens=stats.output_tokens + usage.output_tokens,
                 cached=stats.cached + usage.cached,
+                borrowed=stats.borrowed + usage.borrowed,
+                approximate=stats.approximate + (not usage.is_exact),
             )
         self.stats = stats
+
+
+def _describe_reuse(delta: Delta) -> dict[str, Any]:
+    """Return the fields of Usage that tell what a prompt borrowed."""
+    reuse = delta.reuse
+    if reuse is None:
+        return {"why_exact": delta.why_exact}
+    return {
+        "borrowed": CachedTokens(**reuse.borrowed_by_tier),
+        "recomputed_tokens": reuse.recomputed_tokens,
+        "reused": tuple(reuse.documents),
+    }

@@ -10,6 +10,8 @@ from functools import partial
 
 from ragcache_engine.checks import require_hashable, require_items, require_tenant, require_text
 from ragcache_engine.document_order import DocumentOrdering
+from ragcache_engine.hit_rates import HitRates
+from ragcache_engine.neighbours import Corpus, NeighbourBook
 from ragcache_engine.prompt import (
     PromptMatch,
     Render,
@@ -22,7 +24,13 @@ from ragcache_engine.protocols import BackendRequest
 from ragcache_engine.runtime import Runtime
 from ragcache_engine.speculation import TrackedSearch
 from ragcache_engine.unused_retrievals import UnusedRetrievals
-from ragcache_engine.values import DOCUMENTS_HINT, Document, SamplingOptions, require_options
+from ragcache_engine.values import (
+    DOCUMENTS_HINT,
+    Document,
+    SamplingOptions,
+    Usage,
+    require_options,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +41,10 @@ def _ignore_stage(documents: Sequence[Document], final: bool) -> None:
 
 def _keep_order(documents: Sequence[Document]) -> list[int]:
     return list(range(len(documents)))
+
+
+def _learn_nothing(documents: Sequence[Document], corpus: Corpus) -> None:
+    """Ignore neighbours: the engine does not borrow from behind them."""
 
 
 @dataclass(slots=True)
@@ -48,6 +60,7 @@ class RetrievalInProgress:
     documents: tuple[Document, ...] = ()
     _stage: Callable[[Sequence[Document], bool], None] = field(default=_ignore_stage, repr=False)
     _order: Callable[[Sequence[Document]], list[int]] = field(default=_keep_order, repr=False)
+    _learn: Callable[[Sequence[Document], Corpus], None] = field(default=_learn_nothing, repr=False)
 
     def order(self, documents: Sequence[Document]) -> list[int]:
         """Return the positions of these documents in the order that the prompt should have them.
@@ -57,6 +70,13 @@ class RetrievalInProgress:
         order, and put them into the prompt in that order.
         """
         return self._order(documents)
+
+    def look_up_neighbours(self, documents: Sequence[Document], corpus: Corpus) -> None:
+        """Let the engine find the neighbours of these documents, if it borrows from behind neighbours.
+
+        Call it before `found`. Only documents that are new to the engine are looked up.
+        """
+        self._learn(documents, corpus)
 
     def provisional(self, documents: Sequence[Document]) -> None:
         """Tell the engine what the search would return if it ended now, nearest first.
@@ -84,7 +104,9 @@ class RetrievalTracker:
     Any thread may call any of its methods.
     ordering: chooses the order in which retrievers hand over their documents; None: as they found them.
     templates: what the engine knows of the chains' prompts. is_speculating: whether to pass the
-      searches' results on to speculation.
+      searches' results on to speculation. neighbours: learns the neighbours of retrieved documents; None
+      if nothing is borrowed from behind them.
+    hit_rates: what the cache gave to each chain and each document.
     """
 
     def __init__(
@@ -94,11 +116,14 @@ class RetrievalTracker:
         templates: TemplateBook,
         *,
         is_speculating: bool,
+        neighbours: NeighbourBook | None = None,
     ) -> None:
         self._runtime = runtime
         self._ordering = ordering
         self._templates = templates
         self._is_speculating = is_speculating
+        self._neighbours = neighbours
+        self.hit_rates = HitRates()
         self._log = RetrievalLog()
         self._unused = UnusedRetrievals()
 
@@ -131,6 +156,7 @@ class RetrievalTracker:
             search.started_s if search else self._runtime.backend.now(),
             _stage=partial(self._tell_stage, search) if search else _ignore_stage,
             _order=partial(ordering.positions, chain=chain) if ordering else _keep_order,
+            _learn=partial(self.look_up_neighbours, tenant=tenant),
         )
         try:
             yield in_progress
@@ -155,6 +181,13 @@ class RetrievalTracker:
                 )
             )
 
+    def look_up_neighbours(
+        self, documents: Sequence[Document], corpus: Corpus, tenant: str | None
+    ) -> None:
+        """Find the neighbours of documents that are new, if anything is borrowed from behind them."""
+        if self._neighbours:
+            self._neighbours.learn(documents, corpus, tenant)
+
     def _tell_stage(
         self, search: TrackedSearch, documents: Sequence[Document], final: bool
     ) -> None:
@@ -173,9 +206,20 @@ class RetrievalTracker:
         """Note that the caller of a prompt names its documents, which need no recognising."""
         self._unused.note_use()
 
-    def forget(self, document_ids: Iterable[str]) -> None:
+    def count_hits(
+        self, retrieval: Retrieval | None, request: BackendRequest, usage: Usage
+    ) -> None:
+        """Count what a finished request took from the cache. retrieval: the one that led to it."""
+        if retrieval:
+            self.hit_rates.count_chain(retrieval.chain, usage)
+        self.hit_rates.count_documents(request, usage)
+
+    def forget(self, document_ids: Sequence[str]) -> None:
         """Remember these documents no longer: warming by id must not bring them back."""
         self._log.forget(document_ids)
+        self.hit_rates.forget(document_ids)
+        if self._neighbours:
+            self._neighbours.forget(document_ids)
 
     def known_documents(
         self, corpus: Iterable[Document], tenant: str | None
@@ -200,9 +244,8 @@ class RetrievalTracker:
         """Learn from a prompt in which order documents come, and how its chain writes prompts."""
         if self._ordering:
             found = {document.id: document for document in retrieval.documents}
-            names = dict.fromkeys(segment.document_id for segment in request.segments)
             self._ordering.note_prompt(
-                [found[name] for name in names if name in found], retrieval.chain
+                [found[name] for name in request.document_ids if name in found], retrieval.chain
             )
         if not self._is_speculating:
             return

@@ -98,7 +98,7 @@ async def run_with_retry(
                         return
             raise GenerationFailed("the backend ended the answer without saying why; ask again")
         except (RequestTimedOut, GenerationFailed, EngineDied) as failure:
-            if attempt == ATTEMPTS:
+            if attempt == ATTEMPTS or not delivered.may_go_on(request):
                 raise
             await on_failure(failure)
 
@@ -156,6 +156,15 @@ class _DeliveredAnswer:
     repeated_tokens: int = 0
     repeated_characters: int = 0
 
+    def may_go_on(self, request: BackendRequest) -> bool:
+        """Return whether another attempt can bring what the reader does not have yet.
+
+        A backend that reads text takes no tokens of an answer. It may also be another one by now.
+        """
+        return isinstance(request.prompt, TokenizedPrompt) or not (
+            self.token_ids or any(self.texts)
+        )
+
     def request_rest(self, request: BackendRequest) -> BackendRequest:
         """Return the request for the missing rest of the answer."""
         if not self.token_ids:
@@ -163,7 +172,7 @@ class _DeliveredAnswer:
         if _must_start_over(request.options):
             self.starts_over = True
             return replace(request, request_id=f"{request.request_id}-again")
-        prompt, max_tokens = request.prompt, request.options.max_tokens
+        prompt, max_tokens = request.tokens, request.options.max_tokens
         longer = TokenizedPrompt(prompt.text, (*prompt.token_ids, *self.token_ids), prompt.offsets)
         options = replace(
             request.options,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
@@ -11,15 +13,21 @@ from itertools import count
 
 from ragcache_engine.cache_upkeep import CacheUpkeep
 from ragcache_engine.config import SpeculationMode
+from ragcache_engine.drift import Drift
 from ragcache_engine.errors import EngineClosed
 from ragcache_engine.loop import LoopThread
+from ragcache_engine.neighbours import ContextsOf, without_contexts
 from ragcache_engine.prompt import TemplateBook
 from ragcache_engine.protocols import Backend
+from ragcache_engine.request_log import FinishedRequest, TimesToFirstToken
 from ragcache_engine.request_runner import PreparedRequest, RequestRunner
 from ragcache_engine.retry import Heartbeat
 from ragcache_engine.speculation import Pipeline
 from ragcache_engine.streams import Item
+from ragcache_engine.tiers.tree_snapshot import TreeSnapshot
 from ragcache_engine.values import CacheStats, ModelLimits
+
+logger = logging.getLogger(__name__)
 
 
 class Runtime:
@@ -28,6 +36,8 @@ class Runtime:
     The backend's coroutines run on the engine's own loop, in its own thread. Any thread may call every
     public method.
     templates: what the engine knows of the chains' prompts; speculation guesses with it.
+    contexts_of: returns the contexts that documents are borrowed from.
+    drift: what rechecks have found; None without rechecks.
     """
 
     def __init__(
@@ -37,8 +47,11 @@ class Runtime:
         *,
         speculation: SpeculationMode,
         request_timeout_s: float,
+        contexts_of: ContextsOf = without_contexts,
+        drift: Drift | None = None,
     ) -> None:
         self.backend = backend
+        self._drift = drift
         heartbeat = Heartbeat(request_timeout_s)
         self.pipeline = Pipeline(
             backend,
@@ -46,18 +59,28 @@ class Runtime:
             is_automatic=speculation == "auto",
             next_request_id=self.next_request_id,
             sign_of_life=heartbeat.beat,
+            contexts_of=contexts_of,
         )
         self._requests = RequestRunner(backend, self.pipeline, heartbeat)
         self._upkeep = CacheUpkeep(backend, self.pipeline, heartbeat)
         self._thread = LoopThread("ragcache-engine")
         self._request_numbers = count()
         self._is_closing = False
+        self._before_close: list[Callable[[], None]] = []
         self._close_lock = threading.Lock()
 
     def start(self) -> ModelLimits:
         """Load the model and wait for it. Raises what Backend.start does."""
+        began_s = time.monotonic()
         limits = self._thread.submit(self.backend.start()).result()
         self.pipeline.use_limits(limits)
+        logger.info(
+            "the engine started in %.1f s: %d blocks of %d tokens on the device, %d in the host tier",
+            time.monotonic() - began_s,
+            limits.device_blocks,
+            limits.block_tokens,
+            limits.host_blocks,
+        )
         # The handler registered last runs first: this one must run before multiprocessing's own, which
         # would end the backend's processes under running requests.
         atexit.register(self.close)
@@ -123,11 +146,32 @@ class Runtime:
     def stats(self) -> CacheStats:
         """Return all of the engine's counters, as of now. Raises EngineInOtherProcess."""
         self.require_this_process()
-        return replace(
+        stats = replace(
             self._requests.stats,
             tiers=self.backend.counters().snapshot(),
             speculation=self.pipeline.stats,
         )
+        return stats if self._drift is None else replace(stats, **self._drift.report())
+
+    def snapshot(self, documents: int) -> Future[TreeSnapshot | None]:
+        """Begin to look at the knowledge tree. The future raises what CacheUpkeep.snapshot does."""
+        self.require_open()
+        return self._thread.submit(self._upkeep.snapshot(documents))
+
+    def recent_requests(self) -> tuple[FinishedRequest, ...]:
+        """Return the last answered requests, the oldest first. Raises EngineInOtherProcess."""
+        self.require_this_process()
+        return self._requests.log.recent()
+
+    def times_to_first_token(self) -> TimesToFirstToken:
+        """Return how long all requests took to their first token. Raises EngineInOtherProcess."""
+        self.require_this_process()
+        return self._requests.log.times_to_first_token()
+
+    def call_before_close(self, callback: Callable[[], None]) -> None:
+        """Call this once the runtime is being closed. Raises what `require_open` does."""
+        self.require_open()
+        self._before_close.append(callback)
 
     def close(self) -> None:
         """End running requests with EngineClosed and close the backend. A second call does nothing.
@@ -140,6 +184,8 @@ class Runtime:
             if self._is_closing:
                 return
             self._is_closing = True
+        for callback in self._before_close:
+            callback()
         atexit.unregister(self.close)
         closing = self._thread.submit(self._close())
         if self._thread.is_current_thread():
@@ -150,6 +196,13 @@ class Runtime:
             self._thread.stop()
 
     async def _close(self) -> None:
+        stats = self._requests.stats
+        logger.info(
+            "the engine closes: %d requests finished, %d failed, %d restarts",
+            stats.finished,
+            stats.failed,
+            stats.restarts,
+        )
         await self._requests.cancel_all()
         await self._upkeep.cancel_all()
         await self.pipeline.close()

@@ -14,6 +14,9 @@ from ragcache_engine.values import Answer, Piece
 Item = Piece | Exception | None
 """What the reader gets: pieces, and then None or the error that ended the answer."""
 
+START = Piece("", ())
+"""The item that says that the request was taken, from backends that check prompts themselves."""
+
 Connect = Callable[[Callable[[Item], None]], Callable[[], None]]
 """Starts a request, given a callback for its items; returns a function that cancels it.
 
@@ -42,23 +45,48 @@ class AnswerStream(Iterator[Piece]):
     """
 
     def __init__(
-        self, connect: Connect, require_readable: Callable[[], None], keep_alive: object = None
+        self,
+        connect: Connect,
+        require_readable: Callable[[], None],
+        keep_alive: object = None,
+        *,
+        has_start: bool = False,
     ) -> None:
         """require_readable: raises an error where no item will ever come, as in a forked child.
 
         keep_alive: an object that the stream keeps alive, such as the engine it comes from.
+        has_start: wait until the request was taken, and raise here if it was refused.
         """
         self._cancel: Callable[[], None] | None = None
         self._require_readable = require_readable
         self._items: queue.SimpleQueue[Item] = queue.SimpleQueue()
         self._keep_alive = keep_alive
+        self._first: Item = None
         self._cancel = connect(self._items.put)
+        if has_start:
+            self._wait_for_start()
+
+    def _wait_for_start(self) -> None:
+        try:
+            first = self._items.get()
+        except BaseException:  # such as a KeyboardInterrupt
+            self.close()
+            raise
+        if first is None or isinstance(first, Exception):
+            self._cancel = None
+        if isinstance(first, Exception):
+            raise first
+        if first is not START:
+            self._first = first
 
     def __next__(self) -> Piece:
         if self._cancel is None:
             raise StopIteration
         self._require_readable()
-        item = self._items.get()
+        if (item := self._first) is not None:
+            self._first = None
+        else:
+            item = self._get()
         if self._cancel is None:  # another thread has closed the stream meanwhile
             raise StopIteration
         if isinstance(item, Piece):
@@ -67,6 +95,12 @@ class AnswerStream(Iterator[Piece]):
         if item is None:
             raise StopIteration
         raise item
+
+    def _get(self) -> Item:
+        """Return the next item; a second START, of a second attempt, is none."""
+        while (item := self._items.get()) is START:
+            pass
+        return item
 
     def answer(self) -> Answer:
         """Read all remaining pieces and return them as one answer."""
@@ -107,6 +141,7 @@ async def read_async(connect: Connect) -> AsyncGenerator[Piece, None]:
         while (item := await items.get()) is not None:
             if isinstance(item, Exception):
                 raise item
-            yield item
+            if item is not START:
+                yield item
     finally:
         cancel()

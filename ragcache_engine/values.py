@@ -18,6 +18,8 @@ from ragcache_engine.checks import (
 from ragcache_engine.errors import InvalidArgument
 from ragcache_engine.guide import Guide
 from ragcache_engine.knowledge.tier import Tier
+from ragcache_engine.tables import Share, ShownAsTable, Table
+from ragcache_engine.tiers.borrowing.report import DocumentReuse
 from ragcache_engine.tiers.counters import TierCounters
 
 
@@ -176,12 +178,16 @@ class TokenizedPrompt:
 
 @dataclass(frozen=True, slots=True)
 class TokenSegment:
-    """A run of prompt tokens [start, end) that belong to one thing, such as one document."""
+    """A run of prompt tokens [start, end) that belong to one thing, such as one document.
+
+    text_start: where a document's own text begins, behind what stands between it and the one before.
+    """
 
     kind: SegmentKind
     start: int
     end: int
     document_id: str | None = None
+    text_start: int | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.start < self.end:
@@ -210,6 +216,17 @@ class CachedTokens:
     def total(self) -> int:
         """All reused tokens together."""
         return self.device + self.host + self.disk
+
+    def shares_of(self, prompt_tokens: int) -> list[Share]:
+        """Return the share of each tier in so many prompt tokens, and of those that were computed.
+
+        Without prompt tokens there are no shares. Tiers that gave nothing are left out.
+        """
+        if not prompt_tokens:
+            return []
+        computed = prompt_tokens - self.total
+        parts = {"device": self.device, "host": self.host, "disk": self.disk, "computed": computed}
+        return [Share(name, tokens / prompt_tokens) for name, tokens in parts.items() if tokens]
 
 
 class SpeculationOutcome(StrEnum):
@@ -257,7 +274,7 @@ class SpeculationReport:
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(ShownAsTable):
     """What one answer cost.
 
     ttft_s: seconds from the question to the first token. The question begins with the retrieval of the
@@ -266,6 +283,10 @@ class Usage:
     retrieval_s: the part of ttft_s before the engine was called; 0 without a retrieval.
     total_s: seconds from the question to the last token.
     document_ids: the documents recognised in the prompt, in the prompt's order.
+    borrowed: tokens taken from another context and not computed anew, by the tier that held them; see
+      EngineConfig.reuse. recomputed_tokens: tokens of borrowed documents that were computed anew.
+    reused: for each document of a prompt that borrowed, where its tensors came from.
+    why_exact: why a prompt borrowed nothing, where the engine borrows at all.
     speculation: what the engine did before the prompt came. If the request adopted an answer begun
       earlier, `cached` counts the tokens that were cached when that answer began.
 
@@ -282,11 +303,36 @@ class Usage:
     retrieval_s: float = 0.0
     document_ids: tuple[str, ...] = ()
     speculation: SpeculationReport = field(default_factory=SpeculationReport)
+    borrowed: CachedTokens = field(default_factory=CachedTokens)
+    recomputed_tokens: int = 0
+    reused: tuple[DocumentReuse, ...] = ()
+    why_exact: str | None = None
 
     @property
     def computed_tokens(self) -> int:
-        """How many prompt tokens had to be prefilled."""
-        return self.prompt_tokens - self.cached.total
+        """How many prompt tokens had to be prefilled, in this prompt or in a donor for it."""
+        return self.prompt_tokens - self.cached.total - self.borrowed.total
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether all tensors are those that this prompt alone would have given."""
+        return not self.reused
+
+    def _table(self) -> Table:
+        rows = [
+            ("prompt tokens", f"{self.prompt_tokens:,}, {self.cached.total:,} of them cached"),
+            *([("borrowed", f"{self.borrowed.total:,} tokens")] if not self.is_exact else []),
+            ("answer tokens", f"{self.output_tokens:,}"),
+            ("first token", f"after {self.ttft_s:.3f} s"),
+            ("last token", f"after {self.total_s:.3f} s"),
+        ]
+        if self.retrieval_s:
+            rows.append(("search", f"{self.retrieval_s:.3f} s of it"))
+        if self.document_ids:
+            rows.append(("documents", _list_some(self.document_ids)))
+        if self.speculation.outcome is not SpeculationOutcome.NONE:
+            rows.append(("begun early", self.speculation.outcome.value))
+        return Table("Usage", rows, self.cached.shares_of(self.prompt_tokens))
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,13 +346,18 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(ShownAsTable):
     """A whole answer."""
 
     text: str
     token_ids: tuple[int, ...]
     finish_reason: FinishReason
     usage: Usage
+
+    def _table(self) -> Table:
+        usage = self.usage._table()
+        answer = [("text", self.text), ("ended by", self.finish_reason.value)]
+        return Table("Answer", [*answer, *usage.rows], usage.bar)
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,18 +384,55 @@ class SpeculationStats:
 
 
 @dataclass(frozen=True, slots=True)
-class CacheStats:
+class HitRate:
+    """How much of some prompts came from the cache.
+
+    name: a document's id, or the name of a chain. prompts: how many answered prompts.
+    tokens: prompt tokens of the chain, or tokens of the document, in these prompts. cached_tokens:
+      those of them that were reused exactly, from any tier. borrowed_tokens: those that were borrowed
+      from another context.
+
+        >>> HitRate("tides", prompts=2, tokens=200, cached_tokens=100).rate
+        0.5
+    """
+
+    name: str
+    prompts: int
+    tokens: int
+    cached_tokens: int
+    borrowed_tokens: int = 0
+
+    @property
+    def rate(self) -> float:
+        """The share of tokens that were reused; 0 without any token."""
+        return self.cached_tokens / self.tokens if self.tokens else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class CacheStats(ShownAsTable):
     """The engine's counters since it started. Unfinished and cancelled requests count no tokens.
+
+    `print(stats)` shows a table, and so does a notebook.
 
     running: requests that run now. finished, cancelled, failed: requests that ended in this way.
     retried: second attempts of requests whose first attempt failed.
-    prompt_tokens, output_tokens, cached: of finished requests.
+    restarts: how often the model's process was started again after it had died.
+    prompt_tokens, output_tokens, cached, borrowed: of finished requests, as in Usage.
+    approximate: finished requests that borrowed, so whose answers are not exact.
+    rechecked: approximate answers that were computed once more, exactly; see EngineConfig.recheck_share.
+    drift: how unlike the last of these answers were: 1 less the mean ROUGE-L; None before the first.
+    is_switched_off: whether they were so unlike that the engine borrows no more.
     tiers: how much the tiers evicted, copied, refused and found damaged, and how long scheduling took,
       as of the request that ended last. These counts start again from 0 with the model's process.
+    by_chain, by_document: hit rates of finished requests whose documents were retrieved through the
+      engine, or named; those with the most tokens first. Only those used lately: 64 chains, 1024
+      documents. A chain is named by its key if that is a text, and numbered if not.
 
         >>> stats = CacheStats(finished=2, prompt_tokens=2000, cached=CachedTokens(device=500, host=500))
-        >>> stats.hit_ratio(), stats.hit_ratio(Tier.HOST), stats.computed_tokens
+        >>> stats.hit_rate, stats.hit_ratio(Tier.HOST), stats.computed_tokens
         (0.5, 0.25, 1000)
+        >>> stats
+        CacheStats(finished=2, running=0, prompt_tokens=2000, hit_rate=50%)
     """
 
     running: int = 0
@@ -352,16 +440,24 @@ class CacheStats:
     cancelled: int = 0
     failed: int = 0
     retried: int = 0
+    restarts: int = 0
     prompt_tokens: int = 0
     output_tokens: int = 0
     cached: CachedTokens = field(default_factory=CachedTokens)
+    borrowed: CachedTokens = field(default_factory=CachedTokens)
+    approximate: int = 0
+    rechecked: int = 0
+    drift: float | None = None
+    is_switched_off: bool = False
     speculation: SpeculationStats = field(default_factory=SpeculationStats)
     tiers: TierCounters = field(default_factory=TierCounters)
+    by_chain: tuple[HitRate, ...] = ()
+    by_document: tuple[HitRate, ...] = ()
 
     @property
     def computed_tokens(self) -> int:
         """How many prompt tokens of finished requests had to be prefilled."""
-        return self.prompt_tokens - self.cached.total
+        return self.prompt_tokens - self.cached.total - self.borrowed.total
 
     def hit_ratio(self, tier: Tier | None = None) -> float:
         """Return the share of prompt tokens that came from `tier`, or from any; 0 before any answer."""
@@ -369,6 +465,61 @@ class CacheStats:
             return 0.0
         cached = self.cached.total if tier is None else getattr(self.cached, tier.value)
         return float(cached) / self.prompt_tokens
+
+    @property
+    def hit_rate(self) -> float:
+        """The share of prompt tokens that came from any tier; 0 before any answer."""
+        return self.hit_ratio()
+
+    def __repr__(self) -> str:
+        counts = f"finished={self.finished}, running={self.running}"
+        problems = {"failed": self.failed, "cancelled": self.cancelled, "retried": self.retried}
+        counts += "".join(f", {name}={number}" for name, number in problems.items() if number)
+        return (
+            f"CacheStats({counts}, prompt_tokens={self.prompt_tokens}, "
+            f"hit_rate={self.hit_rate:.0%})"
+        )
+
+    def __str__(self) -> str:
+        return self._table().as_text()
+
+    def _table(self) -> Table:
+        states = {
+            "finished": self.finished,
+            "running": self.running,
+            "cancelled": self.cancelled,
+            "failed": self.failed,
+        }
+        requests = ", ".join(f"{count:,} {state}" for state, count in states.items() if count)
+        rows = [
+            ("requests", requests or "none yet"),
+            ("hit rate", f"{self.hit_rate:.0%} of {self.prompt_tokens:,} prompt tokens"),
+            ("answer tokens", f"{self.output_tokens:,}"),
+        ]
+        if self.retried:
+            rows.append(("tried again", f"{self.retried:,}"))
+        begun = self.speculation
+        if begun.started:
+            kept = begun.adopted + begun.prefilled
+            rows.append(("begun early", f"{begun.started}, {kept} of them used"))
+        rows += [(f"chain {one.name!r}", _describe_rate(one)) for one in self.by_chain[:_SHOWN]]
+        rows += [
+            (f"document {one.name!r}", _describe_rate(one)) for one in self.by_document[:_SHOWN]
+        ]
+        return Table("Cache", rows, self.cached.shares_of(self.prompt_tokens))
+
+
+_SHOWN = 5
+
+
+def _describe_rate(one: HitRate) -> str:
+    prompts = "1 prompt" if one.prompts == 1 else f"{one.prompts:,} prompts"
+    return f"{one.rate:.0%} of {one.tokens:,} tokens in {prompts}"
+
+
+def _list_some(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:_SHOWN])
+    return shown if len(names) <= _SHOWN else f"{shown} and {len(names) - _SHOWN} more"
 
 
 @dataclass(frozen=True, slots=True)

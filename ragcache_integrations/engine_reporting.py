@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, closing
 from typing import TypeVar
 
-from ragcache_engine import Document, RAGCacheEngine, RetrievalInProgress
+from ragcache_engine import Corpus, Document, RAGCacheEngine, RetrievalInProgress
 from ragcache_integrations.stage_stream import stream_search
 from ragcache_integrations.staging import OnStage
 
@@ -50,10 +50,18 @@ def stage_listener(
 
 
 def tell_engine(
-    retrieval: RetrievalInProgress, found: list[Item], as_document: Callable[[Item], Document]
+    retrieval: RetrievalInProgress,
+    found: list[Item],
+    as_document: Callable[[Item], Document],
+    corpus: Corpus | None = None,
 ) -> list[Item]:
-    """Tell the engine what the search found. Return it in the order that `document_order` asks for."""
+    """Tell the engine what the search found. Return it in the order that `document_order` asks for.
+
+    corpus: where to look up the neighbours of documents, if the engine borrows from behind them.
+    """
     documents = [as_document(item) for item in found]
+    if corpus is not None:
+        retrieval.look_up_neighbours(documents, corpus)
     places = retrieval.order(documents)
     retrieval.found([documents[place] for place in places])
     return [found[place] for place in places]
@@ -63,10 +71,11 @@ def stream_and_tell_engine(
     opening: AbstractContextManager[RetrievalInProgress],
     as_document: Callable[[Item], Document],
     search: Callable[[OnStage[list[Item]]], list[Item]],
+    corpus: Corpus | None = None,
 ) -> Generator[tuple[list[Item], float, bool]]:
     """Yield the stages of a search as `stream_search` does, and tell the engine of each of them.
 
-    opening: what `RAGCacheEngine.retrieval` returned, not entered yet.
+    opening: what `RAGCacheEngine.retrieval` returned, not entered yet. corpus: as in `tell_engine`.
     """
     with opening as retrieval:
         tell = stage_listener(retrieval, as_document)
@@ -83,6 +92,6 @@ def stream_and_tell_engine(
                 answer, _, is_final = stage
                 if not is_final:
                     yield stage
-        answer = tell_engine(retrieval, answer, as_document)
+        answer = tell_engine(retrieval, answer, as_document, corpus)
     # Outside the block, so that a reader who stops after the answer has a complete search.
     yield answer, 1.0, True

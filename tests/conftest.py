@@ -30,7 +30,15 @@ if worker := os.environ.get("PYTEST_XDIST_WORKER"):
 
 DATA = Path(os.environ.get("RAGCACHE_DATA", Path(__file__).parents[2] / "shared" / "data"))
 
-SHARED_ENGINES = {"vllm_engine", "stock_vllm", "engine"}
+SHARED_ENGINES = {
+    "vllm_engine",
+    "stock_vllm",
+    "engine",
+    "client",
+    "model_engine",
+    "ragcache_server",
+    "server_engine",
+}
 """Fixtures that start an engine for the whole session."""
 
 FLOAT32 = {"dtype": "float32", "max_model_len": 4096}
@@ -100,9 +108,60 @@ def memory_engine(engine_on: Callable[..., RAGCacheEngine]) -> RAGCacheEngine:
     return engine_on(MemoryBackend(lambda p: "on and " * 4000 if "for ever" in p else echo(p)))
 
 
-@pytest.fixture(params=["memory", pytest.param("vllm", marks=pytest.mark.vllm)])
+@pytest.fixture
+def served_engine() -> Iterator[RAGCacheEngine]:
+    """`memory_engine`, with HTTP between the engine and its backend."""
+    from http_servers import OPERATOR, serve
+
+    backend = MemoryBackend(lambda p: "on and " * 4000 if "for ever" in p else echo(p))
+    with serve(backend) as server, RAGCacheEngine.connect(server.url, api_key=OPERATOR) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="session")
+def ragcache_server(demo_model: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A real `ragcache serve`, in the numbers of `vllm_engine`, with keys of two tenants."""
+    from http_servers import OPERATOR
+    from real_servers import ragcache_serve
+
+    folder = tmp_path_factory.mktemp("server")
+    keys = folder / "keys.toml"
+    keys.write_text(
+        '[tenants]\nshop = ["the key of the shop"]\npress = ["the key of the press"]\n'
+        f'[operators]\nanna = ["{OPERATOR}"]\n'
+    )
+    small = ("--dtype", "float32", "--max-model-len", "4096")
+    with ragcache_serve(
+        demo_model,
+        folder / "log",
+        *("--keys", str(keys), "--host-cache", "100MiB"),
+        vllm=(*small, "--kv-cache-memory-bytes", str(800 << 20)),
+    ) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def server_engine(ragcache_server: Any) -> Iterator[RAGCacheEngine]:
+    """An operator's client of the real server."""
+    from http_servers import OPERATOR
+
+    with RAGCacheEngine.connect(ragcache_server.url, api_key=OPERATOR) as engine:
+        yield engine
+
+
+@pytest.fixture(
+    params=[
+        "memory",
+        "served",
+        pytest.param("vllm", marks=pytest.mark.vllm),
+        pytest.param("server", marks=pytest.mark.vllm),
+    ]
+)
 def engine(request: pytest.FixtureRequest) -> RAGCacheEngine:
-    """Either backend: what is written against this fixture holds for both."""
+    """Every backend: what is written against this fixture holds for all of them.
+
+    "served" is memory behind HTTP, and "server" a client of a real `ragcache serve`.
+    """
     chosen = request.getfixturevalue(f"{request.param}_engine")
     assert isinstance(chosen, RAGCacheEngine)
     return chosen

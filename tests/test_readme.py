@@ -8,8 +8,11 @@ from typing import Any
 
 import pytest
 
+from ragcache_engine import EngineConfig, RAGCacheEngine
+
 README = Path(__file__).parents[1] / "README.md"
 PROGRAM = re.compile(r"```python\n(?P<code>from langchain_core.*?)```", re.DOTALL)
+BLOCKS = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
 
 
 def test_the_first_program_answers_both_questions_with_their_documents(monkeypatch, capsys):
@@ -34,6 +37,72 @@ def test_the_first_program_answers_both_questions_with_their_documents(monkeypat
         "Why is the sky blue",
     ]
     assert all("You asked: Short answer" in line for line in said)
+
+
+def test_every_block_of_python_is_run_here():
+    parts = (
+        "from langchain_core",
+        "import RAGCacheLLM, RAGCacheRetriever",
+        "accelerate(chain",
+        "d1",
+    )
+    assert [sum(part in block for block in BLOCKS) for part in parts] == [1] * len(BLOCKS)
+
+
+def test_the_lines_for_llamaindex_answer_before_and_after(capsys):
+    """With an LLM that answers without a model in place of LlamaIndex's Vllm."""
+    pytest.importorskip("faiss")
+    core = pytest.importorskip("llama_index.core")
+    faiss_store = pytest.importorskip("llama_index.vector_stores.faiss")
+    import faiss
+    from llama_index.core.llms import MockLLM
+
+    vector_store = faiss_store.FaissVectorStore(faiss_index=faiss.IndexFlatL2(8))
+    index = core.VectorStoreIndex.from_documents(
+        [core.Document(text="The tides follow the moon.")],
+        storage_context=core.StorageContext.from_defaults(vector_store=vector_store),
+        embed_model=core.MockEmbedding(embed_dim=8),
+    )
+    with RAGCacheEngine(EngineConfig(backend="memory")) as engine:
+        names: dict[str, Any] = {
+            "index": index,
+            "engine": engine,
+            "MODEL": "any",
+            "Vllm": lambda model, temperature, max_new_tokens: MockLLM(max_tokens=max_new_tokens),
+        }
+        run(block_with("import RAGCacheLLM, RAGCacheRetriever"), names)
+        answer = names["query_engine"].query("Why are there tides?")
+        assert "".join(answer.response_gen).startswith("You asked")
+
+
+def test_the_one_call_swaps_a_stock_chain(capsys):
+    pytest.importorskip("langchain_core")
+    from langchain_core.language_models import FakeListLLM
+    from langchain_core.prompts import PromptTemplate
+
+    with RAGCacheEngine(EngineConfig(backend="memory")) as engine:
+        stock = PromptTemplate.from_template("{question}") | FakeListLLM(responses=["stock"])
+        names = run(block_with("accelerate(chain"), {"engine": engine, "chain": stock})
+        assert names["chain"].invoke("Why are there tides?") == "You asked: Why are there tides?"
+    assert "swapped FakeListLLM at last" in capsys.readouterr().out
+
+
+def test_the_program_without_a_framework_answers(capsys):
+    program = block_with('Document("d1"')
+    model = 'EngineConfig(model="HuggingFaceTB/SmolLM2-135M-Instruct")'
+    assert model in program
+    run(program.replace(model, 'EngineConfig(backend="memory")'), {"__name__": "__main__"})
+    assert capsys.readouterr().out.startswith("You asked: Question: ...")
+
+
+def block_with(text: str) -> str:
+    (block,) = (block for block in BLOCKS if text in block)
+    return block
+
+
+def run(code: str, names: dict[str, Any]) -> dict[str, Any]:
+    exec(compile(code, str(README), "exec", dont_inherit=True), names)
+    return names
 
 
 def test_links_into_the_repository_lead_somewhere():

@@ -14,14 +14,20 @@ from pathlib import Path
 from types import GenericAlias, ModuleType
 from typing import Any
 
+import http_servers
 import pytest
 
-from ragcache_engine import EngineConfig, RAGCacheEngine
+from ragcache_engine import EngineConfig, MemoryBackend, RAGCacheEngine
 
 ROOT = Path(__file__).parents[1]
 GUIDES = sorted((ROOT / "docs" / "guides").glob("*.md"))
 
-NEEDED = {"agents": ["langchain.agents"], "fastapi": ["fastapi"], "langgraph": ["langgraph.graph"]}
+NEEDED = {
+    "agents": ["langchain.agents"],
+    "fastapi": ["fastapi"],
+    "langgraph": ["langgraph.graph"],
+    "observing": ["dash"],
+}
 """What single guides import beside the frameworks."""
 
 PUBLIC = (
@@ -40,14 +46,16 @@ SHOWS_CODE = {
         "FaissVectorStore",
         "RAGCacheLLM",
         "RAGCacheRetriever",
+        "accelerate",
     },
-    "ragcache_integrations.llamaindex": {"RAGCacheLLM", "RAGCacheRetriever"},
+    "ragcache_integrations.llamaindex": {"RAGCacheLLM", "RAGCacheRetriever", "accelerate"},
 }
 """Those that must; whatever else shows code is run as well."""
 
 FENCED = re.compile(
     r"^(?P<margin> *)```python\n(?P<code>.*?)^(?P=margin)```", re.DOTALL | re.MULTILINE
 )
+SHOWN_SERVER = "http://localhost:8000"
 REAL_MODEL = re.compile(r'EngineConfig\((\s*)model="(?!any")[\w./-]+"')
 
 
@@ -178,16 +186,28 @@ def test_a_script_that_starts_a_model_does_nothing_outside_its_guard(page: str):
     assert all(isinstance(statement, harmless) for statement in definitions)
 
 
+@pytest.fixture
+def shown_server(tmp_path) -> Iterator[str]:
+    """The address of a server without a model, with the keys that the guides show."""
+    keys = tmp_path / "keys.toml"
+    keys.write_text('[tenants]\nshop = ["the key of the shop"]\n')
+    with http_servers.serve(MemoryBackend(), keys_file=keys) as server:
+        yield server.url
+
+
 @pytest.mark.parametrize("guide", [pytest.param(path, id=path.stem) for path in GUIDES])
-def test_what_a_guide_shows_runs(guide: Path, old_store, tmp_path, monkeypatch):
+def test_what_a_guide_shows_runs(guide: Path, old_store, shown_server, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for needed in ("faiss", "langchain_core", "llama_index.core", *NEEDED.get(guide.stem, ())):
         pytest.importorskip(needed)
     # A guide sets LlamaIndex's tokenizer; this puts it back afterwards.
     monkeypatch.setattr("llama_index.core.global_tokenizer", None)
-    # The same code on the engine without a model; its answers are other ones.
+    # The same code on the engine without a model; its answers are other ones, and it borrows nothing.
+    monkeypatch.setattr(MemoryBackend, "borrows", True)
     blocks = [
-        REAL_MODEL.sub(r'EngineConfig(\1backend="memory", model="any"', block)
+        REAL_MODEL.sub(r'EngineConfig(\1backend="memory", model="any"', block).replace(
+            SHOWN_SERVER, shown_server
+        )
         for block in fenced_code(guide.read_text(encoding="utf-8"))
     ]
     names = run_blocks(blocks, {"__name__": "__main__"})

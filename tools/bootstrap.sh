@@ -18,27 +18,9 @@ if [ -z "$python" ]; then
   exit 1
 fi
 
-# uv: the one on the PATH, else one of our own beside the environment.
-if command -v uv >/dev/null; then
-  uv=uv
-else
-  uv=.tools/bin/uv
-  if [ ! -x "$uv" ]; then
-    say "Installing uv into .tools"
-    "$python" -m pip install --quiet --target .tools --upgrade uv 2>/tmp/ragcache-uv.$$ || {
-      # Debian and its kin ship Python without pip; a virtual environment brings one along.
-      "$python" -m venv .tools/venv 2>/dev/null &&
-        .tools/venv/bin/python -m pip install --quiet --target .tools --upgrade uv
-    } || {
-      cat /tmp/ragcache-uv.$$ >&2
-      echo "uv could not be installed. Install uv, or pip for $python, and run make again." >&2
-      exit 1
-    }
-    rm -f /tmp/ragcache-uv.$$
-  fi
-fi
+uv=$(bash tools/find_uv.sh "$python")
 
-extras=langchain,llamaindex,demo,examples,docs,dev
+extras=langchain,llamaindex,demo,examples,dashboard,docs,dev
 options=()
 if command -v nvidia-smi >/dev/null && nvidia-smi -L 2>/dev/null | grep -q GPU; then
   extras+=,vllm

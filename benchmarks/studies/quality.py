@@ -1,10 +1,8 @@
-"""Grades answers against the accepted ones: exact match, contained, ROUGE-L."""
+"""Grades answers against the accepted ones."""
 
 from __future__ import annotations
 
-import re
 import statistics
-import string
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -13,16 +11,14 @@ from pydantic import TypeAdapter
 
 from ragcache_cli.bench.context import RunContext
 from ragcache_cli.bench.free_answers import TOP_K, ask_freely, choose_questions
+from ragcache_cli.bench.grading import contained, exact
 from ragcache_cli.bench.record import RunRecord
 from ragcache_cli.bench.report.answer_checks import answers
 from ragcache_cli.bench.report.markdown import table
 from ragcache_cli.bench.systems import FULL
 from ragcache_cli.bench.worker_client import Worker
+from ragcache_engine.rouge import rouge_l
 from studies.full_plans import QUALITY
-
-_ARTICLES = re.compile(r"\b(a|an|the)\b")
-_PUNCTUATION = str.maketrans("", "", string.punctuation)
-_WORDS = re.compile(r"[a-z0-9]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,40 +57,6 @@ def grade(texts: Sequence[str], accepted: Sequence[Sequence[str]]) -> Quality | 
         contained=statistics.fmean(max(contained(a, gold) for gold in golds) for a, golds in pairs),
         rouge_l=statistics.fmean(max(rouge_l(a, gold) for gold in golds) for a, golds in pairs),
     )
-
-
-def normalised(text: str) -> str:
-    """Bring a text into the form of SQuAD's evaluation: lower case, no punctuation, no articles."""
-    bare = text.lower().translate(_PUNCTUATION)
-    return " ".join(_ARTICLES.sub(" ", bare).split())
-
-
-def exact(answer: str, gold: str) -> bool:
-    return normalised(answer) == normalised(gold)
-
-
-def contained(answer: str, gold: str) -> bool:
-    """Return whether the answer contains the accepted one, whole words only."""
-    return bool(normalised(gold)) and f" {normalised(gold)} " in f" {normalised(answer)} "
-
-
-def rouge_l(answer: str, gold: str) -> float:
-    """Return the F1 of the longest common subsequence of words (Lin 2004), without stemming."""
-    mine, theirs = _WORDS.findall(answer.lower()), _WORDS.findall(gold.lower())
-    common = _longest_common(mine, theirs)
-    if not common:
-        return 0.0
-    precision, recall = common / len(mine), common / len(theirs)
-    return 2 * precision * recall / (precision + recall)
-
-
-def _longest_common(left: Sequence[str], right: Sequence[str]) -> int:
-    row = [0] * (len(right) + 1)
-    for word in left:
-        before = 0
-        for at, other in enumerate(right, 1):
-            before, row[at] = row[at], before + 1 if word == other else max(row[at], row[at - 1])
-    return row[-1]
 
 
 def study_quality(count: int, workers: Sequence[Worker], context: RunContext) -> dict[str, Any]:

@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ragcache_cli.bench.closeness import study_closeness
 from ragcache_cli.bench.context import RunContext
-from ragcache_cli.bench.plan import PLANS, MakePlan, Plan
+from ragcache_cli.bench.plan import CLOSENESS, PLANS, MakePlan, Plan
 from ragcache_cli.bench.question_sets import DEMO, QuestionSet, demo_set
 from ragcache_cli.bench.report.sections import SECTIONS, Section
 from ragcache_cli.bench.systems import SYSTEMS, System
@@ -87,5 +88,6 @@ COMPARISON = Benchmark(
     load_set=load_demo_set,
     sections=SECTIONS,
     left_out=list_left_out,
+    group_studies={CLOSENESS: study_closeness},
 )
 """`ragcache bench`: on the user's own files and questions, or on the demo's."""

@@ -63,8 +63,8 @@ class StoredSet:
 def build_store(stored: StoredSet) -> Any:
     """Build LangChain's own FAISS store over the set.
 
-    The store looks up the vectors of questions instead of embedding them, because that would take every
-    system the same time.
+    The store looks up the vectors of questions and documents instead of embedding them, because that
+    would take every system the same time.
     """
     from langchain_community.docstore.in_memory import InMemoryDocstore
     from langchain_community.vectorstores import FAISS
@@ -72,10 +72,14 @@ def build_store(stored: StoredSet) -> Any:
     from langchain_core.embeddings import Embeddings
 
     known = dict(zip(stored.questions, stored.vectors, strict=True))
+    rows = {stored.documents[name]: row for row, name in reversed([*enumerate(stored.rows)])}
+    if hasattr(stored.index, "make_direct_map"):  # an IVF index reads its vectors only with one
+        stored.index.make_direct_map()
 
     class Known(Embeddings):
         def embed_query(self, text: str) -> list[float]:
-            return list(map(float, known[text]))
+            vector = known[text] if text in known else stored.index.reconstruct(rows[text])
+            return list(map(float, vector))
 
         async def aembed_query(self, text: str) -> list[float]:
             return self.embed_query(text)

@@ -15,8 +15,8 @@ import psutil
 
 from ragcache_cli.bench.corpora import Prepared
 from ragcache_cli.bench.plan import Group, Load, Part, TraceSpec
-from ragcache_cli.bench.plays import Play, Seen
-from ragcache_cli.bench.systems import OFF, Sizes, System
+from ragcache_cli.bench.plays import Play, Seen, Warming
+from ragcache_cli.bench.systems import OFF, RAGCACHE, Sizes, System
 from ragcache_cli.bench.worker_client import Worker
 from ragcache_cli.bench.workload import Request, draw_arrivals, draw_questions
 
@@ -54,6 +54,7 @@ def play_group(
 
     afterwards: called with the systems of the last start while they are up. Raises BenchFailed.
     """
+    sizes = sizes.multiplied(group.memory_times)
     for start in range(group.starts):
         with start_systems(order_for_start(group.systems, start), sizes, log, say) as workers:
             for part in group.parts:
@@ -104,6 +105,8 @@ def _play_part(
     for worker in workers:
         worker.prepare(prepared.folder, part.trace.top_k)
         worker.clear()
+    if part.is_warmed:
+        seen.warmed += _warm_documents(part, start, drawn_numbers, workers, say)
     numbers = iter(drawn_numbers)
 
     def requests(count: int, times: Sequence[float] | None = None) -> list[Request]:
@@ -117,7 +120,7 @@ def _play_part(
     before = requests(part.warm)
     prefilled = [replace(one, max_tokens=1) for one in before]  # caches reuse prompts, not answers
     for worker in workers:
-        if worker.system.key != OFF.key:
+        if part.warm and worker.system.key != OFF.key:
             worker.play(prefilled, at_once=4)
             say(f"{part.trace.name}: {worker.system.name} is warm")
     capacity = None
@@ -138,6 +141,25 @@ def _play_part(
             # All or none, so that an interrupted run has only rounds with all systems.
             seen.plays += [replace(one, start=start) for one in played]
             say(f"{part.trace.name}, {load.name}: round {number + 1}")
+
+
+def _warm_documents(
+    part: Part, start: int, drawn_numbers: Sequence[int], workers: Sequence[Worker], say: Say
+) -> list[Warming]:
+    """Let RAGCache's systems prefill the documents that these questions find."""
+    warmed = []
+    for worker in workers:
+        if worker.system.kind == RAGCACHE:
+            told = Warming(
+                part=part.name,
+                trace=part.trace.name,
+                system=worker.system.key,
+                start=start,
+                **worker.warm(sorted(set(drawn_numbers))),
+            )
+            say(f"{worker.system.name} prefilled {told.documents} documents, {told.seconds:.0f} s")
+            warmed.append(told)
+    return warmed
 
 
 def _play_once(

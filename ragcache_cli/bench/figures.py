@@ -24,7 +24,9 @@ Point = tuple[str, str, str]
 class SystemFigures:
     """One system at one point, over all rounds. Times in seconds, tokens and cpu_s for one request.
 
-    ttft_rounds: the mean of each round. cached: shares of prompt tokens from device, host and disk.
+    ttft_rounds: the mean of each round. cached: shares of prompt tokens from device, host and disk,
+    all of them exact. borrowed, recomputed: shares of prompt tokens that were taken from another context,
+    and that belong to such documents but were computed anew.
     completed: requests a second, from the first arrival to the last token. search: the median.
     tbt: time between tokens of the median request; None if no answer has two tokens.
     idle_cpu: share of a core that all other systems took together.
@@ -41,6 +43,8 @@ class SystemFigures:
     prompt_tokens: float
     computed_tokens: float
     cached: tuple[float, float, float]
+    borrowed: float
+    recomputed: float
     completed: float
     search: float
     cpu_s: float
@@ -93,6 +97,7 @@ def system_figures(plays: Sequence[Play]) -> SystemFigures:
     ttfts = sorted(answer["ttft_s"] for answer in answers)
     prompt = sum(answer["prompt"] for answer in answers)
     cached = [sum(answer["cached"][tier] for answer in answers) for tier in range(3)]
+    borrowed = sum(answer.get("borrowed", 0) for answer in answers)
     between = [
         (answer["total_s"] - answer["ttft_s"]) / (answer["output"] - 1)
         for answer in answers
@@ -111,8 +116,10 @@ def system_figures(plays: Sequence[Play]) -> SystemFigures:
         ),
         tbt=statistics.median(between) if between else None,
         prompt_tokens=prompt / len(answers),
-        computed_tokens=(prompt - sum(cached)) / len(answers),
+        computed_tokens=(prompt - sum(cached) - borrowed) / len(answers),
         cached=(cached[0] / prompt, cached[1] / prompt, cached[2] / prompt),
+        borrowed=borrowed / prompt,
+        recomputed=sum(answer.get("recomputed", 0) for answer in answers) / prompt,
         completed=len(answers) / spans,
         search=statistics.median(answer["search_s"] for answer in answers),
         cpu_s=sum(play.cpu_s for play in plays) / len(answers),
@@ -216,11 +223,18 @@ class Differing:
 def differing_answers(
     plays: Sequence[Play], systems: Mapping[str, System] = SYSTEMS
 ) -> list[Differing]:
-    """Compare every system with the first one of its part, among systems that do not change prompts."""
+    """Compare every system with the first one of its part.
+
+    Systems that change prompts, and those whose answers are approximate, are left out.
+    """
     counts: dict[tuple[str, str], list[int]] = {}
     for point in points(plays):
         found = plays_at(plays, point)
-        same = [key for key in found if not systems[key].changes_prompt]
+        same = [
+            key
+            for key in found
+            if not systems[key].changes_prompt and not systems[key].is_approximate
+        ]
         for key in same[1:]:
             count = counts.setdefault((same[0], key), [0, 0])
             for left, right in zip(found[same[0]], found[key], strict=True):

@@ -5,10 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from ragcache_cli.bench.systems import ABLATIONS, ARC, DEFAULTS, FULL, LRU, OFF, ON, System
+from ragcache_cli.bench.systems import (
+    ABLATIONS,
+    ANYWHERE,
+    ARC,
+    DEFAULTS,
+    FULL,
+    LRU,
+    OFF,
+    ON,
+    System,
+)
 
 ABLATION = "ablation"
 """The beginning of the names of parts that compare RAGCache with itself."""
+ANYWHERE_PART, WARMED_PART = "anywhere", "anywhere, documents warmed"
+"""The names of the parts that compare exact with approximate reuse."""
+CLOSENESS = "closeness"
+"""The name of the study that compares approximate answers with those of vLLM in full."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +67,8 @@ class Part:
     warm: how many requests fill the caches first; they are not counted. requests: of one play.
     rounds: how often each load is played in each start of the systems, in another order each time.
     systems: keys of the systems to play to. None: all systems of the group.
+    is_warmed: whether RAGCache's systems first prefill every document that the part's questions find, as
+      a user does while indexing.
     """
 
     name: str
@@ -62,6 +78,7 @@ class Part:
     requests: int
     rounds: int
     systems: tuple[str, ...] | None = None
+    is_warmed: bool = False
 
     def requests_at(self, load: Load) -> int:
         """Count the requests of one play of this load."""
@@ -79,12 +96,14 @@ class Group:
 
     starts: how often to start the systems and play all parts. studies: names of further studies that
     ask these systems after the plays of the last start, each with its number of questions.
+    memory_times: by which factor to multiply the device cache and the host cache of all its systems.
     """
 
     systems: tuple[System, ...]
     parts: tuple[Part, ...]
     starts: int = 1
     studies: Mapping[str, int] = field(default_factory=dict)
+    memory_times: int = 1
 
     def drawn(self, part: Part) -> int:
         """Count the requests that a part takes from its trace. All starts share those that warm up."""
@@ -144,10 +163,28 @@ def ablation_groups(trace: TraceSpec, warm: int, requests: int, rounds: int) -> 
     )
 
 
+def anywhere_group(main: str, *, requests: int, rounds: int, questions: int, memory: int) -> Group:
+    """Compare exact and approximate reuse on questions as they came, with and without warming.
+
+    Prompts have five documents, so that most documents are not the first one. questions: how many
+    answers to compare. memory: see Group.memory_times; a borrowing prompt needs room for its donors too.
+    """
+    trace = TraceSpec(main, 5, None)
+    loads = (ONE_BY_ONE, Load(None, 4))
+    parts = (
+        Part(ANYWHERE_PART, trace, loads, 2 * requests, requests, rounds),
+        Part(WARMED_PART, trace, loads, 0, requests, rounds, is_warmed=True),
+    )
+    return Group(
+        (OFF, ON, FULL, *ANYWHERE), parts, studies={CLOSENESS: questions}, memory_times=memory
+    )
+
+
 def quick(main: str) -> Plan:
-    """Plan 6 minutes on two quiet cores. main: the name of the question set."""
+    """Plan 10 minutes on two quiet cores. main: the name of the question set."""
     part = Part("main", TraceSpec(main, 2, SKEW), rates(0.5, 2.0), 40, 16, 2)
-    return Plan("quick", (Group((OFF, ON, LRU, FULL), (part,)),), 0)
+    anywhere = anywhere_group(main, requests=8, rounds=1, questions=24, memory=4)
+    return Plan("quick", (Group((OFF, ON, LRU, FULL), (part,)), anywhere), 0)
 
 
 def usual(main: str) -> Plan:
@@ -161,7 +198,11 @@ def usual(main: str) -> Plan:
     others = [TraceSpec(main, top_k, SKEW) for top_k in (1, 3, 5)] + [TraceSpec(main, 2, None)]
     first = Part("main", trace, (Load(0.5), SUSTAINED, OVERLOAD), WARM, 10, rounds=2)
     parts = (first, *map(sweep_part, others))
-    groups = (Group(MAIN, parts, starts=2), *ablation_groups(trace, WARM // 2, 10, 2))
+    groups = (
+        Group(MAIN, parts, starts=2),
+        anywhere_group(main, requests=10, rounds=2, questions=60, memory=6),
+        *ablation_groups(trace, WARM // 2, 10, 2),
+    )
     return Plan("usual", groups, 24)
 
 
@@ -188,7 +229,11 @@ def full(main: str, sets: Sequence[str] = ()) -> Plan:
         for z in (None, 1.0, SKEW)
     ]
     trace = TraceSpec(main, 2, SKEW)
-    groups = (Group(every, tuple(parts), starts=3), *ablation_groups(trace, WARM, 30, 5))
+    groups = (
+        Group(every, tuple(parts), starts=3),
+        anywhere_group(main, requests=30, rounds=4, questions=300, memory=8),
+        *ablation_groups(trace, WARM, 30, 5),
+    )
     return Plan("full", groups, 100)
 
 

@@ -31,14 +31,33 @@ class Play:
     start: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Warming:
+    """What it took a system to prefill the documents of a part.
+
+    prompt_tokens: of the prompts that prefill them. computed_tokens: those of them that were computed.
+    """
+
+    part: str
+    trace: str
+    system: str
+    start: int
+    documents: int
+    seconds: float
+    prompt_tokens: int
+    computed_tokens: int
+
+
 @dataclass(slots=True)
 class Seen:
     """Everything a run has measured so far.
 
     told: for each system, its own counters and its memory, after the plays of each start.
     capacity: by trace, how many requests a second vLLM without a cache completes.
+    warmed: for each system that prefilled documents before a part, what that took.
     """
 
     plays: list[Play] = field(default_factory=list)
     told: list[dict[str, Any]] = field(default_factory=list)
     capacity: dict[str, float] = field(default_factory=dict)
+    warmed: list[Warming] = field(default_factory=list)

@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ragcache_cli.bench.closeness import Closeness
 from ragcache_cli.bench.comparisons import MAIN_PART, main_traces
 from ragcache_cli.bench.figures import Point, plays_at, points, system_figures
+from ragcache_cli.bench.plan import ANYWHERE_PART, ONE_BY_ONE, WARMED_PART
 from ragcache_cli.bench.plays import Play
 from ragcache_cli.bench.systems import System
 from ragcache_cli.extras import needed
@@ -19,6 +21,8 @@ COLOURS = {
     "lru": "#e8710a",
     "arc": "#b06000",
     "ragcache": "#1a73e8",
+    "anywhere-0": "#d93025",
+    "anywhere-0.15": "#f29900",
 }
 OTHER = "#12a182"
 
@@ -42,6 +46,47 @@ def draw(plays: Sequence[Play], systems: Mapping[str, System], out: Path) -> Non
     lines = rows[0][0].get_legend_handles_labels()
     figure.legend(*lines, loc="outside lower center", ncols=5, frameon=False, fontsize=8)
     figure.savefig(out / "ttft.png", dpi=90)
+
+
+def draw_closeness(
+    plays: Sequence[Play],
+    systems: Mapping[str, System],
+    closeness: Mapping[str, Closeness],
+    path: Path,
+) -> None:
+    """Draw ROUGE-L against mean TTFT, a point a system, where documents are warmed and where not.
+
+    Draws nothing without closeness. The TTFT is that of one question at a time. Raises MissingExtra.
+    """
+    panels = [
+        (title, plays_at(plays, point))
+        for point in points(plays)
+        for part, title in ((ANYWHERE_PART, "nothing warmed"), (WARMED_PART, "documents warmed"))
+        if point[0] == part and point[2] == ONE_BY_ONE.name
+    ]
+    if not panels or not closeness:
+        return
+    with needed("the plots"):
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    figure = Figure(figsize=(4.5 * len(panels), 3.9), layout="constrained")
+    FigureCanvasAgg(figure)
+    row = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+    for axes, (title, found) in zip(row, panels, strict=True):
+        for key in [key for key in found if key in closeness]:
+            marker = "D" if systems[key].is_approximate else "o"
+            ttft_s = system_figures(found[key]).ttft_median_of_rounds
+            style = {"color": COLOURS.get(key, OTHER), "marker": marker, "linestyle": "none"}
+            axes.plot([ttft_s], [closeness[key].rouge_l], label=systems[key].name, **style)
+        axes.set_title(f"{title}\n(diamonds: approximate)", fontsize=10)
+        axes.set_xlabel("mean TTFT, seconds")
+        axes.set_xlim(left=0)
+        axes.grid(visible=True, color="#dddddd")
+        axes.spines[["top", "right"]].set_visible(False)
+    row[0].set_ylabel("ROUGE-L against vLLM in full")
+    lines = row[0].get_legend_handles_labels()
+    figure.legend(*lines, loc="outside lower center", ncols=3, frameon=False, fontsize=8)
+    figure.savefig(path, dpi=90)
 
 
 def _points_with_rate(plays: Sequence[Play], trace: str) -> list[Point]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,7 +12,7 @@ from ragcache_cli.errors import CommandError
 from ragcache_cli.index import PassageIndex
 from ragcache_cli.questions import QUESTIONS
 from ragcache_cli.terminal import Done
-from ragcache_cli.trace_files import QUESTION_KEYS, read_questions
+from ragcache_cli.trace_files import read_accepted, read_questions
 
 OWN, DEMO = "own", "demo"
 """Names of the question sets that every user has."""
@@ -96,20 +95,8 @@ def read_own_questions(log: Path) -> list[Question]:
 
     Raises BadTrace if there is no question.
     """
-    texts = read_questions(log)
-    lines = [line for line in log.read_text(encoding="utf-8").splitlines() if line.strip()]
-    return [Question(text, _accepted(line)) for text, line in zip(texts, lines, strict=True)]
-
-
-def _accepted(line: str) -> tuple[str, ...]:
-    try:
-        row = json.loads(line)
-    except ValueError:
-        return ()
-    if not isinstance(row, dict) or not any(key in row for key in QUESTION_KEYS):
-        return ()
-    given = row.get("answers") or row.get("answer") or ()
-    return (given,) if isinstance(given, str) else tuple(map(str, given))
+    pairs = zip(read_questions(log), read_accepted(log), strict=True)
+    return [Question(text, accepted) for text, accepted in pairs]
 
 
 def _of_passages(

@@ -12,8 +12,9 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from ragcache_cli.bench.plan import Plan
-from ragcache_cli.bench.plots import draw
+from ragcache_cli.bench.plots import draw, draw_closeness
 from ragcache_cli.bench.record import RunRecord
+from ragcache_cli.bench.report.any_position import PICTURE, read_closeness
 from ragcache_cli.bench.report.sections import Section, compose_report
 from ragcache_cli.bench.systems import SYSTEMS
 from ragcache_cli.errors import CommandError
@@ -67,4 +68,5 @@ def _read_record(raw: dict[str, Any]) -> RunRecord:
 
 def _show(out: Path, record: RunRecord, sections: Sequence[Section]) -> None:
     draw(record.seen.plays, record.systems, out)
+    draw_closeness(record.seen.plays, record.systems, read_closeness(record), out / PICTURE)
     (out / REPORT).write_text(compose_report(record, sections), encoding="utf-8")

@@ -24,7 +24,7 @@ from ragcache_cli.bench.context import RunContext
 from ragcache_cli.bench.corpora import Corpora, Tokenize, TraceSummary
 from ragcache_cli.bench.drive import play_group
 from ragcache_cli.bench.free_answers import compare_in_float32
-from ragcache_cli.bench.plan import Group, Plan, TraceSpec
+from ragcache_cli.bench.plan import CLOSENESS, Group, Plan, TraceSpec
 from ragcache_cli.bench.plays import Seen
 from ragcache_cli.bench.question_sets import (
     OWN,
@@ -189,7 +189,7 @@ def _keep(record: RunRecord, name: str, found: Any) -> None:
 def keep_systems(plan: Plan, keys: Sequence[str] | None, known: Mapping[str, System]) -> Plan:
     """Reduce a plan to these systems; None: all of them. Raises CommandError for an unknown key.
 
-    A reduced plan has no studies, because they choose their own systems.
+    A reduced plan has no studies that choose their own systems.
     """
     if keys is None:
         return plan
@@ -199,7 +199,8 @@ def keep_systems(plan: Plan, keys: Sequence[str] | None, known: Mapping[str, Sys
         # The first group measures all wanted systems, even those that the plan has in no group.
         kept = wanted if number == 0 else tuple(one for one in group.systems if one in wanted)
         if number == 0 or len(kept) > 1:
-            groups.append(replace(group, systems=kept, studies={}))
+            studies = {name: asked for name, asked in group.studies.items() if name == CLOSENESS}
+            groups.append(replace(group, systems=kept, studies=studies))
     return replace(plan, groups=tuple(groups), equality=0)
 
 

@@ -16,9 +16,10 @@ from ragcache_cli.bench.corpus_files import StoredSet, build_store
 from ragcache_cli.bench.systems import RAGCACHE, Sizes, System
 from ragcache_cli.bench.workload import Request
 from ragcache_cli.chains import langchain_chain
+from ragcache_cli.corpus_warming import warm_corpus
 from ragcache_cli.errors import BenchFailed
 from ragcache_cli.timeline import hidden_share
-from ragcache_engine import EngineConfig, EngineError, RAGCacheEngine
+from ragcache_engine import Document, EngineConfig, EngineError, RAGCacheEngine
 from ragcache_integrations.answer_facts import report_of
 
 WARM_UP = "Hello."
@@ -66,6 +67,7 @@ class RunningSystem:
                 "backend": sizes.backend,
                 "device_cache": sizes.device_bytes,
                 "host_cache": sizes.host_bytes,
+                "vllm_log": "show",
                 "vllm_args": {**arguments, **sizes.vllm_args},
                 **settings,
             }
@@ -74,22 +76,42 @@ class RunningSystem:
     def prepare(self, folder: Path, top_k: int) -> None:
         """Use the questions and documents in this folder from now on."""
         self._set = StoredSet.read(folder)
-        store = build_store(self._set)
+        self._store, self._top_k = build_store(self._set), top_k
         if self._engine:
             from ragcache_integrations.langchain import RAGCacheLLM, RAGCacheRetriever
 
             self._retriever: Any = RAGCacheRetriever.from_vectorstore(
-                store, engine=self._engine, k=top_k
+                self._store, engine=self._engine, k=top_k
             )
             self._llm: Any = RAGCacheLLM(engine=self._engine, temperature=0)
         else:
             from ragcache_cli.bench.stock_llm import StockLLM
 
-            self._retriever = store.as_retriever(search_kwargs={"k": top_k})
+            self._retriever = self._store.as_retriever(search_kwargs={"k": top_k})
             if self._system.documents_step:
                 self._retriever |= _load_function(self._system.documents_step)()
             self._llm = StockLLM(vllm=self._vllm)
         self._chains.clear()
+
+    async def warm(self, questions: Sequence[int]) -> dict[str, Any]:
+        """Prefill all documents that these questions find. Returns what it took, see plays.Warming."""
+        from ragcache_integrations.langchain.engine_retriever import engine_document
+        from ragcache_integrations.langchain.neighbours import corpus_of
+
+        assert self._engine
+        _, rows = self._set.index.search(self._set.vectors[list(questions)], self._top_k)
+        names = dict.fromkeys(self._set.rows[row] for found in rows for row in found if row >= 0)
+        documents = [Document(name, self._set.documents[name]) for name in names]
+        began_s, form = time.perf_counter(), self._set.form
+        warmed = await asyncio.to_thread(
+            warm_corpus, self._engine, documents, corpus_of(self._store, engine_document), form
+        )
+        return {
+            "documents": len(documents),
+            "seconds": round(time.perf_counter() - began_s, 3),
+            "prompt_tokens": warmed.prompt_tokens,
+            "computed_tokens": warmed.computed_tokens,
+        }
 
     async def play(
         self, requests: Sequence[Request], at_once: int | None, *, ignore_eos: bool
@@ -131,6 +153,8 @@ class RunningSystem:
             "prompt": cost["input_tokens"],
             "output": cost["output_tokens"],
             "cached": [details[f"cache_read_{tier}"] for tier in ("device", "host", "disk")],
+            "borrowed": heard.info.get("borrowed_tokens", 0),
+            "recomputed": heard.info.get("recomputed_tokens", 0),
             "speculation": heard.info.get("speculation", "none"),
             "hidden": round(_hidden(heard.info), 4),
             "text": "".join(text),

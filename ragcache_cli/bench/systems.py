@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pydantic import ByteSize, TypeAdapter, ValidationError
@@ -23,6 +23,8 @@ class System:
       whether the block size is vLLM's own too. For RAGCACHE, fields of EngineConfig.
     changes_prompt: whether it puts documents into another order than the retriever's.
     has_disk: whether it gets a disk tier.
+    is_approximate: whether its answers may differ from those of vLLM. It borrows tensors of documents
+      from other contexts.
     documents_step: for STOCK, "module:function" of a function without arguments that returns a runnable.
       The runnable stands between retriever and prompt, and maps documents to documents.
     """
@@ -33,6 +35,7 @@ class System:
     settings: Mapping[str, Any] = field(default_factory=dict)
     changes_prompt: bool = False
     has_disk: bool = False
+    is_approximate: bool = False
     documents_step: str = ""
 
 
@@ -55,6 +58,12 @@ class Sizes:
     at_once: int = 4
     vllm_args: Mapping[str, Any] = field(default_factory=dict)
 
+    def multiplied(self, times: int) -> Sizes:
+        """Return these settings with so many times the device cache and the host cache."""
+        return replace(
+            self, device_bytes=times * self.device_bytes, host_bytes=times * self.host_bytes
+        )
+
 
 OFF = System("off", "vLLM, no cache", STOCK, {"prefix_caching": False})
 ON = System("on", "vLLM", STOCK, {"prefix_caching": True})
@@ -64,6 +73,17 @@ DEFAULTS = System(
 LRU = System("lru", "vLLM offload LRU", STOCK, {"prefix_caching": True, "offload": "lru"})
 ARC = System("arc", "vLLM offload ARC", STOCK, {"prefix_caching": True, "offload": "arc"})
 FULL = System("ragcache", "RAGCache", RAGCACHE)
+ANYWHERE = tuple(
+    System(
+        f"anywhere-{ratio:g}",
+        f"RAGCache anywhere, ratio {ratio:g}",
+        RAGCACHE,
+        {"reuse": "anywhere", "recompute_ratio": ratio, "donors": "neighbours"},
+        is_approximate=True,
+    )
+    for ratio in (0.0, 0.15)
+)
+"""Systems that reuse documents at any position; the ratio is that of the tokens computed anew."""
 ABLATIONS = (
     System("policy-lru", "RAGCache, LRU", RAGCACHE, {"policy": "lru"}),
     System("policy-pgdsf", "RAGCache, PGDSF", RAGCACHE, {"policy": "pgdsf"}),
@@ -85,7 +105,7 @@ ABLATIONS = (
         changes_prompt=True,
     ),
 )
-SYSTEMS = {one.key: one for one in (OFF, ON, DEFAULTS, LRU, ARC, FULL, *ABLATIONS)}
+SYSTEMS = {one.key: one for one in (OFF, ON, DEFAULTS, LRU, ARC, FULL, *ANYWHERE, *ABLATIONS)}
 
 
 def choose_systems(keys: Sequence[str], known: Mapping[str, System]) -> tuple[System, ...]:

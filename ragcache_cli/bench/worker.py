@@ -3,6 +3,7 @@
     {"do": "start", "system": {...}, "sizes": {...}}
     {"do": "prepare", "folder": "...", "top_k": 2}
     {"do": "play", "requests": [[question, at_s, max_tokens], ...], "at_once": null, "ignore_eos": true}
+    {"do": "warm", "questions": [question, ...]}
     {"do": "clear"}   {"do": "read_counters"}   {"do": "close"}
 
 An answer is {"ok": ...} or {"error": ..., "kind": ...}. Standard output carries nothing else: the
@@ -62,6 +63,8 @@ async def _carry_out(running: Any, order: dict[str, Any]) -> Any:
     if order["do"] == "play":
         requests = [Request(*one) for one in order["requests"]]
         return await running.play(requests, order["at_once"], ignore_eos=order["ignore_eos"])
+    if order["do"] == "warm":
+        return await running.warm(order["questions"])
     if order["do"] == "clear":
         return await running.clear()
     if order["do"] == "read_counters":

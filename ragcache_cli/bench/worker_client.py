@@ -60,6 +60,11 @@ class Worker:
         )
         return answers
 
+    def warm(self, questions: Sequence[int]) -> dict[str, Any]:
+        """See RunningSystem.warm."""
+        warmed: dict[str, Any] = self._ask(do="warm", questions=list(questions))
+        return warmed
+
     def clear(self) -> None:
         """See RunningSystem.clear."""
         self._ask(do="clear")

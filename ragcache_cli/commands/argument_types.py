@@ -7,6 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from pydantic import ByteSize, TypeAdapter, ValidationError
+
 from ragcache_cli.models import DEMO_MODEL, DEMO_MODEL_NAME
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -24,6 +26,14 @@ class WholeNumber:
             to = f" to {self._most}" if self._most else ""
             raise argparse.ArgumentTypeError(f"a whole number from 1{to} is needed, got {text!r}")
         return number
+
+
+def size_in_bytes(text: str) -> int:
+    """Read a size such as 32MiB."""
+    try:
+        return int(TypeAdapter(ByteSize).validate_python(text))
+    except ValidationError:
+        raise argparse.ArgumentTypeError(f"a size such as 32MiB is needed, got {text!r}") from None
 
 
 def named_value(text: str) -> tuple[str, Any]:
@@ -57,6 +67,51 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", choices=DTYPES, default="auto", help="default: %(default)s")
 
 
+def share(text: str) -> float:
+    """Accept a number from 0 to 1."""
+    try:
+        number = float(text)
+    except ValueError:
+        number = -1.0
+    if not 0 <= number <= 1:
+        raise argparse.ArgumentTypeError(f"a number from 0 to 1 is needed, got {text!r}")
+    return number
+
+
+REUSE_SETTINGS = ("reuse", "recompute_ratio", "donors")
+"""Fields of EngineConfig for which `add_reuse` adds an argument of the same name."""
+
+
+def add_reuse(parser: argparse.ArgumentParser, *, with_donors: bool = True) -> None:
+    """Add --reuse, --recompute-ratio and --donors. One that is not given keeps EngineConfig's default.
+
+    with_donors: leave it out where requests themselves say what their documents are stored behind.
+    """
+    parser.add_argument(
+        "--reuse",
+        choices=("prefix", "anywhere"),
+        help="anywhere: reuse documents at any position; answers are then approximate (prefix)",
+    )
+    parser.add_argument(
+        "--recompute-ratio",
+        type=share,
+        metavar="R",
+        help="with anywhere: the share of a reused document to compute anew, 0 to 1 (calibrated)",
+    )
+    if with_donors:
+        parser.add_argument(
+            "--donors",
+            choices=("neighbours", "alone"),
+            help="with anywhere: store documents behind their nearest one, or alone (neighbours)",
+        )
+
+
+def reuse_settings(parsed: argparse.Namespace) -> dict[str, Any]:
+    """Return the settings of EngineConfig that the arguments of `add_reuse` were given."""
+    chosen = {name: getattr(parsed, name, None) for name in REUSE_SETTINGS}
+    return {name: value for name, value in chosen.items() if value is not None}
+
+
 def add_max_tokens(parser: argparse.ArgumentParser, default: int) -> None:
     """Add --max-tokens, the length of the longest answer."""
     parser.add_argument(
@@ -65,4 +120,14 @@ def add_max_tokens(parser: argparse.ArgumentParser, default: int) -> None:
         default=default,
         metavar="N",
         help=f"longest answer ({default})",
+    )
+
+
+def add_server(parser: argparse.ArgumentParser) -> None:
+    """Add URL, the server to look at, and --api-key-env."""
+    parser.add_argument("url", metavar="URL", help="such as http://localhost:8000")
+    parser.add_argument(
+        "--api-key-env",
+        metavar="VARIABLE",
+        help="the environment variable with the server's API key, if it wants one",
     )

@@ -7,7 +7,13 @@ from pathlib import Path
 
 from rich.console import Console
 
-from ragcache_cli.commands.argument_types import add_max_tokens, add_model, picture_path
+from ragcache_cli.commands.argument_types import (
+    add_max_tokens,
+    add_model,
+    add_reuse,
+    picture_path,
+    reuse_settings,
+)
 
 SUMMARY = "ask questions about a folder of your own files"
 DESCRIPTION = (
@@ -33,6 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--top-k", type=int, default=3, metavar="K", help="passages a question (3)")
     add_max_tokens(parser, 200)
+    add_reuse(parser)
     parser.add_argument(
         "--timeline",
         nargs="?",
@@ -56,5 +63,6 @@ def run(parsed: argparse.Namespace, console: Console) -> int:
         max_tokens=parsed.max_tokens,
         timeline=parsed.timeline is not None,
         pictures=parsed.timeline if isinstance(parsed.timeline, Path) else None,
+        reuse=reuse_settings(parsed),
     )
     return 1 if answer_questions(settings, console) else 0

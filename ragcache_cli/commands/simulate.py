@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from ragcache_cli.commands.argument_types import WholeNumber
+from ragcache_cli.commands.argument_types import WholeNumber, share
 from ragcache_engine.knowledge import DEFAULT_POLICY, DOCUMENT_ORDERS, POLICIES
 
 SUMMARY = "tell how much memory and which policy would pay"
@@ -61,6 +61,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="retrieved, canonical, cached (default: retrieved)",
     )
     parser.add_argument(
+        "--recompute-ratio",
+        nargs="+",
+        type=share,
+        default=[],
+        metavar="R",
+        help='also reuse at any position (reuse="anywhere"), computing these shares anew (none)',
+    )
+    parser.add_argument(
         "--system-tokens",
         type=int,
         default=32,
@@ -90,6 +98,7 @@ def run(parsed: argparse.Namespace, console: Console) -> int:
         block_tokens=parsed.block_size,
         host_cache=parsed.host_cache,
         disk_cache=parsed.disk_cache,
+        ratios=tuple(parsed.recompute_ratio),
     )
     profile = cost_profile(parsed.profile)
     trace = trace_from(parsed.trace, parsed.questions, parsed.corpus, parsed.top_k, console)

@@ -7,24 +7,32 @@ from pathlib import Path
 
 from rich.console import Console
 
-from ragcache_cli.commands.argument_types import WholeNumber, add_model
+from ragcache_cli.commands.argument_types import WholeNumber, add_model, add_reuse, reuse_settings
 
 SUMMARY = "prefill what a query log asks for, onto disk"
 DESCRIPTION = (
     "Search for each question of a query log, and prefill the sets of documents found most often "
-    "into a disk cache. Engines with the same model and disk cache start with them."
+    "into a disk cache. Engines with the same model and disk cache start with them. With --reuse "
+    "anywhere, prefill every document of the corpus, or of those sets, as prompts will borrow it."
 )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--corpus", type=Path, required=True, metavar="FOLDER")
     parser.add_argument(
-        "--questions", type=Path, required=True, metavar="FILE", help="a question a line"
+        "--questions",
+        type=Path,
+        metavar="FILE",
+        help="a question a line; only --reuse anywhere does without, and takes all documents",
     )
     parser.add_argument("--disk-cache", default="10GiB", metavar="SIZE", help="(%(default)s)")
     parser.add_argument("--disk-cache-dir", type=Path, metavar="FOLDER")
     parser.add_argument("--top", type=WholeNumber(), default=100, metavar="N", help="sets (100)")
     parser.add_argument("--top-k", type=WholeNumber(), default=3, metavar="K", help="(3)")
+    add_reuse(parser)
+    parser.add_argument(
+        "--profile", type=Path, metavar="FILE", help="costs as `ragcache profile` measured them"
+    )
     add_model(parser)
     parser.add_argument("--backend", choices=("auto", "vllm", "memory"), default="auto")
 
@@ -32,7 +40,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(parsed: argparse.Namespace, console: Console) -> int:
     from ragcache_cli.disk_warming import WarmSettings, warm_disk
 
-    engine = {"disk_cache": parsed.disk_cache}
+    engine = {"disk_cache": parsed.disk_cache, **reuse_settings(parsed)}
+    if parsed.profile:
+        engine["cost_profile"] = parsed.profile
     if parsed.disk_cache_dir:
         engine["disk_cache_dir"] = parsed.disk_cache_dir
     settings = WarmSettings(

@@ -108,10 +108,16 @@ def token_segments(prompt: TokenizedPrompt, spans: Sequence[Span]) -> tuple[Toke
         return ()
     starts = _token_starts(prompt.offsets)
     segments: list[TokenSegment] = []
-    at = _add(segments, SegmentKind.SYSTEM, 0, bisect_left(starts, spans[0].start), None)
+    # A token that reaches into the first document is the document's: the text before it, which all
+    # prompts of a chain share, must not depend on the document.
+    first = bisect_left(starts, spans[0].start)
+    while first and prompt.offsets[first - 1][1] > spans[0].start:
+        first -= 1
+    at = _add(segments, SegmentKind.SYSTEM, 0, first, None)
     for span in spans:
         end = bisect_left(starts, span.end)
-        at = _add(segments, SegmentKind.DOCUMENT, at, end, span.document_id)
+        text_start = min(max(at, bisect_left(starts, span.start)), max(at, end - 1))
+        at = _add(segments, SegmentKind.DOCUMENT, at, end, span.document_id, text_start)
     _add(segments, SegmentKind.QUESTION, at, len(starts), None)
     return tuple(segments)
 
@@ -131,10 +137,15 @@ def _token_starts(offsets: Sequence[tuple[int, int]]) -> list[int]:
 
 
 def _add(
-    segments: list[TokenSegment], kind: SegmentKind, start: int, end: int, document_id: str | None
+    segments: list[TokenSegment],
+    kind: SegmentKind,
+    start: int,
+    end: int,
+    document_id: str | None,
+    text_start: int | None = None,
 ) -> int:
     """Append a segment of the tokens [start, end) unless that is empty; return where it ends."""
     if end > start:
-        segments.append(TokenSegment(kind, start, end, document_id))
+        segments.append(TokenSegment(kind, start, end, document_id, text_start))
         return end
     return start

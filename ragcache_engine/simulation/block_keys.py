@@ -38,6 +38,10 @@ class KeyChain:
             self.keys.append(self._reached)
         del rest[: full * size]
 
+    def split(self, digest: bytes) -> None:
+        """Give all later blocks keys that no run has unless it was split here by the same digest."""
+        self._reached = _digest(self._reached + digest)
+
 
 def _digest(content: bytes) -> Key:
     return blake2b(content, digest_size=KEY_BYTES).digest()

@@ -22,6 +22,7 @@ from ragcache_engine.simulation.copy_lane import (
     has_passed,
 )
 from ragcache_engine.simulation.disk import SimulatedDisk
+from ragcache_engine.simulation.loans import Loan
 from ragcache_engine.simulation.request import SimulatedRequest, State
 from ragcache_engine.simulation.sizes import TierSizes
 from ragcache_engine.tiers.counters import Counters
@@ -29,6 +30,7 @@ from ragcache_engine.tiers.disk.transfers import DiskTransfers
 from ragcache_engine.tiers.host_slots import HostSlots
 from ragcache_engine.tiers.manager import CacheManager, Presence
 from ragcache_engine.tiers.node_record import Key
+from ragcache_engine.tiers.prompt_sources import PromptSources
 
 
 class Admission(Enum):
@@ -111,7 +113,18 @@ class SimulatedDevice:
 
     def add(self, request: SimulatedRequest) -> None:
         """Let a request begin to wait."""
-        self.manager.add_request(request.name, request.prompt, guess=request.guess)
+        loan = request.loan
+        self.manager.add_request(
+            request.name,
+            request.prompt,
+            guess=request.guess,
+            donors=[donor.prompt for donor in loan.donors] if loan else (),
+            is_donor=request.is_donor,
+        )
+
+    def sources(self, request: SimulatedRequest) -> PromptSources | None:
+        """Return where the request's prompt came from; see CacheManager.sources."""
+        return self.manager.sources(request.name)
 
     def cached_ratio(self, request: SimulatedRequest) -> float | None:
         """Return a request's cached tokens over those to compute, as of now; see ReorderQueue."""
@@ -167,7 +180,7 @@ class SimulatedDevice:
         completed: whether it has its answer. An aborted request does not count as a use of its
           documents.
         """
-        tokens = self.manager.finish_request(request.name, completed=completed)
+        tokens = self.manager.finish_request(request.name, completed=completed, reuse=request.reuse)
         if request.state is not State.LOADING:
             self._release(request)  # otherwise free them when the copy into them ends
         request.state = State.ENDED
@@ -266,6 +279,9 @@ class SimulatedDevice:
         manager.plan_admission(request.name, here, self.clock.now())
         if request.copies:
             return Admission.WAITS  # copies of its last run are still under way
+        request.found_tokens = here
+        if request.loan is not None:
+            return self._admit_borrower(request, found, request.loan, most_tokens)
         loadable = self._loadable_blocks(request, len(found))
         if loadable is None:
             return Admission.WAITS
@@ -283,6 +299,26 @@ class SimulatedDevice:
         request.state = State.LOADING if loadable else State.RUNNING
         manager.record_admission(request.name, loadable * block_tokens)
         return Admission.LOADS if loadable else Admission.COMPUTES
+
+    def _admit_borrower(
+        self, request: SimulatedRequest, found: list[Block], loan: Loan, most_tokens: int
+    ) -> Admission:
+        """Give a request whose donors are on the device its memory, and copy from them at once."""
+        block_tokens, pool = self.sizes.block_tokens, self.pool
+        reached = max(loan.plan.end, len(found) * block_tokens)
+        upto = min(request.tokens, reached + most_tokens)
+        missing = -(-upto // block_tokens) - len(found)
+        if missing + sum(not block.users for block in found) > pool.free_count:
+            return Admission.NO_ROOM
+        pool.use(found)
+        request.blocks = found
+        request.computed_tokens = len(found) * block_tokens
+        self.compute(request, reached)
+        if request.cached_tokens is None:
+            request.cached_tokens = min(request.found_tokens, request.tokens - 1)
+        request.state = State.RUNNING
+        self.manager.record_admission(request.name, 0)
+        return Admission.COMPUTES
 
     def _loadable_blocks(self, request: SimulatedRequest, first: int) -> int | None:
         """Return how many blocks from `first` on to load from the host; None if some still come."""

@@ -8,6 +8,8 @@ from enum import Enum, auto
 
 from ragcache_engine.simulation.block_keys import KeyChain
 from ragcache_engine.simulation.block_pool import Block
+from ragcache_engine.simulation.loans import Loan
+from ragcache_engine.tiers.borrowing.report import ReuseReport
 from ragcache_engine.tiers.node_record import Key
 from ragcache_engine.tiers.prompts import Prompt, describe_prompt
 
@@ -34,6 +36,9 @@ class SimulatedRequest:
     is_decoding: whether it computes one token per step.
     offered_blocks: how many of its blocks were offered to the host.
     copies: how many of its copies between device and host are under way.
+    loan: what it borrows; None if it borrows nothing. is_donor: whether it only fetches a donor.
+    found_tokens: how many of its leading tokens the device had when it got its memory last.
+    reuse: what it borrowed, once it has ended.
     """
 
     name: str
@@ -48,6 +53,10 @@ class SimulatedRequest:
     is_decoding: bool = False
     offered_blocks: int = 0
     copies: int = 0
+    loan: Loan | None = None
+    is_donor: bool = False
+    found_tokens: int = 0
+    reuse: ReuseReport | None = None
 
 
 def describe_with_keys(

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable
 
 from ragcache_engine.knowledge import ReorderQueue
+from ragcache_engine.simulation.borrowing import SimulatedBorrowing
 from ragcache_engine.simulation.device import Admission, SimulatedDevice
 from ragcache_engine.simulation.request import SimulatedRequest, State
 
@@ -44,6 +45,7 @@ class Scheduler:
         )
         self._awaiting_copies: list[SimulatedRequest] = []  # in the order in which they came
         self._running: list[SimulatedRequest] = []  # in the order in which they were admitted
+        self._borrowing = SimulatedBorrowing(device, step_tokens)
 
     def add(self, request: SimulatedRequest) -> None:
         """Let a request begin to wait. Raises ValueError if its prompt does not fit on the device."""
@@ -53,17 +55,32 @@ class Scheduler:
                 "the simulated device: give it more blocks"
             )
         self.device.add(request)
+        self._borrowing.add(request)
         self._waiting.push(request)
 
+    @property
+    def queue_lengths(self) -> tuple[int, int]:
+        """How many requests wait, and how many run or wait for copies into their memory."""
+        return len(self._waiting), len(self._running) + len(self._awaiting_copies)
+
     def end(self, request: SimulatedRequest, *, completed: bool) -> dict[str, int] | None:
-        """End a request between two steps; return its cached tokens by tier, None if it never ran."""
+        """End a request between two steps; return its cached tokens by tier, None if it never ran.
+
+        If it borrowed, its `reuse` says what.
+        """
         for listed in (self._running, self._awaiting_copies):
             if request in listed:
                 listed.remove(request)
                 break
         else:
             self._waiting.remove(request)
+        request.reuse = self._borrowing.finish(request)
         return self.device.end(request, completed=completed)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a request waits or runs, be it only to fetch a donor."""
+        return bool(len(self._waiting) or self._awaiting_copies or self._running)
 
     def step(self) -> list[SimulatedRequest]:
         """Run one step of the model; return the requests that have computed all their tokens.
@@ -72,17 +89,28 @@ class Scheduler:
         the request. If no request can compute, time passes until a copy ends.
         """
         self.device.collect_copies()
+        self._ask_for_donors()
         step = _Step(self._step_tokens)
         has_preempted = self._continue_running(step)
         if not has_preempted:
             self._admit_waiting(step)
         self._pass_time(step)
         self.prefilled_tokens += step.prompt_tokens
+        self._borrowing.end_step()
         self.device.end_step(step.computed, step.prompt_tokens, step.seconds)
         done = [request for request in step.computed if request.computed_tokens == request.tokens]
+        for donor in [request for request in done if request.is_donor]:
+            self.end(donor, completed=True)
         for request in done:
             request.is_decoding = True
-        return done
+        return [request for request in done if not request.is_donor]
+
+    def _ask_for_donors(self) -> None:
+        """Put requests for donors that are missing in front of the queue."""
+        waiting = [*self._waiting, *self._awaiting_copies]
+        for donor in reversed(self._borrowing.begin_step(waiting)):
+            self.device.add(donor)
+            self._waiting.prepend(donor)
 
     def _continue_running(self, step: _Step) -> bool:
         """Continue the running requests. Return whether some were preempted because blocks ran out."""
@@ -103,7 +131,7 @@ class Scheduler:
         for request in list(self._awaiting_copies):
             if step.budget < 1:
                 return
-            admission = self.device.admit(request, step.most(request))
+            admission = self._admit(request, step)
             if admission is Admission.NO_ROOM:
                 return
             if admission is Admission.COMPUTES:
@@ -111,7 +139,7 @@ class Scheduler:
                 self._run(request, step)
         while step.budget >= 1 and len(self._waiting):
             request = self._waiting.peek()
-            admission = self.device.admit(request, step.most(request))
+            admission = self._admit(request, step)
             if admission is Admission.NO_ROOM:
                 return
             self._waiting.pop()
@@ -119,6 +147,18 @@ class Scheduler:
                 self._run(request, step)
             else:
                 self._awaiting_copies.append(request)
+
+    def _admit(self, request: SimulatedRequest, step: _Step) -> Admission:
+        if not self._borrowing.may_admit(request):
+            return Admission.WAITS  # its donors are on their way
+        was_waiting = request.state is State.WAITING
+        admission = self.device.admit(request, step.most(request))
+        if was_waiting and admission in (Admission.COMPUTES, Admission.LOADS):
+            recomputed = self._borrowing.note_admitted(request)
+            if recomputed:
+                step.prompt_tokens += recomputed
+                step.seconds += self._prefill_s(request.computed_tokens - recomputed, recomputed)
+        return admission
 
     def _run(self, request: SimulatedRequest, step: _Step) -> None:
         self._running.append(request)

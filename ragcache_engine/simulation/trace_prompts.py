@@ -15,7 +15,7 @@ from functools import lru_cache
 from ragcache_engine.knowledge.traces import Request, Trace
 from ragcache_engine.simulation.request import SimulatedRequest, describe_with_keys
 from ragcache_engine.tiers.node_record import Key
-from ragcache_engine.tiers.prompts import Prompt
+from ragcache_engine.tiers.prompts import Prompt, SegmentEnd
 
 MOST_PROMPTS = 20_000
 """How many prompts to keep, because replays ask for the same ones again. Each takes some kilobytes."""
@@ -64,19 +64,24 @@ class TracePrompts:
         self._system = array("q", range(system_tokens))
         self._lengths = trace.tokens
         self._numbers = {name: number for number, name in enumerate(trace.tokens, 1)}
-        self._has_disk = has_disk
+        self.has_disk = has_disk
         # Keep equal keys as one object: most prompts share their beginning with others.
         self._interned: dict[Key, Key] = {}
         self.prompt: Callable[[Request], TracePrompt] = lru_cache(MOST_PROMPTS)(self._make)
         """Returns the prompt of these documents, in this order."""
 
-    def _make(self, documents: Request) -> TracePrompt:
+    def write(self, documents: Request) -> tuple[array[int], list[SegmentEnd]]:
+        """Return the tokens of a prompt without its question, and its segments."""
         tokens = self._system[:]
-        segments: list[tuple[int, str | None]] = [(len(tokens), None)] if tokens else []
+        segments: list[SegmentEnd] = [(len(tokens), None)] if tokens else []
         for document in documents:
             first = self._numbers[document] * PLACES
             tokens.extend(range(first, first + self._lengths[document]))
             segments.append((len(tokens), document))
+        return tokens, segments
+
+    def _make(self, documents: Request) -> TracePrompt:
+        tokens, segments = self.write(documents)
         prompt, chain = describe_with_keys(
             tokens,
             segments,
@@ -84,7 +89,7 @@ class TracePrompts:
             tenant=None,
             block_tokens=self.block_tokens,
             depth=None,
-            has_disk=self._has_disk,
+            has_disk=self.has_disk,
         )
         keys = tuple(self._interned.setdefault(key, key) for key in chain.keys)
         ends = tuple(end for end, document in segments if document is not None)

@@ -6,15 +6,17 @@ Requests come one after the other, each after the end of the copies of the one b
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ragcache_engine.document_order import CHARACTERS_PER_TOKEN, DocumentOrdering
 from ragcache_engine.knowledge import CostProfile, policy_of_tiers
 from ragcache_engine.knowledge.traces import Trace
 from ragcache_engine.simulation.clock import VirtualClock
 from ragcache_engine.simulation.device import SimulatedDevice
+from ragcache_engine.simulation.request import SimulatedRequest
 from ragcache_engine.simulation.scheduler import Scheduler
 from ragcache_engine.simulation.sizes import TierSizes
+from ragcache_engine.simulation.trace_borrowing import BorrowingPrompts
 from ragcache_engine.simulation.trace_prompts import TracePrompt, TracePrompts
 from ragcache_engine.values import CachedTokens, Document
 
@@ -33,6 +35,8 @@ class TraceReplay:
     prefill_s: seconds from admission to first token, loading included.
     cold_s: the same without any cache.
     too_long: requests whose prompt the device cannot hold. They count as computed from scratch.
+    borrowed: prompt tokens taken from another context, by the tier that had them before the request.
+    recomputed_tokens: tokens of borrowed documents that were computed anew.
     """
 
     requests: int
@@ -43,6 +47,8 @@ class TraceReplay:
     prefill_s: float
     cold_s: float
     too_long: int
+    borrowed: CachedTokens = field(default_factory=CachedTokens)
+    recomputed_tokens: int = 0
 
     @property
     def document_hit_rate(self) -> float:
@@ -51,6 +57,14 @@ class TraceReplay:
     @property
     def token_hit_rate(self) -> float:
         return self.cached.total / self.prompt_tokens if self.prompt_tokens else 0.0
+
+    @property
+    def borrowed_rate(self) -> float:
+        return self.borrowed.total / self.prompt_tokens if self.prompt_tokens else 0.0
+
+    @property
+    def recomputed_rate(self) -> float:
+        return self.recomputed_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
 
     @property
     def saved_s(self) -> float:
@@ -75,6 +89,27 @@ def replay_trace(
     capacity_tokens = sizes.block_tokens * (sizes.device_blocks + sizes.host_blocks)
     for prompt in _arranged(trace, prompts, order, capacity_tokens, policy):
         player.ask(prompt)
+    return player.replay()
+
+
+def replay_borrowing(
+    trace: Trace,
+    prompts: TracePrompts,
+    sizes: TierSizes,
+    policy: str,
+    *,
+    profile: CostProfile,
+    ratio: float,
+) -> TraceReplay:
+    """Replay the requests of the trace with every document after the first borrowed, stored alone.
+
+    ratio: the share of borrowed documents to compute anew. The other arguments are as in replay_trace.
+    """
+    player = _Player(sizes, policy, profile)
+    borrowing = BorrowingPrompts(prompts, ratio, sizes.device_blocks)
+    for number, documents in enumerate(trace.requests, 1):
+        prompt = prompts.prompt(documents)
+        player.ask(prompt, borrowing.request(str(number), documents))
     return player.replay()
 
 
@@ -108,8 +143,11 @@ class _Player:
         self._requests = self._retrieved = self._found = self._tokens = self._too_long = 0
         self._prefill_s = self._cold_s = 0.0
         self._by_tier = {"device": 0, "host": 0, "disk": 0}
+        self._borrowed = dict(self._by_tier)
+        self._recomputed = 0
 
-    def ask(self, prompt: TracePrompt) -> None:
+    def ask(self, prompt: TracePrompt, request: SimulatedRequest | None = None) -> None:
+        """Send a prompt; request: how, if not exactly."""
         self._requests += 1
         self._tokens += prompt.tokens
         self._retrieved += len(prompt.ends)
@@ -119,7 +157,7 @@ class _Player:
             self._too_long += 1
             self._prefill_s += cold_s
             return
-        request = prompt.request(str(self._requests))
+        request = request or prompt.request(str(self._requests))
         began_s = self._clock.now()
         self._scheduler.add(request)
         while not self._scheduler.step():
@@ -129,6 +167,10 @@ class _Player:
         for tier, count in tokens.items():
             self._by_tier[tier] += count
         self._found += prompt.found_documents(sum(tokens.values()))
+        if request.reuse is not None:
+            for tier, count in request.reuse.borrowed_by_tier.items():
+                self._borrowed[tier] += count
+            self._recomputed += request.reuse.recomputed_tokens
         self._device.finish_copies()
 
     def replay(self) -> TraceReplay:
@@ -141,6 +183,8 @@ class _Player:
             self._prefill_s,
             self._cold_s,
             self._too_long,
+            CachedTokens(**self._borrowed),
+            self._recomputed,
         )
 
 

@@ -29,22 +29,24 @@ class Claim:
     ) -> None:
         self._now = now
         self._load = load
-        self._tokens = len(request.prompt)
         self._search = search
         self._speculation = speculation
         self._claimed_s = now()
         self._was_alone = speculation is None and load.begin(self)
-        load.note_prompt(self._tokens)
+        load.note_prompt(request.expected_tokens)
         self.begun: AsyncGenerator[Delta, None] | None = (
             speculation.deltas() if speculation else None
         )
 
-    def first_token(self, cached: CachedTokens) -> None:
-        """Note that the request has its first token. cached: prompt tokens that were not computed."""
+    def first_token(self, cached: CachedTokens, prompt_tokens: int) -> None:
+        """Note that the request has its first token. cached: prompt tokens that were not computed.
+
+        prompt_tokens: how many tokens the prompt has.
+        """
         now_s, speculation = self._now(), self._speculation
         self._load.end(self)
         if self._was_alone:
-            self._load.note_speed(now_s - self._claimed_s, self._tokens - cached.total)
+            self._load.note_speed(now_s - self._claimed_s, prompt_tokens - cached.total)
         if self._search:
             at_s = speculation.first_token_s if speculation else None
             self._search.note(now_s if at_s is None else at_s, SpeculationStep.FIRST_TOKEN)

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 
-from ragcache_engine.protocols import BackendRequest, Delta
+from ragcache_engine.protocols import BackendRequest, Delta, PromptText
 from ragcache_engine.values import Document
 
 
@@ -23,6 +23,7 @@ class Speculation:
     is_under_way: whether the backend has got the request.
     first_token_s: when the prefill was done; None before that.
     cached_tokens: prompt tokens that the backend found cached.
+    prompt_tokens: the prompt's tokens as the backend counted them; None if it did not tell.
     error: what the generation failed with; None if it did not fail.
     """
 
@@ -35,6 +36,7 @@ class Speculation:
     is_under_way: bool = False
     first_token_s: float | None = None
     cached_tokens: int = 0
+    prompt_tokens: int | None = None
     error: Exception | None = None
     task: asyncio.Task[None] | None = None
     _kept: list[Delta] = field(default_factory=list)
@@ -43,10 +45,11 @@ class Speculation:
 
     def add(self, delta: Delta, now_s: float) -> None:
         """Keep a delta that the backend generated now."""
-        if self.first_token_s is None:
+        if self.first_token_s is None and not delta.is_start:
             self.first_token_s = now_s
         if delta.cached is not None:
             self.cached_tokens = delta.cached.total
+        self.prompt_tokens = delta.prompt_tokens or self.prompt_tokens
         self._kept.append(delta)
         self._has_changed.set()
 
@@ -75,7 +78,7 @@ class Speculation:
         """
         if self.request is None:
             return 0
-        length = len(self.request.prompt)
+        length = self.prompt_tokens or self.request.expected_tokens
         if self.first_token_s is not None:
             return length - self.cached_tokens
         return min(length, int((now_s - self.started_s) / token_s)) if token_s else 0
@@ -109,12 +112,19 @@ class Speculation:
 
 
 def is_same_prompt(one: BackendRequest, other: BackendRequest) -> bool:
-    """Return True if the prompts share every tensor: same tokens, same tenant."""
-    return (
-        one.tenant == other.tenant
-        and len(one.prompt) == len(other.prompt)
-        and list(one.prompt.token_ids) == list(other.prompt.token_ids)
-    )
+    """Return True if the prompts share every tensor: same tokens, same tenant, borrowed alike."""
+    if (one.tenant, one.is_exact, one.recompute_ratio, one.contexts) != (
+        other.tenant,
+        other.is_exact,
+        other.recompute_ratio,
+        other.contexts,
+    ):
+        return False
+    mine, theirs = one.prompt, other.prompt
+    if isinstance(mine, PromptText) or isinstance(theirs, PromptText):
+        specials = (one.options.add_special_tokens, other.options.add_special_tokens)
+        return mine.text == theirs.text and specials[0] == specials[1]
+    return len(mine) == len(theirs) and list(mine.token_ids) == list(theirs.token_ids)
 
 
 def join_deltas(deltas: Sequence[Delta]) -> Delta:
@@ -124,4 +134,8 @@ def join_deltas(deltas: Sequence[Delta]) -> Delta:
         token_ids=tuple(token for delta in deltas for token in delta.token_ids),
         cached=next((d.cached for d in reversed(deltas) if d.cached is not None), None),
         finish_reason=deltas[-1].finish_reason,
+        reuse=deltas[-1].reuse,
+        why_exact=deltas[-1].why_exact,
+        sources=deltas[-1].sources,
+        prompt_tokens=next((d.prompt_tokens for d in deltas if d.prompt_tokens is not None), None),
     )

@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Callable, Collection, Hashable, Sequence
 from itertools import count
 
+from ragcache_engine.neighbours import ContextsOf, without_contexts
 from ragcache_engine.prompt import Render, TemplateBook
 from ragcache_engine.protocols import Backend, BackendRequest
 from ragcache_engine.speculation.chain_estimators import ChainEstimators
@@ -65,6 +66,7 @@ class Pipeline:
         is_automatic: bool,
         next_request_id: Callable[[], str],
         sign_of_life: Callable[[], None],
+        contexts_of: ContextsOf = without_contexts,
         unclaimed_s: float = UNCLAIMED_S,
         most_unclaimed: int = MOST_UNCLAIMED,
     ) -> None:
@@ -77,7 +79,7 @@ class Pipeline:
         self._is_closed = False
         self._load = PrefillLoad()
         self._registry = SearchRegistry(most_unclaimed)
-        self._planner = RequestPlanner(backend, templates, next_request_id)
+        self._planner = RequestPlanner(backend, templates, next_request_id, contexts_of)
         self._estimators = ChainEstimators(is_automatic=is_automatic)
         self._runner = SpeculationRunner(
             backend, self._planner, self._registry, self._load, sign_of_life

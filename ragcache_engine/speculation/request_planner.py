@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from ragcache_engine.neighbours import ContextsOf, without_contexts
 from ragcache_engine.prompt import TemplateBook, find_documents, token_segments
-from ragcache_engine.protocols import Backend, BackendRequest
+from ragcache_engine.protocols import Backend, BackendRequest, PromptText
 from ragcache_engine.speculation.generation import Speculation
 from ragcache_engine.speculation.tracked_search import TrackedSearch
 from ragcache_engine.values import ChatPrompt, SamplingOptions
@@ -18,16 +19,22 @@ class RequestPlanner:
     """Write, tokenise and segment expected prompts.
 
     templates: what the prompts of each chain look like. next_request_id: names requests to the backend.
+    contexts_of: returns the contexts of a prompt's documents, as in BackendRequest.
     context_tokens: the size of the model's context. The planner plans no prompt that leaves no room for
       an answer. Before the model has started the size is 0, so it plans nothing.
     """
 
     def __init__(
-        self, backend: Backend, templates: TemplateBook, next_request_id: Callable[[], str]
+        self,
+        backend: Backend,
+        templates: TemplateBook,
+        next_request_id: Callable[[], str],
+        contexts_of: ContextsOf = without_contexts,
     ) -> None:
         self._backend = backend
         self._templates = templates
         self._next_request_id = next_request_id
+        self._contexts_of = contexts_of
         self.context_tokens = 0
 
     def may_plan(self, search: TrackedSearch) -> bool:
@@ -52,20 +59,24 @@ class RequestPlanner:
         # needs.
         if isinstance(guess.text, ChatPrompt):
             options = replace(options, add_special_tokens=False)
-        tokenized = self._backend.tokenize(str(guess.text), options.add_special_tokens)
-        if not 0 < len(tokenized) < self.context_tokens:
-            return None
-        segments = token_segments(tokenized, find_documents(guess.text, documents))
+        text, spans = str(guess.text), find_documents(guess.text, documents)
+        tokenized = None
+        if not self._backend.reads_text:
+            tokenized = self._backend.tokenize(text, options.add_special_tokens)
         if not guess.is_whole:
             options = replace(_ONE_TOKEN, add_special_tokens=options.add_special_tokens)
-        speculation.is_whole = guess.is_whole
-        speculation.request = BackendRequest(
+        request = BackendRequest(
             self._next_request_id(),
-            tokenized,
-            segments,
+            PromptText(text, spans) if tokenized is None else tokenized,
+            () if tokenized is None else token_segments(tokenized, spans),
             options,
             search.tenant,
             is_guess=True,
             is_provisional=not speculation.is_final,
+            contexts=self._contexts_of([document.id for document in documents], search.tenant),
         )
-        return speculation.request
+        if not 0 < request.expected_tokens < self.context_tokens:
+            return None
+        speculation.is_whole = guess.is_whole
+        speculation.request = request
+        return request

@@ -102,7 +102,7 @@ class SpeculationRunner:
             if request is None:
                 self._registry.remove(speculation, search)
                 return
-            self._note_started(speculation, search, len(request.prompt))
+            self._note_started(speculation, search, request.expected_tokens)
             async with aclosing(self._backend.generate(request)) as deltas:
                 async for delta in deltas:
                     self._receive(speculation, delta)
@@ -126,7 +126,7 @@ class SpeculationRunner:
     def _receive(self, speculation: Speculation, delta: Delta) -> None:
         self._sign_of_life()
         now_s = self._backend.now()
-        is_first = speculation.first_token_s is None
+        is_first = speculation.first_token_s is None and not delta.is_start
         speculation.add(delta, now_s)
         if is_first:
             self._load.end(speculation)

@@ -94,6 +94,7 @@ class SearchRegistry:
             request = speculation.request
             if (
                 request
+                and isinstance(request.prompt, TokenizedPrompt)
                 and request.prompt.text == prompt
                 and request.options.add_special_tokens == add_special_tokens
             ):

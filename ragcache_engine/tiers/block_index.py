@@ -108,6 +108,10 @@ class BlockIndex(Generic[B]):
         """Return the ids of all documents that a node is named after."""
         return tuple(self._nodes_of)
 
+    def list_nodes(self) -> list[Node]:
+        """Return all nodes in no particular order, quickly."""
+        return list(self._records)
+
     def nodes(self) -> list[Node]:
         """Return all nodes, parents before their children."""
         return [node for node in self.tree.root.downwards() if node is not self.tree.root]

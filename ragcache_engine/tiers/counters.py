@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from operator import attrgetter
 from typing import Any
 
@@ -12,6 +13,16 @@ SCHEDULING_BUCKETS_S = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e
 """Upper bounds of the buckets, in seconds; one more bucket takes all times above the last bound."""
 
 _TIERS = ("device", "host", "disk")
+
+
+class DiskState(StrEnum):
+    """What the disk tier can do now."""
+
+    NONE = "none"  # no disk tier was asked for
+    ON = "on"
+    STALLED = "stalled"  # it does not answer, and is asked for nothing until it does
+    READ_ONLY = "read only"  # too many writes in a row have failed
+    OFF = "off"  # its folder cannot be used
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,10 +71,16 @@ class TierCounters:
     missing, damaged: blocks whose file on disk was gone, or unusable and so removed.
     unwritten: blocks that the disk did not take.
     recomputed: cached blocks that were computed again, as that was quicker than loading them.
+    donor_tokens: tokens computed for donors, from which other prompts borrow.
+    borrowed_tokens: prompt tokens of finished requests that were borrowed from another context.
+    mended_tokens: tokens of borrowed documents that were computed anew in their new place; they count in
+      computed_tokens.
     forgotten: documents dropped on request.
     scheduling: requests by how long our part of their scheduling took: one number for each bound in
       SCHEDULING_BUCKETS_S, and one for those above the last bound.
     scheduling_s: seconds that this took in all.
+    held, capacity: blocks that each tier holds, and may hold, as of the request that ended last.
+    disk: what the disk tier could do then.
     """
 
     ended: int = 0
@@ -81,9 +98,15 @@ class TierCounters:
     damaged: int = 0
     unwritten: int = 0
     recomputed: int = 0
+    donor_tokens: int = 0
+    borrowed_tokens: int = 0
+    mended_tokens: int = 0
     forgotten: int = 0
     scheduling: tuple[int, ...] = (0,) * (len(SCHEDULING_BUCKETS_S) + 1)
     scheduling_s: float = 0.0
+    held: Mapping[str, int] = field(default_factory=BlocksByTier)
+    capacity: Mapping[str, int] = field(default_factory=BlocksByTier)
+    disk: DiskState = DiskState.NONE
 
 
 @dataclass(slots=True)
@@ -105,9 +128,15 @@ class Counters:
     damaged: int = 0
     unwritten: int = 0
     recomputed: int = 0
+    donor_tokens: int = 0
+    borrowed_tokens: int = 0
+    mended_tokens: int = 0
     forgotten: int = 0
     scheduling: list[int] = field(default_factory=lambda: [0] * (len(SCHEDULING_BUCKETS_S) + 1))
     scheduling_s: float = 0.0
+    held: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_TIERS, 0))
+    capacity: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_TIERS, 0))
+    disk: DiskState = DiskState.NONE
 
     def add_scheduling(self, seconds: float) -> None:
         """Count one request whose scheduling took this many seconds in all."""
@@ -117,7 +146,8 @@ class Counters:
     def snapshot(self) -> TierCounters:
         """Return the counts as of now, as values that do not change."""
         numbers = self.as_dict()
-        numbers["evicted"] = BlocksByTier(**numbers["evicted"])
+        for by_tier in _BY_TIER:
+            numbers[by_tier] = BlocksByTier(**numbers[by_tier])
         numbers["scheduling"] = tuple(numbers["scheduling"])
         return TierCounters(**numbers)
 
@@ -125,15 +155,17 @@ class Counters:
         """Return the counts as plain numbers, lists and dicts, to send to another process."""
         # By hand: dataclasses.asdict takes a hundred times as long, and this is sent with every answer.
         numbers = dict(zip(_NAMES, _VALUES(self), strict=True))
-        numbers["evicted"] = dict(self.evicted)
+        for by_tier in _BY_TIER:
+            numbers[by_tier] = dict(numbers[by_tier])
         numbers["scheduling"] = list(self.scheduling)
         return numbers
 
     @classmethod
     def from_dict(cls, numbers: Mapping[str, Any]) -> Counters:
         """Make counters from what as_dict() returned."""
-        return cls(**numbers)
+        return cls(**{**numbers, "disk": DiskState(numbers["disk"])})
 
 
+_BY_TIER = ("evicted", "held", "capacity")
 _NAMES = Counters.__slots__
 _VALUES = attrgetter(*_NAMES)

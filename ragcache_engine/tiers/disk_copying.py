@@ -11,6 +11,7 @@ from typing import Generic
 from ragcache_engine.knowledge import Node, Tier
 from ragcache_engine.knowledge.tier import RANK
 from ragcache_engine.tiers.block_index import BlockIndex
+from ragcache_engine.tiers.counters import DiskState
 from ragcache_engine.tiers.disk.transfers import BlockCopy, DiskTransfers, FinishedCopy
 from ragcache_engine.tiers.node_record import B, Key
 from ragcache_engine.tiers.requests import TrackedRequest
@@ -47,6 +48,16 @@ class DiskCopying(Generic[B]):
         return self._transfers is not None
 
     @property
+    def state(self) -> DiskState:
+        """What the disk tier can do now."""
+        transfers = self._transfers
+        if transfers is None:
+            return DiskState.OFF if self._tree.capacity(Tier.DISK) else DiskState.NONE
+        if transfers.is_stalled:
+            return DiskState.STALLED
+        return DiskState.ON if transfers.is_writable else DiskState.READ_ONLY
+
+    @property
     def is_reading(self) -> bool:
         """Whether blocks that requests may wait for are on their way from the disk."""
         return bool(self._reading) and not (self._transfers and self._transfers.is_stalled)
@@ -57,6 +68,16 @@ class DiskCopying(Generic[B]):
         if self._transfers is None or self._transfers.is_stalled:
             return None
         return self._transfers.queued_reads
+
+    @property
+    def pending_reads(self) -> int:
+        """How many blocks are on their way from the disk."""
+        return len(self._reading)
+
+    @property
+    def pending_writes(self) -> int:
+        """How many blocks are on their way to the disk."""
+        return len(self._writing)
 
     @property
     def is_writing(self) -> bool:

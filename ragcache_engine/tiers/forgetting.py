@@ -38,8 +38,10 @@ class Forgetting(Generic[B]):
             block = self._find_first_doomed(request, names, doomed)
             if block is not None:
                 self._requests.withdraw(request, block)
-                if self._requests.get(request.name) is request:
-                    self._withdrawn.add(request.name)
+                self._note_withdrawn(request)
+            if _borrows_any(request, names):
+                self._requests.withdraw_donors(request)
+                self._note_withdrawn(request)
         index.release(index.tree.remove(named), are_evictions=False)
         index.device.hide(keys)
         # A block that no node owns may come from these documents, and is worth little anyway.
@@ -54,6 +56,10 @@ class Forgetting(Generic[B]):
         if name in self._withdrawn:
             self._withdrawn.discard(name)
             self._index.device.sweep()
+
+    def _note_withdrawn(self, request: TrackedRequest) -> None:
+        if self._requests.get(request.name) is request:
+            self._withdrawn.add(request.name)
 
     def _find_first_doomed(
         self, request: TrackedRequest, names: frozenset[str], doomed: Container[Node]
@@ -74,3 +80,10 @@ class Forgetting(Generic[B]):
                 return place
         kept = request.prompt.cuts[-1].end if request.prompt.cuts else 0
         return end if end < kept else None
+
+
+def _borrows_any(request: TrackedRequest, names: frozenset[str]) -> bool:
+    """Return whether a request borrows tensors that were computed from one of these documents."""
+    return any(
+        not names.isdisjoint(cut.documents) for donor in request.donors for cut in donor.cuts
+    )

@@ -8,9 +8,10 @@ from typing import Generic
 
 from ragcache_engine.knowledge import CostProfile, EvictionPolicy, KnowledgeTree, Tier
 from ragcache_engine.knowledge.request_queue import cached_ratio
-from ragcache_engine.knowledge.tier import RANK
+from ragcache_engine.knowledge.tier import RANK, TIERS
 from ragcache_engine.tiers.block_index import BlockIndex
-from ragcache_engine.tiers.counters import Counters
+from ragcache_engine.tiers.borrowing.report import ReuseReport
+from ragcache_engine.tiers.counters import BlocksByTier, Counters
 from ragcache_engine.tiers.device_tier import DeviceTier
 from ragcache_engine.tiers.disk.block_file import document_mark
 from ragcache_engine.tiers.disk.transfers import DiskTransfers
@@ -22,9 +23,13 @@ from ragcache_engine.tiers.host_copying import HostCopying
 from ragcache_engine.tiers.host_slots import HostSlots
 from ragcache_engine.tiers.load_planning import LoadPlanner, blocks_on_device
 from ragcache_engine.tiers.node_record import B, Key
+from ragcache_engine.tiers.prompt_sources import PromptSources
 from ragcache_engine.tiers.prompts import Prompt
 from ragcache_engine.tiers.requests import RequestTable, TrackedRequest
+from ragcache_engine.tiers.source_tracing import trace_sources
 from ragcache_engine.tiers.speed import SHORTEST_STEP_TOKENS, ComputingSpeed, Speeds
+from ragcache_engine.tiers.tree_snapshot import ServedRequest, TreeSnapshot
+from ragcache_engine.tiers.tree_watch import IDLE_SLICES, TreeWatch, add_up
 
 HOST = RANK[Tier.HOST]
 
@@ -102,6 +107,7 @@ class CacheManager(Generic[B]):
         self._host: HostCopying[B] = HostCopying(self.index, self._disk, block_bytes)
         self._planner = LoadPlanner(block_tokens, block_bytes, self.speeds)
         self._forgetting: Forgetting[B] = Forgetting(self.index, self._requests)
+        self._watch = TreeWatch(self.index.list_nodes)
 
     def attach_device(
         self,
@@ -131,13 +137,30 @@ class CacheManager(Generic[B]):
 
     # -- requests ----------------------------------------------------------------------------------
 
-    def add_request(self, name: str, prompt: Prompt, *, guess: str | None = None) -> None:
-        """Track a request that begins to wait. guess: the id that adopts it; None if it is no guess."""
+    def add_request(
+        self,
+        name: str,
+        prompt: Prompt,
+        *,
+        guess: str | None = None,
+        donors: Sequence[Prompt] = (),
+        is_donor: bool = False,
+    ) -> None:
+        """Track a request that begins to wait.
+
+        guess: the id that adopts it; None if it is no guess. donors: the prompts from which it borrows;
+          its own prompt then ends where borrowing begins. is_donor: whether it only fetches a donor.
+        """
         self._forget_what_others_forgot()  # after a pause, vLLM looks up before it takes a step
-        request = TrackedRequest(name, prompt, guess)
+        request = TrackedRequest(name, prompt, guess, donors=donors, is_donor=is_donor)
         self._requests.add(request)
         if self._requests.pinned < self._protect:
             self._protect_path(request)
+
+    def sources(self, name: str) -> PromptSources | None:
+        """Return where the request's prompt came from; None if it never ran."""
+        request = self._requests.get(name)
+        return request.sources if request else None
 
     def cached_ratio(self, name: str) -> float | None:
         """Return the request's cached tokens over those to compute, as of now; None if it is not
@@ -159,9 +182,14 @@ class CacheManager(Generic[B]):
             cached += here
             if here < node.blocks:
                 break
+        cached += sum(map(self._count_lent, request.donors[1:]))
         tokens = min(cached * self.block_tokens, request.prompt.tokens - 1)
         left = request.prompt.tokens - tokens
         return cached_ratio(tokens, 0 if tokens and left < SHORTEST_STEP_TOKENS else left)
+
+    def donors(self, name: str) -> Sequence[Prompt]:
+        """Return the prompts from which a request borrows; one that is to be forgotten has no cuts."""
+        return self._requests[name].donors
 
     def plan_admission(self, name: str, device_tokens: int, now_s: float) -> None:
         """Decide what to load for a request that the scheduler tries to admit; `lookup` follows this
@@ -206,30 +234,52 @@ class CacheManager(Generic[B]):
             if other is not request:  # this one's step may end after its copies
                 other.loads_alone = False
         self._hold_on_device(request)
+        if request.donors:
+            loaded_tokens = 0  # what it borrows is copied on the device
         if request.cached_tokens is None:
             request.cached_tokens = self._cached_tokens(request, loaded_tokens)
+            request.sources = trace_sources(request, loaded_tokens, self.index)
         if not loaded_tokens:
             request.load_asked_s = None
+
+    def cached_tokens(self, name: str) -> dict[Tier, int]:
+        """Return a request's cached tokens by tier, as of its first admission; empty before."""
+        request = self._requests.get(name)
+        return (request.cached_tokens if request else None) or {}
+
+    def set_cached_tokens(self, name: str, tokens: dict[Tier, int]) -> None:
+        """Correct what a request that borrows had cached: its donors came before it."""
+        self._requests[name].cached_tokens = tokens
 
     def requeue(self, name: str) -> None:
         """Note that the request was preempted: from now on its nodes may be unpinned to make room."""
         if request := self._requests.get(name):
             request.is_running = False
 
-    def finish_request(self, name: str, *, completed: bool) -> dict[str, int] | None:
+    def finish_request(
+        self, name: str, *, completed: bool, reuse: ReuseReport | None = None
+    ) -> dict[str, int] | None:
         """Track a request no longer; return its cached tokens by tier, None if it never ran.
 
         completed: whether it has its answer. An aborted request does not count as a use of its
-          documents.
+          documents. reuse: what it borrowed.
         """
         request = self._requests.pop(name)
         if request is None:
             return None
         self.counters.ended += 1
+        self._note_fill()
         if completed and request.cached_tokens is not None:
             self._pin(request)
             self._count_tokens(request, request.cached_tokens)
-            if request.guess is None:
+            if reuse is not None:
+                borrowed = sum(reuse.borrowed_by_tier.values())
+                self.counters.borrowed_tokens += borrowed
+                self.counters.computed_tokens -= borrowed
+                self.counters.mended_tokens += reuse.recomputed_tokens
+            if request.is_donor:
+                pass  # those who borrow count as uses of its documents
+            elif request.guess is None:
                 self._record_use(request)
             else:
                 self._requests.keep_guess(request.guess, request)
@@ -292,6 +342,8 @@ class CacheManager(Generic[B]):
         self._host.step()
         self._disk.collect()
         self._forget_what_others_forgot()
+        if self._watch.is_looking:
+            self._watch.advance()
 
     def collect_disk_results(self) -> None:
         """Take in the disk's reads and writes that have ended since the last call."""
@@ -341,7 +393,48 @@ class CacheManager(Generic[B]):
             named = {document_mark(document): document for document in self.index.documents()}
             self.forget([named[mark] for mark in times if mark in named], times)
 
+    # -- observing ---------------------------------------------------------------------------------
+
+    def snapshot(
+        self,
+        documents: int,
+        *,
+        waiting: int = 0,
+        running: int = 0,
+        requests: Iterable[ServedRequest] = (),
+    ) -> TreeSnapshot:
+        """Return what an observer is told, with at most this many documents.
+
+        waiting, running, requests: as in TreeSnapshot; the caller knows them.
+        """
+        watch, tree = self._watch, self.tree
+        watch.look(1 if waiting or running else IDLE_SLICES)
+        listed, cut = watch.documents[:documents], watch.documents[documents:]
+        return TreeSnapshot(
+            documents=listed,
+            other_documents=watch.others + len(cut),
+            other_blocks=add_up([watch.other_blocks, *(each.blocks for each in cut)]),
+            unnamed_blocks=watch.unnamed_blocks,
+            nodes=len(tree),
+            waiting=waiting,
+            running=running,
+            disk=self._disk.state,
+            disk_reads=self._disk.pending_reads,
+            disk_writes=self._disk.pending_writes,
+            held=BlocksByTier(*map(tree.used, TIERS)),
+            capacity=BlocksByTier(*map(tree.capacity, TIERS)),
+            block_tokens=self.block_tokens,
+            requests=tuple(requests),
+        )
+
     # -- inside ------------------------------------------------------------------------------------
+
+    def _count_lent(self, donor: Prompt) -> int:
+        """Count the blocks of a donor's document, if the device has them."""
+        if not donor.cuts or not self._pool.cached_block(donor.keys[-1]):
+            return 0
+        before = donor.cuts[-2].end if len(donor.cuts) > 1 else 0
+        return donor.cuts[-1].end - before
 
     def _pin(self, request: TrackedRequest) -> None:
         if self._requests.pin(request):
@@ -356,6 +449,8 @@ class CacheManager(Generic[B]):
                 self._plan_loads(request)
 
     def _plan_loads(self, request: TrackedRequest, *, is_urgent: bool = False) -> None:
+        if request.donors:
+            return  # its donors are loaded for it, its own first document among them
         is_busy = self._requests.is_any_other_running(request)
         disk_queue = None if request.has_given_up else self._disk.queued_reads
         self._planner.plan(request, is_busy=is_busy, disk_queue=disk_queue)
@@ -415,12 +510,22 @@ class CacheManager(Generic[B]):
             if blocks < 0:
                 break
             cached_nodes += 1
-        self.tree.record_use(
-            request.nodes, cached_nodes, seconds / computed if computed > 0 else 0.0
-        )
+        used = dict.fromkeys(node for path in request.paths() for node in path)
+        self.tree.record_use(used, cached_nodes, seconds / computed if computed > 0 else 0.0)
+
+    def _note_fill(self) -> None:
+        """Note in the counters how full the tiers are, and what the disk can do."""
+        counters, tree = self.counters, self.tree
+        for tier in TIERS:
+            counters.held[tier.value] = tree.used(tier)
+            counters.capacity[tier.value] = tree.capacity(tier)
+        counters.disk = self._disk.state
 
     def _count_tokens(self, request: TrackedRequest, tokens: dict[Tier, int]) -> None:
         counters = self.counters
+        if request.is_donor:
+            counters.donor_tokens += request.prompt.tokens - sum(tokens.values())
+            return
         counters.device_tokens += tokens[Tier.DEVICE]
         counters.host_tokens += tokens[Tier.HOST]
         counters.disk_tokens += tokens[Tier.DISK]

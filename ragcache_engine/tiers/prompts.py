@@ -11,6 +11,9 @@ from ragcache_engine.tiers.block_index import Cut
 from ragcache_engine.tiers.disk.block_file import document_mark
 from ragcache_engine.tiers.node_record import Key
 
+SegmentEnd = tuple[int, str | None]
+"""A run of prompt tokens: its end, and its document's id, None for other text."""
+
 
 @dataclass(slots=True)
 class Prompt:
@@ -40,7 +43,7 @@ class Prompt:
 
 
 def cut_prompt(
-    segments: Sequence[tuple[int, str | None]],
+    segments: Sequence[SegmentEnd],
     *,
     prompt_tokens: int,
     block_tokens: int,
@@ -95,7 +98,7 @@ def describe_prompt(
     keys: Sequence[Key],
     token_ids: Sequence[int] | None,
     prompt_tokens: int,
-    segments: Sequence[tuple[int, str | None]],
+    segments: Sequence[SegmentEnd],
     tenant: str | None,
     block_tokens: int,
     depth: int | None,

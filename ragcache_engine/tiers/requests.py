@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Generic
 
 from ragcache_engine.knowledge import Node, Tier
 from ragcache_engine.tiers.block_index import BlockIndex
 from ragcache_engine.tiers.node_record import B, Key
+from ragcache_engine.tiers.prompt_sources import PromptSources
 from ragcache_engine.tiers.prompts import Prompt
 
 MOST_UNADOPTED = 64
@@ -34,6 +35,10 @@ class TrackedRequest:
     has_given_up: whether it has waited too long for the disk, and computes what has not come.
     guess: the engine's own id of the request, which `adopted` refers to, as long as nobody has asked for
       the answer; `name` is vLLM's. None for an ordinary request.
+    donors: the prompts from which the request borrows; `prompt` then ends where borrowing begins.
+    donor_nodes: the nodes of each donor, pinned as long as they are listed here.
+    is_donor: whether the request only computes or loads a donor, for others to borrow from.
+    sources: where its prompt came from, as of its first admission; None before.
     """
 
     name: str
@@ -52,6 +57,15 @@ class TrackedRequest:
     is_planned: bool = False
     is_trial: bool = False
     has_given_up: bool = False
+    sources: PromptSources | None = None
+    donors: Sequence[Prompt] = ()
+    donor_nodes: list[list[Node]] = field(default_factory=list)
+    is_donor: bool = False
+
+    def paths(self) -> Iterator[list[Node]]:
+        """Yield the lists of nodes that the request pins: its own, and those of its donors."""
+        yield self.nodes
+        yield from self.donor_nodes
 
 
 class RequestTable(Generic[B]):
@@ -96,28 +110,35 @@ class RequestTable(Generic[B]):
 
     def pin(self, request: TrackedRequest) -> bool:
         """Find and pin the nodes of the request's prompt; return False if there was nothing to pin."""
-        if request.nodes or not request.prompt.cuts:
+        if request.name in self._pinned or not (request.prompt.cuts or request.donors):
             return False
-        path = self._index.path(request.prompt.keys, request.prompt.cuts)
+        self._pinned[request.name] = request
+        request.nodes = self._pin_path(request.prompt)
+        for donor in request.donors:
+            request.donor_nodes.append(self._pin_path(donor))
+        return True
+
+    def _pin_path(self, prompt: Prompt) -> list[Node]:
+        path = self._index.path(prompt.keys, prompt.cuts)
         tree = self._index.tree
         for upper, lower in path.splits:
             # A request that has pinned a node keeps both halves of it.
-            for other in self._pinned.values():
-                if lower in other.nodes:
-                    other.nodes.insert(other.nodes.index(lower), upper)
+            for pinned in [nodes for other in self._pinned.values() for nodes in other.paths()]:
+                if lower in pinned:
+                    pinned.insert(pinned.index(lower), upper)
                     tree.pin([upper])
         tree.pin(path.nodes)
-        request.nodes = path.nodes
-        self._pinned[request.name] = request
         for _, lower in path.splits:
             tree.prune(lower)
-        return True
+        return path.nodes
 
     def unpin(self, request: TrackedRequest) -> None:
         """Let the request's nodes be evicted, as far as no other request pins them."""
         if self._pinned.pop(request.name, None):
-            nodes, request.nodes = request.nodes, []
-            self._index.tree.unpin(nodes)
+            paths = list(request.paths())
+            request.nodes, request.donor_nodes = [], []
+            for nodes in paths:
+                self._index.tree.unpin(nodes)
 
     def unpin_waiting(self) -> bool:
         """Unpin the nodes of all requests that only wait; return whether there were any."""
@@ -139,9 +160,18 @@ class RequestTable(Generic[B]):
             at += request.nodes[kept].blocks
             kept += 1
         unpinned, request.nodes = request.nodes[kept:], request.nodes[:kept]
-        if not request.nodes:
+        if not request.nodes and not request.donor_nodes:
             self._pinned.pop(request.name, None)
         self._index.tree.unpin(unpinned)
+
+    def withdraw_donors(self, request: TrackedRequest) -> None:
+        """Keep nothing of a request's donors, while the request computes with their tensors."""
+        request.donors = [donor.before(0) for donor in request.donors]
+        paths, request.donor_nodes = request.donor_nodes, []
+        if not request.nodes:
+            self._pinned.pop(request.name, None)
+        for nodes in paths:
+            self._index.tree.unpin(nodes)
 
     # -- guesses -----------------------------------------------------------------------------------
 

@@ -10,13 +10,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+from ragcache_engine.tiers.borrowing.report import ReuseReport
 from ragcache_engine.tiers.counters import Counters
+from ragcache_engine.tiers.prompt_sources import PromptSources
+from ragcache_engine.tiers.prompts import SegmentEnd
+from ragcache_engine.tiers.tree_snapshot import MOST_DOCUMENTS, TreeSnapshot
 
 FIELD = "ragcache"
 """The name in `kv_transfer_params` under which both messages stand."""
 
-SegmentEnd = tuple[int, str | None]
-"""A run of prompt tokens: its end, and its document's id, None for other text."""
+Context = tuple[str, Sequence[int]]
+"""What stands before a document in its donor: another document's id and tokens."""
 
 
 class MalformedRequest(ValueError):
@@ -29,12 +33,18 @@ class RequestMessage:
 
     segments: runs of prompt tokens in order, without the text after the last document.
     forget: documents to drop; such a request does nothing else.
-    operator_key: proves that the sender may forget documents. A server's clients do not have it.
+    operator_key: proves that the sender may forget documents, and may be told of all that is cached. A
+      server's clients do not have it.
     tombstones: the times of these documents' tombstones in the disk tier's folder, by mark.
+    snapshot: list this many documents of the knowledge tree; such a request does nothing else.
     guess: the engine's own id of the request, if nobody has asked for its answer yet. vLLM gives the
       request another name; `adopted` of a later request refers to this id.
     is_provisional: whether the running search may still take the request back.
     adopted: ids of earlier guesses that somebody has asked for by now.
+    is_exact: whether the prompt must borrow nothing.
+    recompute_ratio: the share of borrowed documents to compute anew; None: the engine's own.
+    starts: for each document in the segments, the token at which its own text begins.
+    contexts: by document, the context behind which its donor stores it: another document's id and tokens.
     """
 
     segments: Sequence[SegmentEnd] = ()
@@ -44,6 +54,16 @@ class RequestMessage:
     adopted: Sequence[str] = ()
     operator_key: str | None = None
     tombstones: Mapping[str, int] = field(default_factory=dict)
+    is_exact: bool = False
+    recompute_ratio: float | None = None
+    starts: Sequence[int] = ()
+    contexts: Mapping[str, Context] = field(default_factory=dict)
+    snapshot: int = 0
+
+    @property
+    def is_upkeep(self) -> bool:
+        """Whether the request does nothing else than to forget or to observe."""
+        return bool(self.forget or self.snapshot)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the message as `kv_transfer_params`; empty if the message is empty."""
@@ -52,7 +72,6 @@ class RequestMessage:
             content["segments"] = [[end, document] for end, document in self.segments]
         if self.forget:
             content["forget"] = list(self.forget)
-            content["operator_key"] = self.operator_key
             content["tombstones"] = dict(self.tombstones)
         if self.guess is not None:
             content["guess"] = self.guess
@@ -60,6 +79,21 @@ class RequestMessage:
             content["provisional"] = True
         if self.adopted:
             content["adopted"] = list(self.adopted)
+        if self.is_exact:
+            content["exact"] = True
+        if self.recompute_ratio is not None:
+            content["recompute_ratio"] = self.recompute_ratio
+        if self.starts:
+            content["starts"] = list(self.starts)
+        if self.contexts:
+            content["contexts"] = {
+                document: [context, list(tokens)]
+                for document, (context, tokens) in self.contexts.items()
+            }
+        if self.snapshot:
+            content["snapshot"] = self.snapshot
+        if self.operator_key is not None:
+            content["operator_key"] = self.operator_key
         return {FIELD: content} if content else {}
 
     @classmethod
@@ -81,6 +115,11 @@ class RequestMessage:
             adopted=_names(content.get("adopted")),
             operator_key=key if isinstance(key, str) else None,
             tombstones=_times(content.get("tombstones")),
+            is_exact=content.get("exact") is True,
+            recompute_ratio=_ratio(content.get("recompute_ratio")),
+            starts=_starts(content.get("starts")),
+            contexts=_contexts(content.get("contexts")),
+            snapshot=_count(content.get("snapshot")),
         )
 
 
@@ -90,14 +129,31 @@ class FinishMessage:
 
     tokens: cached prompt tokens by tier ("device", "host", "disk"); None if the request never ran.
     counters: the counts of all tiers, as of this request's end.
+    reuse: what the prompt borrowed; None if it borrowed nothing. why_exact: why it borrowed nothing, if
+      the engine borrows at all.
+    sources: where the prompt came from, for a sender who has the operator's key.
+    tree: the snapshot that such a sender asked for.
     """
 
     tokens: Mapping[str, int] | None
     counters: Counters
+    reuse: ReuseReport | None = None
+    why_exact: str | None = None
+    sources: PromptSources | None = None
+    tree: TreeSnapshot | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return the message as `kv_transfer_params`."""
-        return {FIELD: {"tokens": self.tokens, "counters": self.counters.as_dict()}}
+        content: dict[str, Any] = {"tokens": self.tokens, "counters": self.counters.as_dict()}
+        if self.reuse is not None:
+            content["reuse"] = self.reuse.to_dict()
+        if self.why_exact is not None:
+            content["why_exact"] = self.why_exact
+        if self.sources:
+            content["sources"] = self.sources.to_dict()
+        if self.tree:
+            content["tree"] = self.tree.to_dict()
+        return {FIELD: content}
 
     @classmethod
     def from_dict(cls, params: Mapping[str, Any] | None) -> Self | None:
@@ -105,7 +161,15 @@ class FinishMessage:
         content = (params or {}).get(FIELD)
         if not content:
             return None
-        return cls(content["tokens"], Counters.from_dict(content["counters"]))
+        reuse, sources, tree = (content.get(part) for part in ("reuse", "sources", "tree"))
+        return cls(
+            content["tokens"],
+            Counters.from_dict(content["counters"]),
+            ReuseReport.from_dict(reuse) if reuse else None,
+            content.get("why_exact"),
+            PromptSources.from_dict(sources) if sources else None,
+            TreeSnapshot.from_dict(tree) if tree else None,
+        )
 
 
 def _segments(said: object) -> tuple[SegmentEnd, ...]:
@@ -128,6 +192,37 @@ def _names(said: object) -> tuple[str, ...]:
     if not isinstance(said, list):
         return ()
     return tuple(name for name in said if isinstance(name, str))
+
+
+def _count(said: object) -> int:
+    return min(said, MOST_DOCUMENTS) if type(said) is int and said > 0 else 0
+
+
+def _ratio(said: object) -> float | None:
+    return float(said) if isinstance(said, (int, float)) and 0 <= said <= 1 else None
+
+
+def _starts(said: object) -> tuple[int, ...]:
+    is_list = isinstance(said, (list, tuple)) and all(isinstance(start, int) for start in said)
+    return tuple(said) if is_list else ()  # type: ignore[arg-type]
+
+
+def _contexts(said: object) -> dict[str, Context]:
+    if not isinstance(said, Mapping):
+        return {}
+    contexts: dict[str, Context] = {}
+    for document, context in said.items():
+        name, tokens = (
+            context if isinstance(context, (list, tuple)) and len(context) == 2 else (0, 0)
+        )
+        if (
+            isinstance(document, str)
+            and isinstance(name, str)
+            and isinstance(tokens, (list, tuple))
+            and all(isinstance(token, int) for token in tokens)
+        ):
+            contexts[document] = (name, tuple(tokens))
+    return contexts
 
 
 def _times(said: object) -> dict[str, int]:

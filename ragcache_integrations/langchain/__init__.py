@@ -8,11 +8,15 @@ engine = RAGCacheEngine(EngineConfig(model="HuggingFaceTB/SmolLM2-135M-Instruct"
 retriever = RAGCacheRetriever.from_vectorstore(store, engine=engine, k=4)
 llm = RAGCacheLLM(engine=engine, temperature=0)
 chain = {"context": retriever | join_texts, "question": RunnablePassthrough()} | prompt | llm
+
+Or let one call do it: chain = accelerate(stock_chain, engine=engine)
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from ragcache_integrations.acceleration import AccelerationReport
+from ragcache_integrations.langchain.acceleration import accelerate
 from ragcache_integrations.langchain.chat import ChatRAGCache
 from ragcache_integrations.langchain.llm import RAGCacheLLM
 from ragcache_integrations.langchain.retriever import RAGCacheRetriever
@@ -36,6 +40,7 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "AccelerationReport",
     "ChatRAGCache",
     "FaissVectorStore",
     "FlatIndex",
@@ -53,6 +58,7 @@ __all__ = [
     "UnsupportedIndex",
     "UntrustedPickle",
     "VectorShapeError",
+    "accelerate",
 ]
 
 

@@ -17,7 +17,10 @@ from langchain_core.utils.function_calling import convert_to_openai_tool
 from pydantic import ConfigDict, Field
 
 from ragcache_engine import (
+    Answer,
     ChatPrompt,
+    Piece,
+    SamplingOptions,
     ToolAnswerPart,
 )
 from ragcache_integrations.bound_tools import BoundTools
@@ -25,7 +28,13 @@ from ragcache_integrations.chat_request import ChatRequest
 from ragcache_integrations.langchain.messages import chat_chunk, chat_result, conversation
 from ragcache_integrations.langchain.model_base import EngineModel, one_thread_each
 from ragcache_integrations.langchain.stream_cancellation import CancellableStream
-from ragcache_integrations.langchain.structured import Method, Schema, bind_structured_output
+from ragcache_integrations.langchain.structured import (
+    Method,
+    Schema,
+    add_parsed,
+    bind_structured_output,
+    guide_for_response_format,
+)
 
 
 class ChatRAGCache(EngineModel, BaseChatModel):
@@ -53,8 +62,10 @@ class ChatRAGCache(EngineModel, BaseChatModel):
     engine: a running engine, which several models may share; or an EngineConfig, to start one.
     temperature, max_tokens, top_p, stop, guide, ...: see SamplingFields. A call may set any of them
       for itself, and `configurable_fields` may expose them. A call's `stop` replaces the model's.
+      A call may give OpenAI's `response_format` in place of `guide`.
     template_args: more variables of the chat template, such as {"enable_thinking": False}.
     tenant: whose cached tensors the requests may use; conversations of different tenants share nothing.
+    exact: borrow nothing from other contexts, even if the engine has reuse="anywhere".
     streaming: whether to answer through `stream` even if the caller wants the whole answer.
 
     An answer's usage_metadata says what the answer cost (input_token_details has cache_read, in total
@@ -199,8 +210,10 @@ class ChatRAGCache(EngineModel, BaseChatModel):
         **kwargs: Any,
     ) -> ChatResult:
         request = self._request(messages, stop, kwargs)
-        answer = self.engine.generate(request.prompt, None, request.options, tenant=self.tenant)
-        return chat_result(answer, request.read_answer(answer), self.model_name)
+        answer = self.engine.generate(
+            request.prompt, None, request.options, tenant=self.tenant, exact=self.exact
+        )
+        return self._result(request, answer, kwargs)
 
     async def _agenerate(
         self,
@@ -211,9 +224,16 @@ class ChatRAGCache(EngineModel, BaseChatModel):
     ) -> ChatResult:
         request = self._request(messages, stop, kwargs)
         answer = await self.engine.agenerate(
-            request.prompt, None, request.options, tenant=self.tenant
+            request.prompt, None, request.options, tenant=self.tenant, exact=self.exact
         )
-        return chat_result(answer, request.read_answer(answer), self.model_name)
+        return self._result(request, answer, kwargs)
+
+    def _result(
+        self, request: ChatRequest, answer: Answer, changes: Mapping[str, Any]
+    ) -> ChatResult:
+        result = chat_result(answer, request.read_answer(answer), self.model_name)
+        add_parsed(result.generations[0].message, changes.get("response_format"), answer.text)
+        return result
 
     def _stream(
         self,
@@ -224,11 +244,13 @@ class ChatRAGCache(EngineModel, BaseChatModel):
     ) -> Iterator[ChatGenerationChunk]:
         request = self._request(messages, stop, kwargs)
         with self.engine.stream(
-            request.prompt, None, request.options, tenant=self.tenant
+            request.prompt, None, request.options, tenant=self.tenant, exact=self.exact
         ) as pieces:
+            text = ""
             for piece in pieces:
+                text += piece.text
                 if (part := request.read_piece(piece)) or piece.usage:
-                    yield chat_chunk(piece, part or ToolAnswerPart(), self.model_name)
+                    yield self._chunk(piece, part, kwargs, text)
 
     async def _astream(
         self,
@@ -239,15 +261,40 @@ class ChatRAGCache(EngineModel, BaseChatModel):
     ) -> AsyncIterator[ChatGenerationChunk]:
         request = self._request(messages, stop, kwargs)
         async with aclosing(
-            self.engine.astream(request.prompt, None, request.options, tenant=self.tenant)
+            self.engine.astream(
+                request.prompt, None, request.options, tenant=self.tenant, exact=self.exact
+            )
         ) as pieces:
+            text = ""
             async for piece in pieces:
+                text += piece.text
                 if (part := request.read_piece(piece)) or piece.usage:
-                    yield chat_chunk(piece, part or ToolAnswerPart(), self.model_name)
+                    yield self._chunk(piece, part, kwargs, text)
+
+    def _chunk(
+        self, piece: Piece, part: ToolAnswerPart | None, changes: Mapping[str, Any], text: str
+    ) -> ChatGenerationChunk:
+        """Return a piece of a stream as a chunk. text: the answer so far."""
+        chunk = chat_chunk(piece, part or ToolAnswerPart(), self.model_name)
+        if piece.finish_reason:
+            add_parsed(chunk.message, changes.get("response_format"), text)
+        return chunk
+
+    def check_call(self, options: Mapping[str, Any]) -> None:
+        """Raise BadRequest or ValueError if a call with these options would; nothing is computed."""
+        self._read_call(None, options)
 
     def _request(
         self, messages: Sequence[BaseMessage], stop: list[str] | None, changes: Mapping[str, Any]
     ) -> ChatRequest:
+        bound, template_args, options = self._read_call(stop, changes)
+        prompt = self._prompt(messages, bound, template_args)
+        return ChatRequest(prompt, options, bound.make_reader(self.engine))
+
+    def _read_call(
+        self, stop: list[str] | None, changes: Mapping[str, Any]
+    ) -> tuple[BoundTools, dict[str, Any], SamplingOptions]:
+        """Return a call's tools, variables of the chat template, and sampling options."""
         changes = {
             name: value for name, value in changes.items() if name not in _NO_SAMPLING_PARAMETERS
         }
@@ -255,9 +302,10 @@ class ChatRAGCache(EngineModel, BaseChatModel):
         template_args = {**self.template_args, **changes.pop("template_args", {})}
         if stop is not None:
             changes["stop"] = stop
+        if (response_format := changes.pop("response_format", None)) is not None:
+            changes.setdefault("guide", guide_for_response_format(response_format))
         options = bound.add_to_options(self.engine, self.sampling_options(changes))
-        prompt = self._prompt(messages, bound, template_args)
-        return ChatRequest(prompt, options, bound.make_reader(self.engine))
+        return bound, template_args, options
 
     def _prompt(
         self, messages: Sequence[BaseMessage], bound: BoundTools, template_args: Mapping[str, Any]

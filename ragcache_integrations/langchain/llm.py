@@ -55,6 +55,7 @@ class RAGCacheLLM(EngineModel, BaseLLM):
 
     engine: a running engine, which several LLMs may share; or an EngineConfig, to start one.
     tenant: whose cached tensors the requests may use; prompts of different tenants share nothing.
+    exact: borrow nothing from other contexts, even if the engine has reuse="anywhere".
 
     `LLMResult.llm_output["token_usage"]` says what the answers to all prompts cost together.
     `generation_info` says it for each answer: finish_reason, usage_metadata (input_token_details has
@@ -170,7 +171,9 @@ class RAGCacheLLM(EngineModel, BaseLLM):
         with ExitStack() as running:
             streams = [
                 running.enter_context(
-                    self.engine.stream(prompt, options=options, tenant=self.tenant)
+                    self.engine.stream(
+                        prompt, options=options, tenant=self.tenant, exact=self.exact
+                    )
                 )
                 for prompt in prompts
             ]
@@ -186,7 +189,8 @@ class RAGCacheLLM(EngineModel, BaseLLM):
     ) -> LLMResult:
         options = self._options(stop, kwargs)
         answers = await _run_all_or_none(
-            self.engine.agenerate(prompt, options=options, tenant=self.tenant) for prompt in prompts
+            self.engine.agenerate(prompt, options=options, tenant=self.tenant, exact=self.exact)
+            for prompt in prompts
         )
         return llm_result(answers, self.model_name)
 
@@ -198,7 +202,9 @@ class RAGCacheLLM(EngineModel, BaseLLM):
         **kwargs: Any,
     ) -> Iterator[GenerationChunk]:
         options = self._options(stop, kwargs)
-        with self.engine.stream(prompt, options=options, tenant=self.tenant) as pieces:
+        with self.engine.stream(
+            prompt, options=options, tenant=self.tenant, exact=self.exact
+        ) as pieces:
             for piece in pieces:
                 chunk = generation_chunk(piece)
                 if run_manager:
@@ -214,7 +220,7 @@ class RAGCacheLLM(EngineModel, BaseLLM):
     ) -> AsyncIterator[GenerationChunk]:
         options = self._options(stop, kwargs)
         async with aclosing(
-            self.engine.astream(prompt, options=options, tenant=self.tenant)
+            self.engine.astream(prompt, options=options, tenant=self.tenant, exact=self.exact)
         ) as pieces:
             async for piece in pieces:
                 chunk = generation_chunk(piece)
@@ -223,6 +229,12 @@ class RAGCacheLLM(EngineModel, BaseLLM):
                         chunk.text, chunk=chunk, verbose=self.verbose
                     )
                 yield chunk
+
+    def check_call(self, options: Mapping[str, Any]) -> None:
+        """Raise BadRequest or ValueError if a call with these options would; nothing is computed."""
+        self.sampling_options(
+            {name: value for name, value in options.items() if name not in _OF_LANGCHAIN}
+        )
 
     def _options(self, stop: Sequence[str] | None, changes: dict[str, Any]) -> SamplingOptions:
         return self.sampling_options(changes if stop is None else {**changes, "stop": stop})

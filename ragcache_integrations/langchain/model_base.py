@@ -22,12 +22,14 @@ class EngineModel(SamplingFields):
     """A LangChain model on an engine: its name, and how it is traced and saved.
 
     tenant: whose cached tensors the requests may use; prompts of different tenants share nothing.
+    exact: borrow nothing from other contexts, even if the engine has reuse="anywhere".
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
     engine: Engine = Field(exclude=True, repr=False)
     tenant: str | None = None
+    exact: bool = False
 
     @classmethod
     def is_lc_serializable(cls) -> bool:
@@ -54,7 +56,7 @@ class EngineModel(SamplingFields):
 
     @property
     def model_name(self) -> str:
-        return self.engine.config.model
+        return self.engine.config.model_name
 
     @property
     def max_tokens(self) -> int:
@@ -68,6 +70,7 @@ class EngineModel(SamplingFields):
             "model_name": self.model_name,
             "engine": engine_fingerprint(self.engine.config),
             "tenant": self.tenant,
+            "exact": self.exact,
             **self.sampling_parameters(),
         }
 
@@ -81,8 +84,10 @@ def engine_fingerprint(config: EngineConfig) -> str:
     facts = (
         config.model,
         config.backend,
+        config.server_url,
         config.chat_template,
         config.tool_parser,
+        (config.reuse, config.recompute_ratio, config.donors),
         sorted(config.vllm_args.items()),
     )
     return sha256(repr(facts).encode()).hexdigest()[:16]

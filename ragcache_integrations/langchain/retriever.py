@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Generator, Hashable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from functools import partial
-from hashlib import sha256
 from typing import Any, NamedTuple, Self
 
 from langchain_core.callbacks import (
@@ -13,25 +11,33 @@ from langchain_core.callbacks import (
     CallbackManagerForRetrieverRun,
 )
 from langchain_core.documents import Document
+from langchain_core.runnables import Runnable
+from langchain_core.runnables.config import run_in_executor
 from langchain_core.vectorstores import VectorStoreRetriever
-from pydantic import Field, field_validator
 
-import ragcache_engine
-from ragcache_engine import EngineNeeded, InvalidArgument, RAGCacheEngine, RetrievalInProgress
-from ragcache_integrations.engine_field import check_engine, check_same_engine
+from ragcache_engine import Corpus, InvalidArgument, RAGCacheEngine
+from ragcache_integrations.engine_field import check_engine
 from ragcache_integrations.engine_reporting import (
     listener_if_speculating,
     stream_and_tell_engine,
     tell_engine,
 )
 from ragcache_integrations.langchain.chat import ChatRAGCache
+from ragcache_integrations.langchain.engine_retriever import (
+    EngineRetriever,
+    check_llm,
+    engine_document,
+)
 from ragcache_integrations.langchain.llm import RAGCacheLLM
+from ragcache_integrations.langchain.neighbours import corpus_of
+from ragcache_integrations.langchain.reporting_retriever import ReportingRetriever, check_retriever
 from ragcache_integrations.langchain.store import (
     asearch,
+    can_find_anything,
     check_supported,
     search,
 )
-from ragcache_integrations.langchain.template import PromptTemplateLike, as_template
+from ragcache_integrations.langchain.template import PromptTemplateLike
 from ragcache_integrations.search_checks import check_top_k
 from ragcache_integrations.stage_stream import iterate_in_thread
 
@@ -50,7 +56,7 @@ class DocumentStage(NamedTuple):
     final: bool
 
 
-class RAGCacheRetriever(VectorStoreRetriever):
+class RAGCacheRetriever(EngineRetriever, VectorStoreRetriever):
     """Finds the documents that `store.as_retriever()` finds, and tells the engine about them.
 
         >>> from langchain_core.embeddings import DeterministicFakeEmbedding
@@ -85,20 +91,6 @@ class RAGCacheRetriever(VectorStoreRetriever):
     embedding model; UnknownDocument if the docstore lacks a document; IndexOutOfStep if none of the
     vectors found has a document.
     """
-
-    engine: RAGCacheEngine = Field(exclude=True, repr=False)
-    template: Any = Field(default=None, exclude=True, repr=False)
-    document_separator: str = "\n\n"
-    llm: Any = Field(default=None, exclude=True, repr=False)
-    # A field, because configurable fields make a new retriever from the fields at each call.
-    chain: Hashable = Field(default_factory=object, exclude=True, repr=False)
-
-    @field_validator("template")
-    @classmethod
-    def _check_template(cls, template: Any) -> Any:
-        if template is not None:
-            as_template(template, "")
-        return template
 
     @classmethod
     def from_vectorstore(
@@ -137,8 +129,7 @@ class RAGCacheRetriever(VectorStoreRetriever):
         check_top_k(options["k"])
         check_supported(store)
         check_engine(engine)
-        if llm is not None:
-            _check_llm(llm, engine)
+        check_llm(llm, engine)
         return cls(
             vectorstore=store,
             engine=engine,
@@ -152,17 +143,37 @@ class RAGCacheRetriever(VectorStoreRetriever):
             llm=llm,
         )
 
-    def __deepcopy__(self, memo: dict[int, Any] | None = None) -> Self:
-        # The copy searches the same store, and its prompts are those of the same chain.
-        memo = {} if memo is None else memo
-        memo |= {id(shared): shared for shared in (self.vectorstore, self.chain)}
-        return super().__deepcopy__(memo)
+    @staticmethod
+    def from_retriever(
+        retriever: Runnable[str, list[Document]],
+        *,
+        engine: RAGCacheEngine,
+        template: PromptTemplateLike | None = None,
+        document_separator: str = "\n\n",
+        llm: RAGCacheLLM | ChatRAGCache | None = None,
+    ) -> ReportingRetriever:
+        """Make a retriever of any other one, over any store, that tells the engine what it finds.
 
-    def __getstate__(self) -> dict[Any, Any]:
-        raise EngineNeeded(
-            f"an engine lives in one process, so {type(self).__name__} cannot be pickled: send what its "
-            f"store was loaded from, and make another with from_vectorstore(store, engine=engine)"
+        retriever: finds documents for a question: a retriever of Chroma, Qdrant or pgvector, BM25, an
+          ensemble, one with a reranker, or another Runnable from a text to documents.
+        template, document_separator, llm: see the class.
+        There are no stages: the engine hears of the documents when the search has ended. Raises
+        InvalidArgument for what is no such Runnable, or tells an engine already, and for an engine and an
+        llm as `from_vectorstore` does; ValueError for a template whose variables cannot be told apart.
+        """
+        check_retriever(retriever)
+        check_engine(engine)
+        check_llm(llm, engine)
+        return ReportingRetriever(
+            retriever=retriever,
+            engine=engine,
+            template=template,
+            document_separator=document_separator,
+            llm=llm,
         )
+
+    def _shared_by_copies(self) -> Sequence[object]:
+        return (self.vectorstore,)
 
     def _get_relevant_documents(
         self, query: str, *, run_manager: CallbackManagerForRetrieverRun, **kwargs: Any
@@ -171,7 +182,7 @@ class RAGCacheRetriever(VectorStoreRetriever):
         with self._open_retrieval(query) as retrieval:
             on_stage = listener_if_speculating(self.engine, retrieval, engine_document)
             documents = search(self.vectorstore, query, self.search_type, options, on_stage)
-            return tell_engine(retrieval, documents, engine_document)
+            return tell_engine(retrieval, documents, engine_document, self._corpus())
 
     async def _aget_relevant_documents(
         self, query: str, *, run_manager: AsyncCallbackManagerForRetrieverRun, **kwargs: Any
@@ -180,7 +191,10 @@ class RAGCacheRetriever(VectorStoreRetriever):
         with self._open_retrieval(query) as retrieval:
             on_stage = listener_if_speculating(self.engine, retrieval, engine_document)
             documents = await asearch(self.vectorstore, query, self.search_type, options, on_stage)
-            return tell_engine(retrieval, documents, engine_document)
+            corpus = self._corpus()
+            tell = partial(tell_engine, retrieval, documents, engine_document, corpus)
+            # Looking up neighbours embeds the documents, which may take long.
+            return tell() if corpus is None else await run_in_executor(None, tell)
 
     def stream_stages(self, query: str, **kwargs: Any) -> Generator[DocumentStage]:
         """Yield what `invoke` would return if the search ended now; at the end, what it returns.
@@ -202,7 +216,10 @@ class RAGCacheRetriever(VectorStoreRetriever):
         options = self._check_options(kwargs)
 
         run = partial(search, self.vectorstore, query, self.search_type, options)
-        for stage in stream_and_tell_engine(self._open_retrieval(query), engine_document, run):
+        telling = stream_and_tell_engine(
+            self._open_retrieval(query), engine_document, run, self._corpus()
+        )
+        for stage in telling:
             yield DocumentStage(*stage)
 
     def astream_stages(self, query: str, **kwargs: Any) -> AsyncGenerator[DocumentStage]:
@@ -213,17 +230,11 @@ class RAGCacheRetriever(VectorStoreRetriever):
         """
         return iterate_in_thread(self.stream_stages(query, **kwargs))
 
-    def _open_retrieval(self, query: str) -> AbstractContextManager[RetrievalInProgress]:
-        template, llm = self.template, self.llm
-        if template is not None:
-            template = as_template(template, self.document_separator, llm)
-        return self.engine.retrieval(
-            query,
-            chain=self.chain,
-            template=template,
-            options=llm.sampling_options() if llm else None,
-            tenant=llm.tenant if llm else None,
-        )
+    def _corpus(self) -> Corpus | None:
+        """Return where to look up neighbours of documents; None if nothing is borrowed."""
+        if self.engine.config.reuse == "prefix" or not can_find_anything(self.vectorstore):
+            return None
+        return corpus_of(self.vectorstore, engine_document)
 
     def _check_options(self, changes: dict[str, Any]) -> dict[str, Any]:
         """Return the search's options, after all checks that need no embedding."""
@@ -231,23 +242,3 @@ class RAGCacheRetriever(VectorStoreRetriever):
         check_top_k(options["k"])
         check_supported(self.vectorstore)
         return options
-
-
-def _check_llm(llm: Any, engine: RAGCacheEngine) -> None:
-    if not isinstance(llm, RAGCacheLLM | ChatRAGCache):
-        raise InvalidArgument(
-            f"llm= takes a RAGCacheLLM or a ChatRAGCache, got {type(llm).__name__}; give the model "
-            f"itself, not what bind() or with_config() made of it, and leave it out for other models"
-        )
-    check_same_engine(engine, llm)
-
-
-def engine_document(document: Document) -> ragcache_engine.Document:
-    """Return LangChain's document as the engine's Document.
-
-    Its text is the text that chains write into the prompt.
-    """
-    text = document.page_content
-    # A store that an early LangChain pickled holds documents without the attribute `id`.
-    name = getattr(document, "id", None) or sha256(text.encode()).hexdigest()
-    return ragcache_engine.Document(id=name, text=text)

@@ -53,7 +53,8 @@ def check_supported(store: Any) -> None:
     ):
         raise UnsupportedStore(
             f"RAGCacheRetriever searches FaissVectorStore and LangChain's FAISS vector store, got "
-            f"{type(store).__name__}; keep store.as_retriever() for other stores"
+            f"{type(store).__name__}; for another store, give its retriever to "
+            f"RAGCacheRetriever.from_retriever(store.as_retriever(), engine=engine)"
         )
 
 
@@ -91,7 +92,7 @@ def search(
     """
     if not can_find_anything(store):
         return []
-    return _find_nearest(store, _embed(store, query), search_type, options, on_stage)
+    return find_nearest(store, _embed(store, query), search_type, options, on_stage)
 
 
 async def asearch(
@@ -108,7 +109,7 @@ async def asearch(
         vector = await run_in_executor(None, _embed, store, query)
     else:
         vector = await store.embeddings.aembed_query(query)
-    return await run_in_executor(None, _find_nearest, store, vector, search_type, options, on_stage)
+    return await run_in_executor(None, find_nearest, store, vector, search_type, options, on_stage)
 
 
 def _embed(store: Any, query: str) -> Sequence[float]:
@@ -120,13 +121,14 @@ def _embed(store: Any, query: str) -> Sequence[float]:
     return vector
 
 
-def _find_nearest(
+def find_nearest(
     store: Any,
     vector: Sequence[float],
     search_type: str,
     options: Mapping[str, Any],
-    on_stage: OnStage[list[Document]] | None,
+    on_stage: OnStage[list[Document]] | None = None,
 ) -> list[Document]:
+    """Return what the store finds for a vector; see `search`."""
     if isinstance(store, SearchableByVector):
         stage_option = {} if on_stage is None else {"on_stage": on_stage}
         return store.search_by_vector(vector, search_type, **options, **stage_option)

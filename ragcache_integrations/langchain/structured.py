@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from operator import itemgetter
 from typing import Any, Literal, TypeAlias
 
 from langchain_core.language_models import BaseChatModel, LanguageModelInput
-from langchain_core.messages import AIMessage
+from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.output_parsers import (
     BaseOutputParser,
     JsonOutputParser,
@@ -28,10 +29,10 @@ from langchain_core.utils.function_calling import (
     convert_to_openai_tool,
 )
 from langchain_core.utils.pydantic import is_basemodel_subclass
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 from pydantic.v1 import BaseModel as BaseModelV1
 
-from ragcache_engine import Guide
+from ragcache_engine import BadRequest, Guide
 from ragcache_integrations.langchain.complete_answers import (
     pass_complete_answers,
     require_complete,
@@ -86,6 +87,37 @@ def guide_for_schema(schema: Schema) -> Guide:
     if isinstance(schema, type) and issubclass(schema, BaseModel):
         return Guide.json(schema.model_json_schema())
     return Guide.json(convert_to_json_schema(schema))
+
+
+def guide_for_response_format(form: Any) -> Guide | None:
+    """Return the guide for a response_format of OpenAI's API: a mapping, or a Pydantic class.
+
+    Raises BadRequest for others.
+    """
+    if isinstance(form, type) and is_basemodel_subclass(form):
+        return guide_for_schema(form)
+    match form:
+        case {"type": "text"}:
+            return None
+        case {"type": "json_object"}:
+            return Guide.json()
+        case {"type": "json_schema", "json_schema": {"schema": dict(schema)}}:
+            return Guide.json(schema)
+    raise BadRequest(
+        f"response_format takes OpenAI's form, such as {{'type': 'json_object'}}, or a Pydantic class, "
+        f"got {form!r}; for another schema use with_structured_output(schema)"
+    )
+
+
+def add_parsed(message: BaseMessage, form: Any, text: str) -> None:
+    """Put the answer into additional_kwargs["parsed"], where OpenAI's classes have it.
+
+    form: the call's response_format; only a Pydantic class is parsed. text: the whole answer. An answer
+    that does not fit, because it was cut short, is not put there.
+    """
+    if isinstance(form, type) and issubclass(form, BaseModel):
+        with suppress(ValidationError):
+            message.additional_kwargs["parsed"] = form.model_validate_json(text)
 
 
 def parser_for_schema(schema: Schema | None, method: Method) -> BaseOutputParser[Any]:

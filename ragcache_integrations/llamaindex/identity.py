@@ -19,9 +19,12 @@ def fingerprint(config: EngineConfig, llm: LLM) -> str:
     """
     parts: list[Any] = [
         config.backend == "memory",
+        config.model,  # two folders may have one name
+        config.server_url,
         config.chat_template,
         config.tool_parser,
         config.document_order,
+        [config.reuse, config.recompute_ratio, config.donors],
         {name: repr(value) for name, value in sorted(config.vllm_args.items())},
         # LlamaIndex leaves these out of what it saves.
         _name_of(llm.messages_to_prompt),

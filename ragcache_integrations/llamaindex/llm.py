@@ -87,6 +87,7 @@ class RAGCacheLLM(SamplingFields, GuidedPrediction, ToolCalling):
 
     engine: a running engine, which several LLMs may share; or an EngineConfig, to start one.
     tenant: whose cached tensors the requests may use; prompts of different tenants share nothing.
+    exact: borrow nothing from other contexts, even if the engine has reuse="anywhere".
     is_chat_model: whether query engines send their prompts as conversations, which is what an
       instruction-tuned model expects. False by default, as for `Vllm`, so that a swap changes no
       prompt.
@@ -119,6 +120,7 @@ class RAGCacheLLM(SamplingFields, GuidedPrediction, ToolCalling):
 
     engine: Engine = Field(exclude=True, repr=False)
     tenant: str | None = None
+    exact: bool = False
     is_chat_model: bool = False
     is_function_calling_model: bool | None = None
 
@@ -144,8 +146,8 @@ class RAGCacheLLM(SamplingFields, GuidedPrediction, ToolCalling):
 
     @computed_field
     def model(self) -> str:
-        """The engine's model."""
-        return self.engine.config.model
+        """The name of the engine's model."""
+        return self.engine.config.model_name
 
     @computed_field(repr=False)
     def model_fingerprint(self) -> str:
@@ -159,7 +161,7 @@ class RAGCacheLLM(SamplingFields, GuidedPrediction, ToolCalling):
             num_output=self.max_new_tokens,
             is_chat_model=self.is_chat_model,
             is_function_calling_model=self._can_call_functions(),
-            model_name=self.engine.config.model,
+            model_name=self.engine.config.model_name,
         )
 
     def _can_call_functions(self) -> bool:
@@ -282,14 +284,18 @@ class RAGCacheLLM(SamplingFields, GuidedPrediction, ToolCalling):
     def _answer(self, prompt: str, options: SamplingOptions) -> Answer:
         record = cost_recorder()
         with advise_on_packing():
-            answer = self.engine.generate(prompt, options=options, tenant=self.tenant)
+            answer = self.engine.generate(
+                prompt, options=options, tenant=self.tenant, exact=self.exact
+            )
         record(answer.usage)
         return answer
 
     async def _aanswer(self, prompt: str, options: SamplingOptions) -> Answer:
         record = cost_recorder()
         with advise_on_packing():
-            answer = await self.engine.agenerate(prompt, options=options, tenant=self.tenant)
+            answer = await self.engine.agenerate(
+                prompt, options=options, tenant=self.tenant, exact=self.exact
+            )
         record(answer.usage)
         return answer
 
@@ -297,7 +303,9 @@ class RAGCacheLLM(SamplingFields, GuidedPrediction, ToolCalling):
         # Started here, not in the generator, so that the call itself raises errors of bad input.
         record = cost_recorder()
         with advise_on_packing():
-            stream = self.engine.stream(prompt, options=options, tenant=self.tenant)
+            stream = self.engine.stream(
+                prompt, options=options, tenant=self.tenant, exact=self.exact
+            )
 
         def pieces() -> Generator[Piece, None, None]:
             with stream:
@@ -315,7 +323,9 @@ class RAGCacheLLM(SamplingFields, GuidedPrediction, ToolCalling):
         async def pieces() -> AsyncGenerator[Piece, None]:
             with advise_on_packing():
                 async with aclosing(
-                    self.engine.astream(prompt, options=options, tenant=self.tenant)
+                    self.engine.astream(
+                        prompt, options=options, tenant=self.tenant, exact=self.exact
+                    )
                 ) as stream:
                     with ended_when_chat_is_left():
                         async for piece in stream:

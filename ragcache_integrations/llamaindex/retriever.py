@@ -7,22 +7,23 @@ from collections.abc import AsyncGenerator, Generator, Hashable
 from contextlib import AbstractContextManager
 from copy import deepcopy
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple, Self
 
+from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.constants import DEFAULT_SIMILARITY_TOP_K
 from llama_index.core.indices.vector_store import VectorIndexRetriever, VectorStoreIndex
-from llama_index.core.schema import BaseNode, MetadataMode, NodeWithScore, QueryBundle
+from llama_index.core.schema import NodeWithScore, QueryBundle
 
 from ragcache_engine import (
-    Document,
+    Corpus,
     EngineNeeded,
-    InvalidArgument,
     QueryShapeError,
     RAGCacheEngine,
     RetrievalInProgress,
 )
-from ragcache_integrations.engine_field import check_engine, check_same_engine
+from ragcache_integrations.engine_field import check_engine
 from ragcache_integrations.engine_reporting import (
     listener_if_speculating,
     stream_and_tell_engine,
@@ -30,7 +31,10 @@ from ragcache_integrations.engine_reporting import (
 )
 from ragcache_integrations.index_guard import guard_index
 from ragcache_integrations.llamaindex.bare_index import BareNodes, build_index, objects_by_id
+from ragcache_integrations.llamaindex.documents import check_llm, document_of
 from ragcache_integrations.llamaindex.llm import RAGCacheLLM
+from ragcache_integrations.llamaindex.neighbours import corpus_of
+from ragcache_integrations.llamaindex.reporting_retriever import ReportingRetriever
 from ragcache_integrations.llamaindex.store import (
     can_find_anything,
     check_supported,
@@ -123,8 +127,7 @@ class RAGCacheRetriever(VectorIndexRetriever):
         check_top_k(similarity_top_k)
         check_supported(index)
         check_engine(engine)
-        if llm is not None:
-            _check_llm(llm, engine)
+        check_llm(llm, engine)
         super().__init__(index, similarity_top_k=similarity_top_k, **options)
         guard_index(faiss_index(index))  # from now on, changes wait for searches
         self._engine = engine
@@ -215,6 +218,48 @@ class RAGCacheRetriever(VectorIndexRetriever):
             **{"object_map": objects_by_id(nodes), **options},
         )
 
+    @staticmethod
+    def from_retriever(
+        retriever: BaseRetriever,
+        *,
+        engine: RAGCacheEngine,
+        template: PromptTemplateLike | None = None,
+        llm: RAGCacheLLM | None = None,
+        chain: Hashable = None,
+    ) -> ReportingRetriever:
+        """Make a retriever of any other one, over any store, that tells the engine what it finds.
+
+        retriever: a retriever of an index in Chroma, Qdrant or pgvector, BM25, a fusion of several, or a
+          retriever of your own.
+        template, llm, chain: see `from_index`.
+        There are no stages: the engine hears of the nodes when the search has ended. Raises
+        InvalidArgument for what is no retriever, or tells an engine already, and for an engine and an llm
+        as `from_index` does; ValueError for a template whose variables cannot be told apart.
+        """
+        return ReportingRetriever(retriever, engine=engine, template=template, llm=llm, chain=chain)
+
+    @classmethod
+    def with_settings_of(cls, stock: VectorIndexRetriever, *, engine: RAGCacheEngine) -> Self:
+        """Make a retriever over the index of a stock one, with all its settings.
+
+        Raises UnsupportedStore; InvalidArgument unless engine is a RAGCacheEngine.
+        """
+        ours = cls(stock._index, engine=engine)
+        ours.__dict__.update(vars(stock))
+        return ours
+
+    @property
+    def engine(self) -> RAGCacheEngine:
+        """The engine that hears of the searches."""
+        return self._engine
+
+    def __repr__(self) -> str:
+        vectors = faiss_index(self._index).ntotal
+        return (
+            f"RAGCacheRetriever({vectors} vectors, similarity_top_k={self.similarity_top_k}, "
+            f"engine={self._engine!r})"
+        )
+
     def __copy__(self) -> Self:
         twin = object.__new__(type(self))
         twin.__dict__.update(self.__dict__)
@@ -241,18 +286,21 @@ class RAGCacheRetriever(VectorIndexRetriever):
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         check_top_k(self.similarity_top_k)
         with self._open_retrieval(query_bundle.query_str) as retrieval:
-            on_stage = listener_if_speculating(self._engine, retrieval, _document_of)
+            on_stage = listener_if_speculating(self._engine, retrieval, document_of)
             nodes = self._search(query_bundle, on_stage)
-            return tell_engine(retrieval, nodes, _document_of)
+            return tell_engine(retrieval, nodes, document_of, self._corpus())
 
     async def _aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         check_top_k(self.similarity_top_k)
         with self._open_retrieval(query_bundle.query_str) as retrieval:
             # Search in a thread: the asynchronous methods of FaissVectorStore and of most local
             # embedding models compute on the event loop.
-            on_stage = listener_if_speculating(self._engine, retrieval, _document_of)
+            on_stage = listener_if_speculating(self._engine, retrieval, document_of)
             nodes = await asyncio.to_thread(self._search, query_bundle, on_stage)
-            return tell_engine(retrieval, nodes, _document_of)
+            corpus = self._corpus()
+            tell = partial(tell_engine, retrieval, nodes, document_of, corpus)
+            # Looking up neighbours embeds the nodes, which may take long.
+            return tell() if corpus is None else await asyncio.to_thread(tell)
 
     def stream_stages(self, query: str | QueryBundle) -> Generator[NodeStage]:
         """Yield what `retrieve` would return if the search ended now; at the end, what it returns.
@@ -273,7 +321,7 @@ class RAGCacheRetriever(VectorIndexRetriever):
             return self._search(bundle, on_stage)
 
         for stage in stream_and_tell_engine(
-            self._open_retrieval(bundle.query_str), _document_of, search
+            self._open_retrieval(bundle.query_str), document_of, search, self._corpus()
         ):
             yield NodeStage(*stage)
 
@@ -306,29 +354,15 @@ class RAGCacheRetriever(VectorIndexRetriever):
         check_vector_size(len(vector), faiss_index(self._index))
         return find_nearest(self, replace(query_bundle, embedding=vector), on_stage)
 
+    def _corpus(self) -> Corpus | None:
+        """Return where to look up neighbours of nodes; None if nothing is borrowed."""
+        if self._engine.config.reuse == "prefix" or not can_find_anything(self._index):
+            return None
+        return corpus_of(self, document_of)
+
     def _embed(self, query_bundle: QueryBundle) -> list[float]:
         if not query_bundle.embedding_strs:
             raise QueryShapeError(
                 "the query has neither text nor an embedding; give it one of them"
             )
         return self._embed_model.get_agg_embedding_from_queries(query_bundle.embedding_strs)
-
-
-def _check_llm(llm: Any, engine: RAGCacheEngine) -> None:
-    if not isinstance(llm, RAGCacheLLM):
-        raise InvalidArgument(
-            f"llm= takes a RAGCacheLLM, got {type(llm).__name__}; leave it out for other LLMs"
-        )
-    check_same_engine(engine, llm)
-
-
-def _document_of(found: NodeWithScore) -> Document:
-    return engine_document(found.node)
-
-
-def engine_document(node: BaseNode) -> Document:
-    """Return LlamaIndex's node as the engine's Document.
-
-    Its text is the text that response synthesizers write into the prompt.
-    """
-    return Document(id=node.node_id, text=node.get_content(metadata_mode=MetadataMode.LLM))

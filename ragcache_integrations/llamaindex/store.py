@@ -133,7 +133,8 @@ def check_supported(index: Any) -> None:
         found = type(index).__name__ + (f" over {type(store).__name__}" if store else "")
         raise UnsupportedStore(
             f"RAGCacheRetriever searches a VectorStoreIndex over FaissVectorStore, got {found}; "
-            f"keep index.as_retriever() for other stores"
+            f"for another store, give its retriever to "
+            f"RAGCacheRetriever.from_retriever(index.as_retriever(), engine=engine)"
         )
 
 

@@ -6,39 +6,24 @@ import gzip
 import json
 import os
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
-from zlib import crc32
 
 import pytest
 
-np = pytest.importorskip("numpy")
+pytest.importorskip("numpy")
 pytest.importorskip("faiss")
 pytest.importorskip("langchain_community")
 
-import full_report  # noqa: E402
-from studies import hidden_search  # noqa: E402
-from studies.full_plans import FULL_PLANS, TREE_NODES  # noqa: E402
+import full_report
+from studies import hidden_search
+from studies.full_plans import FULL_PLANS, TREE_NODES
+from word_bags import WordBags
 
-from ragcache_cli import embedding  # noqa: E402
-from ragcache_cli.bench import plan as plans  # noqa: E402
-from ragcache_cli.bench.systems import FULL, SYSTEMS  # noqa: E402
+from ragcache_cli import embedding
+from ragcache_cli.bench import plan as plans
+from ragcache_cli.bench.systems import FULL, SYSTEMS
 
 KEPT = Path(full_report.__file__).parent / "results" / "2026-11-22-2-cores"
-
-
-class WordBags:
-    name = "word-bags"
-
-    def embed(self, texts: Sequence[str], done=None):
-        vectors = np.full((len(texts), 64), 1e-3, dtype=np.float32)
-        for row, text in enumerate(texts):
-            for word in text.lower().split():
-                vectors[row, crc32(word.strip(".?").encode()) % 64] += 1
-        return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
-
-    def count_tokens(self, text: str) -> int:
-        return len(text.split())
 
 
 @pytest.fixture(autouse=True)

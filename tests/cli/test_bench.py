@@ -9,43 +9,30 @@ from dataclasses import replace
 from datetime import date
 from pathlib import Path
 from typing import Any
-from zlib import crc32
 
 import pytest
 
-np = pytest.importorskip("numpy")
+pytest.importorskip("numpy")
 pytest.importorskip("faiss")
 pytest.importorskip("langchain_community")
 
-from ragcache_cli import embedding  # noqa: E402
-from ragcache_cli.bench import drive, results  # noqa: E402
-from ragcache_cli.bench import plan as plans  # noqa: E402
-from ragcache_cli.bench.corpora import live_tokens  # noqa: E402
-from ragcache_cli.bench.plan import PLANS  # noqa: E402
-from ragcache_cli.bench.plays import Play  # noqa: E402
-from ragcache_cli.bench.question_sets import read_own_questions  # noqa: E402
-from ragcache_cli.bench.record import RunRecord  # noqa: E402
-from ragcache_cli.bench.report.sections import Section, compose_report  # noqa: E402
-from ragcache_cli.bench.run import results_folder  # noqa: E402
-from ragcache_cli.bench.systems import FULL, SYSTEMS, Sizes  # noqa: E402
-from ragcache_cli.bench.worker_client import Worker  # noqa: E402
-from ragcache_cli.errors import BenchFailed  # noqa: E402
-from ragcache_cli.machine import this_machine  # noqa: E402
-from ragcache_cli.main import main  # noqa: E402
+from word_bags import WordBags
 
-
-class WordBags:
-    name = "word-bags"
-
-    def embed(self, texts: Sequence[str], done=None):
-        vectors = np.full((len(texts), 64), 1e-3, dtype=np.float32)
-        for row, text in enumerate(texts):
-            for word in text.lower().split():
-                vectors[row, crc32(word.strip(".?").encode()) % 64] += 1
-        return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
-
-    def count_tokens(self, text: str) -> int:
-        return len(text.split())
+from ragcache_cli import embedding
+from ragcache_cli.bench import drive, results
+from ragcache_cli.bench import plan as plans
+from ragcache_cli.bench.corpora import live_tokens
+from ragcache_cli.bench.plan import PLANS
+from ragcache_cli.bench.plays import Play
+from ragcache_cli.bench.question_sets import read_own_questions
+from ragcache_cli.bench.record import RunRecord
+from ragcache_cli.bench.report.sections import Section, compose_report
+from ragcache_cli.bench.run import results_folder
+from ragcache_cli.bench.systems import FULL, SYSTEMS, Sizes
+from ragcache_cli.bench.worker_client import Worker
+from ragcache_cli.errors import BenchFailed
+from ragcache_cli.machine import this_machine
+from ragcache_cli.main import main
 
 
 @pytest.fixture

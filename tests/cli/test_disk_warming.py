@@ -1,29 +1,15 @@
-from collections.abc import Sequence
 from pathlib import Path
-from zlib import crc32
 
 import pytest
 
-np = pytest.importorskip("numpy")
+pytest.importorskip("numpy")
 pytest.importorskip("faiss")
 
-from ragcache_cli import embedding  # noqa: E402
-from ragcache_cli.disk_warming import most_wanted  # noqa: E402
-from ragcache_cli.main import main  # noqa: E402
+from word_bags import WordBags
 
-
-class WordBags:
-    name = "word-bags"
-
-    def embed(self, texts: Sequence[str], done=None):
-        vectors = np.full((len(texts), 64), 1e-3, dtype=np.float32)
-        for row, text in enumerate(texts):
-            for word in text.lower().split():
-                vectors[row, crc32(word.strip(".?").encode()) % 64] += 1
-        return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
-
-    def count_tokens(self, text: str) -> int:
-        return len(text.split())
+from ragcache_cli import embedding
+from ragcache_cli.disk_warming import most_wanted
+from ragcache_cli.main import main
 
 
 def test_the_sets_asked_for_most_are_chosen_each_once_and_those_alike_stand_together():
@@ -56,3 +42,27 @@ def test_without_a_query_log_it_says_so(tmp_path: Path, capsys: pytest.CaptureFi
     code = main(["warm", "--corpus", str(tmp_path), "--questions", str(tmp_path / "nothing")])
     assert code == 1
     assert "cannot be read" in capsys.readouterr().err
+
+
+def test_with_reuse_anywhere_every_document_is_prefilled_without_a_query_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(embedding, "load_embedder", WordBags)
+    corpus = tmp_path / "corpus"
+    corpus.mkdir()
+    for name in ("apples", "pears", "plums"):
+        (corpus / f"{name}.txt").write_text(f"All that is known about {name}. " * 8)
+    arguments = ["warm", "--corpus", str(corpus), "--backend", "memory", "--reuse", "anywhere"]
+    arguments += ["--recompute-ratio", "0.1", "--disk-cache-dir", str(tmp_path)]
+    assert main(arguments) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "3 documents: at most " in said
+    assert "tokens to compute" in said
+    assert "of them computed now" in said
+
+
+def test_exact_warming_without_a_query_log_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    assert main(["warm", "--corpus", str(tmp_path), "--backend", "memory"]) == 1
+    assert "--questions is missing" in " ".join(capsys.readouterr().err.split())

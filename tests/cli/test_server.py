@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import shlex
+import shutil
 import socket
 import subprocess
+import sys
 import time
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ragcache_cli.main import main
+from ragcache_engine.dashboard import ServerObserver
 
 pytestmark = pytest.mark.vllm
 
@@ -52,6 +58,57 @@ def test_what_stands_behind_the_double_dash_wins(
     assert after(words, "--port") == "8123"
 
 
+def test_keys_and_limits_travel_in_the_environment(
+    demo_model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    keys = tmp_path / "keys.toml"
+    keys.write_text('[tenants]\nshop = ["the key of the shop"]\n')
+    limits = ("--max-body", "1MiB", "--max-requests", "9")
+    words = shown(capsys, demo_model, "--keys", str(keys), *limits, "--show")
+    assert words[:4] == [
+        "env",
+        f"RAGCACHE_KEYS={keys}",
+        "RAGCACHE_MAX_BODY=1048576",
+        "RAGCACHE_MAX_REQUESTS=9",
+    ]
+    assert "the key of the shop" not in " ".join(words)
+
+
+@pytest.mark.parametrize(
+    ("text", "given", "why"),
+    [
+        ("[tenants]\nshop = ['short']", (), "fewer than 16 characters"),
+        (
+            "[operators]\nanna = ['the key of Anna.']",
+            (),
+            "RAGCACHE_OPERATOR_KEY in the environment",
+        ),
+        ("[tenants]\nshop = ['the key of the shop']", ("--", "--api-key", "x"), "--api-key"),
+    ],
+)
+def test_keys_that_cannot_work_are_refused_before_anything_starts(
+    demo_model: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    text: str,
+    given: tuple[str, ...],
+    why: str,
+):
+    (tmp_path / "keys.toml").write_text(text)
+    keys = str(tmp_path / "keys.toml")
+    assert main(["serve", demo_model, "--keys", keys, "--show", *given]) == 1
+    assert why in capsys.readouterr().err
+
+
+def test_the_operators_key_stands_in_no_process_list(
+    demo_model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("RAGCACHE_OPERATOR_KEY", "the key of the operator")
+    words = shown(capsys, demo_model, "--show")
+    assert "the key of the operator" not in " ".join(words)
+    assert after(words, "--middleware").endswith("ServerDoors")
+
+
 def test_a_disk_without_a_host_is_refused_by_name(
     demo_model: str, capsys: pytest.CaptureFixture[str]
 ):
@@ -59,46 +116,139 @@ def test_a_disk_without_a_host_is_refused_by_name(
     assert "a disk cache needs a host cache" in capsys.readouterr().err
 
 
-@pytest.mark.timeout(300)
-def test_the_server_answers_and_tells_where_tokens_came_from(
-    demo_model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
+KEY = "of-the-operator"
+
+
+@pytest.fixture(scope="module")
+def server_port(demo_model: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    """The port of a real server that `ragcache serve` started."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+        port: int = probe.getsockname()[1]
     small = ("--port", str(port), "--host", "127.0.0.1", "--max-model-len", "1024")
-    words = shown(
-        capsys,
-        demo_model,
-        *("--host-cache", "64MiB", "--show", "--", *small, "--kv-cache-memory-bytes", "60000000"),
-    )
+    words = [sys.executable, "-m", "ragcache_cli", "serve", demo_model, "--host-cache", "64MiB"]
+    words += ["--", *small, "--kv-cache-memory-bytes", "60000000"]
     memory_before = set(Path("/dev/shm").glob("vllm_offload_*"))
-    log = tmp_path / "log"
+    log = tmp_path_factory.mktemp("server") / "log"
     with open(log, "wb") as written:
-        server = subprocess.Popen(words, stdout=written, stderr=subprocess.STDOUT)
+        environment = os.environ | {"RAGCACHE_OPERATOR_KEY": KEY}
+        server = subprocess.Popen(words, stdout=written, stderr=subprocess.STDOUT, env=environment)
     try:
         wait_for(f"http://127.0.0.1:{port}/health", server, log)
-        tokens = [number % 20_000 + 100 for number in range(200)]
-        asked = {
-            "model": demo_model,
-            "prompt": tokens,
-            "max_tokens": 2,
-            "temperature": 0,
-            "kv_transfer_params": {"ragcache": {"segments": [[64, None], [190, "d1"]]}},
-        }
-        first, second = (ask(port, asked) for _ in range(2))
-        assert first["choices"][0]["text"] == second["choices"][0]["text"]
-        told = second["kv_transfer_params"]["ragcache"]["tokens"]
-        assert told["device"] > 0
-        metrics = fetch(f"http://127.0.0.1:{port}/metrics").decode()
-        assert "ragcache:prompt_tokens_total{" in metrics
-        malformed = asked | {"kv_transfer_params": {"ragcache": {"segments": "all of it"}}}
-        assert ask(port, malformed)["choices"]
+        yield port
     finally:
         server.terminate()
         server.wait(60)
     # vLLM's server kills its processes without waiting for their end.
     assert set(Path("/dev/shm").glob("vllm_offload_*")) <= memory_before
+
+
+def asked_of(demo_model: str) -> dict[str, Any]:
+    return {
+        "model": demo_model,
+        "prompt": [number % 20_000 + 100 for number in range(200)],
+        "max_tokens": 2,
+        "temperature": 0,
+        "kv_transfer_params": {"ragcache": {"segments": [[64, None], [190, "d1"]]}},
+    }
+
+
+@pytest.mark.timeout(300)
+def test_the_server_answers_and_tells_where_tokens_came_from(demo_model: str, server_port: int):
+    asked = asked_of(demo_model)
+    first, second = (ask(server_port, asked) for _ in range(2))
+    assert first["choices"][0]["text"] == second["choices"][0]["text"]
+    told = second["kv_transfer_params"]["ragcache"]["tokens"]
+    assert told["device"] > 0
+    metrics = fetch(f"http://127.0.0.1:{server_port}/metrics").decode()
+    assert "ragcache_prompt_tokens_total{" in metrics
+    malformed = asked | {"kv_transfer_params": {"ragcache": {"segments": "all of it"}}}
+    assert ask(server_port, malformed)["choices"]
+
+
+def test_promtool_finds_nothing_to_complain_about(demo_model: str, server_port: int):
+    if shutil.which("promtool") is None:
+        pytest.skip("promtool is not installed; Debian's package prometheus has it")
+    ask(server_port, asked_of(demo_model))
+    require_conventions(fetch(f"http://127.0.0.1:{server_port}/metrics").decode())
+
+
+def test_a_real_prometheus_scrapes_the_server(
+    demo_model: str, server_port: int, shipped: Path, prometheus_on: Any
+):
+    for _ in range(2):
+        ask(server_port, asked_of(demo_model))
+    with prometheus_on(server_port, shipped / "ragcache-rules.yml") as watch:
+        assert watch.wait_for('sum(ragcache_prompt_tokens_total{source="device"}) > 0')
+        assert watch.wait_for('ragcache_disk_state{state="none"} == 1')
+        assert watch.wait_for('ragcache_held_blocks{tier="device"} > 0')
+        assert watch.wait_for('vllm:num_requests_waiting{job="ragcache"}')
+
+
+def test_an_observer_with_the_operators_key_sees_documents_and_requests(
+    demo_model: str, server_port: int
+):
+    ask(server_port, asked_of(demo_model))
+    observer = ServerObserver(f"http://127.0.0.1:{server_port}", KEY)
+    before = observer.observe(with_tree=True)
+    seen = observer.observe(with_tree=True)
+    assert seen.problem == ""
+    assert seen.tree is not None
+    (document,) = seen.tree.documents
+    assert document.documents == ("d1",)
+    assert document.blocks["device"] > 0
+    assert seen.counters.held["device"] > 0
+    last = seen.requests[-1]
+    assert [each.document_id for each in last.documents] == ["d1"]
+    assert last.documents[0].tokens == 126
+    assert [phase.kind for phase in last.phases] == ["wait", "prefill", "answer"]
+    assert 0 < last.ttft_s <= last.total_s
+    # To look is neither a request nor a use.
+    assert seen.counters.computed_tokens == before.counters.computed_tokens
+    assert len(seen.requests) == len(before.requests)
+
+
+@pytest.mark.parametrize("key", [None, "guessed"])
+def test_without_it_nobody_sees_others_documents(
+    demo_model: str, server_port: int, key: str | None
+):
+    ask(server_port, asked_of(demo_model))
+    seen = ServerObserver(f"http://127.0.0.1:{server_port}", key).observe(with_tree=True)
+    assert seen.tree is None
+    assert seen.requests == ()
+    assert seen.counters.held["device"] > 0
+    assert ("operator key" in seen.problem) is (key is not None)
+    snapshot = {"ragcache": {"snapshot": 10, "operator_key": key}}
+    raw = ask(server_port, asked_of(demo_model) | {"kv_transfer_params": snapshot})
+    assert set(raw["kv_transfer_params"]["ragcache"]) == {"tokens", "counters"}
+    assert "d1" not in json.dumps(raw)
+
+
+def test_top_shows_the_server(
+    demo_model: str,
+    server_port: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+):
+    ask(server_port, asked_of(demo_model))
+    monkeypatch.setenv("RAGCACHE_OPERATOR_KEY", KEY)
+    assert main(["top", f"127.0.0.1:{server_port}", "--once"]) == 0
+    shown = capsys.readouterr().out
+    for said in ("d1", "device", "approximate", "waiting 0", "last requests"):
+        assert said in shown
+
+
+def require_conventions(metrics: str) -> None:
+    """Fail if promtool complains about one of RAGCache's metrics; those of others are theirs."""
+    ours = [line for line in metrics.splitlines() if re.match(r"(# \w+ )?ragcache_", line)]
+    checked = subprocess.run(
+        ["promtool", "check", "metrics"],
+        input="\n".join([*ours, ""]),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (checked.returncode, checked.stdout + checked.stderr) == (0, "")
 
 
 def wait_for(url: str, server: subprocess.Popen[bytes], log: Path) -> None:

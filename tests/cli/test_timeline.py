@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from ragcache_cli.timeline import SpeculationSpan, draw, hidden_share, lanes, picture_path, show
+from ragcache_cli.timeline import draw, hidden_share, picture_path, show
 from ragcache_engine import (
     CachedTokens,
     SpeculationEvent,
@@ -15,6 +15,7 @@ from ragcache_engine import (
     SpeculationStep,
     Usage,
 )
+from ragcache_engine.dashboard.lanes import SpeculationSpan, lanes
 from ragcache_integrations.answer_facts import plain_timeline, report_of
 
 S = SpeculationStep

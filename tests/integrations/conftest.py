@@ -2,8 +2,10 @@
 
 import threading
 import time
+from contextlib import ExitStack
 from zlib import crc32
 
+import http_servers
 import pytest
 
 import ragcache_engine.search
@@ -57,19 +59,46 @@ class RecordingBackend(MemoryBackend):
         return super().generate(request)
 
 
+SERVED_TOO = ("_events", "_query_engine", "_chat_chain", "_langchain_chain")
+"""In the names of the files without a model whose tests run a second time, on a client of a server."""
+
+
+def pytest_generate_tests(metafunc):
+    """Run tests a second time on a client: those with a model, and some of those without one."""
+    names, hidden = metafunc.fixturenames, pytest.HIDDEN_PARAM
+    if "make_engine" in names:
+        is_served = any(name in metafunc.definition.path.stem for name in SERVED_TOO)
+        ways = ["here", "served"] if is_served else ["here"]
+        ids = [hidden, "served"][: len(ways)]
+        metafunc.parametrize("make_engine", ways, indirect=True, ids=ids)
+    if "model_engine" in names:
+        ways = ["vllm_engine", "server_engine"]
+        metafunc.parametrize("model_engine", ways, indirect=True, ids=[hidden, "server"])
+
+
 @pytest.fixture
-def make_engine():
-    """Makes engines without a model, which are closed after the test."""
-    engines = []
+def make_engine(request):
+    """Makes engines without a model, which are closed after the test.
 
-    def make(backend):
-        config = EngineConfig(model="any", backend="memory")
-        engines.append(RAGCacheEngine(config, backend=backend))
-        return engines[-1]
+    "served" puts a server and HTTP between the engine and its backend.
+    """
+    with ExitStack() as opened:
 
-    yield make
-    for engine in engines:
-        engine.close()
+        def make(backend):
+            if getattr(request, "param", "here") == "here":  # some tests ask for it by name
+                config = EngineConfig(model="any", backend="memory")
+                return opened.enter_context(RAGCacheEngine(config, backend=backend))
+            server = opened.enter_context(http_servers.serve(backend))
+            key = http_servers.OPERATOR
+            return opened.enter_context(RAGCacheEngine.connect(server.url, api_key=key))
+
+        yield make
+
+
+@pytest.fixture
+def model_engine(request):
+    """An engine with the small model: one in this process, and a client of `ragcache serve`."""
+    return request.getfixturevalue(request.param)
 
 
 @pytest.fixture

@@ -80,9 +80,14 @@ def llamaindex_asks(engine, corpus, embed):
     return lambda question: str(queries.query(question))
 
 
-@pytest.fixture(params=["memory", pytest.param("vllm", marks=pytest.mark.vllm)])
+ON_A_MODEL = [
+    pytest.param(name, marks=pytest.mark.vllm) for name in ("vllm_engine", "server_engine")
+]
+
+
+@pytest.fixture(params=["engine", *ON_A_MODEL])
 def shared(request):
-    return request.getfixturevalue({"memory": "engine", "vllm": "vllm_engine"}[request.param])
+    return request.getfixturevalue(request.param)
 
 
 def test_one_engine_answers_both_at_once_as_it_answers_each_alone(shared, corpus, bag_of_words):

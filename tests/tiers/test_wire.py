@@ -7,7 +7,10 @@ from typing import Any
 
 import pytest
 
+from ragcache_engine.tiers.borrowing.report import DocumentReuse, ReuseReport
 from ragcache_engine.tiers.counters import Counters
+from ragcache_engine.tiers.prompt_sources import PromptSources, Reason
+from ragcache_engine.tiers.tree_snapshot import TreeSnapshot
 from ragcache_engine.tiers.wire import FIELD, FinishMessage, MalformedRequest, RequestMessage
 
 
@@ -20,6 +23,7 @@ def test_what_a_request_carries_survives_the_way_to_vllm():
         adopted=("g2", "g3"),
         operator_key="key",
         tombstones={"mark": 1_700_000_000_000_000_001},
+        snapshot=50,
     )
     assert RequestMessage.from_dict(json.loads(json.dumps(message.to_dict()))) == message
 
@@ -77,3 +81,55 @@ def test_what_a_request_is_told_at_its_end_survives_the_way_back(tokens: dict[st
 def test_a_request_that_was_told_nothing_has_no_message():
     for params in (None, {}, {"other": 1}, {FIELD: None}):
         assert FinishMessage.from_dict(params) is None
+
+
+def test_a_request_to_forget_or_to_observe_is_upkeep():
+    assert RequestMessage(forget=["d1"]).is_upkeep
+    assert RequestMessage(snapshot=1).is_upkeep
+    assert not RequestMessage(segments=((5, None),), guess="g").is_upkeep
+
+
+@pytest.mark.parametrize(
+    ("said", "understood"), [(0, 0), (-3, 0), ("9", 0), (True, 0), (10**9, 500)]
+)
+def test_a_snapshot_is_bounded_whatever_is_asked(said: Any, understood: int):
+    assert RequestMessage.from_dict({FIELD: {"snapshot": said}}).snapshot == understood
+
+
+def test_what_an_operator_is_told_survives_the_way_back():
+    sources = PromptSources(((32, "device"),), {"d1": Reason.EVICTED})
+    message = FinishMessage({"device": 32}, Counters(), sources=sources, tree=TreeSnapshot(nodes=3))
+    assert FinishMessage.from_dict(json.loads(json.dumps(message.to_dict()))) == message
+
+
+def test_what_a_prompt_borrowed_survives_the_way_back():
+    reuse = ReuseReport(
+        (DocumentReuse("d1", 20, "device"), DocumentReuse("d2", 30, None, 27, 3)), 2
+    )
+    message = FinishMessage({"device": 32}, Counters(), reuse)
+    assert FinishMessage.from_dict(json.loads(json.dumps(message.to_dict()))) == message
+    exact = FinishMessage({"device": 32}, Counters(), why_exact="asked")
+    assert FinishMessage.from_dict(json.loads(json.dumps(exact.to_dict()))) == exact
+
+
+def test_how_a_prompt_borrows_survives_the_way_there():
+    message = RequestMessage(recompute_ratio=0.0, contexts={"d2": ("d9", (4, 5))})
+    assert RequestMessage.from_dict(message.to_dict()) == message
+    exact = RequestMessage(is_exact=True)
+    assert RequestMessage.from_dict(exact.to_dict()) == exact
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"contexts": "d2"},
+        {"contexts": {"d2": ["d9"]}},
+        {"contexts": {"d2": ["d9", ["x"]]}},
+        {"contexts": {"d2": [3, [1]]}},
+        {"recompute_ratio": 1.5},
+        {"recompute_ratio": "all"},
+        {"exact": "yes"},
+    ],
+)
+def test_malformed_wishes_for_borrowing_are_left_out(content: dict[str, Any]):
+    assert RequestMessage.from_dict({FIELD: content}) == RequestMessage()

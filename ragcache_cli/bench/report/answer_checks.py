@@ -33,6 +33,13 @@ def answers(record: RunRecord) -> Iterator[str]:
             ("systems", "differing"),
             (_cells(record, one) for one in counts),
         )
+        played = {play.system for play in record.seen.plays}
+        exempt = [
+            one.name for key, one in record.systems.items() if key in played and one.is_approximate
+        ]
+        if exempt:
+            yield f"Approximate answers are not among them: those of {' and of '.join(exempt)}."
+            yield ""
 
 
 def _cells(record: RunRecord, one: Differing) -> tuple[str, str]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from ragcache_cli.bench.record import RunRecord
 from ragcache_cli.bench.report.answer_checks import answers
+from ragcache_cli.bench.report.any_position import any_position
 from ragcache_cli.bench.report.costs import costs
 from ragcache_cli.bench.report.run_description import head, method, traces
 from ragcache_cli.bench.report.shortfalls import not_better
@@ -19,6 +20,7 @@ SECTIONS: tuple[Section, ...] = (
     throughputs,
     sweeps,
     ablations,
+    any_position,
     answers,
     costs,
     traces,

@@ -121,6 +121,7 @@ def systems_table(record: RunRecord, point: Point) -> Iterator[str]:
     made = {key: system_figures(plays) for key, plays in found.items()}
     ours = FULL.key if FULL.key in found else next(iter(found))
     one = next(iter(made.values()))
+    borrows = any(record.systems[key].is_approximate for key in found)
     if one.rate:
         starts = len({play.start for play in found[ours]})
         of_starts = f" of {starts} starts" if starts > 1 else ""
@@ -138,6 +139,7 @@ def systems_table(record: RunRecord, point: Point) -> Iterator[str]:
             "its TTFT over RAGCache's",
             "TBT, ms",
             "from device / host / disk",
+            *(["borrowed"] if borrows else []),
             "computed tokens",
             "completed a second",
             "processor s",
@@ -151,6 +153,7 @@ def systems_table(record: RunRecord, point: Point) -> Iterator[str]:
                 "" if key == ours else str(ttft_ratio(found[key], found[ours])),
                 f"{1e3 * row.tbt:.0f}" if row.tbt is not None else "",
                 _tiers(key, row),
+                *([f"{row.borrowed:.0%}"] if borrows else []),
                 f"{row.computed_tokens:.0f}",
                 f"{row.completed:.2f}",
                 f"{row.cpu_s:.2f}",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
 
@@ -26,13 +26,18 @@ from ragcache_engine.errors import (
 from ragcache_engine.knowledge import DEFAULT_POLICY, CostProfile, policy_of_tiers
 from ragcache_engine.protocols import BackendRequest, Conversation, Delta
 from ragcache_engine.simulation.block_keys import KeyChain
+from ragcache_engine.simulation.borrowed_prompts import describe_donor, split_keys
 from ragcache_engine.simulation.clock import VirtualClock
 from ragcache_engine.simulation.copy_lane import DISK_BYTES_PER_S, HOST_BYTES_PER_S
 from ragcache_engine.simulation.device import SimulatedDevice
+from ragcache_engine.simulation.loans import Loan
 from ragcache_engine.simulation.request import SimulatedRequest, describe_with_keys
 from ragcache_engine.simulation.scheduler import PrefillTime, Scheduler
 from ragcache_engine.simulation.sizes import NOMINAL_TOKEN_BYTES, TierSizes
+from ragcache_engine.tiers.borrowing.plan import BorrowPlan, WhyExact, plan_borrowing
 from ragcache_engine.tiers.counters import Counters
+from ragcache_engine.tiers.prompts import SegmentEnd
+from ragcache_engine.tiers.tree_snapshot import TreeSnapshot
 from ragcache_engine.values import (
     CachedTokens,
     FinishReason,
@@ -53,13 +58,17 @@ class Stall(Exception):
 
 @dataclass(slots=True, eq=False)
 class _Answering:
-    """One request with its answer's words, the queue for them, and how many are in it so far."""
+    """One request with its answer's words, the queue for them, and how many are in it so far.
+
+    why_exact: why it borrows nothing, if the backend borrows at all.
+    """
 
     prompt_tokens: int
     most_tokens: int | None
     words: list[str]
     request: SimulatedRequest
     chain: KeyChain
+    why_exact: WhyExact | None
     deltas: asyncio.Queue[Delta | Exception] = field(default_factory=asyncio.Queue)
     said: int = 0
 
@@ -79,12 +88,17 @@ class MemoryBackend:
       unfinished requests fail), EngineDied (they fail, and the backend is gone until it is started
       again) or Stall (the step does nothing).
     policy, reorder_window, cache_depth: as in EngineConfig.
+    recompute_ratio: the share of borrowed documents to compute anew, as in EngineConfig with
+      reuse="anywhere"; None borrows nothing. Answers are made up from the prompt either way.
     cost_profile: the cost of computing as the cache manager sees it, when it decides between loading
       and computing; None for the default formula, which is `linear_prefill`.
     token_bytes: bytes of one token's key-value tensors. host_bytes_per_s, disk_bytes_per_s: the
       bandwidth of each direction between device and host, and between host and disk.
     aborted: how many requests callers ended before their answer was complete.
     """
+
+    reads_text = False
+    borrows = True
 
     def __init__(
         self,
@@ -102,6 +116,7 @@ class MemoryBackend:
         policy: str = DEFAULT_POLICY,
         reorder_window: int = 32,
         cache_depth: int | None = None,
+        recompute_ratio: float | None = None,
         cost_profile: CostProfile | None = None,
         token_bytes: int = NOMINAL_TOKEN_BYTES,
         host_bytes_per_s: float = HOST_BYTES_PER_S,
@@ -122,6 +137,8 @@ class MemoryBackend:
         self._policy = policy
         self._reorder_window = reorder_window
         self._cache_depth = cache_depth
+        self._recompute_ratio = recompute_ratio
+        self.borrows = recompute_ratio is not None
         self._cost_profile = cost_profile
         self._host_bytes_per_s = host_bytes_per_s
         self._disk_bytes_per_s = disk_bytes_per_s
@@ -233,36 +250,77 @@ class MemoryBackend:
         while segments and segments[-1][1] is None:
             segments.pop()  # the question belongs to no document
         prompt, chain = describe_with_keys(
-            request.prompt.token_ids,
+            request.tokens.token_ids,
             segments,
-            prompt_tokens=len(request.prompt),
+            prompt_tokens=len(request.tokens),
             tenant=request.tenant,
             block_tokens=self._limits.block_tokens,
             depth=self._cache_depth,
             has_disk=self._sizes.disk_blocks > 0,
         )
+        plan = self._plan_borrowing(request, segments)
+        loan: Loan | None = None
+        if isinstance(plan, BorrowPlan):
+            prompt = prompt.before(plan.exact_blocks)
+            chain, loan = self._borrow(request, plan)
         simulated = SimulatedRequest(
             f"{request.request_id} {next(self._numbers)}",
             prompt,
             chain.keys,
-            len(request.prompt),
+            len(request.tokens),
             guess=request.request_id if request.is_guess else None,
+            loan=loan,
         )
         answering = _Answering(
-            len(request.prompt),
+            len(request.tokens),
             request.options.max_tokens,
             self._answer(request),
             simulated,
             chain,
+            plan if isinstance(plan, WhyExact) else None,
         )
         self._scheduler.add(simulated)
         self._answering[simulated] = answering
         self._work.set()
         return answering
 
+    def _plan_borrowing(
+        self, request: BackendRequest, segments: Sequence[SegmentEnd]
+    ) -> BorrowPlan | WhyExact | None:
+        """Plan what a request borrows, or say why it borrows nothing; None if the backend never does."""
+        if self._recompute_ratio is None:
+            return None
+        if request.is_exact:
+            return WhyExact.ASKED
+        ratio = request.recompute_ratio
+        return plan_borrowing(
+            request.tokens.token_ids,
+            segments,
+            contexts=request.contexts,
+            ratio=self._recompute_ratio if ratio is None else ratio,
+            block_tokens=self._limits.block_tokens,
+            context_tokens=self._limits.context_tokens,
+            device_blocks=self._limits.device_blocks,
+            starts=request.text_starts,
+        )
+
+    def _borrow(self, request: BackendRequest, plan: BorrowPlan) -> tuple[KeyChain, Loan]:
+        block_tokens, tenant = self._limits.block_tokens, request.tenant
+        donors = (
+            describe_donor(
+                donor,
+                tenant=tenant,
+                block_tokens=block_tokens,
+                has_disk=self._sizes.disk_blocks > 0,
+            )
+            for donor in plan.donors
+        )
+        chain = split_keys(request.tokens.token_ids, plan, tenant=tenant, block_tokens=block_tokens)
+        return chain, Loan(plan, tuple(donors))
+
     def _answer(self, request: BackendRequest) -> list[str]:
         """Return the answer's words, up to the first stop string."""
-        prompt = self.detokenize(request.prompt.token_ids)
+        prompt = self.detokenize(request.tokens.token_ids)
         text = self._reply(request.prompt.text)
         if request.options.guide:
             text = keep_to_guide(text, request.options.guide)
@@ -275,7 +333,7 @@ class MemoryBackend:
 
     async def _run(self) -> None:
         while True:
-            if not self._answering:
+            if not self._answering and not self._scheduler.has_work:
                 self._work.clear()
                 await self._work.wait()
             self._steps += 1
@@ -307,6 +365,7 @@ class MemoryBackend:
             reason = FinishReason.LENGTH
         token_ids = (self._words.token_id(word),) if word else ()
         cached: CachedTokens | None = None
+        sources = self._scheduler.device.sources(answering.request) if reason else None
         if reason:
             cached = CachedTokens(**(self._end(answering, completed=True) or {}))
         elif answering.said == 1:
@@ -315,7 +374,10 @@ class MemoryBackend:
         if not reason:
             answering.chain.extend(token_ids)
             answering.request.tokens += len(token_ids)
-        answering.deltas.put_nowait(Delta(word, token_ids, cached, reason))
+        delta = Delta(word, token_ids, cached, reason, sources=sources)
+        if reason:
+            delta = replace(delta, reuse=answering.request.reuse, why_exact=answering.why_exact)
+        answering.deltas.put_nowait(delta)
 
     def _end(self, answering: _Answering, *, completed: bool) -> dict[str, int] | None:
         """End a request; return its cached prompt tokens by tier, None if it never ran."""
@@ -354,6 +416,11 @@ class MemoryBackend:
 
     def counters(self) -> Counters:
         return self._counters
+
+    async def snapshot(self, documents: int) -> TreeSnapshot | None:
+        self._require_alive()
+        waiting, running = self._scheduler.queue_lengths
+        return self._scheduler.device.manager.snapshot(documents, waiting=waiting, running=running)
 
     async def close(self) -> None:
         self._closed = True

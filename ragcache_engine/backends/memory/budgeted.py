@@ -47,6 +47,7 @@ def backend_within(device_bytes: int | None, budget: TierBudget) -> MemoryBacken
         policy=budget.policy,
         reorder_window=budget.reorder_window,
         cache_depth=budget.cache_depth,
+        recompute_ratio=budget.recompute_ratio,
         cost_profile=profile,
     )
 

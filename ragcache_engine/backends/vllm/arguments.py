@@ -14,10 +14,11 @@ from vllm.platforms import current_platform
 from vllm.usage.usage_lib import UsageContext
 
 from ragcache_engine.backends.vllm import cpu_defaults
+from ragcache_engine.backends.vllm.borrowing.support import require_borrowable_engine
 from ragcache_engine.backends.vllm.budget import TierBudget
 from ragcache_engine.backends.vllm.cpu_precision import is_slow_in_bfloat16
 from ragcache_engine.backends.vllm.model_lookup import require_model
-from ragcache_engine.backends.vllm.tier_arguments import build_tier_arguments
+from ragcache_engine.backends.vllm.tier_arguments import BORROWING_WORKER, build_tier_arguments
 from ragcache_engine.errors import ConfigError, ModelNotFound
 
 logger = logging.getLogger(__name__)
@@ -36,7 +37,8 @@ def build_vllm_config(
     device_cache_bytes: None leaves the choice to RAGCache on a CPU, and to vLLM on a GPU.
     vllm_args: the user's arguments for vLLM; they win over what RAGCache would choose.
     Raises ModelNotFound, or ConfigError for arguments that vLLM refuses and for a device cache too
-    small for one request of the model's full context.
+    small for one request of the model's full context; CannotBorrow if the budget has a recompute ratio
+    that the model or the arguments make impossible.
     """
     require_model(model)
     chosen = _choose_arguments(device_cache_bytes)
@@ -52,12 +54,16 @@ def build_vllm_config(
                 setattr(arguments, name, value)
         # Take the step and batch sizes of vLLM's LLM class, which users replace, not of its bare engine.
         config = arguments.create_engine_config(UsageContext.LLM_CLASS)
+    except ConfigError:
+        raise
     except OSError as error:
         raise ModelNotFound(
             f"no model {model!r}: it is not a folder, and the hub did not give it ({error})"
         ) from error
     except (ValueError, NotImplementedError) as error:
         raise ConfigError(f"vLLM refuses this configuration: {error}") from error
+    if budget.recompute_ratio is not None:
+        require_borrowable_engine(config, BORROWING_WORKER)
     _require_room(config)
     _warn_of_slow_dtype(config)
     return config

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import gc
 import multiprocessing
 import os
@@ -33,6 +34,7 @@ from ragcache_engine.backends.vllm.budget import TierBudget
 from ragcache_engine.backends.vllm.chat import render_conversation
 from ragcache_engine.backends.vllm.guides import require_servable, to_structured_outputs
 from ragcache_engine.backends.vllm.installed import Wheel
+from ragcache_engine.backends.vllm.log import EngineLog, ShownLog
 from ragcache_engine.backends.vllm.main_guard import require_guarded_main
 from ragcache_engine.backends.vllm.tiers.settings import TierSettings
 from ragcache_engine.chat import CallReader, ToolReader
@@ -43,6 +45,7 @@ from ragcache_engine.tiers.counters import Counters
 from ragcache_engine.tiers.disk.block_file import document_mark
 from ragcache_engine.tiers.disk.folder import forget_documents
 from ragcache_engine.tiers.disk.tombstones import leave_tombstones
+from ragcache_engine.tiers.tree_snapshot import TreeSnapshot
 from ragcache_engine.tiers.wire import FinishMessage, RequestMessage
 from ragcache_engine.values import (
     CachedTokens,
@@ -59,8 +62,8 @@ DEATH_CHECK_S = 0.5
 """How often to look whether vLLM's process still lives, while it is asked something besides requests."""
 
 PROCESS_ENDED = (
-    "vLLM's process ended by itself, often because it ran out of memory: see its log above, and lower "
-    "device_cache or max_model_len"
+    "vLLM's process ended by itself, often because it ran out of memory; then lower device_cache or "
+    "max_model_len"
 )
 
 SHUTDOWN_S = 30.0
@@ -72,9 +75,13 @@ class VLLMBackend:
     """Runs a model in vLLM's own processes. `start` starts them and `close` ends them.
 
     model, device_cache_bytes, vllm_args, tool_parser: as in EngineConfig.
-    budget: the sizes and settings of the slower tiers. wheel: the installed vLLM.
+    budget: the sizes and settings of the slower tiers. wheel: the installed vLLM. log: keeps vLLM's log,
+      and the backend closes it; None: vLLM logs as it does by itself.
     Raises UnguardedMain, ModelNotFound, ConfigError.
     """
+
+    reads_text = False
+    borrows = True
 
     def __init__(
         self,
@@ -84,6 +91,7 @@ class VLLMBackend:
         vllm_args: Mapping[str, Any],
         *,
         wheel: Wheel,
+        log: EngineLog | None = None,
         tool_parser: str | None = None,
     ) -> None:
         if wheel.is_cpu:  # vLLM always spawns its processes there
@@ -96,35 +104,58 @@ class VLLMBackend:
         self._model = model
         self._device_cache_bytes = device_cache_bytes
         self._budget = budget
+        self._log: EngineLog = log or ShownLog()
         self._vllm_args = dict(vllm_args)
         self._llm: AsyncLLM | None = None
         self._has_tiers = False
+        self._is_borrowing = False
         self._engine_id: str | None = None
         self._counters = Counters()
-        self._forget_numbers = count()
+        self._upkeep_numbers = count()
         self._adopted: list[str] = []
         self._servable_guides: dict[Guide, None] = {}  # the oldest first
 
     async def start(self) -> ModelLimits:
+        self._log.open()
         config = build_vllm_config(
-            self._model, self._device_cache_bytes, self._budget, self._vllm_args
+            self._model,
+            self._device_cache_bytes,
+            self._budget,
+            {**self._log.arguments(), **self._vllm_args},
         )
-        transfer = config.kv_transfer_config
-        self._has_tiers = transfer is not None and transfer.kv_connector == "TierConnector"
+        self._has_tiers = has_tiers(config)
         exclude_imports_from_collection()
-        if self._has_tiers:
-            self._engine_id = transfer.engine_id if transfer else None
+        if self._has_tiers and config.kv_transfer_config:
+            self._engine_id = config.kv_transfer_config.engine_id
         try:
-            with _no_core_for_connector():
+            with _no_core_for_connector(), self._log.starting(self._model, config):
                 llm = AsyncLLM.from_vllm_config(
                     config, usage_context=UsageContext.ENGINE_CONTEXT, disable_log_stats=True
                 )
         except Exception as error:
             raise EngineStartFailed(
-                f"vLLM did not start {self._model}: {error} (the cause is in vLLM's log above; "
-                f"VLLM_LOGGING_LEVEL=INFO tells more, and `ragcache doctor` checks the machine)"
+                f"vLLM did not start {self._model}: {error}\n{self._log.describe_end()}\n"
+                "`ragcache doctor` checks the machine."
             ) from error
         self.attach(llm)
+        return self._describe_limits(config)
+
+    def use_running(self, llm: AsyncLLM) -> ModelLimits:
+        """Work on an engine that somebody else has started, as vLLM's server has, and will close."""
+        self._has_tiers = has_tiers(llm.vllm_config)
+        self.attach(llm)
+        return self._describe_limits(llm.vllm_config)
+
+    def attach(self, llm: AsyncLLM) -> None:
+        """Use this engine of vLLM from now on to tokenize, render and generate."""
+        self._llm = llm
+        self._tokenize_params = _with_offsets(llm.renderer.default_cmpl_tok_params)
+        self._chat_tokenize_params = _with_offsets(llm.renderer.default_chat_tok_params)
+
+    def _describe_limits(self, config: VllmConfig) -> ModelLimits:
+        """Return how much the started model can take."""
+        settings = self._tier_settings(config)
+        self._is_borrowing = settings is not None and settings.recompute_ratio is not None
         cache = config.cache_config
         return ModelLimits(
             context_tokens=config.model_config.max_model_len,
@@ -133,12 +164,6 @@ class VLLMBackend:
             step_tokens=self._provisional_step_tokens(config),
             host_blocks=self._host_blocks(config),
         )
-
-    def attach(self, llm: AsyncLLM) -> None:
-        """Use this engine of vLLM from now on to tokenize, render and generate."""
-        self._llm = llm
-        self._tokenize_params = _with_offsets(llm.renderer.default_cmpl_tok_params)
-        self._chat_tokenize_params = _with_offsets(llm.renderer.default_chat_tok_params)
 
     def _host_blocks(self, config: VllmConfig) -> int:
         """Count the blocks that the host tier holds; 0 without one."""
@@ -165,6 +190,10 @@ class VLLMBackend:
         if self._llm is None:
             raise EngineDied("the model's process is not running; make a new RAGCacheEngine")
         return self._llm
+
+    def _death(self) -> EngineDied:
+        """Return the error for a process that ended by itself."""
+        return EngineDied(f"{PROCESS_ENDED}. {self._log.describe_end()}")
 
     def tokenize(self, text: str, add_special_tokens: bool = True) -> TokenizedPrompt:
         """Tokenize a prompt as vLLM does, with the range of characters that each token stands for.
@@ -208,11 +237,18 @@ class VLLMBackend:
         params = to_sampling_params(request.options)
         if self._has_tiers:
             adopted, self._adopted = self._adopted, []
-            params.extra_args = {"kv_transfer_params": _build_transfer_params(request, adopted)}
+            params.extra_args = {
+                "kv_transfer_params": _build_transfer_params(
+                    request,
+                    adopted,
+                    self._budget.operator_key,
+                    request.text_starts if self._is_borrowing else (),
+                )
+            }
         require_readable(params, request.tenant)
         outputs = self._require_llm().generate(
             tokens_input(
-                list(request.prompt.token_ids),
+                list(request.tokens.token_ids),
                 prompt=request.prompt.text,
                 cache_salt=request.tenant,
             ),
@@ -223,7 +259,7 @@ class VLLMBackend:
             async for output in outputs:
                 yield _to_delta(output, self._take_message(output))
         except EngineDeadError as error:
-            raise EngineDied(PROCESS_ENDED) from error
+            raise self._death() from error
         except VLLMError as error:
             raise GenerationFailed(f"vLLM could not finish the request: {error}") from error
         finally:
@@ -240,10 +276,10 @@ class VLLMBackend:
             while not clearing.done() and not llm.errored:
                 await asyncio.wait({clearing}, timeout=DEATH_CHECK_S)
             if not clearing.done():
-                raise EngineDied(PROCESS_ENDED)
+                raise self._death()
             return clearing.result()
         except EngineDeadError as error:
-            raise EngineDied(PROCESS_ENDED) from error
+            raise self._death() from error
         finally:
             clearing.cancel()
 
@@ -284,25 +320,40 @@ class VLLMBackend:
             tombstones=tombstones,
         )
         ranks = llm.vllm_config.parallel_config.data_parallel_size
-        answered = await asyncio.gather(
+        answers = await asyncio.gather(
             *(
                 self._tell_scheduler(llm, message, rank if ranks > 1 else None)
                 for rank in range(ranks)
             )
         )
-        return all(answered)
+        return all(answer is not None for answer in answers)
+
+    async def snapshot(self, documents: int) -> TreeSnapshot | None:
+        """Ask the scheduler, the one of the first data parallel rank if there are several."""
+        if not self._has_tiers:
+            return None
+        llm = self._require_llm()
+        message = RequestMessage(snapshot=documents, operator_key=self._budget.operator_key)
+        ranks = llm.vllm_config.parallel_config.data_parallel_size
+        try:
+            answer = await self._tell_scheduler(llm, message, 0 if ranks > 1 else None)
+        except EngineDeadError as error:
+            raise EngineDied(PROCESS_ENDED) from error
+        return answer.tree if answer else None
 
     async def _tell_scheduler(
         self, llm: AsyncLLM, message: RequestMessage, rank: int | None
-    ) -> bool:
-        """Send a message in a request of one token; return whether the scheduler understood it."""
+    ) -> FinishMessage | None:
+        """Send a message in a request of one token; return the answer, None from a scheduler without
+        tiers.
+        """
         params = SamplingParams(max_tokens=1, detokenize=False)
         params.extra_args = {"kv_transfer_params": message.to_dict()}
-        name = f"ragcache-forget-{next(self._forget_numbers)}"
-        is_understood = False
+        name = f"ragcache-upkeep-{next(self._upkeep_numbers)}"
+        answer: FinishMessage | None = None
         async for output in llm.generate(tokens_input([0]), params, name, data_parallel_rank=rank):
-            is_understood |= self._take_message(output) is not None
-        return is_understood
+            answer = self._take_message(output) or answer
+        return answer
 
     def adopted(self, request_id: str) -> None:
         # The next request tells the scheduler. Until then, no decision depends on the adoption.
@@ -326,6 +377,13 @@ class VLLMBackend:
         if self._engine_id:
             # In case vLLM's processes were killed while they started.
             shared_memory.remove(shared_memory.name_memory(self._engine_id))
+        self._log.close()
+
+
+def has_tiers(config: VllmConfig) -> bool:
+    """Return whether vLLM runs with our tiers."""
+    transfer = config.kv_transfer_config
+    return transfer is not None and transfer.kv_connector == "TierConnector"
 
 
 async def _reset_own_cache(llm: AsyncLLM) -> None:
@@ -380,7 +438,9 @@ def _with_offsets(params: TokenizeParams) -> TokenizeParams:
     return replace(params, max_total_tokens=None, return_token_offsets=True)
 
 
-def _build_transfer_params(request: BackendRequest, adopted: Sequence[str]) -> dict[str, Any]:
+def _build_transfer_params(
+    request: BackendRequest, adopted: Sequence[str], operator_key: str, starts: Sequence[int]
+) -> dict[str, Any]:
     """Build the `kv_transfer_params` that tell the scheduler about the request.
 
     They are never empty: the request's id is always among them.
@@ -390,7 +450,15 @@ def _build_transfer_params(request: BackendRequest, adopted: Sequence[str]) -> d
         segments.pop()  # leave out the text after the last document
     guess = request.request_id if request.is_guess else None
     message = RequestMessage(
-        segments, guess=guess, is_provisional=request.is_provisional, adopted=adopted
+        segments,
+        guess=guess,
+        is_provisional=request.is_provisional,
+        adopted=adopted,
+        is_exact=request.is_exact,
+        recompute_ratio=request.recompute_ratio,
+        starts=starts,
+        contexts=request.contexts,
+        operator_key=operator_key,
     )
     return {**message.to_dict(), "request": request.request_id}
 
@@ -407,6 +475,9 @@ def _to_delta(output: RequestOutput, message: FinishMessage | None) -> Delta:
         token_ids=tuple(completion.token_ids),
         cached=_count_cached_tokens(output, message),
         finish_reason=FinishReason(completion.finish_reason) if completion.finish_reason else None,
+        reuse=message.reuse if message else None,
+        why_exact=message.why_exact if message else None,
+        sources=message.sources if message else None,
     )
 
 
@@ -425,10 +496,12 @@ def exclude_imports_from_collection() -> None:
     thousand requests, would visit them all while every thread waits: 0.3 s on a quiet machine, 0.8 s
     next to a busy model. vLLM's own server excludes them in the same way. Objects are still freed when
     nothing refers to them, except for reference cycles made before this call. `gc.unfreeze()` undoes
-    it.
+    it, and must at the interpreter's end: else Python leaves the modules of C++ extensions alive, and
+    those of Triton print a long report about it.
     """
     gc.collect()
     gc.freeze()
+    atexit.register(gc.unfreeze)
 
 
 @contextmanager

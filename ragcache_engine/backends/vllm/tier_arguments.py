@@ -12,8 +12,10 @@ from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
 
 from ragcache_engine.backends.vllm import cpu_defaults, shared_memory
+from ragcache_engine.backends.vllm.borrowing.support import require_borrowable_model
 from ragcache_engine.backends.vllm.budget import QUEUES_BYTES, TierBudget
 from ragcache_engine.backends.vllm.tiers.settings import TierSettings, digest_key
+from ragcache_engine.errors import CannotBorrow
 
 logger = logging.getLogger(__name__)
 
@@ -22,6 +24,7 @@ TIER_ARGUMENTS = ("scheduler_cls", "kv_transfer_config")
 
 MIB = 1 << 20
 PACKAGE = "ragcache_engine.backends.vllm.tiers"
+BORROWING_WORKER = "ragcache_engine.backends.vllm.borrowing.workers.BorrowingWorker"
 
 
 def build_tier_arguments(
@@ -31,15 +34,23 @@ def build_tier_arguments(
 
     given: names of the arguments that the user chose.
     Returns nothing, and logs a warning, if the user chose one of TIER_ARGUMENTS or the tree does not
-    support the model.
+    support the model. Raises CannotBorrow if documents are to be borrowed, and the model or a worker of
+    the user's own forbids it.
     """
+    model = arguments.create_model_config()
+    if budget.recompute_ratio is not None:
+        require_borrowable_model(model)
+        if "worker_cls" in given:
+            raise CannotBorrow(
+                'reuse="anywhere" needs a worker of its own, which computes borrowed tokens anew: leave '
+                'worker_cls out, or use reuse="prefix"'
+            )
     if taken := [name for name in TIER_ARGUMENTS if name in given]:
         logger.warning(
             "vllm_args holds %s, so vLLM's own cache is used, without knowledge tree and tiers",
             " and ".join(taken),
         )
         return {}
-    model = arguments.create_model_config()
     if reason := _unsupported(model):
         logger.warning(
             "vLLM's own cache is used, without knowledge tree and tiers: the model %s", reason
@@ -54,12 +65,15 @@ def build_tier_arguments(
         reorder_window=budget.reorder_window,
         cache_depth=budget.cache_depth,
         operator_digest=digest_key(budget.operator_key),
+        recompute_ratio=budget.recompute_ratio,
         profile=budget.cost_profile.read_text(encoding="utf-8") if budget.cost_profile else None,
         provisional_step_tokens=(
             cpu_defaults.PROVISIONAL_STEP_TOKENS if current_platform.is_cpu() else 0
         ),
     )
+    worker = {} if budget.recompute_ratio is None else {"worker_cls": BORROWING_WORKER}
     return {
+        **worker,
         # For models without tiers vLLM decides.
         "enable_prefix_caching": True,
         "scheduler_cls": f"{PACKAGE}.scheduler.TierScheduler",

@@ -151,6 +151,18 @@ class FaissVectorStore(VectorStore):
         self._collection = Collection(parse_index_kind(index), choose_metric(metric, index))
         self._relevance_score_fn = relevance_score_fn
 
+    def __len__(self) -> int:
+        """Count the documents."""
+        return len(self._collection)
+
+    def __bool__(self) -> bool:
+        """Return True for an empty store, too: `store or another` must not pass it over."""
+        return True
+
+    def __repr__(self) -> str:
+        kind = "empty" if self.index is None else f"{self.index.d} dimensions"
+        return f"FaissVectorStore({len(self)} documents, {kind}, {self.metric})"
+
     @property
     def embeddings(self) -> Embeddings:
         return self._embedding

@@ -7,18 +7,13 @@ before it builds on one: tensors in the wrong place raise WrongTensors.
 from __future__ import annotations
 
 import random
-import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
-from importlib.util import module_from_spec, spec_from_file_location
+from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
-from ragcache_engine.backends.vllm.installed import installed_vllm
 from ragcache_engine.knowledge import POLICIES
 from ragcache_engine.tiers.disk.block_file import document_mark
 from ragcache_engine.tiers.disk.folder import forget_documents
@@ -27,36 +22,6 @@ from ragcache_engine.tiers.disk.tombstones import leave_tombstones
 pytestmark = pytest.mark.vllm
 
 SYSTEM = [5] * 37
-
-
-@pytest.fixture(scope="module")
-def without_model() -> ModuleType:
-    if installed_vllm() is None:
-        pytest.skip("vLLM is not installed")
-    path = Path(__file__).parents[3] / "benchmarks" / "without_model.py"
-    sys.path.insert(0, str(path.parent))  # it imports its neighbour
-    spec = spec_from_file_location("without_model", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture
-def engine_with(without_model: ModuleType, demo_model: str) -> Iterator[Callable[..., Any]]:
-    from ragcache_engine.backends.vllm.tiers.scheduler import TierScheduler
-
-    with ExitStack() as engines:
-
-        def make(**sizes: Any) -> Any:
-            sizes = {"device_blocks": 64, **sizes}
-            engine = without_model.ModellessEngine(demo_model, scheduler=TierScheduler, **sizes)
-            engines.callback(engine.close)
-            return engine
-
-        yield make
 
 
 def steps_of(engine: Any) -> list[int]:

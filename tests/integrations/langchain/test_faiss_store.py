@@ -554,3 +554,26 @@ def test_documents_without_metadata_are_searched_as_well(embeddings):
     store = FaissVectorStore.from_documents([Document("one"), Document("two", id="2")], embeddings)
     assert [d.id for d in store.similarity_search("two", k=1)] == ["2"]
     assert store.similarity_search("two", filter={"topic": "x"}) == []
+
+
+# Showing
+
+
+def test_a_store_says_what_it_is_and_how_much_it_holds(ours, embeddings):
+    assert (
+        repr(ours) == f"FaissVectorStore({len(ours)} documents, {ours.index.d} dimensions, cosine)"
+    )
+    ours.delete(["sky"])
+    assert f"({len(ours)} documents" in repr(ours)
+    assert repr(FaissVectorStore(embeddings)) == "FaissVectorStore(0 documents, empty, cosine)"
+
+
+def test_its_length_is_the_number_of_documents(ours, corpus, embeddings):
+    assert len(ours) == len(corpus)
+    ours.add_texts(["One more."])
+    assert len(ours) == len(corpus) + 1
+    assert len(FaissVectorStore(embeddings)) == 0
+
+
+def test_an_empty_store_is_still_a_store(embeddings):
+    assert FaissVectorStore(embeddings), "so that `store or another` does not pass it over"

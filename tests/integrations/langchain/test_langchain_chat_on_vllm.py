@@ -22,16 +22,16 @@ def join(documents):
 
 
 @pytest.fixture
-def chat(vllm_engine):
-    return ChatRAGCache(engine=vllm_engine, temperature=0, max_tokens=12)
+def chat(model_engine):
+    return ChatRAGCache(engine=model_engine, temperature=0, max_tokens=12)
 
 
 def test_the_second_question_on_a_document_reuses_it_and_answers_as_without_a_cache(
-    store, chat, vllm_engine
+    store, chat, model_engine
 ):
-    retriever = RAGCacheRetriever.from_vectorstore(store, engine=vllm_engine, k=3)
+    retriever = RAGCacheRetriever.from_vectorstore(store, engine=model_engine, k=3)
     chain = {"context": retriever | join, "question": RunnablePassthrough()} | PROMPT | chat
-    vllm_engine.clear_cache()
+    model_engine.clear_cache()
     cold = chain.invoke(QUESTION)
     warm = None
     for chunk in chain.stream(QUESTION):
@@ -47,20 +47,20 @@ def test_the_second_question_on_a_document_reuses_it_and_answers_as_without_a_ca
     assert warm.response_metadata["document_ids"] == [document.id for document in found]
 
 
-def test_it_says_what_the_model_says_to_the_conversation(chat, vllm_engine):
+def test_it_says_what_the_model_says_to_the_conversation(chat, model_engine):
     messages = [{"role": "user", "content": QUESTION}]
-    answer = vllm_engine.generate(
-        vllm_engine.chat.prompt(messages), options=SamplingOptions(max_tokens=12)
+    answer = model_engine.generate(
+        model_engine.chat.prompt(messages), options=SamplingOptions(max_tokens=12)
     )
     assert chat.invoke(QUESTION).content == answer.text
 
 
-def test_leaving_a_stream_stops_the_generation(chat, vllm_engine):
-    before = vllm_engine.stats().cancelled
+def test_leaving_a_stream_stops_the_generation(chat, model_engine):
+    before = model_engine.stats().cancelled
     for _ in chat.stream("Count to a thousand.", max_tokens=2000):
         break
     deadline = time.monotonic() + 30
-    while vllm_engine.stats().cancelled == before and time.monotonic() < deadline:
+    while model_engine.stats().cancelled == before and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert vllm_engine.stats().running == 0
-    assert vllm_engine.stats().cancelled == before + 1
+    assert model_engine.stats().running == 0
+    assert model_engine.stats().cancelled == before + 1

@@ -31,35 +31,35 @@ def chat(chain_of):
 
 
 def test_the_second_question_on_a_document_reuses_it_and_answers_as_without_a_cache(
-    chat, store, vllm_engine
+    chat, store, model_engine
 ):
-    llm = RAGCacheLLM(engine=vllm_engine, temperature=0, max_tokens=16)
-    chain = chat(RAGCacheRetriever.from_vectorstore(store, engine=vllm_engine, k=3), llm)
-    vllm_engine.clear_cache()
+    llm = RAGCacheLLM(engine=model_engine, temperature=0, max_tokens=16)
+    chain = chat(RAGCacheRetriever.from_vectorstore(store, engine=model_engine, k=3), llm)
+    model_engine.clear_cache()
     cold = chain.invoke(QUESTION)
-    before = vllm_engine.stats()
+    before = model_engine.stats()
     warm = "".join(chain.stream(QUESTION))
-    after = vllm_engine.stats()
+    after = model_engine.stats()
     assert cold.strip()
     assert warm == cold
     assert after.cached.total - before.cached.total > 64
 
 
-def test_the_chain_says_what_the_model_says_to_its_prompt(chat, store, vllm_engine):
-    llm = RAGCacheLLM(engine=vllm_engine, temperature=0, max_tokens=16)
-    chain = chat(RAGCacheRetriever.from_vectorstore(store, engine=vllm_engine, k=2), llm)
+def test_the_chain_says_what_the_model_says_to_its_prompt(chat, store, model_engine):
+    llm = RAGCacheLLM(engine=model_engine, temperature=0, max_tokens=16)
+    chain = chat(RAGCacheRetriever.from_vectorstore(store, engine=model_engine, k=2), llm)
     found = store.as_retriever(search_kwargs={"k": 2}).invoke(QUESTION)
     text = "\n\n".join(document.page_content for document in found)
     prompt = (
         f"<|im_start|>user\nAnswer from these texts.\n\n{text}\n\nQuestion: {QUESTION}\n"
         "<|im_end|>\n<|im_start|>assistant\n"
     )
-    answer = vllm_engine.generate(prompt, options=SamplingOptions(max_tokens=16))
+    answer = model_engine.generate(prompt, options=SamplingOptions(max_tokens=16))
     assert chain.invoke(QUESTION) == answer.text
 
 
 def test_a_slow_search_is_overlapped_and_the_answers_are_as_without(
-    chat, corpus, embeddings, vllm_engine, monkeypatch
+    chat, corpus, embeddings, model_engine, monkeypatch
 ):
     def slow(*args, stages_of=ragcache_engine.search.stages, **kwargs):
         for stage in stages_of(*args, **kwargs):
@@ -69,19 +69,19 @@ def test_a_slow_search_is_overlapped_and_the_answers_are_as_without(
 
     texts = [*corpus.values(), *(f"Note {n} says nothing of interest." for n in range(4_000))]
     store = FaissVectorStore.from_texts(texts, embeddings, index="flat")
-    llm = RAGCacheLLM(engine=vllm_engine, temperature=0, max_tokens=8)
+    llm = RAGCacheLLM(engine=model_engine, temperature=0, max_tokens=8)
     questions = [
         QUESTION,
         "Why does bread rise in the oven?",
         "How do bees tell where flowers are?",
     ]
-    vllm_engine.clear_cache()
+    model_engine.clear_cache()
     plain = chat(store.as_retriever(search_kwargs={"k": 2}), llm).batch(questions)
-    vllm_engine.clear_cache()
+    model_engine.clear_cache()
     monkeypatch.setattr(ragcache_engine.search, "stages", slow)
     monkeypatch.setattr(staging, "SLICE_S", 0.0)
-    before = vllm_engine.stats().speculation
-    chain = chat(RAGCacheRetriever.from_vectorstore(store, engine=vllm_engine, k=2), llm)
+    before = model_engine.stats().speculation
+    chain = chat(RAGCacheRetriever.from_vectorstore(store, engine=model_engine, k=2), llm)
     for question, answer in zip([*questions, *questions], [*plain, *plain], strict=True):
         assert chain.invoke(question) == answer
-    assert vllm_engine.stats().speculation.adopted > before.adopted
+    assert model_engine.stats().speculation.adopted > before.adopted

@@ -13,8 +13,8 @@ class OnTheEngine:
     """What both suites for chat models need to know about ours."""
 
     @pytest.fixture(autouse=True)
-    def _use_engine(self, vllm_engine):
-        self.engine = vllm_engine
+    def _use_engine(self, model_engine):
+        self.engine = model_engine
 
     @pytest.fixture
     def benchmark(self):
@@ -109,8 +109,8 @@ class TestIntegration(OnTheEngine, ChatModelIntegrationTests):
 
 class TestRetriever(RetrieversIntegrationTests):
     @pytest.fixture(autouse=True)
-    def _use_store(self, vllm_engine, corpus, embeddings):
-        self.engine = vllm_engine
+    def _use_store(self, model_engine, corpus, embeddings):
+        self.engine = model_engine
         self.store = FaissVectorStore.from_texts(list(corpus.values()), embeddings)
 
     @property

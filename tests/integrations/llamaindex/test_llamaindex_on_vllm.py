@@ -18,18 +18,18 @@ def as_chat(prompt: str) -> str:
     return f"<|im_start|>user\n{prompt}<|im_end|>\n<|im_start|>assistant\n"
 
 
-def test_the_second_query_on_a_node_reuses_it_and_answers_as_without_a_cache(index, vllm_engine):
+def test_the_second_query_on_a_node_reuses_it_and_answers_as_without_a_cache(index, model_engine):
     llm = RAGCacheLLM(
-        engine=vllm_engine, temperature=0, max_tokens=16, completion_to_prompt=as_chat
+        engine=model_engine, temperature=0, max_tokens=16, completion_to_prompt=as_chat
     )
-    retriever = RAGCacheRetriever.from_index(index, engine=vllm_engine, similarity_top_k=3)
+    retriever = RAGCacheRetriever.from_index(index, engine=model_engine, similarity_top_k=3)
     whole = RetrieverQueryEngine.from_args(retriever, llm=llm)
     streamed = RetrieverQueryEngine.from_args(retriever, llm=llm, streaming=True)
-    vllm_engine.clear_cache()
+    model_engine.clear_cache()
     cold = str(whole.query(QUESTION))
-    before = vllm_engine.stats()
+    before = model_engine.stats()
     warm = "".join(streamed.query(QUESTION).response_gen)
-    after = vllm_engine.stats()
+    after = model_engine.stats()
     assert cold.strip()
     assert warm == cold
     assert after.cached.total - before.cached.total > 64
@@ -46,9 +46,9 @@ def is_idle(engine, cancelled):
     return False
 
 
-def test_a_reader_who_leaves_stops_the_model(vllm_engine):
-    llm = RAGCacheLLM(engine=vllm_engine, temperature=0, max_tokens=3000, ignore_eos=True)
-    before = vllm_engine.stats()
+def test_a_reader_who_leaves_stops_the_model(model_engine):
+    llm = RAGCacheLLM(engine=model_engine, temperature=0, max_tokens=3000, ignore_eos=True)
+    before = model_engine.stats()
 
     async def leave():
         stream = await llm.astream_complete(QUESTION)
@@ -57,7 +57,7 @@ def test_a_reader_who_leaves_stops_the_model(vllm_engine):
 
     async def cancel():
         task = asyncio.create_task(llm.achat([ChatMessage(QUESTION)]))
-        while vllm_engine.stats().running < 1:
+        while model_engine.stats().running < 1:
             await asyncio.sleep(0.01)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -66,9 +66,9 @@ def test_a_reader_who_leaves_stops_the_model(vllm_engine):
     stream = llm.stream_complete(QUESTION)
     next(stream)
     stream.close()
-    assert is_idle(vllm_engine, before.cancelled + 1)
+    assert is_idle(model_engine, before.cancelled + 1)
     asyncio.run(leave())
-    assert is_idle(vllm_engine, before.cancelled + 2)
+    assert is_idle(model_engine, before.cancelled + 2)
     asyncio.run(cancel())
-    assert is_idle(vllm_engine, before.cancelled + 3)
-    assert vllm_engine.stats().finished == before.finished
+    assert is_idle(model_engine, before.cancelled + 3)
+    assert model_engine.stats().finished == before.finished

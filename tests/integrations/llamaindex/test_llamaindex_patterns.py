@@ -192,32 +192,32 @@ PATTERNS = {
 
 
 @pytest.fixture
-def ours(vllm_engine):
+def ours(model_engine):
     def make(is_chat_model=False):
         return RAGCacheLLM(
-            engine=vllm_engine, temperature=0, max_tokens=TOKENS, is_chat_model=is_chat_model
+            engine=model_engine, temperature=0, max_tokens=TOKENS, is_chat_model=is_chat_model
         )
 
     return make
 
 
 @pytest.fixture
-def retrievers(index, vllm_engine):
+def retrievers(index, model_engine):
     """(stock, ours)"""
     return (
         index.as_retriever(similarity_top_k=3),
-        RAGCacheRetriever.from_index(index, engine=vllm_engine, similarity_top_k=3),
+        RAGCacheRetriever.from_index(index, engine=model_engine, similarity_top_k=3),
     )
 
 
 @pytest.fixture
-def cached_by(vllm_engine):
+def cached_by(model_engine):
     """Runs a function; returns its result and the share of its prompt tokens that were cached."""
 
     def run(ask):
-        before = vllm_engine.stats()
+        before = model_engine.stats()
         answer = ask()
-        after = vllm_engine.stats()
+        after = model_engine.stats()
         prompts = after.prompt_tokens - before.prompt_tokens
         return answer, (after.cached.total - before.cached.total) / prompts if prompts else None
 
@@ -231,7 +231,7 @@ async def stream_answer(queries, question):
 
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_a_query_engine_answers_as_stock_does_and_the_second_time_from_the_cache(
-    pattern, ours, stock_llm, retrievers, cached_by, vllm_engine, monkeypatch
+    pattern, ours, stock_llm, retrievers, cached_by, model_engine, monkeypatch
 ):
     def made(retriever, llm):
         monkeypatch.setattr(Settings, "_llm", llm)  # modes that ask the LLM nothing still take one
@@ -241,7 +241,7 @@ def test_a_query_engine_answers_as_stock_does_and_the_second_time_from_the_cache
     question = QUESTION * 8 if "generation" in pattern else QUESTION
     expected = made(retrievers[0], stock_llm(TOKENS)).query(question)
     queries = made(retrievers[1], ours())
-    vllm_engine.clear_cache()
+    model_engine.clear_cache()
     first, cold = cached_by(lambda: queries.query(question))
     second, warm = cached_by(lambda: asyncio.run(queries.aquery(question)))
     assert str(first) == str(second) == str(expected)
@@ -260,12 +260,12 @@ def texts(response):
 
 @pytest.mark.parametrize("mode", [ResponseMode.COMPACT, ResponseMode.TREE_SUMMARIZE])
 def test_a_streaming_query_engine_answers_as_stock_does(
-    mode, ours, stock_llm, retrievers, cached_by, vllm_engine
+    mode, ours, stock_llm, retrievers, cached_by, model_engine
 ):
     make = query_engine(response_mode=mode, streaming=True)
     expected = "".join(make(retrievers[0], stock_llm(TOKENS)).query(QUESTION).response_gen)
     queries = make(retrievers[1], ours())
-    vllm_engine.clear_cache()
+    model_engine.clear_cache()
     first, cold = cached_by(lambda: "".join(queries.query(QUESTION).response_gen))
     second, warm = cached_by(lambda: asyncio.run(stream_answer(queries, QUESTION)))
     assert first == second == expected
@@ -327,11 +327,11 @@ async def aconverse_streaming(chat):
     ],
 )
 def test_a_chat_engine_answers_as_stock_does_and_the_second_time_from_the_cache(
-    kind, is_chat_model, ours, stock_llm, retrievers, cached_by, vllm_engine
+    kind, is_chat_model, ours, stock_llm, retrievers, cached_by, model_engine
 ):
     make = CHATS[kind]
     expected = converse(make(retrievers[0], stock_llm(TOKENS, is_chat_model)))
-    vllm_engine.clear_cache()
+    model_engine.clear_cache()
     llm = ours(is_chat_model)
     first, cold = cached_by(lambda: converse(make(retrievers[1], llm)))
     second, warm = cached_by(lambda: asyncio.run(atalked(make(retrievers[1], llm))))

@@ -143,3 +143,12 @@ def test_it_cannot_be_pickled(index, engine):
     retriever = RAGCacheRetriever.from_index(index, engine=engine)
     with pytest.raises(EngineNeeded, match=r"from_index\(index, engine=\.\.\.\)"):
         pickle.dumps(retriever)
+
+
+def test_it_says_how_much_it_searches_and_with_which_engine(index, engine):
+    retriever = RAGCacheRetriever.from_index(index, engine=engine, similarity_top_k=3)
+    vectors = index.vector_store.client.ntotal
+    assert (
+        repr(retriever)
+        == f"RAGCacheRetriever({vectors} vectors, similarity_top_k=3, engine={engine!r})"
+    )

@@ -4,29 +4,46 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import torch
 from vllm.config import VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
-from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorHandshakeMetadata
-from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import OffloadingWorkerMetadata
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorHandshakeMetadata,
+    KVConnectorMetadata,
+)
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import (
+    OffloadingConnectorMetadata,
+    OffloadingWorkerMetadata,
+)
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
+from vllm.forward_context import ForwardContext
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
+from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request, RequestStatus
 
+from ragcache_engine.backends.vllm.borrowing.job import TierMetadata
+from ragcache_engine.backends.vllm.borrowing.scheduling import BorrowScheduling
 from ragcache_engine.backends.vllm.tiers.no_tiers import NoTiers
 from ragcache_engine.backends.vllm.tiers.offloading import TierOffloadingManager
 from ragcache_engine.backends.vllm.tiers.origin import WorkerLayout, describe_worker
 from ragcache_engine.backends.vllm.tiers.settings import TierSettings
 from ragcache_engine.backends.vllm.tiers.support import find_obstacle
 from ragcache_engine.processes import ignore_interrupts
+from ragcache_engine.tiers.borrowing.plan import WhyExact
 from ragcache_engine.tiers.prompts import Prompt, describe_prompt
+from ragcache_engine.tiers.served_requests import ServedRequests
+from ragcache_engine.tiers.tree_snapshot import TreeSnapshot
 from ragcache_engine.tiers.wire import FinishMessage, MalformedRequest, RequestMessage
 
 if TYPE_CHECKING:
+    from ragcache_engine.backends.vllm.borrowing.carrier import BorrowCarrier
     from ragcache_engine.tiers.manager import CacheManager
 
 logger = logging.getLogger(__name__)
@@ -38,6 +55,7 @@ class TierConnector(OffloadingConnector):
     vLLM makes one connector in each process. A RequestMessage comes with each request, and a
     FinishMessage goes back at the request's end.
     provisional: names of the requests that a running search may still take back.
+    served: times the requests, for observers.
     """
 
     def __new__(  # type: ignore[misc]  # vLLM asks this class alone, whatever the model
@@ -63,6 +81,11 @@ class TierConnector(OffloadingConnector):
         assert transfer is not None
         self.settings = TierSettings.from_extra_config(transfer.kv_connector_extra_config)
         self.provisional: set[str] = set()
+        self.borrowing: BorrowScheduling | None = None  # the scheduler sets it
+        self._why_exact: dict[str, WhyExact] = {}
+        self._carrier: BorrowCarrier | None = None
+        self.served = ServedRequests(time.monotonic, time.time)
+        self._messages: dict[str, RequestMessage] = {}
         self._blocks = kv_cache_config.num_blocks
 
     @property
@@ -94,7 +117,7 @@ class TierConnector(OffloadingConnector):
     # -- each request ------------------------------------------------------------------------------
 
     def on_new_request(self, request: Request) -> None:
-        message = _read_message(request)
+        message = self._messages[request.request_id] = _read_message(request)
         if message.forget:
             if self.settings.is_operator(message.operator_key):
                 self.cache.forget(message.forget, message.tombstones or None)
@@ -107,27 +130,69 @@ class TierConnector(OffloadingConnector):
         self.cache.adopt_guesses(message.adopted)
         if message.is_provisional:
             self.provisional.add(request.request_id)
-        prompt = self._describe_prompt(request, message)
-        self.cache.add_request(request.request_id, prompt, guess=message.guess)
+        self._add_request(request, message)
+        is_donor = self.borrowing and self.borrowing.describe_donor(request)
+        if not message.is_upkeep and not is_donor:
+            self.served.arrive(request.request_id, request.num_prompt_tokens, message.segments)
         self.cache.add_scheduling_time(request.request_id, time.perf_counter() - start)
         super().on_new_request(request)
+
+    def _add_request(self, request: Request, message: RequestMessage) -> None:
+        name, borrowing = request.request_id, self.borrowing
+        donor = borrowing.describe_donor(request) if borrowing else None
+        if donor is not None:
+            self.cache.add_request(name, donor, is_donor=True)
+            return
+        prompt = self._describe_prompt(request, message)
+        donors: Sequence[Prompt] = ()
+        if borrowing:
+            plan = borrowing.plan(request, message)
+            if isinstance(plan, WhyExact):
+                self._why_exact[name] = plan
+            else:
+                donors = borrowing.add(request, plan)
+                prompt = prompt.before(plan.exact_blocks)
+        self.cache.add_request(name, prompt, guess=message.guess, donors=donors)
 
     def get_num_new_matched_tokens(
         self, request: Request, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
         cache, start = self.cache, time.perf_counter()
+        if self.borrowing and not self.borrowing.may_admit(request):
+            return None, False  # its donors are on their way
         cache.collect_disk_results()
         cache.plan_admission(request.request_id, num_computed_tokens, time.monotonic())
         cache.add_scheduling_time(request.request_id, time.perf_counter() - start)
-        return super().get_num_new_matched_tokens(request, num_computed_tokens)
+        loaded, is_later = super().get_num_new_matched_tokens(request, num_computed_tokens)
+        if self.borrowing and loaded is not None:
+            borrowed = self.borrowing.borrowed_tokens(request, num_computed_tokens)
+            if borrowed is not None:
+                return borrowed, False
+        return loaded, is_later
 
     def update_state_after_alloc(
         self, request: Request, blocks: KVCacheBlocks, num_external_tokens: int
     ) -> None:
-        super().update_state_after_alloc(request, blocks, num_external_tokens)
         cache, start = self.cache, time.perf_counter()
+        borrower = self.borrowing and self.borrowing.get(request)
+        super().update_state_after_alloc(request, blocks, 0 if borrower else num_external_tokens)
         cache.record_admission(request.request_id, num_external_tokens)
+        if self.borrowing:
+            self.borrowing.note_donor_admitted(request)
+            if borrower:
+                self.borrowing.admit(request, blocks, num_external_tokens)
+        self.served.admit(request.request_id)
         cache.add_scheduling_time(request.request_id, time.perf_counter() - start)
+
+    def build_connector_meta(self, scheduler_output: SchedulerOutput) -> KVConnectorMetadata:
+        metadata = super().build_connector_meta(scheduler_output)
+        jobs = self.borrowing.take_jobs() if self.borrowing else []
+        if jobs:
+            assert isinstance(metadata, OffloadingConnectorMetadata)
+            return TierMetadata(
+                metadata.load_jobs, metadata.store_jobs, metadata.jobs_to_flush, jobs
+            )
+        return metadata
 
     def update_connector_output(self, connector_output: KVConnectorOutput) -> None:
         copied = connector_output.kv_connector_worker_meta
@@ -143,13 +208,52 @@ class TierConnector(OffloadingConnector):
         self, request: Request, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
         delays, params = super().request_finished_all_groups(request, block_ids)
-        completed = request.status in (
+        name, cache = request.request_id, self.cache
+        message = self._messages.pop(name, RequestMessage())
+        # Upkeep counts as no use of anything, and its one token would spoil the hit ratio.
+        completed = not message.is_upkeep and request.status in (
             RequestStatus.FINISHED_STOPPED,
             RequestStatus.FINISHED_LENGTH_CAPPED,
         )
-        tokens = self.cache.finish_request(request.request_id, completed=completed)
-        message = FinishMessage(tokens, self.cache.counters)
-        return delays, {**(params or {}), **message.to_dict()}
+        reuse = self.borrowing.finish(request) if self.borrowing else None
+        sources = cache.sources(name)
+        tokens = cache.finish_request(name, completed=completed, reuse=reuse)
+        self.served.end(name, tokens, sources, completed=completed)
+        why_exact = self._why_exact.pop(name, None)
+        answer = FinishMessage(tokens, cache.counters, reuse, why_exact)
+        if self.settings.is_operator(message.operator_key):
+            tree = self._snapshot(message.snapshot) if message.snapshot else None
+            answer = replace(answer, sources=sources, tree=tree)
+        return delays, {**(params or {}), **answer.to_dict()}
+
+    def _snapshot(self, documents: int) -> TreeSnapshot:
+        served = self.served
+        return self.cache.snapshot(
+            documents, waiting=served.waiting, running=served.running, requests=served.recent
+        )
+
+    # -- in a worker's process ---------------------------------------------------------------------
+
+    def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        super().register_kv_caches(kv_caches)
+        self._kv_caches = kv_caches
+
+    def attach_model(self, model: torch.nn.Module) -> None:
+        """Take the model, whose own forward recomputes borrowed tokens.
+
+        Raises UnsupportedRotation or UnknownLayout.
+        """
+        # Only workers of engines that borrow need it, and it loads all of vLLM's rotary embeddings.
+        from ragcache_engine.backends.vllm.borrowing.carrier import BorrowCarrier
+
+        self._carrier = BorrowCarrier(self._vllm_config, model, self._kv_caches)
+
+    def start_load_kv(self, forward_context: ForwardContext, **kwargs: Any) -> None:
+        metadata = self._connector_metadata
+        # First: copies to the host that wait since the last step, some from blocks to borrow into.
+        super().start_load_kv(forward_context, **kwargs)
+        if isinstance(metadata, TierMetadata) and self._carrier:
+            self._carrier.carry_out(metadata.borrow_jobs)
 
     def _describe_prompt(self, request: Request, message: RequestMessage) -> Prompt:
         tokens_determine_tensors = not (

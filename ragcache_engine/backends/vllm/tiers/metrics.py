@@ -1,4 +1,4 @@
-"""Reports the tiers' counters as Prometheus metrics, through vLLM's exporter and in its naming style."""
+"""Reports the tiers' counters as Prometheus metrics, through vLLM's exporter."""
 
 from __future__ import annotations
 
@@ -7,72 +7,66 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import (
 )
 from vllm.v1.kv_offload.base import (
     OffloadingCounterMetadata,
+    OffloadingGaugeMetadata,
     OffloadingHistogramMetadata,
     OffloadingMetricMetadata,
 )
 
 from ragcache_engine.tiers.counters import SCHEDULING_BUCKETS_S, Counters
+from ragcache_engine.tiers.metric_names import (
+    SCHEDULING,
+    TIER_METRICS,
+    Metric,
+    MetricKind,
+    sample_counters,
+)
 
-PROMPT_TOKENS = "ragcache:prompt_tokens"
-EVICTED = "ragcache:evicted_blocks"
-SCHEDULING = "ragcache:scheduling_seconds"
-PLAIN_COUNTS = {
-    "stored_bytes": ("ragcache:stored_bytes", "Bytes copied from device to host."),
-    "loaded_bytes": ("ragcache:loaded_bytes", "Bytes copied from host to device."),
-    "written_bytes": ("ragcache:disk_written_bytes", "Bytes written from host to disk."),
-    "read_bytes": ("ragcache:disk_read_bytes", "Bytes read from disk to host."),
-    "refused": ("ragcache:refused_blocks", "Blocks the host holds better ones than."),
-    "recomputed": ("ragcache:recomputed_blocks", "Cached blocks computed, as that was quicker."),
-    "missing": ("ragcache:disk_missing_blocks", "Blocks whose file was gone."),
-    "damaged": ("ragcache:disk_damaged_blocks", "Blocks whose file was unusable, and removed."),
-    "unwritten": ("ragcache:disk_unwritten_blocks", "Blocks the disk tier did not take."),
-    "forgotten": ("ragcache:forgotten_documents", "Documents dropped on request."),
-}
-TOKEN_SOURCES = {f"{source}_tokens": source for source in ("device", "host", "disk", "computed")}
 OBSERVED_S = (*SCHEDULING_BUCKETS_S, 2 * SCHEDULING_BUCKETS_S[-1])
 """For each bucket of scheduling times, one time that falls into the bucket, in seconds."""
 
 
 def build_definitions() -> dict[str, OffloadingMetricMetadata]:
     """Define every metric for vLLM's exporter, by name."""
-    return {
-        PROMPT_TOKENS: OffloadingCounterMetadata(
-            "Prompt tokens of finished requests, by where their tensors came from.", ("source",)
-        ),
-        EVICTED: OffloadingCounterMetadata("Blocks evicted, by tier.", ("tier",)),
-        SCHEDULING: OffloadingHistogramMetadata(
-            "Time RAGCache takes to schedule a request, in seconds.", buckets=SCHEDULING_BUCKETS_S
-        ),
-        **{name: OffloadingCounterMetadata(text) for name, text in PLAIN_COUNTS.values()},
-    }
+    return {metric.name: _define(metric) for metric in TIER_METRICS}
+
+
+def _define(metric: Metric) -> OffloadingMetricMetadata:
+    labels = (metric.label,) if metric.label else ()
+    if metric.kind is MetricKind.COUNTER:
+        return OffloadingCounterMetadata(metric.help, labels)
+    if metric.kind is MetricKind.GAUGE:
+        return OffloadingGaugeMetadata(metric.help, labels)
+    return OffloadingHistogramMetadata(metric.help, labels, buckets=SCHEDULING_BUCKETS_S)
 
 
 class CounterReporter:
-    """Reports how much the counters have grown since the last report, as vLLM's exporter wants it."""
+    """Reports what the counters say since the last report, as vLLM's exporter wants it."""
 
     def __init__(self) -> None:
-        self._last = Counters().as_dict()
+        self._last = Counters()
+        self._reported: dict[tuple[str, tuple[str, ...]], float] = {}
 
     def report(self, counters: Counters) -> OffloadingConnectorStats | None:
-        """Report the growth of the counters; None if no request has ended since the last report.
+        """Report by how much the counters have grown, and the gauges that changed; None if no request
+        has ended since the last report.
 
         vLLM calls this at every step, so the check comes first.
         """
-        if counters.ended == self._last["ended"]:
+        if counters.ended == self._last.ended:
             return None
-        last, self._last = self._last, counters.as_dict()
-        now = self._last
         stats = OffloadingConnectorStats()
-        for field, source in TOKEN_SOURCES.items():
-            if more := now[field] - last[field]:
-                stats.increase_counter(PROMPT_TOKENS, more, (source,))
-        for tier, blocks in now["evicted"].items():
-            if more := blocks - last["evicted"][tier]:
-                stats.increase_counter(EVICTED, more, (tier,))
-        for field, (name, _) in PLAIN_COUNTS.items():
-            if more := now[field] - last[field]:
-                stats.increase_counter(name, more)
-        for at, requests in enumerate(now["scheduling"]):
-            for _ in range(requests - last["scheduling"][at]):
-                stats.observe_histogram(SCHEDULING, OBSERVED_S[at])
+        for metric, labels, value in sample_counters(counters):
+            before = self._reported.get((metric.name, labels))
+            self._reported[metric.name, labels] = value
+            if metric.kind is MetricKind.GAUGE:
+                if value != before:
+                    stats.set_gauge(metric.name, value, labels)
+            else:
+                # The first report names every counter: a rate needs its series to begin at 0.
+                if before is None or value > before:
+                    stats.increase_counter(metric.name, value - (before or 0), labels)
+        for at, requests in enumerate(counters.scheduling):
+            for _ in range(requests - self._last.scheduling[at]):
+                stats.observe_histogram(SCHEDULING.name, OBSERVED_S[at])
+        self._last = Counters.from_dict(counters.as_dict())
         return None if stats.is_empty() else stats

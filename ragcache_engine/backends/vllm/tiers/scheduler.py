@@ -14,7 +14,10 @@ from vllm.v1.core.sched.request_queue import SchedulingPolicy
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.request import Request
 
+from ragcache_engine.backends.vllm.borrowing.job import TierMetadata
+from ragcache_engine.backends.vllm.borrowing.scheduling import BorrowScheduling, SchedulerAccess
 from ragcache_engine.backends.vllm.tiers.connector import TierConnector
 from ragcache_engine.backends.vllm.tiers.free_blocks import FreeBlocks
 from ragcache_engine.backends.vllm.tiers.support import require_known_parts
@@ -24,6 +27,10 @@ from ragcache_engine.tiers.node_record import Key
 
 if TYPE_CHECKING:
     from ragcache_engine.tiers.manager import CacheManager
+    from ragcache_engine.tiers.served_requests import ServedRequests
+
+LEAST_STEP_SHARE = 4
+"""A step computes at least one in so many of its tokens, however many are recomputed before it."""
 
 
 class TierScheduler(Scheduler):
@@ -55,6 +62,8 @@ class TierScheduler(Scheduler):
         self._latest_step_end_s = 0.0
         self._cache: CacheManager[KVCacheBlock] | None = None
         self._provisional: set[str] = set()
+        self._borrowing: BorrowScheduling | None = None
+        self._served: ServedRequests | None = None
         if isinstance(self.connector, TierConnector):
             self._use_tiers(self.connector)
 
@@ -63,6 +72,7 @@ class TierScheduler(Scheduler):
         settings = connector.settings
         self._cache = cache = connector.cache
         self._provisional = connector.provisional
+        self._served = connector.served
         pool = self.kv_cache_manager.block_pool
         cache.attach_device(
             pool.free_block_queue.get_all_free_blocks(),
@@ -75,6 +85,14 @@ class TierScheduler(Scheduler):
             self.waiting = WaitingQueue(
                 lambda request: cache.cached_ratio(request.request_id), settings.reorder_window
             )
+        if settings.recompute_ratio is not None:
+            self._borrowing = connector.borrowing = BorrowScheduling(
+                self.vllm_config,
+                cache,
+                SchedulerAccess(self.requests, pool, self._add_first),
+                ratio=settings.recompute_ratio,
+                on_disk=settings.disk_bytes > 0,
+            )
         if settings.provisional_step_tokens:
             self._provisional_step_tokens = min(settings.provisional_step_tokens, self._step_tokens)
 
@@ -85,9 +103,18 @@ class TierScheduler(Scheduler):
             if self._is_prefilling_provisional()
             else self._step_tokens
         )
+        if self._borrowing:
+            # What is recomputed before the step takes as long as if the step computed it.
+            recomputed = self._borrowing.begin_step()
+            self.max_num_scheduled_tokens = max(
+                self.max_num_scheduled_tokens - recomputed, self._step_tokens // LEAST_STEP_SHARE
+            )
         output = super().schedule(throttle_prefills)
+        if self._borrowing:
+            self._borrowing.end_step(output)
         if output.total_num_scheduled_tokens > len(output.num_scheduled_tokens):
             prompts = sum(n for n in output.num_scheduled_tokens.values() if n > 1)
+            prompts += _count_recomputed(output)
             self._steps[id(output)] = (time.monotonic(), prompts)
         return output
 
@@ -102,7 +129,12 @@ class TierScheduler(Scheduler):
                 0, tokens, now_s - max(began_s, self._latest_step_end_s)
             )
         self._latest_step_end_s = now_s
-        return super().update_from_output(scheduler_output, model_runner_output)
+        if self._borrowing:
+            self._borrowing.finish_step(scheduler_output)
+        outputs = super().update_from_output(scheduler_output, model_runner_output)
+        if self._served and self._served.unanswered:
+            self._note_first_tokens(outputs, self._served)
+        return outputs
 
     def reset_prefix_cache(
         self, reset_running_requests: bool = False, reset_connector: bool = False
@@ -115,6 +147,20 @@ class TierScheduler(Scheduler):
             if reset_connector:
                 done = self.reset_connector_cache()
         return done
+
+    def _add_first(self, request: Request) -> None:
+        """Add a request in front of all that wait."""
+        self.add_request(request)
+        self.waiting.remove_request(request)
+        self.waiting.prepend_request(request)
+
+    def _note_first_tokens(
+        self, outputs: dict[int, EngineCoreOutputs], served: ServedRequests
+    ) -> None:
+        for of_client in outputs.values():
+            for output in of_client.outputs:
+                if output.new_token_ids and output.request_id in served.unanswered:
+                    served.answer(output.request_id)
 
     def _is_prefilling_provisional(self) -> bool:
         """Return whether a provisional request still needs prefill; stop tracking those that do not."""
@@ -130,6 +176,13 @@ class TierScheduler(Scheduler):
 
 class AsyncTierScheduler(TierScheduler, AsyncScheduler):
     """The same for engines that schedule a step while the one before still runs."""
+
+
+def _count_recomputed(output: SchedulerOutput) -> int:
+    """Count the tokens that the workers recompute before the step itself."""
+    told = output.kv_connector_metadata
+    jobs = told.borrow_jobs if isinstance(told, TierMetadata) else ()
+    return sum(len(job.recomputed) for job in jobs)
 
 
 def _key_of(block: KVCacheBlock) -> Key | None:

@@ -23,6 +23,7 @@ class TierSettings:
     profile: a CostProfile as JSON; None for the default one.
     provisional_step_tokens: the most tokens of a step that prefills a provisional request; 0 for the
       limit of all other steps.
+    recompute_ratio: the share of each borrowed document's tokens to compute anew; None borrows nothing.
     operator_digest: the digest of the operator's key. The key itself would stand in process lists.
     """
 
@@ -34,6 +35,7 @@ class TierSettings:
     cache_depth: int | None = None
     profile: str | None = None
     provisional_step_tokens: int = 0
+    recompute_ratio: float | None = None
     operator_digest: str = ""
 
     def is_operator(self, key: str | None) -> bool:

@@ -9,6 +9,8 @@ from vllm.v1.core.sched.request_queue import FCFSRequestQueue, RequestQueue
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, iter_layer_specs
 
+from ragcache_engine.backends.vllm.untried import find_untried
+
 
 class UnknownVLLM(RuntimeError):
     """This vLLM has moved something that the knowledge tree takes the place of."""
@@ -20,18 +22,8 @@ def find_obstacle(config: VllmConfig, cache: KVCacheConfig) -> str | None:
     The tree needs one group of blocks, each with the tensors of all its tokens. Where no test of ours
     has ever run, vLLM's own cache serves instead.
     """
-    parallel = config.parallel_config
-    never_run = {
-        "pipeline parallelism": parallel.pipeline_parallel_size,
-        "decode context parallelism": parallel.decode_context_parallel_size,
-        "prefill context parallelism": parallel.prefill_context_parallel_size,
-        "several nodes": parallel.nnodes,
-    }
-    for what, size in never_run.items():
-        if size > 1:
-            return f"{what} was never tried with it"
-    if config.speculative_config is not None:
-        return "speculative decoding was never tried with it"
+    if untried := find_untried(config):
+        return f"{untried} was never tried with it"
     if len(cache.kv_cache_groups) != 1:
         return f"the model keeps blocks of {len(cache.kv_cache_groups)} kinds"
     (group,) = cache.kv_cache_groups

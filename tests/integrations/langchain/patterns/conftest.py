@@ -101,15 +101,27 @@ class StockChat(SimpleChatModel):
     """vLLM's own chat. LangChain has no class for it."""
 
     client: Any
+    model_name: str
+    temperature: float = 0
+    max_tokens: int = MAX_TOKENS
 
     @property
     def _llm_type(self):
         return "vllm-chat"
 
-    def _call(self, messages, stop=None, run_manager=None, **kwargs):
+    def _call(self, messages, stop=None, run_manager=None, response_format=None, **kwargs):
         from vllm import SamplingParams
+        from vllm.sampling_params import StructuredOutputsParams
 
-        params = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, stop=stop)
+        form = response_format and StructuredOutputsParams(
+            json=response_format["json_schema"]["schema"]
+        )
+        params = SamplingParams(
+            temperature=self.temperature,
+            max_tokens=self.max_tokens,
+            stop=stop,
+            structured_outputs=form,
+        )
         return self.client.chat(convert_to_openai_messages(messages), params)
 
     def completed(self, prompt, max_tokens):
@@ -224,7 +236,7 @@ def stock_llm(stock_vllm):
 
 @pytest.fixture(scope="session")
 def stock_chat(stock_llm):
-    return StockChat(client=stock_llm.client)
+    return StockChat(client=stock_llm.client, model_name=stock_llm.model)
 
 
 def swap_of(store, stock_model, our_model):
@@ -242,21 +254,21 @@ def swap_of(store, stock_model, our_model):
 
 
 @pytest.fixture
-def swap(long_store, stock_llm, vllm_engine):
-    llm = RAGCacheLLM(engine=vllm_engine, temperature=0, max_new_tokens=MAX_TOKENS)
+def swap(long_store, stock_llm, model_engine):
+    llm = RAGCacheLLM(engine=model_engine, temperature=0, max_new_tokens=MAX_TOKENS)
     return swap_of(long_store, stock_llm, llm)
 
 
 @pytest.fixture
-def chat_swap(long_store, stock_chat, vllm_engine):
-    chat = ChatRAGCache(engine=vllm_engine, temperature=0, max_tokens=MAX_TOKENS)
+def chat_swap(long_store, stock_chat, model_engine):
+    chat = ChatRAGCache(engine=model_engine, temperature=0, max_tokens=MAX_TOKENS)
     return swap_of(long_store, stock_chat, chat)
 
 
 @pytest.fixture(params=["llm", "chat"])
-def either_swap(request):
+def either_swap(request, swap, chat_swap):
     """A swap of LLMs, and a swap of chat models."""
-    return request.getfixturevalue({"llm": "swap", "chat": "chat_swap"}[request.param])
+    return {"llm": swap, "chat": chat_swap}[request.param]
 
 
 @pytest.fixture

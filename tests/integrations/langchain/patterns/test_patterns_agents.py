@@ -61,8 +61,8 @@ def side(chat_swap):
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_an_agent_looks_up_reads_and_answers(side, chat_swap, questions, way, vllm_engine):
-    vllm_engine.clear_cache()
+def test_an_agent_looks_up_reads_and_answers(side, chat_swap, questions, way, model_engine):
+    model_engine.clear_cache()
     agent, asked = agent_of(side), {"messages": [HumanMessage(questions[0])]}
     result = WAYS[way](agent, asked)
     question, call, looked_up, answer = result["messages"]
@@ -82,13 +82,13 @@ def test_an_agent_looks_up_reads_and_answers(side, chat_swap, questions, way, vl
     assert cached(again) > cached(answer)
 
 
-def test_what_an_agent_looked_up_is_reused_when_the_talk_goes_on(side, questions, vllm_engine):
-    vllm_engine.clear_cache()
+def test_what_an_agent_looked_up_is_reused_when_the_talk_goes_on(side, questions, model_engine):
+    model_engine.clear_cache()
     first = agent_of(side).invoke({"messages": [HumanMessage(questions[0])]})
     talk = [*first["messages"], HumanMessage("And at sunset?")]
     answer = agent_of(side).invoke({"messages": talk})["messages"][-1]
     assert isinstance(answer, AIMessage)
     ids = first["messages"][-1].response_metadata["document_ids"]
     assert answer.response_metadata["document_ids"] == ids
-    documents_tokens = vllm_engine.tokenize(first["messages"][2].content)
+    documents_tokens = model_engine.tokenize(first["messages"][2].content)
     assert cached(answer) > len(documents_tokens)

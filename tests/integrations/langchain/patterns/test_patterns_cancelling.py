@@ -32,15 +32,15 @@ def chain(swap):
 
 
 @pytest.fixture
-def is_cancelled(vllm_engine):
+def is_cancelled(model_engine):
     """Wait until nothing runs; return how many requests were cancelled since the test began."""
-    before = vllm_engine.stats()
+    before = model_engine.stats()
     assert before.running == 0
 
     def wait():
-        waiting, after = threading.Event(), vllm_engine.stats()
+        waiting, after = threading.Event(), model_engine.stats()
         for _ in range(int(WAIT_S / 0.01)):
-            after = vllm_engine.stats()
+            after = model_engine.stats()
             if not after.running:
                 break
             waiting.wait(0.01)
@@ -76,7 +76,7 @@ def test_closing_an_async_stream_stops_the_model(chain, questions, is_cancelled)
 
 
 @pytest.mark.parametrize("way", ["ainvoke", "astream", "abatch", "astream_events"])
-def test_cancelling_the_task_stops_the_model(chain, questions, is_cancelled, vllm_engine, way):
+def test_cancelling_the_task_stops_the_model(chain, questions, is_cancelled, model_engine, way):
     async def ask():
         if way == "ainvoke":
             await chain.ainvoke(questions[0])
@@ -91,7 +91,7 @@ def test_cancelling_the_task_stops_the_model(chain, questions, is_cancelled, vll
 
     async def cancel():
         asking = asyncio.create_task(ask())
-        while vllm_engine.stats().running < (2 if way == "abatch" else 1):
+        while model_engine.stats().running < (2 if way == "abatch" else 1):
             await asyncio.sleep(0.01)
         asking.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -1,0 +1,298 @@
+"""Measure what reuse at any position costs and gains: answers, computed tokens, time to the first token.
+
+    python benchmarks/anywhere.py --sets squad nq_open --questions 200 --out FOLDER
+
+Real questions of the shared sets, their nearest five documents, as they came. One engine answers each
+question exactly (as with reuse="prefix"), and at each ratio from donors stored alone and behind their
+neighbours; every other question begins with the approximate ways, so that none profits from its place.
+All documents are prefilled before, as while indexing. Each approximate answer is compared with the exact
+one: ROUGE-L, equal tokens, the accepted answer contained. Writes raw.json, report.md and quality.png.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import math
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import faiss
+from pydantic import ByteSize
+
+from ragcache_cli.bench.grading import contained
+from ragcache_cli.embedding import MiniLM
+from ragcache_cli.models import demo_model
+from ragcache_engine import Answer, Corpus, Document, EngineConfig, RAGCacheEngine, SamplingOptions
+from ragcache_engine.rouge import rouge_l
+
+TOP_K = 5
+SYSTEM = "<|im_start|>system\nYou answer questions from the documents you are given.<|im_end|>\n"
+USER = "<|im_start|>user\nDocuments:\n\n"
+ASK = (
+    "\n\nQuestion: {question}\nAnswer the question from the documents, briefly.<|im_end|>\n"
+    "<|im_start|>assistant\n"
+)
+OPTIONS = SamplingOptions(max_tokens=24, add_special_tokens=False)
+
+
+class Question(NamedTuple):
+    text: str
+    answers: list[str]
+    documents: list[Document]
+
+
+class Way(NamedTuple):
+    """How a question is answered. donors: None answers exactly."""
+
+    donors: str | None
+    ratio: float = 0.0
+
+    @property
+    def label(self) -> str:
+        return "exact" if self.donors is None else f"{self.donors}, {self.ratio:g}"
+
+
+def main() -> None:
+    asked = _parse()
+    out: Path = asked.out
+    out.mkdir(parents=True, exist_ok=True)
+    ways = [Way(donors, ratio) for donors in ("alone", "neighbours") for ratio in asked.ratios]
+    rows: list[dict[str, Any]] = []
+    for name in asked.sets:
+        rows += measure(asked.data / name, asked.questions, ways, asked.model or str(demo_model()))
+        (out / "raw.json").write_text(json.dumps(rows))
+        (out / "report.md").write_text(report(rows))
+        draw(rows, out / "quality.png")
+    print(report(rows))
+
+
+def measure(folder: Path, count: int, ways: Sequence[Way], model: str) -> list[dict[str, Any]]:
+    corpus, questions = read_set(folder, count)
+    neighbours = find_neighbours(corpus)
+    config = EngineConfig(
+        model=model,
+        device_cache=ByteSize(6 << 30),
+        reuse="anywhere",
+        recompute_ratio=0.0,
+        donors="neighbours",
+        speculation="off",
+        vllm_args={"dtype": "float32", "max_model_len": 8192},
+    )
+    rows = []
+    with RAGCacheEngine(config) as engine:
+        seconds = warm(engine, questions, neighbours)
+        for number, question in enumerate(questions):
+            order = [Way(None), *ways] if number % 2 else [*ways, Way(None)]
+            answers = {way: ask(engine, question, way, neighbours) for way in order}
+            exact = answers[Way(None)]
+            for way, answer in answers.items():
+                rows.append(
+                    {
+                        "set": folder.name,
+                        "question": number,
+                        "way": way.label,
+                        "warm_s": seconds,
+                        **compare(answer, exact, question),
+                    }
+                )
+            print(
+                f"\r{folder.name}: {number + 1} of {len(questions)} questions", end="", flush=True
+            )
+    print()
+    return rows
+
+
+def ask(
+    engine: RAGCacheEngine, question: Question, way: Way, neighbours: dict[str, Document]
+) -> Answer:
+    know(engine, question.documents, neighbours if way.donors == "neighbours" else {})
+    return engine.generate(
+        write(question),
+        question.documents,
+        OPTIONS,
+        exact=way.donors is None,
+        recompute_ratio=None if way.donors is None else way.ratio,
+    )
+
+
+def know(
+    engine: RAGCacheEngine, documents: Sequence[Document], neighbours: dict[str, Document]
+) -> None:
+    """Let the engine store documents behind these neighbours, or alone without any."""
+    corpus = Corpus(bool(neighbours), lambda asked: [neighbours.get(one.id) for one in asked])
+    with engine.retrieval("?") as retrieval:
+        retrieval.look_up_neighbours(documents, corpus)
+
+
+def warm(
+    engine: RAGCacheEngine, questions: Sequence[Question], neighbours: dict[str, Document]
+) -> float:
+    """Prefill every document of the questions, alone and behind its neighbour; return the seconds."""
+    documents = {one.id: one for question in questions for one in question.documents}
+    started = time.perf_counter()
+    for known in ({}, neighbours):
+        know(engine, list(documents.values()), known)
+        names = list(documents)
+        for start in range(0, len(names), TOP_K):
+            batch = [documents[name] for name in names[start : start + TOP_K]]
+            # The first document of a prompt is exact, and no donor behind a neighbour: it comes twice.
+            batch = [batch[0], *batch] if len(batch) > 1 else batch * 2
+            engine.generate(write(Question("?", [], batch)), batch, SamplingOptions(max_tokens=1))
+    return time.perf_counter() - started
+
+
+def compare(answer: Answer, exact: Answer, question: Question) -> dict[str, Any]:
+    usage = answer.usage
+    return {
+        "ttft_s": usage.ttft_s,
+        "prompt_tokens": usage.prompt_tokens,
+        "cached": usage.cached.total,
+        "borrowed": usage.borrowed.total,
+        "rouge_l": 1.0 if answer.text == exact.text else rouge_l(answer.text, exact.text),
+        "equal": answer.token_ids == exact.token_ids,
+        "contained": any(contained(answer.text, gold) for gold in question.answers),
+        "can_answer": any(contained(exact.text, gold) for gold in question.answers),
+        "text": answer.text,
+    }
+
+
+def write(question: Question) -> str:
+    texts = "\n\n".join(document.text for document in question.documents)
+    return SYSTEM + USER + texts + ASK.format(question=question.text)
+
+
+def read_set(folder: Path, count: int) -> tuple[list[Document], list[Question]]:
+    corpus = {
+        line["doc_id"]: Document(line["doc_id"], line["text"])
+        for line in _lines(folder / "corpus.jsonl.gz")
+    }
+    found = {
+        line["query_id"]: line["doc_ids"][:TOP_K]
+        for line in _lines(folder / "retrieval_topk.jsonl.gz")
+    }
+    questions = []
+    for line in _lines(folder / "queries.jsonl.gz"):
+        documents = [corpus[name] for name in found[line["query_id"]]]
+        questions.append(Question(line["query"], line["answers"], documents))
+        if len(questions) == count:
+            break
+    return list(corpus.values()), questions
+
+
+def find_neighbours(corpus: Sequence[Document]) -> dict[str, Document]:
+    """Return each document's nearest other one, by exact search over embeddings."""
+    vectors = MiniLM().embed([document.text for document in corpus])
+    index = faiss.IndexFlatIP(vectors.shape[1])
+    index.add(vectors)
+    _, found = index.search(vectors, 2)
+    return {
+        document.id: corpus[next(int(at) for at in found[place] if at != place)]
+        for place, document in enumerate(corpus)
+    }
+
+
+# -- the report ----------------------------------------------------------------------------------------
+
+
+def report(rows: Sequence[dict[str, Any]]) -> str:
+    lines = [
+        "| set | donors, ratio | n | not computed | TTFT ms, median (quartiles) | exact/this TTFT "
+        "| ROUGE-L | equal | contained, of those the model can answer |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    for (name, way), group in _grouped(rows):
+        exact = [row["ttft_s"] for row in rows if (row["set"], row["way"]) == (name, "exact")]
+        ttft = [row["ttft_s"] for row in group]
+        low, middle, high = (1000 * value for value in statistics.quantiles(ttft, n=4))
+        reused = sum(row["cached"] + row["borrowed"] for row in group)
+        able = [row["contained"] for row in group if row["can_answer"]]
+        rouge = [row["rouge_l"] for row in group]
+        error = statistics.stdev(rouge) / math.sqrt(len(rouge))
+        lines.append(
+            f"| {name} | {way} | {len(group)} "
+            f"| {reused / sum(row['prompt_tokens'] for row in group):.2f} "
+            f"| {middle:.0f} ({low:.0f} to {high:.0f}) "
+            f"| {statistics.median(a / b for a, b in zip(exact, ttft, strict=True)):.1f} "
+            f"| {statistics.fmean(rouge):.3f} ± {error:.3f} "
+            f"| {statistics.fmean(row['equal'] for row in group):.2f} "
+            f"| {statistics.fmean(able) if able else math.nan:.2f} ({len(able)}) |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
+    """Draw quality against the time to the first token, one panel a set."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    names = list(dict.fromkeys(row["set"] for row in rows))
+    figure, axes = pyplot.subplots(1, len(names), figsize=(5 * len(names), 4), squeeze=False)
+    for name, panel in zip(names, axes[0], strict=True):
+        for donors, colour in (
+            ("alone", "#c2568f"),
+            ("neighbours", "#2f9e64"),
+            ("exact", "#444444"),
+        ):
+            points = [
+                (
+                    1000 * statistics.median(row["ttft_s"] for row in group),
+                    statistics.fmean(row["rouge_l"] for row in group),
+                    way,
+                )
+                for (of, way), group in _grouped(rows)
+                if of == name and way.startswith(donors)
+            ]
+            panel.plot(
+                *zip(*((x, y) for x, y, _ in points), strict=True), "o-", color=colour, label=donors
+            )
+            for x, y, way in points:
+                panel.annotate(
+                    way.split(", ")[-1], (x, y), (4, -10), textcoords="offset points", size=8
+                )
+        panel.set(
+            title=name, xlabel="time to first token, ms (median)", ylabel="ROUGE-L against exact"
+        )
+        panel.set_ylim(0.4, 1.03)
+        panel.grid(alpha=0.3)
+    axes[0][0].legend()
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+
+
+def _grouped(
+    rows: Sequence[dict[str, Any]],
+) -> Iterator[tuple[tuple[str, str], list[dict[str, Any]]]]:
+    keys = dict.fromkeys((row["set"], row["way"]) for row in rows)
+    for key in sorted(keys, key=lambda one: (one[0], one[1] != "exact", one[1])):
+        yield key, [row for row in rows if (row["set"], row["way"]) == key]
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    with gzip.open(path, "rt", encoding="utf-8") as lines:
+        yield from map(json.loads, lines)
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    data = Path(__file__).parents[2] / "shared" / "data"
+    parser.add_argument("--data", type=Path, default=data, help="the folder of the question sets")
+    parser.add_argument("--sets", nargs="+", default=["squad"])
+    parser.add_argument("--questions", type=int, default=200, help="of each set")
+    parser.add_argument("--ratios", nargs="+", type=float, default=[0.0, 0.1, 0.15, 0.3])
+    parser.add_argument("--model", help="a folder or hub id (default: the demo's model)")
+    parser.add_argument("--out", type=Path, required=True)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,101 @@
+"""`ragcache calibrate`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from rich.console import Console
+
+from ragcache_cli.commands.argument_types import (
+    DTYPES,
+    WholeNumber,
+    add_max_tokens,
+    named_value,
+    share,
+)
+from ragcache_cli.models import DEMO_MODEL, DEMO_MODEL_NAME
+
+SUMMARY = 'find the recompute ratio for reuse="anywhere"'
+DESCRIPTION = (
+    "Answer your own questions exactly and at several recompute ratios, and compare the answers. The "
+    "smallest ratio whose answers are as alike as two exact runs of the model, or nearly so, is kept "
+    'for engines with reuse="anywhere". Exit status 1: none is.'
+)
+RATIOS = (0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "model",
+        nargs="?",
+        default=DEMO_MODEL,
+        metavar="MODEL",
+        help=f"a hub id or a model folder (default: {DEMO_MODEL_NAME}, no download)",
+    )
+    parser.add_argument(
+        "--questions",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help="a question a line; a JSON line may have accepted answers",
+    )
+    parser.add_argument("--corpus", type=Path, required=True, metavar="FOLDER")
+    parser.add_argument("--donors", choices=("neighbours", "alone"), default="neighbours")
+    parser.add_argument(
+        "--ratios", nargs="+", type=share, default=RATIOS, metavar="R", help="(0 to 0.5)"
+    )
+    parser.add_argument(
+        "--target",
+        type=share,
+        default=0.95,
+        metavar="SHARE",
+        help="of the likeness of two exact runs, what answers must reach (%(default)s)",
+    )
+    parser.add_argument(
+        "--count", type=WholeNumber(), default=100, metavar="N", help="questions (%(default)s)"
+    )
+    parser.add_argument(
+        "--gold", type=Path, metavar="FILE", help="accepted answers, a line for each question"
+    )
+    parser.add_argument("--top-k", type=WholeNumber(), default=3, metavar="K", help="(3)")
+    add_max_tokens(parser, 64)
+    parser.add_argument("--dtype", choices=DTYPES, default="auto", help="default: %(default)s")
+    parser.add_argument(
+        "--chat-template", metavar="FILE", help="as EngineConfig(chat_template=...)"
+    )
+    parser.add_argument("--device-cache", metavar="SIZE", help="as EngineConfig(device_cache=...)")
+    parser.add_argument(
+        "--vllm-arg",
+        action="append",
+        type=named_value,
+        default=[],
+        metavar="NAME=VALUE",
+        help="an argument of vLLM's, such as max_model_len=4096",
+    )
+    parser.add_argument(
+        "--answers", type=Path, metavar="FILE", help="write all answers there, as JSON lines"
+    )
+
+
+def run(parsed: argparse.Namespace, console: Console) -> int:
+    from ragcache_cli.calibrating.calibrate import CalibrateSettings, calibrate
+
+    engine = {"chat_template": parsed.chat_template, "device_cache": parsed.device_cache}
+    settings = CalibrateSettings(
+        model=parsed.model,
+        questions=parsed.questions,
+        corpus=parsed.corpus,
+        dtype=parsed.dtype,
+        donors=parsed.donors,
+        ratios=tuple(parsed.ratios),
+        target=parsed.target,
+        count=parsed.count,
+        top_k=parsed.top_k,
+        max_tokens=parsed.max_tokens,
+        gold=parsed.gold,
+        answers=parsed.answers,
+        engine={name: value for name, value in engine.items() if value is not None},
+        vllm_args=dict(parsed.vllm_arg),
+    )
+    return 0 if calibrate(settings, console) else 1

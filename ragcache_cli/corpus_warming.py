@@ -1,0 +1,44 @@
+"""Prefills every document of a corpus, so that prompts find it wherever it stands in them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ragcache_cli.prompts import PromptForm
+from ragcache_engine import Corpus, Document, RAGCacheEngine, Warmed
+
+
+def plan_sets(names: Sequence[str], *, anywhere: bool) -> list[list[str]]:
+    """Return the sets to prefill, so that every document is cached.
+
+    anywhere: whether the engine borrows documents from other contexts. Then each document comes first in
+      one set, which stores it for prompts that begin with it, and second in another one, which stores it
+      as it is borrowed. Otherwise only prompts that begin with it can use it.
+    """
+    if not anywhere or len(names) < 2:
+        return [[name] for name in names]
+    return [[name, names[at - 1]] for at, name in enumerate(names)]
+
+
+def warm_corpus(
+    engine: RAGCacheEngine,
+    documents: Sequence[Document],
+    corpus: Corpus,
+    form: PromptForm,
+    *,
+    progress: bool = False,
+) -> Warmed:
+    """Prefill these documents, behind their neighbours if the engine borrows from there.
+
+    corpus: where to look up neighbours. form: what prompts look like. progress: show a bar.
+    Raises what RAGCacheEngine.warm raises.
+    """
+
+    def prompt_of(question: str, documents: Sequence[Document]) -> str:
+        return form.filled([document.text for document in documents], question)
+
+    names = [document.id for document in documents]
+    sets = plan_sets(names, anywhere=engine.config.reuse == "anywhere")
+    return engine.warm(
+        sets, template=prompt_of, corpus=documents, neighbours=corpus, progress=progress
+    )

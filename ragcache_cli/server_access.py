@@ -1,0 +1,29 @@
+"""How commands reach a running server."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from urllib.parse import urlsplit
+
+from ragcache_cli.errors import CommandError
+from ragcache_engine.dashboard import ServerObserver
+
+OPERATOR_KEY = "RAGCACHE_OPERATOR_KEY"
+"""The environment variable with the key that the server was started with."""
+
+
+def observer_of(parsed: argparse.Namespace) -> ServerObserver:
+    """Return an observer of the server that the arguments name. Raises CommandError."""
+    url: str = parsed.url if "//" in parsed.url else f"http://{parsed.url}"
+    try:
+        parts = urlsplit(url)
+        is_url = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_url = False
+    if not is_url:
+        raise CommandError(f"{parsed.url!r} is no URL of a server, such as http://localhost:8000")
+    api_key = os.environ.get(parsed.api_key_env) if parsed.api_key_env else None
+    if parsed.api_key_env and not api_key:
+        raise CommandError(f"the environment variable {parsed.api_key_env} is not set")
+    return ServerObserver(url, os.environ.get(OPERATOR_KEY), api_key)

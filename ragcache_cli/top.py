@@ -1,0 +1,179 @@
+"""Shows on the terminal what a server does, again and again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.markup import escape
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+
+from ragcache_engine.dashboard import (
+    History,
+    Interval,
+    Observation,
+    ObservedRequest,
+    Observer,
+    prompt_tokens,
+)
+
+TIERS = ("device", "host", "disk")
+COLOURS = {"device": "green", "host": "cyan", "disk": "blue", "computed": "yellow"}
+LISTED = 8
+"""So many documents and requests are listed."""
+
+RECENT_S = 60.0
+"""Rates are means over so many seconds."""
+
+
+def watch(
+    observer: Observer,
+    every_s: float,
+    console: Console,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Show the figures until Ctrl-C."""
+    history = History()
+    with Live(console=console, screen=console.is_terminal, auto_refresh=False) as live:
+        while True:
+            seen = observer.observe(with_tree=True)
+            if not seen.problem or seen.counters.ended:
+                history.add(seen)
+            live.update(render(observer.name, seen, history.intervals()), refresh=True)
+            sleep(every_s)
+
+
+def show_once(observer: Observer, console: Console) -> bool:
+    """Print the figures once; return whether there were any."""
+    seen = observer.observe(with_tree=True)
+    console.print(render(observer.name, seen, ()))
+    return bool(seen.counters.ended) or not seen.problem
+
+
+def render(name: str, seen: Observation, intervals: tuple[Interval, ...]) -> RenderableType:
+    """Return all tables."""
+    recent = [one for one in intervals if one.at > seen.at - RECENT_S]
+    parts: list[RenderableType] = [
+        f"[bold]RAGCache[/bold]  {escape(name)}  {time.strftime('%H:%M:%S', time.localtime(seen.at))}"
+    ]
+    if seen.problem:
+        parts.append(f"[yellow]{escape(seen.problem)}[/yellow]")
+    parts += [_requests_line(seen), "", _sources(seen, recent), "", _tiers(seen, recent)]
+    if seen.tree is not None:
+        parts += ["", _documents(seen)]
+    if seen.requests:
+        parts += ["", _requests(seen.requests[-LISTED:])]
+    return Group(*parts)
+
+
+def _requests_line(seen: Observation) -> str:
+    figures = (
+        ("running", seen.running),
+        ("waiting", seen.waiting),
+        ("finished", seen.finished),
+        ("failed", seen.failed),
+        ("restarts", seen.restarts),
+    )
+    said = "   ".join(f"{name} {value:,}" for name, value in figures if value is not None)
+    disk = (
+        ""
+        if seen.tree is None
+        else f", {seen.tree.disk_reads} reads, {seen.tree.disk_writes} writes"
+    )
+    return f"{said}   disk {seen.counters.disk.value}{disk}"
+
+
+def _sources(seen: Observation, recent: list[Interval]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    table.add_column("prompt tokens from")
+    table.add_column("", width=24)
+    for heading in ("of all", f"last {RECENT_S:.0f} s", "tokens"):
+        table.add_column(heading, justify="right")
+    total = prompt_tokens(seen.counters, seen.approximate_tokens)
+    tokens_recently = sum(one.prompt_tokens for one in recent)
+
+    def add(source: str, tokens: int, lately: float) -> None:
+        share = tokens / total if total else 0.0
+        bar = ProgressBar(1.0, share, 24, complete_style=COLOURS.get(source, "magenta"))
+        now = f"{lately:.1%}" if tokens_recently else "-"
+        table.add_row(source, bar, f"{share:.1%}", now, f"{tokens:,}")
+
+    def lately(source: str) -> float:
+        hits = sum(one.ratios.get(source, 0.0) * one.prompt_tokens for one in recent)
+        return hits / tokens_recently if tokens_recently else 0.0
+
+    for source in TIERS:
+        add(source, getattr(seen.counters, f"{source}_tokens"), lately(source))
+    borrowed = sum(one.approximate_ratio * one.prompt_tokens for one in recent)
+    borrowed = borrowed / tokens_recently if tokens_recently else 0.0
+    add("elsewhere (approximate)", seen.approximate_tokens, borrowed)
+    computed = 1.0 - borrowed - sum(map(lately, TIERS))
+    add("computed", seen.counters.computed_tokens, computed)
+    return table
+
+
+def _tiers(seen: Observation, recent: list[Interval]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    table.add_column("tier")
+    table.add_column("", width=24)
+    for heading in ("full", "blocks", "of", "evicted", "evicted/s"):
+        table.add_column(heading, justify="right")
+    seconds = sum(one.seconds for one in recent)
+    for tier in TIERS:
+        held, capacity = seen.counters.held[tier], seen.counters.capacity[tier]
+        share = held / capacity if capacity else 0.0
+        evicted = sum(one.evicted[tier] for one in recent)
+        table.add_row(
+            tier,
+            ProgressBar(1.0, share, 24, complete_style=COLOURS[tier]),
+            f"{share:.0%}" if capacity else "-",
+            f"{held:,}",
+            f"{capacity:,}",
+            f"{seen.counters.evicted[tier]:,}",
+            f"{evicted / seconds:.1f}" if seconds else "-",
+        )
+    return table
+
+
+def _documents(seen: Observation) -> Table:
+    tree = seen.tree
+    assert tree is not None
+    table = Table(box=None, pad_edge=False)
+    table.add_column("largest documents", overflow="ellipsis", no_wrap=True, max_width=44)
+    for heading in ("uses", "contexts", *TIERS):
+        table.add_column(heading, justify="right")
+    for each in tree.documents[:LISTED]:
+        blocks = [f"{each.blocks[tier]:,}" if each.blocks[tier] else "-" for tier in TIERS]
+        name = escape(" + ".join(each.documents))
+        table.add_row(name, f"{each.uses:,}", f"{each.contexts:,}", *blocks)
+    others = tree.other_documents + max(0, len(tree.documents) - LISTED)
+    if others:
+        table.add_row(f"[dim]and {others:,} more[/dim]")
+    return table
+
+
+def _requests(requests: tuple[ObservedRequest, ...]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    table.add_column("last requests", no_wrap=True)
+    for heading in ("tokens", "cached", "first token", "total"):
+        table.add_column(heading, justify="right")
+    table.add_column("documents computed, and why", overflow="ellipsis", no_wrap=True)
+    for request in reversed(requests):
+        computed = [
+            f"{each.document_id} ({each.why})" if each.why else each.document_id
+            for each in request.documents
+            if each.computed_tokens * 2 > each.tokens
+        ]
+        share = request.cached_tokens / request.prompt_tokens if request.prompt_tokens else 0.0
+        table.add_row(
+            time.strftime("%H:%M:%S", time.localtime(request.ended_at)),
+            f"{request.prompt_tokens:,}",
+            f"{share:.0%}",
+            f"{request.ttft_s:.2f} s",
+            f"{request.total_s:.2f} s",
+            escape(", ".join(computed)) or "-",
+        )
+    return table

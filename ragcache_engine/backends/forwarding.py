@@ -1,0 +1,63 @@
+"""A Backend that passes everything on to another one, for those that change only a little of it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import Any
+
+from ragcache_engine.chat import ToolReader
+from ragcache_engine.protocols import Backend, BackendRequest, Conversation, Delta
+from ragcache_engine.tiers.counters import Counters
+from ragcache_engine.tiers.tree_snapshot import TreeSnapshot
+from ragcache_engine.values import ModelLimits, SamplingOptions, TokenizedPrompt
+
+
+class ForwardingBackend:
+    """Does what `inner` does."""
+
+    def __init__(self, inner: Backend) -> None:
+        self.inner = inner
+        self.borrows = inner.borrows
+        self.reads_text = inner.reads_text
+
+    async def start(self) -> ModelLimits:
+        return await self.inner.start()
+
+    def tokenize(self, text: str, add_special_tokens: bool = True) -> TokenizedPrompt:
+        return self.inner.tokenize(text, add_special_tokens)
+
+    def detokenize(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        return self.inner.detokenize(token_ids, skip_special_tokens)
+
+    def check(self, options: SamplingOptions) -> None:
+        self.inner.check(options)
+
+    def render(self, conversation: Conversation) -> str:
+        return self.inner.render(conversation)
+
+    def tool_reader(self, tools: Sequence[Mapping[str, Any]]) -> ToolReader:
+        return self.inner.tool_reader(tools)
+
+    def generate(self, request: BackendRequest) -> AsyncGenerator[Delta, None]:
+        return self.inner.generate(request)
+
+    def now(self) -> float:
+        return self.inner.now()
+
+    async def clear_cache(self) -> bool:
+        return await self.inner.clear_cache()
+
+    async def forget(self, document_ids: Sequence[str]) -> None:
+        await self.inner.forget(document_ids)
+
+    def adopted(self, request_id: str) -> None:
+        self.inner.adopted(request_id)
+
+    def counters(self) -> Counters:
+        return self.inner.counters()
+
+    async def snapshot(self, documents: int) -> TreeSnapshot | None:
+        return await self.inner.snapshot(documents)
+
+    async def close(self) -> None:
+        await self.inner.close()

@@ -1,0 +1,72 @@
+"""Carries out borrowing in a worker: copies tensors between blocks, turns the keys, recomputes tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from vllm.config import VllmConfig
+
+from ragcache_engine.backends.vllm.borrowing.block_layout import (
+    BlockLayout,
+    find_slots,
+    flatten_cache,
+    probe_layout,
+)
+from ragcache_engine.backends.vllm.borrowing.job import BorrowJob
+from ragcache_engine.backends.vllm.borrowing.recomputing import Recomputer
+from ragcache_engine.backends.vllm.borrowing.turning import KeyTurner, find_rotary
+
+
+class BorrowCarrier:
+    """Fills the blocks of requests that borrow, before vLLM computes the rest of their prompts.
+
+    caches: each layer's cache, by the layer's name.
+    Raises UnsupportedRotation or UnknownLayout.
+    """
+
+    def __init__(
+        self, config: VllmConfig, model: torch.nn.Module, caches: dict[str, torch.Tensor]
+    ) -> None:
+        layers = {name: config.compilation_config.static_forward_context[name] for name in caches}
+        first: Any = next(iter(layers.values()))
+        cache = next(iter(caches.values()))
+        self._heads, self._head_size = first.num_kv_heads, first.head_size
+        self._turner = KeyTurner(find_rotary(model))
+        self._layout: BlockLayout = probe_layout(first, cache, self._heads, self._head_size)
+        self._caches = [flatten_cache(each) for each in caches.values()]
+        self._device = cache.device
+        self._recomputer = Recomputer(
+            config, model, layers, self._layout.block_tokens, cache.device
+        )
+
+    def carry_out(self, jobs: Sequence[BorrowJob]) -> None:
+        """Copy and recompute for all these requests."""
+        self._copy(jobs)
+        self._recomputer.recompute(jobs)
+
+    def _copy(self, jobs: Sequence[BorrowJob]) -> None:
+        copies = [(job, copy) for job in jobs for copy in job.copies]
+        if not copies:
+            return
+        old = torch.cat([torch.arange(c.source, c.source + c.tokens) for _, c in copies])
+        new = torch.cat([torch.arange(c.target, c.target + c.tokens) for _, c in copies])
+        size = self._layout.block_tokens
+        sources = torch.cat(
+            [find_slots(c.donor_blocks, c.source, c.tokens, size) for _, c in copies]
+        )
+        targets = torch.cat([find_slots(job.blocks, c.target, c.tokens, size) for job, c in copies])
+        device, layout = self._device, self._layout
+        sources, targets = sources.to(device), targets.to(device)
+        from_keys, to_keys = layout.key_places(sources), layout.key_places(targets)
+        from_values, to_values = layout.value_places(sources), layout.value_places(targets)
+        angles = self._turner.plan(old.to(device), new.to(device))
+        form = (len(old), self._heads, self._head_size)
+        # Tokens that stay in their place are copied bit for bit.
+        stays = (old == new).to(device)[:, None]
+        for cache in self._caches:
+            keys = cache[from_keys]
+            turned = self._turner.turn(keys.reshape(form), angles).reshape(keys.shape)
+            cache[to_keys] = torch.where(stays, keys, turned)
+            cache[to_values] = cache[from_values]

@@ -1,0 +1,311 @@
+"""The scheduler's part of borrowing: it makes donors available, and tells workers what to copy.
+
+A request that borrows waits until all its donors are on the device. Donors that are missing become
+requests of their own, of one token, in front of the queue: vLLM computes them, or loads them from the
+slower tiers, as it does for all requests. So whatever was cached, the same tensors are copied.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass
+from hashlib import sha256
+from itertools import count
+
+from vllm import SamplingParams
+from vllm.config import VllmConfig
+from vllm.utils.hashing import get_hash_fn_by_name
+from vllm.v1.core.block_pool import BlockPool
+from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock, get_request_block_hasher
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.request import Request, RequestStatus
+
+from ragcache_engine.backends.vllm.borrowing.job import BlockCopy, BorrowJob
+from ragcache_engine.tiers.borrowing.borrowers import Borrower, Borrowers, MissingDonor
+from ragcache_engine.tiers.borrowing.plan import BorrowPlan, WhyExact, plan_borrowing
+from ragcache_engine.tiers.borrowing.report import ReuseReport
+from ragcache_engine.tiers.borrowing.reporting import report_borrowing
+from ragcache_engine.tiers.manager import CacheManager
+from ragcache_engine.tiers.prompts import Prompt, SegmentEnd, describe_prompt
+from ragcache_engine.tiers.wire import RequestMessage
+
+LEAST_BORROWED_TOKENS = 64
+"""Fewer than these are computed within a step, which costs about as much as borrowing them."""
+
+MOST_DESCRIBED = 4096
+"""So many descriptions of donors are kept: some 2 KB each for documents of a few hundred tokens."""
+
+DonorName = tuple[str | None, bytes, tuple[SegmentEnd, ...]]
+"""What a donor's description depends on: the tenant, a digest of its tokens, its segments."""
+
+WAITING = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
+
+
+@dataclass(slots=True)
+class SchedulerAccess:
+    """The parts of vLLM's scheduler that borrowing needs.
+
+    requests: all requests by name. pool: its blocks. add_first: puts a request in front of the queue.
+    """
+
+    requests: dict[str, Request]
+    pool: BlockPool
+    add_first: Callable[[Request], None]
+
+
+class BorrowScheduling:
+    """Decides, step by step, which requests get their borrowed tensors.
+
+    ratio: the share of a borrowed document's tokens to recompute. on_disk: whether there is a disk tier.
+    """
+
+    def __init__(
+        self,
+        config: VllmConfig,
+        cache: CacheManager[KVCacheBlock],
+        scheduler: SchedulerAccess,
+        *,
+        ratio: float,
+        on_disk: bool,
+    ) -> None:
+        self._cache = cache
+        self._scheduler = scheduler
+        self._ratio = ratio
+        self._on_disk = on_disk
+        self._block_tokens = cache.block_tokens
+        self._context_tokens = config.model_config.max_model_len
+        self._step_tokens = config.scheduler_config.max_num_batched_tokens
+        self._hasher = get_request_block_hasher(
+            self._block_tokens,
+            get_hash_fn_by_name(config.cache_config.prefix_caching_hash_algo),
+        )
+        self._device_blocks = scheduler.pool.num_gpu_blocks - 1  # vLLM keeps one for itself
+        self._borrowers: Borrowers[KVCacheBlock] = Borrowers(
+            self._cached_block, self._device_blocks
+        )
+        self._donors: dict[str, Prompt] = {}
+        self._described: dict[DonorName, Prompt] = {}
+        self._numbers = count()
+        self._ready: dict[str, Borrower[KVCacheBlock]] = {}
+        self._jobs: list[BorrowJob] = []
+        self._lent: dict[int, list[KVCacheBlock]] = {}  # by scheduler output
+
+    # -- a request comes ---------------------------------------------------------------------------
+
+    def plan(self, request: Request, message: RequestMessage) -> BorrowPlan | WhyExact:
+        """Plan what a new request borrows, or say why it borrows nothing."""
+        if message.is_exact:
+            return WhyExact.ASKED
+        params = request.sampling_params
+        if params is None or params.prompt_logprobs is not None:
+            return WhyExact.PROMPT_LOGPROBS
+        if request.lora_request or request.mm_features or request.prompt_embeds is not None:
+            return WhyExact.OTHER_INPUT
+        assert request.prompt_token_ids is not None
+        return plan_borrowing(
+            request.prompt_token_ids,
+            message.segments,
+            contexts=message.contexts,
+            ratio=self._ratio if message.recompute_ratio is None else message.recompute_ratio,
+            block_tokens=self._block_tokens,
+            context_tokens=self._context_tokens,
+            device_blocks=self._device_blocks,
+            least_tokens=LEAST_BORROWED_TOKENS,
+            starts=message.starts,
+        )
+
+    def add(self, request: Request, plan: BorrowPlan) -> list[Prompt]:
+        """Let a request wait for its donors; return them as the cache manager sees them."""
+        donors = [self._describe(request, plan, place) for place in range(len(plan.donors))]
+        self._split_hashes(request, plan)
+        keys = [list(donor.keys) for donor in donors]
+        self._borrowers.add(Borrower(request.request_id, plan, keys))
+        return donors
+
+    def get(self, request: Request) -> Borrower[KVCacheBlock] | None:
+        """Return what is known of a request that borrows; None if it borrows nothing."""
+        return self._borrowers.get(request.request_id)
+
+    def describe_donor(self, request: Request) -> Prompt | None:
+        """Return a donor's request as the cache manager sees it; None for any other request."""
+        return self._donors.get(request.request_id)
+
+    def _describe(self, request: Request, plan: BorrowPlan, place: int) -> Prompt:
+        """Describe a donor to the cache manager. Hashing takes longest, so descriptions are kept."""
+        donor = plan.donors[place]
+        tokens = sha256(
+            array("q", donor.token_ids).tobytes()
+        ).digest()  # keeps no text of documents
+        name = request.cache_salt, tokens, donor.segments
+        described = self._described.pop(name, None) or self._make_description(request, plan, place)
+        self._described[name] = described  # the last one is the latest used
+        if len(self._described) > MOST_DESCRIBED:
+            self._described.pop(next(iter(self._described)))
+        return described
+
+    def _make_description(self, request: Request, plan: BorrowPlan, place: int) -> Prompt:
+        donor = plan.donors[place]
+        keys = self._donor_request("", request, plan, place).block_hashes
+        return describe_prompt(
+            keys=keys,
+            token_ids=donor.token_ids,
+            prompt_tokens=len(donor.token_ids),
+            segments=donor.segments,
+            tenant=request.cache_salt,
+            block_tokens=self._block_tokens,
+            depth=None,
+            on_disk=self._on_disk,
+        )
+
+    def _donor_request(self, name: str, request: Request, plan: BorrowPlan, place: int) -> Request:
+        return Request(
+            request_id=name,
+            prompt_token_ids=list(plan.donors[place].token_ids),
+            sampling_params=SamplingParams(max_tokens=1, detokenize=False, ignore_eos=True),
+            pooling_params=None,
+            client_index=request.client_index,
+            arrival_time=request.arrival_time,
+            cache_salt=request.cache_salt,
+            priority=request.priority,
+            block_hasher=self._hasher,
+        )
+
+    def _split_hashes(self, request: Request, plan: BorrowPlan) -> None:
+        """Give the request's blocks other hashes from the first one that is not exact.
+
+        No other request finds these blocks, unless it borrows the same in the same way.
+        """
+        hashes, at = request.block_hashes, plan.exact_blocks
+        hashes[at] = BlockHash(sha256(hashes[at] + plan.digest).digest())
+        del hashes[at + 1 :]
+        request.update_block_hashes()
+
+    # -- each step ---------------------------------------------------------------------------------
+
+    def begin_step(self) -> int:
+        """Ask for missing donors, and hold those of requests that may be admitted now.
+
+        Returns how many tokens may have to be recomputed in this step.
+        """
+        if not len(self._borrowers):
+            return 0
+        ready, missing = self._borrowers.find_ready(
+            self._is_waiting, self._blocks_of, self._step_tokens
+        )
+        for borrower in ready:
+            # Held, so that nothing in this step overwrites them.
+            for blocks in borrower.lent:
+                self._scheduler.pool.touch(blocks)
+            self._ready[borrower.name] = borrower
+        for donor in reversed(missing):
+            self._ask_for(donor)
+        return sum(len(borrower.plan.recomputed) for borrower in ready)
+
+    def may_admit(self, request: Request) -> bool:
+        """Return whether a request may be admitted in this step: it borrows nothing, or from here."""
+        name = request.request_id
+        return name in self._ready or self._borrowers.get(name) is None
+
+    def borrowed_tokens(self, request: Request, local_tokens: int) -> int | None:
+        """Return how many tokens behind those in its own blocks a request gets by borrowing.
+
+        None if the request borrows nothing.
+        """
+        borrower = self._borrowers.get(request.request_id)
+        return None if borrower is None else max(0, borrower.plan.end - local_tokens)
+
+    def admit(self, request: Request, blocks: KVCacheBlocks, borrowed_tokens: int) -> None:
+        """Tell the workers what to copy for a request that has its memory now."""
+        borrower = self._ready.get(request.request_id)
+        if borrower is None:
+            return
+        if borrower.shared_tokens is None:
+            # At most to the plan's end, whatever more an earlier answer has left.
+            borrower.shared_tokens = borrower.plan.end - borrowed_tokens
+            # Only those exact tokens count as cached that were there before the request came.
+            exact = borrower.exact_tokens(self._block_tokens)
+            self._cache.set_cached_tokens(borrower.name, exact)
+        if borrowed_tokens:
+            plan = borrower.plan
+            copies, recomputed = plan.after(plan.end - borrowed_tokens)
+            self._jobs.append(
+                BorrowJob(
+                    borrower.name,
+                    blocks.get_block_ids()[0],
+                    [
+                        BlockCopy(
+                            [block.block_id for block in borrower.lent[copy.donor]],
+                            copy.source,
+                            copy.target,
+                            copy.tokens,
+                        )
+                        for copy in copies
+                    ],
+                    recomputed,
+                    [request.all_token_ids[at] for at in recomputed],
+                )
+            )
+
+    def take_jobs(self) -> list[BorrowJob]:
+        """Return what the workers have to carry out in this step."""
+        jobs, self._jobs = self._jobs, []
+        return jobs
+
+    def end_step(self, output: SchedulerOutput) -> None:
+        """Keep the donors of admitted requests until the step has been computed; release the others."""
+        ready, self._ready = self._ready, {}
+        lent: list[KVCacheBlock] = []
+        for name, borrower in ready.items():
+            blocks = [block for of_donor in borrower.lent for block in of_donor]
+            borrower.lent = []
+            if name in output.num_scheduled_tokens:
+                lent += blocks
+            else:
+                self._scheduler.pool.free_blocks(reversed(blocks))
+        if lent:
+            self._lent[id(output)] = lent
+
+    def finish_step(self, output: SchedulerOutput) -> None:
+        """Release the donors that a computed step has copied from."""
+        if blocks := self._lent.pop(id(output), None):
+            self._scheduler.pool.free_blocks(reversed(blocks))
+
+    # -- requests end ------------------------------------------------------------------------------
+
+    def note_donor_admitted(self, request: Request) -> None:
+        """Note where the blocks of a donor came from, once it has its memory."""
+        if self._borrowers.is_donor(request.request_id):
+            cached = self._cache.cached_tokens(request.request_id)
+            self._borrowers.note_found(request.request_id, cached)
+
+    def finish(self, request: Request) -> ReuseReport | None:
+        """Note that a request has ended; return what it reused, if it borrowed."""
+        name = request.request_id
+        self._borrowers.end_donor(name)
+        self._donors.pop(name, None)
+        borrower = self._borrowers.remove(name)
+        if borrower is None:
+            return None
+        return report_borrowing(borrower.plan, borrower.found, borrower.shared_tokens or 0)
+
+    # -- inside ------------------------------------------------------------------------------------
+
+    def _cached_block(self, key: bytes) -> KVCacheBlock | None:
+        blocks = self._scheduler.pool.get_cached_block(BlockHash(key), [0])
+        return blocks[0] if blocks else None
+
+    def _is_waiting(self, name: str) -> bool:
+        return self._scheduler.requests[name].status in WAITING
+
+    def _blocks_of(self, name: str) -> int:
+        return -(-(self._scheduler.requests[name].num_tokens + 1) // self._block_tokens)
+
+    def _ask_for(self, donor: MissingDonor[KVCacheBlock]) -> None:
+        borrower = donor.borrower
+        request = self._scheduler.requests[borrower.name]
+        name = f"{borrower.name}-donor-{next(self._numbers)}"
+        self._donors[name] = self._cache.donors(borrower.name)[donor.place]
+        self._borrowers.expect(donor, name)
+        self._scheduler.add_first(self._donor_request(name, request, borrower.plan, donor.place))

@@ -1,0 +1,81 @@
+"""RAGCache's doors in vLLM's own server, which loads them with its flag `--middleware`.
+
+A flag has no room for settings, so these come in environment variables, as vLLM's own do.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from starlette.types import ASGIApp, Scope
+from vllm.renderers.chat_utils import load_chat_template
+from vllm.v1.engine.async_llm import AsyncLLM
+
+from ragcache_engine.backends.vllm.backend import VLLMBackend, has_tiers
+from ragcache_engine.backends.vllm.budget import TierBudget
+from ragcache_engine.backends.vllm.installed import require_vllm
+from ragcache_engine.backends.vllm.tiers.settings import TierSettings
+from ragcache_engine.serving.doors import Doors
+from ragcache_engine.serving.keys import Keys
+from ragcache_engine.serving.routes import Served
+from ragcache_engine.serving.settings import KEYS_FILE, OPERATOR_KEY, read_limits
+
+
+class ServerDoors(Doors):
+    """The doors, with the settings of the environment, in front of the engine that vLLM has started."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        super().__init__(app, read_limits(os.environ), self._read_keys, self._serve)
+        self._served: Served | None = None
+        self._keys: Keys | None = None
+
+    def _read_keys(self, scope: Scope) -> Keys:
+        """Return the keys: those of the file, or the ones that vLLM itself asks for."""
+        if self._keys is None:
+            file = os.environ.get(KEYS_FILE)
+            vllm_keys = scope["app"].state.args.api_key or [os.environ.get("VLLM_API_KEY")]
+            self._keys = Keys(
+                Path(file) if file else None,
+                os.environ.get(OPERATOR_KEY),
+                () if file else tuple(filter(None, vllm_keys)),
+            )
+        return self._keys
+
+    async def _serve(self, scope: Scope) -> Served:
+        """Return what is served: vLLM has no engine yet when it makes its middleware."""
+        if self._served is None:
+            self._served = serve_engine(scope["app"].state)
+        return self._served
+
+
+def serve_engine(state: Any) -> Served:
+    """Make a backend on the engine of vLLM's server. state: what the server's app keeps.
+
+    vLLM documents neither `state.engine_client` nor `state.args`, though all its routes use them;
+    tests/backends/server/test_on_vllm.py notices when they move.
+    """
+    llm: AsyncLLM = state.engine_client
+    args = state.args
+    parser = args.tool_call_parser if args.enable_auto_tool_choice else None
+    backend = VLLMBackend(
+        args.model, None, _budget_of(llm), {}, wheel=require_vllm(), tool_parser=parser
+    )
+    limits = backend.use_running(llm)
+    models = tuple(args.served_model_name or [args.model])
+    return Served(backend, limits, models, parser, load_chat_template(args.chat_template))
+
+
+def _budget_of(llm: AsyncLLM) -> TierBudget:
+    """Return what forgetting needs to know of the tiers: their folder and the operator's key."""
+    config = llm.vllm_config
+    if not has_tiers(config) or config.kv_transfer_config is None:
+        return TierBudget("halflife")
+    settings = TierSettings.from_extra_config(config.kv_transfer_config.kv_connector_extra_config)
+    return TierBudget(
+        settings.policy,
+        disk_bytes=settings.disk_bytes,
+        disk_folder=Path(settings.disk_folder) if settings.disk_folder else None,
+        operator_key=os.environ.get(OPERATOR_KEY, ""),
+    )

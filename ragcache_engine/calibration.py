@@ -1,0 +1,204 @@
+"""Calibrations: the recompute ratio that `ragcache calibrate` found good enough for one model.
+
+A calibration is a file in the cache home, beside the model's cost profiles. It holds for one model,
+dtype, chat template and kind of donors, all as the configuration spells them; its name tells them apart.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from dataclasses import asdict, dataclass, fields
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from ragcache_engine.cache_home import cache_home
+from ragcache_engine.config import EngineConfig
+from ragcache_engine.errors import NotCalibrated, UnusableCalibration
+
+FORMAT = "ragcache-calibration"
+FORMAT_VERSION = 1
+SUFFIX = ".calibration.json"
+OWN_TEMPLATE = "the model's own"
+LONGEST_NAME = 80
+OTHER_NAMES = {"half": "float16", "float": "float32"}
+"""Data types that vLLM knows by two names."""
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrationKey:
+    """What a calibration holds for.
+
+    model: a hub id, or a folder's whole path. dtype: as vLLM spells it. chat_template: a digest of its
+    text, or OWN_TEMPLATE. donors: as in EngineConfig.
+    """
+
+    model: str
+    dtype: str
+    chat_template: str
+    donors: str
+
+    @classmethod
+    def of(cls, config: EngineConfig) -> CalibrationKey:
+        """Return what a calibration for this engine has to hold for."""
+        folder = Path(config.model).expanduser()
+        dtype = str(config.vllm_args.get("dtype", "auto")).removeprefix("torch.")
+        template = config.chat_template
+        return cls(
+            model=str(folder.resolve()) if folder.is_dir() else config.model,
+            dtype=OTHER_NAMES.get(dtype, dtype),
+            chat_template=_digest(template) if template else OWN_TEMPLATE,
+            donors=config.donors,
+        )
+
+    @property
+    def path(self) -> Path:
+        """The file of this calibration, whether it is there or not."""
+        readable = f"{self.model.strip('./')[-LONGEST_NAME:]}-{self.dtype}-{self.donors}"
+        name = re.sub(r"[^\w.-]+", "--", readable).strip("-")
+        digest = _digest("\n".join(asdict(self).values()))
+        return cache_home() / "profiles" / f"{name}-{digest}{SUFFIX}"
+
+    def describe(self) -> str:
+        """Return the key in words."""
+        return (
+            f"model {self.model!r}, dtype {self.dtype!r}, chat template {self.chat_template!r}, donors "
+            f"{self.donors!r}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """A recompute ratio, and the measurements it stands on.
+
+    rouge_l: the mean likeness of answers at this ratio to exact ones, 0 to 1. lower_bound: of its 95%
+    confidence interval. noise: the mean likeness of two exact runs to each other. target: the share of
+    that noise which the lower bound had to reach. questions: how many answers were compared.
+    measured_on: a date.
+    Raises ValueError for values that no measurement gives.
+    """
+
+    key: CalibrationKey
+    recompute_ratio: float
+    rouge_l: float
+    lower_bound: float
+    noise: float
+    target: float
+    questions: int
+    measured_on: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("recompute_ratio", "rouge_l", "lower_bound", "noise", "target"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise ValueError(f"{name} is no number: {value!r}")
+            if not (math.isfinite(value) and 0 <= value <= 1):
+                raise ValueError(f"{name} is from 0 to 1, got {value}")
+        if type(self.questions) is not int or self.questions < 1:
+            raise ValueError(f"questions is a whole number from 1, got {self.questions!r}")
+
+    @property
+    def least_rouge_l(self) -> float:
+        """The mean likeness below which answers are no longer what was measured."""
+        return self.target * self.noise
+
+    def apply_to(self, config: EngineConfig) -> EngineConfig:
+        """Return the configuration with this ratio."""
+        return config.model_copy(update={"recompute_ratio": self.recompute_ratio})
+
+    def to_json(self) -> str:
+        """Return the calibration as the text of a file."""
+        content = {"format": FORMAT, "version": FORMAT_VERSION, **asdict(self)}
+        return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> Calibration:
+        """Read a calibration. Raises ValueError unless the text is what `to_json` wrote."""
+        content = json.loads(text)
+        if not isinstance(content, dict) or content.get("format") != FORMAT:
+            raise ValueError("it is no calibration")
+        if content.get("version") != FORMAT_VERSION:
+            raise ValueError(f"its format has version {content.get('version')!r}")
+        named = {field.name: _take(content, field.name) for field in fields(cls)}
+        key = named.pop("key")
+        if not isinstance(key, dict):
+            raise ValueError("its key is damaged")
+        names = [field.name for field in fields(CalibrationKey)]
+        return cls(key=CalibrationKey(**{name: str(_take(key, name)) for name in names}), **named)
+
+
+def find_calibration(config: EngineConfig) -> Calibration | None:
+    """Return the calibration that gives this engine its ratio; None if the engine needs none.
+
+    Raises NotCalibrated if there is none for it; UnusableCalibration for a file that cannot be used.
+    """
+    if config.reuse != "anywhere" or config.recompute_ratio is not None:
+        return None
+    key = CalibrationKey.of(config)
+    try:
+        text = key.path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise NotCalibrated(_describe_missing(key)) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UnusableCalibration(
+            f"the calibration {key.path} cannot be read ({error}): make it readable, {_or_else(key)}"
+        ) from error
+    try:
+        found = Calibration.from_json(text)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise UnusableCalibration(
+            f"the calibration {key.path} is damaged ({error}): delete it, and {_or_else(key)}"
+        ) from error
+    if found.key != key:
+        raise UnusableCalibration(
+            f"the calibration {key.path} is for {found.key.describe()}, and this engine has "
+            f"{key.describe()}: delete it, and {_or_else(key)}"
+        )
+    return found
+
+
+def with_calibrated_ratio(config: EngineConfig) -> EngineConfig:
+    """Return the configuration with the ratio that was measured for it, if it needs one.
+
+    Raises what find_calibration does.
+    """
+    found = find_calibration(config)
+    return found.apply_to(config) if found else config
+
+
+def _describe_missing(key: CalibrationKey) -> str:
+    near = "".join(f"; there is one for {other.describe()}" for other in _keys_of(key.model))
+    return (
+        f'reuse="anywhere" needs a recompute ratio, and none was measured for {key.describe()}{near}: '
+        f"{_or_else(key)}"
+    )
+
+
+def _or_else(key: CalibrationKey) -> str:
+    return (
+        f"run `ragcache calibrate {key.model} --donors {key.donors} --questions LOG --corpus FOLDER`, "
+        f"or choose a ratio by hand: EngineConfig(recompute_ratio=...)"
+    )
+
+
+def _keys_of(model: str) -> list[CalibrationKey]:
+    """Return what the readable calibrations of a model hold for."""
+    keys = []
+    for path in sorted((cache_home() / "profiles").glob(f"*{SUFFIX}")):
+        try:
+            keys.append(Calibration.from_json(path.read_text(encoding="utf-8")).key)
+        except (OSError, ValueError, TypeError, RecursionError):
+            continue
+    return [key for key in keys if key.model == model]
+
+
+def _digest(text: str) -> str:
+    return sha256(text.encode()).hexdigest()[:8]
+
+
+def _take(content: dict[str, Any], name: str) -> Any:
+    if name not in content:
+        raise ValueError(f"it has no {name}")
+    return content[name]

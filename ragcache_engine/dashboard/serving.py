@@ -1,0 +1,84 @@
+"""Serves the page from a thread of its own, on this machine alone unless told otherwise."""
+
+from __future__ import annotations
+
+import threading
+from html import escape
+from types import TracebackType
+from typing import Any, Self
+
+from werkzeug.serving import BaseWSGIServer, WSGIRequestHandler, make_server
+
+from ragcache_engine.dashboard.observation import Observer
+from ragcache_engine.dashboard.page import make_page
+from ragcache_engine.dashboard.watcher import Watcher
+
+EVERY_S = 2.0
+LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]")
+
+
+class _Quiet(WSGIRequestHandler):
+    def log(self, type: str, message: str, *args: Any) -> None:
+        """Write nothing: a page asks every two seconds."""
+
+
+class Dashboard:
+    """A live page. It ends with `close`, with the engine, or with the process; use it in a `with` block.
+
+    url: where the page is. In a notebook the object shows the page itself.
+    """
+
+    def __init__(
+        self, observer: Observer, host: str, port: int, *, every_s: float = EVERY_S
+    ) -> None:
+        self._watcher = Watcher(observer, every_s)
+        page = make_page(self._watcher, every_s)
+        if host in LOCAL_NAMES:
+            # A page of another site must not reach this one under a name of its own.
+            page.server.config["TRUSTED_HOSTS"] = [*LOCAL_NAMES]
+        self._server: BaseWSGIServer = make_server(
+            host, port, page.server, threaded=True, request_handler=_Quiet
+        )
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, name="ragcache-dashboard-server", daemon=True
+        )
+        self._lock = threading.Lock()
+        self._is_closed = False
+        shown = f"[{host}]" if ":" in host else host
+        self.url = f"http://{shown}:{self._server.server_port}/"
+        self._watcher.start()
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Wait until the page is closed, for programs that do nothing else."""
+        self._thread.join()
+
+    def close(self) -> None:
+        """End the page and its threads. A second call does nothing."""
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+        self._watcher.close()
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Dashboard({self.url})"
+
+    def _repr_html_(self) -> str:
+        url = escape(self.url)
+        frame = f'<iframe src="{url}" width="100%" height="1150" style="border:0"></iframe>'
+        return f'<p><a href="{url}" target="_blank">{url}</a></p>{frame}'

@@ -1,0 +1,185 @@
+"""The doors in front of a server: who may come in, with how much, and as whose tenant.
+
+An ASGI middleware. It answers the paths below /ragcache itself and lets the others through to vLLM's own
+server: with the tenant of the key in place of whatever the client wrote there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeAlias
+
+from starlette.datastructures import Headers
+from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ragcache_engine.errors import KeyRefused, RAGCacheError, RequestTooLarge, ServerBusy
+from ragcache_engine.serving.keys import ANYBODY, Caller, Keys
+from ragcache_engine.serving.messages import PREFIX, error_to_json
+from ragcache_engine.serving.openai_bodies import REWRITTEN, rewrite_body
+from ragcache_engine.serving.private_counters import WithoutCounters
+from ragcache_engine.serving.routes import Routes, Served, status_of
+from ragcache_engine.serving.settings import Limits
+
+FREE_PATHS = {"/health", "/ping"}
+"""Paths that tell nothing about anybody, so that a load balancer needs no key."""
+
+CLIENT_PATHS = {*REWRITTEN, "/v1/models", "/tokenize", "/detokenize", "/version"}
+"""vLLM's own paths that a tenant's key opens. The others steer the server, tell of other tenants, or
+share tensors among tenants; they need an operator's key."""
+
+BUSY_RETRY_S = 1
+"""After how many seconds a client that was refused may try again."""
+
+FindServed: TypeAlias = Callable[[Scope], Awaitable[Served]]
+
+
+class Doors:
+    """Lets requests in, or answers them itself.
+
+    find_keys: returns the server's keys. find_served: returns what the routes below /ragcache serve.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        limits: Limits,
+        find_keys: Callable[[Scope], Keys],
+        find_served: FindServed,
+    ) -> None:
+        self._app = app
+        self._limits = limits
+        self._find_keys = find_keys
+        self._find_served = find_served
+        self._routes = Routes()
+        self._running = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] not in ("http", "websocket") or scope.get("method") == "OPTIONS":
+            return await self._app(scope, receive, send)
+        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        if path in FREE_PATHS:
+            return await self._app(scope, receive, send)
+        try:
+            caller = self._require_caller(scope, path)
+        except KeyRefused as error:
+            return await self._refuse(error, scope, receive, send)
+        if scope["type"] == "websocket":
+            return await self._app(scope, receive, send)
+        if scope["method"] != "POST":
+            return await self._pass(path, caller, b"", scope, receive, send)
+        return await self._take_in(path, caller, scope, receive, send)
+
+    def _require_caller(self, scope: Scope, path: str) -> Caller:
+        """Return who calls. Raises KeyRefused for an unknown key, and for a path that the key opens not.
+
+        Where keys stand for no tenants, vLLM itself guards its paths.
+        """
+        keys, is_ours = self._find_keys(scope), _is_ours(path)
+        if not is_ours and not keys.has_tenants:
+            return ANYBODY
+        caller = keys.caller(_read_key(scope))
+        if not is_ours and path not in CLIENT_PATHS:
+            caller.require_operator(f"use {path}")
+        return caller
+
+    async def _take_in(
+        self, path: str, caller: Caller, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        """Read the body of a request and pass both on, while there is room for it."""
+        most = self._limits.requests
+        if most is not None and self._running >= most:
+            busy = ServerBusy(
+                f"the server has {self._running} requests already, its limit is {most} "
+                f"(--max-requests): try again later"
+            )
+            return await self._refuse(busy, scope, receive, send)
+        self._running += 1
+        try:
+            body = await self._read_body(scope, receive)
+            if body is not None:
+                await self._pass(path, caller, body, scope, receive, send)
+        except RAGCacheError as error:
+            await self._refuse(error, scope, receive, send)
+        finally:
+            self._running -= 1
+
+    async def _read_body(self, scope: Scope, receive: Receive) -> bytes | None:
+        """Return the body, or None if the client left. Raises RequestTooLarge, without reading it all."""
+        most = self._limits.body_bytes
+        told = Headers(scope=scope).get("content-length", "0")
+        size_bytes = int(told) if told.isdigit() else 0
+        parts: list[bytes] = []
+        while size_bytes <= most:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return None
+            parts.append(message.get("body", b""))
+            size_bytes = sum(map(len, parts))
+            if size_bytes <= most and not message.get("more_body", False):
+                return b"".join(parts)
+        raise RequestTooLarge(
+            f"the request has more than {most:,} bytes, the most that this server takes (--max-body): "
+            f"send fewer or shorter documents"
+        )
+
+    async def _pass(
+        self, path: str, caller: Caller, body: bytes, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        """Answer a request below /ragcache; hand any other to the server behind the doors."""
+        if _is_ours(path):
+            served = await self._find_served(scope)
+            answer = await self._routes.answer(scope["method"], path, caller, body, served)
+            return await answer(scope, receive, send)
+        if scope["method"] != "POST":
+            return await self._app(scope, receive, send)
+        if path in REWRITTEN:
+            written = await rewrite_body(body, caller, self._find_served, scope)
+            scope, body = _with_length(scope, len(written)), written
+            if caller.tenant is not None:
+                send = WithoutCounters(send)
+        return await self._app(scope, _replay(body, receive), send)
+
+    async def _refuse(
+        self, error: RAGCacheError, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        await refusal(error)(scope, receive, send)
+
+
+def refusal(error: Exception) -> Response:
+    """Return the answer to a request that is refused, in OpenAI's form with the name of our error."""
+    status = status_of(error)
+    said: dict[str, Any] = error_to_json(error)
+    said["error"] |= {"type": said["error"]["kind"], "code": status}
+    headers = {401: {"WWW-Authenticate": "Bearer"}, 429: {"Retry-After": str(BUSY_RETRY_S)}}
+    return JSONResponse(said, status, headers=headers.get(status))
+
+
+def _is_ours(path: str) -> bool:
+    return path.startswith(f"{PREFIX}/")
+
+
+def _read_key(scope: Scope) -> str | None:
+    """Return the key of a request's header; None without one."""
+    scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
+    return key.strip() if scheme.lower() == "bearer" and key.strip() else None
+
+
+def _with_length(scope: Scope, length: int) -> Scope:
+    """Return the request with another length of its body."""
+    kept = [(name, value) for name, value in scope["headers"] if name != b"content-length"]
+    return {**scope, "headers": [*kept, (b"content-length", str(length).encode())]}
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """Return a `receive` that gives the body first, and then what comes: the client's leaving."""
+    is_given = False
+
+    async def replayed() -> Message:
+        nonlocal is_given
+        if is_given:
+            return await receive()
+        is_given = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return replayed

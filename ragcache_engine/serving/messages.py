@@ -1,0 +1,245 @@
+"""What a client and a RAGCache server say to each other, as JSON. Both ends read and write it here.
+
+A generation is one POST. Its answer is a stream of server-sent events, each with one JSON object: first
+how many tokens the prompt has, then one for each step of the model. An object with "error" ends it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from ragcache_engine.errors import EngineError, InvalidArgument, RAGCacheError
+from ragcache_engine.guide import Guide, GuideKind
+from ragcache_engine.protocols import BackendRequest, Conversation, Delta, PromptText
+from ragcache_engine.tiers.borrowing.report import ReuseReport
+from ragcache_engine.tiers.counters import Counters
+from ragcache_engine.values import (
+    CachedTokens,
+    FinishReason,
+    ModelLimits,
+    SamplingOptions,
+)
+
+PROTOCOL = 1
+"""Both ends must speak the same; a change that an older end would misread raises it."""
+
+ALIVE_S = 15.0
+"""After how many seconds without a token the server sends a sign of life to the reader of an answer."""
+
+PREFIX = "/ragcache"
+"""All paths of ours begin so. vLLM's server has none below it."""
+
+
+class _Body(BaseModel):
+    """A body that refuses what it does not know: a newer client must not be half understood."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class GenerateBody(_Body):
+    """The body of a generation.
+
+    documents: (start, end, id) of each document in the prompt, in characters.
+    options: the fields of SamplingOptions that differ from their defaults.
+    request: the client's own name for the request; `adopted` of a later one refers to it.
+    guess, provisional, exact, recompute_ratio: as in BackendRequest.
+    adopted: earlier guesses that somebody asked for by now.
+    """
+
+    prompt: str
+    documents: list[tuple[int, int, str]] = []
+    options: dict[str, Any] = {}
+    tenant: str | None = None
+    request: str = Field(max_length=200)
+    guess: bool = False
+    provisional: bool = False
+    adopted: list[str] = []
+    exact: bool = False
+    recompute_ratio: float | None = Field(default=None, ge=0, le=1)
+
+    @classmethod
+    def of(cls, request: BackendRequest, name: str, adopted: Sequence[str]) -> GenerateBody:
+        """Write a request. name: what the server is to call it."""
+        prompt = request.prompt
+        assert isinstance(prompt, PromptText)
+        return cls(
+            prompt=prompt.text,
+            documents=[(span.start, span.end, span.document_id) for span in prompt.spans],
+            options=options_to_json(request.options),
+            tenant=request.tenant,
+            request=name,
+            guess=request.is_guess,
+            provisional=request.is_provisional,
+            adopted=list(adopted),
+            exact=request.is_exact,
+            recompute_ratio=request.recompute_ratio,
+        )
+
+
+class TokenizeBody(_Body):
+    """A text to tokenise."""
+
+    text: str
+    add_special_tokens: bool = True
+
+
+class DetokenizeBody(_Body):
+    """Tokens to write as text."""
+
+    token_ids: list[int]
+    skip_special_tokens: bool = True
+
+
+class RenderBody(_Body):
+    """A Conversation, for the chat template to write."""
+
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] = []
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    template: str | None = None
+    template_args: dict[str, Any] = {}
+
+    @classmethod
+    def of(cls, conversation: Conversation) -> RenderBody:
+        """Write a conversation."""
+        return cls.model_validate(
+            {
+                **{field.name: getattr(conversation, field.name) for field in fields(conversation)},
+                "messages": [dict(message) for message in conversation.messages],
+                "tools": [dict(tool) for tool in conversation.tools],
+            }
+        )
+
+    def conversation(self) -> Conversation:
+        """Read the conversation."""
+        return Conversation(**{name: getattr(self, name) for name in type(self).model_fields})
+
+
+class ToolCallsBody(_Body):
+    """An answer, to read the calls of these tools from."""
+
+    tools: list[dict[str, Any]]
+    text: str
+
+
+class ForgetBody(_Body):
+    """Documents to forget."""
+
+    document_ids: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class ServerDescription:
+    """What a server tells of itself.
+
+    models: the names by which requests may ask for its model, the first one first.
+    tool_parser: as in EngineConfig.
+    tenant: whose tensors the client's key gives access to; None if the client names the tenant itself.
+    is_operator: whether the key may forget, clear the cache and read the counters.
+    """
+
+    models: tuple[str, ...]
+    limits: ModelLimits
+    tool_parser: str | None = None
+    tenant: str | None = None
+    is_operator: bool = False
+    protocol: int = PROTOCOL
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, said: Mapping[str, Any]) -> ServerDescription:
+        return cls(
+            **{**said, "models": tuple(said["models"]), "limits": ModelLimits(**said["limits"])}
+        )
+
+
+def options_to_json(options: SamplingOptions) -> dict[str, Any]:
+    """Return the options that are not the default ones, as plain values."""
+    default = SamplingOptions()
+    said = {
+        field.name: getattr(options, field.name)
+        for field in fields(options)
+        if getattr(options, field.name) != getattr(default, field.name)
+    }
+    if options.guide:
+        said["guide"] = {"kind": options.guide.kind.value, "form": list(options.guide.form)}
+    if "stop" in said:
+        said["stop"] = list(options.stop)
+    return said
+
+
+def options_from_json(said: Mapping[str, Any]) -> SamplingOptions:
+    """Read options. Raises InvalidArgument for a value that cannot be, or a field that is not known."""
+    given = dict(said)
+    if unknown := set(given) - {field.name for field in fields(SamplingOptions)}:
+        raise InvalidArgument(
+            f"this server knows no option {', '.join(sorted(unknown))}: use the RAGCache version of "
+            f"the server, or leave the option out"
+        )
+    guide = given.pop("guide", None)
+    if guide is not None:
+        if not isinstance(guide, Mapping) or set(guide) != {"kind", "form"}:
+            raise InvalidArgument('guide must be {"kind": ..., "form": [...]}')
+        given["guide"] = Guide(GuideKind(guide["kind"]), guide["form"])
+    return SamplingOptions(**given)
+
+
+def delta_to_json(delta: Delta, counters: Counters | None) -> dict[str, Any]:
+    """Write a delta. counters: those of the tiers, with the last delta for a client that may see them."""
+    said: dict[str, Any] = {"text": delta.text, "tokens": list(delta.token_ids)}
+    if delta.cached is not None:
+        said["cached"] = [delta.cached.device, delta.cached.host, delta.cached.disk]
+    if delta.finish_reason is not None:
+        said["finish"] = delta.finish_reason.value
+        if counters is not None:
+            said["counters"] = counters.as_dict()
+    if delta.reuse is not None:
+        said["reuse"] = delta.reuse.to_dict()
+    if delta.why_exact is not None:
+        said["why_exact"] = delta.why_exact
+    return said
+
+
+def delta_from_json(said: Mapping[str, Any]) -> Delta:
+    """Read a delta, or the count of the prompt's tokens before the first one."""
+    cached, finish = said.get("cached"), said.get("finish")
+    return Delta(
+        said.get("text", ""),
+        tuple(said.get("tokens", ())),
+        CachedTokens(*cached) if cached is not None else None,
+        FinishReason(finish) if finish is not None else None,
+        reuse=ReuseReport.from_dict(said["reuse"]) if "reuse" in said else None,
+        why_exact=said.get("why_exact"),
+        prompt_tokens=said.get("prompt_tokens"),
+    )
+
+
+def error_to_json(error: Exception) -> dict[str, Any]:
+    """Write an error. An unexpected one tells its class only: its text may say too much."""
+    if isinstance(error, RAGCacheError):
+        return {"error": {"kind": type(error).__name__, "message": str(error)}}
+    message = f"the server failed with {type(error).__name__}; its log tells more"
+    return {"error": {"kind": "GenerationFailed", "message": message}}
+
+
+def error_from_json(said: Mapping[str, Any]) -> RAGCacheError | None:
+    """Read an error that `error_to_json` wrote; None for anything else, such as another server's."""
+    error = said.get("error")
+    if not isinstance(error, Mapping) or not isinstance(error.get("kind"), str):
+        return None
+    kind = _find_kind(error["kind"], RAGCacheError) or EngineError  # of a newer server
+    return kind(str(error.get("message")))
+
+
+def _find_kind(name: str, root: type[RAGCacheError]) -> type[RAGCacheError] | None:
+    """Return the error of this name at or below `root`, if the engine's tree of errors has one."""
+    if root.__name__ == name and root.__module__ == RAGCacheError.__module__:
+        return root
+    return next((found for one in root.__subclasses__() if (found := _find_kind(name, one))), None)

@@ -1,0 +1,306 @@
+"""The paths below /ragcache: what a client asks of a backend, one path for each of its methods."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from starlette.responses import JSONResponse, Response, StreamingResponse
+
+from ragcache_engine.chat import check_messages, check_tools
+from ragcache_engine.checks import require_tenant, require_text
+from ragcache_engine.errors import (
+    BadRequest,
+    ConfigError,
+    EmptyPrompt,
+    InvalidArgument,
+    KeyRefused,
+    OperatorsOnly,
+    PromptTooLong,
+    RAGCacheError,
+    RequestTooLarge,
+    ServerBusy,
+)
+from ragcache_engine.prompt import Span, token_segments
+from ragcache_engine.protocols import Backend, BackendRequest, Delta
+from ragcache_engine.serving.keys import Caller
+from ragcache_engine.serving.messages import (
+    ALIVE_S,
+    PREFIX,
+    DetokenizeBody,
+    ForgetBody,
+    GenerateBody,
+    RenderBody,
+    ServerDescription,
+    TokenizeBody,
+    ToolCallsBody,
+    delta_to_json,
+    error_to_json,
+    options_from_json,
+)
+from ragcache_engine.values import ModelLimits
+
+logger = logging.getLogger(__name__)
+
+_STATUS: list[tuple[type[Exception], int]] = [
+    (RequestTooLarge, 413),
+    (OperatorsOnly, 403),
+    (KeyRefused, 401),
+    (ServerBusy, 429),
+    (BadRequest, 400),
+    (ConfigError, 400),
+]
+
+B = TypeVar("B", bound=BaseModel)
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What a server serves. backend: started, and used on the server's own event loop.
+
+    models, tool_parser: as in ServerDescription.
+    chat_template: the Jinja text for conversations; None: the model's own.
+    """
+
+    backend: Backend
+    limits: ModelLimits
+    models: tuple[str, ...]
+    tool_parser: str | None = None
+    chat_template: str | None = None
+
+
+Handler = Callable[[bytes, Caller, Served], Awaitable[Response]]
+
+
+class Routes:
+    """Answers requests. A mistake in one becomes an answer with the name of its error."""
+
+    def __init__(self) -> None:
+        self._handlers: dict[tuple[str, str], Handler] = {
+            ("GET", "/server"): _describe,
+            ("GET", "/counters"): _count,
+            ("POST", "/generate"): _generate,
+            ("POST", "/tokenize"): _tokenize,
+            ("POST", "/detokenize"): _detokenize,
+            ("POST", "/render"): _render,
+            ("POST", "/tool_calls"): _read_tool_calls,
+            ("POST", "/forget"): _forget,
+            ("POST", "/clear"): _clear,
+        }
+
+    async def answer(
+        self, method: str, path: str, caller: Caller, body: bytes, served: Served
+    ) -> Response:
+        """Return the answer to a request. path: with its PREFIX."""
+        handler = self._handlers.get((method, path.removeprefix(PREFIX)))
+        if handler is None:
+            return JSONResponse({"error": {"message": f"there is no {method} {path}"}}, 404)
+        try:
+            return await handler(body, caller, served)
+        except Exception as error:
+            _log_unforeseen(error)
+            return JSONResponse(error_to_json(error), status_of(error))
+
+
+def status_of(error: Exception) -> int:
+    """Return the HTTP status that goes with an error."""
+    return next((status for kind, status in _STATUS if isinstance(error, kind)), 500)
+
+
+def _log_unforeseen(error: Exception) -> None:
+    """Log an error that the client is not told of. Call this where it was caught."""
+    if not isinstance(error, RAGCacheError):
+        logger.exception("a request failed; please report this")
+
+
+def read_spans(said: Any, prompt: str) -> list[Span]:
+    """Read the documents of a prompt: [[start, end, id], ...]. Raises InvalidArgument."""
+    spans: list[Span] = []
+    reached = 0
+    for one in said if isinstance(said, list) else [said]:
+        match one:
+            case [int(start), int(end), str(name)] if reached <= start < end <= len(prompt):
+                spans.append(Span(start, end, require_text(name, "a document's id")))
+                reached = end
+            case _:
+                raise InvalidArgument(
+                    f"a document is [first character, character behind its last, id], inside the "
+                    f"prompt's {len(prompt)} characters and behind the document before it; got {one!r}"
+                )
+    return spans
+
+
+async def _describe(body: bytes, caller: Caller, served: Served) -> Response:
+    told = ServerDescription(
+        served.models, served.limits, served.tool_parser, caller.tenant, caller.is_operator
+    )
+    return JSONResponse(told.to_json())
+
+
+async def _count(body: bytes, caller: Caller, served: Served) -> Response:
+    caller.require_operator("read the counters of all tenants")
+    return JSONResponse(served.backend.counters().as_dict())
+
+
+async def _generate(body: bytes, caller: Caller, served: Served) -> Response:
+    said = _read(GenerateBody, body)
+    request = await asyncio.to_thread(_prepare, said, caller, served)
+    for name in said.adopted:
+        served.backend.adopted(_name_request(name, caller))
+    return StreamingResponse(_write_events(request, caller, served), media_type="text/event-stream")
+
+
+def _name_request(name: str, caller: Caller) -> str:
+    """Return the server's own name for a request: no tenant's is another's."""
+    return f"{caller.tenant or ''}/{name}"
+
+
+def _prepare(said: GenerateBody, caller: Caller, served: Served) -> BackendRequest:
+    """Check and tokenise a prompt. Raises one of the kinds of BadRequest."""
+    require_text(said.prompt, "a prompt")
+    options = options_from_json(said.options)
+    spans = read_spans([list(document) for document in said.documents], said.prompt)
+    if options.guide:
+        served.backend.check(options)
+    tokens = served.backend.tokenize(said.prompt, options.add_special_tokens)
+    room = served.limits.context_tokens
+    if not len(tokens):
+        raise EmptyPrompt("the prompt is empty: check what your prompt template was filled with")
+    if len(tokens) >= room:
+        raise PromptTooLong(
+            f"the prompt has {len(tokens)} tokens, and the model's context of {room} leaves no room "
+            f"for an answer; retrieve fewer or shorter documents, or start the server with a larger "
+            f"--max-model-len"
+        )
+    return BackendRequest(
+        _name_request(said.request, caller),
+        tokens,
+        token_segments(tokens, spans),
+        options,
+        caller.tenant_for(require_tenant(said.tenant)),
+        is_guess=said.guess,
+        is_provisional=said.provisional,
+        is_exact=said.exact,
+        recompute_ratio=said.recompute_ratio,
+    )
+
+
+async def _write_events(
+    request: BackendRequest, caller: Caller, served: Served
+) -> AsyncGenerator[str, None]:
+    """Yield the events of an answer. Closing it, as when the reader leaves, ends the generation."""
+    yield _event({"prompt_tokens": len(request.tokens)})
+    generated = served.backend.generate(request)
+    try:
+        async with aclosing(_with_signs_of_life(generated)) as deltas:
+            async for delta in deltas:
+                if delta is None:
+                    yield ": still waiting\n\n"
+                    continue
+                counters = served.backend.counters() if caller.is_operator else None
+                yield _event(delta_to_json(delta, counters))
+    except Exception as error:
+        _log_unforeseen(error)
+        yield _event(error_to_json(error))
+
+
+async def _with_signs_of_life(
+    generated: AsyncGenerator[Delta, None],
+) -> AsyncGenerator[Delta | None, None]:
+    """Yield the deltas, and None wherever none has come for ALIVE_S."""
+    async with aclosing(generated) as deltas:
+        coming: asyncio.Future[Delta] | None = None
+        try:
+            while True:
+                coming = coming or asyncio.ensure_future(anext(deltas))
+                await asyncio.wait({coming}, timeout=ALIVE_S)
+                if not coming.done():
+                    yield None
+                    continue
+                done, coming = coming, None
+                try:
+                    delta = done.result()
+                except StopAsyncIteration:
+                    return
+                yield delta
+        finally:
+            if coming is not None:
+                coming.cancel()
+                await asyncio.gather(coming, return_exceptions=True)
+
+
+def _event(said: dict[str, Any]) -> str:
+    return f"data: {json.dumps(said, separators=(',', ':'))}\n\n"
+
+
+async def _tokenize(body: bytes, caller: Caller, served: Served) -> Response:
+    said = _read(TokenizeBody, body)
+    require_text(said.text, "a prompt")
+    tokens = await asyncio.to_thread(served.backend.tokenize, said.text, said.add_special_tokens)
+    return JSONResponse(
+        {"token_ids": list(tokens.token_ids), "offsets": [list(each) for each in tokens.offsets]}
+    )
+
+
+async def _detokenize(body: bytes, caller: Caller, served: Served) -> Response:
+    said = _read(DetokenizeBody, body)
+    text = await asyncio.to_thread(
+        served.backend.detokenize, said.token_ids, said.skip_special_tokens
+    )
+    return JSONResponse({"text": text})
+
+
+async def _render(body: bytes, caller: Caller, served: Served) -> Response:
+    said = _read(RenderBody, body)
+    if said.template is not None and not caller.is_operator:
+        raise OperatorsOnly(
+            "only an operator may bring a chat template, which is a program: start the server with "
+            "--chat-template"
+        )
+    conversation = replace(
+        said.conversation(),
+        messages=check_messages(said.messages),
+        tools=check_tools(said.tools),
+        template=said.template or served.chat_template,
+    )
+    return JSONResponse({"text": await asyncio.to_thread(served.backend.render, conversation)})
+
+
+async def _read_tool_calls(body: bytes, caller: Caller, served: Served) -> Response:
+    said = _read(ToolCallsBody, body)
+    reader = served.backend.tool_reader(check_tools(said.tools))
+    answer = await asyncio.to_thread(reader.whole, said.text)
+    calls = [[call.id, call.name, call.arguments] for call in answer.calls]
+    return JSONResponse({"text": answer.text, "calls": calls})
+
+
+async def _forget(body: bytes, caller: Caller, served: Served) -> Response:
+    caller.require_operator("make the server forget documents")
+    said = _read(ForgetBody, body)
+    await served.backend.forget(_require_texts(said.document_ids))
+    return JSONResponse({})
+
+
+async def _clear(body: bytes, caller: Caller, served: Served) -> Response:
+    caller.require_operator("clear the server's cache")
+    return JSONResponse({"cleared": await served.backend.clear_cache()})
+
+
+def _read(kind: type[B], body: bytes) -> B:
+    """Read a body. Raises InvalidArgument."""
+    try:
+        return kind.model_validate_json(body)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(map(str, first["loc"])) or "the body"
+        raise InvalidArgument(f"{where}: {first['msg']}") from error
+
+
+def _require_texts(names: Sequence[str]) -> list[str]:
+    return [require_text(name, "a document's id") for name in names]

@@ -1,0 +1,43 @@
+"""The environment variables that bring a server its keys and limits. `ragcache serve` sets them.
+
+vLLM loads the doors by their name alone, with no room for settings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ragcache_engine.errors import ConfigError
+
+OPERATOR_KEY = "RAGCACHE_OPERATOR_KEY"
+"""An operator's key; vLLM's scheduler knows its digest."""
+
+KEYS_FILE = "RAGCACHE_KEYS"
+"""The path of the file of keys."""
+
+MAX_BODY, MAX_REQUESTS = "RAGCACHE_MAX_BODY", "RAGCACHE_MAX_REQUESTS"
+"""The limits, as whole numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much one request, and all of them together, may take.
+
+    body_bytes: the most bytes in a request's body.
+    requests: the most requests with a body at a time, waiting ones included; None: any number.
+    """
+
+    body_bytes: int = 32 << 20
+    requests: int | None = None
+
+
+def read_limits(environ: Mapping[str, str]) -> Limits:
+    """Return the limits that the environment sets. Raises ConfigError for what is no number."""
+    numbers = {}
+    for variable, name in ((MAX_BODY, "body_bytes"), (MAX_REQUESTS, "requests")):
+        if told := environ.get(variable):
+            if not told.isdigit() or int(told) < 1:
+                raise ConfigError(f"{variable} must be a whole number above 0, got {told!r}")
+            numbers[name] = int(told)
+    return Limits(**numbers)

@@ -1,0 +1,103 @@
+"""Lets requests on the simulated device borrow: the same plans and the same waiting as with vLLM.
+
+A request that borrows waits until all its donors are on the device. Donors that are missing become
+requests of their own, in front of the queue. It mirrors `backends/vllm/borrowing/scheduling.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import count
+
+from ragcache_engine.simulation.block_pool import Block
+from ragcache_engine.simulation.device import SimulatedDevice
+from ragcache_engine.simulation.request import SimulatedRequest
+from ragcache_engine.tiers.borrowing.borrowers import Borrower, Borrowers, MissingDonor
+from ragcache_engine.tiers.borrowing.report import ReuseReport
+from ragcache_engine.tiers.borrowing.reporting import report_borrowing
+
+UNBOUNDED = 1 << 40
+"""More tokens than any step computes, for a scheduler whose steps have no limit."""
+
+
+class SimulatedBorrowing:
+    """Decides, step by step, which requests get their borrowed tensors.
+
+    step_tokens: how many tokens one step may recompute; one request may exceed it.
+    """
+
+    def __init__(self, device: SimulatedDevice, step_tokens: float) -> None:
+        self._device = device
+        self._step_tokens = step_tokens
+        self._borrowers: Borrowers[Block] = Borrowers(device.pool.find, device.sizes.device_blocks)
+        self._numbers = count()
+        self._ready: dict[str, Borrower[Block]] = {}
+
+    def add(self, request: SimulatedRequest) -> None:
+        """Let a request wait for its donors, if it borrows."""
+        if request.loan is not None:
+            keys = [donor.keys for donor in request.loan.donors]
+            self._borrowers.add(Borrower(request.name, request.loan.plan, keys))
+
+    def begin_step(self, waiting: Iterable[SimulatedRequest]) -> list[SimulatedRequest]:
+        """Hold the donors of requests that may be admitted now; return requests for missing donors.
+
+        Their order is that in which they are to be computed. waiting: all requests without memory.
+        """
+        if not len(self._borrowers):
+            return []
+        by_name = {request.name: request for request in waiting}
+        ready, missing = self._borrowers.find_ready(
+            by_name.__contains__,
+            lambda name: -(-(by_name[name].tokens + 1) // self._device.sizes.block_tokens),
+            int(min(self._step_tokens, UNBOUNDED)),
+        )
+        for borrower in ready:
+            for blocks in borrower.lent:
+                self._device.pool.use(blocks)
+            self._ready[borrower.name] = borrower
+        return [self._ask_for(donor, by_name[donor.borrower.name]) for donor in missing]
+
+    def may_admit(self, request: SimulatedRequest) -> bool:
+        """Return whether a request may be admitted in this step: it borrows nothing, or from here."""
+        return request.loan is None or request.name in self._ready
+
+    def note_admitted(self, request: SimulatedRequest) -> int:
+        """Note that a request has its memory; return how many tokens are recomputed for it."""
+        manager = self._device.manager
+        if request.is_donor:
+            self._borrowers.note_found(request.name, manager.cached_tokens(request.name))
+        borrower = self._ready.get(request.name)
+        if borrower is None:
+            return 0
+        shared = min(request.found_tokens, borrower.plan.end)
+        if borrower.shared_tokens is None:
+            borrower.shared_tokens = shared
+            # Only those exact tokens count as cached that were there before the request came.
+            exact = borrower.exact_tokens(self._device.sizes.block_tokens)
+            manager.set_cached_tokens(request.name, exact)
+        _, recomputed = borrower.plan.after(shared)
+        return len(recomputed)
+
+    def end_step(self) -> None:
+        """Release the donors that this step has copied from, or could not yet."""
+        ready, self._ready = self._ready, {}
+        for borrower in ready.values():
+            for blocks in borrower.lent:
+                self._device.pool.release(blocks)
+            borrower.lent = []
+
+    def finish(self, request: SimulatedRequest) -> ReuseReport | None:
+        """Note that a request has ended; return what it reused, if it borrowed."""
+        self._borrowers.end_donor(request.name)
+        borrower = self._borrowers.remove(request.name)
+        if borrower is None:
+            return None
+        return report_borrowing(borrower.plan, borrower.found, borrower.shared_tokens or 0)
+
+    def _ask_for(self, missing: MissingDonor[Block], request: SimulatedRequest) -> SimulatedRequest:
+        assert request.loan is not None
+        name = f"{request.name} donor {next(self._numbers)}"
+        self._borrowers.expect(missing, name)
+        donor = request.loan.donors[missing.place]
+        return SimulatedRequest(name, donor.prompt, donor.keys, donor.prompt.tokens, is_donor=True)

@@ -1,0 +1,36 @@
+"""Reports what a prompt that borrowed has reused."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping
+
+from ragcache_engine.knowledge import Tier
+from ragcache_engine.tiers.borrowing.plan import BorrowPlan, DocumentSpan
+from ragcache_engine.tiers.borrowing.report import DocumentReuse, ReuseReport
+
+
+def report_borrowing(
+    plan: BorrowPlan, found: Mapping[int, Tier | None], shared_tokens: int = 0
+) -> ReuseReport:
+    """Report what a request with this plan has reused.
+
+    found: for each donor of the plan where its tensors were when the request came.
+    shared_tokens: how many leading tokens were on the device from an earlier prompt with this very plan.
+    """
+    _, recomputed = plan.after(shared_tokens)
+    documents = [_report_exact(plan.documents[0], found.get(0))]
+    for place, span in enumerate(plan.documents[1:], 1):
+        anew = bisect_left(recomputed, span.end) - bisect_left(recomputed, span.start)
+        tier = Tier.DEVICE if shared_tokens >= span.end else found.get(place)
+        tokens = span.end - span.start
+        documents.append(
+            DocumentReuse(span.document, tokens, tier.value if tier else None, tokens - anew, anew)
+        )
+    return ReuseReport(
+        tuple(documents), len(recomputed) - sum(document.recomputed for document in documents)
+    )
+
+
+def _report_exact(span: DocumentSpan, tier: Tier | None) -> DocumentReuse:
+    return DocumentReuse(span.document, span.end - span.start, tier.value if tier else None)

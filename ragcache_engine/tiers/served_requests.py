@@ -1,0 +1,113 @@
+"""Times the requests in the scheduler's process, and remembers the last that ended, for observers."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from ragcache_engine.tiers.prompt_sources import PromptSources
+from ragcache_engine.tiers.prompts import SegmentEnd
+from ragcache_engine.tiers.tree_snapshot import ServedRequest
+
+REMEMBERED = 30
+"""So many ended requests are remembered."""
+
+
+class _Timed:
+    __slots__ = ("admitted_s", "arrived_s", "first_token_s", "prompt_tokens", "segments")
+
+    def __init__(
+        self, arrived_s: float, prompt_tokens: int, segments: Sequence[SegmentEnd]
+    ) -> None:
+        self.arrived_s = arrived_s
+        self.prompt_tokens = prompt_tokens
+        self.segments = segments
+        self.admitted_s: float | None = None
+        self.first_token_s: float | None = None
+
+
+class ServedRequests:
+    """The requests in the scheduler, and the last that ended. One thread calls it.
+
+    now: seconds on a clock that never runs back. wall_clock: seconds since 1970.
+    unanswered: names of the requests without a first token.
+    recent: the last requests that ended with an answer, the oldest first.
+    """
+
+    def __init__(self, now: Callable[[], float], wall_clock: Callable[[], float]) -> None:
+        self._now = now
+        self._wall_clock = wall_clock
+        self._timed: dict[str, _Timed] = {}
+        self.unanswered: set[str] = set()
+        self.recent: deque[ServedRequest] = deque(maxlen=REMEMBERED)
+
+    @property
+    def running(self) -> int:
+        """How many requests have device memory."""
+        return sum(timed.admitted_s is not None for timed in self._timed.values())
+
+    @property
+    def waiting(self) -> int:
+        """How many requests wait for device memory."""
+        return len(self._timed) - self.running
+
+    def arrive(self, name: str, prompt_tokens: int, segments: Sequence[SegmentEnd]) -> None:
+        """Note that a request begins to wait."""
+        self._timed[name] = _Timed(self._now(), prompt_tokens, segments)
+        self.unanswered.add(name)
+
+    def admit(self, name: str) -> None:
+        """Note that a request has its device memory; the first time counts."""
+        if (timed := self._timed.get(name)) and timed.admitted_s is None:
+            timed.admitted_s = self._now()
+
+    def answer(self, name: str) -> None:
+        """Note that a request has its first token."""
+        self.unanswered.discard(name)
+        if timed := self._timed.get(name):
+            timed.first_token_s = self._now()
+
+    def end(
+        self,
+        name: str,
+        tokens: dict[str, int] | None,
+        sources: PromptSources | None,
+        *,
+        completed: bool,
+    ) -> None:
+        """Note that a request has ended; remember it if it has its answer.
+
+        tokens: its cached prompt tokens by tier. sources: where its prompt came from.
+        """
+        timed = self._timed.pop(name, None)
+        self.unanswered.discard(name)
+        if timed is None or not completed:
+            return
+        ended_s, arrived_s = self._now(), timed.arrived_s
+        first_token_s = ended_s if timed.first_token_s is None else timed.first_token_s
+        admitted_s = first_token_s if timed.admitted_s is None else timed.admitted_s
+        self.recent.append(
+            ServedRequest(
+                name,
+                self._wall_clock(),
+                waited_s=admitted_s - arrived_s,
+                first_token_s=first_token_s - arrived_s,
+                total_s=ended_s - arrived_s,
+                prompt_tokens=timed.prompt_tokens,
+                cached=tokens or {},
+                documents=tuple(_trace(timed.segments, sources or PromptSources())),
+            )
+        )
+
+
+def _trace(
+    segments: Sequence[SegmentEnd], sources: PromptSources
+) -> list[tuple[str, int, dict[str, int], str]]:
+    found, start = [], 0
+    for end, document in segments:
+        if document is not None and end > start:
+            cached = sources.tokens_by_tier(start, end)
+            why = sources.why(document, end - start, sum(cached.values()))
+            found.append((document, end - start, cached, why))
+        start = end
+    return found

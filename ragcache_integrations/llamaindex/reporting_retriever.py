@@ -1,0 +1,136 @@
+"""A retriever of any kind, which also tells the engine what it finds."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from contextlib import AbstractContextManager
+from copy import deepcopy
+from typing import Any, Self
+
+from llama_index.core.base.base_retriever import BaseRetriever
+from llama_index.core.callbacks import CallbackManager
+from llama_index.core.indices.base import BaseIndex
+from llama_index.core.schema import NodeWithScore, QueryBundle, QueryType
+
+from ragcache_engine import EngineNeeded, InvalidArgument, RAGCacheEngine, RetrievalInProgress
+from ragcache_integrations.engine_field import check_engine
+from ragcache_integrations.engine_reporting import tell_engine
+from ragcache_integrations.llamaindex.documents import check_llm, document_of
+from ragcache_integrations.llamaindex.llm import RAGCacheLLM
+from ragcache_integrations.llamaindex.template import PromptTemplateLike, as_template
+
+
+class ReportingRetriever(BaseRetriever):
+    """Finds what another retriever finds; RAGCacheRetriever.from_retriever makes it.
+
+    The engine recognises the nodes in the prompt that a response synthesizer then writes, and learns what
+    the prompts look like. Callbacks and events see the other retriever's run. Its errors come out
+    unchanged.
+    """
+
+    def __init__(
+        self,
+        retriever: BaseRetriever,
+        *,
+        engine: RAGCacheEngine,
+        template: PromptTemplateLike | None = None,
+        llm: RAGCacheLLM | None = None,
+        chain: Hashable = None,
+    ) -> None:
+        """Make a retriever of another one. Arguments and errors: see RAGCacheRetriever.from_retriever."""
+        _check_retriever(retriever)
+        check_engine(engine)
+        check_llm(llm, engine)
+        # Not super().__init__, which would set the callback manager, that is the other retriever's.
+        self.object_map = {}
+        self._verbose = False
+        self._retriever = retriever
+        self._engine = engine
+        self._template = None if template is None else as_template(template, llm)
+        self._llm = llm
+        self.chain = object() if chain is None else chain
+
+    @property
+    def callback_manager(self) -> CallbackManager:
+        """The other retriever's."""
+        return self._retriever.callback_manager
+
+    @callback_manager.setter
+    def callback_manager(self, callback_manager: CallbackManager) -> None:
+        self._retriever.callback_manager = callback_manager
+
+    @property
+    def engine(self) -> RAGCacheEngine:
+        """The engine that hears of the searches."""
+        return self._engine
+
+    def retrieve(self, str_or_query_bundle: QueryType) -> list[NodeWithScore]:
+        with self._open_retrieval(str_or_query_bundle) as retrieval:
+            nodes = self._retriever.retrieve(str_or_query_bundle)
+            return tell_engine(retrieval, nodes, document_of)
+
+    async def aretrieve(self, str_or_query_bundle: QueryType) -> list[NodeWithScore]:
+        with self._open_retrieval(str_or_query_bundle) as retrieval:
+            nodes = await self._retriever.aretrieve(str_or_query_bundle)
+            return tell_engine(retrieval, nodes, document_of)
+
+    # A BaseRetriever has these two; LlamaIndex calls them from `retrieve`, which is another one here.
+
+    def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
+        return self.retrieve(query_bundle)
+
+    async def _aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
+        return await self.aretrieve(query_bundle)
+
+    def get_prompts(self) -> dict[str, Any]:
+        return self._retriever.get_prompts()
+
+    def update_prompts(self, prompts_dict: dict[str, Any]) -> None:
+        self._retriever.update_prompts(prompts_dict)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        # The copy shares the engine, which cannot be copied, the other retriever with its store, and the
+        # chain, because a copy writes the same prompts.
+        for shared in (self._engine, self._retriever, self.chain):
+            memo[id(shared)] = shared
+        twin = object.__new__(type(self))
+        memo[id(self)] = twin
+        twin.__dict__.update(deepcopy(self.__dict__, memo))
+        return twin
+
+    def __getstate__(self) -> dict[str, Any]:
+        raise EngineNeeded(
+            "an engine lives in one process, so this retriever cannot be pickled: send what the other "
+            "retriever was made from, and make this one there with RAGCacheRetriever.from_retriever"
+        )
+
+    def __copy__(self) -> Self:
+        twin = object.__new__(type(self))
+        twin.__dict__.update(self.__dict__)
+        return twin
+
+    def _open_retrieval(self, query: QueryType) -> AbstractContextManager[RetrievalInProgress]:
+        llm = self._llm
+        return self._engine.retrieval(
+            query if isinstance(query, str) else query.query_str,
+            chain=self.chain,
+            template=self._template,
+            options=llm.sampling_options() if llm else None,
+            tenant=llm.tenant if llm else None,
+        )
+
+
+def _check_retriever(retriever: Any) -> None:
+    if isinstance(retriever, ReportingRetriever) or hasattr(retriever, "stream_stages"):
+        raise InvalidArgument(
+            f"this {type(retriever).__name__} tells an engine already: use it as it is"
+        )
+    if not isinstance(retriever, BaseRetriever):
+        advice = (
+            "give index.as_retriever()"
+            if isinstance(retriever, BaseIndex)
+            else ("give a retriever of LlamaIndex")
+        )
+        raise InvalidArgument(
+            f"from_retriever takes a retriever, got {type(retriever).__name__}; {advice}"
+        )

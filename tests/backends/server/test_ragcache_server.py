@@ -1,0 +1,201 @@
+"""What a client hands on to its server: documents, guesses, conversations, tool calls."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from http_servers import OPERATOR, serve
+
+from ragcache_engine import (
+    Document,
+    EngineNeeded,
+    NoChatTemplate,
+    RAGCacheEngine,
+    RefusedMessages,
+    SamplingOptions,
+    SpeculationOutcome,
+)
+from ragcache_engine.backends.memory import MemoryBackend, Stall
+from ragcache_engine.protocols import BackendRequest, Conversation
+from ragcache_engine.values import SegmentKind
+
+A, B = (Document(name, f"Passage {name} says something of its own. " * 12) for name in "ab")
+TEMPLATE = "Use these.\n\n{context}\n\n{question}"
+TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
+
+
+class Recording(MemoryBackend):
+    """Keeps its requests, and which guesses were adopted."""
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self.asked: list[BackendRequest] = []
+        self.were_adopted: list[str] = []
+
+    def generate(self, request: BackendRequest) -> Any:
+        self.asked.append(request)
+        return super().generate(request)
+
+    def adopted(self, request_id: str) -> None:
+        self.were_adopted.append(request_id)
+        super().adopted(request_id)
+
+
+@contextmanager
+def client_of(
+    backend: MemoryBackend, tool_parser: str | None = None, **settings: Any
+) -> Iterator[RAGCacheEngine]:
+    with (
+        serve(backend, tool_parser=tool_parser) as server,
+        RAGCacheEngine.connect(server.url, api_key=OPERATOR, **settings) as engine,
+    ):
+        yield engine
+
+
+def eventually(condition: Callable[[], bool]) -> bool:
+    waiting = threading.Event()
+    return any(condition() or waiting.wait(0.01) for _ in range(1000))
+
+
+def prompt_of(*documents: Document, question: str = "Why?") -> str:
+    joined = "\n\n".join(document.text for document in documents)
+    return TEMPLATE.format(context=joined, question=question)
+
+
+def test_the_server_knows_which_tokens_are_which_document():
+    backend = Recording()
+    with client_of(backend) as engine:
+        engine.generate(prompt_of(A, B), [B, A], SamplingOptions(max_tokens=1))
+    (request,) = backend.asked
+    assert [segment.document_id for segment in request.segments] == [None, "a", "b", None]
+    assert request.segments[0].kind is SegmentKind.SYSTEM
+    assert request.segments[-1].end == len(request.tokens)
+
+
+def test_usage_tells_the_servers_count_and_the_tiers():
+    with client_of(MemoryBackend(device_blocks=20, host_blocks=512)) as engine:
+        first = engine.generate(prompt_of(A, B), [A, B])
+        second = engine.generate(prompt_of(A, B, question="And?"), [A, B])
+        assert first.usage.prompt_tokens == len(engine.tokenize(prompt_of(A, B)))
+        assert second.usage.cached.device > 100
+        # This takes the whole device. The host still has what it overwrites there.
+        other = Document("other", "The other one is long. " * 50)
+        engine.generate(prompt_of(other), [other])
+        third = engine.generate(prompt_of(A, B, question="Still?"), [A, B])
+        assert third.usage.cached.host > 100
+        assert engine.stats().tiers.evicted["device"] > 0
+
+
+def test_a_guess_that_comes_true_is_adopted_and_the_server_hears_of_it():
+    backend = Recording()
+    with client_of(backend, speculation="on") as engine:
+        with engine.retrieval("Why?", template=TEMPLATE) as retrieval:
+            retrieval.provisional([A, B])
+            assert eventually(lambda: len(backend.asked) == 1)
+            retrieval.found([A, B])
+        answer = engine.generate(prompt_of(A, B))
+        assert answer.usage.speculation.outcome is SpeculationOutcome.ADOPTED
+        assert answer.usage.prompt_tokens == len(backend.asked[0].tokens)
+        assert engine.stats().speculation.wasted_prefill_tokens == 0
+        engine.generate("Next.")
+    guess = backend.asked[0]
+    assert guess.is_guess
+    assert guess.is_provisional
+    assert backend.were_adopted == [guess.request_id]
+
+
+def test_a_guess_that_was_wrong_is_cancelled_on_the_server():
+    def stall(step: int) -> None:
+        if step > 2 and backend.running == 1 and not may_go.is_set():
+            raise Stall
+
+    may_go = threading.Event()
+    backend = Recording(fault=stall)
+    with client_of(backend, speculation="on") as engine:
+        with engine.retrieval("Why?", template=TEMPLATE) as retrieval:
+            retrieval.provisional([A])
+            assert eventually(lambda: len(backend.asked) == 1)
+            retrieval.provisional([B])
+            assert eventually(lambda: len(backend.asked) == 2 and backend.aborted == 1)
+            may_go.set()
+            retrieval.found([B])
+        answer = engine.generate(prompt_of(B))
+        assert answer.text == "You asked: Why?"
+        assert answer.usage.speculation.outcome is SpeculationOutcome.ADOPTED
+        assert engine.stats().speculation.cancelled == 1
+
+
+def test_documents_of_a_retrieval_are_recognised_in_the_prompt():
+    with client_of(MemoryBackend()) as engine:
+        with engine.retrieval("Why?") as retrieval:
+            retrieval.found([A, B])
+        assert engine.generate(prompt_of(A, B)).usage.document_ids == ("a", "b")
+
+
+def test_documents_are_ordered_by_what_the_clients_own_prompts_had():
+    with client_of(MemoryBackend(), document_order="cached") as engine:
+        with engine.retrieval("Why?", chain="c") as retrieval:
+            retrieval.found([A, B])
+        engine.generate(prompt_of(A, B))
+        with engine.retrieval("And?", chain="c") as retrieval:
+            assert retrieval.order([B, A]) == [1, 0]
+
+
+class Refusing(MemoryBackend):
+    def __init__(self, error: Exception) -> None:
+        super().__init__()
+        self.error = error
+
+    def render(self, conversation: Conversation) -> str:
+        raise self.error
+
+
+@pytest.mark.parametrize("error", [NoChatTemplate("none"), RefusedMessages("no system message")])
+def test_what_the_chat_template_refuses_keeps_its_name(error: Exception):
+    with client_of(Refusing(error)) as engine, pytest.raises(type(error), match=str(error)):
+        engine.chat.prompt([{"role": "user", "content": "Hello."}])
+
+
+@pytest.mark.parametrize("parser", [None, "hermes"], ids=["our reader", "the server's parser"])
+def test_tool_calls_are_read_whole_and_from_a_stream(parser: str | None):
+    call = {"name": "look", "arguments": {"at": "the sea"}}
+    said = f"I look.\n<tool_call>\n{json.dumps(call)}\n</tool_call>"
+    with client_of(MemoryBackend(lambda prompt: said), tool_parser=parser) as engine:
+        assert engine.config.tool_parser == parser
+        prompt = engine.chat.prompt([{"role": "user", "content": "Look."}], tools=[TOOL])
+        whole = engine.chat.tool_reader([TOOL]).whole(engine.generate(prompt).text)
+        reader = engine.chat.tool_reader([TOOL])
+        parts = [reader.read(piece.text, piece.token_ids) for piece in engine.stream(prompt)]
+        parts.append(reader.end())
+    assert (whole.text, [(c.name, json.loads(c.arguments)) for c in whole.calls]) == (
+        "I look.",
+        [("look", {"at": "the sea"})],
+    )
+    assert "".join(part.text for part in parts) == "I look."
+    calls = [each for part in parts for each in part.calls]
+    assert calls[0].name == "look"
+    assert json.loads("".join(each.arguments for each in calls)) == {"at": "the sea"}
+
+
+def test_connections_serve_again():
+    with serve(MemoryBackend()) as server, RAGCacheEngine.connect(server.url) as engine:
+        for number in range(12):
+            engine.generate(f"Number {number}?")
+        assert len(server.thread.server.server_state.connections) <= 3
+
+
+def test_an_engine_that_asks_a_server_is_not_pickled_and_its_settings_start_another(
+    caplog: pytest.LogCaptureFixture,
+):
+    with serve(MemoryBackend()) as server, RAGCacheEngine.connect(server.url) as engine:
+        with pytest.raises(EngineNeeded):
+            engine.__reduce_ex__(2)
+        with RAGCacheEngine(engine.config) as other:
+            assert other.generate("Why?").text == "You asked: Why?"
+    assert not [each for each in caplog.records if each.levelno >= logging.WARNING]

@@ -1,0 +1,167 @@
+"""Borrowing on real vLLM with the small real model, in float32, where equal tensors give equal tokens."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from ragcache_engine import (
+    Answer,
+    Corpus,
+    Document,
+    EngineConfig,
+    InvalidArgument,
+    RAGCacheEngine,
+    SamplingOptions,
+)
+
+pytestmark = pytest.mark.vllm
+
+RIVERS = ["Adur", "Brue", "Cam", "Dee", "Exe", "Frome", "Gade", "Hull"]
+BUILT = ["bridge", "school", "church", "barn", "road"]
+
+
+def town(number: int) -> Document:
+    sentences = [
+        f"In {1800 + 7 * at + number} its people built a {BUILT[(at + number) % 5]}."
+        for at in range(4 + number % 3)
+    ]
+    text = (
+        f"The town of Upper {RIVERS[number][::-1].lower()} lies by the river {RIVERS[number]}. It has "
+        f"{100 + 37 * number} houses and a mill of {1700 + 13 * number}. {' '.join(sentences)}"
+    )
+    return Document(f"town-{number}", text)
+
+
+TOWNS = [town(number) for number in range(8)]
+ASKED = [
+    ((0, 3, 5), "How many houses stand by the Dee?"),
+    ((5, 3, 0), "When was the mill by the Frome built?"),
+    ((1, 0, 3, 5), "By which river lies the town with 100 houses?"),
+    ((7, 6, 4, 2), "What was built first?"),
+    ((0, 1), "Which town is larger?"),
+    ((6, 2, 7, 0, 1), "Name the rivers."),
+]
+OPTIONS = SamplingOptions(max_tokens=16)
+
+
+@pytest.fixture(scope="module")
+def engine(demo_model: str) -> Iterator[RAGCacheEngine]:
+    """Borrows from documents stored alone, and recomputes a tenth; a request may choose otherwise."""
+    config = EngineConfig(
+        model=demo_model,
+        backend="vllm",
+        device_cache="300MiB",
+        reuse="anywhere",
+        recompute_ratio=0.1,
+        donors="neighbours",
+        speculation="off",
+        vllm_args={"dtype": "float32", "max_model_len": 2048},
+    )
+    with RAGCacheEngine(config) as engine:
+        yield engine
+
+
+def prompt_of(places: Sequence[int], question: str) -> tuple[str, list[Document]]:
+    documents = [TOWNS[place] for place in places]
+    texts = "\n\n".join(document.text for document in documents)
+    return f"You answer from documents.\n\n{texts}\n\nQuestion: {question}\nAnswer:", documents
+
+
+def ask(
+    engine: RAGCacheEngine,
+    places: Sequence[int],
+    question: str,
+    *,
+    exact: bool = False,
+    ratio: float | None = None,
+) -> Answer:
+    prompt, documents = prompt_of(places, question)
+    return engine.generate(prompt, documents, OPTIONS, exact=exact, recompute_ratio=ratio)
+
+
+def ask_all(
+    engine: RAGCacheEngine, *, exact: bool = False, ratio: float | None = None
+) -> list[Answer]:
+    return [ask(engine, *asked, exact=exact, ratio=ratio) for asked in ASKED]
+
+
+def tokens_of(answers: Sequence[Answer]) -> list[tuple[int, ...]]:
+    return [answer.token_ids for answer in answers]
+
+
+def test_with_ratio_1_answers_are_exact_and_with_ratio_0_they_can_differ(engine: RAGCacheEngine):
+    exact = tokens_of(ask_all(engine, exact=True))
+    assert tokens_of(ask_all(engine, ratio=1)) == exact
+    assert tokens_of(ask_all(engine, ratio=0)) != exact, "the prompts can tell a difference"
+
+
+def test_an_answer_is_the_same_whatever_was_cached_before(engine: RAGCacheEngine):
+    warm = tokens_of(ask_all(engine))
+    for asked in range(len(ASKED)):
+        engine.clear_cache()
+        assert ask(engine, *ASKED[asked]).token_ids == warm[asked]
+
+
+def test_an_answer_is_the_same_in_whatever_company(engine: RAGCacheEngine):
+    alone = tokens_of(ask_all(engine))
+    exact = tokens_of(ask_all(engine, exact=True))
+    engine.clear_cache()
+
+    async def ask_at_once() -> list[Answer]:
+        prompts = [prompt_of(*asked) for asked in ASKED]
+        return await asyncio.gather(
+            *(engine.agenerate(*prompt, OPTIONS) for prompt in prompts),
+            *(engine.agenerate(*prompt, OPTIONS, exact=True) for prompt in prompts),
+        )
+
+    together = tokens_of(asyncio.run(ask_at_once()))
+    assert together == [*alone, *exact]
+
+
+def test_usage_tells_borrowed_from_exact_tokens_and_adds_up(engine: RAGCacheEngine):
+    engine.clear_cache()
+    first = ask(engine, (0, 3, 5), "Why?").usage
+    assert [document.tier for document in first.reused] == [None, None, None]
+    assert first.computed_tokens == first.prompt_tokens
+    second = ask(engine, (5, 0, 3), "Why?").usage
+    assert not second.is_exact
+    assert [document.document for document in second.reused] == ["town-5", "town-0", "town-3"]
+    assert second.borrowed.device > 0
+    assert second.recomputed_tokens > 0
+    spent = second.cached.total + second.borrowed.total + second.computed_tokens
+    assert spent == second.prompt_tokens
+    stats = engine.stats()
+    assert stats.approximate > 0
+    assert stats.borrowed.total >= second.borrowed.total
+
+
+def test_an_exact_request_says_why_it_borrowed_nothing(engine: RAGCacheEngine):
+    usage = ask(engine, (0, 3), "Why?", exact=True).usage
+    assert usage.is_exact
+    assert usage.borrowed.total == 0
+    assert usage.why_exact == "the request asked for an exact answer"
+    assert engine.generate("Why?", [], OPTIONS).usage.why_exact is not None
+
+
+def test_documents_are_borrowed_from_behind_their_neighbours(engine: RAGCacheEngine):
+    neighbours = {document.id: TOWNS[place - 1] for place, document in enumerate(TOWNS)}
+    corpus = Corpus("towns", lambda documents: [neighbours[one.id] for one in documents])
+    alone = ask_all(engine, ratio=0)
+    _, documents = prompt_of(*ASKED[0])
+    with engine.retrieval("How many?") as retrieval:
+        retrieval.look_up_neighbours(TOWNS, corpus)
+        retrieval.found(documents)
+    behind = ask_all(engine, ratio=0)
+    assert tokens_of(behind) != tokens_of(alone), "another context gives other tensors"
+    assert tokens_of(ask_all(engine, ratio=0)) == tokens_of(behind)
+    assert tokens_of(ask_all(engine, ratio=1)) == tokens_of(ask_all(engine, exact=True))
+    engine.forget([document.id for document in TOWNS])
+    assert tokens_of(ask_all(engine, ratio=0)) == tokens_of(alone), "neighbours are forgotten too"
+
+
+def test_a_ratio_outside_0_to_1_is_refused_before_anything_runs(engine: RAGCacheEngine):
+    with pytest.raises(InvalidArgument, match="from 0 to 1"):
+        ask(engine, (0, 1), "Why?", ratio=1.5)

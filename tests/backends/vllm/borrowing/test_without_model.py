@@ -1,0 +1,244 @@
+"""Borrowing in vLLM's real scheduler, around a model that computes nothing.
+
+Every slot holds a hash of what was computed into it: a copy from a wrong donor, a donor that was
+overwritten and an approximate block that an exact request finds all raise WrongTensors.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.vllm
+
+SYSTEM = [5] * 37
+
+
+@pytest.fixture
+def borrowing(engine_with: Callable[..., Any]) -> Callable[..., Any]:
+    """Makes engines that borrow and recompute a tenth."""
+    return partial(engine_with, **{"device_blocks": 128, "recompute_ratio": 0.1})
+
+
+def document(name: str, tokens: int = 64) -> list[int]:
+    return [hash((name, at)) % 30_000 for at in range(tokens)]
+
+
+def prompt(*names: str, question: int = 1) -> tuple[list[int], list[tuple[int, str | None]]]:
+    tokens = list(SYSTEM)
+    segments: list[tuple[int, str | None]] = [(len(tokens), None)]
+    for name in names:
+        tokens += document(name)
+        segments.append((len(tokens), name))
+        tokens += [11, 11]
+        segments.append((len(tokens), None))
+    return tokens + [question] * 9, segments
+
+
+def asked(engine: Any, name: str, *names: str, question: int = 1, **how: Any) -> dict[str, Any]:
+    tokens, segments = prompt(*names, question=question)
+    engine.ask(name, tokens, segments, **how)
+    told = engine.run()[name]
+    assert isinstance(told, dict)
+    return told
+
+
+def tiers_of(told: dict[str, Any]) -> list[str | None]:
+    return [document["tier"] for document in told["reuse"]["documents"]]
+
+
+def test_a_document_is_borrowed_wherever_it_stands(borrowing: Callable[..., Any]):
+    engine = borrowing()
+    assert tiers_of(asked(engine, "one", "a", "b", "c")) == [None, None, None]
+    computed = engine.computed_tokens
+    told = asked(engine, "two", "b", "c", "a", question=2)
+    assert tiers_of(told) == ["device", "device", "device"]
+    assert [each["borrowed"] for each in told["reuse"]["documents"]] == [0, 56, 56]
+    assert [each["recomputed"] for each in told["reuse"]["documents"]] == [0, 8, 8]
+    assert told["tokens"]["device"] == 96  # the system text and the first document, in whole blocks
+    assert engine.computed_tokens - computed == 11, "the question, and the text before it"
+
+
+def test_of_a_new_first_document_only_the_system_text_was_cached(
+    borrowing: Callable[..., Any],
+):
+    engine = borrowing()
+    asked(engine, "one", "a", "b")
+    told = asked(engine, "two", "c", "a", question=2)
+    assert told["tokens"] == {"device": 32, "host": 0, "disk": 0}
+    assert tiers_of(told) == [None, "device"]
+
+
+def test_missing_donors_are_computed_in_one_step_before_the_request(
+    borrowing: Callable[..., Any],
+):
+    engine = borrowing()
+    tokens, segments = prompt("a", "b", "c")
+    engine.ask("one", tokens, segments)
+    steps = 0
+    while engine.unfinished:
+        engine.step()
+        steps += 1
+    assert steps <= 3
+
+
+def test_donors_come_back_from_the_host_and_from_the_disk(
+    borrowing: Callable[..., Any], tmp_path: Path
+):
+    engine = borrowing(device_blocks=40, host_blocks=40, disk_bytes=1 << 20, disk_folder=tmp_path)
+    asked(engine, "one", "a", "b", "c")
+    for number, names in enumerate(["de", "fg", "hi", "jk", "lm"]):
+        asked(engine, f"other {number}", *names)
+    slower = set(tiers_of(asked(engine, "again", "c", "a", "b", question=2)))
+    assert slower & {"host", "disk"}
+    assert None not in slower
+
+
+def test_a_second_life_borrows_from_what_the_first_one_left_on_disk(
+    borrowing: Callable[..., Any], tmp_path: Path
+):
+    disk = {"host_blocks": 60, "disk_bytes": 1 << 20, "disk_folder": tmp_path}
+    first = borrowing(**disk)
+    asked(first, "one", "a", "b", "c")
+    first.close()
+    second = borrowing(**disk)
+    assert tiers_of(asked(second, "one", "c", "b", "a", question=2)) == ["disk"] * 3
+
+
+def test_an_exact_request_finds_only_exact_blocks(borrowing: Callable[..., Any]):
+    engine = borrowing()
+    asked(engine, "borrows", "a", "b", "c")
+    told = asked(engine, "exact", "a", "b", "c", is_exact=True)
+    assert told["tokens"]["device"] == 96  # the donor of the first document is its exact path
+    assert told["why_exact"] == "the request asked for an exact answer"
+    again = asked(engine, "borrows again", "a", "b", "c")
+    assert again["tokens"]["device"] == 96
+
+
+def test_the_same_prompt_shares_what_an_equal_one_has_borrowed(borrowing: Callable[..., Any]):
+    engine = borrowing()
+    asked(engine, "one", "a", "b", "c")
+    recomputed = engine.recomputed_tokens
+    told = asked(engine, "two", "a", "b", "c", question=2)
+    assert tiers_of(told) == ["device"] * 3
+    assert engine.recomputed_tokens - recomputed < 16, "only what shares a block with the question"
+
+
+def test_no_tenant_borrows_from_another(borrowing: Callable[..., Any]):
+    engine = borrowing()
+    asked(engine, "one", "a", "b", tenant="ours")
+    assert tiers_of(asked(engine, "two", "b", "a", tenant="theirs")) == [None, None]
+    assert tiers_of(asked(engine, "three", "b", "a", tenant="ours")) == ["device", "device"]
+
+
+def test_nobody_borrows_a_forgotten_document(borrowing: Callable[..., Any]):
+    engine = borrowing()
+    asked(engine, "one", "a", "b", "c")
+    engine.ask("forget", [0], forget=["b"])
+    engine.run()
+    assert tiers_of(asked(engine, "two", "c", "b", "a", question=2)) == ["device", None, "device"]
+
+
+def test_forgetting_a_document_that_a_waiting_request_borrows_leaves_nothing_of_it(
+    borrowing: Callable[..., Any],
+):
+    engine = borrowing()
+    tokens, segments = prompt("a", "b", "c")
+    engine.ask("waiting", tokens, segments)
+    engine.step()
+    engine.ask("forget", [0], forget=["b"])
+    engine.run()
+    assert not engine.cache.index.nodes_of("b")
+    assert tiers_of(asked(engine, "later", "c", "b", question=2)) == ["device", None]
+
+
+def test_an_aborted_request_leaves_no_donor_pinned(borrowing: Callable[..., Any]):
+    engine = borrowing()
+    tokens, segments = prompt("a", "b", "c")
+    engine.ask("gone", tokens, segments)
+    engine.step()
+    engine.abort("gone")
+    engine.run()
+    assert not [node for node in engine.cache.tree.root.downwards() if node.pins]
+
+
+def test_a_device_too_small_for_prompt_and_donors_answers_exactly(
+    borrowing: Callable[..., Any],
+):
+    engine = borrowing(device_blocks=24)
+    told = asked(engine, "one", "a", "b", "c")
+    assert "reuse" not in told
+    assert told["why_exact"] == "device memory does not hold the prompt and its donors at once"
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3, 4])
+def test_exact_and_borrowing_requests_among_each_other_compute_with_their_own_tensors(
+    borrowing: Callable[..., Any], tmp_path: Path, seed: int
+):
+    dice = random.Random(seed)
+    engine = borrowing(
+        device_blocks=110,
+        host_blocks=60,
+        disk_bytes=90 * 5200,
+        disk_folder=tmp_path,
+        at_once=4,
+        recompute_ratio=dice.choice([0.0, 0.15, 1.0]),
+    )
+    texts = {f"d{n}": document(f"d{n}", dice.randint(3, 120)) for n in range(10)}
+    neighbours = {name: dice.choice(sorted(texts)) for name in texts}
+    told: dict[str, Any] = {}
+    for number in range(150):
+        tokens, segments = list(SYSTEM), [(len(SYSTEM), None)]
+        for name in dice.sample(sorted(texts), dice.randint(1, 4)):
+            tokens += texts[name]
+            segments.append((len(tokens), name))
+        tokens += [dice.randrange(50) for _ in range(dice.randint(1, 40))]
+        behind = {name: (near, texts[near]) for name, near in neighbours.items()}
+        engine.ask(
+            f"r{number}",
+            tokens,
+            segments,
+            answer_tokens=dice.randint(1, 30),
+            tenant=dice.choice([None, None, "other"]),
+            is_exact=dice.random() < 0.4,
+            contexts=behind if dice.random() < 0.5 else {},
+        )
+        for _ in range(200):
+            if engine.unfinished <= dice.randint(0, 8):
+                break
+            told.update(engine.step())
+        chance = dice.random()
+        if chance < 0.1 and engine.unfinished:
+            engine.abort(dice.choice(sorted(engine.scheduler.requests)))
+        elif chance < 0.15:
+            engine.ask(f"forget{number}", [0], forget=[dice.choice(sorted(texts))])
+    told.update(engine.run())
+    assert sum("reuse" in one for one in told.values()) > 30
+    engine.cache.tree.check()
+    engine.cache.check_idle()
+
+
+def test_short_documents_are_computed_rather_than_borrowed(borrowing: Callable[..., Any]):
+    engine = borrowing()
+    tokens = [*SYSTEM, *document("a"), *document("b", 63), 1]
+    engine.ask("one", tokens, [(37, None), (101, "a"), (164, "b")])
+    assert "so short" in engine.run()["one"]["why_exact"]
+
+
+def test_a_request_whose_donors_are_there_is_served_before_one_that_is_computed(
+    borrowing: Callable[..., Any],
+):
+    engine = borrowing(at_once=1, device_blocks=256)
+    asked(engine, "warm", "a", "b", "c")
+    order: list[str] = []
+    for name, documents in [("half", "ad"), ("half too", "be"), ("borrows", "cab")]:
+        tokens, segments = prompt(*documents, question=2)
+        engine.ask(name, tokens, segments, answer_tokens=2, is_exact=name != "borrows")
+    while engine.unfinished:
+        order += [name for name in engine.step() if "donor" not in name]
+    assert order[0] == "borrows"

@@ -1,0 +1,43 @@
+"""`ragcache ask` with reuse at any position, on the engine without a model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("numpy")
+pytest.importorskip("faiss")
+
+from word_bags import WordBags
+
+from ragcache_cli import embedding
+from ragcache_cli.main import main
+
+
+@pytest.fixture
+def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    monkeypatch.setattr(embedding, "load_embedder", WordBags)
+    for name in ("apples", "pears", "plums"):
+        (tmp_path / f"{name}.txt").write_text(f"All that is known about {name}. " * 20 + "The end.")
+    questions = ["What about apples?", "What of apples?"]
+    return ["ask", "--corpus", str(tmp_path), "--backend", "memory", *questions]
+
+
+def test_each_source_says_what_was_borrowed_of_it(
+    asked: list[str], capsys: pytest.CaptureFixture[str]
+):
+    assert main([*asked, "--reuse", "anywhere", "--recompute-ratio", "0.25"]) == 0
+    first, second = capsys.readouterr().out.split("What of apples?", 1)
+    assert "exact, computed now" in first
+    assert "tokens borrowed (computed now)" in first
+    assert "tokens borrowed (from device)" in second
+    assert "approximate: " in second
+    assert "computed anew" in second
+
+
+def test_exact_reuse_says_nothing_of_it(asked: list[str], capsys: pytest.CaptureFixture[str]):
+    assert main(asked) == 0
+    said = capsys.readouterr().out
+    assert "borrowed" not in said
+    assert "approximate" not in said

@@ -1,0 +1,272 @@
+"""`ragcache calibrate` on an engine whose answers are as unlike as a test says."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+np = pytest.importorskip("numpy")
+pytest.importorskip("faiss")
+
+from word_bags import WordBags  # noqa: E402
+
+from ragcache_cli import embedding  # noqa: E402
+from ragcache_cli.calibrating.cases import Asked, draw, read_asked  # noqa: E402
+from ragcache_cli.calibrating.likeness import Likeness, Run, bound_mean, choose  # noqa: E402
+from ragcache_cli.errors import BadTrace  # noqa: E402
+from ragcache_cli.main import main  # noqa: E402
+from ragcache_engine import (  # noqa: E402
+    DocumentReuse,
+    EngineConfig,
+    MemoryBackend,
+    RAGCacheEngine,
+)
+from ragcache_engine.calibration import CalibrationKey, find_calibration  # noqa: E402
+from ragcache_engine.protocols import BackendRequest, Delta  # noqa: E402
+from ragcache_engine.tiers.borrowing.report import ReuseReport  # noqa: E402
+
+FRUITS = ("apples", "pears", "plums", "figs")
+
+
+class Borrowing(MemoryBackend):
+    """Answers with ten words. `wrong_words` says how many of them are wrong at a ratio.
+
+    noise: how many are wrong where requests are answered exactly beside others.
+    """
+
+    def __init__(
+        self, wrong_words: Callable[[float], int], noise: int = 0, context_tokens: int = 8192
+    ) -> None:
+        super().__init__(
+            lambda prompt: "one two three four five six seven eight nine ten",
+            context_tokens=context_tokens,
+        )
+        self.borrows = True
+        self._wrong_words = wrong_words
+        self._noise = noise
+        self.contexts: list[dict[str, object]] = []
+        self.never_borrows = False
+        self._exact_now = 0
+
+    async def _has_company(self) -> bool:
+        """Wait a moment for other exact requests; return whether there were any."""
+        self._exact_now += 1
+        met = self._exact_now > 1
+        await asyncio.sleep(0.05)
+        met |= self._exact_now > 1
+        self._exact_now -= 1
+        return met
+
+    async def generate(self, request: BackendRequest) -> AsyncGenerator[Delta, None]:
+        self.contexts.append(dict(request.contexts))
+        names = list(dict.fromkeys(one.document_id for one in request.segments if one.document_id))
+        borrows = not request.is_exact and len(names) > 1 and not self.never_borrows
+        if request.is_exact:
+            wrong = self._noise if await self._has_company() else 0
+        else:
+            wrong = self._wrong_words(request.recompute_ratio or 0.0)
+        reuse = ReuseReport(tuple(DocumentReuse(name, 9, None, 9) for name in names))
+        async with aclosing(super().generate(request)) as deltas:
+            async for delta in deltas:
+                if wrong > 0:
+                    delta = replace(
+                        delta, text=" bad", token_ids=tuple(-1 for _ in delta.token_ids)
+                    )
+                    wrong -= 1
+                if delta.finish_reason:
+                    why = None if borrows else "too short"
+                    delta = replace(delta, reuse=reuse if borrows else None, why_exact=why)
+                yield delta
+
+
+@pytest.fixture(autouse=True)
+def _a_home_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAGCACHE_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(embedding, "load_embedder", WordBags)
+
+
+@pytest.fixture
+def calibrate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    corpus = tmp_path / "corpus"
+    corpus.mkdir()
+    for name in FRUITS:
+        (corpus / f"{name}.txt").write_text(f"All that is known about {name}. " * 8)
+    log = tmp_path / "log.txt"
+    log.write_text("".join(f"What about {name} {n}?\n" for name in FRUITS for n in range(3)))
+
+    def run(backend: MemoryBackend, *arguments: str | Path) -> int:
+        def start(config: EngineConfig) -> RAGCacheEngine:
+            return RAGCacheEngine(config, backend=backend)
+
+        monkeypatch.setattr("ragcache_cli.calibrating.calibrate.start_engine", start)
+        given = ["--questions", log, "--corpus", corpus, "--dtype", "float32", *arguments]
+        return main(["calibrate", "org/model", *map(str, given)])
+
+    return run
+
+
+def engine_config(donors: str = "neighbours") -> EngineConfig:
+    return EngineConfig.model_validate(
+        {
+            "model": "org/model",
+            "reuse": "anywhere",
+            "donors": donors,
+            "vllm_args": {"dtype": "float32"},
+        }
+    )
+
+
+def test_the_smallest_ratio_whose_answers_are_alike_enough_is_kept(calibrate, capsys):
+    assert calibrate(Borrowing(lambda ratio: 0 if ratio >= 0.2 else 3)) == 0
+    found = find_calibration(engine_config())
+    assert found is not None
+    assert (found.recompute_ratio, found.noise, found.target, found.questions) == (0.2, 1, 0.95, 12)
+    assert found.measured_on
+    said = capsys.readouterr().out
+    assert "Kept: recompute_ratio=0.2" in said
+    assert "Only 12 answers were compared" in said
+
+
+def test_where_no_ratio_passes_it_says_so_and_keeps_none(calibrate, capsys):
+    assert calibrate(Borrowing(lambda ratio: 3), "--ratios", "0", "0.5") == 1
+    assert "No ratio passes, and none is kept" in capsys.readouterr().out
+    assert not CalibrationKey.of(engine_config()).path.exists()
+
+
+def test_a_ratio_is_measured_against_the_models_own_noise(calibrate):
+    noisy = Borrowing(lambda ratio: 2, noise=2)
+    assert calibrate(noisy, "--ratios", "0.1", "--target", "0.9") == 0
+    found = find_calibration(engine_config())
+    assert found is not None
+    assert found.rouge_l == pytest.approx(0.8)
+    assert 0.8 <= found.noise < 0.9
+    assert found.least_rouge_l <= found.lower_bound
+
+
+def test_the_calibration_is_for_the_donors_that_were_measured(calibrate):
+    assert calibrate(Borrowing(lambda ratio: 0), "--donors", "alone") == 0
+    assert CalibrationKey.of(engine_config("alone")).path.exists()
+    assert not CalibrationKey.of(engine_config("neighbours")).path.exists()
+
+
+def test_documents_are_borrowed_from_behind_their_neighbours(calibrate):
+    backend = Borrowing(lambda ratio: 0)
+    assert calibrate(backend, "--ratios", "0") == 0
+    assert any(backend.contexts)
+    for contexts in backend.contexts:
+        assert all(name != context[0] for name, context in contexts.items())  # type: ignore[index]
+
+
+def test_answers_that_borrowed_nothing_do_not_count(calibrate, capsys):
+    backend = Borrowing(lambda ratio: 0)
+    backend.never_borrows = True
+    assert calibrate(backend) == 1
+    error = capsys.readouterr().err
+    assert "borrowed anything" in error
+    assert "too short" in error
+
+
+def test_every_answer_can_be_written_to_a_file(calibrate, tmp_path: Path):
+    gold = tmp_path / "gold.txt"
+    gold.write_text('five six\n["nowhere", "ten"]\n\n' + "never\n" * 9)
+    answers = tmp_path / "answers.jsonl"
+    backend = Borrowing(lambda ratio: 0)
+    assert calibrate(backend, "--ratios", "0.1", "--answers", answers, "--gold", gold) == 0
+    rows = [json.loads(line) for line in answers.read_text().splitlines()]
+    assert len(rows) == 12 * 3
+    assert [row["has_gold"] for row in rows if row["way"] == "0.1"][:4] == [True, True, None, False]
+
+
+def test_prompts_that_are_too_long_are_left_out(calibrate, tmp_path: Path, capsys):
+    (tmp_path / "log.txt").write_text(f"What about apples?\n{'What about pears? ' * 300}\n")
+    backend = Borrowing(lambda ratio: 0, context_tokens=1024)
+    assert calibrate(backend, "--ratios", "0") == 0
+    assert "their prompts are too long: 1" in capsys.readouterr().out
+    assert calibrate(Borrowing(lambda ratio: 0, context_tokens=128), "--ratios", "0") == 1
+    assert "no prompt fits" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "wrong", [["--ratios", "2"], ["--target", "x"], ["--count", "0"], ["--donors", "any"]]
+)
+def test_wrong_arguments_are_refused(calibrate, wrong: list[str]):
+    with pytest.raises(SystemExit):
+        calibrate(Borrowing(lambda ratio: 0), *wrong)
+
+
+def test_a_setting_that_the_engine_refuses_is_one_line(calibrate, capsys):
+    assert calibrate(Borrowing(lambda ratio: 0), "--device-cache", "lots") == 1
+    assert "error:" in capsys.readouterr().err
+
+
+def test_gold_of_another_length_than_the_log_is_refused(tmp_path: Path):
+    (tmp_path / "log").write_text("Why?\nWhen?\n")
+    (tmp_path / "gold").write_text("so\n")
+    with pytest.raises(BadTrace, match="1 lines"):
+        read_asked(tmp_path / "log", tmp_path / "gold")
+
+
+def test_gold_may_stand_in_the_log(tmp_path: Path):
+    log = tmp_path / "log"
+    log.write_text('Why?\n{"question": "When?", "answers": ["now", "then"]}\n')
+    assert read_asked(log, None) == [Asked("Why?"), Asked("When?", ("now", "then"))]
+
+
+def test_questions_are_drawn_once_each_and_always_the_same():
+    asked = [Asked(f"q{n % 40}") for n in range(100)]
+    drawn = draw(asked, 10)
+    assert drawn == draw(asked, 10)
+    assert len({one.question for one in drawn}) == 10
+    assert len(draw(asked, 1000)) == 40
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=30))
+def test_the_bound_lies_between_the_least_value_and_the_mean(values: list[float]):
+    bound = bound_mean(values)
+    assert min(values) - 1e-9 <= bound <= sum(values) / len(values) + 1e-9
+
+
+def test_the_bound_covers_the_true_mean_about_as_often_as_it_says():
+    dice = np.random.default_rng(0)
+    draws = dice.binomial(1, 0.7, size=(200, 60)).astype(float)
+    missed = sum(bound_mean(list(row)) > 0.7 for row in draws)
+    assert missed / 200 < 0.1
+
+
+def test_the_smallest_passing_ratio_is_chosen_whatever_the_order():
+    def run(ratio: float, likeness: float) -> Run:
+        return Run(ratio, (), [Likeness(likeness, 1.0, None, 0.1, True)] * 5)
+
+    runs = [run(0.5, 1.0), run(0.1, 0.96), run(0.0, 0.5)]
+    assert choose(runs, 0.95) is runs[1]
+    assert choose(runs[2:], 0.95) is None
+
+
+@pytest.mark.vllm
+@pytest.mark.timeout(550)
+def test_on_a_real_model_full_recomputing_gives_the_exact_answers(
+    calibrate, demo_model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.undo()  # the model's folder is where it was
+    monkeypatch.setenv("RAGCACHE_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(embedding, "load_embedder", WordBags)
+    answers = tmp_path / "answers.jsonl"
+    arguments = ["--questions", tmp_path / "log.txt", "--corpus", tmp_path / "corpus"]
+    arguments += ["--dtype", "float32", "--count", "4", "--max-tokens", "8", "--ratios", "0", "1"]
+    arguments += ["--vllm-arg", "max_model_len=1024", "--device-cache", "200MiB"]
+    arguments += ["--target", "1", "--answers", answers]
+    assert main(["calibrate", demo_model, *map(str, arguments)]) == 0
+    rows = [json.loads(line) for line in answers.read_text().splitlines()]
+    assert {row["rouge_l"] for row in rows if row["way"] in ("exact again", "1")} == {1.0}
+    assert all(row["borrowed_tokens"] > 0 for row in rows if row["way"] == "0")
+    config = engine_config().model_copy(update={"model": demo_model})
+    assert find_calibration(config) is not None

@@ -1,0 +1,205 @@
+"""The alert rules and the board that ship: Prometheus itself reads them, and they watch real metrics."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry, start_http_server
+
+from ragcache_engine import Document, RAGCacheEngine
+from ragcache_engine.metrics import sample_figures
+from ragcache_engine.tiers.metric_names import SCHEDULING, MetricKind
+from ragcache_engine.values import CacheStats
+
+DEFAULTS = {"$__rate_interval": "10s", "$__range": "1m", "$job": ".*", "$instance": ".*"}
+"""What Grafana fills in for its variables; a short interval, as the test scrapes often."""
+
+
+def tool(name: str) -> str:
+    path = shutil.which(name)
+    if path is None:
+        pytest.skip(f"{name} is not installed; Debian's package prometheus has it")
+    return path
+
+
+def run_promtool(*arguments: str, folder: Path) -> None:
+    done = subprocess.run(
+        [tool("promtool"), *arguments], cwd=folder, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def queries(shipped: Path) -> dict[str, str]:
+    """Every query of the board by the title of its panel, with Grafana's variables filled in."""
+    board = json.loads((shipped / "ragcache-grafana.json").read_text())
+    found = {}
+    for panel in board["panels"]:
+        for target in panel["targets"]:
+            expression = target["expr"]
+            for name, value in DEFAULTS.items():
+                expression = expression.replace(name, value)
+            assert "$" not in expression
+            found[f"{panel['title']} {target['refId']}"] = expression
+    return found
+
+
+def test_prometheus_accepts_the_rules(shipped: Path):
+    run_promtool("check", "rules", "ragcache-rules.yml", folder=shipped)
+
+
+SCENARIO = """
+rule_files: [ragcache-rules.yml]
+evaluation_interval: 1m
+tests:
+  - interval: 1m
+    input_series:
+      # Half an hour without a hit, after a day of three hits in four.
+      - series: 'ragcache_prompt_tokens_total{instance="a", source="device"}'
+        values: '0+3000x1440 4320000+0x120'
+      - series: 'ragcache_prompt_tokens_total{instance="a", source="computed"}'
+        values: '0+1000x1440 1441000+4000x120'
+      - series: 'ragcache_disk_damaged_blocks_total{instance="a"}'
+        values: '0x1500 1x60'
+      - series: 'ragcache_disk_state{instance="a", state="read only"}'
+        values: '0x1500 1x60'
+      - series: 'ragcache_disk_state{instance="a", state="on"}'
+        values: '1x1500 0x60'
+      - series: 'ragcache_scheduling_seconds_count{instance="a"}'
+        values: '0+10x1530 0+10x29'
+      - series: 'ragcache_requests_total{instance="a", outcome="finished"}'
+        values: '0+90x1560'
+      - series: 'ragcache_requests_total{instance="a", outcome="failed"}'
+        values: '0x1500 0+10x60'
+    alert_rule_test:
+CASES
+"""
+
+
+def scenario(at: str, firing: dict[str, str]) -> str:
+    """A test for promtool: at this time exactly these alerts fire. firing: the labels by alert."""
+    names = ("HitRatioFell", "DiskDamaged", "DiskUnused", "Restarted", "RequestsFail")
+    cases = []
+    for name in names:
+        expected = f"[{{exp_labels: {firing[name]}}}]" if name in firing else "[]"
+        cases.append(
+            f"      - {{eval_time: {at}, alertname: RAGCache{name}, exp_alerts: {expected}}}"
+        )
+    return SCENARIO.replace("CASES", "\n".join(cases))
+
+
+WARNING = "{instance: a, severity: warning}"
+
+
+@pytest.mark.parametrize(
+    ("at", "firing"),
+    [
+        ("20h", {}),
+        ("25h", {"HitRatioFell": WARNING}),
+        (
+            "25h40m",
+            {
+                "HitRatioFell": WARNING,
+                "DiskDamaged": WARNING,
+                "DiskUnused": "{instance: a, severity: warning, state: read only}",
+                "Restarted": WARNING,
+                "RequestsFail": "{instance: a, severity: critical}",
+            },
+        ),
+    ],
+)
+def test_each_alert_fires_when_it_should_and_only_then(
+    shipped: Path, tmp_path: Path, at: str, firing: dict[str, str]
+):
+    text = scenario(at, firing)
+    # promtool compares annotations too; what they say is for readers.
+    rules = re.sub(
+        r"\n +annotations:(\n {10,}.*)+", "", (shipped / "ragcache-rules.yml").read_text()
+    )
+    assert "summary" not in rules
+    (tmp_path / "ragcache-rules.yml").write_text(rules)
+    (tmp_path / "scenario.yml").write_text(text)
+    run_promtool("test", "rules", "scenario.yml", folder=tmp_path)
+
+
+def metric_names(expression: str) -> set[str]:
+    found = set(re.findall(r"ragcache_\w+", expression))
+    return {re.sub(r"_(bucket|count|sum)$", "", name) for name in found}
+
+
+def known_names() -> set[str]:
+    names = {"ragcache_time_to_first_token_seconds", SCHEDULING.name}
+    for metric, _, _ in sample_figures(CacheStats()):
+        names.add(metric.name + "_total" * (metric.kind is MetricKind.COUNTER))
+    return names
+
+
+def test_board_and_rules_name_only_metrics_that_there_are(shipped: Path):
+    texts = [*queries(shipped).values(), (shipped / "ragcache-rules.yml").read_text()]
+    used = set().union(*(metric_names(text) for text in texts))
+    used = {name for name in used if not name.endswith("_rules")}
+    assert used <= known_names()
+    # And nothing that the tiers count is left out of the board.
+    shown = set().union(*(metric_names(text) for text in queries(shipped).values()))
+    unseen = known_names() - shown
+    assert unseen == {
+        "ragcache_forgotten_documents_total",
+        "ragcache_output_tokens_total",
+        "ragcache_requests_total",
+        "ragcache_retries_total",
+        "ragcache_wasted_prefill_tokens_total",
+        "ragcache_mended_tokens_total",
+        "ragcache_donor_tokens_total",
+    }
+
+
+def test_panels_of_the_board_do_not_lie_on_one_another(shipped: Path):
+    board = json.loads((shipped / "ragcache-grafana.json").read_text())
+    taken: set[tuple[int, int]] = set()
+    for panel in board["panels"]:
+        place = panel["gridPos"]
+        cells = {
+            (place["x"] + across, place["y"] + down)
+            for across in range(place["w"])
+            for down in range(place["h"])
+        }
+        assert place["x"] + place["w"] <= 24
+        assert not cells & taken
+        taken |= cells
+    assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
+
+
+# -- a real Prometheus ---------------------------------------------------------------------------
+
+
+def test_a_real_prometheus_scrapes_an_engine_and_answers_every_panel(
+    memory_engine: RAGCacheEngine, shipped: Path, prometheus_on: Any
+):
+    registry = CollectorRegistry()
+    registry.register(memory_engine.collector())
+    server, thread = start_http_server(0, "127.0.0.1", registry)
+    tides = Document("tides", "The moon pulls the oceans and the tides follow it " * 9)
+    try:
+        with prometheus_on(server.server_port, shipped / "ragcache-rules.yml") as watch:
+            watch.wait_for('up{job="ragcache"} == 1')
+            for number in range(4):
+                memory_engine.generate(f"{tides.text}\n\nQuestion {number}?", [tides])
+            expected = memory_engine.stats().tiers.device_tokens
+            watch.wait_for(f'ragcache_prompt_tokens_total{{source="device"}} == {expected}')
+            only_servers = {"Requests that run or wait B"}
+            idle = {"Time to first token", "Scheduling time"}  # quantiles of nothing, later on
+            for panel, expression in queries(shipped).items():
+                if panel.startswith(tuple(idle)) or panel in only_servers:
+                    watch.query(expression)
+                else:
+                    assert watch.wait_for(expression), panel
+            watch.wait_for("ragcache:hit_ratio:rate15m > 0")
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()

@@ -1,0 +1,120 @@
+"""A server with `--reuse anywhere`: clients' requests borrow, and the answer tells what."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import socket
+import subprocess
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ragcache_cli.main import main
+
+pytestmark = pytest.mark.vllm
+
+ANYWHERE = ("--reuse", "anywhere", "--recompute-ratio", "0.25")
+
+
+def shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
+    assert main(["serve", *arguments, "--show"]) == 0
+    return shlex.split(capsys.readouterr().out)
+
+
+def after(words: list[str], name: str) -> str:
+    return words[words.index(name) + 1]
+
+
+def settings_of(words: list[str]) -> dict[str, Any]:
+    transfer = json.loads(after(words, "--kv-transfer-config"))
+    settings: dict[str, Any] = transfer["kv_connector_extra_config"]["ragcache"]
+    return settings
+
+
+def test_ratio_and_worker_travel_in_vllms_own_arguments(
+    demo_model: str, capsys: pytest.CaptureFixture[str]
+):
+    words = shown(capsys, demo_model, *ANYWHERE)
+    assert settings_of(words)["recompute_ratio"] == 0.25
+    assert after(words, "--worker-cls").endswith("BorrowingWorker")
+
+
+def test_without_the_flag_nothing_of_it_is_there(
+    demo_model: str, capsys: pytest.CaptureFixture[str]
+):
+    words = shown(capsys, demo_model)
+    assert settings_of(words)["recompute_ratio"] is None
+    assert "--worker-cls" not in words
+
+
+def test_a_ratio_beyond_one_is_refused(demo_model: str, capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit):
+        main(["serve", demo_model, "--reuse", "anywhere", "--recompute-ratio", "1.5", "--show"])
+    assert "a number from 0 to 1 is needed" in capsys.readouterr().err
+
+
+@pytest.mark.timeout(600)
+def test_requests_with_segments_borrow_and_exact_ones_do_not(
+    demo_model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    given = ("--port", str(port), "--host", "127.0.0.1", "--max-model-len", "1024")
+    given += ("--kv-cache-memory-bytes", "200000000", "--dtype", "float32")
+    assert main(["serve", demo_model, *ANYWHERE, "--show", "--", *given]) == 0
+    words = shlex.split(capsys.readouterr().out)
+    log = tmp_path / "log"
+    with open(log, "wb") as written:
+        server = subprocess.Popen(words, stdout=written, stderr=subprocess.STDOUT)
+    try:
+        wait_for(f"http://127.0.0.1:{port}/health", server, log)
+        segments = [[32, None], [132, "d1"], [232, "d2"]]
+        told = ask(port, demo_model, {"segments": segments})
+        first, second = told["reuse"]["documents"]
+        assert (first["document"], first["borrowed"]) == ("d1", 0)
+        assert (second["document"], second["borrowed"], second["recomputed"]) == ("d2", 75, 25)
+        again = ask(port, demo_model, {"segments": segments})
+        assert again["reuse"]["documents"][1]["tier"] == "device"
+        exact = ask(port, demo_model, {"segments": segments, "exact": True})
+        assert "reuse" not in exact
+        assert "exact" in exact["why_exact"]
+    finally:
+        server.terminate()
+        server.wait(60)
+
+
+def wait_for(url: str, server: subprocess.Popen[bytes], log: Path) -> None:
+    for _ in range(400):
+        if server.poll() is not None:
+            pytest.fail(f"the server ended: {log.read_text()[-3000:]}")
+        try:
+            urllib.request.urlopen(url, timeout=5).close()
+        except OSError:
+            time.sleep(1)
+        else:
+            return
+    pytest.fail(f"the server did not come up: {log.read_text()[-3000:]}")
+
+
+def ask(port: int, model: str, message: dict[str, Any]) -> dict[str, Any]:
+    """Ask about 250 tokens; return what the server tells of their tensors."""
+    body = {
+        "model": model,
+        "prompt": [number % 20_000 + 100 for number in range(250)],
+        "max_tokens": 2,
+        "temperature": 0,
+        "kv_transfer_params": {"ragcache": message},
+    }
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}/v1/completions",
+        json.dumps(body).encode(),
+        {"Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=120) as answer:
+        told: dict[str, Any] = json.load(answer)["kv_transfer_params"]["ragcache"]
+    return told

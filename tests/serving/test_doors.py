@@ -1,0 +1,333 @@
+"""The doors of a server: who comes in, as whose tenant, and with how much."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from http_servers import OPERATOR, MemoryServer, serve
+from starlette.types import Message, Receive, Scope, Send
+
+from ragcache_engine import Document, RAGCacheEngine
+from ragcache_engine.backends.memory import MemoryBackend
+from ragcache_engine.serving.doors import Doors
+from ragcache_engine.serving.keys import Keys
+from ragcache_engine.serving.private_counters import WithoutCounters
+from ragcache_engine.serving.routes import Served
+from ragcache_engine.serving.settings import Limits, read_limits
+
+SHOP, PRESS = "the key of the shop", "the key of the press"
+TIDES = Document("tides", "The moon pulls the oceans, and the tides follow it. " * 9)
+
+
+@pytest.fixture
+def keys_file(tmp_path: Path) -> Path:
+    path = tmp_path / "keys.toml"
+    path.write_text(
+        f'[tenants]\nshop = ["{SHOP}"]\npress = ["{PRESS}"]\n[operators]\nanna = ["{OPERATOR}"]\n'
+    )
+    return path
+
+
+@pytest.fixture
+def server(keys_file: Path) -> Iterator[MemoryServer]:
+    with serve(MemoryBackend(), keys_file=keys_file, limits=Limits(body_bytes=50_000)) as server:
+        yield server
+
+
+@pytest.fixture
+def open_server() -> Iterator[MemoryServer]:
+    with serve(MemoryBackend()) as server:
+        yield server
+
+
+def ask(server: MemoryServer, path: str, key: str | None = None, **body: Any) -> httpx2.Response:
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    if body:
+        return httpx2.post(f"{server.url}{path}", json=body, headers=headers)
+    return httpx2.get(f"{server.url}{path}", headers=headers)
+
+
+def seen(server: MemoryServer, path: str, key: str | None, **body: Any) -> dict[str, Any]:
+    """What vLLM's server gets to see of a request."""
+    assert ask(server, path, key, **body).status_code == 200
+    return server.seen[-1]
+
+
+# -- keys ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", ["/health", "/ping"])
+def test_health_needs_no_key(server: MemoryServer, path: str):
+    assert ask(server, path).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/metrics", "/ragcache/server", "/anything"])
+def test_everything_else_needs_one(server: MemoryServer, path: str):
+    assert ask(server, path).status_code == 401
+    assert ask(server, path).headers["www-authenticate"] == "Bearer"
+    assert ask(server, path, "a key of nobody's").status_code == 401
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/sleep", "/v1/responses", "/reset_prefix_cache"])
+def test_what_steers_the_server_or_tells_of_others_needs_an_operators_key(
+    server: MemoryServer, path: str
+):
+    refused = ask(server, path, SHOP)
+    assert refused.status_code == 403
+    assert refused.json()["error"]["kind"] == "OperatorsOnly"
+    assert ask(server, path, OPERATOR).status_code == 200
+
+
+@pytest.mark.parametrize("key", [None, SHOP])
+async def test_a_websocket_knows_no_tenants_and_needs_an_operators_key(
+    keys_file: Path, key: str | None
+):
+    passed: list[str] = []
+
+    async def behind(scope: Scope, receive: Receive, send: Send) -> None:
+        passed.append(scope["path"])
+
+    async def serve_nothing(scope: Scope) -> Served:
+        raise AssertionError
+
+    doors = Doors(behind, Limits(), lambda scope: Keys(keys_file), serve_nothing)
+    sent: list[Message] = []
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    async def receive() -> Message:
+        return {"type": "websocket.connect"}
+
+    def socket(key: str | None) -> Scope:
+        headers = [(b"authorization", f"Bearer {key}".encode())] if key else []
+        extensions: dict[str, Any] = {"websocket.http.response": {}}
+        told = {"type": "websocket", "path": "/v1/realtime", "headers": headers}
+        return {**told, "extensions": extensions}
+
+    await doors(socket(key), receive, send)
+    assert sent[0]["status"] == (403 if key else 401)
+    assert not passed
+    await doors(socket(OPERATOR), receive, send)
+    assert passed == ["/v1/realtime"]
+
+
+def test_the_counters_of_all_tenants_are_for_operators(server: MemoryServer):
+    assert ask(server, "/ragcache/counters", SHOP).status_code == 403
+    assert ask(server, "/ragcache/counters", OPERATOR).json()["ended"] == 0
+
+
+def test_without_keys_vllm_guards_its_own_paths(open_server: MemoryServer):
+    assert ask(open_server, "/metrics").status_code == 200
+    assert ask(open_server, "/ragcache/server").json()["is_operator"] is False
+    assert ask(open_server, "/ragcache/server", OPERATOR).json()["is_operator"] is True
+
+
+def test_a_path_below_ours_that_is_not_there_is_not_found(open_server: MemoryServer):
+    assert ask(open_server, "/ragcache/nothing").status_code == 404
+
+
+# -- tenants ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+@pytest.mark.parametrize(
+    ("said", "salt"),
+    [({}, "shop"), ({"cache_salt": "press"}, "shop:press"), ({"cache_salt": ["x"]}, "shop")],
+)
+def test_the_tenant_is_the_keys_and_not_the_bodys(
+    server: MemoryServer, path: str, said: dict[str, Any], salt: str
+):
+    assert seen(server, path, SHOP, prompt="Why?", **said)["cache_salt"] == salt
+
+
+def test_an_operator_names_the_tenant_itself(server: MemoryServer):
+    body = seen(server, "/v1/completions", OPERATOR, prompt="Why?", cache_salt="shop")
+    assert body["cache_salt"] == "shop"
+
+
+def test_a_tenant_says_nothing_that_only_operators_may_say(server: MemoryServer):
+    body = seen(
+        server,
+        "/v1/completions",
+        SHOP,
+        prompt="Why?",
+        priority=-5,
+        vllm_xargs={"kv_transfer_params": 1, "mine": 2},
+        kv_transfer_params={
+            "do_remote_prefill": True,
+            "ragcache": {
+                "segments": [[3, "tides"]],
+                "forget": ["tides"],
+                "operator_key": "guessed",
+                "adopted": ["of another"],
+            },
+        },
+    )
+    assert body == {
+        "prompt": "Why?",
+        "cache_salt": "shop",
+        "vllm_xargs": {"mine": 2},
+        "kv_transfer_params": {"ragcache": {"segments": [[3, "tides"]]}},
+    }
+
+
+def test_tenants_share_nothing_and_an_operator_may_ask_as_one_of_them(server: MemoryServer):
+    with (
+        RAGCacheEngine.connect(server.url, api_key=SHOP) as shop,
+        RAGCacheEngine.connect(server.url, api_key=PRESS) as press,
+        RAGCacheEngine.connect(server.url, api_key=OPERATOR) as operator,
+    ):
+
+        def cached(engine: RAGCacheEngine, tenant: str | None = None) -> int:
+            return engine.generate(TIDES.text, [TIDES], tenant=tenant).usage.cached.total
+
+        assert cached(shop) == 0
+        assert cached(shop) > 0
+        assert cached(press) == 0
+        assert cached(press, "shop") == 0
+        assert cached(operator) == 0
+        assert cached(operator, "shop") > 0
+        assert cached(shop, "anna") == 0
+        assert cached(shop, "anna") > 0
+        assert cached(operator, "shop:anna") > 0
+
+
+def test_warming_is_for_ones_own_tenant(server: MemoryServer):
+    with (
+        RAGCacheEngine.connect(server.url, api_key=SHOP) as shop,
+        RAGCacheEngine.connect(server.url, api_key=PRESS) as press,
+    ):
+        template = "{context}\n\n{question}"
+        assert shop.warm([[TIDES]], template=template, tenant="press").computed_tokens > 0
+        assert press.generate(f"{TIDES.text}\n\nWhy?", [TIDES]).usage.cached.total == 0
+        assert press.warm([[TIDES]], template=template).computed_tokens > 0
+        assert press.generate(f"{TIDES.text}\n\nWhy?", [TIDES]).usage.cached.total > 0
+
+
+def test_a_tenant_brings_no_chat_template(server: MemoryServer):
+    body = {"messages": [{"role": "user", "content": "Hi."}], "template": "{{ 1 }}"}
+    assert ask(server, "/ragcache/render", SHOP, **body).status_code == 403
+    assert ask(server, "/ragcache/render", OPERATOR, **body).json()["error"]["kind"] == (
+        "RefusedMessages"  # as the memory backend takes none from anybody
+    )
+
+
+async def test_a_tenants_answer_is_without_the_counters_of_the_others():
+    sent: list[Message] = []
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    said = {"kv_transfer_params": {"ragcache": {"tokens": {"device": 64}, "counters": {"x": 1}}}}
+    text = json.dumps(said).encode()
+    private = WithoutCounters(send)
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", str(len(text)).encode()),
+    ]
+    await private({"type": "http.response.start", "status": 200, "headers": headers})
+    await private({"type": "http.response.body", "body": text[:20], "more_body": True})
+    await private({"type": "http.response.body", "body": text[20:]})
+    start, body = sent
+    assert json.loads(body["body"]) == {
+        "kv_transfer_params": {"ragcache": {"tokens": {"device": 64}}}
+    }
+    assert dict(start["headers"])[b"content-length"] == str(len(body["body"])).encode()
+
+
+async def test_a_stream_passes_as_it_comes():
+    sent: list[Message] = []
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    private = WithoutCounters(send)
+    headers = [(b"content-type", b"text/event-stream")]
+    said: list[Message] = [
+        {"type": "http.response.start", "status": 200, "headers": headers},
+        {"type": "http.response.body", "body": b"data: 1\n\n", "more_body": True},
+    ]
+    for message in said:
+        await private(message)
+    assert sent == said
+
+
+# -- documents and sizes ---------------------------------------------------------------------------
+
+
+def test_documents_named_by_characters_reach_vllm_as_tokens(open_server: MemoryServer):
+    prompt = "Read this. Tides follow the moon. Why?"
+    named = {"ragcache": {"documents": [[10, 33, "tides"]]}}
+    body = seen(open_server, "/v1/completions", None, prompt=prompt, kv_transfer_params=named)
+    assert body["prompt"] == prompt
+    assert body["kv_transfer_params"] == {
+        "ragcache": {"segments": [[3, None], [8, "tides"], [10, None]]}
+    }
+
+
+@pytest.mark.parametrize(
+    "documents",
+    [[[0, 99, "d"]], [[5, 5, "d"]], [[0, 4, "d"], [2, 6, "e"]], [[0, 4]], [[0, 4, 7]], "all", 7],
+)
+def test_documents_that_do_not_lie_in_the_prompt_are_refused(
+    open_server: MemoryServer, documents: Any
+):
+    named = {"ragcache": {"documents": documents}}
+    answer = ask(open_server, "/v1/completions", prompt="Why so blue?", kv_transfer_params=named)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["kind"] == "InvalidArgument"
+    ours = ask(
+        open_server, "/ragcache/generate", prompt="Why so blue?", request="r", documents=documents
+    )
+    assert ours.status_code == 400
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/tokenize", "/ragcache/generate"])
+def test_a_body_that_is_too_large_is_refused_by_name(server: MemoryServer, path: str):
+    answer = ask(server, path, SHOP, prompt="x" * 60_000)
+    assert answer.status_code == 413
+    assert "50,000 bytes" in answer.json()["error"]["message"]
+    assert not server.seen
+
+
+def test_a_body_that_does_not_tell_its_length_is_measured(server: MemoryServer):
+    answer = httpx2.post(
+        f"{server.url}/v1/completions",
+        content=(b"x" * 1000 for _ in range(60)),
+        headers={"Authorization": f"Bearer {SHOP}"},
+    )
+    assert answer.status_code == 413
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b'"text"', b"\xff\xfe"])
+@pytest.mark.parametrize("path", ["/v1/completions", "/ragcache/generate"])
+def test_what_is_no_json_object_is_refused(server: MemoryServer, path: str, content: bytes):
+    headers = {"Authorization": f"Bearer {SHOP}"}
+    answer = httpx2.post(f"{server.url}{path}", content=content, headers=headers)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["kind"] == "InvalidArgument"
+
+
+def test_what_nobody_foresaw_is_logged_here_and_not_told(caplog: pytest.LogCaptureFixture):
+    def fail(prompt: str) -> str:
+        raise OSError("/secret is full")
+
+    with serve(MemoryBackend(fail)) as server:
+        answer = ask(server, "/ragcache/generate", prompt="Why?", request="r").text
+    assert "GenerationFailed" in answer
+    assert "secret" not in answer
+    assert any("secret" in str(each.exc_info) for each in caplog.records)
+
+
+def test_limits_come_from_the_environment():
+    assert read_limits({}) == Limits()
+    told = {"RAGCACHE_MAX_BODY": "1000", "RAGCACHE_MAX_REQUESTS": "5"}
+    assert read_limits(told) == Limits(1000, 5)
+    with pytest.raises(ValueError, match="RAGCACHE_MAX_BODY must be a whole number"):
+        read_limits({"RAGCACHE_MAX_BODY": "1MiB"})

@@ -1,0 +1,105 @@
+"""Servers for tests: a backend without a model behind real HTTP, in a thread of this process."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+
+from ragcache_engine.protocols import Backend
+from ragcache_engine.serving.doors import Doors
+from ragcache_engine.serving.keys import Keys
+from ragcache_engine.serving.routes import Served
+from ragcache_engine.serving.settings import Limits
+
+OPERATOR = "the operator's own key"
+
+
+@dataclass
+class MemoryServer:
+    """A server that listens. seen: the bodies that came through the doors to vLLM's own paths."""
+
+    url: str
+    backend: Backend
+    thread: Any
+    seen: list[dict[str, Any]] = field(default_factory=list)
+
+    def stop(self) -> None:
+        """End at once, with all connections, as a process does that is killed."""
+        self.thread.end()
+
+
+class _ServerThread(threading.Thread):
+    def __init__(self, app: Any, port: int) -> None:
+        super().__init__(daemon=True)
+        self.server = uvicorn.Server(
+            uvicorn.Config(
+                app, port=port, log_level="critical", timeout_graceful_shutdown=0, lifespan="off"
+            )
+        )
+        self.has_started = threading.Event()
+
+    def run(self) -> None:
+        asyncio.run(self._serve())
+
+    async def _serve(self) -> None:
+        serving = asyncio.create_task(self.server.serve())
+        while not self.server.started:
+            await asyncio.sleep(0.001)
+        self.port = self.server.servers[0].sockets[0].getsockname()[1]
+        self.has_started.set()
+        await serving
+
+    def end(self) -> None:
+        self.server.should_exit = self.server.force_exit = True
+        self.join(20)
+
+
+@contextmanager
+def serve(
+    backend: Backend,
+    *,
+    keys_file: Path | None = None,
+    operator_key: str | None = OPERATOR,
+    limits: Limits | None = None,
+    tool_parser: str | None = None,
+    port: int = 0,
+) -> Iterator[MemoryServer]:
+    """Serve a backend until the block ends. port: 0 for any."""
+    keys = Keys(keys_file, operator_key)
+    served: list[Served] = []
+    seen: list[dict[str, Any]] = []
+    lock = asyncio.Lock()
+
+    async def find_served(scope: Any) -> Served:
+        async with lock:
+            if not served:  # on the server's loop, where it belongs
+                told = await backend.start()
+                served.append(Served(backend, told, ("any",), tool_parser))
+        return served[0]
+
+    async def stand_in(request: Request) -> JSONResponse:
+        """Stand in for vLLM's own paths, which are not under test here."""
+        seen.append(await request.json() if request.method == "POST" else {})
+        return JSONResponse({"path": request.url.path})
+
+    inner = Starlette(routes=[Route("/{path:path}", stand_in, methods=["GET", "POST"])])
+    doors = Doors(inner, limits or Limits(), lambda scope: keys, find_served)
+    thread = _ServerThread(doors, port)
+    thread.start()
+    assert thread.has_started.wait(20)
+    server = MemoryServer(f"http://127.0.0.1:{thread.port}", backend, thread, seen)
+    try:
+        yield server
+    finally:
+        thread.end()

@@ -1,0 +1,63 @@
+"""What is built for release, and what the pages say about installing it."""
+
+from __future__ import annotations
+
+import os
+import re
+import runpy
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+
+ONLY_FOR_DEVELOPERS = {'boto3 ; sys_platform == "never"'}
+"""Overrides that only the extra `dev` needs."""
+
+
+def test_the_guide_has_users_override_what_the_clone_overrides():
+    documented = runpy.run_path(str(ROOT / "tools" / "cpu_overrides.py"))["documented_overrides"]()
+    overridden = PROJECT["tool"]["uv"]["override-dependencies"]
+    assert sorted(documented) == sorted(set(overridden) - ONLY_FOR_DEVELOPERS)
+
+
+def test_the_guide_sets_uvs_link_mode_as_the_clone_does():
+    guide = (ROOT / "docs" / "guides" / "getting-started.md").read_text(encoding="utf-8")
+    assert f"--link-mode {PROJECT['tool']['uv']['link-mode']}" in guide
+
+
+def test_all_pages_make_one_claim_on_installing():
+    texts = {page.relative_to(ROOT).as_posix(): page.read_text(encoding="utf-8") for page in PAGES}
+    assert {name for name, text in texts.items() if "not on PyPI yet" in text} == {
+        "README.md",
+        "docs/guides/getting-started.md",
+    }
+    assert not [name for name, text in texts.items() if "no release yet" in text]
+
+
+def test_every_extra_that_a_page_installs_exists():
+    extras = set(PROJECT["project"]["optional-dependencies"])
+    named = {
+        extra
+        for page in PAGES
+        for group in re.findall(r"(?:ragcache-integrations|'\.)\[([a-z,-]+)\]", page.read_text())
+        for extra in group.split(",")
+    }
+    assert named
+    assert named <= extras
+
+
+def test_the_check_of_a_wheel_runs_programs_of_the_readme():
+    check = runpy.run_path(str(ROOT / "tools" / "check_installed.py"))
+    programs = check["runnable_programs"]((ROOT / "README.md").read_text(encoding="utf-8"))
+    assert programs
+    assert all('EngineConfig(backend="memory")' in program for program in programs)
+    assert not any(
+        "hub" in program or 'SentenceTransformer("sent' in program for program in programs
+    )
+
+
+def test_the_script_that_starts_vllms_python_can_be_executed():
+    script = ROOT / "ragcache_engine" / "backends" / "vllm" / "log" / "start_python.sh"
+    assert os.access(script, os.X_OK)

@@ -1,0 +1,182 @@
+"""What a prompt borrows: every token behind the exact blocks is copied or recomputed, once."""
+
+from __future__ import annotations
+
+from math import ceil
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ragcache_engine.tiers.borrowing.plan import (
+    BorrowPlan,
+    WhyExact,
+    find_spans,
+    plan_borrowing,
+)
+
+SYSTEM, FIRST, SECOND, QUESTION = [1] * 10, [2] * 20, [3] * 20, [4] * 6
+
+
+def plan(
+    tokens: list[int], segments: list[tuple[int, str | None]], **settings: Any
+) -> BorrowPlan | WhyExact:
+    usual: dict[str, Any] = {
+        "contexts": {},
+        "ratio": 0.1,
+        "block_tokens": 16,
+        "context_tokens": 4096,
+        "device_blocks": 1000,
+    }
+    return plan_borrowing(tokens, segments, **{**usual, **settings})
+
+
+def planned(
+    tokens: list[int], segments: list[tuple[int, str | None]], **settings: Any
+) -> BorrowPlan:
+    made = plan(tokens, segments, **settings)
+    assert isinstance(made, BorrowPlan)
+    return made
+
+
+TWO = SYSTEM + FIRST + [9] * 2 + SECOND + QUESTION
+TWO_SEGMENTS: list[tuple[int, str | None]] = [(10, None), (30, "a"), (32, None), (52, "b")]
+
+
+@st.composite
+def prompts(draw: st.DrawFn) -> tuple[list[int], list[tuple[int, str | None]]]:
+    tokens = [1] * draw(st.integers(0, 40))
+    segments: list[tuple[int, str | None]] = [(len(tokens), None)] if tokens else []
+    for number in range(draw(st.integers(2, 5))):
+        tokens += [draw(st.integers(2, 99))] * draw(st.integers(1, 60))
+        segments.append((len(tokens), f"d{number}"))
+        gap = draw(st.integers(0, 4))
+        if gap:
+            tokens += [0] * gap
+            segments.append((len(tokens), None))
+    return tokens + [5] * draw(st.integers(1, 40)), segments
+
+
+@given(prompts(), st.floats(0, 1))
+def test_every_token_behind_the_exact_blocks_is_copied_or_recomputed_once(
+    prompt: tuple[list[int], list[tuple[int, str | None]]], ratio: float
+):
+    tokens, segments = prompt
+    made = plan(tokens, segments, ratio=ratio)
+    if made is WhyExact.SHORT:
+        assert len(tokens) < 16
+        return
+    assert isinstance(made, BorrowPlan)
+    copied = [copy.target + at for copy in made.copies for at in range(copy.tokens)]
+    assert sorted([*copied, *made.recomputed]) == list(range(made.exact_blocks * 16, made.end))
+    assert list(made.recomputed) == sorted(made.recomputed)
+
+
+@given(prompts(), st.floats(0, 1))
+def test_a_copied_token_is_the_same_token_of_the_same_document_in_its_donor(
+    prompt: tuple[list[int], list[tuple[int, str | None]]], ratio: float
+):
+    tokens, segments = prompt
+    made = plan(tokens, segments, ratio=ratio)
+    if not isinstance(made, BorrowPlan):
+        return
+    for copy in made.copies:
+        donor = made.donors[copy.donor]
+        lent = donor.token_ids[copy.source : copy.source + copy.tokens]
+        assert list(lent) == tokens[copy.target : copy.target + copy.tokens]
+
+
+@given(prompts())
+def test_a_donor_depends_on_its_document_and_the_system_text_alone(
+    prompt: tuple[list[int], list[tuple[int, str | None]]],
+):
+    tokens, segments = prompt
+    made = plan(tokens, segments)
+    if not isinstance(made, BorrowPlan):
+        return
+    system = tokens[: made.documents[0].start]
+    for span, donor in zip(made.documents, made.donors, strict=True):
+        content = [*system, *tokens[span.start : max(span.start + 1, span.end - 1)]]
+        assert list(donor.token_ids[: len(content)]) == content
+        assert len(donor.token_ids) == ceil(len(content) / 16) * 16 + 1, "whole blocks and a token"
+
+
+def test_the_first_share_of_each_borrowed_document_is_recomputed_with_the_text_between():
+    made = planned(TWO, TWO_SEGMENTS, ratio=0.1)
+    assert made.recomputed == (29, 30, 31, 32, 33, 51), "and each document's last token"
+    assert [tuple(copy) for copy in made.copies] == [(0, 16, 16, 13), (1, 12, 34, 17)]
+
+
+def test_a_document_has_one_donor_whatever_its_last_token_merges_with():
+    merged = [*TWO[:51], 77, *QUESTION]  # as a full stop and a line's end do
+    assert planned(merged, TWO_SEGMENTS).donors == planned(TWO, TWO_SEGMENTS).donors
+
+
+def test_with_ratio_1_no_document_behind_the_first_is_copied():
+    made = planned(TWO, TWO_SEGMENTS, ratio=1)
+    assert made.recomputed == tuple(range(29, 52))
+    assert [copy.donor for copy in made.copies] == [0]
+
+
+def test_a_document_with_a_context_is_borrowed_from_behind_it():
+    made = planned(TWO, TWO_SEGMENTS, contexts={"b": ("n", [7] * 5)})
+    donor = made.donors[1]
+    assert list(donor.token_ids[:34]) == [*SYSTEM, *[7] * 5, *SECOND[:-1]]
+    assert donor.segments == ((10, None), (15, "n"), (48, "b"))
+    assert made.copies[1].source == 17
+
+
+def test_plans_that_differ_in_anything_have_different_digests():
+    digests = {
+        planned(TWO, TWO_SEGMENTS).digest,
+        planned(TWO, TWO_SEGMENTS, ratio=0.5).digest,
+        planned(TWO, TWO_SEGMENTS, contexts={"b": ("n", [7] * 5)}).digest,
+        planned(TWO, [(10, None), (30, "a"), (33, None), (52, "b")]).digest,
+    }
+    assert len(digests) == 4
+
+
+def test_what_lies_before_a_position_is_left_out():
+    copies, recomputed = planned(TWO, TWO_SEGMENTS).after(33)
+    assert recomputed == [33, 51]
+    assert [tuple(copy) for copy in copies] == [(1, 12, 34, 17)]
+    copies, _ = planned(TWO, TWO_SEGMENTS).after(40)
+    assert [tuple(copy) for copy in copies] == [(1, 18, 40, 11)]
+
+
+@pytest.mark.parametrize(
+    ("segments", "settings", "why"),
+    [
+        ([], {}, WhyExact.FEW_DOCUMENTS),
+        ([(10, None), (30, "a")], {}, WhyExact.FEW_DOCUMENTS),
+        (TWO_SEGMENTS, {"context_tokens": 32}, WhyExact.TOO_LONG),
+        (TWO_SEGMENTS, {"device_blocks": 7}, WhyExact.NO_ROOM),
+        (TWO_SEGMENTS, {"block_tokens": 64}, WhyExact.SHORT),
+        (TWO_SEGMENTS, {"least_tokens": 21}, WhyExact.SHORT),
+    ],
+)
+def test_a_prompt_that_cannot_borrow_says_why(
+    segments: list[tuple[int, str | None]], settings: dict[str, Any], why: WhyExact
+):
+    assert plan(TWO, segments, **settings) is why
+
+
+def test_the_last_token_of_a_prompt_is_never_borrowed():
+    made = planned(SYSTEM + FIRST + SECOND, [(10, None), (30, "a"), (50, "b")])
+    assert made.end == 49
+    assert made.copies[-1].target + made.copies[-1].tokens == 49
+    assert made.donors[1] == planned(TWO, TWO_SEGMENTS).donors[1], (
+        "the donor has the whole document"
+    )
+
+
+def test_segments_behind_the_prompts_end_are_cut():
+    spans = find_spans([(3, "a"), (9, "b")], 5)
+    assert [tuple(span) for span in spans] == [("a", 0, 3), ("b", 3, 5)]
+
+
+def test_what_stands_between_two_documents_belongs_to_none_of_them():
+    apart = planned(TWO, TWO_SEGMENTS)
+    joined = planned(TWO, [(10, None), (30, "a"), (52, "b")], starts=[10, 32])
+    assert joined == apart
