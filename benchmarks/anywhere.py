@@ -2,7 +2,7 @@
 
     python benchmarks/anywhere.py --sets squad nq_open --questions 200 --out FOLDER
 
-Real questions of the shared sets, their nearest five documents, as they came. One engine answers each
+Real questions of the shared sets with their nearest documents, as they came. One engine answers each
 question exactly (as with reuse="prefix"), and at each ratio from donors stored alone and behind their
 neighbours; every other question begins with the approximate ways, so that none profits from its place.
 All documents are prefilled before, as while indexing. Each approximate answer is compared with the exact
@@ -12,7 +12,6 @@ one: ROUGE-L, equal tokens, the accepted answer contained. Writes raw.json, repo
 from __future__ import annotations
 
 import argparse
-import gzip
 import json
 import math
 import statistics
@@ -21,29 +20,17 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import faiss
 from pydantic import ByteSize
+from selecting.question_sets import Question, find_nearest, read_set
 
 from ragcache_cli.bench.grading import contained
-from ragcache_cli.embedding import MiniLM
 from ragcache_cli.models import demo_model
 from ragcache_engine import Answer, Corpus, Document, EngineConfig, RAGCacheEngine, SamplingOptions
 from ragcache_engine.rouge import rouge_l
 
-TOP_K = 5
-SYSTEM = "<|im_start|>system\nYou answer questions from the documents you are given.<|im_end|>\n"
-USER = "<|im_start|>user\nDocuments:\n\n"
-ASK = (
-    "\n\nQuestion: {question}\nAnswer the question from the documents, briefly.<|im_end|>\n"
-    "<|im_start|>assistant\n"
-)
+DOCUMENTS_AT_ONCE = 5
+"""How many documents one warming prompt holds."""
 OPTIONS = SamplingOptions(max_tokens=24, add_special_tokens=False)
-
-
-class Question(NamedTuple):
-    text: str
-    answers: list[str]
-    documents: list[Document]
 
 
 class Way(NamedTuple):
@@ -64,16 +51,25 @@ def main() -> None:
     ways = [Way(donors, ratio) for donors in ("alone", "neighbours") for ratio in asked.ratios]
     rows: list[dict[str, Any]] = []
     for name in asked.sets:
-        rows += measure(asked.data / name, asked.questions, ways, asked.model or str(demo_model()))
+        rows += measure(
+            asked.data / name,
+            asked.questions,
+            asked.top_k,
+            ways,
+            asked.model or str(demo_model()),
+        )
         (out / "raw.json").write_text(json.dumps(rows))
         (out / "report.md").write_text(report(rows))
         draw(rows, out / "quality.png")
     print(report(rows))
 
 
-def measure(folder: Path, count: int, ways: Sequence[Way], model: str) -> list[dict[str, Any]]:
-    corpus, questions = read_set(folder, count)
-    neighbours = find_neighbours(corpus)
+def measure(
+    folder: Path, count: int, top_k: int, ways: Sequence[Way], model: str
+) -> list[dict[str, Any]]:
+    corpus, questions = read_set(folder, count, top_k)
+    nearest = find_nearest(corpus)
+    neighbours = {name: found[0] for name, found in nearest.items()}
     config = EngineConfig(
         model=model,
         device_cache=ByteSize(6 << 30),
@@ -112,7 +108,7 @@ def ask(
 ) -> Answer:
     know(engine, question.documents, neighbours if way.donors == "neighbours" else {})
     return engine.generate(
-        write(question),
+        question.prompt,
         question.documents,
         OPTIONS,
         exact=way.donors is None,
@@ -138,11 +134,11 @@ def warm(
     for known in ({}, neighbours):
         know(engine, list(documents.values()), known)
         names = list(documents)
-        for start in range(0, len(names), TOP_K):
-            batch = [documents[name] for name in names[start : start + TOP_K]]
+        for start in range(0, len(names), DOCUMENTS_AT_ONCE):
+            batch = [documents[name] for name in names[start : start + DOCUMENTS_AT_ONCE]]
             # The first document of a prompt is exact, and no donor behind a neighbour: it comes twice.
             batch = [batch[0], *batch] if len(batch) > 1 else batch * 2
-            engine.generate(write(Question("?", [], batch)), batch, SamplingOptions(max_tokens=1))
+            engine.generate(Question("?", [], batch).prompt, batch, SamplingOptions(max_tokens=1))
     return time.perf_counter() - started
 
 
@@ -158,41 +154,6 @@ def compare(answer: Answer, exact: Answer, question: Question) -> dict[str, Any]
         "contained": any(contained(answer.text, gold) for gold in question.answers),
         "can_answer": any(contained(exact.text, gold) for gold in question.answers),
         "text": answer.text,
-    }
-
-
-def write(question: Question) -> str:
-    texts = "\n\n".join(document.text for document in question.documents)
-    return SYSTEM + USER + texts + ASK.format(question=question.text)
-
-
-def read_set(folder: Path, count: int) -> tuple[list[Document], list[Question]]:
-    corpus = {
-        line["doc_id"]: Document(line["doc_id"], line["text"])
-        for line in _lines(folder / "corpus.jsonl.gz")
-    }
-    found = {
-        line["query_id"]: line["doc_ids"][:TOP_K]
-        for line in _lines(folder / "retrieval_topk.jsonl.gz")
-    }
-    questions = []
-    for line in _lines(folder / "queries.jsonl.gz"):
-        documents = [corpus[name] for name in found[line["query_id"]]]
-        questions.append(Question(line["query"], line["answers"], documents))
-        if len(questions) == count:
-            break
-    return list(corpus.values()), questions
-
-
-def find_neighbours(corpus: Sequence[Document]) -> dict[str, Document]:
-    """Return each document's nearest other one, by exact search over embeddings."""
-    vectors = MiniLM().embed([document.text for document in corpus])
-    index = faiss.IndexFlatIP(vectors.shape[1])
-    index.add(vectors)
-    _, found = index.search(vectors, 2)
-    return {
-        document.id: corpus[next(int(at) for at in found[place] if at != place)]
-        for place, document in enumerate(corpus)
     }
 
 
@@ -275,11 +236,6 @@ def _grouped(
         yield key, [row for row in rows if (row["set"], row["way"]) == key]
 
 
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    with gzip.open(path, "rt", encoding="utf-8") as lines:
-        yield from map(json.loads, lines)
-
-
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
@@ -288,6 +244,7 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--data", type=Path, default=data, help="the folder of the question sets")
     parser.add_argument("--sets", nargs="+", default=["squad"])
     parser.add_argument("--questions", type=int, default=200, help="of each set")
+    parser.add_argument("--top-k", type=int, default=5, help="documents of a question")
     parser.add_argument("--ratios", nargs="+", type=float, default=[0.0, 0.1, 0.15, 0.3])
     parser.add_argument("--model", help="a folder or hub id (default: the demo's model)")
     parser.add_argument("--out", type=Path, required=True)

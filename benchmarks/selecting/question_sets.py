@@ -1,0 +1,78 @@
+"""Questions of the shared sets with their nearest passages, as prompts that share documents."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import faiss
+
+from ragcache_cli.embedding import MiniLM
+from ragcache_engine import Document
+
+SYSTEM = "<|im_start|>system\nYou answer questions from the documents you are given.<|im_end|>\n"
+USER = "<|im_start|>user\nDocuments:\n\n"
+SEPARATOR = "\n\n"
+ASK = (
+    "\n\nQuestion: {question}\nAnswer the question from the documents, briefly.<|im_end|>\n"
+    "<|im_start|>assistant\n"
+)
+
+
+class Question(NamedTuple):
+    """A question with its accepted answers and its passages, nearest first."""
+
+    text: str
+    answers: list[str]
+    documents: list[Document]
+
+    @property
+    def prompt(self) -> str:
+        texts = SEPARATOR.join(document.text for document in self.documents)
+        return SYSTEM + USER + texts + ASK.format(question=self.text)
+
+
+def read_set(
+    folder: Path, count: int, top_k: int = 5, most_words: int | None = None
+) -> tuple[list[Document], list[Question]]:
+    """Read the corpus, and the first `count` questions with their top_k documents.
+
+    most_words: leaves out questions whose documents together have more words.
+    """
+    corpus = {
+        line["doc_id"]: Document(line["doc_id"], line["text"])
+        for line in _lines(folder / "corpus.jsonl.gz")
+    }
+    found = {
+        line["query_id"]: line["doc_ids"][:top_k]
+        for line in _lines(folder / "retrieval_topk.jsonl.gz")
+    }
+    questions: list[Question] = []
+    for line in _lines(folder / "queries.jsonl.gz"):
+        documents = [corpus[name] for name in found[line["query_id"]]]
+        words = sum(len(document.text.split()) for document in documents)
+        if most_words is None or words <= most_words:
+            questions.append(Question(line["query"], line["answers"], documents))
+        if len(questions) == count:
+            break
+    return list(corpus.values()), questions
+
+
+def find_nearest(corpus: Sequence[Document], count: int = 1) -> dict[str, list[Document]]:
+    """Return each document's nearest other ones, nearest first, by exact search over embeddings."""
+    vectors = MiniLM().embed([document.text for document in corpus])
+    index = faiss.IndexFlatIP(vectors.shape[1])
+    index.add(vectors)
+    _, found = index.search(vectors, count + 1)
+    return {
+        document.id: [corpus[int(at)] for at in found[place] if at != place][:count]
+        for place, document in enumerate(corpus)
+    }
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    with gzip.open(path, "rt", encoding="utf-8") as lines:
+        yield from map(json.loads, lines)
