@@ -114,6 +114,15 @@ same-answers: $(READY) ## count answers that differ from stock vLLM's, in float3
 	@$(PYTHON) benchmarks/same_answers.py --dtype bfloat16
 	@$(PYTHON) benchmarks/same_answers.py --small-tiers --questions 200
 
+.PHONY: anywhere-rules
+anywhere-rules: $(READY) ## count broken rules of reuse at any position, among aborts, restarts and tiny tiers (an hour)
+	@$(PYTHON) benchmarks/anywhere_rules.py
+	@$(PYTHON) benchmarks/anywhere_rules.py --compiled
+
+.PHONY: bench-selection
+bench-selection: $(READY) ## donors and rules of selection by the answers of a small model (hours; it can be cut)
+	@$(PYTHON) benchmarks/selection.py --out benchmarks/results/selection
+
 .PHONY: bench-overlap
 bench-overlap: $(READY) ## how much of a search the prefill hides, and what wrong guesses cost (an hour, two quiet cores)
 	@$(PYTHON) benchmarks/overlap.py --out benchmarks/results/overlap

@@ -91,7 +91,13 @@ def written(documents: dict[str, str], question: str) -> str:
 
 
 def stock_tokens(
-    model: str, dtype: str, prompts: Sequence[str], at_once: int, *, prefix_caching: bool
+    model: str,
+    dtype: str,
+    prompts: Sequence[str],
+    at_once: int,
+    *,
+    prefix_caching: bool,
+    eager: bool = True,
 ) -> list[list[int]]:
     """Answer each prompt with vLLM's own LLM class, with its defaults except for sizes and dtype."""
     from vllm import LLM
@@ -102,7 +108,7 @@ def stock_tokens(
         max_model_len=CONTEXT_TOKENS,
         kv_cache_memory_bytes=CACHE_BYTES,
         enable_prefix_caching=prefix_caching,
-        enforce_eager=True,
+        enforce_eager=eager,
     )
     return tokens_by(llm, prompts, at_once)
 

@@ -1,0 +1,315 @@
+"""Count broken rules of reuse at any position, on real vLLM in float32: every count must be 0.
+
+    python benchmarks/anywhere_rules.py --questions 200 --exact 500
+    python benchmarks/anywhere_rules.py --compiled
+
+Real questions with their passages. Exact answers are compared with those of stock vLLM without a cache;
+approximate ones with those that an engine with one request at a time gave, its cache emptied before each.
+
+1. With recompute_ratio=1 an answer is the exact one.
+2. An approximate answer depends on nothing that is cached, on no tier and on no company.
+3. An exact answer is the exact one among approximate ones.
+
+2 and 3 run together, eight requests at a time, for donors alone and behind neighbours: device, host and
+disk are so small that each evicts, others are cancelled at random moments, and half way the engine starts
+again on the same disk. Without --compiled vLLM runs its layers one by one (enforce_eager).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import aclosing, contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from same_answers import MAX_TOKENS, SMALL, Prompt, data_prompts, stock_tokens
+from selecting.question_sets import find_nearest
+
+from ragcache_engine import Answer, Corpus, Document, EngineConfig, RAGCacheEngine, SamplingOptions
+
+AT_ONCE = 8
+RATIO = 0.15
+ROOMY = 1 << 30
+OPTIONS = SamplingOptions(max_tokens=MAX_TOKENS)
+
+Tokens = list[int]
+Donors = Literal["alone", "neighbours"]
+DONORS: tuple[Donors, ...] = ("alone", "neighbours")
+
+
+class Ask(NamedTuple):
+    """One request of the mix. number: which prompt. kind: exact, approximate, or left (cancelled)."""
+
+    number: int
+    kind: str
+
+
+def main() -> None:
+    asked = _parse()
+    if asked.stock:
+        return _answer_by_stock(asked.stock)
+    from ragcache_cli.models import demo_model
+
+    model = asked.model or str(demo_model())
+    prompts = data_prompts(asked.questions)
+    random.Random(11).shuffle(prompts)
+    corpus = {name: Document(name, text) for one in prompts for name, text in one.documents.items()}
+    nearest = find_nearest(list(corpus.values()))
+    neighbours = {name: found[0] for name, found in nearest.items()}
+    eager = not asked.compiled
+    with _timed("stock vLLM without a cache"):
+        exact = _stock_answers(model, prompts, eager)
+    lines = [f"{len(prompts)} prompts, {'layer by layer' if eager else 'compiled'}, float32", ""]
+    lines += ["| donors | rule | answers | differ | what else |", "|---|---|---|---|---|"]
+    broken = 0
+    for donors in DONORS:
+        near = neighbours if donors == "neighbours" else {}
+        with _start(model, eager, donors, device=ROOMY) as engine:
+            with _timed(f"{donors}, ratio 1"):
+                whole = _ask_each(engine, prompts, near, ratio=1)
+            with _timed(f"{donors}, one at a time, nothing cached"):
+                alone = _ask_each(engine, prompts, near, ratio=RATIO, fresh=True)
+        differ = sum(one != right for one, right in zip(whole, exact, strict=True))
+        lines.append(f"| {donors} | ratio 1 is exact | {len(whole)} | {differ} | |")
+        broken += differ
+        changed = sum(one != right for one, right in zip(alone, exact, strict=True))
+        mix = _draw_mix(len(prompts), asked.exact)
+        with _timed(f"{donors}, {len(mix)} mixed"):
+            answers, told = _ask_mix(model, eager, donors, prompts, near, mix)
+        for kind, right in (("approximate", alone), ("exact", exact)):
+            checked = [(one, tokens) for one, tokens in answers if one.kind == kind]
+            differ = sum(tokens != right[one.number] for one, tokens in checked)
+            more = (
+                f"{changed} of {len(prompts)} differ from exact" if kind == "approximate" else told
+            )
+            lines.append(
+                f"| {donors} | {kind} in any company | {len(checked)} | {differ} | {more} |"
+            )
+            broken += differ
+    text = "\n".join(lines)
+    print(text)
+    if asked.out:
+        asked.out.parent.mkdir(parents=True, exist_ok=True)
+        asked.out.write_text(text + "\n")
+    if broken:
+        raise SystemExit(f"{broken} answers differ")
+    return None
+
+
+@contextmanager
+def _start(model: str, eager: bool, donors: Donors, **tiers: Any) -> Iterator[RAGCacheEngine]:
+    sizes = {f"{tier}_cache": size for tier, size in tiers.items() if tier != "folder"}
+    if "folder" in tiers:
+        sizes["disk_cache_dir"] = tiers["folder"]
+    config = EngineConfig(
+        model=model,
+        backend="vllm",
+        reuse="anywhere",
+        recompute_ratio=RATIO,
+        donors=donors,
+        speculation="off",
+        vllm_args={
+            "dtype": "float32",
+            "max_model_len": SMALL["context_tokens"],
+            "enforce_eager": eager,
+        },
+        **sizes,
+    )
+    with RAGCacheEngine(config) as engine:
+        yield engine
+
+
+def _ask_each(
+    engine: RAGCacheEngine,
+    prompts: Sequence[Prompt],
+    neighbours: dict[str, Document],
+    *,
+    ratio: float,
+    fresh: bool = False,
+) -> list[Tokens]:
+    """Answer the prompts; fresh: one at a time, and each with nothing cached."""
+    if fresh:
+        answers = []
+        for prompt in prompts:
+            engine.clear_cache()
+            answers.append(asyncio.run(_ask(engine, prompt, neighbours, ratio=ratio)))
+        return answers
+
+    async def ask_all() -> list[Tokens]:
+        turnstile = asyncio.Semaphore(AT_ONCE)
+
+        async def ask(prompt: Prompt) -> Tokens:
+            async with turnstile:
+                return await _ask(engine, prompt, neighbours, ratio=ratio)
+
+        return await asyncio.gather(*map(ask, prompts))
+
+    return asyncio.run(ask_all())
+
+
+async def _ask(
+    engine: RAGCacheEngine,
+    prompt: Prompt,
+    neighbours: dict[str, Document],
+    *,
+    ratio: float | None = None,
+    exact: bool = False,
+) -> Tokens:
+    documents = [Document(name, text) for name, text in prompt.documents.items()]
+    _tell_neighbours(engine, documents, neighbours)
+    answer: Answer = await engine.agenerate(
+        prompt.text, documents, OPTIONS, exact=exact, recompute_ratio=ratio
+    )
+    return list(answer.token_ids)
+
+
+def _tell_neighbours(
+    engine: RAGCacheEngine, documents: Sequence[Document], neighbours: dict[str, Document]
+) -> None:
+    if neighbours:
+        corpus = Corpus(1, lambda asked: [neighbours.get(one.id) for one in asked])
+        with engine.retrieval("?") as retrieval:
+            retrieval.look_up_neighbours(documents, corpus)
+
+
+def _draw_mix(prompts: int, exact: int) -> list[Ask]:
+    """Draw exact requests, as many approximate ones as there are prompts, and some that are left."""
+    dice = random.Random(5)
+    mix = [Ask(number, "approximate") for number in range(prompts)]
+    mix += [Ask(dice.randrange(prompts), "exact") for _ in range(exact)]
+    mix += [Ask(dice.randrange(prompts), "left") for _ in range((prompts + exact) // 8)]
+    dice.shuffle(mix)
+    return mix
+
+
+def _ask_mix(
+    model: str,
+    eager: bool,
+    donors: Donors,
+    prompts: Sequence[Prompt],
+    neighbours: dict[str, Document],
+    mix: Sequence[Ask],
+) -> tuple[list[tuple[Ask, Tokens]], str]:
+    """Ask all of the mix, in two lives on one disk; return the answers, and what the tiers did."""
+    answers: list[tuple[Ask, Tokens]] = []
+    borrowed, cached, evicted, left = [0] * 3, [0] * 3, [0] * 3, 0
+    with tempfile.TemporaryDirectory() as folder:
+        half = len(mix) // 2
+        for life in (mix[:half], mix[half:]):
+            with _start(
+                model,
+                eager,
+                donors,
+                device=SMALL["device"],
+                host=SMALL["host"],
+                disk=SMALL["disk"],
+                folder=Path(folder),
+            ) as engine:
+                answers += asyncio.run(_ask_life(engine, prompts, neighbours, life))
+                stats = engine.stats()
+            for place, tier in enumerate(("device", "host", "disk")):
+                borrowed[place] += getattr(stats.borrowed, tier)
+                cached[place] += getattr(stats.cached, tier)
+                evicted[place] += dict(stats.tiers.evicted).get(tier, 0)
+            left += stats.cancelled
+    told = (
+        f"tokens from device, host, disk: borrowed {borrowed}, exact {cached}; blocks evicted "
+        f"{evicted}; {left} cancelled; two lives"
+    )
+    return answers, told
+
+
+async def _ask_life(
+    engine: RAGCacheEngine,
+    prompts: Sequence[Prompt],
+    neighbours: dict[str, Document],
+    life: Sequence[Ask],
+) -> list[tuple[Ask, Tokens]]:
+    turnstile = asyncio.Semaphore(AT_ONCE)
+    dice = random.Random(7)
+
+    async def ask(one: Ask) -> tuple[Ask, Tokens]:
+        prompt = prompts[one.number]
+        async with turnstile:
+            if one.kind == "left":
+                await _leave(engine, prompt, dice.uniform(0.0, 1.0))
+                return one, []
+            exact = one.kind == "exact"
+            return one, await _ask(engine, prompt, neighbours, exact=exact)
+
+    return await asyncio.gather(*map(ask, life))
+
+
+async def _leave(engine: RAGCacheEngine, prompt: Prompt, after_s: float) -> None:
+    documents = [Document(name, text) for name, text in prompt.documents.items()]
+    pieces = engine.astream(prompt.text, documents, OPTIONS)
+    async with aclosing(pieces):
+        try:
+            async with asyncio.timeout(after_s):
+                async for _ in pieces:
+                    pass
+        except TimeoutError:
+            pass
+
+
+def _stock_answers(model: str, prompts: Sequence[Prompt], eager: bool) -> list[Tokens]:
+    """Let stock vLLM answer in a process of its own."""
+    order = {"model": model, "eager": eager, "prompts": [asdict(prompt) for prompt in prompts]}
+    with tempfile.TemporaryDirectory() as folder:
+        # Not over standard output: vLLM writes there, too.
+        answers = Path(folder, "answers")
+        subprocess.run(
+            [sys.executable, __file__, "--stock", str(answers)],
+            input=json.dumps(order),
+            text=True,
+            check=True,
+        )
+        read: list[Tokens] = json.loads(answers.read_text())
+    return read
+
+
+def _answer_by_stock(out: Path) -> None:
+    order = json.load(sys.stdin)
+    texts = [prompt["text"] for prompt in order["prompts"]]
+    answers = stock_tokens(
+        order["model"], "float32", texts, AT_ONCE, prefix_caching=False, eager=order["eager"]
+    )
+    out.write_text(json.dumps(answers))
+
+
+@contextmanager
+def _timed(what: str) -> Iterator[None]:
+    """Say what runs, and how long it took."""
+    started = time.monotonic()
+    print(f"{what} ...", file=sys.stderr, flush=True)
+    yield
+    print(f"  {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--questions", type=int, default=200, help="prompts (default: %(default)s)")
+    parser.add_argument("--exact", type=int, default=500, help="exact requests in the mix")
+    parser.add_argument("--compiled", action="store_true", help="let vLLM compile the model")
+    parser.add_argument("--model", help="a folder or hub id (default: the demo's model)")
+    parser.add_argument("--out", type=Path, help="write the table into this file, too")
+    parser.add_argument("--stock", type=Path, help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    main()
