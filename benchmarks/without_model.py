@@ -76,7 +76,7 @@ class ModellessEngine:
     check: whether to compare, in each step, all slots that a request builds on with the request's
       tokens.
     recompute_ratio: with RAGCache's scheduler, the share of borrowed documents to compute anew; None
-      borrows nothing.
+      borrows nothing. any_donors: whether served prompts lend as well.
     """
 
     def __init__(
@@ -95,6 +95,7 @@ class ModellessEngine:
         stock_policy: str = "lru",
         step_tokens: int = STEP_TOKENS,
         recompute_ratio: float | None = None,
+        any_donors: bool = False,
     ) -> None:
         with_tiers = scheduler.__name__ == "TierScheduler"
         budget = TierBudget(
@@ -105,6 +106,7 @@ class ModellessEngine:
             reorder_window=reorder_window,
             operator_key=OPERATOR_KEY,
             recompute_ratio=recompute_ratio,
+            any_donors=any_donors,
         )
         arguments: dict[str, Any] = {
             "block_size": BLOCK_TOKENS,

@@ -21,7 +21,7 @@ from ragcache_engine.knowledge.eviction import DEFAULT_POLICY, POLICIES
 BackendName = Literal["auto", "vllm", "memory", "server"]
 SpeculationMode = Literal["auto", "on", "off"]
 ReuseMode = Literal["prefix", "anywhere"]
-DonorKind = Literal["neighbours", "alone"]
+DonorKind = Literal["neighbours", "alone", "any"]
 
 OF_A_CLIENT = {
     "model",
@@ -81,7 +81,9 @@ class EngineConfig(BaseModel):
       from 0 (fastest) to 1 (exact). None: as `ragcache calibrate` found for this model, dtype, chat
       template and donors; NotCalibrated is raised at the start where it found nothing.
     donors: with reuse="anywhere", the context that documents are borrowed from. "neighbours": behind the
-      document's nearest one in the corpus; "alone": behind the system text only.
+      document's nearest one in the corpus; "alone": behind the system text only; "any": from whatever
+      prompt it stood in before, so that nothing has to be prepared, and answers depend on what was asked
+      before. With "any", recompute_ratio has to be given.
     recheck_share: with reuse="anywhere", the share of greedy answers that the engine computes once more,
       exactly, while no request runs. If the last ones were too unlike what was served, the engine
       borrows no more and logs a warning. 0: never; see docs/guides/calibrating.md.
@@ -197,6 +199,11 @@ class EngineConfig(BaseModel):
             raise ValueError(
                 'recompute_ratio is given, and reuse="prefix" borrows nothing that could be computed '
                 'anew: set reuse="anywhere" as well, or leave recompute_ratio out'
+            )
+        if self.reuse == "anywhere" and self.donors == "any" and self.recompute_ratio is None:
+            raise ValueError(
+                'donors="any" needs a recompute_ratio, from 0 to 1: `ragcache calibrate` cannot find '
+                "one, as answers then depend on what was asked before"
             )
         return self
 

@@ -101,8 +101,9 @@ def add_reuse(parser: argparse.ArgumentParser, *, with_donors: bool = True) -> N
     if with_donors:
         parser.add_argument(
             "--donors",
-            choices=("neighbours", "alone"),
-            help="with anywhere: store documents behind their nearest one, or alone (neighbours)",
+            choices=("neighbours", "alone", "any"),
+            help="with anywhere: what documents are borrowed from: behind their nearest one, alone, or any "
+            "prompt they stood in (neighbours)",
         )
 
 

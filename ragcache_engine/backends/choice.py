@@ -114,4 +114,5 @@ def budget_of(config: EngineConfig) -> TierBudget:
         cache_depth=config.cache_depth,
         cost_profile=config.cost_profile,
         recompute_ratio=config.recompute_ratio,  # None unless reuse is "anywhere"
+        any_donors=config.donors == "any",
     )

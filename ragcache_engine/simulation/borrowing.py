@@ -93,7 +93,9 @@ class SimulatedBorrowing:
         borrower = self._borrowers.remove(request.name)
         if borrower is None:
             return None
-        return report_borrowing(borrower.plan, borrower.found, borrower.shared_tokens or 0)
+        return report_borrowing(
+            borrower.plan, borrower.found, borrower.shared_tokens or 0, borrower.prefix
+        )
 
     def _ask_for(self, missing: MissingDonor[Block], request: SimulatedRequest) -> SimulatedRequest:
         assert request.loan is not None

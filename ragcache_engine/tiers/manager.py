@@ -212,6 +212,13 @@ class CacheManager(Generic[B]):
             request.loads_alone = not self._requests.is_any_other_running(request)
         self._limit_wait(request, now_s)
 
+    def holds(self, key: Key) -> bool:
+        """Return whether any tier has the block of this key."""
+        found = self.index.owner(key)
+        if found is not None and found[1] < max(found[0].resident):
+            return True
+        return self._pool.cached_block(key) is not None
+
     def lookup(self, name: str, key: Key) -> Presence:
         """Tell whether the host can give the request a block that the device lacks."""
         request = self._requests.get(name)

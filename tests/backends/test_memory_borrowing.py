@@ -7,8 +7,10 @@ from itertools import pairwise
 from math import ceil
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from ragcache_engine import Answer, Document, EngineConfig, RAGCacheEngine, SamplingOptions
 
@@ -171,3 +173,20 @@ def test_whatever_is_asked_together_everyone_is_answered_and_tokens_add_up(
             usage.cached.total + usage.borrowed.total + usage.recomputed_tokens
             <= usage.prompt_tokens
         )
+
+
+def test_with_any_donors_nothing_is_computed_beside_the_first_prompt():
+    with engine(0.0, donors="any") as one:
+        first = ask(one, A, B, C).usage
+        computed = one.stats().computed_tokens
+        second = ask(one, D, C, B).usage
+    assert first.is_exact
+    assert first.why_exact == "every document is exact here, or was in no prompt before"
+    assert computed == first.prompt_tokens
+    assert [each.tier for each in second.reused] == [None, "device", "device"]
+    assert second.borrowed.device > 0.5 * second.prompt_tokens
+
+
+def test_any_donors_without_a_ratio_are_refused():
+    with pytest.raises(ValidationError, match="needs a recompute_ratio"):
+        EngineConfig(backend="memory", reuse="anywhere", donors="any")

@@ -8,7 +8,7 @@ within milliseconds. A plain function, `reply`, makes the answer from the prompt
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
@@ -30,12 +30,20 @@ from ragcache_engine.simulation.borrowed_prompts import describe_donor, split_ke
 from ragcache_engine.simulation.clock import VirtualClock
 from ragcache_engine.simulation.copy_lane import DISK_BYTES_PER_S, HOST_BYTES_PER_S
 from ragcache_engine.simulation.device import SimulatedDevice
-from ragcache_engine.simulation.loans import Loan
+from ragcache_engine.simulation.loans import DonorPrompt, Loan
 from ragcache_engine.simulation.request import SimulatedRequest, describe_with_keys
 from ragcache_engine.simulation.scheduler import PrefillTime, Scheduler
 from ragcache_engine.simulation.sizes import NOMINAL_TOKEN_BYTES, TierSizes
-from ragcache_engine.tiers.borrowing.plan import BorrowPlan, WhyExact, plan_borrowing
+from ragcache_engine.tiers.borrowing.plan import (
+    BorrowPlan,
+    Donor,
+    WhyExact,
+    find_spans,
+    plan_borrowing,
+)
+from ragcache_engine.tiers.borrowing.served import ServedDocuments
 from ragcache_engine.tiers.counters import Counters
+from ragcache_engine.tiers.node_record import Key
 from ragcache_engine.tiers.prompts import SegmentEnd
 from ragcache_engine.tiers.tree_snapshot import TreeSnapshot
 from ragcache_engine.values import (
@@ -63,6 +71,7 @@ class _Answering:
     why_exact: why it borrows nothing, if the backend borrows at all.
     """
 
+    asked: BackendRequest
     prompt_tokens: int
     most_tokens: int | None
     words: list[str]
@@ -90,6 +99,7 @@ class MemoryBackend:
     policy, reorder_window, cache_depth: as in EngineConfig.
     recompute_ratio: the share of borrowed documents to compute anew, as in EngineConfig with
       reuse="anywhere"; None borrows nothing. Answers are made up from the prompt either way.
+    any_donors: whether documents may be borrowed from what served prompts left, with donors="any".
     cost_profile: the cost of computing as the cache manager sees it, when it decides between loading
       and computing; None for the default formula, which is `linear_prefill`.
     token_bytes: bytes of one token's key-value tensors. host_bytes_per_s, disk_bytes_per_s: the
@@ -117,6 +127,7 @@ class MemoryBackend:
         reorder_window: int = 32,
         cache_depth: int | None = None,
         recompute_ratio: float | None = None,
+        any_donors: bool = False,
         cost_profile: CostProfile | None = None,
         token_bytes: int = NOMINAL_TOKEN_BYTES,
         host_bytes_per_s: float = HOST_BYTES_PER_S,
@@ -139,6 +150,7 @@ class MemoryBackend:
         self._cache_depth = cache_depth
         self._recompute_ratio = recompute_ratio
         self.borrows = recompute_ratio is not None
+        self._served = ServedDocuments(block_tokens) if any_donors else None
         self._cost_profile = cost_profile
         self._host_bytes_per_s = host_bytes_per_s
         self._disk_bytes_per_s = disk_bytes_per_s
@@ -246,9 +258,7 @@ class MemoryBackend:
             raise self._death
 
     def _begin(self, request: BackendRequest) -> _Answering:
-        segments = [(segment.end, segment.document_id) for segment in request.segments]
-        while segments and segments[-1][1] is None:
-            segments.pop()  # the question belongs to no document
+        segments = _end_documents(request)
         prompt, chain = describe_with_keys(
             request.tokens.token_ids,
             segments,
@@ -258,7 +268,7 @@ class MemoryBackend:
             depth=self._cache_depth,
             has_disk=self._sizes.disk_blocks > 0,
         )
-        plan = self._plan_borrowing(request, segments)
+        plan = self._plan_borrowing(request, segments, chain)
         loan: Loan | None = None
         if isinstance(plan, BorrowPlan):
             prompt = prompt.before(plan.exact_blocks)
@@ -272,6 +282,7 @@ class MemoryBackend:
             loan=loan,
         )
         answering = _Answering(
+            request,
             len(request.tokens),
             request.options.max_tokens,
             self._answer(request),
@@ -285,7 +296,7 @@ class MemoryBackend:
         return answering
 
     def _plan_borrowing(
-        self, request: BackendRequest, segments: Sequence[SegmentEnd]
+        self, request: BackendRequest, segments: Sequence[SegmentEnd], chain: KeyChain
     ) -> BorrowPlan | WhyExact | None:
         """Plan what a request borrows, or say why it borrows nothing; None if the backend never does."""
         if self._recompute_ratio is None:
@@ -293,8 +304,19 @@ class MemoryBackend:
         if request.is_exact:
             return WhyExact.ASKED
         ratio = request.recompute_ratio
+        tokens = request.tokens.token_ids
+        exact_documents, served = 1, dict[int, Donor]()
+        spans = find_spans(segments, len(tokens), request.text_starts)
+        if self._served is not None and spans:
+            exact_documents, served = self._served.choose(
+                request.tenant,
+                tokens,
+                spans,
+                is_exact=lambda end: self._holds(chain.keys[: end // self._limits.block_tokens]),
+                is_held=lambda donor: self._holds(self._describe_donor(request, donor).keys),
+            )
         return plan_borrowing(
-            request.tokens.token_ids,
+            tokens,
             segments,
             contexts=request.contexts,
             ratio=self._recompute_ratio if ratio is None else ratio,
@@ -302,21 +324,41 @@ class MemoryBackend:
             context_tokens=self._limits.context_tokens,
             device_blocks=self._limits.device_blocks,
             starts=request.text_starts,
+            exact_documents=exact_documents,
+            served=served,
+        )
+
+    def _holds(self, keys: Iterable[Key]) -> bool:
+        return all(map(self._scheduler.device.manager.holds, keys))
+
+    def _describe_donor(self, request: BackendRequest, donor: Donor) -> DonorPrompt:
+        return describe_donor(
+            donor,
+            tenant=request.tenant,
+            block_tokens=self._limits.block_tokens,
+            has_disk=self._sizes.disk_blocks > 0,
         )
 
     def _borrow(self, request: BackendRequest, plan: BorrowPlan) -> tuple[KeyChain, Loan]:
-        block_tokens, tenant = self._limits.block_tokens, request.tenant
-        donors = (
-            describe_donor(
-                donor,
-                tenant=tenant,
-                block_tokens=block_tokens,
-                has_disk=self._sizes.disk_blocks > 0,
-            )
-            for donor in plan.donors
+        chain = split_keys(
+            request.tokens.token_ids,
+            plan,
+            tenant=request.tenant,
+            block_tokens=self._limits.block_tokens,
         )
-        chain = split_keys(request.tokens.token_ids, plan, tenant=tenant, block_tokens=block_tokens)
-        return chain, Loan(plan, tuple(donors))
+        return chain, Loan(plan, tuple(self._describe_donor(request, one) for one in plan.donors))
+
+    def _note_served(self, answering: _Answering) -> None:
+        """Note that a request was answered, so that later ones can borrow its documents."""
+        if self._served is None:
+            return
+        request, loan = answering.asked, answering.request.loan
+        if loan is not None:
+            self._served.add_plan(request.tenant, loan.plan)
+        else:
+            tokens = request.tokens.token_ids
+            spans = find_spans(_end_documents(request), len(tokens), request.text_starts)
+            self._served.add(request.tenant, tokens, spans)
 
     def _answer(self, request: BackendRequest) -> list[str]:
         """Return the answer's words, up to the first stop string."""
@@ -382,6 +424,8 @@ class MemoryBackend:
     def _end(self, answering: _Answering, *, completed: bool) -> dict[str, int] | None:
         """End a request; return its cached prompt tokens by tier, None if it never ran."""
         del self._answering[answering.request]
+        if completed:
+            self._note_served(answering)
         tokens = self._scheduler.end(answering.request, completed=completed)
         self._counters = self._scheduler.device.counters
         return tokens
@@ -410,6 +454,8 @@ class MemoryBackend:
     async def forget(self, document_ids: Sequence[str]) -> None:
         self._require_alive()
         self._scheduler.device.forget(document_ids)
+        if self._served is not None:
+            self._served.forget(document_ids)
 
     def adopted(self, request_id: str) -> None:
         self._scheduler.device.adopt(request_id)
@@ -431,3 +477,11 @@ class MemoryBackend:
         self._fail_all(EngineClosed("the engine was closed while this request ran"))
         self._prefilled_before += self._scheduler.prefilled_tokens
         self._scheduler = self._empty_scheduler()
+
+
+def _end_documents(request: BackendRequest) -> list[SegmentEnd]:
+    """Return the ends of a prompt's runs, up to the last document."""
+    segments = [(segment.end, segment.document_id) for segment in request.segments]
+    while segments and segments[-1][1] is None:
+        segments.pop()  # the question belongs to no document
+    return segments

@@ -48,6 +48,7 @@ def backend_within(device_bytes: int | None, budget: TierBudget) -> MemoryBacken
         reorder_window=budget.reorder_window,
         cache_depth=budget.cache_depth,
         recompute_ratio=budget.recompute_ratio,
+        any_donors=budget.any_donors,
         cost_profile=profile,
     )
 

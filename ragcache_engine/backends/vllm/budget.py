@@ -26,6 +26,7 @@ class TierBudget:
 
     host_bytes: None leaves the choice to `host_bytes_for`.
     recompute_ratio: the share of each borrowed document to compute anew; None borrows nothing.
+    any_donors: whether documents may be borrowed from what served prompts left, with donors="any".
     operator_key: whoever sends it may make the tiers forget documents. A random one that only the engine
       itself knows, unless it is set.
     """
@@ -38,6 +39,7 @@ class TierBudget:
     cache_depth: int | None = None
     cost_profile: Path | None = None
     recompute_ratio: float | None = None
+    any_donors: bool = False
     operator_key: str = field(default_factory=token_hex, repr=False)
 
     def folder(self) -> Path:

@@ -4,7 +4,8 @@ A prompt is [system text, document 1, document 2, ..., question]. The system tex
 stand where they always stand, so they are exact. Each later document is borrowed from a *donor*: the
 prompt [system text, context, document], whose tensors of the document are copied and turned to the new
 position. The context is empty, or a neighbour of the document in the corpus. So a donor depends on the
-document, the system text and the corpus, and not on what others asked before.
+document, the system text and the corpus, and not on what others asked before. With donors="any" that is
+given up: more documents may be exact, and a donor may be what a served prompt left (`served_donors`).
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ class WhyExact(StrEnum):
 
     ASKED = "the request asked for an exact answer"
     FEW_DOCUMENTS = "the prompt has fewer than two documents"
+    NOTHING_SERVED = "every document is exact here, or was in no prompt before"
     SHORT = "the documents after the first are so short that borrowing gains nothing"
     TOO_LONG = "a document and its context are longer than the model's context"
     NO_ROOM = "device memory does not hold the prompt and its donors at once"
@@ -88,11 +90,13 @@ class BorrowPlan:
     """What a prompt borrows.
 
     exact_blocks: leading blocks that are exact, and shared with every prompt that begins so. They hold
-      the system text and the first document.
+      the system text and the exact documents.
     end: the end of the last document. The tokens after it are computed as ever.
     documents: the documents, in the prompt's order.
-    donors: one for each document, in their order. The first one lends nothing but the end of the first
-      document, in its own place: what lies in a block that the prompt shares with nobody.
+    exact_documents: how many of them, from the first on, are exact.
+    donors: one for all exact documents, and one for each later one, in their order. The first donor lends
+      nothing but the end of the last exact document, in its own place: what lies in a block that the
+      prompt shares with nobody.
     copies: what to copy. recomputed: positions to compute anew in this prompt, rising. Together they are
       all positions from the end of the exact blocks to `end`.
     digest: tells this plan from all others for the same tokens.
@@ -101,10 +105,15 @@ class BorrowPlan:
     exact_blocks: int
     end: int
     documents: tuple[DocumentSpan, ...]
+    exact_documents: int
     donors: tuple[Donor, ...]
     copies: tuple[TokenCopy, ...]
     recomputed: tuple[int, ...]
     digest: bytes
+
+    def lent_document(self, donor: int) -> DocumentSpan:
+        """Return the document that a donor lends. donor: its place in the plan."""
+        return self.documents[self.exact_documents - 1 + donor]
 
     def after(self, position: int) -> tuple[list[TokenCopy], list[int]]:
         """Return the copies and the recomputed positions that lie at or behind a position."""
@@ -146,6 +155,8 @@ def plan_borrowing(
     device_blocks: int,
     least_tokens: int = 0,
     starts: Sequence[int] = (),
+    exact_documents: int = 1,
+    served: Mapping[int, Donor] | None = None,
 ) -> BorrowPlan | WhyExact:
     """Plan what a prompt borrows, or say why it borrows nothing. A function of its arguments alone.
 
@@ -156,26 +167,35 @@ def plan_borrowing(
     least_tokens: the fewest tokens of documents behind the first for which borrowing can pay.
     starts: for each document where its own text begins, behind what stands between it and the one before;
       without them, at the end of the run before.
+    exact_documents: how many documents are exact, from the first on. served: donors that take the place
+      of those from contexts, by the place of their document among all documents of the prompt.
     """
     spans = find_spans(segments, len(token_ids), starts)
     if len(spans) < 2:
         return WhyExact.FEW_DOCUMENTS
-    if sum(span.end - span.start for span in spans[1:]) < least_tokens:
+    if len(spans) <= exact_documents:
+        return WhyExact.NOTHING_SERVED
+    if sum(span.end - span.start for span in spans[exact_documents:]) < least_tokens:
         return WhyExact.SHORT
     system = token_ids[: spans[0].start]
-    donors = [_make_donor(system, None, token_ids, spans[0], block_tokens)]
-    for span in spans[1:]:
+    donors = [_make_first_donor(token_ids, spans[:exact_documents], block_tokens)]
+    for place, span in enumerate(spans[exact_documents:], exact_documents):
+        donor = (served or {}).get(place)
         context = contexts.get(span.document)
-        donors.append(_make_donor(system, context, token_ids, span, block_tokens))
+        donors.append(donor or _make_donor(system, context, token_ids, span, block_tokens))
     if max(len(donor.token_ids) for donor in donors) > context_tokens:
         return WhyExact.TOO_LONG
-    if _count_blocks(spans, donors, len(token_ids), block_tokens) > device_blocks:
+    exact_end = spans[exact_documents - 1].lent_end
+    shared = exact_end // block_tokens - len(system) // block_tokens  # with the first donor
+    if _count_blocks(system, donors, len(token_ids), block_tokens) - shared > device_blocks:
         return WhyExact.NO_ROOM
     # One whole block at least is not exact, so that its hash, and with it all later ones, can tell.
-    exact_blocks = min(spans[0].lent_end // block_tokens, len(token_ids) // block_tokens - 1)
+    exact_blocks = min(exact_end // block_tokens, len(token_ids) // block_tokens - 1)
     if exact_blocks < 0:
         return WhyExact.SHORT
-    copies, recomputed = _divide(spans, donors, ratio, exact_blocks * block_tokens)
+    copies, recomputed = _divide(
+        spans[exact_documents - 1 :], donors, ratio, exact_blocks * block_tokens
+    )
     # vLLM always computes the last token of a prompt, because it needs the token's output.
     end = min(spans[-1].end, len(token_ids) - 1)
     copies = [copy.until(end) for copy in copies if copy.target < end]
@@ -184,11 +204,22 @@ def plan_borrowing(
         exact_blocks=exact_blocks,
         end=end,
         documents=tuple(spans),
+        exact_documents=exact_documents,
         donors=tuple(donors),
         copies=tuple(copies),
         recomputed=tuple(recomputed),
         digest=_digest(donors, copies, recomputed),
     )
+
+
+def _make_first_donor(
+    token_ids: Sequence[int], spans: Sequence[DocumentSpan], block_tokens: int
+) -> Donor:
+    """Make the prompt that ends with the last exact document, padded as Donor says."""
+    *before, last = spans
+    runs: list[SegmentEnd] = [(spans[0].start, None)] if spans[0].start else []
+    runs += [(span.end, span.document) for span in before]
+    return _pad(list(token_ids[: last.lent_end]), runs, last, last.start, block_tokens)
 
 
 def _make_donor(
@@ -201,33 +232,41 @@ def _make_donor(
     """Make the prompt [system text, context, document], padded as Donor says."""
     name, before = context or (None, ())
     start = len(system) + len(before)
-    content = [*system, *before, *token_ids[span.start : span.lent_end]]
-    whole = ceil(len(content) / block_tokens) * block_tokens
-    padded = content + content[-1:] * (whole + 1 - len(content))
     runs: list[SegmentEnd] = []
     if system:
         runs.append((len(system), None))
     if before:
         runs.append((start, name))
+    content = [*system, *before, *token_ids[span.start : span.lent_end]]
+    return _pad(content, runs, span, start, block_tokens)
+
+
+def _pad(
+    content: list[int], runs: list[SegmentEnd], span: DocumentSpan, start: int, block_tokens: int
+) -> Donor:
+    """Fill the last block of a donor that ends with this document, which begins at `start` in it."""
+    whole = ceil(len(content) / block_tokens) * block_tokens
+    padded = content + content[-1:] * (whole + 1 - len(content))
     # The padding of the last block is the document's, so that the block is the document's.
-    runs.append((whole, span.document))
-    return Donor(tuple(padded), tuple(runs), start)
+    return Donor(tuple(padded), (*runs, (whole, span.document)), start)
 
 
 def _count_blocks(
-    spans: Sequence[DocumentSpan], donors: Iterable[Donor], prompt_tokens: int, block_tokens: int
+    system: Sequence[int], donors: Iterable[Donor], prompt_tokens: int, block_tokens: int
 ) -> int:
-    """Count the blocks that a prompt needs beside its donors, with one for the answer to go on."""
-    system = spans[0].start // block_tokens  # all of them share these
-    donated = sum(len(tokens) // block_tokens - system for tokens in {d.token_ids for d in donors})
-    shared = spans[0].lent_end // block_tokens - system  # with the donor of the first document
-    return donated + ceil((prompt_tokens + 1) / block_tokens) - shared + 1
+    """Count the blocks of a prompt and of its donors, with one for the answer to go on."""
+    shared = len(system) // block_tokens  # by all of them
+    donated = sum(len(tokens) // block_tokens - shared for tokens in {d.token_ids for d in donors})
+    return donated + ceil((prompt_tokens + 1) / block_tokens) + 1
 
 
 def _divide(
     spans: Sequence[DocumentSpan], donors: Sequence[Donor], ratio: float, at: int
 ) -> tuple[list[TokenCopy], list[int]]:
-    """Divide the tokens from `at`, where the exact blocks end, into those to copy and to recompute."""
+    """Divide the tokens from `at`, where the exact blocks end, into those to copy and to recompute.
+
+    spans: the last exact document, and all borrowed ones.
+    """
     lent = spans[0].lent_end
     copies = [TokenCopy(0, at, at, lent - at)] if lent > at else []
     recomputed: list[int] = []
@@ -235,10 +274,12 @@ def _divide(
     for place, (span, donor) in enumerate(zip(spans[1:], donors[1:], strict=True), 1):
         fresh = span.start + ceil(ratio * (span.end - span.start))
         recomputed += range(at, fresh)  # with the text between two documents
-        if span.lent_end > fresh:
+        # A donor that a short prompt left may lack the document's end.
+        lent = min(span.lent_end, span.start + len(donor.token_ids) - 1 - donor.start)
+        if lent > fresh:
             source = donor.start + fresh - span.start
-            copies.append(TokenCopy(place, source, fresh, span.lent_end - fresh))
-        at = max(fresh, span.lent_end)
+            copies.append(TokenCopy(place, source, fresh, lent - fresh))
+        at = max(fresh, lent)
     recomputed += range(at, spans[-1].end)
     return copies, recomputed
 

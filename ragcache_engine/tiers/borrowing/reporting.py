@@ -11,16 +11,22 @@ from ragcache_engine.tiers.borrowing.report import DocumentReuse, ReuseReport
 
 
 def report_borrowing(
-    plan: BorrowPlan, found: Mapping[int, Tier | None], shared_tokens: int = 0
+    plan: BorrowPlan,
+    found: Mapping[int, Tier | None],
+    shared_tokens: int = 0,
+    prefix: Mapping[Tier, int] | None = None,
 ) -> ReuseReport:
     """Report what a request with this plan has reused.
 
     found: for each donor of the plan where its tensors were when the request came.
     shared_tokens: how many leading tokens were on the device from an earlier prompt with this very plan.
+    prefix: how many tokens of the first donor each tier had then; None if the device had all.
     """
     _, recomputed = plan.after(shared_tokens)
-    documents = [_report_exact(plan.documents[0], found.get(0))]
-    for place, span in enumerate(plan.documents[1:], 1):
+    *before, last = plan.documents[: plan.exact_documents]
+    documents = [_report_exact(span, _find_tier(prefix, span.end)) for span in before]
+    documents.append(_report_exact(last, found.get(0)))
+    for place, span in enumerate(plan.documents[plan.exact_documents :], 1):
         anew = bisect_left(recomputed, span.end) - bisect_left(recomputed, span.start)
         tier = Tier.DEVICE if shared_tokens >= span.end else found.get(place)
         tokens = span.end - span.start
@@ -30,6 +36,17 @@ def report_borrowing(
     return ReuseReport(
         tuple(documents), len(recomputed) - sum(document.recomputed for document in documents)
     )
+
+
+def _find_tier(prefix: Mapping[Tier, int] | None, end: int) -> Tier | None:
+    """Return the tier that had the last of the first `end` tokens; None if they were computed."""
+    if prefix is None:
+        return Tier.DEVICE
+    for tier in (Tier.DEVICE, Tier.HOST, Tier.DISK):
+        end -= prefix.get(tier, 0)
+        if end <= 0:
+            return tier
+    return None
 
 
 def _report_exact(span: DocumentSpan, tier: Tier | None) -> DocumentReuse:

@@ -8,7 +8,7 @@ slower tiers, as it does for all requests. So whatever was cached, the same tens
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from itertools import count
@@ -24,9 +24,16 @@ from vllm.v1.request import Request, RequestStatus
 
 from ragcache_engine.backends.vllm.borrowing.job import BlockCopy, BorrowJob
 from ragcache_engine.tiers.borrowing.borrowers import Borrower, Borrowers, MissingDonor
-from ragcache_engine.tiers.borrowing.plan import BorrowPlan, WhyExact, plan_borrowing
+from ragcache_engine.tiers.borrowing.plan import (
+    BorrowPlan,
+    Donor,
+    WhyExact,
+    find_spans,
+    plan_borrowing,
+)
 from ragcache_engine.tiers.borrowing.report import ReuseReport
 from ragcache_engine.tiers.borrowing.reporting import report_borrowing
+from ragcache_engine.tiers.borrowing.served import ServedDocuments
 from ragcache_engine.tiers.manager import CacheManager
 from ragcache_engine.tiers.prompts import Prompt, SegmentEnd, describe_prompt
 from ragcache_engine.tiers.wire import RequestMessage
@@ -58,7 +65,8 @@ class SchedulerAccess:
 class BorrowScheduling:
     """Decides, step by step, which requests get their borrowed tensors.
 
-    ratio: the share of a borrowed document's tokens to recompute. on_disk: whether there is a disk tier.
+    ratio: the share of a borrowed document's tokens to recompute. any_donors: whether served prompts
+      lend as well. on_disk: whether there is a disk tier.
     """
 
     def __init__(
@@ -68,11 +76,13 @@ class BorrowScheduling:
         scheduler: SchedulerAccess,
         *,
         ratio: float,
+        any_donors: bool,
         on_disk: bool,
     ) -> None:
         self._cache = cache
         self._scheduler = scheduler
         self._ratio = ratio
+        self._served = ServedDocuments(cache.block_tokens) if any_donors else None
         self._on_disk = on_disk
         self._block_tokens = cache.block_tokens
         self._context_tokens = config.model_config.max_model_len
@@ -104,6 +114,7 @@ class BorrowScheduling:
         if request.lora_request or request.mm_features or request.prompt_embeds is not None:
             return WhyExact.OTHER_INPUT
         assert request.prompt_token_ids is not None
+        exact_documents, served = self._choose_served(request, message)
         return plan_borrowing(
             request.prompt_token_ids,
             message.segments,
@@ -114,11 +125,56 @@ class BorrowScheduling:
             device_blocks=self._device_blocks,
             least_tokens=LEAST_BORROWED_TOKENS,
             starts=message.starts,
+            exact_documents=exact_documents,
+            served=served,
         )
+
+    def _choose_served(
+        self, request: Request, message: RequestMessage
+    ) -> tuple[int, dict[int, Donor]]:
+        """Return how many documents are exact, and the donors that served prompts left for others."""
+        tokens = request.prompt_token_ids
+        assert tokens is not None
+        spans = find_spans(message.segments, len(tokens), message.starts)
+        if self._served is None or not spans:
+            return 1, {}
+        keys = request.block_hashes
+        return self._served.choose(
+            request.cache_salt,
+            tokens,
+            spans,
+            is_exact=lambda end: self._holds(keys[: end // self._block_tokens]),
+            is_held=lambda donor: self._holds(self._describe(request, donor).keys),
+        )
+
+    def _holds(self, keys: Iterable[bytes]) -> bool:
+        return all(map(self._cache.holds, keys))
+
+    def note_served(
+        self, request: Request, message: RequestMessage, why_exact: WhyExact | None
+    ) -> None:
+        """Note that a request was answered, so that later ones can borrow its documents.
+
+        why_exact: why it borrowed nothing; None if it borrowed. Call it before `finish`.
+        """
+        if self._served is None or why_exact is WhyExact.OTHER_INPUT:
+            return
+        tokens, borrower = request.prompt_token_ids, self.get(request)
+        assert tokens is not None
+        if borrower is None:
+            spans = find_spans(message.segments, len(tokens), message.starts)
+            self._served.add(request.cache_salt, tokens, spans)
+        else:
+            self._served.add_plan(request.cache_salt, borrower.plan)
+
+    def forget(self, documents: Sequence[str]) -> None:
+        """Lend nothing more of what these documents stood in."""
+        if self._served is not None:
+            self._served.forget(documents)
 
     def add(self, request: Request, plan: BorrowPlan) -> list[Prompt]:
         """Let a request wait for its donors; return them as the cache manager sees them."""
-        donors = [self._describe(request, plan, place) for place in range(len(plan.donors))]
+        donors = [self._describe(request, donor) for donor in plan.donors]
         self._split_hashes(request, plan)
         keys = [list(donor.keys) for donor in donors]
         self._borrowers.add(Borrower(request.request_id, plan, keys))
@@ -132,22 +188,20 @@ class BorrowScheduling:
         """Return a donor's request as the cache manager sees it; None for any other request."""
         return self._donors.get(request.request_id)
 
-    def _describe(self, request: Request, plan: BorrowPlan, place: int) -> Prompt:
+    def _describe(self, request: Request, donor: Donor) -> Prompt:
         """Describe a donor to the cache manager. Hashing takes longest, so descriptions are kept."""
-        donor = plan.donors[place]
         tokens = sha256(
             array("q", donor.token_ids).tobytes()
         ).digest()  # keeps no text of documents
         name = request.cache_salt, tokens, donor.segments
-        described = self._described.pop(name, None) or self._make_description(request, plan, place)
+        described = self._described.pop(name, None) or self._make_description(request, donor)
         self._described[name] = described  # the last one is the latest used
         if len(self._described) > MOST_DESCRIBED:
             self._described.pop(next(iter(self._described)))
         return described
 
-    def _make_description(self, request: Request, plan: BorrowPlan, place: int) -> Prompt:
-        donor = plan.donors[place]
-        keys = self._donor_request("", request, plan, place).block_hashes
+    def _make_description(self, request: Request, donor: Donor) -> Prompt:
+        keys = self._donor_request("", request, donor).block_hashes
         return describe_prompt(
             keys=keys,
             token_ids=donor.token_ids,
@@ -159,10 +213,10 @@ class BorrowScheduling:
             on_disk=self._on_disk,
         )
 
-    def _donor_request(self, name: str, request: Request, plan: BorrowPlan, place: int) -> Request:
+    def _donor_request(self, name: str, request: Request, donor: Donor) -> Request:
         return Request(
             request_id=name,
-            prompt_token_ids=list(plan.donors[place].token_ids),
+            prompt_token_ids=list(donor.token_ids),
             sampling_params=SamplingParams(max_tokens=1, detokenize=False, ignore_eos=True),
             pooling_params=None,
             client_index=request.client_index,
@@ -288,7 +342,9 @@ class BorrowScheduling:
         borrower = self._borrowers.remove(name)
         if borrower is None:
             return None
-        return report_borrowing(borrower.plan, borrower.found, borrower.shared_tokens or 0)
+        return report_borrowing(
+            borrower.plan, borrower.found, borrower.shared_tokens or 0, borrower.prefix
+        )
 
     # -- inside ------------------------------------------------------------------------------------
 
@@ -308,4 +364,5 @@ class BorrowScheduling:
         name = f"{borrower.name}-donor-{next(self._numbers)}"
         self._donors[name] = self._cache.donors(borrower.name)[donor.place]
         self._borrowers.expect(donor, name)
-        self._scheduler.add_first(self._donor_request(name, request, borrower.plan, donor.place))
+        lender = borrower.plan.donors[donor.place]
+        self._scheduler.add_first(self._donor_request(name, request, lender))

@@ -121,6 +121,8 @@ class TierConnector(OffloadingConnector):
         if message.forget:
             if self.settings.is_operator(message.operator_key):
                 self.cache.forget(message.forget, message.tombstones or None)
+                if self.borrowing:
+                    self.borrowing.forget(message.forget)
             else:
                 logger.warning(
                     "%s asked to forget documents without the operator's key; nothing is forgotten",
@@ -215,7 +217,11 @@ class TierConnector(OffloadingConnector):
             RequestStatus.FINISHED_STOPPED,
             RequestStatus.FINISHED_LENGTH_CAPPED,
         )
-        reuse = self.borrowing.finish(request) if self.borrowing else None
+        reuse = None
+        if self.borrowing:
+            if completed and not self.borrowing.describe_donor(request):
+                self.borrowing.note_served(request, message, self._why_exact.get(name))
+            reuse = self.borrowing.finish(request)
         sources = cache.sources(name)
         tokens = cache.finish_request(name, completed=completed, reuse=reuse)
         self.served.end(name, tokens, sources, completed=completed)

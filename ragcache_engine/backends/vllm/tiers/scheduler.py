@@ -91,6 +91,7 @@ class TierScheduler(Scheduler):
                 cache,
                 SchedulerAccess(self.requests, pool, self._add_first),
                 ratio=settings.recompute_ratio,
+                any_donors=settings.any_donors,
                 on_disk=settings.disk_bytes > 0,
             )
         if settings.provisional_step_tokens:

@@ -24,6 +24,7 @@ class TierSettings:
     provisional_step_tokens: the most tokens of a step that prefills a provisional request; 0 for the
       limit of all other steps.
     recompute_ratio: the share of each borrowed document's tokens to compute anew; None borrows nothing.
+    any_donors: whether documents may be borrowed from what served prompts left, with donors="any".
     operator_digest: the digest of the operator's key. The key itself would stand in process lists.
     """
 
@@ -36,6 +37,7 @@ class TierSettings:
     profile: str | None = None
     provisional_step_tokens: int = 0
     recompute_ratio: float | None = None
+    any_donors: bool = False
     operator_digest: str = ""
 
     def is_operator(self, key: str | None) -> bool:

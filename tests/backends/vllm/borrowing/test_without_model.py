@@ -11,6 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import pytest
 
@@ -26,7 +27,7 @@ def borrowing(engine_with: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def document(name: str, tokens: int = 64) -> list[int]:
-    return [hash((name, at)) % 30_000 for at in range(tokens)]
+    return [crc32(f"{name} {at}".encode()) % 30_000 for at in range(tokens)]
 
 
 def prompt(*names: str, question: int = 1) -> tuple[list[int], list[tuple[int, str | None]]]:
@@ -174,6 +175,72 @@ def test_a_device_too_small_for_prompt_and_donors_answers_exactly(
     told = asked(engine, "one", "a", "b", "c")
     assert "reuse" not in told
     assert told["why_exact"] == "device memory does not hold the prompt and its donors at once"
+
+
+def test_with_any_donors_a_document_is_borrowed_from_the_prompt_it_was_in(
+    borrowing: Callable[..., Any],
+):
+    engine = borrowing(any_donors=True)
+    first = asked(engine, "first", "a", "b", "c")
+    assert first["why_exact"] == "every document is exact here, or was in no prompt before"
+    second = asked(engine, "second", "d", "e", "c", "b")
+    assert tiers_of(second) == [None, None, "device", "device"]
+    borrowed = [document["borrowed"] for document in second["reuse"]["documents"]]
+    assert borrowed[:2] == [0, 0]
+    # A tenth, and the last token, are computed anew.
+    assert borrowed[2] == borrowed[3] == 64 - 7 - 1
+    third = asked(engine, "third", "d", "e", "f")
+    assert "reuse" not in third, (
+        "what stands here as before is exact, and so is what is new behind it"
+    )
+    assert third["tokens"]["device"] == 160  # the whole blocks of the system text, d and e
+
+
+def test_with_any_donors_nobody_borrows_from_a_prompt_with_a_forgotten_document(
+    borrowing: Callable[..., Any],
+):
+    engine = borrowing(any_donors=True)
+    asked(engine, "first", "a", "b", "c")
+    engine.ask("forget", [0], forget=["a"])
+    engine.run()
+    assert "reuse" not in asked(engine, "second", "d", "c", "b")
+
+
+@pytest.mark.parametrize("seed", [5, 6])
+def test_any_donors_lend_only_what_is_still_there(
+    borrowing: Callable[..., Any], tmp_path: Path, seed: int
+):
+    dice = random.Random(seed)
+    engine = borrowing(
+        any_donors=True,
+        device_blocks=110,
+        host_blocks=60,
+        disk_bytes=90 * 5200,
+        disk_folder=tmp_path,
+        at_once=4,
+    )
+    told: dict[str, Any] = {}
+    for number in range(150):
+        names = dice.sample("abcdefghij", dice.randint(1, 4))
+        tokens, segments = prompt(*names, question=number)
+        engine.ask(
+            f"r{number}",
+            tokens,
+            segments,
+            answer_tokens=dice.randint(1, 30),
+            tenant=dice.choice([None, "other"]),
+            is_exact=dice.random() < 0.2,
+        )
+        for _ in range(200):
+            if engine.unfinished <= dice.randint(0, 8):
+                break
+            told.update(engine.step())
+        if dice.random() < 0.05:
+            engine.ask(f"forget{number}", [0], forget=[dice.choice("abcdefghij")])
+    told.update(engine.run())
+    assert sum("reuse" in one for one in told.values()) > 10
+    engine.cache.tree.check()
+    engine.cache.check_idle()
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3, 4])
