@@ -102,7 +102,7 @@ def add_reuse(parser: argparse.ArgumentParser, *, with_donors: bool = True) -> N
         parser.add_argument(
             "--donors",
             choices=("neighbours", "alone", "any"),
-            help="with anywhere: what documents are borrowed from: behind their nearest one, alone, or any "
+            help="with anywhere: borrow documents from behind their nearest one, alone, or from any "
             "prompt they stood in (neighbours)",
         )
 
