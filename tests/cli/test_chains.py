@@ -125,7 +125,7 @@ def test_a_chain_streams_its_answer_and_says_what_it_cost(engine, kind):
     assert len(pieces) > 1
     assert "".join(pieces) == first.answer == second.answer
     assert first.cached == CachedTokens()
-    assert second.cached.device > 0.9 * second.prompt_tokens
+    assert second.cached.device > second.prompt_tokens - 32  # all whole blocks
     assert 0 < second.ttft_s < first.ttft_s
 
 
@@ -217,7 +217,7 @@ def test_one_engine_answers_exactly_and_by_borrowing_with_the_same_prompts(kind)
     assert strict.borrowed.total == 0
     assert borrowed.borrowed.total > 0
     first, *later = borrowed.passages
-    assert len(later) == TOP_K - 1
+    assert len(later) >= 3
     assert first.cached.total > 0, "the first one stands where it was prefilled"
     assert any(one.borrowed and one.tier for one in later)
     assert all(not one.cached.total and not one.borrowed for one in strict.passages[1:])
