@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -40,7 +40,7 @@ from ragcache_cli.folders import cache_home
 from ragcache_cli.framework_indexes import build_langchain_store, build_llamaindex_index
 from ragcache_cli.index import PassageIndex, update_index
 from ragcache_cli.machine import installed_versions, this_machine
-from ragcache_cli.measurements import Asked, Round, Run, same_prompts
+from ragcache_cli.measurements import Asked, Round, Run, Side, mostly_from_disk, same_prompts
 from ragcache_cli.model_size import local_folder, model_size
 from ragcache_cli.models import DEMO_MODEL, DEMO_MODEL_NAME, demo_model
 from ragcache_cli.passage_neighbours import as_document, corpus_of
@@ -61,6 +61,8 @@ HOST_TOKENS = 40_000
 USUAL_TOKEN_BYTES = 128 << 10
 """The tensors of one token, where the model's configuration does not tell: of about 8 billion weights."""
 BUSY_SHARE = 0.4
+NEW, KEPT, AGAIN = "new questions", "questions of an earlier run, kept on disk", "the same again"
+"""What distinguishes the questions of a round, by which tensors there can be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,10 +113,12 @@ def compare_chains(settings: DemoSettings, console: Console) -> None:
         _explain(engine, console)
         questions = STATEMENT_QUESTIONS[: settings.questions]
         with phases.timed(f"{len(questions)} questions, each to all three"):
-            new = ask_round("new questions", chains, questions, console)
+            new = ask_round(NEW, chains, questions, console)
+        if mostly_from_disk(new.run(Side.EXACT)):
+            new = replace(new, title=KEPT)
         half = questions[: max(1, len(questions) // 2)]
         with phases.timed(f"{len(half)} of them again"):
-            again = ask_round("the same again", chains, half, console, asked=len(questions))
+            again = ask_round(AGAIN, chains, half, console, asked=len(questions))
         with phases.waiting("Closing both"):
             running.close()
     _show_results(new, again, warmed, prefill_s, dtype, settings, phases, console)
@@ -250,9 +254,9 @@ def _index_and_prefill(
         documents = [as_document(passage) for passage in index.passages]
         warmed = warm_corpus(engine, documents, corpus_of(index), form, done=done)
     console.print(
-        f"  {updated.embedded} passages embedded, {warmed.computed_tokens:,} tokens computed: each "
-        f"passage alone, for exact reuse, and behind its nearest neighbour, to be borrowed"
-        f"{'' if warmed.computed_tokens else '; all came from disk'}",
+        f"  {updated.embedded} passages embedded; {warmed.computed_tokens:,} of {warmed.prompt_tokens:,} "
+        f"tokens computed, the others found: each passage alone, for exact reuse, and behind its nearest "
+        f"neighbour, to be borrowed",
         highlight=False,
     )
     return index, warmed, phases.seconds[title]

@@ -90,7 +90,7 @@ def summary(new: Round, again: Round, prefill_s: float) -> list[str]:
 def _sooner(new: Round, again: Round) -> str:
     exact, anywhere, back = new.run(Side.EXACT), new.run(Side.ANYWHERE), again.run(Side.EXACT)
     return (
-        f"Sooner: to new questions, first tokens came after {anywhere.mean_ttft_s:.2f} s at any "
+        f"Sooner: to {new.title}, first tokens came after {anywhere.mean_ttft_s:.2f} s at any "
         f"position, {_times(new.stock, anywhere)} stock vLLM's {new.stock.mean_ttft_s:.2f} s, and after "
         f"{exact.mean_ttft_s:.2f} s exactly, {_times(new.stock, exact)} stock's; when questions came "
         f"again, after {back.mean_ttft_s:.2f} s exactly, {_times(again.stock, back)} stock's "
@@ -103,11 +103,12 @@ def _equal(rounds: Sequence[Round]) -> str:
         [same for one in rounds for same in same_answers(one.run(side), one.stock)]
         for side in (Side.EXACT, Side.ANYWHERE)
     )
-    likeness = mean_likeness(rounds[0].run(Side.ANYWHERE), rounds[0].stock)
+    first = rounds[0]
+    likeness = mean_likeness(first.run(Side.ANYWHERE), first.stock)
     return (
         f"Equal: {sum(exact)} of {len(exact)} exact answers are stock vLLM's to the character, and "
-        f"{sum(anywhere)} of {len(anywhere)} at any position, whose answers to new questions have a "
-        f"ROUGE-L of {likeness:.2f} to stock's."
+        f"{sum(anywhere)} of {len(anywhere)} at any position, whose {len(first.stock.asked)} first answers "
+        f"have a mean ROUGE-L of {likeness:.2f} to stock's."
     )
 
 

@@ -121,6 +121,11 @@ def mean_likeness(run: Run, stock: Run) -> float:
     return statistics.fmean(rouge_l(mine.answer, theirs.answer) for mine, theirs in pairs)
 
 
+def mostly_from_disk(run: Run) -> bool:
+    """Return whether most prompt tokens of a run were on disk, from an earlier run of the program."""
+    return run.cached.disk * 2 > run.prompt_tokens
+
+
 def same_prompts(runs: Sequence[Run]) -> bool:
     """Return whether every side sent the model the same prompts, to the character."""
     return len({tuple(asked.prompt for asked in run.asked) for run in runs}) <= 1

@@ -15,6 +15,7 @@ from ragcache_cli.measurements import (
     Run,
     Side,
     mean_likeness,
+    mostly_from_disk,
     same_answers,
     same_prompts,
 )
@@ -115,6 +116,12 @@ def test_what_to_try_next_are_commands_that_there_are():
     for line in lines:
         command = line.split("#")[0].replace('"YOUR QUESTION"', "Why?")
         assert parser().parse_args(command.split()[1:]).run
+
+
+def test_a_run_that_finds_its_prompts_on_disk_is_told_from_a_first_one():
+    kept = run(Side.EXACT, [0.1], [CachedTokens(device=100, disk=800)], ["a"])
+    assert mostly_from_disk(kept)
+    assert not mostly_from_disk(AGAIN.run(Side.EXACT))
 
 
 def test_answers_and_prompts_are_compared_to_the_character():
