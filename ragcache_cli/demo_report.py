@@ -66,6 +66,7 @@ def _add_round(made: Table, one: Round, has_words: bool) -> None:
             f"{asked.prompt_tokens:,}",
             *(f"{_reused(run.asked[at]):.0%}" for run in one.runs),
             *(_yes_no(answers[at]) for answers in same),
+            end_section=at == len(one.stock.asked) - 1,
         )
     made.add_row(
         "",
@@ -75,6 +76,11 @@ def _add_round(made: Table, one: Round, has_words: bool) -> None:
         *(f"{run.reused_share:.0%}" for run in one.runs),
         *(f"{sum(answers)}/{len(answers)}" for answers in same),
         style="bold",
+    )
+    made.add_row(
+        "",
+        *(["median"] if has_words else []),
+        *(_seconds(run.median_ttft_s) for run in one.runs),
         end_section=True,
     )
 
@@ -107,8 +113,8 @@ def _equal(rounds: Sequence[Round]) -> str:
     likeness = mean_likeness(first.run(Side.ANYWHERE), first.stock)
     return (
         f"Equal: {sum(exact)} of {len(exact)} exact answers are stock vLLM's to the character, and "
-        f"{sum(anywhere)} of {len(anywhere)} at any position, whose {len(first.stock.asked)} first answers "
-        f"have a mean ROUGE-L of {likeness:.2f} to stock's."
+        f"{sum(anywhere)} of {len(anywhere)} at any position, whose {len(first.stock.asked)} first "
+        f"answers have a mean ROUGE-L of {likeness:.2f} to stock's."
     )
 
 

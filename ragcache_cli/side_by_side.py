@@ -21,8 +21,9 @@ FRAME_S = 0.1
 """The least time between two pictures of the columns: drawing them takes time from the model."""
 FEWEST_COLUMNS = 72
 LEGEND = (
-    "Below an answer, for each passage: how many of its tokens were reused, and from where. The others "
-    "were computed. Borrowed tokens were computed in another context, so they are approximate."
+    "Below an answer, for each passage: how many of its tokens were reused, and from where. Borrowed "
+    "tokens come from another context, so they are approximate; the others of a borrowed passage were "
+    "recomputed in this one. All the rest was computed."
 )
 
 

@@ -71,9 +71,13 @@ def test_a_row_has_the_times_the_shares_reused_and_whether_the_answers_agree():
     assert second == ["2", *words, *times, "1,000", *shares, "yes", "no"]
 
 
-def test_each_round_has_its_means():
+def test_each_round_has_its_means_and_medians():
     new, again = rows(printed(), "mean,")
     assert new[-9:] == ["1.20", "0.75", "0.30", "1,000", "0%", "30%", "90%", "3/3", "1/3"]
+    assert rows(printed(), "median") == [
+        ["median", "1.00", "1.00", "0.30"],
+        ["median", "1.00", "0.10", "0.50"],
+    ]
     assert again[-9:] == ["1.00", "0.10", "0.50", "1,000", "0%", "96%", "90%", "1/1", "1/1"]
 
 
