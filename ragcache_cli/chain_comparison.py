@@ -88,7 +88,7 @@ def compare_chains(settings: DemoSettings, console: Console) -> None:
     is_busy = _warn_if_busy(console)
     _make_output_folder(settings.output)
     with phases.waiting("Loading libraries"):
-        _import_all()
+        _import_all(settings.framework)
     dtype = choose_dtype(settings.dtype, "vllm", phases)
     if settings.model == DEMO_MODEL:
         with phases.waiting(f"Preparing the model {DEMO_MODEL_NAME}"):
@@ -175,8 +175,8 @@ def _make_output_folder(folder: Path) -> None:
         ) from error
 
 
-def _import_all() -> None:
-    """Import what later phases need.
+def _import_all(framework: str) -> None:
+    """Import what later phases need, of the frameworks only what the settings ask for.
 
     So the times of those phases include no imports, and a missing package is reported now, not after
     minutes.
@@ -185,11 +185,13 @@ def _import_all() -> None:
         import faiss  # noqa: F401
         import langchain_community.llms  # noqa: F401
         import langchain_core.vectorstores  # noqa: F401
-        import llama_index.core
-        import llama_index.vector_stores.faiss  # noqa: F401
         import matplotlib.figure  # noqa: F401
         import sentence_transformers  # noqa: F401
         import vllm  # noqa: F401
+
+        if framework == "llamaindex":
+            import llama_index.core
+            import llama_index.vector_stores.faiss  # noqa: F401
 
 
 def _token_bytes(model: str, dtype: str) -> int:
