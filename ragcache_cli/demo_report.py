@@ -19,7 +19,7 @@ from ragcache_engine import Warmed
 
 COLOURS = ("#9aa0a6", "#1a73e8", "#12a182")
 """The sides' colours. Stock is grey; the other two differ in lightness, so also in black and white."""
-FIGURES = 62
+FIGURES = 74
 """How many columns of the terminal the table's figures take."""
 WORDS_FROM_WIDTH = FIGURES + 15
 

@@ -119,7 +119,7 @@ class _Columns:
             grid.add_column(ratio=1)
         grid.add_row(*(Text(name, "bold") for name in self.columns))
         grid.add_row(*(_time(column.asked) for column in self.columns.values()))
-        grid.add_row(*(Text(column.text.strip()) for column in self.columns.values()))
+        grid.add_row(*(Text(" ".join(column.text.split())) for column in self.columns.values()))
         grid.add_row(*(_passages(column.asked) for column in self.columns.values()))
         return Group(Text(self.title, "bold cyan"), grid, Text())
 

@@ -81,7 +81,7 @@ def test_each_round_has_its_means_and_medians():
     assert again[-9:] == ["1.00", "0.10", "0.50", "1,000", "0%", "96%", "90%", "1/1", "1/1"]
 
 
-@pytest.mark.parametrize("width", [70, 76, 77, 80, 100, 200])
+@pytest.mark.parametrize("width", [72, 80, 89, 100, 200])
 def test_a_narrow_terminal_loses_words_and_no_figure(width):
     text = printed(width)
     (second,) = rows(text, "2")
@@ -92,6 +92,9 @@ def test_a_narrow_terminal_loses_words_and_no_figure(width):
         *["yes", "no"],
     ]
     assert all(len(line) <= width for line in text.splitlines())
+    heads = "\n".join(text.splitlines()[:4])
+    assert all(heads.count(head) == 3 for head in ("TTFT s", "reused"))
+    assert heads.count("equal") == 2
 
 
 def test_three_sentences_say_how_much_sooner_how_many_equal_and_what_the_trade_is():
