@@ -7,6 +7,8 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,8 +26,16 @@ OURS = re.compile(
 """What a line of the demo begins with."""
 
 
+@pytest.fixture
+def home(demo_model: str) -> Iterator[Path]:
+    """A cache home without tensors of earlier runs; what the demo writes there is large."""
+    with tempfile.TemporaryDirectory(prefix="ragcache-demo-") as folder:
+        (Path(folder) / "models").symlink_to(Path(demo_model).parent)
+        yield Path(folder)
+
+
 def test_two_questions_are_answered_three_ways_and_nothing_else_is_on_the_terminal(
-    demo_model: str, tmp_path: Path
+    home: Path, tmp_path: Path
 ):
     # The test's own settings quieten vLLM; a user has none.
     user = {name: value for name, value in os.environ.items() if name != "VLLM_LOGGING_LEVEL"}
@@ -35,7 +45,12 @@ def test_two_questions_are_answered_three_ways_and_nothing_else_is_on_the_termin
         capture_output=True,
         text=True,
         timeout=580,
-        env={**user, "PYTHONPATH": str(Path(__file__).parents[2]), "COLUMNS": "1000"},
+        env={
+            **user,
+            "RAGCACHE_HOME": str(home),
+            "PYTHONPATH": str(Path(__file__).parents[2]),
+            "COLUMNS": "1000",
+        },
     )
     assert done.returncode == 0, done.stderr[-4000:]
     assert done.stderr == ""
