@@ -52,10 +52,10 @@ from ragcache_cli.side_by_side import LEGEND, show_question
 from ragcache_cli.terminal import Phases
 from ragcache_engine import EngineConfig, RAGCacheEngine, SamplingOptions, Warmed
 
-PASSAGE_TOKENS = 200
+PASSAGE_TOKENS = 320
 CONTEXT_TOKENS = 2048
 DEVICE_TOKENS = 6_000
-"""Tokens that fit the device cache of either side: seven prompts, and not half of the corpus."""
+"""Tokens that fit the device cache of either side: five prompts, and not half of the corpus."""
 HOST_TOKENS = 40_000
 """Tokens that RAGCache may keep in host memory, and as many on disk: all it prefills, and the prompts."""
 USUAL_TOKEN_BYTES = 128 << 10

@@ -10,7 +10,7 @@ from ragcache_cli.questions import QUESTIONS, STATEMENT_QUESTIONS
 
 def test_there_are_enough_questions_and_no_two_alike():
     assert len(QUESTIONS) == len(set(QUESTIONS)) >= 16
-    assert len(STATEMENT_QUESTIONS) >= DEMO_QUESTIONS >= 8
+    assert len(STATEMENT_QUESTIONS) >= DEMO_QUESTIONS >= 6
 
 
 def test_the_demo_asks_of_statements_only():
