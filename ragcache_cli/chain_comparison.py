@@ -54,6 +54,7 @@ from ragcache_engine import EngineConfig, RAGCacheEngine, SamplingOptions, Warme
 
 PASSAGE_TOKENS = 320
 CONTEXT_TOKENS = 2048
+"""Of a prompt with its answer, and of a step of either model: a start tries out the longest step."""
 DEVICE_TOKENS = 6_000
 """Tokens that fit the device cache of either side: five prompts, and not half of the corpus."""
 HOST_TOKENS = 40_000
@@ -204,7 +205,11 @@ def _token_bytes(model: str, dtype: str) -> int:
 def _engine_config(
     model: str, dtype: str, token_bytes: int, settings: DemoSettings
 ) -> EngineConfig:
-    arguments: dict[str, Any] = {"max_model_len": CONTEXT_TOKENS, "dtype": dtype}
+    arguments: dict[str, Any] = {
+        "max_model_len": CONTEXT_TOKENS,
+        "max_num_batched_tokens": CONTEXT_TOKENS,
+        "dtype": dtype,
+    }
     return EngineConfig(
         model=model,
         backend="vllm",

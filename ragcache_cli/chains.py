@@ -63,7 +63,7 @@ def _double_braces(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class StockSettings:
-    """Settings of stock vLLM. dtype: as vLLM spells it."""
+    """Settings of stock vLLM. dtype: as vLLM spells it. context_tokens: of a prompt, and of a step."""
 
     model: str
     dtype: str
@@ -96,6 +96,7 @@ class StockLangChain:
                     "enforce_eager": True,
                     "kv_cache_memory_bytes": settings.device_cache_bytes,
                     "max_model_len": settings.context_tokens,
+                    "max_num_batched_tokens": settings.context_tokens,
                     "disable_log_stats": False,  # the time to first token comes with them
                 },
             )
