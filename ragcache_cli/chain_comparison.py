@@ -1,21 +1,29 @@
-"""`ragcache demo`: ask the same questions through three chains, and compare times and answers."""
+"""`ragcache demo`: ask the same questions three ways, and compare times and answers.
+
+Stock vLLM and one RAGCache engine run side by side. Every question goes to each side before the next one,
+in every order in turn, so that other programs of the machine disturb all sides alike.
+"""
 
 from __future__ import annotations
 
 import os
+import shutil
+import sys
 import time
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
 from pydantic import ByteSize
 from rich.console import Console
-from rich.markup import escape
 
 from ragcache_cli import embedding
 from ragcache_cli.chains import (
+    TOP_K,
     WARM_UP,
     Chain,
     RAGCacheLangChain,
@@ -23,95 +31,130 @@ from ragcache_cli.chains import (
     StockLangChain,
     StockSettings,
 )
-from ragcache_cli.demo_report import draw, remark_if_all_fits, summary, table, write_figures
+from ragcache_cli.corpus_warming import warm_corpus
+from ragcache_cli.demo_report import draw, next_steps, summary, table, write_figures
+from ragcache_cli.embedding import Embedder
 from ragcache_cli.errors import CommandError
 from ragcache_cli.extras import needed
 from ragcache_cli.folders import cache_home
 from ragcache_cli.framework_indexes import build_langchain_store, build_llamaindex_index
-from ragcache_cli.index import update_index
+from ragcache_cli.index import PassageIndex, update_index
 from ragcache_cli.machine import installed_versions, this_machine
-from ragcache_cli.measurements import Run, same_prompts
+from ragcache_cli.measurements import Asked, Round, Run, Side, mostly_from_disk, same_prompts
+from ragcache_cli.model_size import local_folder, model_size
 from ragcache_cli.models import DEMO_MODEL, DEMO_MODEL_NAME, demo_model
+from ragcache_cli.passage_neighbours import as_document, corpus_of
 from ragcache_cli.precision import choose_dtype
-from ragcache_cli.prompts import CHATML, INSTRUCTION, form_of_model
-from ragcache_cli.python_topics import python_topics
-from ragcache_cli.questions import QUESTIONS
+from ragcache_cli.prompts import CHATML, INSTRUCTION, PromptForm, form_of_model
+from ragcache_cli.python_topics import STATEMENTS, python_topics
+from ragcache_cli.questions import STATEMENT_QUESTIONS
+from ragcache_cli.side_by_side import LEGEND, show_question
 from ragcache_cli.terminal import Phases
-from ragcache_engine import EngineConfig, RAGCacheEngine, SamplingOptions
+from ragcache_engine import EngineConfig, RAGCacheEngine, SamplingOptions, Warmed
 
-CONTEXT_TOKENS = 4096
-DEVICE_CACHE_BYTES = ByteSize(1 << 30)
+PASSAGE_TOKENS = 320
+CONTEXT_TOKENS = 2048
+"""Of a prompt with its answer, and of a step of either model: a start tries out the longest step."""
+DEVICE_TOKENS = 6_000
+"""Tokens that fit the device cache of either side: five prompts, and not half of the corpus."""
+HOST_TOKENS = 40_000
+"""Tokens that RAGCache may keep in host memory, and as many on disk: all it prefills, and the prompts."""
+USUAL_TOKEN_BYTES = 128 << 10
+"""The tensors of one token, where the model's configuration does not tell: of about 8 billion weights."""
 BUSY_SHARE = 0.4
+NEW, KEPT, AGAIN = "new questions", "questions of an earlier run, kept on disk", "the same again"
+"""What distinguishes the questions of a round, by which tensors there can be."""
 
 
 @dataclass(frozen=True, slots=True)
 class DemoSettings:
-    """The arguments of the command. dtype: as vLLM spells it. questions: how many to ask."""
+    """The arguments of the command.
+
+    dtype: as vLLM spells it. framework: of the chains on RAGCache, "langchain" or "llamaindex".
+    questions: how many to ask; the first half of them comes again. recompute_ratio: of EngineConfig.
+    """
 
     model: str
     dtype: str
+    framework: str
     questions: int
     max_tokens: int
+    recompute_ratio: float
     output: Path
 
 
 def compare_chains(settings: DemoSettings, console: Console) -> None:
-    """Ask all three chains, print the comparison, write ttft.png and demo.json. Raises RAGCacheError."""
+    """Ask all sides, print the comparison, write ttft.png and demo.json. Raises RAGCacheError."""
     started_s, phases = time.monotonic(), Phases(console)
     is_busy = _warn_if_busy(console)
     _make_output_folder(settings.output)
-    questions = QUESTIONS[: settings.questions]
     with phases.waiting("Loading libraries"):
-        _import_all()
-    settings = replace(settings, dtype=choose_dtype(settings.dtype, "vllm", phases))
+        _import_all(settings.framework)
+    dtype = choose_dtype(settings.dtype, "vllm", phases)
     if settings.model == DEMO_MODEL:
         with phases.waiting(f"Preparing the model {DEMO_MODEL_NAME}"):
             model, form = str(demo_model()), CHATML
     else:
         model = settings.model
         form = form_of_model(model, INSTRUCTION.format(about="about Python"))
-    with phases.waiting("Loading the embedding model"):
-        embedder = embedding.load_embedder()
-    with phases.waiting("Indexing Python's help topics") as done:
-        updated = update_index(cache_home() / "python-topics", python_topics(), embedder, done)
-    console.print(
-        f"  {len(updated.index.passages)} passages, {updated.embedded} of them embedded now"
-    )
-    store = build_langchain_store(updated.index, embedder)
-    stock_settings = StockSettings(
-        model, settings.dtype, CONTEXT_TOKENS, DEVICE_CACHE_BYTES, settings.max_tokens
-    )
-    with phases.waiting("Starting stock vLLM"):
-        stock_chain = StockLangChain(store, stock_settings, form)
-    with closing(stock_chain):
-        stock = _ask_all("a", stock_chain, questions, phases, console)
-        with phases.waiting("Closing stock vLLM"):
-            stock_chain.close()
-    with phases.waiting("Starting RAGCache"):
-        engine = RAGCacheEngine(_engine_config(model, settings.dtype))
-        engine.generate(WARM_UP, options=SamplingOptions(max_tokens=settings.max_tokens))
-    with engine:
-        langchain = RAGCacheLangChain(store, engine, form, settings.max_tokens)
-        engine.clear_cache()
-        first = _ask_all("b", langchain, questions, phases, console)
-        llamaindex = RAGCacheLlamaIndex(
-            build_llamaindex_index(updated.index, embedder), engine, form, settings.max_tokens
-        )
-        engine.clear_cache()
-        second = _ask_all("c", llamaindex, questions, phases, console)
-        with phases.waiting("Closing RAGCache"):
-            engine.close()
-    _show_results(stock, [first, second], engine.limits.device_tokens, settings, phases, console)
+    token_bytes = _token_bytes(model, dtype)
+    device_bytes = ByteSize(DEVICE_TOKENS * token_bytes)
+    stock_settings = StockSettings(model, dtype, CONTEXT_TOKENS, device_bytes, settings.max_tokens)
+    with ExitStack() as running:
+        with phases.waiting("Starting stock vLLM and RAGCache"):
+            engine, stock = _start_both(
+                _engine_config(model, dtype, token_bytes, settings), stock_settings, running
+            )
+        with phases.waiting("Loading the embedding model"):
+            embedder = embedding.load_embedder()
+        index, warmed, prefill_s = _index_and_prefill(engine, form, embedder, phases, console)
+        store = build_langchain_store(index, embedder)
+        stock.search(store, form)
+        chains = [stock, *_ragcache_chains(engine, index, embedder, store, form, settings)]
+        _explain(engine, console)
+        questions = STATEMENT_QUESTIONS[: settings.questions]
+        with phases.timed(f"{len(questions)} questions, each to all three"):
+            new = ask_round(NEW, chains, questions, console)
+        if mostly_from_disk(new.run(Side.EXACT)):
+            new = replace(new, title=KEPT)
+        half = questions[: max(1, len(questions) // 2)]
+        with phases.timed(f"{len(half)} of them again"):
+            again = ask_round(AGAIN, chains, half, console, asked=len(questions))
+        with phases.waiting("Closing both"):
+            running.close()
+    _show_results(new, again, warmed, prefill_s, dtype, settings, phases, console)
     if is_busy:
         console.print("[yellow]Other programs computed too: do not trust these times.[/yellow]")
     console.print(f"All in all {time.monotonic() - started_s:.0f} s.")
 
 
-def _warn_if_busy(console: Console) -> bool:
-    """Print a warning if other programs compute now, and return whether they do.
+def ask_round(
+    title: str, chains: Sequence[Chain], questions: Sequence[str], console: Console, asked: int = 0
+) -> Round:
+    """Ask every chain each question before the next one, in every order of the chains in turn.
 
-    The chains run one after another, so other programs disturb one of them more than the others.
+    asked: how many questions came before, in other rounds. Raises CommandError if chains send different
+    prompts.
     """
+    orders = list(permutations(chains))
+    names = [chain.name for chain in chains]
+    answers: dict[str, list[Asked]] = {name: [] for name in names}
+    for number, question in enumerate(questions, 1):
+        heading = f"{number}/{len(questions)} {question}"
+        with show_question(heading, names, console) as shown:
+            for chain in orders[(asked + number - 1) % len(orders)]:
+                name = chain.name
+                one = chain.ask(question, lambda text, name=name: shown.say(name, text))  # type: ignore[misc]
+                answers[name].append(one)
+                shown.ended(name, one)
+    runs = tuple(Run(name, tuple(answers[name])) for name in names)
+    if not same_prompts(runs):
+        raise CommandError("the chains sent different prompts; please report this")
+    return Round(title, runs)
+
+
+def _warn_if_busy(console: Console) -> bool:
+    """Print a warning if other programs compute now, and return whether they do."""
     load, cores = os.getloadavg()[0], this_machine().cores
     if load > cores * BUSY_SHARE:
         console.print(
@@ -133,8 +176,8 @@ def _make_output_folder(folder: Path) -> None:
         ) from error
 
 
-def _import_all() -> None:
-    """Import what later phases need.
+def _import_all(framework: str) -> None:
+    """Import what later phases need, of the frameworks only what the settings ask for.
 
     So the times of those phases include no imports, and a missing package is reported now, not after
     minutes.
@@ -143,78 +186,174 @@ def _import_all() -> None:
         import faiss  # noqa: F401
         import langchain_community.llms  # noqa: F401
         import langchain_core.vectorstores  # noqa: F401
-        import llama_index.core
-        import llama_index.vector_stores.faiss  # noqa: F401
         import matplotlib.figure  # noqa: F401
         import sentence_transformers  # noqa: F401
         import vllm  # noqa: F401
 
+        if framework == "llamaindex":
+            import llama_index.core
+            import llama_index.vector_stores.faiss  # noqa: F401
 
-def _engine_config(model: str, dtype: str) -> EngineConfig:
-    arguments: dict[str, Any] = {"max_model_len": CONTEXT_TOKENS, "dtype": dtype}
+
+def _token_bytes(model: str, dtype: str) -> int:
+    """Return the size of one token's tensors, as far as the model's configuration tells."""
+    folder = local_folder(model)
+    known = model_size(folder, dtype).kv_token_bytes if folder else None
+    return known or USUAL_TOKEN_BYTES
+
+
+def _engine_config(
+    model: str, dtype: str, token_bytes: int, settings: DemoSettings
+) -> EngineConfig:
+    arguments: dict[str, Any] = {
+        "max_model_len": CONTEXT_TOKENS,
+        "max_num_batched_tokens": CONTEXT_TOKENS,
+        "dtype": dtype,
+    }
     return EngineConfig(
         model=model,
         backend="vllm",
-        device_cache=DEVICE_CACHE_BYTES,
+        reuse="anywhere",
+        donors="neighbours",
+        recompute_ratio=settings.recompute_ratio,
+        recheck_share=0,  # nothing is computed between the questions
+        device_cache=ByteSize(DEVICE_TOKENS * token_bytes),
+        host_cache=ByteSize(HOST_TOKENS * token_bytes),
+        disk_cache=ByteSize(HOST_TOKENS * token_bytes),
+        disk_cache_dir=cache_home() / "demo" / "kv",
         vllm_log="show",
         vllm_args=arguments,
     )
 
 
-def _ask_all(
-    letter: str, chain: Chain, questions: Sequence[str], phases: Phases, console: Console
-) -> Run:
-    console.rule(f"({letter}) {chain.name}", align="left")
+def _start_both(
+    config: EngineConfig, stock_settings: StockSettings, running: ExitStack
+) -> tuple[RAGCacheEngine, StockLangChain]:
+    """Start both models at once: most of a start is one core's work. `running` closes them."""
 
-    def say(text: str) -> None:
-        console.print(text, end="", markup=False, highlight=False, soft_wrap=True)
+    def start() -> RAGCacheEngine:
+        engine = running.enter_context(RAGCacheEngine(config))
+        engine.generate(WARM_UP, options=SamplingOptions(max_tokens=2))
+        return engine
 
-    asked = []
-    with phases.timed(f"({letter}) {chain.name}: {len(questions)} questions"):
-        for number, question in enumerate(questions, 1):
-            console.print(f"[bold]{number}/{len(questions)} {escape(question)}[/bold]")
-            asked.append(chain.ask(question, say))
-            last = asked[-1]
-            console.print(
-                f"\n[dim]first token after {last.ttft_s:.2f} s; {last.cached.total} of "
-                f"{last.prompt_tokens} prompt tokens cached[/dim]"
+    with ThreadPoolExecutor(1) as beside:
+        starting = beside.submit(start)
+        stock = running.enter_context(closing(StockLangChain(stock_settings)))
+        return starting.result(), stock
+
+
+def _index_and_prefill(
+    engine: RAGCacheEngine,
+    form: PromptForm,
+    embedder: Embedder,
+    phases: Phases,
+    console: Console,
+) -> tuple[PassageIndex, Warmed, float]:
+    """Return the index, what prefilling its passages computed, and the seconds that it took."""
+    sources = python_topics(STATEMENTS)
+    with phases.waiting("Indexing Python's help topics on statements") as done:
+        updated = update_index(
+            cache_home() / "demo" / "index", sources, embedder, done, PASSAGE_TOKENS
+        )
+    index = updated.index
+    title = f"Prefilling its {len(index.passages)} passages"
+    with phases.waiting(title) as done:
+        documents = [as_document(passage) for passage in index.passages]
+        warmed = warm_corpus(engine, documents, corpus_of(index), form, done=done)
+    console.print(
+        f"  {updated.embedded} passages embedded; {warmed.computed_tokens:,} of {warmed.prompt_tokens:,} "
+        f"tokens computed, the others found: each passage alone, for exact reuse, and behind its nearest "
+        f"neighbour, to be borrowed",
+        highlight=False,
+    )
+    return index, warmed, phases.seconds[title]
+
+
+def _ragcache_chains(
+    engine: RAGCacheEngine,
+    index: PassageIndex,
+    embedder: Embedder,
+    store: Any,
+    form: PromptForm,
+    settings: DemoSettings,
+) -> list[Chain]:
+    """Make a chain that answers exactly, and one that borrows, in the framework of the settings."""
+    made: list[Chain] = []
+    for is_exact in (True, False):
+        if settings.framework == "langchain":
+            made.append(
+                RAGCacheLangChain(store, engine, form, settings.max_tokens, is_exact=is_exact)
             )
-    return Run(chain.name, tuple(asked))
+        else:
+            llama_index = build_llamaindex_index(index, embedder)
+            made.append(
+                RAGCacheLlamaIndex(
+                    llama_index, engine, form, settings.max_tokens, is_exact=is_exact
+                )
+            )
+    return made
+
+
+def _explain(engine: RAGCacheEngine, console: Console) -> None:
+    console.print(
+        f"Each question with its {TOP_K} nearest passages. Either model has a device cache of "
+        f"{engine.limits.device_tokens:,} tokens; RAGCache also uses host memory and disk. Both its "
+        f"sides share one engine: a request with exact=True never finds a tensor that is not exact. "
+        f"{LEGEND}\n",
+        highlight=False,
+    )
 
 
 def _show_results(
-    stock: Run,
-    others: Sequence[Run],
-    device_tokens: int,
+    new: Round,
+    again: Round,
+    warmed: Warmed,
+    prefill_s: float,
+    dtype: str,
     settings: DemoSettings,
     phases: Phases,
     console: Console,
 ) -> None:
-    if not same_prompts([stock, *others]):
-        raise CommandError("the chains sent different prompts; please report this")
     console.print()
-    console.print(table(stock, others, console.width))
-    for line in summary(stock, others):
+    console.print(table([new, again], console.width))
+    for line in summary(new, again, prefill_s):
         console.print(line, highlight=False)
-    answer_tokens = settings.max_tokens * len(stock.asked)
-    if remark := remark_if_all_fits(stock, answer_tokens, device_tokens):
-        console.print(remark, highlight=False)
     picture, figures = settings.output / "ttft.png", settings.output / "demo.json"
     with phases.waiting("Drawing the picture"):
-        draw(stock, others, picture)
+        draw([new, again], picture)
     write_figures(
         figures,
-        [stock, *others],
+        [new, again],
+        warmed,
         this_machine(),
         installed_versions(),
-        {
-            "model": settings.model,
-            "dtype": settings.dtype,
-            "max_tokens": settings.max_tokens,
-            "context_tokens": CONTEXT_TOKENS,
-            "device_cache_bytes": DEVICE_CACHE_BYTES,
-            "load_average": os.getloadavg(),
-        },
+        _told_settings(settings, dtype),
         phases.seconds,
     )
     console.print(f"Written: {picture}, {figures}", soft_wrap=True)
+    console.print("With your own files:")
+    for line in next_steps(_program(), settings.recompute_ratio):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def _told_settings(settings: DemoSettings, dtype: str) -> Mapping[str, Any]:
+    return {
+        "model": settings.model,
+        "dtype": dtype,
+        "framework": settings.framework,
+        "max_tokens": settings.max_tokens,
+        "recompute_ratio": settings.recompute_ratio,
+        "top_k": TOP_K,
+        "passage_tokens": PASSAGE_TOKENS,
+        "context_tokens": CONTEXT_TOKENS,
+        "device_tokens": DEVICE_TOKENS,
+        "load_average": os.getloadavg(),
+    }
+
+
+def _program() -> str:
+    """Return how to call this program: in an environment that is not activated, by its path."""
+    if shutil.which("ragcache"):
+        return "ragcache"
+    beside = Path(sys.executable).parent / "ragcache"
+    return os.path.relpath(beside) if beside.exists() else "python -m ragcache_cli"

@@ -1,23 +1,24 @@
 """One retrieval chain, built three times: on stock LangChain, LangChain with RAGCache, and LlamaIndex.
 
 All three search the same Faiss index and write the same prompt, to the character. So their answers and
-their times can be compared: all three do the same work.
+their times can be compared. The two on RAGCache can share an engine, exact or not.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ragcache_cli.errors import CommandError
 from ragcache_cli.extras import needed
-from ragcache_cli.measurements import Asked
+from ragcache_cli.measurements import Asked, PassageSource, Side
 from ragcache_cli.prompts import BETWEEN_PASSAGES, PromptForm
-from ragcache_engine import CachedTokens, EngineStartFailed, RAGCacheEngine, Tier
+from ragcache_engine import CachedTokens, EngineStartFailed, FinishedRequest, RAGCacheEngine, Tier
 
-TOP_K = 3
+TOP_K = 5
 UNCUT_TOKENS = 1 << 20
 WARM_UP = "Hello."
 """A question shorter than a block: it readies the engine and leaves nothing in the cache."""
@@ -26,12 +27,12 @@ Say = Callable[[str], None]
 
 
 class Chain(Protocol):
-    """Answers questions one at a time. name: the chain's name in tables and pictures."""
+    """Answers questions one at a time. name: the side's name in tables and pictures."""
 
     name: str
 
     def ask(self, question: str, say: Say) -> Asked:
-        """Answer a question. `say` is called with the text, in pieces if the chain streams."""
+        """Answer a question. `say` is called with each piece of the text as it arrives."""
         ...
 
 
@@ -62,7 +63,7 @@ def _double_braces(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class StockSettings:
-    """Settings of stock vLLM. dtype: as vLLM spells it."""
+    """Settings of stock vLLM. dtype: as vLLM spells it. context_tokens: of a prompt, and of a step."""
 
     model: str
     dtype: str
@@ -74,12 +75,14 @@ class StockSettings:
 class StockLangChain:
     """LangChain with its own VLLM class: prefix caching on, vLLM's default block size.
 
-    `close` ends vLLM's processes. Raises MissingExtra, and EngineStartFailed if vLLM does not start.
+    LangChain's VLLM gives the whole answer at once; what it has said so far is heard from vLLM itself.
+    Call `search` before `ask`. `close` ends vLLM's processes. Raises MissingExtra, and EngineStartFailed
+    if vLLM does not start.
     """
 
-    name = "LangChain, stock vLLM"
+    name = Side.STOCK.value
 
-    def __init__(self, store: Any, settings: StockSettings, form: PromptForm) -> None:
+    def __init__(self, settings: StockSettings) -> None:
         with needed("the stock side"):
             import vllm  # noqa: F401
             from langchain_community.llms import VLLM
@@ -93,6 +96,7 @@ class StockLangChain:
                     "enforce_eager": True,
                     "kv_cache_memory_bytes": settings.device_cache_bytes,
                     "max_model_len": settings.context_tokens,
+                    "max_num_batched_tokens": settings.context_tokens,
                     "disable_log_stats": False,  # the time to first token comes with them
                 },
             )
@@ -102,16 +106,20 @@ class StockLangChain:
                 f"stock vLLM did not start {settings.model}: {reason} (`ragcache doctor` checks "
                 f"the machine, and VLLM_LOGGING_LEVEL=INFO shows vLLM's log)"
             ) from error
+        self._llm = llm
         self._client = llm.client = _RecordingClient(llm.client)
-        retriever = store.as_retriever(search_kwargs={"k": TOP_K})
-        self._chain = langchain_chain(retriever, llm, form)
         llm.invoke(WARM_UP)
+
+    def search(self, store: Any, form: PromptForm) -> None:
+        """Answer from this store from now on, with prompts of this form."""
+        retriever = store.as_retriever(search_kwargs={"k": TOP_K})
+        self._chain = langchain_chain(retriever, self._llm, form)
         retriever.invoke(WARM_UP)
 
     def ask(self, question: str, say: Say) -> Asked:
         asked_at_s = time.time()  # vLLM stamps arrivals with this clock
-        answer = self._chain.invoke(question)
-        say(answer)
+        with self._client.said_to(say):
+            answer = self._chain.invoke(question)
         output = self._client.last
         return Asked(
             question=question,
@@ -139,16 +147,41 @@ def stock_ttft_s(metrics: Any, asked_at_s: float) -> float:
 
 
 class _RecordingClient:
-    """Wraps vLLM's LLM and keeps its last output, because LangChain passes on only the text."""
+    """Stands for vLLM's LLM, and says an answer while it arrives, because LangChain waits for its end.
+
+    It runs the LLM's own engine step by step, as `LLM.generate` does. last: vLLM's last output.
+    """
 
     def __init__(self, llm: Any) -> None:
         self._llm = llm
+        self._say: Say | None = None
+        self._number = 0
         self.last: Any = None
 
-    def generate(self, prompts: list[str], sampling_params: Any) -> Any:
-        outputs = self._llm.generate(prompts, sampling_params, use_tqdm=False)
-        self.last = outputs[-1]
-        return outputs
+    @contextmanager
+    def said_to(self, say: Say) -> Iterator[None]:
+        """Call `say` with the pieces of the answers of this block."""
+        self._say = say
+        try:
+            yield
+        finally:
+            self._say = None
+
+    def generate(self, prompts: Sequence[str], sampling_params: Any) -> list[Any]:
+        return [self._answer(prompt, sampling_params) for prompt in prompts]
+
+    def _answer(self, prompt: str, sampling_params: Any) -> Any:
+        engine, said = self._llm.llm_engine, 0
+        self._number += 1
+        engine.add_request(f"demo-{self._number}", prompt, sampling_params)
+        while engine.has_unfinished_requests():
+            for output in engine.step():
+                text = output.outputs[0].text  # all of it so far, which is vLLM's default
+                if self._say and len(text) > said:
+                    self._say(text[said:])
+                    said = len(text)
+                self.last = output
+        return self.last
 
     def close(self) -> None:
         llm, self._llm = self._llm, None
@@ -157,17 +190,26 @@ class _RecordingClient:
 
 
 class RAGCacheLangChain:
-    """The stock chain with two classes swapped: the retriever and the LLM."""
+    """The stock chain with two classes swapped: the retriever and the LLM.
 
-    name = "LangChain, RAGCache"
+    is_exact: borrow nothing from other contexts, even if the engine would.
+    """
 
     def __init__(
-        self, store: Any, engine: RAGCacheEngine, form: PromptForm, max_tokens: int
+        self,
+        store: Any,
+        engine: RAGCacheEngine,
+        form: PromptForm,
+        max_tokens: int,
+        *,
+        is_exact: bool = True,
     ) -> None:
         with needed("the LangChain chain"):
             from ragcache_integrations.langchain import RAGCacheLLM, RAGCacheRetriever
+        self.name = _side_of(is_exact)
+        self._engine = engine
         retriever = RAGCacheRetriever.from_vectorstore(store, engine=engine, k=TOP_K)
-        llm = RAGCacheLLM(engine=engine, max_new_tokens=max_tokens, temperature=0)
+        llm = RAGCacheLLM(engine=engine, max_new_tokens=max_tokens, temperature=0, exact=is_exact)
         self._chain = langchain_chain(retriever, llm, form)
 
     def ask(self, question: str, say: Say) -> Asked:
@@ -176,16 +218,23 @@ class RAGCacheLangChain:
         for piece in self._chain.stream(question, config={"callbacks": [heard]}):
             say(piece)
             pieces.append(piece)
-        return _measured_answer(question, heard.prompt, "".join(pieces), heard.cost, "cache_read_")
+        return _measured_answer(question, heard, "".join(pieces), "cache_read_", self._engine)
 
 
 class RAGCacheLlamaIndex:
-    """The same retrieval and prompt in a LlamaIndex query engine, in its "compact" mode."""
+    """The same retrieval and prompt in a LlamaIndex query engine, in its "compact" mode.
 
-    name = "LlamaIndex, RAGCache"
+    is_exact: as for RAGCacheLangChain.
+    """
 
     def __init__(
-        self, index: Any, engine: RAGCacheEngine, form: PromptForm, max_tokens: int
+        self,
+        index: Any,
+        engine: RAGCacheEngine,
+        form: PromptForm,
+        max_tokens: int,
+        *,
+        is_exact: bool = True,
     ) -> None:
         with needed("the LlamaIndex query engine"):
             from llama_index.core import PromptTemplate, get_response_synthesizer
@@ -195,6 +244,8 @@ class RAGCacheLlamaIndex:
             from llama_index.core.response_synthesizers import ResponseMode
 
             from ragcache_integrations.llamaindex import RAGCacheLLM, RAGCacheRetriever
+        self.name = _side_of(is_exact)
+        self._engine = engine
         self._listener = _llamaindex_listener()
         listening = CallbackManager([self._listener])
         retriever = RAGCacheRetriever.from_index(index, engine=engine, similarity_top_k=TOP_K)
@@ -202,6 +253,7 @@ class RAGCacheLlamaIndex:
             engine=engine,
             max_new_tokens=max_tokens,
             temperature=0,
+            exact=is_exact,
             callback_manager=listening,
         )
         synthesizer = get_response_synthesizer(
@@ -224,10 +276,12 @@ class RAGCacheLlamaIndex:
         for piece in response.response_gen:
             say(piece)
             pieces.append(piece)
-        heard = self._listener
-        return _measured_answer(
-            question, heard.prompt, "".join(pieces), heard.cost, "cached_tokens_"
-        )
+        answer = "".join(pieces)
+        return _measured_answer(question, self._listener, answer, "cached_tokens_", self._engine)
+
+
+def _side_of(is_exact: bool) -> str:
+    return (Side.EXACT if is_exact else Side.ANYWHERE).value
 
 
 def _langchain_listener() -> Any:
@@ -285,13 +339,40 @@ def _llamaindex_listener() -> Any:
 
 
 def _measured_answer(
-    question: str, prompt: str, answer: str, cost: Mapping[str, Any], tier: str
+    question: str, heard: Any, answer: str, tier: str, engine: RAGCacheEngine
 ) -> Asked:
-    """Make an Asked of an answer and its cost.
+    """Make an Asked of an answer, of its cost and of what the engine remembers of the request.
 
-    cost: as the integration reports it. tier: the text that the integration writes before a tier's name.
+    heard: one of the listeners. tier: the text that the integration writes before a tier's name.
     """
-    if "ttft_s" not in cost:
+    if "ttft_s" not in heard.cost:
         raise CommandError("the answer came without what it cost; please report this")
-    cached = CachedTokens(**{name.value: cost[f"{tier}{name.value}"] for name in Tier})
-    return Asked(question, prompt, answer, cost["ttft_s"], cost["prompt_tokens"], cached)
+    request = engine.recent_requests()[-1]
+    return Asked(
+        question=question,
+        prompt=heard.prompt,
+        answer=answer,
+        ttft_s=heard.cost["ttft_s"],
+        prompt_tokens=heard.cost["prompt_tokens"],
+        cached=CachedTokens(**{name.value: heard.cost[f"{tier}{name.value}"] for name in Tier}),
+        borrowed=request.usage.borrowed,
+        passages=describe_passages(request),
+    )
+
+
+def describe_passages(request: FinishedRequest) -> tuple[PassageSource, ...]:
+    """Say for each document of an answered request where its tensors came from."""
+    borrowed = {one.document: one for one in request.usage.reused if one.borrowed}
+    return tuple(
+        PassageSource(one.document_id, one.tokens, one.cached)
+        if (reuse := borrowed.get(one.document_id)) is None
+        else PassageSource(
+            one.document_id,
+            one.tokens,
+            one.cached,
+            borrowed=reuse.borrowed,
+            recomputed=reuse.recomputed,
+            tier=reuse.tier,
+        )
+        for one in request.documents
+    )

@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ragcache_cli.prompts import PromptForm
+from ragcache_cli.terminal import Done
 from ragcache_engine import Corpus, Document, RAGCacheEngine, Warmed
+
+SETS_AT_ONCE = 8
+"""How many sets to prefill between two reports of progress."""
 
 
 def plan_sets(names: Sequence[str], *, anywhere: bool) -> list[list[str]]:
@@ -27,11 +31,12 @@ def warm_corpus(
     form: PromptForm,
     *,
     progress: bool = False,
+    done: Done | None = None,
 ) -> Warmed:
     """Prefill these documents, behind their neighbours if the engine borrows from there.
 
-    corpus: where to look up neighbours. form: what prompts look like. progress: show a bar.
-    Raises what RAGCacheEngine.warm raises.
+    corpus: where to look up neighbours. form: what prompts look like. progress: show a bar. done: called
+    with how many documents are prefilled, and how many there are. Raises what RAGCacheEngine.warm raises.
     """
 
     def prompt_of(question: str, documents: Sequence[Document]) -> str:
@@ -39,6 +44,23 @@ def warm_corpus(
 
     names = [document.id for document in documents]
     sets = plan_sets(names, anywhere=engine.config.reuse == "anywhere")
-    return engine.warm(
-        sets, template=prompt_of, corpus=documents, neighbours=corpus, progress=progress
+    size = SETS_AT_ONCE if done else max(1, len(sets))
+    warmed = []
+    for start in range(0, len(sets), size):
+        part = sets[start : start + size]
+        warmed.append(
+            engine.warm(
+                part, template=prompt_of, corpus=documents, neighbours=corpus, progress=progress
+            )
+        )
+        if done:
+            done(start + len(part), len(sets))
+    return _add_up(warmed)
+
+
+def _add_up(parts: Sequence[Warmed]) -> Warmed:
+    return Warmed(
+        sum(part.sets for part in parts),
+        sum(part.prompt_tokens for part in parts),
+        sum(part.computed_tokens for part in parts),
     )

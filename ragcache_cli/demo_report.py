@@ -1,13 +1,12 @@
-"""Shows the results of the demo: a table for the terminal, a picture, and the raw numbers."""
+"""Shows the results of the demo: a table, three sentences, what to try next, a picture, raw numbers."""
 
 from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from string import ascii_lowercase
 from typing import Any
 
 from rich import box
@@ -15,29 +14,27 @@ from rich.table import Table
 
 from ragcache_cli.extras import needed
 from ragcache_cli.machine import Machine
-from ragcache_cli.measurements import Run, same_answers
-from ragcache_engine import CachedTokens
+from ragcache_cli.measurements import Asked, Round, Run, Side, mean_likeness, same_answers
+from ragcache_engine import Warmed
 
 COLOURS = ("#9aa0a6", "#1a73e8", "#12a182")
-"""The chains' colours. Stock is grey; the other two differ in lightness, so also in black and white."""
-FIGURES = 90
+"""The sides' colours. Stock is grey; the other two differ in lightness, so also in black and white."""
+FIGURES = 74
 """How many columns of the terminal the table's figures take."""
 WORDS_FROM_WIDTH = FIGURES + 15
 
 
-def table(stock: Run, others: Sequence[Run], width: int) -> Table:
-    """Make a table with a line for each question, then the totals.
+def table(rounds: Sequence[Round], width: int) -> Table:
+    """Make a table with a line for each question, and the means of each round.
 
-    Every run answered the same questions in the same order. width: the terminal's columns; in a narrow
-    one, the table has the questions' numbers without their texts.
+    width: the terminal's columns; in a narrow one, the table has the questions' numbers without their
+    texts.
     """
-    runs = [stock, *others]
-    letters = [f"({letter})" for letter in ascii_lowercase[: len(runs)]]
-    names = "   ".join(f"{at} {run.name}" for at, run in zip(letters, runs, strict=True))
     has_words = width >= WORDS_FROM_WIDTH
     made = Table(
-        title="Time to first token (TTFT), from the question, retrieval included",
-        caption=f"{names}\ncached: prompt tokens not computed again, from device/host/disk",
+        title="Seconds from the question to the first token, and prompt tokens reused",
+        caption="reused: not computed, from device, host or disk; with any position also borrowed ones\n"
+        "equal: the answer is stock vLLM's, to the character",
         caption_justify="left",
         header_style="bold",
         box=box.SIMPLE_HEAD,
@@ -47,108 +44,162 @@ def table(stock: Run, others: Sequence[Run], width: int) -> Table:
     made.add_column("#", justify="right")
     if has_words:
         made.add_column("question", overflow="ellipsis", no_wrap=True, max_width=width - FIGURES)
-    for letter in letters:
-        made.add_column(f"TTFT s\n{letter}", justify="right")
+    for name in ("stock", "exact", "any"):
+        made.add_column(f"TTFT s\n{name}", justify="right")
     made.add_column("prompt\ntokens", justify="right")
-    for letter in letters:
-        made.add_column(f"cached\n{letter}", justify="right")
-    made.add_column(f"answer as (a)\n{' '.join(letters[1:])}", justify="right")
-    same = [same_answers(run, stock) for run in others]
-    for at, asked in enumerate(stock.asked):
-        made.add_row(
-            str(at + 1),
-            *([asked.question] if has_words else []),
-            *(_seconds(run.asked[at].ttft_s) for run in runs),
-            _count(asked.prompt_tokens),
-            *(_tiers(run.asked[at].cached) for run in runs),
-            " ".join(_yes_no(answers[at]) for answers in same),
-            end_section=at == len(stock.asked) - 1,
-        )
-    blank = [""] if has_words else []
-    made.add_row("mean", *blank, *(_seconds(run.mean_ttft_s) for run in runs))
-    made.add_row("median", *blank, *(_seconds(run.median_ttft_s) for run in runs))
-    made.add_row(
-        "sum",
-        *blank,
-        *(_seconds(sum(run.ttfts_s)) for run in runs),
-        _count(stock.prompt_tokens),
-        *(_tiers(run.cached) for run in runs),
-        " ".join(f"{sum(answers)}/{len(answers)}" for answers in same),
-        style="bold",
-    )
+    for name in ("stock", "exact", "any"):
+        made.add_column(f"reused\n{name}", justify="right")
+    made.add_column("equal\nexact", justify="right")
+    made.add_column("equal\nany", justify="right")
+    for one in rounds:
+        _add_round(made, one, has_words)
     return made
 
 
-def summary(stock: Run, others: Sequence[Run]) -> list[str]:
-    """Write a sentence for each run that is compared with stock."""
-    lines = []
-    for run in others:
-        share = run.cached.total / run.prompt_tokens
-        stock_share = stock.cached.total / stock.prompt_tokens
-        equal = sum(same_answers(run, stock))
-        lines.append(
-            f"{run.name}: first token after {run.mean_ttft_s:.2f} s on average (stock "
-            f"{stock.mean_ttft_s:.2f} s, {_times(stock.mean_ttft_s / run.mean_ttft_s)}), "
-            f"{share:.0%} of the prompt tokens cached (stock {stock_share:.0%}), "
-            f"{equal} of {len(stock.asked)} answers as stock."
+def _add_round(made: Table, one: Round, has_words: bool) -> None:
+    same = [same_answers(run, one.stock) for run in one.runs[1:]]
+    for at, asked in enumerate(one.stock.asked):
+        made.add_row(
+            str(at + 1),
+            *([asked.question] if has_words else []),
+            *(_seconds(run.asked[at].ttft_s) for run in one.runs),
+            f"{asked.prompt_tokens:,}",
+            *(f"{_reused(run.asked[at]):.0%}" for run in one.runs),
+            *(_yes_no(answers[at]) for answers in same),
+            end_section=at == len(one.stock.asked) - 1,
         )
-    return lines
-
-
-def remark_if_all_fits(stock: Run, answer_tokens: int, device_tokens: int) -> str | None:
-    """Remark that stock vLLM's own cache does as well if the device cache holds every token; else None.
-
-    answer_tokens: the most tokens that all answers of the run have together. device_tokens: how many
-    tokens the device cache holds.
-    """
-    tokens = stock.prompt_tokens + answer_tokens
-    if tokens > device_tokens:
-        return None
-    return (
-        f"These {tokens:,} tokens fit the device cache ({device_tokens:,}), where stock vLLM's own "
-        f"prefix cache does as well. make bench-quick (ragcache bench --quick) compares where they "
-        f"do not fit."
+    made.add_row(
+        "",
+        *([f"mean, {one.title}"] if has_words else []),
+        *(_seconds(run.mean_ttft_s) for run in one.runs),
+        f"{one.stock.prompt_tokens // len(one.stock.asked):,}",
+        *(f"{run.reused_share:.0%}" for run in one.runs),
+        *(f"{sum(answers)}/{len(answers)}" for answers in same),
+        style="bold",
+    )
+    made.add_row(
+        "",
+        *(["median"] if has_words else []),
+        *(_seconds(run.median_ttft_s) for run in one.runs),
+        end_section=True,
     )
 
 
-def _times(ratio: float) -> str:
-    return f"{ratio:.2f} times as fast" if ratio >= 1 else f"{1 / ratio:.2f} times as slow"
+def summary(new: Round, again: Round, prefill_s: float) -> list[str]:
+    """Write the three sentences: how much sooner, how many answers are equal, what the trade is.
+
+    prefill_s: how long the passages took to prefill.
+    """
+    return [_sooner(new, again), _equal([new, again]), _trade(new, prefill_s)]
 
 
-def draw(stock: Run, others: Sequence[Run], path: Path) -> None:
+def _sooner(new: Round, again: Round) -> str:
+    exact, anywhere, back = new.run(Side.EXACT), new.run(Side.ANYWHERE), again.run(Side.EXACT)
+    return (
+        f"Sooner: to {new.title}, first tokens came after {anywhere.mean_ttft_s:.2f} s at any "
+        f"position, {_times(new.stock, anywhere)} stock vLLM's {new.stock.mean_ttft_s:.2f} s, and after "
+        f"{exact.mean_ttft_s:.2f} s exactly, {_times(new.stock, exact)} stock's; when questions came "
+        f"again, after {back.mean_ttft_s:.2f} s exactly, {_times(again.stock, back)} stock's "
+        f"{again.stock.mean_ttft_s:.2f} s."
+    )
+
+
+def _equal(rounds: Sequence[Round]) -> str:
+    exact, anywhere = (
+        [same for one in rounds for same in same_answers(one.run(side), one.stock)]
+        for side in (Side.EXACT, Side.ANYWHERE)
+    )
+    first = rounds[0]
+    likeness = mean_likeness(first.run(Side.ANYWHERE), first.stock)
+    return (
+        f"Equal: {sum(exact)} of {len(exact)} exact answers are stock vLLM's to the character, and "
+        f"{sum(anywhere)} of {len(anywhere)} at any position, whose {len(first.stock.asked)} first "
+        f"answers have a mean ROUGE-L of {likeness:.2f} to stock's."
+    )
+
+
+def _trade(new: Round, prefill_s: float) -> str:
+    saved_s = new.stock.mean_ttft_s - new.run(Side.ANYWHERE).mean_ttft_s
+    repaid = (
+        f", which {round(prefill_s / saved_s):,} questions bring back"
+        if saved_s > 0 and prefill_s >= saved_s
+        else ""
+    )
+    return (
+        f"The trade: exact answers cost memory, and gain where documents come again as they were; at any "
+        f"position every question gains, but answers are approximate, on a model as small as this one "
+        f"often others, and the passages took {prefill_s:.0f} s to prefill{repaid}."
+    )
+
+
+def _times(stock: Run, run: Run) -> str:
+    ratio = stock.mean_ttft_s / run.mean_ttft_s
+    return f"{ratio:.1f} times sooner than" if ratio >= 1 else f"{1 / ratio:.2f} times later than"
+
+
+def next_steps(program: str, ratio: float) -> list[str]:
+    """Return the commands to try on one's own folder, each with what it does. program: how to call it."""
+    anywhere = f"--reuse anywhere --recompute-ratio {ratio:g}"
+    commands = {
+        f'{program} ask "YOUR QUESTION" --corpus FOLDER': "exact",
+        f'{program} ask "YOUR QUESTION" --corpus FOLDER {anywhere}': "at any position",
+        f"{program} calibrate --corpus FOLDER --questions FILE": "which ratio your answers need",
+        f"{program} warm --corpus FOLDER {anywhere}": "prefill all of it, onto disk",
+        f"{program} bench --corpus FOLDER --questions FILE": "what it gains, beside vLLM's caches",
+    }
+    return [f"  {command}   # {what}" for command, what in commands.items()]
+
+
+def draw(rounds: Sequence[Round], path: Path) -> None:
     """Draw the TTFT of each question as a PNG, stock above the others. Raises MissingExtra."""
     with needed("the picture"):
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
-    runs = [stock, *others]
-    count, bar = len(stock.asked), 0.8 / len(runs)
+    lines = list(_lines(rounds))
+    sides = len(rounds[0].runs)
+    count, bar = len(lines), 0.8 / sides
     figure = Figure(figsize=(10, 1.6 + 0.46 * count), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
-    for place, (run, colour) in enumerate(zip(runs, COLOURS, strict=False)):
+    for place in range(sides):
+        means = ", ".join(f"{one.runs[place].mean_ttft_s:.2f} s" for one in rounds)
         axes.barh(
-            [at + (place - (len(runs) - 1) / 2) * bar for at in range(count)],
-            run.ttfts_s,
+            [at + (place - (sides - 1) / 2) * bar for at in range(count)],
+            [asked[place].ttft_s for _, asked in lines],
             height=bar * 0.94,
-            color=colour,
-            label=f"{run.name}: mean {run.mean_ttft_s:.2f} s, median {run.median_ttft_s:.2f} s",
+            color=COLOURS[place],
+            label=f"{rounds[0].runs[place].name}: mean {means}",
         )
-    axes.set_yticks(range(count), [_label(at, run) for at, run in enumerate(stock.asked)])
+    axes.set_yticks(range(count), [label for label, _ in lines])
     axes.tick_params(axis="y", labelsize=8, length=0)
     axes.set_ylim(count - 0.4, -0.6)  # the first question on top
+    end = 0
+    for one in rounds[:-1]:
+        end += len(one.stock.asked)
+        axes.axhline(end - 0.5, color="#888888", linewidth=0.8)
     axes.set_xlim(left=0)
     axes.set_xlabel("time to first token in seconds, from the question, retrieval included")
     axes.xaxis.grid(visible=True, color="#dddddd")
     axes.set_axisbelow(True)
     axes.spines[["top", "right", "left"]].set_visible(False)
-    figure.suptitle("Time to first token, question by question", fontsize=13)
+    titles = ", then ".join(one.title for one in rounds)
+    figure.suptitle(f"Time to first token: {titles}", fontsize=13)
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1), frameon=False, fontsize=9)
     figure.savefig(path, dpi=130)
 
 
+def _lines(rounds: Sequence[Round]) -> Iterator[tuple[str, tuple[Asked, ...]]]:
+    """Yield each question's label, and its answers of all sides."""
+    for one in rounds:
+        for at, asked in enumerate(zip(*(run.asked for run in one.runs), strict=True), 1):
+            text = f"{at}. {asked[0].question}"
+            yield textwrap.fill(text, 52, max_lines=2, placeholder=" …"), asked
+
+
 def write_figures(
     path: Path,
-    runs: Sequence[Run],
+    rounds: Sequence[Round],
+    warmed: Warmed,
     machine: Machine,
     versions: Mapping[str, str | None],
     settings: Mapping[str, Any],
@@ -160,39 +211,35 @@ def write_figures(
         "machine": asdict(machine),
         "versions": dict(versions),
         "phases_s": {title: round(seconds, 3) for title, seconds in phases_s.items()},
-        "runs": [
-            {
-                "name": run.name,
-                "mean_ttft_s": run.mean_ttft_s,
-                "median_ttft_s": run.median_ttft_s,
-                "prompt_tokens": run.prompt_tokens,
-                "cached": asdict(run.cached),
-                "same_answers_as_first_run": sum(same_answers(run, runs[0])),
-                "asked": [asdict(asked) for asked in run.asked],
-            }
-            for run in runs
+        "prefilled": asdict(warmed),
+        "rounds": [
+            {"title": one.title, "runs": [_figures(run, one.stock) for run in one.runs]}
+            for one in rounds
         ],
     }
     path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def _label(at: int, asked: Any) -> str:
-    return textwrap.fill(f"{at + 1}. {asked.question}", 52, max_lines=2, placeholder=" …")
+def _figures(run: Run, stock: Run) -> dict[str, Any]:
+    return {
+        "name": run.name,
+        "mean_ttft_s": run.mean_ttft_s,
+        "median_ttft_s": run.median_ttft_s,
+        "prompt_tokens": run.prompt_tokens,
+        "cached": asdict(run.cached),
+        "reused_share": run.reused_share,
+        "same_answers_as_stock": sum(same_answers(run, stock)),
+        "rouge_l_to_stock": mean_likeness(run, stock),
+        "asked": [asdict(asked) for asked in run.asked],
+    }
+
+
+def _reused(asked: Asked) -> float:
+    return (asked.cached.total + asked.borrowed.total) / asked.prompt_tokens
 
 
 def _seconds(value: float) -> str:
     return f"{value:.2f}"
-
-
-def _count(value: int) -> str:
-    return f"{value:,}"
-
-
-def _tiers(cached: CachedTokens) -> str:
-    """ "960", or "960/64/0" once a slower tier gave something."""
-    if not cached.host and not cached.disk:
-        return _count(cached.device)
-    return f"{_count(cached.device)}/{_count(cached.host)}/{_count(cached.disk)}"
 
 
 def _yes_no(same: bool) -> str:

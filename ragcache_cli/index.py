@@ -132,18 +132,23 @@ class Updated:
 
 
 def update_index(
-    folder: Path, sources: Sequence[Source], embedder: Embedder, done: Done | None = None
+    folder: Path,
+    sources: Sequence[Source],
+    embedder: Embedder,
+    done: Done | None = None,
+    passage_tokens: int = PASSAGE_TOKENS,
 ) -> Updated:
     """Bring the index in the folder up to date with these sources, and save it there.
 
     Only new and changed sources are read and embedded; passages of sources that are gone are dropped.
     done: called with the number of embedded passages, and of all passages.
+    passage_tokens: the most tokens of a passage. An index of other passages is made anew.
     Raises EmptyCorpus if no source gives a passage, MissingExtra, and OSError if the folder cannot be
     written; after an error the folder is unchanged.
     """
     started_ns = time.time_ns()
     old = load_index(folder)
-    wanted = Manifest(embedder.name, ())
+    wanted = Manifest(embedder.name, (), passage_tokens)
     if old is not None and not old.manifest.agrees_with(wanted):
         old = None
     if old is not None and _is_current(old.manifest, sources):
@@ -152,7 +157,7 @@ def update_index(
     records: list[SourceRecord] = []
     passages: list[Passage] = []
     for source in sources:
-        record, found = older.unchanged(source) or _read(source, embedder)
+        record, found = older.unchanged(source) or _read(source, embedder, passage_tokens)
         records.append(replace(record, mtime_ns=_mtime_to_trust(record.mtime_ns, started_ns)))
         passages.extend(found)
     if not passages:
@@ -224,7 +229,9 @@ def _mtime_to_trust(mtime_ns: int, started_ns: int) -> int:
     return -1 if just_written else mtime_ns
 
 
-def _read(source: Source, embedder: Embedder) -> tuple[SourceRecord, list[Passage]]:
+def _read(
+    source: Source, embedder: Embedder, passage_tokens: int
+) -> tuple[SourceRecord, list[Passage]]:
     passages: list[Passage] = []
     numbers: Counter[str] = Counter()
     skipped = ""
@@ -237,6 +244,7 @@ def _read(source: Source, embedder: Embedder) -> tuple[SourceRecord, list[Passag
                 section.title,
                 section.text,
                 embedder.count_tokens,
+                passage_tokens,
                 first_number=numbers[name],  # sections may share a name, passages may not
             )
             numbers[name] += len(found)

@@ -4,22 +4,43 @@ from __future__ import annotations
 
 import hashlib
 import platform
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from ragcache_cli.corpus_sources import Section, Source
 from ragcache_cli.passages import paragraphs
 
 COLLECTIONS = frozenset({"compound", "specialnames", "types"})
 """Topics that only repeat many smaller ones."""
+STATEMENTS = frozenset(
+    {
+        "assert",
+        "async",
+        "break",
+        "class",
+        "context-managers",
+        "continue",
+        "del",
+        "exceptions",
+        "for",
+    }
+    | {"function", "global", "if", "import", "lambda", "nonlocal", "pass", "raise", "return", "try"}
+    | {"while", "with", "yield"}
+)
+"""The topics on statements, but for assignments: what the demo indexes and asks about."""
 SHORTEST_REPEAT = 80
 """Characters. A shorter paragraph, such as "For example:", may stand in several topics."""
 
 
-def python_topics() -> list[Source]:
-    """Return the topics of the running Python, as one source that changes with its version."""
+def python_topics(only: Collection[str] | None = None) -> list[Source]:
+    """Return the topics of the running Python, as one source that changes with its version.
+
+    only: the topics to take; None for all.
+    """
     from pydoc_data.topics import topics
 
-    sections = list(without_repeats(topics))
+    sections = [
+        section for section in without_repeats(topics) if only is None or section.title in only
+    ]
     return [
         Source(
             name=f"Python {platform.python_version()} topics",

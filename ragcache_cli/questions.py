@@ -28,3 +28,10 @@ QUESTIONS: tuple[str, ...] = (
     "What happens when a from import statement names an attribute that the module lacks?",
     "Which presentation types are there for floating point numbers in format strings?",
 )
+
+_ABOUT_FORMATS = (17, 19)
+
+STATEMENT_QUESTIONS = tuple(
+    question for at, question in enumerate(QUESTIONS) if at not in _ABOUT_FORMATS
+)
+"""Those that the chapters on statements answer."""

@@ -1,97 +1,149 @@
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from ragcache_cli.demo_report import draw, remark_if_all_fits, summary, table, write_figures
+from ragcache_cli.demo_report import draw, next_steps, summary, table, write_figures
 from ragcache_cli.machine import Machine
-from ragcache_cli.measurements import Asked, Run, same_answers, same_prompts
-from ragcache_engine import CachedTokens
+from ragcache_cli.main import parser
+from ragcache_cli.measurements import (
+    Asked,
+    Round,
+    Run,
+    Side,
+    mean_likeness,
+    mostly_from_disk,
+    same_answers,
+    same_prompts,
+)
+from ragcache_engine import CachedTokens, Warmed
 
 MACHINE = Machine("3.11.7", "Linux", 2, 8 << 30, 4 << 30, 1 << 30)
 
 
-def run(name: str, ttfts_s: list[float], cached: list[CachedTokens], answers: list[str]) -> Run:
-    rows = zip(ttfts_s, cached, answers, strict=True)
-    return Run(
-        name,
-        tuple(
-            Asked(f"Question number {n}?", f"prompt {n}", answer, ttft_s, 1000 + n, tokens)
-            for n, (ttft_s, tokens, answer) in enumerate(rows, 1)
-        ),
-    )
+def run(name: str, ttfts_s: list[float], reused: list[CachedTokens], answers: list[str]) -> Run:
+    rows = zip(ttfts_s, reused, answers, strict=True)
+    asked = [
+        Asked(f"Question number {n}?", f"prompt {n}", answer, ttft_s, 1000, tokens)
+        for n, (ttft_s, tokens, answer) in enumerate(rows, 1)
+    ]
+    if name == Side.ANYWHERE:
+        asked = [replace(one, cached=CachedTokens(), borrowed=one.cached) for one in asked]
+    return Run(name, tuple(asked))
 
 
-STOCK = run("stock", [1.0, 2.0, 0.5], [CachedTokens()] * 3, ["a", "b", "c"])
-OTHERS = [
-    run("langchain", [0.5, 0.25, 0.5], [CachedTokens(device=960)] * 3, ["a", "b", "c"]),
-    run("llamaindex", [4.0, 2.0, 1.0], [CachedTokens(64, 32, 16)] * 3, ["a", "x", "c"]),
-]
+NEW = Round(
+    "new questions",
+    (
+        run(Side.STOCK, [1.0, 2.0, 0.6], [CachedTokens()] * 3, ["a", "b c", "d"]),
+        run(Side.EXACT, [1.0, 1.0, 0.25], [CachedTokens(device=300)] * 3, ["a", "b c", "d"]),
+        run(Side.ANYWHERE, [0.5, 0.3, 0.1], [CachedTokens(500, 300, 100)] * 3, ["a", "b", "x"]),
+    ),
+)
+AGAIN = Round(
+    "the same again",
+    (
+        run(Side.STOCK, [1.0], [CachedTokens()], ["a"]),
+        run(Side.EXACT, [0.1], [CachedTokens(host=960)], ["a"]),
+        run(Side.ANYWHERE, [0.5], [CachedTokens(900)], ["a"]),
+    ),
+)
 
 
 def printed(width: int = 120) -> str:
     console = Console(width=width, record=True, file=io.StringIO())
-    console.print(table(STOCK, OTHERS, width))
+    console.print(table([NEW, AGAIN], width))
     return console.export_text()
 
 
-def row(text: str, first: str) -> list[str]:
-    """The cells of the line that begins so, its words apart."""
-    return next(line.split() for line in text.splitlines() if line.split()[:1] == [first])
+def rows(text: str, first: str) -> list[list[str]]:
+    """The words of each line that begins so."""
+    return [line.split() for line in text.splitlines() if line.split()[:1] == [first]]
 
 
-def test_a_row_has_the_times_the_tokens_by_tier_and_whether_the_answers_agree():
+def test_a_row_has_the_times_the_shares_reused_and_whether_the_answers_agree():
     words = ["Question", "number", "2?"]
-    times, cached = ["2.00", "0.25", "2.00"], ["0", "960", "64/32/16"]
-    assert row(printed(), "2") == ["2", *words, *times, "1,002", *cached, "yes", "no"]
+    (second,) = rows(printed(), "2")
+    times, shares = ["2.00", "1.00", "0.30"], ["0%", "30%", "90%"]
+    assert second == ["2", *words, *times, "1,000", *shares, "yes", "no"]
 
 
-def test_the_totals_are_right():
-    text = printed()
-    assert row(text, "mean") == ["mean", "1.17", "0.42", "2.33"]
-    assert row(text, "median") == ["median", "1.00", "0.50", "2.00"]
-    times, cached = ["3.50", "1.25", "7.00"], ["0", "2,880", "192/96/48"]
-    assert row(text, "sum") == ["sum", *times, "3,006", *cached, "3/3", "2/3"]
+def test_each_round_has_its_means_and_medians():
+    new, again = rows(printed(), "mean,")
+    assert new[-9:] == ["1.20", "0.75", "0.30", "1,000", "0%", "30%", "90%", "3/3", "1/3"]
+    assert rows(printed(), "median") == [
+        ["median", "1.00", "1.00", "0.30"],
+        ["median", "1.00", "0.10", "0.50"],
+    ]
+    assert again[-9:] == ["1.00", "0.10", "0.50", "1,000", "0%", "96%", "90%", "1/1", "1/1"]
 
 
-@pytest.mark.parametrize("width", [80, 100, 106, 200])
+@pytest.mark.parametrize("width", [72, 80, 89, 100, 200])
 def test_a_narrow_terminal_loses_words_and_no_figure(width):
     text = printed(width)
-    assert row(text, "2")[-9:] == [
-        *["2.00", "0.25", "2.00"],
-        "1,002",
-        *["0", "960", "64/32/16"],
+    (second,) = rows(text, "2")
+    assert second[-9:] == [
+        *["2.00", "1.00", "0.30"],
+        "1,000",
+        *["0%", "30%", "90%"],
         *["yes", "no"],
     ]
     assert all(len(line) <= width for line in text.splitlines())
+    heads = "\n".join(text.splitlines()[1:4])
+    assert all(heads.count(head) == 3 for head in ("TTFT s", "reused"))
+    assert heads.count("equal") == 2
 
 
-def test_the_summary_says_faster_and_slower_as_it_is():
-    faster, slower = summary(STOCK, OTHERS)
-    assert "2.80 times as fast" in faster
-    assert "3 of 3 answers as stock" in faster
-    assert "2.00 times as slow" in slower
-    assert "2 of 3 answers as stock" in slower
+def test_three_sentences_say_how_much_sooner_how_many_equal_and_what_the_trade_is():
+    sooner, equal, trade = summary(NEW, AGAIN, prefill_s=9.0)
+    assert "0.30 s at any position, 4.0 times sooner than stock vLLM's 1.20 s" in sooner
+    assert "0.75 s exactly, 1.6 times sooner than stock's" in sooner
+    assert "0.10 s exactly, 10.0 times sooner than stock's 1.00 s" in sooner
+    assert "4 of 4 exact answers" in equal
+    assert "2 of 4 at any position" in equal
+    assert "took 9 s to prefill, which 10 questions bring back" in trade
+    assert all(sentence.count(". ") == 0 for sentence in (sooner, equal, trade))
 
 
-def test_a_demo_that_fits_the_device_cache_says_that_stock_vllm_does_as_well():
-    needed = STOCK.prompt_tokens + 60
-    assert "fit the device cache" in (remark_if_all_fits(STOCK, 60, needed) or "")
-    assert remark_if_all_fits(STOCK, 60, needed - 1) is None
+def test_what_was_slower_is_called_later():
+    stock, exact, anywhere = NEW.runs
+    quick_stock = replace(stock, asked=tuple(replace(one, ttft_s=0.1) for one in stock.asked))
+    slower = Round(NEW.title, (quick_stock, exact, anywhere))
+    sooner, _, trade = summary(slower, AGAIN, prefill_s=9.0)
+    assert "3.00 times later than stock vLLM's 0.10 s" in sooner
+    assert "bring back" not in trade
+
+
+def test_what_to_try_next_are_commands_that_there_are():
+    lines = next_steps("ragcache", 0.1)
+    assert len(lines) > 3
+    for line in lines:
+        command = line.split("#")[0].replace('"YOUR QUESTION"', "Why?")
+        assert parser().parse_args(command.split()[1:]).run
+
+
+def test_a_run_that_finds_its_prompts_on_disk_is_told_from_a_first_one():
+    kept = run(Side.EXACT, [0.1], [CachedTokens(device=100, disk=800)], ["a"])
+    assert mostly_from_disk(kept)
+    assert not mostly_from_disk(AGAIN.run(Side.EXACT))
 
 
 def test_answers_and_prompts_are_compared_to_the_character():
-    assert same_answers(OTHERS[1], STOCK) == [True, False, True]
-    assert same_prompts([STOCK, *OTHERS])
-    assert not same_prompts([STOCK, Run("other", STOCK.asked[:2])])
+    stock, exact, anywhere = NEW.runs
+    assert same_answers(anywhere, stock) == [True, False, False]
+    assert mean_likeness(exact, stock) == 1
+    assert 0 < mean_likeness(anywhere, stock) < 1
+    assert same_prompts(NEW.runs)
+    assert not same_prompts([stock, Run("other", stock.asked[:2])])
 
 
 def test_the_picture_is_a_png_of_readable_size(tmp_path):
     pytest.importorskip("matplotlib")
     path = tmp_path / "ttft.png"
-    draw(STOCK, OTHERS, path)
+    draw([NEW, AGAIN], path)
     content = path.read_bytes()
     assert content.startswith(b"\x89PNG")
     width, height = (int.from_bytes(content[at : at + 4], "big") for at in (16, 20))
@@ -102,11 +154,19 @@ def test_the_picture_is_a_png_of_readable_size(tmp_path):
 def test_the_raw_figures_hold_every_question_the_machine_and_the_versions(tmp_path: Path):
     path = tmp_path / "demo.json"
     write_figures(
-        path, [STOCK, *OTHERS], MACHINE, {"torch": "2"}, {"dtype": "auto"}, {"Start": 1.23456}
+        path,
+        [NEW, AGAIN],
+        Warmed(6, 900, 800),
+        MACHINE,
+        {"torch": "2"},
+        {"dtype": "float32"},
+        {"Start": 1.23456},
     )
     content = json.loads(path.read_text())
     assert content["machine"]["cores"] == 2
     assert content["versions"] == {"torch": "2"}
     assert content["phases_s"] == {"Start": 1.235}
-    assert [r["same_answers_as_first_run"] for r in content["runs"]] == [3, 3, 2]
-    assert content["runs"][1]["asked"][0]["cached"] == {"device": 960, "host": 0, "disk": 0}
+    assert content["prefilled"]["computed_tokens"] == 800
+    new = content["rounds"][0]["runs"]
+    assert [figures["same_answers_as_stock"] for figures in new] == [3, 3, 1]
+    assert new[1]["asked"][0]["cached"] == {"device": 300, "host": 0, "disk": 0}

@@ -89,6 +89,16 @@ def test_a_second_run_embeds_nothing_and_finds_the_same(world):
     assert second.manifest == first.manifest
 
 
+def test_an_index_of_shorter_passages_is_made_anew_and_kept(world):
+    world.index()
+    sources, folder = folder_sources(world.files), world.index_folder
+    shorter = update_index(folder, sources, world.embedder, passage_tokens=2)
+    assert shorter.embedded == len(shorter.index.passages) == 6
+    again = update_index(folder, sources, world.embedder, passage_tokens=2)
+    assert again.embedded == 0
+    assert again.index.passages == shorter.index.passages
+
+
 def test_only_a_changed_file_is_embedded_again(world):
     world.index()
     world.write(dogs="dogs sleep under tables")

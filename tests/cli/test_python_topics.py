@@ -1,4 +1,4 @@
-from ragcache_cli.python_topics import python_topics, without_repeats
+from ragcache_cli.python_topics import STATEMENTS, python_topics, without_repeats
 
 LONG = "A paragraph that is long enough to be told apart from one that stands everywhere by chance."
 
@@ -21,3 +21,11 @@ def test_every_python_has_topics_to_index():
     (source,) = python_topics()
     assert sum(len(section.text) for section in source.read()) > 100_000
     assert source.digest() == python_topics()[0].digest()
+
+
+def test_some_topics_can_be_chosen():
+    (source,) = python_topics(STATEMENTS)
+    titles = {section.title for section in source.read()}
+    # Which of them there are differs a little with the Python.
+    assert {"with", "try", "function", "import"} <= titles <= STATEMENTS
+    assert source.digest() != python_topics()[0].digest()

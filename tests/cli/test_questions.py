@@ -5,11 +5,18 @@ from itertools import pairwise
 import pytest
 
 from ragcache_cli.commands.demo import DEMO_QUESTIONS
-from ragcache_cli.questions import QUESTIONS
+from ragcache_cli.questions import QUESTIONS, STATEMENT_QUESTIONS
 
 
 def test_there_are_enough_questions_and_no_two_alike():
-    assert len(QUESTIONS) == len(set(QUESTIONS)) >= DEMO_QUESTIONS >= 16
+    assert len(QUESTIONS) == len(set(QUESTIONS)) >= 16
+    assert len(STATEMENT_QUESTIONS) >= DEMO_QUESTIONS >= 6
+
+
+def test_the_demo_asks_of_statements_only():
+    left_out = set(QUESTIONS) - set(STATEMENT_QUESTIONS)
+    assert len(left_out) == 2
+    assert all("format" in question for question in left_out)
 
 
 @pytest.mark.skipif(

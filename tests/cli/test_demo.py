@@ -1,0 +1,69 @@
+"""`ragcache demo` with the real models, in a process of its own, as a newcomer runs it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+for module in ("faiss", "langchain_community", "matplotlib", "sentence_transformers", "vllm"):
+    pytest.importorskip(module)
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
+
+OURS = re.compile(
+    r"✓ |  |Other programs comput|Each question with its 5 nearest passages|\d/\d |"
+    r"[─ ]*$| *Seconds from the question|reused: not|equal: the answer|Sooner: |Equal: |The trade: |"
+    r"Written: |With your own files:|All in all \d+ s\.$"
+)
+"""What a line of the demo begins with."""
+
+
+@pytest.fixture
+def home(demo_model: str) -> Iterator[Path]:
+    """A cache home without tensors of earlier runs; what the demo writes there is large."""
+    with tempfile.TemporaryDirectory(prefix="ragcache-demo-") as folder:
+        (Path(folder) / "models").symlink_to(Path(demo_model).parent)
+        yield Path(folder)
+
+
+def test_two_questions_are_answered_three_ways_and_nothing_else_is_on_the_terminal(
+    home: Path, tmp_path: Path
+):
+    # The test's own settings quieten vLLM; a user has none.
+    user = {name: value for name, value in os.environ.items() if name != "VLLM_LOGGING_LEVEL"}
+    command = ["demo", "--questions", "2", "--max-tokens", "6", "--output", str(tmp_path)]
+    done = subprocess.run(
+        [sys.executable, "-m", "ragcache_cli", *command],
+        capture_output=True,
+        text=True,
+        timeout=580,
+        env={
+            **user,
+            "RAGCACHE_HOME": str(home),
+            "PYTHONPATH": str(Path(__file__).parents[2]),
+            "COLUMNS": "1000",
+        },
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert done.stderr == ""
+    assert [line for line in done.stdout.splitlines() if not OURS.match(line)] == []
+
+    figures = json.loads((tmp_path / "demo.json").read_text())
+    assert (tmp_path / "ttft.png").read_bytes().startswith(b"\x89PNG")
+    new, again = figures["rounds"]
+    stock, exact, anywhere = new["runs"]
+    assert exact["same_answers_as_stock"] == len(stock["asked"]) == 2
+    assert stock["reused_share"] < exact["reused_share"] < anywhere["reused_share"]
+    assert anywhere["reused_share"] > 0.6
+    assert again["runs"][1]["reused_share"] > 0.9
+    borrowed = [one for one in anywhere["asked"][0]["passages"] if one["borrowed"]]
+    assert len(borrowed) == 4
+    assert any(one["tier"] for one in borrowed), "they were prefilled before the questions"
