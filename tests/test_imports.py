@@ -86,8 +86,10 @@ MAY_IMPORT = {
     "ragcache_engine.warming": ["prompt", "values", "checks", "errors"],
     "ragcache_engine.document_order": ["knowledge", "values"],
     "ragcache_engine.tiers": ["tiers", "knowledge", "processes"],
+    "ragcache_engine.fleet": ["fleet"],
     "ragcache_engine.simulation": [
         "simulation",
+        "fleet",
         "tiers",
         "knowledge",
         "document_order",
@@ -272,6 +274,7 @@ def test_integrations_know_only_the_face_of_the_engine(module: str, path: Path):
 @pytest.mark.parametrize(("module", "path"), modules("ragcache_engine"))
 def test_the_core_of_decisions_needs_only_the_standard_library(module: str, path: Path):
     core = (
+        "ragcache_engine.fleet",
         "ragcache_engine.knowledge",
         "ragcache_engine.prompt",
         "ragcache_engine.tiers",
@@ -288,6 +291,7 @@ CLI_DOORS = [
     "calibration",
     "config",
     "dashboard",
+    "fleet",
     "knowledge",
     "rouge",
     "search",
