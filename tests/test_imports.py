@@ -87,6 +87,14 @@ MAY_IMPORT = {
     "ragcache_engine.document_order": ["knowledge", "values"],
     "ragcache_engine.tiers": ["tiers", "knowledge", "processes"],
     "ragcache_engine.fleet": ["fleet"],
+    "ragcache_engine.fleet_serving": [
+        "fleet_serving",
+        "fleet",
+        "serving",
+        "tiers.tree_snapshot",
+        "tiers.wire",
+        "errors",
+    ],
     "ragcache_engine.simulation": [
         "simulation",
         "fleet",
@@ -292,6 +300,7 @@ CLI_DOORS = [
     "config",
     "dashboard",
     "fleet",
+    "fleet_serving",
     "knowledge",
     "rouge",
     "search",
@@ -301,6 +310,7 @@ CLI_DOORS = [
 # And the files that look into a backend: they check how vLLM is installed, start it, compare with it.
 CLI_INTO_BACKENDS = {
     "ragcache_cli.diagnosis",
+    "ragcache_cli.fleet_server",
     "ragcache_cli.precision",
     "ragcache_cli.server",
     "ragcache_cli.bench.stock_llm",
