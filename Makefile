@@ -31,7 +31,7 @@ test: lint types ## everything that must hold: lint, types, tests with the real 
 
 .PHONY: test-quick
 test-quick: $(READY) ## the tests that need no model, in seconds
-	@$(PYTHON) -m pytest -m "not vllm"
+	@$(PYTHON) -m pytest -m "not vllm and not fleet"
 
 .PHONY: lint
 lint: $(READY) ## ruff: lint and format, checked only

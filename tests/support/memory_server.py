@@ -2,8 +2,8 @@
 
     python memory_server.py --uds PATH [--step-s S]
 
-Its answers echo the prompt; S seconds lie between two tokens. It has the doors and the paths below /ragcache of
-a real server, and OpenAI's completions just as far as the fleet's tests need.
+Its answers repeat the prompt; S seconds lie between two words. It has the doors and the paths below
+/ragcache of a real server, and OpenAI's completions as far as the fleet's tests need.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ async def complete(request: Request) -> Any:
     if not said.get("stream"):
         await asyncio.sleep(STEP_S * 5)
         text = "".join(words_of(said["prompt"]))
-        return JSONResponse({"choices": [{"index": 0, "text": text}], "salt": said.get("cache_salt")})
+        return JSONResponse(
+            {"choices": [{"index": 0, "text": text}], "salt": said.get("cache_salt")}
+        )
 
     async def events() -> AsyncIterator[str]:
         global running
