@@ -118,6 +118,10 @@ same-answers: $(READY) ## count answers that differ from stock vLLM's, in float3
 bench-overlap: $(READY) ## how much of a search the prefill hides, and what wrong guesses cost (an hour, two quiet cores)
 	@$(PYTHON) benchmarks/overlap.py --out benchmarks/results/overlap
 
+.PHONY: bench-fleet
+bench-fleet: $(READY) ## two real replicas: routings side by side, killed replicas, the shared disk (20 minutes)
+	@$(PYTHON) benchmarks/fleet.py --out benchmarks/results/fleet
+
 .PHONY: soak-changing
 soak-changing: $(READY) ## documents that change while eight threads ask, in both frameworks, without a model (10 minutes)
 	@$(PYTHON) benchmarks/changing_langchain.py

@@ -20,6 +20,7 @@ from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
 from ragcache_engine.errors import GenerationFailed, RAGCacheError, ServerBusy
+from ragcache_engine.fleet.routing import ROUTINGS
 from ragcache_engine.fleet_serving.request_paths import Routable, read_routable
 from ragcache_engine.fleet_serving.resuming import EventReader, SentAnswer
 from ragcache_engine.fleet_serving.wire import (
@@ -48,6 +49,9 @@ TO_ALL = {f"{PREFIX}/forget", f"{PREFIX}/clear"}
 
 HOP_HEADERS = {"host", "content-length", "connection", "transfer-encoding", "keep-alive", "upgrade"}
 """Headers of one connection, which the next one has its own of."""
+
+ROUTING_HEADER = "x-ragcache-routing"
+"""With it an operator has one request routed otherwise, to compare routings on one fleet."""
 
 LARGEST_SEED = 2**31 - 1
 
@@ -101,6 +105,7 @@ class FleetDoors(Doors):
             body = json.dumps(said).encode()
         routable = read_routable(said, caller.tenant) if said else Routable()
         query = scope.get("query_string", b"").decode()
+        routing = Headers(scope=scope).get(ROUTING_HEADER)
         return FleetRequest(
             scope["method"],
             f"{path}?{query}" if query else path,
@@ -113,6 +118,7 @@ class FleetDoors(Doors):
             routable.path,
             routable.prompt,
             routable.documents,
+            routing if caller.is_operator and routing in ROUTINGS else None,
         )
 
     async def _tell_all(self, request: FleetRequest, scope: Scope, send: Send) -> None:

@@ -100,7 +100,7 @@ def _lines(said: Any) -> list[str]:
 
 
 def _entry(head: str, value: Any) -> list[str]:
-    if isinstance(value, str) and "\n" in value:
+    if isinstance(value, str) and value.endswith("\n"):
         return [f"{head} |", *(f"  {line}" for line in value.splitlines())]
     lines = _lines(value)
     if not (isinstance(value, dict | list) and value):

@@ -17,6 +17,7 @@ class FleetRequest:
     """One HTTP request. target: path and query. prompt: its text, for routers that want one.
 
     documents: the ids of its documents, by the key of the beginning that ends with each.
+    routing: another routing than the fleet's, for this request.
     """
 
     method: str
@@ -26,6 +27,7 @@ class FleetRequest:
     path: RoutingPath
     prompt: str = ""
     documents: tuple[tuple[bytes, str], ...] = ()
+    routing: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
