@@ -54,6 +54,8 @@ ROUTINGS = ("documents", "random", "prefix")
 SYSTEM = "Answer the question from the passage."
 SEED = 1
 READY_S = 240.0
+ANSWER_TOKENS = 48
+"""Tokens of an answer while replicas are killed: long enough that most are hit in the middle."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,14 +272,18 @@ def make_faults(arguments: argparse.Namespace) -> dict[str, Any]:
     with fleet(arguments.device_mib) as door:
         with ThreadPoolExecutor(arguments.clients) as pool:
             expected = dict(
-                zip(distinct, pool.map(lambda ask: door.ask(ask, 16).tokens, distinct), strict=True)
+                zip(
+                    distinct,
+                    pool.map(lambda ask: door.ask(ask, ANSWER_TOKENS).tokens, distinct),
+                    strict=True,
+                )
             )
         done, lock, recovered = Counter[str](), threading.Lock(), dict[str, float]()
         reasons: list[str] = []
 
         def one(ask: Ask) -> None:
             try:
-                answer = door.ask(ask, 16)
+                answer = door.ask(ask, ANSWER_TOKENS)
                 outcome = "right" if answer.tokens == expected[ask] else "wrong"
             except (RuntimeError, httpx2.HTTPError) as error:
                 outcome = "lost"
@@ -287,7 +293,7 @@ def make_faults(arguments: argparse.Namespace) -> dict[str, Any]:
                 done["all"] += 1
 
         def killer() -> None:
-            for victim, share in (("model", 0.2), ("actor", 0.6)):
+            for victim, share in (("model", 0.1), ("actor", 0.6)):
                 while done["all"] < share * len(asks):
                     time.sleep(0.05)
                 recovered[victim] = kill(victim)
@@ -346,7 +352,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path("fleet-output"))
     parser.add_argument("--articles", type=int, default=2)
     parser.add_argument("--requests", type=int)
-    parser.add_argument("--distinct", type=int, default=100)
+    parser.add_argument("--distinct", type=int, default=40)
     parser.add_argument("--clients", type=int)
     parser.add_argument("--device-mib", type=int, default=256)
     parsed = parser.parse_args(arguments)

@@ -97,12 +97,13 @@ def run_fleet(settings: FleetSettings, fleet: FleetArguments, console: Console) 
     os.environ.setdefault(OPERATOR_KEY, token_urlsafe())
     with needed("a fleet"):
         from ragcache_engine.fleet_serving.running import running_fleet
-    ended = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: ended.set())
     console.print(f"Starting {settings.replicas} replicas", highlight=False)
     where = f"http://{fleet.host}:{fleet.port}"
     with running_fleet(settings, host=fleet.host, port=fleet.port, address=fleet.address):
+        # Ray has taken the signals for itself, and would end at once.
+        ended = threading.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: ended.set())
         console.print(f"Ready: {where}", highlight=False)
         ended.wait()
         console.print("Ending, once all requests are answered", highlight=False)
