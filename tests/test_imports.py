@@ -288,9 +288,16 @@ def test_the_core_of_decisions_needs_only_the_standard_library(module: str, path
         "ragcache_engine.tiers",
         "ragcache_engine.simulation",
     )
-    if module.startswith(core):
+    if is_below(module, *core):
         tops = {name.split(".")[0] for name in imports_of(path)} - {"ragcache_engine"}
         assert tops <= set(sys.stdlib_module_names) | {"__future__"}
+
+
+@pytest.mark.parametrize(("module", "path"), modules("ragcache_engine"))
+def test_ray_stays_in_four_files(module: str, path: Path):
+    names = ("application", "engine_replica", "request_router", "running")
+    if module not in {f"ragcache_engine.fleet_serving.{name}" for name in names}:
+        assert "ray" not in {name.split(".")[0] for name in imports_of(path)}
 
 
 # What the command line may use of the engine beside its face: names of documented subpackages.

@@ -10,7 +10,9 @@
 | engine_replica.py | a replica: keeps its server alive, and passes requests on |
 | request_router.py | our routing in Ray Serve's own, whose interface is young |
 | application.py | the application of Ray Serve, made of all these |
+| running.py | starts and ends it |
+| fleet_settings.py | what a fleet is made of |
 | manifests.py | the same as a file for `serve deploy`, and for Kubernetes |
 
-Only request_router.py, application.py and engine_replica.py import Ray.
+Only application.py, engine_replica.py, request_router.py and running.py import Ray.
 """
