@@ -96,6 +96,9 @@ class FleetDoors(Doors):
         except FleetBusy as error:
             busy = ServerBusy(f"all replicas have as many requests as they take: {error}")
             await refusal(busy)(scope, _never, send)
+        except ReplicaLost as error:
+            lost = GenerationFailed(f"no replica could be told: {error}; ask again")
+            await refusal(lost)(scope, _never, send)
         return None
 
     def _describe(

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from copy import deepcopy
 from typing import Any
 
-from ragcache_engine.errors import GenerationFailed
+from ragcache_engine.errors import AnswersDiffer
 
 GROWING = ("text", "content", "reasoning", "reasoning_content", "arguments", "tokens", "token_ids")
 """Fields whose values over all events are one text, or one list."""
@@ -25,10 +25,6 @@ NAMES = ("role", "name", "type")
 
 FRAME = (*CONSTANT, "object", "model", "index")
 """Fields that every event has; one with nothing else says nothing."""
-
-
-class AnswersDiffer(GenerationFailed):
-    """Two attempts at one answer did not agree, so the second cannot continue the first."""
 
 
 class SentAnswer:

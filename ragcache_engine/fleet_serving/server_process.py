@@ -20,7 +20,7 @@ STOP_S = 30.0
 
 LOOK_S = 0.5
 
-GUARD = 'read -r _; kill -9 -- "-$1" 2>/dev/null'
+GUARD = 'read -r _; kill -9 "-$1" 2>/dev/null'
 """What a shell does that holds the other end of a pipe: once this process is gone, however it went, the
 server and vLLM's processes below it go, too."""
 

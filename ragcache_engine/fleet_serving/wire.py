@@ -6,7 +6,6 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from ragcache_engine.errors import EngineError
 from ragcache_engine.fleet.path import RoutingPath
 
 Headers = tuple[tuple[str, str], ...]
@@ -38,12 +37,12 @@ class AnswerHead:
     headers: Headers
 
 
-class ReplicaLost(EngineError):
-    """The replica that had a request is gone, or its server is. Another one may have it."""
+class ReplicaLost(Exception):
+    """The replica that had a request is gone, or its server is. The ingress tries another."""
 
 
-class FleetBusy(EngineError):
-    """No replica takes one more request."""
+class FleetBusy(Exception):
+    """No replica takes one more request. The ingress makes it a ServerBusy."""
 
 
 class Replicas(Protocol):

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragcache_engine.fleet_serving.resuming import AnswersDiffer, EventReader, SentAnswer
+from ragcache_engine.errors import AnswersDiffer
+from ragcache_engine.fleet_serving.resuming import EventReader, SentAnswer
 
 pieces = st.lists(st.text("abc ", min_size=1, max_size=4), min_size=1, max_size=12)
 
