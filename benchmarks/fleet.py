@@ -230,12 +230,12 @@ def servers() -> list[psutil.Process]:
     found = []
     for process in below:
         try:
-            if "vllm.entrypoints.openai.api_server" in process.cmdline():
-                found.append(process)
-        except psutil.Error:
+            is_server = "vllm.entrypoints.openai.api_server" in process.cmdline()
+            if is_server and os.getpgid(process.pid) == process.pid:
+                found.append((process.create_time(), process.pid, process))
+        except (psutil.Error, OSError):  # it has just died
             continue
-    leaders = [each for each in found if os.getpgid(each.pid) == each.pid]
-    return sorted(leaders, key=lambda process: process.create_time())
+    return [process for _, _, process in sorted(found)]
 
 
 def running_replicas() -> int:

@@ -85,7 +85,7 @@ class DocumentsRouting:
         # What many prompts share says nothing about where this one should go.
         worth = {one: size for one, size in held.items() if size > homes.shared_size}
         # A hot document spreads over its homes, and is not drawn to others that have it by chance.
-        others = [] if homes.is_hot else [one for one in worth if one not in homes.replicas]
+        others = [] if homes.is_hot else sorted(worth.keys() - set(homes.replicas))
         spares = self._rank(path.keys[_leading(path)], 1)[:SPARE_HOMES]
         ordered = sorted([*homes.replicas, *others], key=lambda one: -worth.get(one, 0))
         return list(dict.fromkeys([*ordered, *spares]))
