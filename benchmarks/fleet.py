@@ -54,7 +54,7 @@ ROUTINGS = ("documents", "random", "prefix")
 SYSTEM = "Answer the question from the passage."
 SEED = 1
 READY_S = 240.0
-ANSWER_TOKENS = 48
+ANSWER_TOKENS = 24
 """Tokens of an answer while replicas are killed: long enough that most are hit in the middle."""
 
 
