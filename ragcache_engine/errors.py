@@ -33,6 +33,7 @@
         ├── EngineClosed                  close() was called, before or during the request
         ├── EngineDied                    the model's process ended by itself
         ├── GenerationFailed              the backend failed this request, twice; others go on
+        │   └── AnswersDiffer             a lost replica's answer cannot be continued by another one
         ├── AnswerCutShort (ValueError)   the answer ended before its form was complete
         ├── NoToolCall (ValueError)       the answer called no tool where a call was expected
         ├── ServerBusy                    the server takes no more requests now; nothing was computed
@@ -177,6 +178,10 @@ class EngineDied(EngineError):
 
 class GenerationFailed(EngineError):
     """The backend failed this one request, and failed it again on the retry."""
+
+
+class AnswersDiffer(GenerationFailed):
+    """A replica was lost in the middle of an answer, and another one answers otherwise."""
 
 
 class AnswerCutShort(EngineError, ValueError):

@@ -54,6 +54,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 shares = SHARED_ENGINES.intersection(getattr(item, "fixturenames", ()))
                 shares = shares or "integrations" in item.path.parts  # some ask for theirs by name
                 item.add_marker(pytest.mark.xdist_group("shared" if shares else "own"))
+            elif item.get_closest_marker("fleet"):
+                item.add_marker(pytest.mark.xdist_group("fleet"))
 
 
 @pytest.fixture(scope="session")

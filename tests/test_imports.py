@@ -86,8 +86,18 @@ MAY_IMPORT = {
     "ragcache_engine.warming": ["prompt", "values", "checks", "errors"],
     "ragcache_engine.document_order": ["knowledge", "values"],
     "ragcache_engine.tiers": ["tiers", "knowledge", "processes"],
+    "ragcache_engine.fleet": ["fleet"],
+    "ragcache_engine.fleet_serving": [
+        "fleet_serving",
+        "fleet",
+        "serving",
+        "tiers.tree_snapshot",
+        "tiers.wire",
+        "errors",
+    ],
     "ragcache_engine.simulation": [
         "simulation",
+        "fleet",
         "tiers",
         "knowledge",
         "document_order",
@@ -272,14 +282,22 @@ def test_integrations_know_only_the_face_of_the_engine(module: str, path: Path):
 @pytest.mark.parametrize(("module", "path"), modules("ragcache_engine"))
 def test_the_core_of_decisions_needs_only_the_standard_library(module: str, path: Path):
     core = (
+        "ragcache_engine.fleet",
         "ragcache_engine.knowledge",
         "ragcache_engine.prompt",
         "ragcache_engine.tiers",
         "ragcache_engine.simulation",
     )
-    if module.startswith(core):
+    if is_below(module, *core):
         tops = {name.split(".")[0] for name in imports_of(path)} - {"ragcache_engine"}
         assert tops <= set(sys.stdlib_module_names) | {"__future__"}
+
+
+@pytest.mark.parametrize(("module", "path"), modules("ragcache_engine"))
+def test_ray_stays_in_four_files(module: str, path: Path):
+    names = ("application", "engine_replica", "request_router", "running")
+    if module not in {f"ragcache_engine.fleet_serving.{name}" for name in names}:
+        assert "ray" not in {name.split(".")[0] for name in imports_of(path)}
 
 
 # What the command line may use of the engine beside its face: names of documented subpackages.
@@ -288,6 +306,8 @@ CLI_DOORS = [
     "calibration",
     "config",
     "dashboard",
+    "fleet",
+    "fleet_serving",
     "knowledge",
     "rouge",
     "search",
@@ -297,6 +317,7 @@ CLI_DOORS = [
 # And the files that look into a backend: they check how vLLM is installed, start it, compare with it.
 CLI_INTO_BACKENDS = {
     "ragcache_cli.diagnosis",
+    "ragcache_cli.fleet_server",
     "ragcache_cli.precision",
     "ragcache_cli.server",
     "ragcache_cli.bench.stock_llm",

@@ -20,7 +20,7 @@ fi
 
 uv=$(bash tools/find_uv.sh "$python")
 
-extras=langchain,llamaindex,demo,examples,dashboard,docs,dev
+extras=langchain,llamaindex,demo,examples,dashboard,fleet,docs,dev
 options=()
 if command -v nvidia-smi >/dev/null && nvidia-smi -L 2>/dev/null | grep -q GPU; then
   extras+=,vllm

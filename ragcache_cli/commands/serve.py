@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import shlex
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
@@ -15,7 +16,11 @@ from ragcache_cli.commands.argument_types import (
     size_in_bytes,
 )
 from ragcache_cli.models import DEMO_MODEL
+from ragcache_engine.fleet import ROUTINGS
 from ragcache_engine.knowledge import DEFAULT_POLICY, POLICIES
+
+if TYPE_CHECKING:
+    from ragcache_cli.server import DoorSettings
 
 SUMMARY = "start vLLM's OpenAI-compatible server with RAGCache"
 DESCRIPTION = (
@@ -61,12 +66,41 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="the most requests at a time; more are refused (default: no limit)",
     )
+    fleet = parser.add_argument_group("many replicas behind one door, on Ray Serve (extra fleet)")
+    fleet.add_argument("--replicas", type=WholeNumber(), metavar="N", help="how many servers")
+    fleet.add_argument(
+        "--max-replicas", type=WholeNumber(), metavar="N", help="more under load, up to so many"
+    )
+    fleet.add_argument(
+        "--routing", choices=ROUTINGS, default=ROUTINGS[0], help="(default: %(default)s)"
+    )
+    fleet.add_argument(
+        "--address", metavar="RAY", help="a Ray cluster, such as auto (default: this machine)"
+    )
+    fleet.add_argument(
+        "--gpus", type=float, metavar="N", help="of each replica (1 with CUDA, else 0)"
+    )
+    fleet.add_argument("--host", default="127.0.0.1", help="of the door (default: %(default)s)")
+    fleet.add_argument(
+        "--port", type=WholeNumber(), default=8000, metavar="N", help="(default: %(default)s)"
+    )
+    fleet.add_argument(
+        "--print-config",
+        type=Path,
+        metavar="FOLDER",
+        help="write serve.yaml and kuberay.yaml there instead of starting anything",
+    )
     parser.add_argument(
         "--show", action="store_true", help="print the command instead of running it"
     )
 
 
+REPLICA_ARGUMENTS = (*ENGINE_SETTINGS, "reuse", "recompute_ratio")
+"""The arguments that each replica of a fleet is started with."""
+
+
 def run(parsed: argparse.Namespace, console: Console) -> int:
+    from ragcache_cli.errors import CommandError
     from ragcache_cli.models import demo_model
     from ragcache_cli.server import (
         DoorSettings,
@@ -80,11 +114,42 @@ def run(parsed: argparse.Namespace, console: Console) -> int:
     settings |= reuse_settings(parsed)
     settings["model"] = str(demo_model()) if parsed.model == DEMO_MODEL else parsed.model
     doors = DoorSettings(parsed.keys, parsed.max_body, parsed.max_requests)
-    require_usable_keys(doors, parsed.vllm_arguments, is_shown=parsed.show)
+    is_shown = parsed.show or parsed.print_config is not None
+    require_usable_keys(doors, parsed.vllm_arguments, is_shown=is_shown)
+    if parsed.replicas:
+        return _run_fleet(parsed, doors, settings["model"], console)
+    if parsed.print_config or parsed.address:
+        raise CommandError("--print-config and --address are for a fleet: say how many --replicas")
     if parsed.show:
         command = build_server_command(settings, parsed.vllm_arguments)
         told = [f"{name}={value}" for name, value in doors.environment().items()]
         console.print(shlex.join(["env", *told, *command] if told else command), soft_wrap=True)
     else:
         become_server(settings, doors, parsed.vllm_arguments)
+    return 0
+
+
+def _run_fleet(
+    parsed: argparse.Namespace, doors: DoorSettings, model: object, console: Console
+) -> int:
+    from ragcache_cli.fleet_server import FleetArguments, fleet_settings, print_config, run_fleet
+
+    fleet = FleetArguments(
+        parsed.replicas,
+        parsed.max_replicas,
+        parsed.routing,
+        parsed.address,
+        parsed.gpus,
+        parsed.host,
+        parsed.port,
+    )
+    words = [str(model)]
+    for name in REPLICA_ARGUMENTS:
+        if (value := getattr(parsed, name, None)) is not None:
+            words += [f"--{name.replace('_', '-')}", str(value)]
+    settings = fleet_settings(words, doors, fleet, parsed.vllm_arguments)
+    if parsed.print_config:
+        print_config(settings, fleet, parsed.print_config, console)
+    else:
+        run_fleet(settings, fleet, console)
     return 0

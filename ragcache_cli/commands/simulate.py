@@ -8,6 +8,7 @@ from pathlib import Path
 from rich.console import Console
 
 from ragcache_cli.commands.argument_types import WholeNumber, share
+from ragcache_engine.fleet import ROUTINGS
 from ragcache_engine.knowledge import DEFAULT_POLICY, DOCUMENT_ORDERS, POLICIES
 
 SUMMARY = "tell how much memory and which policy would pay"
@@ -17,6 +18,7 @@ DESCRIPTION = (
     '(a line a request: {"documents": ["d1", "d7"], "tokens": [120, 310]}), or a query log '
     "with the corpus it asks."
 )
+SHOWN_CAPACITIES = ("1%", "2%", "5%", "10%", "20%", "50%", "100%")
 SHOWN_POLICIES = ("lru", "lfu", "pgdsf", DEFAULT_POLICY)
 """The policies to replay unless --policy names others."""
 
@@ -36,7 +38,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--capacity",
         nargs="+",
-        default=["1%", "2%", "5%", "10%", "20%", "50%", "100%"],
         metavar="SIZE",
         help="of device memory: tokens, or a share of all documents such as 5%% (default: 1%% to 100%%)",
     )
@@ -81,6 +82,35 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--profile", type=Path, metavar="FILE", help="costs as `ragcache profile` measured them"
     )
+    fleet = parser.add_argument_group("many replicas, instead of the questions above")
+    fleet.add_argument(
+        "--replicas",
+        nargs="+",
+        type=WholeNumber(),
+        metavar="N",
+        help="replay on fleets of so many engines, each with room for --capacity (default there: 10%%)",
+    )
+    fleet.add_argument(
+        "--routing",
+        nargs="+",
+        choices=ROUTINGS,
+        default=list(ROUTINGS),
+        metavar="NAME",
+        help=f"{', '.join(ROUTINGS)} (default: all)",
+    )
+    fleet.add_argument(
+        "--requests",
+        type=WholeNumber(),
+        metavar="N",
+        help="draw so many requests for each replica, with Zipf weights (the log, as it is)",
+    )
+    fleet.add_argument(
+        "--load",
+        type=share,
+        default=0.7,
+        metavar="SHARE",
+        help="how busy the fleet would be without a cache (default: %(default)s)",
+    )
     parser.add_argument("--output", type=Path, default=Path("simulate-output"), metavar="FOLDER")
 
 
@@ -88,8 +118,10 @@ def run(parsed: argparse.Namespace, console: Console) -> int:
     from ragcache_cli.simulate import SimulateSettings, cost_profile, kv_bytes_of, simulate
     from ragcache_cli.trace_files import trace_from
 
+    if parsed.replicas:
+        return _run_fleet(parsed, console)
     settings = SimulateSettings(
-        capacities=tuple(parsed.capacity),
+        capacities=tuple(parsed.capacity or SHOWN_CAPACITIES),
         policies=tuple(parsed.policy or SHOWN_POLICIES),
         orders=tuple(parsed.order),
         system_tokens=max(0, parsed.system_tokens),
@@ -103,4 +135,27 @@ def run(parsed: argparse.Namespace, console: Console) -> int:
     profile = cost_profile(parsed.profile)
     trace = trace_from(parsed.trace, parsed.questions, parsed.corpus, parsed.top_k, console)
     simulate(trace, profile, settings, console)
+    return 0
+
+
+def _run_fleet(parsed: argparse.Namespace, console: Console) -> int:
+    from ragcache_cli.simulate import cost_profile, kv_bytes_of
+    from ragcache_cli.simulate_fleet import FLEET_CAPACITY, FleetSettings, simulate_fleet
+    from ragcache_cli.trace_files import trace_from
+
+    settings = FleetSettings(
+        replicas=tuple(parsed.replicas),
+        routings=tuple(parsed.routing),
+        capacities=tuple(parsed.capacity or (FLEET_CAPACITY,)),
+        policy=(parsed.policy or [DEFAULT_POLICY])[0],
+        system_tokens=max(0, parsed.system_tokens),
+        kv_token_bytes=kv_bytes_of(parsed.model) if parsed.model else None,
+        output=parsed.output,
+        block_tokens=parsed.block_size,
+        requests=parsed.requests,
+        load=parsed.load,
+    )
+    profile = cost_profile(parsed.profile)
+    trace = trace_from(parsed.trace, parsed.questions, parsed.corpus, parsed.top_k, console)
+    simulate_fleet(trace, profile, settings, console)
     return 0

@@ -1,0 +1,109 @@
+"""`ragcache serve --replicas`: the same server many times, behind one door."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from secrets import token_urlsafe
+
+from rich.console import Console
+
+from ragcache_cli.errors import CommandError
+from ragcache_cli.extras import needed
+from ragcache_cli.server import DoorSettings
+from ragcache_engine.backends.vllm.installed import require_vllm
+from ragcache_engine.fleet_serving.fleet_settings import FleetSettings
+from ragcache_engine.fleet_serving.manifests import kuberay_manifest, serve_config, to_yaml
+from ragcache_engine.serving.settings import OPERATOR_KEY
+
+FEW_CORES = 4
+"""With fewer cores for a replica, Ray sets none aside: its count would only forbid to start."""
+
+OURS = ("--port", "--host", "--uds")
+"""vLLM's arguments that the fleet's door takes the place of."""
+
+
+@dataclass(frozen=True, slots=True)
+class FleetArguments:
+    """The arguments of the command that a single server does not have."""
+
+    replicas: int
+    max_replicas: int | None
+    routing: str
+    address: str | None
+    gpus: float | None
+    host: str
+    port: int
+
+
+def fleet_settings(
+    server: Sequence[str], doors: DoorSettings, fleet: FleetArguments, given: Sequence[str]
+) -> FleetSettings:
+    """Return the settings of a fleet. server: the arguments of `ragcache serve` for one replica.
+
+    Raises BackendUnavailable, CommandError, ConfigError.
+    """
+    wheel = require_vllm()
+    if taken := [word for word in given if word.split("=")[0] in OURS]:
+        raise CommandError(
+            f"the replicas of a fleet listen to its door alone: give {' and '.join(taken)} before the "
+            f"double dash"
+        )
+    is_cpu = "cpu" in wheel.name
+    cores = len(os.sched_getaffinity(0)) // fleet.replicas
+    keys = str(doors.keys_file.expanduser().resolve()) if doors.keys_file else None
+    environment = {} if keys is None else {"RAGCACHE_KEYS": keys}
+    if doors.max_body_bytes is not None:
+        environment["RAGCACHE_MAX_BODY"] = str(doors.max_body_bytes)
+    return FleetSettings(
+        server_arguments=("-m", "ragcache_cli", "serve", *server, "--", *given),
+        environment=environment,
+        replicas=fleet.replicas,
+        max_replicas=fleet.max_replicas,
+        routing=fleet.routing,
+        replica_gpus=fleet.gpus if fleet.gpus is not None else (0 if is_cpu else 1),
+        replica_cpus=max(1, cores - 1) if is_cpu and cores >= FEW_CORES else 0,
+        splits_cores=is_cpu and fleet.address is None,
+        max_requests=doors.max_requests,
+        max_body_bytes=doors.max_body_bytes,
+        keys_file=keys,
+    )
+
+
+def print_config(
+    settings: FleetSettings, fleet: FleetArguments, folder: Path, console: Console
+) -> None:
+    """Write the config file of Serve, and the manifest of KubeRay, into a folder."""
+    with needed("a fleet"):
+        import ray
+    folder.mkdir(parents=True, exist_ok=True)
+    config, manifest = folder / "serve.yaml", folder / "kuberay.yaml"
+    config.write_text(
+        to_yaml(serve_config(settings, host=fleet.host, port=fleet.port)), encoding="utf-8"
+    )
+    made = kuberay_manifest(
+        settings, image="YOUR-IMAGE", port=fleet.port, ray_version=ray.__version__
+    )
+    manifest.write_text(to_yaml(made), encoding="utf-8")
+    console.print(f"Written: {config}, {manifest}", highlight=False, soft_wrap=True)
+
+
+def run_fleet(settings: FleetSettings, fleet: FleetArguments, console: Console) -> None:
+    """Run the fleet until this process is told to end; then it answers what it has."""
+    os.environ.setdefault(OPERATOR_KEY, token_urlsafe())
+    with needed("a fleet"):
+        from ragcache_engine.fleet_serving.running import running_fleet
+    console.print(f"Starting {settings.replicas} replicas", highlight=False)
+    where = f"http://{fleet.host}:{fleet.port}"
+    with running_fleet(settings, host=fleet.host, port=fleet.port, address=fleet.address):
+        # Ray has taken the signals for itself, and would end at once.
+        ended = threading.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: ended.set())
+        console.print(f"Ready: {where}", highlight=False)
+        ended.wait()
+        console.print("Ending, once all requests are answered", highlight=False)

@@ -1,0 +1,155 @@
+"""The application of Ray Serve: an ingress, and replicas behind it.
+
+Ray Serve has an application for language models of its own (`ray.serve.llm`). It has no place for our
+doors and for the paths below /ragcache, and cannot be had without packages that nothing else here needs.
+So each replica runs the very server of `ragcache serve`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ray import serve
+from ray.exceptions import RayActorError, RayTaskError
+from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
+from ray.serve.handle import DeploymentHandle
+from starlette.types import ASGIApp, Scope
+
+from ragcache_engine.fleet_serving.engine_replica import EngineReplica
+from ragcache_engine.fleet_serving.fleet_settings import FleetSettings
+from ragcache_engine.fleet_serving.ingress import FleetDoors
+from ragcache_engine.fleet_serving.wire import AnswerHead, FleetBusy, FleetRequest, ReplicaLost
+from ragcache_engine.serving.keys import Keys
+from ragcache_engine.serving.settings import OPERATOR_KEY, Limits
+
+ROUTER = "ragcache_engine.fleet_serving.request_router:FleetRouter"
+
+REPORT_S = 5.0
+"""How often a replica tells what it no longer holds."""
+
+DRAIN_S = 120.0
+"""How long a replica that is to go may compute what it has."""
+
+HEALTH_S = 5.0
+
+
+def build(said: Mapping[str, Any]) -> serve.Application:
+    """Build the application from the `args` of Serve's config file. Raises ConfigError."""
+    return build_application(FleetSettings.from_json(said))
+
+
+def build_application(settings: FleetSettings) -> serve.Application:
+    """Build the application of a fleet."""
+    make: Any = serve.deployment
+    engines = make(EngineReplica).options(**engine_options(settings))
+    ingress = make(Ingress).options(**ingress_options(settings))
+    application: serve.Application = ingress.bind(settings, engines.bind(settings))
+    return application
+
+
+def engine_options(settings: FleetSettings) -> dict[str, Any]:
+    """Return how Ray Serve is to run the replicas."""
+    options: dict[str, Any] = {
+        "name": "Engines",
+        "max_ongoing_requests": settings.ongoing,
+        "max_queued_requests": settings.most_requests,
+        "ray_actor_options": {
+            "num_cpus": settings.replica_cpus,
+            "num_gpus": settings.replica_gpus,
+        },
+        "health_check_period_s": HEALTH_S,
+        "graceful_shutdown_timeout_s": DRAIN_S,
+        "request_router_config": {
+            "request_router_class": ROUTER,
+            "request_router_kwargs": {
+                "routing": settings.routing,
+                "replica_characters": settings.replica_characters,
+            },
+            "request_routing_stats_period_s": REPORT_S,
+        },
+    }
+    if settings.max_replicas and settings.max_replicas > settings.replicas:
+        options["autoscaling_config"] = {
+            "min_replicas": settings.replicas,
+            "max_replicas": settings.max_replicas,
+            "target_ongoing_requests": max(1, settings.ongoing // 4),
+        }
+    else:
+        options["num_replicas"] = settings.replicas
+    return options
+
+
+def ingress_options(settings: FleetSettings) -> dict[str, Any]:
+    """Return how Ray Serve is to run the ingress. Its doors alone say how much is too much."""
+    return {
+        "name": "Ingress",
+        "max_ongoing_requests": 100_000,
+        "ray_actor_options": {"num_cpus": 0},
+        "graceful_shutdown_timeout_s": DRAIN_S,
+    }
+
+
+class RayReplicas:
+    """The replicas, by way of Ray Serve."""
+
+    def __init__(self, engines: DeploymentHandle[Any]) -> None:
+        self._streams = engines.options(stream=True)
+        self._engines = engines
+
+    async def send(self, request: FleetRequest) -> AsyncGenerator[AnswerHead | bytes, None]:
+        """See Replicas."""
+        answer: Any = self._streams.answer.remote(request)
+        is_whole = False
+        try:
+            async for part in answer:
+                yield part
+            is_whole = True
+        except (BackPressureError, DeploymentUnavailableError) as error:
+            raise FleetBusy(str(error)) from error
+        except RayTaskError as error:
+            if isinstance(error.cause, ReplicaLost) or isinstance(error, ReplicaLost):
+                raise ReplicaLost(str(error.cause)) from error
+            raise
+        except RayActorError as error:
+            raise ReplicaLost(str(error)) from error
+        finally:
+            if not is_whole:
+                answer.cancel()
+
+    async def send_to_all(self, request: FleetRequest) -> Sequence[tuple[AnswerHead, bytes]]:
+        """See Replicas. A replica that dies meanwhile has nothing left to forget in its memory."""
+        answers = self._engines.broadcast("answer_whole", request)
+        told = await asyncio.to_thread(answers.results, return_exceptions=True)
+        whole = [one for one in told if not isinstance(one, BaseException)]
+        if not whole:
+            raise ReplicaLost("no replica answered")
+        return whole
+
+
+@serve.ingress()
+class Ingress:
+    """The door of the fleet, as Ray Serve runs it."""
+
+    def __init__(self, settings: FleetSettings, engines: DeploymentHandle[Any]) -> None:
+        self._doors = make_doors(settings, RayReplicas(engines))
+
+    def __serve_build_asgi_app__(self) -> ASGIApp:
+        return self._doors
+
+
+def make_doors(settings: FleetSettings, replicas: RayReplicas) -> FleetDoors:
+    """Make the doors of a fleet. Raises ConfigError for keys that cannot be used."""
+    file = Path(settings.keys_file) if settings.keys_file else None
+    keys = Keys(file, os.environ.get(OPERATOR_KEY))
+    limits = Limits(requests=settings.most_requests)
+    if settings.max_body_bytes is not None:
+        limits = Limits(settings.max_body_bytes, settings.most_requests)
+
+    def find_keys(scope: Scope) -> Keys:
+        return keys
+
+    return FleetDoors(replicas, limits, find_keys)

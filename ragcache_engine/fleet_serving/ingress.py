@@ -1,0 +1,300 @@
+"""The door of a fleet: keys and limits as on a single server, and answers that outlive a replica.
+
+It lets requests in as a server of `ragcache serve` does, and sends them to a replica, whose own doors
+then put the tenant of the key into them. A replica that dies loses no answer: the request is sent again,
+and of an answer that had begun only the rest is passed on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable
+from contextlib import aclosing, suppress
+from random import SystemRandom
+from typing import Any
+
+from starlette.datastructures import Headers
+from starlette.responses import JSONResponse
+from starlette.types import Receive, Scope, Send
+
+from ragcache_engine.errors import GenerationFailed, RAGCacheError, ServerBusy
+from ragcache_engine.fleet.routing import ROUTINGS
+from ragcache_engine.fleet_serving.request_paths import Routable, read_routable
+from ragcache_engine.fleet_serving.resuming import EventReader, SentAnswer
+from ragcache_engine.fleet_serving.wire import (
+    AnswerHead,
+    FleetBusy,
+    FleetRequest,
+    ReplicaLost,
+    Replicas,
+)
+from ragcache_engine.serving.doors import FREE_PATHS, Doors, refusal
+from ragcache_engine.serving.keys import Caller, Keys
+from ragcache_engine.serving.messages import PREFIX, error_to_json
+from ragcache_engine.serving.routes import Served
+from ragcache_engine.serving.settings import Limits
+
+logger = logging.getLogger(__name__)
+
+ATTEMPTS = 6
+"""How often a request is sent, if one replica after another is lost."""
+
+WAIT_S = 0.3
+"""Seconds before a request is sent again, longer each time."""
+
+TO_ALL = {f"{PREFIX}/forget", f"{PREFIX}/clear"}
+"""What every replica has to do."""
+
+HOP_HEADERS = {"host", "content-length", "connection", "transfer-encoding", "keep-alive", "upgrade"}
+"""Headers of one connection, which the next one has its own of."""
+
+ROUTING_HEADER = "x-ragcache-routing"
+"""With it an operator has one request routed otherwise, to compare routings on one fleet."""
+
+LARGEST_SEED = 2**31 - 1
+
+
+class FleetDoors(Doors):
+    """Lets requests in, and has the fleet answer them."""
+
+    def __init__(
+        self, replicas: Replicas, limits: Limits, find_keys: Callable[[Scope], Keys]
+    ) -> None:
+        super().__init__(_answer_free_path, limits, find_keys, _serve_nothing)
+        self._replicas = replicas
+        self._seeds = SystemRandom()
+
+    async def _pass(
+        self, path: str, caller: Caller, body: bytes, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        """Have a replica answer, until the reader leaves."""
+        if path in FREE_PATHS:
+            return await _answer_free_path(scope, receive, send)
+        answering = asyncio.ensure_future(self._answer(path, caller, body, scope, send))
+        leaving = asyncio.ensure_future(_wait_until_left(receive))
+        try:
+            await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            if answering.done():
+                return answering.result()
+        finally:
+            for task in (answering, leaving):
+                task.cancel()
+            await asyncio.gather(answering, leaving, return_exceptions=True)
+        return None
+
+    async def _answer(
+        self, path: str, caller: Caller, body: bytes, scope: Scope, send: Send
+    ) -> None:
+        said = _read_object(body)
+        request = self._describe(path, caller, body, said, scope)
+        try:
+            if path in TO_ALL:
+                return await self._tell_all(request, scope, send)
+            await self._relay(request, scope, send)
+        except FleetBusy as error:
+            busy = ServerBusy(f"all replicas have as many requests as they take: {error}")
+            await refusal(busy)(scope, _never, send)
+        except ReplicaLost as error:
+            lost = GenerationFailed(f"no replica could be told: {error}; ask again")
+            await refusal(lost)(scope, _never, send)
+        return None
+
+    def _describe(
+        self, path: str, caller: Caller, body: bytes, said: dict[str, Any], scope: Scope
+    ) -> FleetRequest:
+        if _seed_if_drawn(path, said, self._seeds):
+            body = json.dumps(said).encode()
+        routable = read_routable(said, caller.tenant) if said else Routable()
+        query = scope.get("query_string", b"").decode()
+        routing = Headers(scope=scope).get(ROUTING_HEADER)
+        return FleetRequest(
+            scope["method"],
+            f"{path}?{query}" if query else path,
+            tuple(
+                (name, value)
+                for name, value in Headers(scope=scope).items()
+                if name not in HOP_HEADERS
+            ),
+            body,
+            routable.path,
+            routable.prompt,
+            routable.documents,
+            routing if caller.is_operator and routing in ROUTINGS else None,
+        )
+
+    async def _tell_all(self, request: FleetRequest, scope: Scope, send: Send) -> None:
+        """Pass a request to every replica; the answer is the first one, or the first refusal."""
+        answers = await self._replicas.send_to_all(request)
+        refused = [answer for answer in answers if answer[0].status != 200]
+        head, body = (refused or list(answers) or [(AnswerHead(200, ()), b"{}")])[0]
+        content = json.loads(body)
+        if not refused and "cleared" in content:
+            content["cleared"] = all(json.loads(each).get("cleared") for _, each in answers)
+        await JSONResponse(content, head.status)(scope, _never, send)
+
+    async def _relay(self, request: FleetRequest, scope: Scope, send: Send) -> None:
+        relay = _Relay(send)
+        for attempt in range(ATTEMPTS):
+            if attempt:
+                await asyncio.sleep(WAIT_S * attempt)
+                relay.begin_again()
+            try:
+                async with aclosing(self._replicas.send(request)) as parts:
+                    async for part in parts:
+                        await relay.take(part, is_last=attempt == ATTEMPTS - 1)
+                return await relay.end()
+            except ReplicaLost as error:
+                logger.warning("attempt %d lost its replica: %s", attempt + 1, error)
+            except FleetBusy:
+                if not attempt:
+                    raise
+            except GenerationFailed as error:
+                return await relay.fail(error, scope)
+        lost = f"the request was sent to a replica {ATTEMPTS} times, and each was lost: ask again"
+        return await relay.fail(GenerationFailed(lost), scope)
+
+
+class _Relay:
+    """Hands one answer to the reader: events of a stream as they come, all else once it is whole."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._sent = SentAnswer()
+        self._events = EventReader()
+        self._head: AnswerHead | None = None
+        self._parts: list[bytes] = []
+        self._is_stream = False
+        self._has_begun = False
+
+    def begin_again(self) -> None:
+        self._sent.begin_again()
+        self._events = EventReader()
+        self._head, self._parts = None, []
+
+    async def take(self, part: AnswerHead | bytes, *, is_last: bool) -> None:
+        """Take the next part of an attempt. Raises ReplicaLost if it tells of a server that died."""
+        if isinstance(part, AnswerHead):
+            if part.status >= 500 and not is_last:
+                raise ReplicaLost(f"the server answered with HTTP {part.status}")
+            self._head = part
+            self._is_stream = (
+                dict(part.headers).get("content-type", "").startswith("text/event-stream")
+            )
+        elif self._is_stream:
+            for event in self._events.feed(part):
+                await self._take_event(event)
+        else:
+            self._parts.append(part)
+
+    async def end(self) -> None:
+        """Finish the answer."""
+        if self._head is None:
+            raise ReplicaLost("the replica ended its answer before it began")
+        if self._is_stream and self._has_begun:
+            await self._send({"type": "http.response.body", "body": b""})
+        else:
+            await self._start(self._head)
+            await self._send({"type": "http.response.body", "body": b"".join(self._parts)})
+
+    async def fail(self, error: RAGCacheError, scope: Scope) -> None:
+        """End the answer with an error, in the way that is still open."""
+        if not self._has_begun:
+            await refusal(error)(scope, _never, self._send)
+            return
+        said = json.dumps(error_to_json(error), separators=(",", ":"))
+        body = f"data: {said}\n\n".encode()
+        await self._send({"type": "http.response.body", "body": body})
+
+    async def _take_event(self, event: bytes) -> None:
+        name, _, data = event.partition(b":")
+        text = data.strip()
+        if name != b"data" or text == b"[DONE]":
+            return await self._write(event)
+        said = _read_object(text)
+        if _tells_of_death(said):
+            raise ReplicaLost(f"the server's model ended: {said['error']}")
+        left = self._sent.take(said)
+        if left is not None:
+            written = json.dumps(left, separators=(",", ":"), ensure_ascii=False).encode()
+            await self._write(b"data: " + written)
+        return None
+
+    async def _write(self, event: bytes) -> None:
+        if not self._has_begun:
+            assert self._head is not None
+            await self._start(self._head)
+        body = event + b"\n\n"
+        await self._send({"type": "http.response.body", "body": body, "more_body": True})
+
+    async def _start(self, head: AnswerHead) -> None:
+        self._has_begun = True
+        headers = [
+            (name.encode(), value.encode())
+            for name, value in head.headers
+            if name.lower() not in HOP_HEADERS
+        ]
+        await self._send({"type": "http.response.start", "status": head.status, "headers": headers})
+
+
+def _tells_of_death(said: dict[str, Any]) -> bool:
+    """Return whether an event is the error of a server whose model has ended."""
+    error = said.get("error")
+    if not isinstance(error, dict):
+        return False
+    code = error.get("code")
+    return error.get("kind") in ("EngineDied", "EngineClosed") or (
+        isinstance(code, int) and code >= 500
+    )
+
+
+def _seed_if_drawn(path: str, said: dict[str, Any], seeds: SystemRandom) -> bool:
+    """Give a stream that is drawn at random a seed, so that it can be generated again."""
+    if path == f"{PREFIX}/generate":
+        options = said.get("options")
+        if isinstance(options, dict) and options.get("temperature") and options.get("seed") is None:
+            options["seed"] = seeds.randrange(LARGEST_SEED)
+            return True
+        return False
+    if said.get("stream") is True and said.get("temperature") != 0 and said.get("seed") is None:
+        said["seed"] = seeds.randrange(LARGEST_SEED)
+        return True
+    return False
+
+
+def _read_object(body: bytes) -> dict[str, Any]:
+    """Read a JSON object; an empty one for anything else, which the replica refuses."""
+    try:
+        said = json.loads(body)
+    except (ValueError, RecursionError):
+        return {}
+    return said if isinstance(said, dict) else {}
+
+
+async def _answer_free_path(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer what a load balancer asks, and a server that starts or ends; refuse all else."""
+    if scope["type"] == "lifespan":
+        for step in ("startup", "shutdown"):
+            await receive()
+            await send({"type": f"lifespan.{step}.complete"})
+        return
+    status = 200 if scope["type"] == "http" and scope["path"] in FREE_PATHS else 404
+    await JSONResponse({}, status)(scope, receive, send)
+
+
+async def _serve_nothing(scope: Scope) -> Served:
+    raise GenerationFailed("the ingress serves no model itself")
+
+
+async def _wait_until_left(receive: Receive) -> None:
+    """Wait until the reader leaves."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _never() -> Any:
+    """Receive nothing: the request has been read."""
+    with suppress(asyncio.CancelledError):
+        await asyncio.Event().wait()
+    return {"type": "http.disconnect"}

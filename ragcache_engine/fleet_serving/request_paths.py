@@ -1,0 +1,81 @@
+"""What routing knows of a request: its tenant, its system text and its documents, or else its text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ragcache_engine.fleet.path import RoutingPath, path_of_parts, path_of_text
+from ragcache_engine.tiers.wire import FIELD
+
+NOTHING = path_of_text(None, "")
+
+
+@dataclass(frozen=True, slots=True)
+class Routable:
+    """A request as routing sees it; the fields are those of FleetRequest."""
+
+    path: RoutingPath = NOTHING
+    prompt: str = ""
+    documents: tuple[tuple[bytes, str], ...] = ()
+
+
+def read_routable(said: Mapping[str, Any], tenant: str | None) -> Routable:
+    """Read a request's body. A body that makes no sense is somebody else's to refuse.
+
+    tenant: that of the caller's key, or None. Only then does the body's own count alone.
+    """
+    named = said.get("tenant", said.get("cache_salt"))
+    whose = "\0".join([tenant or "", named if isinstance(named, str) else ""])
+    prompt = said.get("prompt")
+    if isinstance(prompt, list) and prompt and isinstance(prompt[0], str):
+        prompt = prompt[0]
+    if isinstance(prompt, list):
+        text = " ".join(map(str, prompt[:8192]))
+        return Routable(path_of_text(whose, text), text)
+    if isinstance(prompt, str):
+        return _of_prompt(whose, prompt, _documents_of(said))
+    text = _text_of_messages(said.get("messages"))
+    return Routable(path_of_text(whose, text), text)
+
+
+def _of_prompt(whose: str, prompt: str, documents: Sequence[Any]) -> Routable:
+    spans: list[tuple[int, int, str]] = []
+    for one in documents:
+        match one:
+            case [int(start), int(end), str(name)] if 0 <= start < end <= len(prompt):
+                spans.append((start, end, name))
+    if not spans:
+        return Routable(path_of_text(whose, prompt), prompt)
+    # What stands between two documents belongs to the one behind it: the text decides, not the name.
+    begin = spans[0][0]
+    parts, reached = [], begin
+    for _, end, _ in spans:
+        parts.append((prompt[reached:end], end - reached))
+        reached = max(reached, end)
+    path = path_of_parts(whose, (prompt[:begin], begin), parts)
+    named = zip(path.keys[1:], (name for _, _, name in spans), strict=False)
+    return Routable(path, prompt, tuple(named))
+
+
+def _documents_of(said: Mapping[str, Any]) -> Sequence[Any]:
+    """Return the documents that a body names by characters: in our own form, or in OpenAI's."""
+    ours = said.get("documents")
+    if ours is None:
+        transfer = said.get("kv_transfer_params")
+        field = transfer.get(FIELD) if isinstance(transfer, dict) else None
+        ours = field.get("documents") if isinstance(field, dict) else None
+    return ours if isinstance(ours, list) else ()
+
+
+def _text_of_messages(messages: Any) -> str:
+    """Return what a conversation begins with, as far as it decides which tensors are shared."""
+    if not isinstance(messages, list):
+        return ""
+    return "\0".join(
+        content if isinstance(content, str) else json.dumps(content, sort_keys=True, default=str)
+        for message in messages
+        if isinstance(message, dict) and (content := message.get("content")) is not None
+    )

@@ -1,0 +1,51 @@
+"""Runs a fleet: on this machine, or on a Ray cluster."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import ray
+from ray import serve
+
+from ragcache_engine.fleet_serving.application import build_application
+from ragcache_engine.fleet_serving.fleet_settings import FleetSettings
+
+NAME = "ragcache"
+"""The name of the application in Ray Serve."""
+
+OBJECT_STORE_BYTES = 128 << 20
+"""Ray's shared memory on a machine of our own: no tensors travel through it, only requests."""
+
+
+@contextmanager
+def running_fleet(
+    settings: FleetSettings, *, host: str, port: int, address: str | None = None
+) -> Iterator[None]:
+    """Start a fleet, and end it after the block: first it answers what it has.
+
+    host, port: where its door listens. address: of a Ray cluster; None: on this machine alone. The
+    cluster goes on without the fleet.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    options: dict[str, Any] = {}
+    if address is None:
+        options = {"object_store_memory": OBJECT_STORE_BYTES, "include_dashboard": False}
+    ray.init(
+        address=address or "local", log_to_driver=False, logging_level=logging.WARNING, **options
+    )
+    try:
+        serve.start(
+            http_options={"host": host, "port": port, "request_timeout_s": None},
+        )
+        serve.run(build_application(settings), name=NAME, route_prefix="/")
+        yield
+    finally:
+        try:
+            serve.delete(NAME)
+            serve.shutdown()  # type: ignore[no-untyped-call]
+        finally:
+            ray.shutdown()

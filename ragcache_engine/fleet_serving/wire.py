@@ -1,0 +1,58 @@
+"""What the ingress sends to a replica, and what comes back: the head of an answer, then its body."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from ragcache_engine.fleet.path import RoutingPath
+
+Headers = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FleetRequest:
+    """One HTTP request. target: path and query. prompt: its text, for routers that want one.
+
+    documents: the ids of its documents, by the key of the beginning that ends with each.
+    routing: another routing than the fleet's, for this request.
+    """
+
+    method: str
+    target: str
+    headers: Headers
+    body: bytes
+    path: RoutingPath
+    prompt: str = ""
+    documents: tuple[tuple[bytes, str], ...] = ()
+    routing: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerHead:
+    """The beginning of an answer. Its body follows as bytes."""
+
+    status: int
+    headers: Headers
+
+
+class ReplicaLost(Exception):
+    """The replica that had a request is gone, or its server is. The ingress tries another."""
+
+
+class FleetBusy(Exception):
+    """No replica takes one more request. The ingress makes it a ServerBusy."""
+
+
+class Replicas(Protocol):
+    """The replicas, as the ingress uses them."""
+
+    def send(self, request: FleetRequest) -> AsyncGenerator[AnswerHead | bytes, None]:
+        """Send a request to one replica; closing the generator ends the request there.
+
+        Raises ReplicaLost, FleetBusy.
+        """
+
+    async def send_to_all(self, request: FleetRequest) -> Sequence[tuple[AnswerHead, bytes]]:
+        """Send a request to every replica, and return their whole answers. Raises ReplicaLost."""

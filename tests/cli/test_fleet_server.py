@@ -1,0 +1,67 @@
+"""`ragcache serve --replicas`: its arguments become settings of a fleet. None is started here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ragcache_cli.main import main
+
+pytest.importorskip("ray.serve")
+yaml = pytest.importorskip("yaml")
+pytestmark = pytest.mark.vllm
+
+
+def printed(folder: Path, *arguments: str) -> dict[str, object]:
+    assert main(["serve", *arguments, "--print-config", str(folder)]) == 0
+    assert yaml.safe_load((folder / "kuberay.yaml").read_text())["kind"] == "RayService"
+    (application,) = yaml.safe_load((folder / "serve.yaml").read_text())["applications"]
+    args: dict[str, object] = application["args"]
+    return args
+
+
+def test_each_replica_is_the_server_that_a_single_one_would_be(demo_model: str, tmp_path: Path):
+    tiers = ("--host-cache", "100MiB", "--disk-cache", "1GiB", "--disk-cache-dir", str(tmp_path))
+    given = ("--", "--dtype", "float32")
+    args = printed(tmp_path / "made", demo_model, "--replicas", "2", *tiers)
+    words = args["server_arguments"]
+    assert isinstance(words, list)
+    assert words[:4] == ["-m", "ragcache_cli", "serve", demo_model]
+    for word in tiers:
+        assert word in words
+    assert args["replicas"] == 2
+    assert (
+        main(["serve", demo_model, "--replicas", "2", "--print-config", str(tmp_path), *given]) == 0
+    )
+    assert '"float32"' in (tmp_path / "serve.yaml").read_text()
+
+
+def test_keys_are_named_by_their_file_and_never_written_down(
+    demo_model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("RAGCACHE_OPERATOR_KEY", "the operator's own key")
+    keys = tmp_path / "keys.toml"
+    keys.write_text('[tenants]\nshop = ["the key of the shop"]\n')
+    args = printed(
+        tmp_path, demo_model, "--replicas", "3", "--keys", str(keys), "--max-requests", "9"
+    )
+    assert (args["keys_file"], args["max_requests"]) == (str(keys), 9)
+    for file in ("serve.yaml", "kuberay.yaml"):
+        assert "own key" not in (tmp_path / file).read_text()
+        assert "the key of" not in (tmp_path / file).read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (("--replicas", "2", "--", "--port", "8001"), "before the double dash"),
+        (("--print-config", "somewhere"), "--replicas"),
+        (("--replicas", "3", "--max-replicas", "2"), "max_replicas"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_anything_starts(
+    demo_model: str, arguments: tuple[str, ...], why: str, capsys: pytest.CaptureFixture[str]
+):
+    assert main(["serve", demo_model, *arguments]) != 0
+    assert why in capsys.readouterr().err

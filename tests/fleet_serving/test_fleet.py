@@ -1,0 +1,155 @@
+"""A real fleet on Ray Serve, whose servers have no model: one start for all tests here."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from socket import socket
+from typing import Any
+
+import httpx2
+import pytest
+
+pytest.importorskip("ray.serve")
+
+from ragcache_engine import Document, RAGCacheEngine
+from ragcache_engine.fleet_serving.fleet_settings import FleetSettings
+from ragcache_engine.fleet_serving.running import running_fleet
+
+pytestmark = [pytest.mark.fleet, pytest.mark.timeout(240)]
+
+SERVER = Path(__file__).parents[1] / "support" / "memory_server.py"
+SHOP, OPERATOR = "the key of the shop", "the operator's own key"
+BACK_S = 60.0
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of two replicas."""
+    keys = tmp_path_factory.mktemp("fleet") / "keys.toml"
+    keys.write_text(f'[tenants]\nshop = ["{SHOP}"]\n[operators]\nanna = ["{OPERATOR}"]\n')
+    with socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    settings = FleetSettings(
+        (str(SERVER),),
+        {"RAGCACHE_KEYS": str(keys)},
+        replicas=2,
+        max_requests=40,
+        keys_file=str(keys),
+    )
+    with running_fleet(settings, host="127.0.0.1", port=port):
+        yield f"http://127.0.0.1:{port}"
+
+
+@pytest.fixture
+def door(fleet: str) -> Iterator[httpx2.Client]:
+    with httpx2.Client(
+        base_url=fleet, headers={"Authorization": f"Bearer {SHOP}"}, timeout=90
+    ) as made:
+        yield made
+
+
+def ask(door: httpx2.Client, prompt: str) -> tuple[str, str]:
+    """Return a streamed answer, and the id that its replica gave it, which holds its process."""
+    body = {"prompt": prompt, "stream": True, "temperature": 0}
+    text, identity = "", ""
+    with door.stream("POST", "/v1/completions", json=body) as answer:
+        assert answer.status_code == 200, answer.read()
+        for event in httpx2.EventSource(answer):
+            if event.data != "[DONE]":
+                said = json.loads(event.data)
+                text += said["choices"][0]["text"]
+                identity = said.get("id", identity)
+    return text, identity
+
+
+def expected(prompt: str) -> str:
+    return "".join(f"{prompt[:12]}-{number} " for number in range(40))
+
+
+def servers(door: httpx2.Client, want: int = 2) -> dict[int, int]:
+    """Return the running streams of each server by its process, once so many servers were met."""
+    met: dict[int, int] = {}
+    deadline = time.monotonic() + BACK_S
+    while len(met) < want and time.monotonic() < deadline:
+        # A prompt of its own for each look, so that all replicas are looked at.
+        said = door.request(
+            "GET", "/version", content=json.dumps({"prompt": os.urandom(600).hex()})
+        )
+        met[said.json()["pid"]] = said.json()["running"]
+    return met
+
+
+def test_the_same_beginning_goes_to_the_same_replica(door: httpx2.Client):
+    prompts = [f"{number} " * 600 for number in range(6)]
+    first = [ask(door, prompt)[1] for prompt in prompts]
+    assert [ask(door, prompt)[1] for prompt in prompts] == first
+    assert len(set(first)) == 2
+
+
+def test_a_client_of_ours_works_on_a_fleet(fleet: str):
+    tides = Document("tides", "The moon pulls the oceans. " * 9)
+    with RAGCacheEngine.connect(fleet, api_key=OPERATOR) as engine:
+        first = engine.generate(f"{tides.text}\n\nWhy?", [tides])
+        assert first.text
+        assert engine.generate(f"{tides.text}\n\nWhy?", [tides]).usage.cached.total > 0
+        engine.forget(["tides"])
+        assert engine.generate(f"{tides.text}\n\nWhy?", [tides]).usage.cached.total == 0
+
+
+def test_keys_and_tenants_hold_behind_the_door(door: httpx2.Client, fleet: str):
+    assert httpx2.post(f"{fleet}/v1/completions", json={"prompt": "p"}).status_code == 401
+    said = door.post("/v1/completions", json={"prompt": "p", "cache_salt": "press"}).json()
+    assert said["salt"] == "shop:press"
+    assert door.post("/ragcache/forget", json={"document_ids": ["a"]}).status_code == 403
+
+
+def test_a_reader_who_leaves_frees_the_replica(door: httpx2.Client):
+    body = {"prompt": "leave " * 200, "stream": True, "temperature": 0}
+    with door.stream("POST", "/v1/completions", json=body) as answer:
+        next(iter(httpx2.EventSource(answer)))
+    deadline = time.monotonic() + 20
+    while sum(servers(door).values()) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert sum(servers(door).values()) == 0
+
+
+def test_more_than_the_fleet_takes_is_refused_by_name(door: httpx2.Client):
+    def status(number: int) -> int:
+        body = {"prompt": f"{number} crowd"}
+        return door.post("/v1/completions", json=body).status_code
+
+    with ThreadPoolExecutor(80) as pool:
+        found = list(pool.map(status, range(160)))
+    assert set(found) == {200, 429}
+
+
+@pytest.mark.parametrize("victim", ["server", "actor"])
+def test_killed_replicas_lose_no_answer_and_come_back(door: httpx2.Client, victim: str):
+    before = servers(door)
+    killed: list[int] = []
+
+    def one(number: int) -> bool:
+        if number == 20:
+            server = min(before)
+            killed.append(server if victim == "server" else parent_of(server))
+            os.kill(killed[0], signal.SIGKILL)
+        prompt = f"{number} killed " * 80
+        return ask(door, prompt)[0] == expected(prompt)
+
+    with ThreadPoolExecutor(24) as pool:
+        assert all(pool.map(one, range(72)))
+    after = servers(door)
+    assert len(after) == 2
+    assert min(before) not in after
+
+
+def parent_of(process: int) -> int:
+    status: Any = Path(f"/proc/{process}/status").read_text()
+    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("PPid"))

@@ -1,0 +1,264 @@
+"""The door of a fleet, in front of replicas that the test makes up."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Callable, Sequence
+from typing import Any
+
+import httpx2
+import pytest
+
+from ragcache_engine.fleet_serving import ingress
+from ragcache_engine.fleet_serving.ingress import FleetDoors
+from ragcache_engine.fleet_serving.wire import AnswerHead, FleetBusy, FleetRequest, ReplicaLost
+from ragcache_engine.serving.keys import Keys
+from ragcache_engine.serving.settings import Limits
+
+EVENTS = (("content-type", "text/event-stream"),)
+JSON = (("content-type", "application/json"),)
+WORDS = [f"word{number} " for number in range(20)]
+
+
+def stream(words: Sequence[str]) -> list[bytes]:
+    events = [json.dumps({"choices": [{"index": 0, "text": word}]}) for word in words]
+    return [f"data: {event}\n\n".encode() for event in [*events]] + [b"data: [DONE]\n\n"]
+
+
+class MadeUp:
+    """Replicas as the test wants them. attempts: what each attempt yields, or raises."""
+
+    def __init__(self, *attempts: Sequence[AnswerHead | bytes | Exception]) -> None:
+        self.attempts = list(attempts)
+        self.requests: list[FleetRequest] = []
+        self.ended = 0
+
+    async def send(self, request: FleetRequest) -> AsyncGenerator[AnswerHead | bytes, None]:
+        self.requests.append(request)
+        try:
+            for part in self.attempts.pop(0):
+                await asyncio.sleep(0)
+                if isinstance(part, Exception):
+                    raise part
+                yield part
+        finally:
+            self.ended += 1
+
+    async def send_to_all(self, request: FleetRequest) -> Sequence[tuple[AnswerHead, bytes]]:
+        self.requests.append(request)
+        return [(part[0], part[1]) for part in self.attempts]  # type: ignore[misc]
+
+
+@pytest.fixture(autouse=True)
+def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ingress, "WAIT_S", 0.0)
+
+
+@pytest.fixture
+def keys(tmp_path) -> Keys:
+    file = tmp_path / "keys.toml"
+    file.write_text(
+        '[tenants]\nshop = ["the key of the shop"]\n[operators]\nanna = ["the operator\'s own key"]\n'
+    )
+    return Keys(file)
+
+
+def client(
+    replicas: MadeUp, keys: Keys | None = None, limits: Limits | None = None, key: str | None = None
+) -> httpx2.AsyncClient:
+    doors = FleetDoors(replicas, limits or Limits(), lambda scope: keys or Keys())
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    transport = httpx2.ASGITransport(app=doors)  # type: ignore[arg-type]
+    return httpx2.AsyncClient(transport=transport, base_url="http://fleet", headers=headers)
+
+
+def text_of(answer: httpx2.Response) -> str:
+    events = [line[6:] for line in answer.text.splitlines() if line.startswith("data: ")]
+    return "".join(json.loads(event)["choices"][0]["text"] for event in events if event != "[DONE]")
+
+
+ASK: dict[str, Any] = {"prompt": "why?", "stream": True, "temperature": 0}
+
+
+async def test_an_answer_goes_through_as_it_is():
+    replicas = MadeUp([AnswerHead(201, (*JSON, ("x-more", "1"))), b'{"a":', b"1}"])
+    async with client(replicas) as door:
+        answer = await door.post("/v1/completions?x=1", json={"prompt": "p"})
+    assert (answer.status_code, answer.json(), answer.headers["x-more"]) == (201, {"a": 1}, "1")
+    assert replicas.requests[0].target == "/v1/completions?x=1"
+    assert json.loads(replicas.requests[0].body) == {"prompt": "p"}
+
+
+@pytest.mark.parametrize("lost_at", [0, 1, 7, 20])
+async def test_a_stream_whose_replica_dies_comes_whole_and_once(lost_at: int):
+    first = [AnswerHead(200, EVENTS), *stream(WORDS)[:lost_at], ReplicaLost("killed")]
+    replicas = MadeUp(first, [AnswerHead(200, EVENTS), *stream(["".join(WORDS)])])
+    async with client(replicas) as door:
+        answer = await door.post("/v1/completions", json=ASK)
+    assert text_of(answer) == "".join(WORDS)
+    assert answer.text.count("[DONE]") == 1
+    assert len(replicas.requests) == replicas.ended == 2
+
+
+async def test_an_answer_in_one_piece_whose_replica_dies_is_asked_for_again():
+    replicas = MadeUp(
+        [AnswerHead(200, JSON), b'{"half', ReplicaLost("killed")],
+        [AnswerHead(500, JSON), b"{}"],
+        [AnswerHead(200, JSON), b'{"whole": 1}'],
+    )
+    async with client(replicas) as door:
+        answer = await door.post("/v1/completions", json={"prompt": "p"})
+    assert answer.json() == {"whole": 1}
+
+
+@pytest.mark.parametrize(
+    "error", [{"error": {"code": 500, "message": "dead"}}, {"error": {"kind": "EngineDied"}}]
+)
+async def test_a_model_that_dies_behind_its_server_counts_as_lost(error: dict[str, Any]):
+    dead = f"data: {json.dumps(error)}\n\n".encode()
+    replicas = MadeUp(
+        [AnswerHead(200, EVENTS), *stream(WORDS)[:3], dead],
+        [AnswerHead(200, EVENTS), *stream(WORDS)],
+    )
+    async with client(replicas) as door:
+        assert text_of(await door.post("/v1/completions", json=ASK)) == "".join(WORDS)
+
+
+async def test_an_answer_that_cannot_be_continued_ends_with_an_error():
+    replicas = MadeUp(
+        [AnswerHead(200, EVENTS), *stream(["one ", "two "]), ReplicaLost("killed")],
+        [AnswerHead(200, EVENTS), *stream(["one ", "three "])],
+    )
+    async with client(replicas) as door:
+        answer = await door.post("/v1/completions", json=ASK)
+    assert '"AnswersDiffer"' in answer.text
+    assert "three" not in answer.text
+
+
+async def test_a_request_that_loses_every_replica_fails_by_name():
+    replicas = MadeUp(*[[ReplicaLost("killed")]] * ingress.ATTEMPTS)
+    async with client(replicas) as door:
+        answer = await door.post("/v1/completions", json={"prompt": "p"})
+    assert answer.status_code == 500
+    assert answer.json()["error"]["kind"] == "GenerationFailed"
+
+
+async def test_a_stream_that_is_drawn_gets_a_seed_and_no_other_does():
+    whole = [AnswerHead(200, JSON), b"{}"]
+    replicas = MadeUp(*[whole] * 4)
+    async with client(replicas) as door:
+        await door.post("/v1/completions", json={"prompt": "p", "stream": True})
+        await door.post("/v1/completions", json=ASK)
+        await door.post("/v1/completions", json={"prompt": "p", "stream": True, "seed": 7})
+        await door.post("/ragcache/generate", json={"prompt": "p", "options": {"temperature": 1.0}})
+    seen = [json.loads(request.body) for request in replicas.requests]
+    assert isinstance(seen[0]["seed"], int)
+    assert "seed" not in seen[1]
+    assert seen[2]["seed"] == 7
+    assert isinstance(seen[3]["options"]["seed"], int)
+
+
+async def test_a_reader_who_leaves_ends_the_request_on_its_replica():
+    replicas, has_begun = MadeUp(), asyncio.Event()
+
+    async def for_ever() -> AsyncGenerator[AnswerHead | bytes, None]:
+        try:
+            yield AnswerHead(200, EVENTS)
+            yield stream(WORDS)[0]
+            has_begun.set()
+            await asyncio.Event().wait()
+        finally:
+            replicas.ended += 1
+
+    replicas.send = lambda request: for_ever()  # type: ignore[method-assign]
+    doors = FleetDoors(replicas, Limits(), lambda scope: Keys())
+    body = [{"type": "http.request", "body": json.dumps(ASK).encode()}]
+
+    async def receive() -> Any:
+        if body:
+            return body.pop()
+        await has_begun.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        pass
+
+    await doors(http_scope(), receive, send)
+    assert replicas.ended == 1
+
+
+def http_scope() -> dict[str, Any]:
+    return {
+        "type": "http",
+        "method": "POST",
+        "path": "/v1/completions",
+        "query_string": b"",
+        "headers": [],
+    }
+
+
+async def test_keys_hold_at_the_door(keys: Keys):
+    replicas = MadeUp([AnswerHead(200, JSON), b"{}"])
+    async with client(replicas, keys) as door:
+        assert (await door.post("/v1/completions", json=ASK)).status_code == 401
+        assert (await door.get("/health")).status_code == 200
+    async with client(replicas, keys, key="the key of the shop") as door:
+        assert (
+            await door.post("/ragcache/forget", json={})
+        ).status_code == 200  # the replica refuses
+        assert (await door.get("/metrics")).status_code == 403
+        await door.post("/v1/completions", json=ASK)
+    sent = replicas.requests[-1]
+    assert dict(sent.headers)["authorization"] == "Bearer the key of the shop"
+    assert sent.path != read_without_tenant()
+
+
+def read_without_tenant() -> Any:
+    from ragcache_engine.fleet_serving.request_paths import read_routable
+
+    return read_routable(ASK, None).path
+
+
+async def test_more_than_the_fleet_takes_is_refused_with_429():
+    async with client(MadeUp([FleetBusy("full")])) as door:
+        answer = await door.post("/v1/completions", json=ASK)
+    assert answer.status_code == 429
+    assert answer.json()["error"]["kind"] == "ServerBusy"
+    assert answer.headers["retry-after"] == "1"
+    hanging: Callable[..., Any] = asyncio.Event().wait
+    replicas = MadeUp()
+
+    async def hang(request: FleetRequest) -> AsyncGenerator[AnswerHead | bytes, None]:
+        await hanging()
+        yield b""
+
+    replicas.send = hang  # type: ignore[method-assign]
+    async with client(replicas, limits=Limits(requests=1)) as door:
+        waiting = asyncio.ensure_future(door.post("/v1/completions", json=ASK))
+        await asyncio.sleep(0.01)
+        assert (await door.post("/v1/completions", json=ASK)).status_code == 429
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+
+
+async def test_a_body_that_is_too_large_is_refused():
+    async with client(MadeUp(), limits=Limits(body_bytes=10)) as door:
+        assert (await door.post("/v1/completions", json=ASK)).status_code == 413
+
+
+async def test_to_forget_is_for_all_replicas():
+    done = [AnswerHead(200, JSON), b"{}"]
+    async with client(MadeUp(done, done)) as door:
+        assert (await door.post("/ragcache/forget", json={"document_ids": ["a"]})).json() == {}
+    refused = [AnswerHead(403, JSON), b'{"error": {"kind": "OperatorsOnly"}}']
+    async with client(MadeUp(done, refused)) as door:
+        assert (
+            await door.post("/ragcache/forget", json={"document_ids": ["a"]})
+        ).status_code == 403
+    half = (
+        [AnswerHead(200, JSON), b'{"cleared": false}'],
+        [AnswerHead(200, JSON), b'{"cleared": true}'],
+    )
+    async with client(MadeUp(*half)) as door:
+        assert (await door.post("/ragcache/clear", json={})).json() == {"cleared": False}

@@ -1,0 +1,61 @@
+"""Requests with the same beginnings have the same keys, whichever way they came."""
+
+from __future__ import annotations
+
+from ragcache_engine.fleet.path import PIECE_CHARACTERS
+from ragcache_engine.fleet_serving.request_paths import NOTHING, read_routable
+
+TIDES, SKY = "The tides follow the moon. " * 20, "The sky is blue. " * 30
+PROMPT = f"Use these.\n\n{TIDES}\n\n{SKY}\n\nWhy?"
+SPANS = [
+    [PROMPT.index(TIDES), PROMPT.index(TIDES) + len(TIDES), "tides"],
+    [PROMPT.index(SKY), PROMPT.index(SKY) + len(SKY), "sky"],
+]
+
+
+def test_both_ways_to_name_documents_are_one():
+    ours = read_routable({"prompt": PROMPT, "documents": SPANS}, None)
+    openai = {"prompt": PROMPT, "kv_transfer_params": {"ragcache": {"documents": SPANS}}}
+    assert read_routable(openai, None).path == ours.path
+    assert [name for _, name in ours.documents] == ["tides", "sky"]
+    assert len(ours.path.keys) == 3
+    assert ours.prompt == PROMPT
+
+
+def test_another_question_or_name_changes_nothing_and_another_text_does():
+    path = read_routable({"prompt": PROMPT, "documents": SPANS}, None).path
+    other = read_routable({"prompt": PROMPT[:-4] + "When?", "documents": SPANS}, None)
+    assert other.path == path
+    renamed = [[start, end, "x"] for start, end, _ in SPANS]
+    assert read_routable({"prompt": PROMPT, "documents": renamed}, None).path == path
+    changed = read_routable({"prompt": PROMPT.replace("moon", "noon"), "documents": SPANS}, None)
+    assert changed.path.keys[0] == path.keys[0]
+    assert changed.path.keys[1] != path.keys[1]
+
+
+def test_tenants_are_told_apart_by_key_and_by_body():
+    body = {"prompt": PROMPT, "documents": SPANS}
+    keys = {
+        read_routable({**body, **more}, tenant).path.keys[0]
+        for tenant in (None, "shop")
+        for more in ({}, {"tenant": "anna"})
+    }
+    assert len(keys) == 4
+    salted = read_routable({**body, "cache_salt": "anna"}, "shop")
+    assert salted.path == read_routable({**body, "tenant": "anna"}, "shop").path
+
+
+def test_a_prompt_or_conversation_without_names_is_cut_into_pieces():
+    text = "x" * (3 * PIECE_CHARACTERS + 5)
+    assert len(read_routable({"prompt": text}, None).path.keys) == 4
+    chat = {"messages": [{"role": "user", "content": text}]}
+    assert len(read_routable(chat, None).path.keys) == 4
+    tokens = read_routable({"prompt": list(range(2000))}, None)
+    assert len(tokens.path.keys) > 4
+
+
+def test_bodies_without_sense_have_no_beginning():
+    assert read_routable({}, None).path.keys == read_routable({"messages": 3}, None).path.keys
+    wrong = {"prompt": "short", "documents": [[3, 1, "a"], [0, 99, "b"], "c"]}
+    assert len(read_routable(wrong, None).path.keys) == 1
+    assert NOTHING.size == 0
