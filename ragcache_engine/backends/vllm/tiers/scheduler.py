@@ -115,13 +115,13 @@ class TierScheduler(Scheduler):
         if output.total_num_scheduled_tokens > len(output.num_scheduled_tokens):
             prompts = sum(n for n in output.num_scheduled_tokens.values() if n > 1)
             prompts += _count_recomputed(output)
-            self._steps[id(output)] = (time.monotonic(), prompts)
+            self._steps[id(output)] = (self._now(), prompts)
         return output
 
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
     ) -> dict[int, EngineCoreOutputs]:
-        now_s = time.monotonic()
+        now_s = self._now()
         began_s, tokens = self._steps.pop(id(scheduler_output), (now_s, 0))
         if tokens and self._cache:
             # Steps overlap, but the model begins this one only after the end of the one before.
@@ -147,6 +147,10 @@ class TierScheduler(Scheduler):
             if reset_connector:
                 done = self.reset_connector_cache()
         return done
+
+    def _now(self) -> float:
+        connector = self.connector
+        return connector.now() if isinstance(connector, TierConnector) else time.monotonic()
 
     def _add_first(self, request: Request) -> None:
         """Add a request in front of all that wait."""
