@@ -1,4 +1,4 @@
-"""One system on a virtual clock: vLLM's real scheduler, block pool and offload; only times are made up."""
+"""One system on a virtual clock: vLLM's real scheduler, block pool and offload, and made-up times."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from virtual.copies import VirtualCopies
-from virtual.machines import Machine
 from vllm.v1.core.sched.output import SchedulerOutput
 from without_model import PAGE_BYTES, ModellessEngine
 
@@ -21,6 +19,8 @@ from ragcache_engine.tiers.speed import (
     ComputingSpeed,
     CopyingSpeed,
 )
+from virtual.copies import VirtualCopies
+from virtual.machines import Machine
 
 IDLE_STEP_S = 1e-3
 """vLLM's engine core sleeps so long after a step that computes nothing while requests wait for copies."""
@@ -163,7 +163,9 @@ class VirtualEngine(ModellessEngine):
                 result = served[number]
                 if told.new_token_ids and not result.ttft_s:
                     result.ttft_s = now_s - arrived[number]
-                    result.cached_tokens = told.prefill_stats.num_cached_tokens if told.prefill_stats else 0
+                    result.cached_tokens = (
+                        told.prefill_stats.num_cached_tokens if told.prefill_stats else 0
+                    )
                 if told.finish_reason is not None:
                     result.total_s = now_s - arrived[number]
                     open_requests -= 1

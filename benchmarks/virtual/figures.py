@@ -7,12 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from ragcache_cli.bench.figures import quantile
 from virtual.engine import Served
 
-from ragcache_cli.bench.figures import quantile
-
 SLO_TIMES = 5.0
-"""The SLO: a TTFT of at most so many times that of a request alone on vLLM without a cache, in the mean."""
+"""The SLO: a TTFT of so many times the mean TTFT of requests alone on vLLM without a cache."""
 SLO_SHARE = 0.9
 """A rate is served within the SLO if this share of the requests is."""
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from studies.shared_sets import LONG, TOKENS_A_WORD, data_folder
-from virtual.engine import Asked
 
 from ragcache_cli.bench.corpora import ANSWER_UNKNOWN, LONGEST_ANSWER
 from ragcache_cli.errors import BadTrace
@@ -20,6 +19,7 @@ from ragcache_cli.prompts import BETWEEN_PASSAGES, PromptForm
 from ragcache_engine.document_order import DocumentOrdering
 from ragcache_engine.knowledge import policy_of_tiers
 from ragcache_engine.values import Document
+from virtual.engine import Asked
 
 CHAIN = "bench"
 
@@ -61,11 +61,15 @@ class Questions:
         self._read: dict[tuple[int, tuple[str, ...]], Asked] = {}
         self._asked = list(asked)
         if most_tokens:
-            fits = [
-                len(self.request(number).tokens) <= most_tokens for number in range(len(asked))
-            ]
+            fits = [len(self.request(number).tokens) <= most_tokens for number in range(len(asked))]
             self._asked = [one for one, does in zip(asked, fits, strict=True) if does]
-            self._read.clear()
+            kept = [number for number, does in enumerate(fits) if does]
+            places = {old: new for new, old in enumerate(kept)}
+            self._read = {
+                (places[number], names): one
+                for (number, names), one in self._read.items()
+                if number in places
+            }
 
     def __len__(self) -> int:
         return len(self._asked)
@@ -150,9 +154,7 @@ def read_questions(name: str, top_k: int, context_tokens: int) -> list[AskedOf]:
     found = list(_read_lines(squad / "retrieval_topk.jsonl.gz"))
     if name == LONG:
         return _articles(corpus, asked, found, int(context_tokens / TOKENS_A_WORD))
-    texts = {
-        row["doc_id"]: "\n".join(filter(None, (row["title"], row["text"]))) for row in corpus
-    }
+    texts = {row["doc_id"]: "\n".join(filter(None, (row["title"], row["text"]))) for row in corpus}
     return [
         AskedOf(
             row["query"],

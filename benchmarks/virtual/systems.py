@@ -8,8 +8,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from virtual.engine import VirtualEngine
-from virtual.machines import Machine
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
@@ -17,6 +15,8 @@ from vllm.v1.request import Request
 from ragcache_cli.bench.systems import ABLATIONS, ARC, FULL, LRU, OFF, ON, RAGCACHE, STOCK, System
 from ragcache_engine.backends.vllm.tiers.scheduler import TierScheduler
 from ragcache_engine.backends.vllm.tiers.waiting import WaitingQueue
+from virtual.engine import VirtualEngine
+from virtual.machines import Machine
 
 LONGEST_PREFIX = System(
     "longest-prefix", "vLLM, longest prefix first", STOCK, {"prefix_caching": True}
@@ -99,5 +99,3 @@ def open_system(system: System, machine: Machine, model: str) -> Iterator[Virtua
 def document_order(system: System) -> str:
     """Return the name of the document order of a system's prompts."""
     return str(system.settings.get("document_order", "retrieved"))
-
-
