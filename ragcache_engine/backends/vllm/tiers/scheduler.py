@@ -83,7 +83,9 @@ class TierScheduler(Scheduler):
         pool.free_block_queue = FreeBlocks(cache.device)
         if self.policy is SchedulingPolicy.FCFS and settings.reorder_window > 1:
             self.waiting = WaitingQueue(
-                lambda request: cache.cached_ratio(request.request_id), settings.reorder_window
+                lambda request: cache.cached_ratio(request.request_id),
+                settings.reorder_window,
+                self._fits,
             )
         if settings.recompute_ratio is not None:
             self._borrowing = connector.borrowing = BorrowScheduling(
@@ -147,6 +149,22 @@ class TierScheduler(Scheduler):
             if reset_connector:
                 done = self.reset_connector_cache()
         return done
+
+    def _fits(self, request: Request) -> bool:
+        """Return whether there are free blocks for the whole request."""
+        pool = self.kv_cache_manager.block_pool
+        free = pool.get_num_free_blocks()
+        missing = -(-request.num_tokens // self.block_size)
+        if missing <= free:
+            return True
+        for key in request.block_hashes:
+            found = pool.get_cached_block(key, [0])
+            if not found:
+                break
+            missing -= (
+                found[0].ref_cnt > 0
+            )  # others compute with it, so it takes none of the free ones
+        return missing <= free
 
     def _now(self) -> float:
         connector = self.connector
