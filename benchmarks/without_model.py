@@ -8,7 +8,7 @@ worker copies tensors. benchmarks/scheduling.py, tier_hits.py and tests use it.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
 from types import MappingProxyType
@@ -25,6 +25,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import (
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.engine import EngineCoreOutput
 from vllm.v1.kv_cache_interface import (
     FullAttentionSpec,
     KVCacheConfig,
@@ -77,6 +78,7 @@ class ModellessEngine:
       tokens.
     recompute_ratio: with RAGCache's scheduler, the share of borrowed documents to compute anew; None
       borrows nothing. any_donors: whether served prompts lend as well.
+    block_tokens: tokens in a block, 16 or a multiple. arguments: further arguments for vLLM.
     """
 
     def __init__(
@@ -94,8 +96,10 @@ class ModellessEngine:
         check: bool = True,
         stock_policy: str = "lru",
         step_tokens: int = STEP_TOKENS,
+        block_tokens: int = BLOCK_TOKENS,
         recompute_ratio: float | None = None,
         any_donors: bool = False,
+        arguments: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         with_tiers = scheduler.__name__ == "TierScheduler"
         budget = TierBudget(
@@ -108,32 +112,34 @@ class ModellessEngine:
             recompute_ratio=recompute_ratio,
             any_donors=any_donors,
         )
-        arguments: dict[str, Any] = {
-            "block_size": BLOCK_TOKENS,
+        chosen: dict[str, Any] = {
+            "block_size": block_tokens,
             "max_num_seqs": at_once,
             "max_num_batched_tokens": step_tokens,
             "max_model_len": 8192,
         }
         if not with_tiers:
-            arguments |= (
+            chosen |= (
                 stock_offload(stock_policy, budget.host_bytes) if host_blocks else NO_CONNECTOR
             )
-        self.config: VllmConfig = build_vllm_config(model, 8 << 30, budget, arguments)
+        chosen |= arguments
+        self.config: VllmConfig = build_vllm_config(model, 8 << 30, budget, chosen)
         self._check = check
         self._device = torch.zeros((device_blocks, PAGE_BYTES), dtype=torch.int8)
-        by_slot = self._device.numpy().reshape(device_blocks * BLOCK_TOKENS, -1)
+        self._block_tokens = block_tokens
+        by_slot = self._device.numpy().reshape(device_blocks * block_tokens, -1)
         self._slots = by_slot[:, :SLOT_BYTES]
-        cache = _cache_config(device_blocks)
+        cache = _cache_config(device_blocks, block_tokens)
         self.config.cache_config.num_gpu_blocks = device_blocks
         hash_tokens = get_hash_fn_by_name(self.config.cache_config.prefix_caching_hash_algo)
         init_none_hash(hash_tokens)
-        self._hasher = get_request_block_hasher(BLOCK_TOKENS, hash_tokens)
+        self._hasher = get_request_block_hasher(block_tokens, hash_tokens)
         self.scheduler = scheduler(
             vllm_config=self.config,
             kv_cache_config=cache,
             structured_output_manager=StructuredOutputManager(self.config),
-            block_size=BLOCK_TOKENS,
-            hash_block_size=BLOCK_TOKENS,
+            block_size=block_tokens,
+            hash_block_size=block_tokens,
         )
         self._worker = self._make_worker() if with_tiers or host_blocks else None
         self.cache: Any = None
@@ -199,13 +205,27 @@ class ModellessEngine:
 
     def step(self) -> dict[str, dict[str, Any]]:
         """Do one step. Returns, by name, the messages to the requests that ended with it."""
+        return {
+            one.request_id: (one.kv_transfer_params or {}).get("ragcache") or {}
+            for one in self.end_step(*self.begin_step())
+            if one.finish_reason is not None
+        }
+
+    def begin_step(self) -> tuple[SchedulerOutput, list[list[int]]]:
+        """Schedule a step, begin its copies and compute it. Returns it with the tokens it samples."""
         start = time.perf_counter()
         output = self.scheduler.schedule()
         self.scheduling_s += time.perf_counter() - start
-        copied = self._copy(output)
+        self._begin_copies(output)
         self._borrow(output)
-        sampled = self._compute(output)
+        return output, self._compute(output)
+
+    def end_step(
+        self, output: SchedulerOutput, sampled: list[list[int]]
+    ) -> Iterator[EngineCoreOutput]:
+        """Tell the scheduler what a step has done. Returns what it tells of each request."""
         names = list(output.num_scheduled_tokens)
+        copied = self._take_copied()
         start = time.perf_counter()
         outputs = self.scheduler.update_from_output(
             output,
@@ -217,12 +237,7 @@ class ModellessEngine:
             ),
         )
         self.scheduling_s += time.perf_counter() - start
-        return {
-            one.request_id: (one.kv_transfer_params or {}).get("ragcache") or {}
-            for each in outputs.values()
-            for one in each.outputs
-            if one.finish_reason is not None
-        }
+        return (one for each in outputs.values() for one in each.outputs)
 
     def run(self, most_steps: int = 100_000) -> dict[str, dict[str, Any]]:
         """Step until no request waits or runs, and all copies are done."""
@@ -251,10 +266,10 @@ class ModellessEngine:
         tensor = CanonicalKVCacheTensor(self._device, PAGE_BYTES)
         return spec.get_worker(CanonicalKVCaches([tensor], [[CanonicalKVCacheRef(0, PAGE_BYTES)]]))
 
-    def _copy(self, output: SchedulerOutput) -> KVConnectorOutput | None:
-        """Carry out a step's copy jobs as vLLM's worker side does: stores wait for the next step."""
+    def _begin_copies(self, output: SchedulerOutput) -> None:
+        """Begin a step's copies as vLLM's worker side does: stores wait for the next step."""
         if self._worker is None:
-            return None
+            return
         jobs = output.kv_connector_metadata
         assert isinstance(jobs, OffloadingConnectorMetadata)
         for job in jobs.jobs_to_flush or ():
@@ -269,6 +284,11 @@ class ModellessEngine:
         for job, load in jobs.load_jobs.items():
             self._loads[job] = load.req_id
             self._worker.submit_load(job, load.src_spec, load.dst_spec)
+
+    def _take_copied(self) -> KVConnectorOutput | None:
+        """Return what the worker side would report at the end of a step."""
+        if self._worker is None:
+            return None
         told, received = OffloadingWorkerMetadata(), set()
         for done in self._worker.get_finished():
             told.mark_completed(done.job_id)
@@ -302,7 +322,11 @@ class ModellessEngine:
 
     def _slots_of(self, name: str, positions: Sequence[int]) -> Any:
         (blocks,) = self.scheduler.kv_cache_manager.get_block_ids(name)
-        return _slots(blocks, positions)
+        return self._slots_in(blocks, positions)
+
+    def _slots_in(self, blocks: Sequence[int], positions: Sequence[int]) -> Any:
+        at, size = np.asarray(positions, dtype=np.int64), self._block_tokens
+        return np.asarray(blocks, dtype=np.int64)[at // size] * size + at % size
 
     def _contents_of(self, request: Request, end: int) -> Any:
         """Return what the slots of a request's first `end` tokens must hold; shape (end, SLOT_BYTES)."""
@@ -313,7 +337,7 @@ class ModellessEngine:
             return _contents(salt, tokens)
         plan = borrower.plan
         contents = _contents(f"{salt} {plan.digest.hex()}", tokens)
-        exact = min(end, plan.exact_blocks * BLOCK_TOKENS)
+        exact = min(end, plan.exact_blocks * self._block_tokens)
         contents[:exact] = _contents(salt, tokens[:exact])
         for copy in plan.copies:
             lent = _contents(salt, plan.donors[copy.donor].token_ids)
@@ -326,24 +350,20 @@ class ModellessEngine:
         jobs = getattr(output.kv_connector_metadata, "borrow_jobs", ())
         copies = [(job, copy) for job in jobs for copy in job.copies]
         lent = [
-            self._slots[_slots(copy.donor_blocks, range(copy.source, copy.source + copy.tokens))]
+            self._slots[
+                self._slots_in(copy.donor_blocks, range(copy.source, copy.source + copy.tokens))
+            ]
             for _, copy in copies
         ]
         for (job, copy), contents in zip(copies, lent, strict=True):
-            self._slots[_slots(job.blocks, range(copy.target, copy.target + copy.tokens))] = (
-                contents
-            )
+            written = self._slots_in(job.blocks, range(copy.target, copy.target + copy.tokens))
+            self._slots[written] = contents
         for job in jobs:
             request = self.scheduler.requests[job.name]
             self.recomputed_tokens += len(job.recomputed)
             if job.recomputed:
                 contents = self._contents_of(request, job.recomputed[-1] + 1)[job.recomputed]
-                self._slots[_slots(job.blocks, job.recomputed)] = contents
-
-
-def _slots(blocks: Sequence[int], positions: Sequence[int]) -> Any:
-    at = np.asarray(positions, dtype=np.int64)
-    return np.asarray(blocks, dtype=np.int64)[at // BLOCK_TOKENS] * BLOCK_TOKENS + at % BLOCK_TOKENS
+                self._slots[self._slots_in(job.blocks, job.recomputed)] = contents
 
 
 def _contents(salt: str, tokens: Sequence[int]) -> Any:
@@ -365,10 +385,13 @@ def connector_spec_config(config: VllmConfig, cache: KVCacheConfig) -> Any:
     return build_offloading_config(config, cache)
 
 
-def _cache_config(blocks: int) -> KVCacheConfig:
+def _cache_config(blocks: int, block_tokens: int) -> KVCacheConfig:
     # 16 tokens of one head of 64 in two bytes, keys and values: 4 KiB.
     spec = FullAttentionSpec(
-        block_size=BLOCK_TOKENS, num_kv_heads=1, head_size=64, dtype=torch.float16
+        block_size=block_tokens,
+        num_kv_heads=1,
+        head_size=64 * BLOCK_TOKENS // block_tokens,
+        dtype=torch.float16,
     )
     assert spec.page_size_bytes == PAGE_BYTES
     tensor = KVCacheTensor(

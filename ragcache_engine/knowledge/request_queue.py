@@ -31,15 +31,23 @@ class ReorderQueue(Generic[T]):
 
     ratio: returns a request's cached ratio now, or None if it is unknown, which counts as 0. The queue
       asks again at every choice, because what is cached changes while requests wait.
+    fits: tells whether there is memory for a request now. One that must wait for memory lets those pass
+      that need not, but no more often than others may overtake it. None: all fit.
     window: also the most requests that may overtake any one request, counted from its arrival through
       every time it is taken out and put back. 1 serves first come, first served.
     Raises ValueError for a window below 1.
     """
 
-    def __init__(self, ratio: Callable[[T], float | None], window: int = 32) -> None:
+    def __init__(
+        self,
+        ratio: Callable[[T], float | None],
+        window: int = 32,
+        fits: Callable[[T], bool] | None = None,
+    ) -> None:
         if window < 1:
             raise ValueError(f"window must be at least 1 (first come, first served), got {window}")
         self._ratio = ratio
+        self._fits = fits
         self._window = window
         self._waiting: deque[_Waiting[T]] = deque()
         # By id: requests need no hash, and those that have ended are not kept in memory.
@@ -106,14 +114,16 @@ class ReorderQueue(Generic[T]):
             raise IndexError("no request waits")
         if len(self._waiting) == 1:
             return 0
-        best, best_ratio = 0, -math.inf
-        for at, waiting in enumerate(islice(self._waiting, self._window)):
-            ratio = self._ratio(waiting.item) or 0.0
-            if ratio > best_ratio:
-                best, best_ratio = at, ratio
+        ratios = []
+        for waiting in islice(self._waiting, self._window):
+            ratios.append(self._ratio(waiting.item) or 0.0)
             if waiting.times_overtaken >= self._window:
                 break  # no request behind this one may overtake it any more
-        return best
+        best = max(range(len(ratios)), key=ratios.__getitem__)  # of equal ones the first
+        if self._fits is None or self._fits(self._waiting[best].item):
+            return best
+        others = sorted(range(len(ratios)), key=ratios.__getitem__, reverse=True)
+        return next((at for at in others if self._fits(self._waiting[at].item)), best)
 
 
 class _Waiting(Generic[T]):

@@ -9,6 +9,7 @@ from ragcache_engine.speculation.estimate import Estimator
 from ragcache_engine.speculation.outcomes import USEFUL
 from ragcache_engine.speculation.prefill_load import ModelSpeed
 from ragcache_engine.speculation.tracked_search import TrackedSearch
+from ragcache_engine.values import SamplingOptions
 
 MOST_CHAINS = 64
 
@@ -36,10 +37,10 @@ class ChainEstimators:
             )
         return search.is_worth_guessing
 
-    def note_prompt(self, search: TrackedSearch, now_s: float) -> None:
-        """Measure how long after its final documents the prompt of this search came."""
+    def note_prompt(self, search: TrackedSearch, now_s: float, options: SamplingOptions) -> None:
+        """Measure how long after its final documents the prompt of this search came; note its options."""
         lead_s = now_s - search.documents_since_s
-        self._of(search.chain).note_prompt(lead_s, was_idle=search.was_idle)
+        self._of(search.chain).note_prompt(lead_s, was_idle=search.was_idle, options=options)
 
     def note_outcome(self, search: TrackedSearch) -> None:
         """Count, once, whether the work that was started for this search was of use."""

@@ -8,6 +8,7 @@ comes. All times are seconds.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass, replace
 
 from ragcache_engine.speculation.prefill_load import ModelSpeed, running_mean
@@ -17,6 +18,8 @@ LEAST_LEAD_S = 0.003
 LEAST_USEFUL_SHARE = 0.2
 QUESTIONS_BETWEEN_TRIALS = 16
 """After how many questions to try again a chain for which speculating gains no time."""
+STEADY_PROMPTS = 3
+"""A chain whose options have changed is guessed for again after so many prompts in a row had the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,14 +88,18 @@ class Estimator:
     figures: ChainFigures = ChainFigures()
     _has_seen_prompt: bool = False
     _skipped: int = 0
+    _options: Hashable = None  # of the last prompt
+    _same_options: int = 0  # prompts in a row with these options, the last one among them
+    _have_options_changed: bool = False
 
-    def note_prompt(self, lead_s: float, *, was_idle: bool) -> None:
-        """Note that a prompt came `lead_s` after its final documents.
+    def note_prompt(self, lead_s: float, *, was_idle: bool, options: Hashable = None) -> None:
+        """Note that a prompt came `lead_s` after its final documents, with these sampling options.
 
         was_idle: no other prefill was pending when those documents were found. Otherwise the lead is not
           counted: a busy process delays everything, so its times do not show what a guess gains in idle
           moments, when guesses gain most.
         """
+        self._note_options(options)
         self._has_seen_prompt = True
         if was_idle:
             self.figures = self.figures.after_lead(lead_s)
@@ -106,6 +113,8 @@ class Estimator:
             return False  # every prompt so far came in a busy moment
         if self.figures.has_too_short_a_lead:
             return False  # leads are measured without guessing too: a trial would show nothing new
+        if self._have_options_changed and self._same_options < STEADY_PROMPTS:
+            return False  # a guess with other options could not be adopted; nor would a trial show more
         if (
             is_worthwhile(self.figures, speed, step_tokens)
             or self._skipped >= QUESTIONS_BETWEEN_TRIALS
@@ -114,3 +123,10 @@ class Estimator:
             return True
         self._skipped += 1
         return False
+
+    def _note_options(self, options: Hashable) -> None:
+        if self._has_seen_prompt and options != self._options:
+            self._have_options_changed = True
+            self._same_options = 0
+        self._options = options
+        self._same_options += 1

@@ -210,7 +210,7 @@ class Pipeline:
             self._runner.cancel(search.speculation, search, outcome)
         if adopted:
             self._runner.adopt(adopted, search, now_s)
-        self._estimators.note_prompt(search, now_s)
+        self._estimators.note_prompt(search, now_s, request.options)
         self._estimators.note_outcome(search)
 
     def _end_overdue(self) -> None:

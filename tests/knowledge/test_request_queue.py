@@ -277,3 +277,35 @@ class Fairness(RuleBasedStateMachine):
 
 
 TestFairness = Fairness.TestCase
+
+
+def test_one_that_must_wait_for_memory_lets_those_pass_that_need_not():
+    ratios = {"large": 5.0, "small": 1.0, "better": 2.0}
+    room = {"small", "better"}
+    queue: ReorderQueue[str] = ReorderQueue(ratios.get, fits=room.__contains__)
+    for name in ratios:
+        queue.push(name)
+    assert queue.pop() == "better"
+    room.add("large")
+    assert popped(queue) == "large small"
+
+
+def test_where_nothing_fits_the_best_waits_at_the_front():
+    ratios = {"small": 1.0, "large": 5.0}
+    queue: ReorderQueue[str] = ReorderQueue(ratios.get, fits=lambda name: False)
+    for name in ratios:
+        queue.push(name)
+    assert popped(queue) == "large small"
+
+
+@given(st.integers(1, 6), st.integers(1, 40))
+def test_waiting_for_memory_nobody_is_overtaken_more_often_than_the_window_allows(window, others):
+    queue: ReorderQueue[int] = ReorderQueue(lambda name: 1.0, window, lambda name: name > 0)
+    queue.push(0)  # never fits
+    served = 0
+    for name in range(1, others + window + 1):
+        queue.push(name)
+        if queue.pop() == 0:
+            break
+        served += 1
+    assert served == (window if window > 1 else 0)

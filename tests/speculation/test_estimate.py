@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from ragcache_engine.speculation.estimate import (
     LEAST_LEAD_S,
     QUESTIONS_BETWEEN_TRIALS,
+    STEADY_PROMPTS,
     ChainFigures,
     Estimator,
     expected_gain_s,
@@ -121,4 +122,18 @@ def test_after_a_bad_time_good_trials_bring_it_back():
     estimator = Estimator(ChainFigures(lead_s=0.5, useful_share=0.0, wrong_guesses=1.0))
     for _ in range(4):
         estimator.figures = estimator.figures.after_question(was_of_use=True, wrong_guesses=0)
+    assert estimator.decide_next(FAST, STEP)
+
+
+def test_where_each_prompt_has_other_options_nothing_is_guessed_until_they_hold():
+    estimator = Estimator()
+    for max_tokens in (4, 4, 9):
+        assert estimator.decide_next(FAST, STEP)  # they have held so far
+        estimator.note_prompt(0.5, was_idle=True, options=max_tokens)
+    for max_tokens in [*range(3 * QUESTIONS_BETWEEN_TRIALS), 5]:
+        assert not estimator.decide_next(FAST, STEP)
+        estimator.note_prompt(0.5, was_idle=True, options=max_tokens)
+    for _ in range(STEADY_PROMPTS - 1):
+        assert not estimator.decide_next(FAST, STEP)
+        estimator.note_prompt(0.5, was_idle=True, options=5)
     assert estimator.decide_next(FAST, STEP)

@@ -227,6 +227,25 @@ def test_among_waiting_requests_the_one_with_most_cached_goes_first(
     assert order == ["cached", "cold", "colder"]
 
 
+def test_a_small_request_passes_one_that_waits_for_memory_and_does_not_starve_it(
+    engine_with: Callable[..., Any],
+):
+    engine = engine_with(device_blocks=64, reorder_window=3)
+    engine.ask("long answer", list(range(30 * 16)), answer_tokens=40)
+    engine.step()
+    engine.ask("large", list(range(5_000, 5_000 + 40 * 16)))
+    ended: list[str] = []
+    number = 0
+    while "large" not in ended:
+        number += 1  # small ones keep coming
+        engine.ask(f"small {number}", [number, *range(100)], answer_tokens=2)
+        ended += engine.step()
+        assert number < 100
+    before = ended[: ended.index("large")]
+    assert before[:3] == ["small 1", "small 2", "small 3"]
+    assert before[3:] == ["long answer"]
+
+
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 @pytest.mark.parametrize("seed", [1, 2])
 def test_under_load_with_aborts_forgetting_and_broken_files_no_tensor_is_out_of_place(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -56,6 +56,7 @@ class TierConnector(OffloadingConnector):
     FinishMessage goes back at the request's end.
     provisional: names of the requests that a running search may still take back.
     served: times the requests, for observers.
+    now: the clock by which decisions depend on time. The scheduler reads it too; a simulation sets it.
     """
 
     def __new__(  # type: ignore[misc]  # vLLM asks this class alone, whatever the model
@@ -85,6 +86,7 @@ class TierConnector(OffloadingConnector):
         self._why_exact: dict[str, WhyExact] = {}
         self._carrier: BorrowCarrier | None = None
         self.served = ServedRequests(time.monotonic, time.time)
+        self.now: Callable[[], float] = time.monotonic
         self._messages: dict[str, RequestMessage] = {}
         self._blocks = kv_cache_config.num_blocks
 
@@ -163,7 +165,7 @@ class TierConnector(OffloadingConnector):
         if self.borrowing and not self.borrowing.may_admit(request):
             return None, False  # its donors are on their way
         cache.collect_disk_results()
-        cache.plan_admission(request.request_id, num_computed_tokens, time.monotonic())
+        cache.plan_admission(request.request_id, num_computed_tokens, self.now())
         cache.add_scheduling_time(request.request_id, time.perf_counter() - start)
         loaded, is_later = super().get_num_new_matched_tokens(request, num_computed_tokens)
         if self.borrowing and loaded is not None:
@@ -203,7 +205,7 @@ class TierConnector(OffloadingConnector):
             if loads.bytes:
                 self.cache.speeds.from_host.record_copy(loads.bytes, loads.time)
             for request in connector_output.finished_recving or ():
-                self.cache.record_load_wait(request, loads.bytes, time.monotonic())
+                self.cache.record_load_wait(request, loads.bytes, self.now())
         super().update_connector_output(connector_output)
 
     def request_finished_all_groups(

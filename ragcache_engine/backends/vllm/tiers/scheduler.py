@@ -83,7 +83,9 @@ class TierScheduler(Scheduler):
         pool.free_block_queue = FreeBlocks(cache.device)
         if self.policy is SchedulingPolicy.FCFS and settings.reorder_window > 1:
             self.waiting = WaitingQueue(
-                lambda request: cache.cached_ratio(request.request_id), settings.reorder_window
+                lambda request: cache.cached_ratio(request.request_id),
+                settings.reorder_window,
+                self._fits,
             )
         if settings.recompute_ratio is not None:
             self._borrowing = connector.borrowing = BorrowScheduling(
@@ -116,13 +118,13 @@ class TierScheduler(Scheduler):
         if output.total_num_scheduled_tokens > len(output.num_scheduled_tokens):
             prompts = sum(n for n in output.num_scheduled_tokens.values() if n > 1)
             prompts += _count_recomputed(output)
-            self._steps[id(output)] = (time.monotonic(), prompts)
+            self._steps[id(output)] = (self._now(), prompts)
         return output
 
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
     ) -> dict[int, EngineCoreOutputs]:
-        now_s = time.monotonic()
+        now_s = self._now()
         began_s, tokens = self._steps.pop(id(scheduler_output), (now_s, 0))
         if tokens and self._cache:
             # Steps overlap, but the model begins this one only after the end of the one before.
@@ -148,6 +150,26 @@ class TierScheduler(Scheduler):
             if reset_connector:
                 done = self.reset_connector_cache()
         return done
+
+    def _fits(self, request: Request) -> bool:
+        """Return whether there are free blocks for the whole request."""
+        pool = self.kv_cache_manager.block_pool
+        free = pool.get_num_free_blocks()
+        missing = -(-request.num_tokens // self.block_size)
+        if missing <= free:
+            return True
+        for key in request.block_hashes:
+            found = pool.get_cached_block(key, [0])
+            if not found:
+                break
+            missing -= (
+                found[0].ref_cnt > 0
+            )  # others compute with it, so it takes none of the free ones
+        return missing <= free
+
+    def _now(self) -> float:
+        connector = self.connector
+        return connector.now() if isinstance(connector, TierConnector) else time.monotonic()
 
     def _add_first(self, request: Request) -> None:
         """Add a request in front of all that wait."""

@@ -13,11 +13,16 @@ from ragcache_engine.knowledge import ReorderQueue
 class WaitingQueue(RequestQueue):
     """Takes the place of a scheduler's `waiting` queue that serves first come, first served.
 
-    ratio, window: as in ReorderQueue.
+    ratio, window, fits: as in ReorderQueue.
     """
 
-    def __init__(self, ratio: Callable[[Request], float | None], window: int) -> None:
-        self._queue: ReorderQueue[Request] = ReorderQueue(ratio, window)
+    def __init__(
+        self,
+        ratio: Callable[[Request], float | None],
+        window: int,
+        fits: Callable[[Request], bool] | None = None,
+    ) -> None:
+        self._queue: ReorderQueue[Request] = ReorderQueue(ratio, window, fits)
 
     def add_request(self, request: Request) -> None:
         self._queue.push(request)

@@ -1,0 +1,199 @@
+"""The questions of the bench as tokens: what was retrieved is recorded, so that nothing is embedded."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from studies.shared_sets import LONG, TOKENS_A_WORD, data_folder
+
+from ragcache_cli.bench.corpora import ANSWER_UNKNOWN, LONGEST_ANSWER
+from ragcache_cli.errors import BadTrace
+from ragcache_cli.prompts import BETWEEN_PASSAGES, PromptForm
+from ragcache_engine.document_order import DocumentOrdering
+from ragcache_engine.knowledge import policy_of_tiers
+from ragcache_engine.values import Document
+from virtual.engine import Asked
+
+CHAIN = "bench"
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """A retrieved document. id: its name; text: as it stands in the prompt."""
+
+    id: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class AskedOf:
+    """A question with the documents that were found for it, nearest first."""
+
+    text: str
+    documents: tuple[Passage, ...]
+    answer: str
+
+
+class Questions:
+    """Turns the questions of a set into requests.
+
+    form: of the prompts. tokenizer: the model's. document_times: how many times as long as in the set
+      documents are; further times have other tokens.
+    """
+
+    def __init__(
+        self,
+        asked: Sequence[AskedOf],
+        form: PromptForm,
+        tokenizer: Any,
+        *,
+        document_times: int = 1,
+        most_tokens: int = 0,
+    ) -> None:
+        self._form, self._tokenizer, self._times = form, tokenizer, document_times
+        self._read: dict[tuple[int, tuple[str, ...]], Asked] = {}
+        self._asked = list(asked)
+        if most_tokens:
+            fits = [len(self.request(number).tokens) <= most_tokens for number in range(len(asked))]
+            self._asked = [one for one, does in zip(asked, fits, strict=True) if does]
+            kept = [number for number, does in enumerate(fits) if does]
+            places = {old: new for new, old in enumerate(kept)}
+            self._read = {
+                (places[number], names): one
+                for (number, names), one in self._read.items()
+                if number in places
+            }
+
+    def __len__(self) -> int:
+        return len(self._asked)
+
+    @cached_property
+    def lengths(self) -> list[int]:
+        """How many tokens each answer gets, as the bench counts them."""
+        golds = [one.answer for one in self._asked]
+        ids = self._tokenizer(golds)["input_ids"]
+        return [
+            min(LONGEST_ANSWER, max(1, len(tokens))) if gold else ANSWER_UNKNOWN
+            for gold, tokens in zip(golds, ids, strict=True)
+        ]
+
+    def documents(self, number: int) -> tuple[Passage, ...]:
+        """Return the documents of a question, nearest first."""
+        return self._asked[number].documents
+
+    def request(self, number: int, documents: Sequence[Passage] | None = None) -> Asked:
+        """Return a question as a request that comes at once and generates one token.
+
+        documents: in the order of the prompt; None: nearest first.
+        """
+        one = self._asked[number]
+        found = tuple(one.documents if documents is None else documents)
+        key = number, tuple(each.id for each in found)
+        if key not in self._read:
+            self._read[key] = self._make(one.text, found)
+        return self._read[key]
+
+    def _make(self, question: str, documents: Sequence[Passage]) -> Asked:
+        form = self._form
+        text = form.filled([each.text for each in documents], question)
+        read = self._tokenizer(text, return_offsets_mapping=True)
+        ids, starts = read["input_ids"], [start for start, _ in read["offset_mapping"]]
+        ends, at = [("", len(form.before))], len(form.before)
+        for place, each in enumerate(documents):
+            at += len(each.text)
+            ends.append((each.id, at))
+            at += len(BETWEEN_PASSAGES) if place + 1 < len(documents) else 0
+        tokens: list[int] = []
+        segments: list[tuple[int, str | None]] = []
+        done = 0
+        for name, end in ends:
+            upto = sum(start < end for start in starts)
+            part = ids[done:upto]
+            for time in range(self._times if name else 1):
+                tokens += [token if not time else (token * 31 + time) % 49_000 for token in part]
+            segments.append((len(tokens), name or None))
+            done = upto
+        return Asked(tokens + ids[done:], segments, 1)
+
+
+class DocumentOrder:
+    """Puts documents into the order of a system, as its retriever does.
+
+    name: of DOCUMENT_ORDERS. capacity_tokens: what device and host hold together.
+    """
+
+    def __init__(self, name: str, capacity_tokens: int, policy: str) -> None:
+        self._ordering = DocumentOrdering(name, capacity_tokens, policy_of_tiers(policy))
+
+    def arrange(self, documents: Sequence[Passage]) -> list[Passage]:
+        """Return the documents in the order of the prompt, which is noted."""
+        known = [Document(each.id, each.text) for each in documents]
+        places = self._ordering.positions(known, CHAIN)
+        self._ordering.note_prompt([known[place] for place in places], CHAIN)
+        return [documents[place] for place in places]
+
+
+def read_questions(name: str, top_k: int, context_tokens: int) -> list[AskedOf]:
+    """Read a shared question set with what was retrieved for it; `long` for whole articles.
+
+    context_tokens: longer articles are left out, as the bench does. Raises BadTrace.
+    """
+    folder = data_folder()
+    if folder is None:
+        raise BadTrace("there are no shared question sets: set RAGCACHE_DATA to their folder")
+    squad = folder / ("squad" if name == LONG else name)
+    corpus = list(_read_lines(squad / "corpus.jsonl.gz"))
+    asked = list(_read_lines(squad / "queries.jsonl.gz"))
+    found = list(_read_lines(squad / "retrieval_topk.jsonl.gz"))
+    if name == LONG:
+        return _articles(corpus, asked, found, int(context_tokens / TOKENS_A_WORD))
+    texts = {row["doc_id"]: "\n".join(filter(None, (row["title"], row["text"]))) for row in corpus}
+    return [
+        AskedOf(
+            row["query"],
+            tuple(Passage(key, texts[key]) for key in seen["doc_ids"][:top_k]),
+            (row["answers"] or [""])[0],
+        )
+        for row, seen in zip(asked, found, strict=True)
+    ]
+
+
+def _articles(
+    corpus: Sequence[dict[str, Any]], asked: Sequence[dict[str, Any]],
+    found: Sequence[dict[str, Any]], most_words: int,
+) -> list[AskedOf]:  # fmt: skip
+    paragraphs: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for row in sorted(corpus, key=lambda row: str(row["doc_id"])):
+        paragraphs[row["title"]].append(row)
+    texts = {
+        title: "\n".join([title, *(row["text"] for row in rows)])
+        for title, rows in paragraphs.items()
+    }
+    kept = {title for title, text in texts.items() if len(text.split()) <= most_words}
+    title_of = {row["doc_id"]: row["title"] for row in corpus}
+    chosen = []
+    for row, seen in zip(asked, found, strict=True):
+        if not any(title_of[key] in kept for key in row["gold_doc_ids"]):
+            continue
+        titles = [title_of[key] for key in seen["doc_ids"] if title_of[key] in kept]
+        # The bench searches the kept articles alone; the record has the ten nearest of all.
+        title = titles[0] if titles else title_of[row["gold_doc_ids"][0]]
+        chosen.append(
+            AskedOf(row["query"], (Passage(title, texts[title]),), (row["answers"] or [""])[0])
+        )
+    return chosen
+
+
+def _read_lines(path: Path) -> list[dict[str, Any]]:
+    try:
+        with gzip.open(path, "rt", encoding="utf-8") as lines:
+            return [json.loads(line) for line in lines]
+    except (OSError, ValueError) as error:
+        raise BadTrace(f"{path} cannot be read: {error}") from error
