@@ -108,6 +108,10 @@ bench-tiers: $(READY) ## the tiers against vLLM's own host offload; reordering; 
 	@$(PYTHON) benchmarks/tier_hits.py --out benchmarks/results/tiers
 	@$(PYTHON) benchmarks/scheduling.py --nodes 10000 --out benchmarks/results/tiers
 
+.PHONY: bench-virtual
+bench-virtual: $(READY) ## every system at eight rates on a clock without noise, to the digit (20 minutes)
+	@PYTHONHASHSEED=0 $(PYTHON) benchmarks/virtual_clock.py --resume
+
 .PHONY: same-answers
 same-answers: $(READY) ## count answers that differ from stock vLLM's, in float32 and bfloat16 (30 minutes)
 	@$(PYTHON) benchmarks/same_answers.py --dtype float32 --at-once 8

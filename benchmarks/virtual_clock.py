@@ -85,7 +85,7 @@ def replay_kept_run(raw: Mapping[str, Any], machine: Any, console: Console) -> l
     def questions(trace: str) -> Any:
         return open_trace(*SETS[trace.split(",")[0]], 1)[0]
 
-    agreed = []
+    agreed: list[Any] = []
     for system in COMPARED:
         agreed += replay_system(system, plays, machine, questions, model, warm)
         console.print(f"kept run: {system} replayed")
@@ -164,8 +164,8 @@ def main() -> None:
     runs.sort(key=lambda run: (run.scene, list(BY_KEY).index(run.system)))
     agreed = [] if arguments.no_agreement else replay_kept_run(raw, fitted, console)
     command = " ".join(["python benchmarks/virtual_clock.py", *sys.argv[1:]])
-    text = write_report(scenes, runs, agreed, fit, command)
-    (out / "report.md").write_text(text, encoding="utf-8")
+    report = write_report(scenes, runs, agreed, fit, command)
+    (out / "report.md").write_text(report, encoding="utf-8")
     write_plot(out / "ttft.png", scenes, runs)
     write_json(out / "agreement.json", [asdict(one) for one in agreed])
     console.print(f"Written: {out}/report.md, ttft.png, {RUNS}, agreement.json")

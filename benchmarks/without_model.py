@@ -120,7 +120,9 @@ class ModellessEngine:
         }
         if not with_tiers:
             chosen |= (
-                stock_offload(stock_policy, budget.host_bytes) if host_blocks else NO_CONNECTOR
+                stock_offload(stock_policy, host_blocks * PAGE_BYTES)
+                if host_blocks
+                else NO_CONNECTOR
             )
         chosen |= arguments
         self.config: VllmConfig = build_vllm_config(model, 8 << 30, budget, chosen)

@@ -22,6 +22,8 @@ from ragcache_engine.values import Document
 from virtual.engine import Asked
 
 CHAIN = "bench"
+FEWEST_CHARACTERS = 3
+"""English has at least so many characters a token, in the mean of a passage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,8 @@ class Questions:
     """Turns the questions of a set into requests.
 
     form: of the prompts. tokenizer: the model's. document_times: how many times as long as in the set
-      documents are; further times have other tokens.
+      documents are; further times have other tokens. most_tokens: questions whose documents may have
+      more are left out; 0: none is.
     """
 
     def __init__(
@@ -59,17 +62,13 @@ class Questions:
     ) -> None:
         self._form, self._tokenizer, self._times = form, tokenizer, document_times
         self._read: dict[tuple[int, tuple[str, ...]], Asked] = {}
-        self._asked = list(asked)
-        if most_tokens:
-            fits = [len(self.request(number).tokens) <= most_tokens for number in range(len(asked))]
-            self._asked = [one for one, does in zip(asked, fits, strict=True) if does]
-            kept = [number for number, does in enumerate(fits) if does]
-            places = {old: new for new, old in enumerate(kept)}
-            self._read = {
-                (places[number], names): one
-                for (number, names), one in self._read.items()
-                if number in places
-            }
+        self._asked = [
+            one for one in asked if not most_tokens or self._most_tokens_of(one) <= most_tokens
+        ]
+
+    def _most_tokens_of(self, one: AskedOf) -> int:
+        """Return a bound on the tokens of a prompt's documents, without reading them."""
+        return self._times * sum(len(each.text) for each in one.documents) // FEWEST_CHARACTERS
 
     def __len__(self) -> int:
         return len(self._asked)
