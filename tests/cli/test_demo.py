@@ -20,7 +20,8 @@ pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 
 OURS = re.compile(
     r"✓ |  |Other programs comput|Each question with its 5 nearest passages|\d/\d |"
-    r"[─ ]*$| *Seconds from the question| *#  question | *\d  |reused: not|equal: the answer|Sooner: |Equal: |The trade: |"
+    r"[─ ]*$| *Seconds from the question| *#  question | *\d  |reused: not|"
+    r"equal: the answer|Sooner: |Equal: |The trade: |"
     r"Written: |With your own files:|All in all \d+ s\.$"
 )
 """What a line of the demo begins with."""
