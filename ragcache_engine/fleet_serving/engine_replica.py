@@ -53,8 +53,12 @@ class EngineReplica:
             async with self._client.stream(
                 request.method, request.target, headers=list(request.headers), content=request.body
             ) as answer:
+                if answer.status_code >= 500:
+                    await self._end_if_ill()
                 yield AnswerHead(answer.status_code, tuple(answer.headers.items()))
                 async for part in answer.aiter_bytes():
+                    if b'"error"' in part:
+                        await self._end_if_ill()
                     yield part
         except httpx2.TransportError as error:
             raise ReplicaLost(f"its server broke off: {error!r}") from error
@@ -74,6 +78,17 @@ class EngineReplica:
         answer = await self._client.get("/health", timeout=10.0)
         if answer.status_code != 200:
             raise ReplicaLost(f"its server is ill: HTTP {answer.status_code}")
+
+    async def _end_if_ill(self) -> None:
+        """End this process if its server's model has died.
+
+        Such a server lives on for some seconds and refuses everything at once, so that it looks idle.
+        """
+        try:
+            await self.check_health()
+        except (httpx2.TransportError, ReplicaLost) as error:
+            logger.error("this replica ends: %r", error)
+            os._exit(SERVER_ENDED)
 
     async def record_routing_stats(self) -> dict[str, Any]:
         """Tell the router which documents of the latest prompts have left device and host memory."""

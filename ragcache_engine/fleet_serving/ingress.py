@@ -38,10 +38,13 @@ from ragcache_engine.serving.settings import Limits
 
 logger = logging.getLogger(__name__)
 
-ATTEMPTS = 6
+ATTEMPTS = 12
 """How often a request is sent, if one replica after another is lost."""
 
-WAIT_S = 0.3
+FAILED_ATTEMPTS = 3
+"""How often a request is sent if a server that lives fails at it (HTTP 500)."""
+
+WAIT_S, LONGEST_WAIT_S = 0.3, 3.0
 """Seconds before a request is sent again, longer each time."""
 
 TO_ALL = {f"{PREFIX}/forget", f"{PREFIX}/clear"}
@@ -138,12 +141,12 @@ class FleetDoors(Doors):
         relay = _Relay(send)
         for attempt in range(ATTEMPTS):
             if attempt:
-                await asyncio.sleep(WAIT_S * attempt)
+                await asyncio.sleep(min(WAIT_S * attempt, LONGEST_WAIT_S))
                 relay.begin_again()
             try:
                 async with aclosing(self._replicas.send(request)) as parts:
                     async for part in parts:
-                        await relay.take(part, is_last=attempt == ATTEMPTS - 1)
+                        await relay.take(part)
                 return await relay.end()
             except ReplicaLost as error:
                 logger.warning("attempt %d lost its replica: %s", attempt + 1, error)
@@ -167,16 +170,18 @@ class _Relay:
         self._parts: list[bytes] = []
         self._is_stream = False
         self._has_begun = False
+        self._failed = 0
 
     def begin_again(self) -> None:
         self._sent.begin_again()
         self._events = EventReader()
         self._head, self._parts = None, []
 
-    async def take(self, part: AnswerHead | bytes, *, is_last: bool) -> None:
+    async def take(self, part: AnswerHead | bytes) -> None:
         """Take the next part of an attempt. Raises ReplicaLost if it tells of a server that died."""
         if isinstance(part, AnswerHead):
-            if part.status >= 500 and not is_last:
+            self._failed += part.status >= 500
+            if part.status >= 500 and self._failed < FAILED_ATTEMPTS:
                 raise ReplicaLost(f"the server answered with HTTP {part.status}")
             self._head = part
             self._is_stream = (

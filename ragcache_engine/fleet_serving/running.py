@@ -13,6 +13,7 @@ from ray import serve
 
 from ragcache_engine.fleet_serving.application import build_application
 from ragcache_engine.fleet_serving.fleet_settings import FleetSettings
+from ragcache_engine.serving.settings import OPERATOR_KEY
 
 NAME = "ragcache"
 """The name of the application in Ray Serve."""
@@ -34,6 +35,8 @@ def running_fleet(
     options: dict[str, Any] = {}
     if address is None:
         options = {"object_store_memory": OBJECT_STORE_BYTES, "include_dashboard": False}
+    elif key := os.environ.get(OPERATOR_KEY):
+        options = {"runtime_env": {"env_vars": {OPERATOR_KEY: key}}}
     ray.init(
         address=address or "local", log_to_driver=False, logging_level=logging.WARNING, **options
     )

@@ -144,6 +144,15 @@ async def test_a_request_that_loses_every_replica_fails_by_name():
     assert answer.json()["error"]["kind"] == "GenerationFailed"
 
 
+async def test_a_server_that_fails_at_a_request_is_asked_three_times_and_heard():
+    failed = [AnswerHead(500, JSON), b'{"error": "no"}']
+    replicas = MadeUp(*[failed] * 5)
+    async with client(replicas) as door:
+        answer = await door.post("/v1/completions", json={"prompt": "p"})
+    assert (answer.status_code, answer.json()) == (500, {"error": "no"})
+    assert len(replicas.requests) == ingress.FAILED_ATTEMPTS
+
+
 async def test_a_stream_that_is_drawn_gets_a_seed_and_no_other_does():
     whole = [AnswerHead(200, JSON), b"{}"]
     replicas = MadeUp(*[whole] * 4)

@@ -12,6 +12,7 @@ import argparse
 import asyncio
 import json
 import os
+import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,8 @@ def words_of(prompt: str) -> list[str]:
 
 async def complete(request: Request) -> Any:
     said = await request.json()
+    if MODEL.is_dead:
+        return JSONResponse(DEAD, 500)
     if not said.get("stream"):
         await asyncio.sleep(STEP_S * 5)
         text = "".join(words_of(said["prompt"]))
@@ -50,6 +53,9 @@ async def complete(request: Request) -> Any:
         running += 1
         try:
             for word in words_of(said["prompt"]):
+                if MODEL.is_dead:
+                    yield f"data: {json.dumps(DEAD)}\n\n"
+                    return
                 event = {"id": f"c-{os.getpid()}", "choices": [{"index": 0, "text": word}]}
                 yield f"data: {json.dumps(event)}\n\n"
                 await asyncio.sleep(STEP_S)
@@ -67,7 +73,22 @@ async def tell(request: Request) -> JSONResponse:
 
 
 async def say_healthy(request: Request) -> JSONResponse:
-    return JSONResponse({})
+    return JSONResponse({}, 503 if MODEL.is_dead else 200)
+
+
+class Model:
+    """Dies at SIGUSR1. As with vLLM, the server lives on for a while, and fails at everything."""
+
+    def __init__(self) -> None:
+        self.is_dead = False
+        signal.signal(signal.SIGUSR1, self._die)
+
+    def _die(self, *_: object) -> None:
+        self.is_dead = True
+
+
+MODEL = Model()
+DEAD = {"error": {"code": 500, "message": "EngineDeadError", "type": "InternalServerError"}}
 
 
 def make_app() -> Doors:
