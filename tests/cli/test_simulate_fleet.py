@@ -21,7 +21,8 @@ def trace(tmp_path):
     return path
 
 
-def test_every_fleet_and_routing_has_its_row(trace, tmp_path, capsys):
+def test_every_fleet_and_routing_has_its_row(trace, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")
     out = tmp_path / "out"
     arguments = ["--replicas", "1", "4", "--routing", "documents", "random", "--capacity", "20%"]
     assert main(["simulate", str(trace), *arguments, "--output", str(out)]) == 0
