@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -125,14 +126,17 @@ def fleet_table(rows: Sequence[FleetRow], settings: FleetSettings) -> Table:
     """Show the rows."""
     made = Table(
         title=f"{settings.policy}, a fleet as busy as {settings.load:.0%} without a cache",
+        box=SIMPLE_HEAD,  # with borders, ten columns are wider than a terminal
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
         caption="hits: prompt tokens found cached\n"
-        "requests, work: of the busiest replica, over the mean\n"
-        "TTFT: from arrival to first token, queue and prefill\n"
+        "busiest, work: requests and work of the busiest replica, over the mean\n"
+        "TTFT: ms from arrival to first token, queue and prefill; p99: its 99th percentile\n"
         f"lost: hits fewer in the last third if {LOST_SHARE:.0%} of the replicas, one at least, go",
     )
-    for name in ("replicas", "each holds", "routing", "requests", "hits", "busiest: requests"):
+    for name in ("replicas", "each holds", "routing", "hits", "busiest", "work"):
         made.add_column(name, justify="left" if name == "routing" else "right")
-    for name in ("work", "TTFT", "p99", "lost"):
+    for name in ("TTFT", "p99", "lost"):
         made.add_column(name, justify="right")
     previous: tuple[int, int] | None = None
     for row in rows:
@@ -145,12 +149,11 @@ def fleet_table(rows: Sequence[FleetRow], settings: FleetSettings) -> Table:
         made.add_row(
             *heads,
             row.routing,
-            f"{whole.requests:,}",
             f"{whole.hit_rate:.1%}",
             f"{whole.imbalance:.2f}",
             f"{whole.work_imbalance:.2f}",
-            f"{whole.ttft_s * 1000:,.0f} ms",
-            f"{whole.p99_ttft_s * 1000:,.0f} ms",
+            f"{whole.ttft_s * 1000:,.0f}",
+            f"{whole.p99_ttft_s * 1000:,.0f}",
             f"{row.lost_hits:.1%}" if row.lost_hits is not None else "",
         )
         previous = group

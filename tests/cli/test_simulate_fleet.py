@@ -22,22 +22,26 @@ def trace(tmp_path):
 
 
 def test_every_fleet_and_routing_has_its_row(trace, tmp_path, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "160")
+    monkeypatch.setenv("COLUMNS", "80")
     out = tmp_path / "out"
-    arguments = ["--replicas", "1", "4", "--routing", "documents", "random", "--capacity", "20%"]
+    arguments = ["--replicas", "1", "4", "--routing", "documents", "random", "two-choices"]
+    arguments += ["--capacity", "20%"]
     assert main(["simulate", str(trace), *arguments, "--output", str(out)]) == 0
     rows = json.loads((out / "fleet.json").read_text())
     assert [(row["replicas"], row["routing"]) for row in rows] == [
         (1, "documents"),
         (1, "random"),
+        (1, "two-choices"),
         (4, "documents"),
         (4, "random"),
+        (4, "two-choices"),
     ]
-    assert [row["lost"] is None for row in rows] == [True, True, False, False]
-    assert rows[2]["whole"]["hit_rate"] > rows[3]["whole"]["hit_rate"]
+    assert [row["lost"] is None for row in rows] == [True] * 3 + [False] * 3
+    assert rows[3]["whole"]["hit_rate"] > rows[4]["whole"]["hit_rate"]
     assert (out / "fleet.png").read_bytes().startswith(b"\x89PNG")
     said = capsys.readouterr().out
     assert "documents" in said
+    assert "…" not in said, "a table that a terminal of 80 columns shows whole"
     assert "600" in said  # 20% of 30 documents of 100 tokens
 
 
