@@ -1,7 +1,8 @@
-"""Writes folders as a whole; `cache_home` says where those stand that are kept between runs."""
+"""Writes folders and files as a whole; `cache_home` says where those stand that are kept between runs."""
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from pathlib import Path
 
 from ragcache_engine.cache_home import cache_home
 
-__all__ = ["cache_home", "create_folder", "replace_folder"]
+__all__ = ["cache_home", "create_folder", "replace_folder", "write_whole"]
 
 
 @contextmanager
@@ -35,6 +36,17 @@ def replace_folder(target: Path) -> Iterator[Path]:
             with suppress(FileNotFoundError):
                 target.rename(aside / target.name)
             _rename_unless_there(written, target)
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file as a whole: a reader sees the old one or the new one. Raises OSError."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        beside.write_text(text, encoding="utf-8")
+        beside.replace(path)
+    except OSError:
+        beside.unlink(missing_ok=True)
+        raise
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import os
 import platform
 import random
 from collections.abc import Sequence
@@ -17,7 +16,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from ragcache_cli.errors import CommandError
-from ragcache_cli.folders import cache_home
+from ragcache_cli.folders import cache_home, write_whole
 from ragcache_cli.machine import installed_versions, this_machine
 from ragcache_cli.models import DEMO_MODEL, DEMO_MODEL_NAME, demo_model
 from ragcache_cli.precision import choose_dtype
@@ -314,13 +313,9 @@ def _make_output_folder(output: Path) -> None:
 
 
 def _write(output: Path, text: str) -> None:
-    """Write the file as a whole: a reader sees the old profile or the new one."""
-    beside = output.with_name(f".{output.name}.{os.getpid()}")
     try:
-        beside.write_text(text, encoding="utf-8")
-        beside.replace(output)
+        write_whole(output, text)
     except OSError as error:
-        beside.unlink(missing_ok=True)
         raise _not_writable(output, error) from error
 
 

@@ -306,8 +306,9 @@ class MemoryBackend:
         ratio = request.recompute_ratio
         tokens = request.tokens.token_ids
         exact_documents, served = 1, dict[int, Donor]()
-        spans = find_spans(segments, len(tokens), request.text_starts)
-        if self._served is not None and spans:
+        if self._served is not None and (
+            spans := find_spans(segments, len(tokens), request.text_starts)
+        ):
             exact_documents, served = self._served.choose(
                 request.tenant,
                 tokens,

@@ -81,9 +81,9 @@ class ServedDocuments:
         system = token_ids[: spans[0].start]
         segments: list[SegmentEnd] = [(len(system), None)] if system else []
         before: list[tuple[str, int]] = []
+        # vLLM keeps no block that is not full, and always computes the last token of a prompt.
+        full = (len(token_ids) - 1) // self._block_tokens
         for span in spans:
-            # vLLM keeps no block that is not full, and always computes the last token of a prompt.
-            full = (len(token_ids) - 1) // self._block_tokens
             whole = min(ceil(span.lent_end / self._block_tokens), full) * self._block_tokens
             if whole <= span.start:
                 return
@@ -122,10 +122,10 @@ class ServedDocuments:
 
         Exact are the first one, those that follow it here as they did before, and those that were in no
         prompt, as long as all before them are exact: so what is new is computed where it stands.
-        is_exact: returns whether some tier has the prompt's first tokens, this many, as computed behind
+        spans: one at least. is_exact: returns whether some tier has the prompt's first tokens, this many, as computed behind
         the same tokens. is_held: returns whether some tier has a donor's tensors.
         """
-        system = token_ids[: spans[0].start] if spans else ()
+        system = token_ids[: spans[0].start]
         names = [span.document for span in spans]
         exact = 0
         served: dict[int, Donor] = {}
@@ -147,11 +147,6 @@ class ServedDocuments:
             for variant in list(variants):
                 if gone.intersection(document for _, document in variant.segments):
                     self._drop(name, variant)
-
-    def clear(self) -> None:
-        """Drop everything."""
-        self._variants.clear()
-        self._tokens = 0
 
     def _find(
         self, name: Content, before: Sequence[str], is_held: Callable[[Donor], bool]

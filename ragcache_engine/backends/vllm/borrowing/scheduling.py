@@ -133,10 +133,12 @@ class BorrowScheduling:
         self, request: Request, message: RequestMessage
     ) -> tuple[int, dict[int, Donor]]:
         """Return how many documents are exact, and the donors that served prompts left for others."""
+        if self._served is None:
+            return 1, {}
         tokens = request.prompt_token_ids
         assert tokens is not None
         spans = find_spans(message.segments, len(tokens), message.starts)
-        if self._served is None or not spans:
+        if not spans:
             return 1, {}
         keys = request.block_hashes
         return self._served.choose(
@@ -160,7 +162,8 @@ class BorrowScheduling:
         if self._served is None or why_exact is WhyExact.OTHER_INPUT:
             return
         tokens, borrower = request.prompt_token_ids, self.get(request)
-        assert tokens is not None
+        if tokens is None:
+            return  # a prompt of embeddings
         if borrower is None:
             spans = find_spans(message.segments, len(tokens), message.starts)
             self._served.add(request.cache_salt, tokens, spans)
@@ -190,10 +193,10 @@ class BorrowScheduling:
 
     def _describe(self, request: Request, donor: Donor) -> Prompt:
         """Describe a donor to the cache manager. Hashing takes longest, so descriptions are kept."""
-        tokens = sha256(
+        digest = sha256(
             array("q", donor.token_ids).tobytes()
         ).digest()  # keeps no text of documents
-        name = request.cache_salt, tokens, donor.segments
+        name = request.cache_salt, digest, donor.segments
         described = self._described.pop(name, None) or self._make_description(request, donor)
         self._described[name] = described  # the last one is the latest used
         if len(self._described) > MOST_DESCRIBED:

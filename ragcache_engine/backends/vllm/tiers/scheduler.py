@@ -162,9 +162,8 @@ class TierScheduler(Scheduler):
             found = pool.get_cached_block(key, [0])
             if not found:
                 break
-            missing -= (
-                found[0].ref_cnt > 0
-            )  # others compute with it, so it takes none of the free ones
+            # What others compute with takes none of the free ones.
+            missing -= found[0].ref_cnt > 0
         return missing <= free
 
     def _now(self) -> float:
