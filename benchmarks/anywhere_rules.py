@@ -27,12 +27,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import aclosing, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from same_answers import MAX_TOKENS, SMALL, Prompt, data_prompts, stock_tokens
+from same_answers import MAX_TOKENS, SMALL, Prompt, data_prompts, leave, stock_tokens
 from selecting.question_sets import find_nearest
 
 from ragcache_engine import Answer, Corpus, Document, EngineConfig, RAGCacheEngine, SamplingOptions
@@ -242,24 +242,12 @@ async def _ask_life(
         prompt = prompts[one.number]
         async with turnstile:
             if one.kind == "left":
-                await _leave(engine, prompt, dice.uniform(0.0, 1.0))
+                await leave(engine, prompt, dice.uniform(0.0, 1.0))
                 return one, []
             exact = one.kind == "exact"
             return one, await _ask(engine, prompt, neighbours, exact=exact)
 
     return await asyncio.gather(*map(ask, life))
-
-
-async def _leave(engine: RAGCacheEngine, prompt: Prompt, after_s: float) -> None:
-    documents = [Document(name, text) for name, text in prompt.documents.items()]
-    pieces = engine.astream(prompt.text, documents, OPTIONS)
-    async with aclosing(pieces):
-        try:
-            async with asyncio.timeout(after_s):
-                async for _ in pieces:
-                    pass
-        except TimeoutError:
-            pass
 
 
 def _stock_answers(model: str, prompts: Sequence[Prompt], eager: bool) -> list[Tokens]:

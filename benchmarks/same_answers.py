@@ -135,17 +135,6 @@ def ragcache_tokens(
     options = SamplingOptions(max_tokens=MAX_TOKENS)
     dice = random.Random(7)
 
-    async def give_up(prompt: Prompt, after_s: float) -> None:
-        documents = [Document(name, text) for name, text in prompt.documents.items()]
-        pieces = engine.astream(prompt.text, documents, options)
-        async with aclosing(pieces):
-            try:
-                async with asyncio.timeout(after_s):
-                    async for _ in pieces:
-                        pass
-            except TimeoutError:
-                pass
-
     async def ask_all() -> list[list[int]]:
         turnstile = asyncio.Semaphore(at_once)
 
@@ -153,7 +142,7 @@ def ragcache_tokens(
             documents = [Document(name, text) for name, text in prompt.documents.items()]
             async with turnstile:
                 if aborts:
-                    await give_up(dice.choice(prompts), dice.uniform(0.0, 1.0))
+                    await leave(engine, dice.choice(prompts), dice.uniform(0.0, 1.0))
                 answer = await engine.agenerate(prompt.text, documents, options)
             assert len(set(answer.usage.document_ids)) == len(set(prompt.documents.values()))
             return list(answer.token_ids)
@@ -161,6 +150,19 @@ def ragcache_tokens(
         return await asyncio.gather(*map(ask, prompts))
 
     return asyncio.run(ask_all())
+
+
+async def leave(engine: RAGCacheEngine, prompt: Prompt, after_s: float) -> None:
+    """Ask, and leave the answer's stream after so many seconds."""
+    documents = [Document(name, text) for name, text in prompt.documents.items()]
+    pieces = engine.astream(prompt.text, documents, SamplingOptions(max_tokens=MAX_TOKENS))
+    async with aclosing(pieces):
+        try:
+            async with asyncio.timeout(after_s):
+                async for _ in pieces:
+                    pass
+        except TimeoutError:
+            pass
 
 
 Answers = Callable[[str, str, Sequence[Prompt], int], list[list[int]]]

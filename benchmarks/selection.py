@@ -5,7 +5,7 @@
 Each question's passages stand in one prompt. The first passage is exact; the tensors of the others come
 from a donor and are turned to their places; a share of their tokens is computed again. Every way answers
 greedily in float32, and is compared with the exact answer. Rows are added to FOLDER/rows.jsonl; a second
-call goes on where the first one stopped. Writes report.md and selection.png. It measures answers and
+call goes on where the first one stopped, with no served prompts yet. Writes report.md and selection.png. It measures answers and
 computed tokens; benchmarks/anywhere.py measures times, in the engine.
 
 Donors: `alone` behind the system text; `near1`, `near2` behind the nearest one or two passages of the
@@ -166,16 +166,13 @@ def compare(
     spans: list[tuple[str, int, int]] = []
     for place, (name, part) in enumerate(parts.items()):
         if place:
-            if place > 1:
-                gaps += range(len(tokens), len(tokens) + len(separator))
+            gaps += range(len(tokens), len(tokens) + len(separator))
             tokens += separator
         spans.append((name, len(tokens), len(tokens) + len(part)))
         tokens += part
     asked = model.read(ASK.format(question=question.text))
     question_places = list(range(len(tokens), len(tokens) + len(asked)))
     tokens += asked
-    # The separator behind the first document is computed like those between borrowed ones.
-    gaps = [*range(spans[0][2], spans[1][1]), *gaps] if len(spans) > 1 else gaps
     length = len(tokens)
     exact = model.make_room(length + MOST_TOKENS)
     seen = Attention(model, torch.arange(length))

@@ -174,6 +174,18 @@ def test_answers_that_borrowed_nothing_do_not_count(calibrate, capsys):
     assert "too short" in error
 
 
+def test_a_file_that_cannot_be_written_is_refused_before_anything_is_asked(
+    calibrate, tmp_path: Path, capsys
+):
+    backend = Borrowing(lambda ratio: 0)
+    assert calibrate(backend, "--ratios", "0.1", "--answers", tmp_path) != 0
+    (tmp_path / "file").touch()
+    assert calibrate(backend, "--ratios", "0.1", "--answers", tmp_path / "file" / "answers") != 0
+    said = " ".join(capsys.readouterr().err.split())
+    assert said.count("name another file with --answers") == 2
+    assert "Answering" not in said
+
+
 def test_every_answer_can_be_written_to_a_file(calibrate, tmp_path: Path):
     gold = tmp_path / "gold.txt"
     gold.write_text('five six\n["nowhere", "ten"]\n\n' + "never\n" * 9)

@@ -5,7 +5,7 @@ stand where they always stand, so they are exact. Each later document is borrowe
 prompt [system text, context, document], whose tensors of the document are copied and turned to the new
 position. The context is empty, or a neighbour of the document in the corpus. So a donor depends on the
 document, the system text and the corpus, and not on what others asked before. With donors="any" that is
-given up: more documents may be exact, and a donor may be what a served prompt left (`tiers/borrowing/served.py`).
+given up: more documents may be exact, and a donor may be what a served prompt left (see served.py).
 """
 
 from __future__ import annotations

@@ -122,8 +122,8 @@ class ServedDocuments:
 
         Exact are the first one, those that follow it here as they did before, and those that were in no
         prompt, as long as all before them are exact: so what is new is computed where it stands.
-        spans: one at least. is_exact: returns whether some tier has the prompt's first tokens, this many, as computed behind
-        the same tokens. is_held: returns whether some tier has a donor's tensors.
+        spans: one at least. is_exact: returns whether some tier has the prompt's first tokens, this many,
+        as computed behind the same tokens. is_held: returns whether some tier has a donor's tensors.
         """
         system = token_ids[: spans[0].start]
         names = [span.document for span in spans]
