@@ -5,7 +5,6 @@
 Each question's passages stand in one prompt. The first passage is exact; the tensors of the others come
 from a donor and are turned to their places; a share of their tokens is computed again. Every way answers
 greedily in float32, and is compared with the exact answer. Rows are added to FOLDER/rows.jsonl; a second
-
 call goes on where the first one stopped, with no served prompts yet. Writes report.md and
 selection.png. It measures answers and
 computed tokens; benchmarks/anywhere.py measures times, in the engine.
