@@ -135,7 +135,7 @@ class RunningSystem:
         return list(await asyncio.gather(*map(one, requests)))
 
     async def _ask(self, request: Request, asked_s: float, ignore_eos: bool) -> dict[str, Any]:
-        chain = self._chain(request.max_tokens, ignore_eos)
+        chain = self.chain_for(request.max_tokens, ignore_eos=ignore_eos)
         heard, text, first_s, last_s = _UsageListener(), [], None, asked_s
         question = self._set.questions[request.question]
         async for piece in chain.astream(question, config={"callbacks": [heard]}):
@@ -160,7 +160,8 @@ class RunningSystem:
             "text": "".join(text),
         }
 
-    def _chain(self, max_tokens: int, ignore_eos: bool) -> Any:
+    def chain_for(self, max_tokens: int, *, ignore_eos: bool) -> Any:
+        """Return the chain over the prepared set whose answers have this length."""
         key = (max_tokens, ignore_eos)
         if key not in self._chains:
             llm = self._llm.bind(max_tokens=max_tokens, ignore_eos=ignore_eos)

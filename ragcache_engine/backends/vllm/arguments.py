@@ -16,6 +16,7 @@ from vllm.usage.usage_lib import UsageContext
 from ragcache_engine.backends.vllm import cpu_defaults
 from ragcache_engine.backends.vllm.borrowing.support import require_borrowable_engine
 from ragcache_engine.backends.vllm.budget import TierBudget
+from ragcache_engine.backends.vllm.core_executor import CORE_EXECUTOR, can_run_in_core
 from ragcache_engine.backends.vllm.cpu_precision import is_slow_in_bfloat16
 from ragcache_engine.backends.vllm.model_lookup import require_model
 from ragcache_engine.backends.vllm.tier_arguments import BORROWING_WORKER, build_tier_arguments
@@ -52,6 +53,8 @@ def build_vllm_config(
         for name, value in build_tier_arguments(arguments, budget, set(vllm_args)).items():
             if name not in vllm_args:
                 setattr(arguments, name, value)
+        if can_run_in_core(arguments):
+            arguments.distributed_executor_backend = CORE_EXECUTOR
         # Take the step and batch sizes of vLLM's LLM class, which users replace, not of its bare engine.
         config = arguments.create_engine_config(UsageContext.LLM_CLASS)
     except ConfigError:

@@ -12,9 +12,20 @@ from vllm.platforms import current_platform
 
 from ragcache_engine.backends.vllm import cpu_defaults
 from ragcache_engine.backends.vllm.budget import TierBudget
+from ragcache_engine.backends.vllm.core_executor import CORE_EXECUTOR
 from ragcache_engine.backends.vllm.model_lookup import require_model
 from ragcache_engine.backends.vllm.tier_arguments import build_tier_arguments
 
+SEVERAL_WORKERS = frozenset(
+    {
+        "--config",
+        "--tensor-parallel-size", "-tp",
+        "--pipeline-parallel-size", "-pp",
+        "--data-parallel-size", "-dp",
+        "--nnodes", "-n",
+    }
+)  # fmt: skip
+"""Arguments of `vllm serve` that may mean more than one worker."""
 DOORS = "ragcache_engine.backends.vllm.server_doors.ServerDoors"
 
 
@@ -26,11 +37,13 @@ def server_command(model: str, budget: TierBudget, given: Sequence[str]) -> list
     """
     require_model(model)
     arguments = AsyncEngineArgs(model=model)
-    names = {word.split("=")[0] for word in given if word.startswith("--")}
+    names = {word.split("=")[0] for word in given if word.startswith("-")}
     chosen: dict[str, str | None] = {}
     if current_platform.is_cpu():
         chosen["--block-size"] = str(cpu_defaults.BLOCK_TOKENS)
         chosen["--enforce-eager"] = None
+        if names.isdisjoint(SEVERAL_WORKERS):
+            chosen["--distributed-executor-backend"] = CORE_EXECUTOR
     taken = {name.lstrip("-").replace("-", "_") for name in names}
     for name, value in build_tier_arguments(arguments, budget, taken).items():
         if value is True:
