@@ -12,8 +12,8 @@ from typing import Any
 
 from soaking.callers import Tally
 
-QUEUE = "psm_"
-"""The beginning of the names of vLLM's queues in shared memory."""
+QUEUE, SEMAPHORE = "psm_", "sem."
+"""The beginnings of the names of vLLM's queues, and of Python's semaphores, in shared memory."""
 
 PIECE = "piece-{number:02}.json"
 REPORT = "report.md"
@@ -43,12 +43,17 @@ class Piece:
 
 
 def count_left_files(piece: Piece) -> int:
-    """Count the files that nobody removes. Python removes a killed vLLM's queues when this process ends.
+    """Count the files that nobody removes.
 
-    docs/vllm.md tells whose they are. A kill of the engine core and one of the worker leave one each.
+    Python removes a killed vLLM's queues and semaphores when this process ends; docs/vllm.md tells whose
+    they are. A kill leaves at most two of each kind.
     """
-    queues = sum(name.startswith(QUEUE) for name in piece.left_shared_memory)
-    return len(piece.left_shared_memory) - min(queues, 2 * piece.faults.get("kill", 0))
+    most = 2 * piece.faults.get("kill", 0)
+    names = piece.left_shared_memory
+    removed_later = (
+        min(most, sum(name.startswith(kind) for name in names)) for kind in (QUEUE, SEMAPHORE)
+    )
+    return len(names) - sum(removed_later)
 
 
 def read_pieces(folder: Path) -> list[Piece]:

@@ -76,5 +76,7 @@ def test_what_outlives_the_engine_fails_the_soak(pieces: list[Piece]):
         pieces[0], tally=Tally(), left_processes=1, left_shared_memory=["vllm_offload_x"]
     )
     assert failures([piece])[-2:] == ["1 processes outlived the engine", "1 files left in /dev/shm"]
-    queues = replace(piece, left_processes=0, left_shared_memory=["psm_1"], faults={"kill": 1})
+    queues = replace(
+        piece, left_processes=0, left_shared_memory=["psm_1", "sem.mp-1"], faults={"kill": 1}
+    )
     assert failures([queues]) == failures([replace(queues, left_shared_memory=[])])
