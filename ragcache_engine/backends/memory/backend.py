@@ -38,6 +38,7 @@ from ragcache_engine.tiers.borrowing.plan import (
     BorrowPlan,
     Donor,
     WhyExact,
+    count_system_tokens,
     find_spans,
     plan_borrowing,
 )
@@ -313,6 +314,7 @@ class MemoryBackend:
                 request.tenant,
                 tokens,
                 spans,
+                count_system_tokens(segments),
                 is_exact=lambda end: self._holds(chain.keys[: end // self._limits.block_tokens]),
                 is_held=lambda donor: self._holds(self._describe_donor(request, donor).keys),
             )
@@ -358,8 +360,9 @@ class MemoryBackend:
             self._served.add_plan(request.tenant, loan.plan)
         else:
             tokens = request.tokens.token_ids
-            spans = find_spans(_end_documents(request), len(tokens), request.text_starts)
-            self._served.add(request.tenant, tokens, spans)
+            segments = _end_documents(request)
+            spans = find_spans(segments, len(tokens), request.text_starts)
+            self._served.add(request.tenant, tokens, spans, count_system_tokens(segments))
 
     def _answer(self, request: BackendRequest) -> list[str]:
         """Return the answer's words, up to the first stop string."""

@@ -92,6 +92,7 @@ class BorrowPlan:
     exact_blocks: leading blocks that are exact, and shared with every prompt that begins so. They hold
       the system text and the exact documents.
     end: the end of the last document. The tokens after it are computed as ever.
+    system_tokens: how many tokens stand before the first document.
     documents: the documents, in the prompt's order.
     exact_documents: how many of them, from the first on, are exact.
     donors: one for all exact documents, and one for each later one, in their order. The first donor lends
@@ -104,6 +105,7 @@ class BorrowPlan:
 
     exact_blocks: int
     end: int
+    system_tokens: int
     documents: tuple[DocumentSpan, ...]
     exact_documents: int
     donors: tuple[Donor, ...]
@@ -144,6 +146,20 @@ def find_spans(
     return spans
 
 
+def count_system_tokens(segments: Sequence[SegmentEnd]) -> int:
+    """Count the tokens before a prompt's first document.
+
+    A token that ends in the document is none of them, as in "Context: {context}", where " The" is one
+    token: the system text is the same whatever document comes first.
+    """
+    at = 0
+    for end, document in segments:
+        if document is not None and end > at:
+            break
+        at = max(at, end)
+    return at
+
+
 def plan_borrowing(
     token_ids: Sequence[int],
     segments: Sequence[SegmentEnd],
@@ -177,8 +193,8 @@ def plan_borrowing(
         return WhyExact.NOTHING_SERVED
     if sum(span.end - span.start for span in spans[exact_documents:]) < least_tokens:
         return WhyExact.SHORT
-    system = token_ids[: spans[0].start]
-    donors = [_make_first_donor(token_ids, spans[:exact_documents], block_tokens)]
+    system = token_ids[: count_system_tokens(segments)]
+    donors = [_make_first_donor(system, token_ids, spans[:exact_documents], block_tokens)]
     for place, span in enumerate(spans[exact_documents:], exact_documents):
         donor = (served or {}).get(place)
         context = contexts.get(span.document)
@@ -203,6 +219,7 @@ def plan_borrowing(
     return BorrowPlan(
         exact_blocks=exact_blocks,
         end=end,
+        system_tokens=len(system),
         documents=tuple(spans),
         exact_documents=exact_documents,
         donors=tuple(donors),
@@ -213,11 +230,14 @@ def plan_borrowing(
 
 
 def _make_first_donor(
-    token_ids: Sequence[int], spans: Sequence[DocumentSpan], block_tokens: int
+    system: Sequence[int],
+    token_ids: Sequence[int],
+    spans: Sequence[DocumentSpan],
+    block_tokens: int,
 ) -> Donor:
     """Make the prompt that ends with the last exact document, padded as Donor says."""
     *before, last = spans
-    runs: list[SegmentEnd] = [(spans[0].start, None)] if spans[0].start else []
+    runs: list[SegmentEnd] = [(len(system), None)] if system else []
     runs += [(span.end, span.document) for span in before]
     return _pad(list(token_ids[: last.lent_end]), runs, last, last.start, block_tokens)
 

@@ -73,12 +73,17 @@ class ServedDocuments:
         return len(self._variants)
 
     def add(
-        self, tenant: str | None, token_ids: Sequence[int], spans: Sequence[DocumentSpan]
+        self,
+        tenant: str | None,
+        token_ids: Sequence[int],
+        spans: Sequence[DocumentSpan],
+        system_tokens: int,
     ) -> None:
-        """Keep the documents of a prompt whose tensors are all exact."""
-        if not spans:
-            return
-        system = token_ids[: spans[0].start]
+        """Keep the documents of a prompt whose tensors are all exact.
+
+        system_tokens: how many tokens stand before the first document.
+        """
+        system = token_ids[:system_tokens]
         segments: list[SegmentEnd] = [(len(system), None)] if system else []
         before: list[tuple[str, int]] = []
         # vLLM keeps no block that is not full, and always computes the last token of a prompt.
@@ -101,19 +106,22 @@ class ServedDocuments:
     def add_plan(self, tenant: str | None, plan: BorrowPlan) -> None:
         """Keep what a prompt that borrowed has left: its exact documents, and donors made for it."""
         exact = plan.documents[: plan.exact_documents]
-        self.add(tenant, plan.donors[0].token_ids, exact)
-        system = plan.documents[0].start
+        system = plan.system_tokens
+        self.add(tenant, plan.donors[0].token_ids, exact, system)
         for place, donor in enumerate(plan.donors[1:], 1):
             if donor.start == system:
                 span = plan.lent_document(place)
                 end = system + span.end - span.start
-                self.add(tenant, donor.token_ids, [DocumentSpan(span.document, system, end)])
+                self.add(
+                    tenant, donor.token_ids, [DocumentSpan(span.document, system, end)], system
+                )
 
     def choose(
         self,
         tenant: str | None,
         token_ids: Sequence[int],
         spans: Sequence[DocumentSpan],
+        system_tokens: int,
         *,
         is_exact: Callable[[int], bool],
         is_held: Callable[[Donor], bool],
@@ -125,7 +133,7 @@ class ServedDocuments:
         spans: one at least. is_exact: returns whether some tier has the prompt's first tokens, this many,
         as computed behind the same tokens. is_held: returns whether some tier has a donor's tensors.
         """
-        system = token_ids[: spans[0].start]
+        system = token_ids[:system_tokens]
         names = [span.document for span in spans]
         exact = 0
         served: dict[int, Donor] = {}

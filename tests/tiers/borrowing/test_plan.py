@@ -180,3 +180,18 @@ def test_what_stands_between_two_documents_belongs_to_none_of_them():
     apart = planned(TWO, TWO_SEGMENTS)
     joined = planned(TWO, [(10, None), (30, "a"), (52, "b")], starts=[10, 32])
     assert joined == apart
+
+
+def test_a_token_that_the_first_document_shares_with_the_text_before_is_in_no_donor_of_another():
+    # As in "Context: {context}", where the space and the first word are one token.
+    segments: list[tuple[int, str | None]] = [(9, None), (30, "a"), (32, None), (52, "b")]
+    donors = []
+    for shared in (77, 78):
+        tokens = [*TWO[:9], shared, *TWO[10:]]
+        made = planned(tokens, segments, starts=[10, 32])
+        assert made.system_tokens == 9
+        assert made.donors[0].token_ids[9] == shared
+        donors.append(made.donors[1])
+    assert donors[0] == donors[1]
+    assert donors[0].token_ids[:9] == tuple(TWO[:9])
+    assert donors[0].start == 9

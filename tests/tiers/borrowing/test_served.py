@@ -22,12 +22,12 @@ TEXTS = {name: [100 * at + n for n in range(10)] for at, name in enumerate("abcd
 QUESTION = [7] * 9
 
 
-def prompt_of(*names: str) -> tuple[list[int], list[DocumentSpan]]:
+def prompt_of(*names: str) -> tuple[list[int], list[DocumentSpan], int]:
     tokens, spans = list(SYSTEM), []
     for name in names:
         spans.append(DocumentSpan(name, len(tokens), len(tokens) + 10))
         tokens += TEXTS[name]
-    return tokens + QUESTION, spans
+    return tokens + QUESTION, spans, len(SYSTEM)
 
 
 def serve(store: ServedDocuments, *names: str, tenant: str | None = None) -> None:
@@ -65,7 +65,7 @@ def test_a_document_is_borrowed_from_the_prompt_it_was_in(store: ServedDocuments
     exact, donors = choose(store, "d", "c", "b")
     assert exact == 1
     assert {place: names_in(donor) for place, donor in donors.items()} == {1: "abc", 2: "ab"}
-    tokens, spans = prompt_of("a", "b", "c")
+    tokens, spans, _ = prompt_of("a", "b", "c")
     assert donors[1].start == spans[2].start
     lent = donors[1].token_ids[donors[1].start : donors[1].start + 9]
     assert list(lent) == TEXTS["c"][:9]
@@ -112,9 +112,11 @@ def test_tenants_and_other_texts_of_the_same_name_have_their_own(store: ServedDo
     serve(store, "a", "b", tenant="x")
     assert choose(store, "c", "b", tenant="y") == (2, {})
     assert choose(store, "c", "b", tenant="x")[1]
-    tokens, spans = prompt_of("c", "b")
+    tokens, spans, system = prompt_of("c", "b")
     tokens[spans[1].start] += 1
-    changed = store.choose("x", tokens, spans, is_exact=lambda _: False, is_held=lambda _: True)
+    changed = store.choose(
+        "x", tokens, spans, system, is_exact=lambda _: False, is_held=lambda _: True
+    )
     assert changed == (2, {})
 
 
@@ -140,8 +142,8 @@ def test_it_keeps_a_bounded_number_of_variants_and_tokens(
 
 
 def test_the_end_of_a_document_in_a_block_that_is_not_full_is_not_lent(store: ServedDocuments):
-    tokens, spans = prompt_of("a", "b")
-    store.add(None, tokens[: spans[1].lent_end], spans)
+    tokens, spans, system = prompt_of("a", "b")
+    store.add(None, tokens[: spans[1].lent_end], spans, system)
     planned = plan(store, "c", "b")
     assert isinstance(planned, BorrowPlan)
     start, end = planned.documents[1].start, planned.documents[1].end
@@ -151,14 +153,14 @@ def test_the_end_of_a_document_in_a_block_that_is_not_full_is_not_lent(store: Se
         20 - 15,
     )  # 24 tokens, of which vLLM computes the last
     assert set(range(start + copy.tokens, end)) <= set(planned.recomputed)
-    store.add(None, tokens[: spans[1].start + 3], spans)
+    store.add(None, tokens[: spans[1].start + 3], spans, system)
     assert names_in(choose(store, "c", "b")[1][1]) == "ab", (
         "a second one with no full block is none"
     )
 
 
 def plan(store: ServedDocuments, *names: str) -> BorrowPlan | WhyExact:
-    tokens, spans = prompt_of(*names)
+    tokens, spans, _ = prompt_of(*names)
     exact, donors = choose(store, *names)
     segments = [(len(SYSTEM), None), *((span.end, span.document) for span in spans)]
     return plan_borrowing(
@@ -181,7 +183,7 @@ def test_a_plan_takes_new_documents_exactly_and_lends_the_others_from_served_pro
     serve(store, "a", "b", "c")
     planned = plan(store, "d", "e", "c", "b")
     assert isinstance(planned, BorrowPlan)
-    _, spans = prompt_of("d", "e", "c", "b")
+    _, spans, _ = prompt_of("d", "e", "c", "b")
     assert planned.exact_documents == 2
     assert planned.exact_blocks == spans[1].lent_end // BLOCK
     assert [names_in(donor) for donor in planned.donors] == ["de", "abc", "ab"]

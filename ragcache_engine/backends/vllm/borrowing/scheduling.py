@@ -28,6 +28,7 @@ from ragcache_engine.tiers.borrowing.plan import (
     BorrowPlan,
     Donor,
     WhyExact,
+    count_system_tokens,
     find_spans,
     plan_borrowing,
 )
@@ -145,6 +146,7 @@ class BorrowScheduling:
             request.cache_salt,
             tokens,
             spans,
+            count_system_tokens(message.segments),
             is_exact=lambda end: self._holds(keys[: end // self._block_tokens]),
             is_held=lambda donor: self._holds(self._describe(request, donor).keys),
         )
@@ -166,7 +168,8 @@ class BorrowScheduling:
             return  # a prompt of embeddings
         if borrower is None:
             spans = find_spans(message.segments, len(tokens), message.starts)
-            self._served.add(request.cache_salt, tokens, spans)
+            system_tokens = count_system_tokens(message.segments)
+            self._served.add(request.cache_salt, tokens, spans, system_tokens)
         else:
             self._served.add_plan(request.cache_salt, borrower.plan)
 
