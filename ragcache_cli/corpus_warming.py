@@ -6,22 +6,10 @@ from collections.abc import Sequence
 
 from ragcache_cli.prompts import PromptForm
 from ragcache_cli.terminal import Done
-from ragcache_engine import Corpus, Document, RAGCacheEngine, Warmed
+from ragcache_engine import Corpus, Document, RAGCacheEngine, Warmed, sets_of_each
 
 SETS_AT_ONCE = 8
 """How many sets to prefill between two reports of progress."""
-
-
-def plan_sets(names: Sequence[str], *, anywhere: bool) -> list[list[str]]:
-    """Return the sets to prefill, so that every document is cached.
-
-    anywhere: whether the engine borrows documents from other contexts. Then each document comes first in
-      one set, which stores it for prompts that begin with it, and second in another one, which stores it
-      as it is borrowed. Otherwise only prompts that begin with it can use it.
-    """
-    if not anywhere or len(names) < 2:
-        return [[name] for name in names]
-    return [[name, names[at - 1]] for at, name in enumerate(names)]
 
 
 def warm_corpus(
@@ -43,7 +31,7 @@ def warm_corpus(
         return form.filled([document.text for document in documents], question)
 
     names = [document.id for document in documents]
-    sets = plan_sets(names, anywhere=engine.config.reuse == "anywhere")
+    sets = sets_of_each(names, borrows=engine.config.reuse == "anywhere")
     size = SETS_AT_ONCE if done else max(1, len(sets))
     warmed = []
     for start in range(0, len(sets), size):

@@ -85,7 +85,7 @@ from ragcache_engine.values import (
     TokenizedPrompt,
     Usage,
 )
-from ragcache_engine.warming import Warmed
+from ragcache_engine.warming import Warmed, sets_of_each
 
 __version__ = "0.1.0"
 
@@ -174,4 +174,5 @@ __all__ = [
     "Usage",
     "Warmed",
     "__version__",
+    "sets_of_each",
 ]

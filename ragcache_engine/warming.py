@@ -7,11 +7,14 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Se
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TypeVar
 
 from ragcache_engine.checks import require_instance, require_items
 from ragcache_engine.errors import UnknownDocument, UnknownTemplate
 from ragcache_engine.prompt import Render, find_documents
 from ragcache_engine.values import DOCUMENTS_HINT, Answer, Document, Usage
+
+T = TypeVar("T")
 
 QUESTION_PLACEHOLDER = "\x00the question comes here\x00"
 """Stands in for a question, and occurs in no document. The prefilled text ends before it."""
@@ -39,6 +42,19 @@ class Warmed:
             self.prompt_tokens + usage.prompt_tokens,
             self.computed_tokens + usage.computed_tokens,
         )
+
+
+def sets_of_each(documents: Sequence[T], *, borrows: bool) -> list[list[T]]:
+    """Return the sets to prefill, so that every document is cached.
+
+    documents: each once; ids or Documents. borrows: whether the engine borrows documents from other
+      contexts. Then each document comes first in one set, which stores it for prompts that begin with
+      it, and second in another one, which stores it as it is borrowed. Otherwise only prompts that
+      begin with it can use it.
+    """
+    if not borrows or len(documents) < 2:
+        return [[one] for one in documents]
+    return [[one, documents[at - 1]] for at, one in enumerate(documents)]
 
 
 Prefill = tuple[str, Sequence[Document]]

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import Callable
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from ragcache_engine import (
     Document,
@@ -17,10 +19,11 @@ from ragcache_engine import (
     Warmed,
 )
 from ragcache_engine.backends.memory import Stall
-from ragcache_engine.warming import WARM_AT_ONCE
+from ragcache_engine.warming import WARM_AT_ONCE, sets_of_each
 
 TEMPLATE = "Use the reports.\n\n{context}\n\nQuestion: {question}"
 A = Document("a", "The first report is about the harvest of the year. " * 6)
+NAMES = st.lists(st.text(min_size=1), min_size=2, max_size=9, unique=True)
 B = Document("b", "The second report is about ships and the sea. " * 6)
 
 
@@ -141,3 +144,20 @@ def test_a_prefill_that_fails_ends_a_warming_with_its_error(
     engine = engine_on(MemoryBackend(fault=fail))
     with pytest.raises(GenerationFailed, match="a step broke"):
         asyncio.run(engine.awarm([[A], [B]], template=TEMPLATE))
+
+
+@given(NAMES)
+def test_for_borrowing_each_document_comes_first_once_and_second_once(names: list[str]):
+    sets = sets_of_each(names, borrows=True)
+    assert sorted(first for first, _ in sets) == sorted(names)
+    assert sorted(second for _, second in sets) == sorted(names)
+    assert all(first != second for first, second in sets)
+
+
+@given(NAMES)
+def test_for_exact_reuse_each_document_comes_first(names: list[str]):
+    assert sets_of_each(names, borrows=False) == [[name] for name in names]
+
+
+def test_a_single_document_is_a_set_of_its_own():
+    assert sets_of_each(["a"], borrows=True) == [["a"]]

@@ -54,16 +54,20 @@ class EngineRetriever(BaseRetriever):
         raise NotImplementedError
 
     def _open_retrieval(self, query: str) -> AbstractContextManager[RetrievalInProgress]:
-        template, llm = self.template, self.llm
-        if template is not None:
-            template = as_template(template, self.document_separator, llm)
+        llm = self.llm
         return self.engine.retrieval(
             query,
             chain=self.chain,
-            template=template,
+            template=self._template_as_written(),
             options=llm.sampling_options() if llm else None,
             tenant=llm.tenant if llm else None,
         )
+
+    def _template_as_written(self) -> Any:
+        """Return the chain's template as the engine takes it; None if it was not given."""
+        if self.template is None:
+            return None
+        return as_template(self.template, self.document_separator, self.llm)
 
 
 def check_llm(llm: Any, engine: RAGCacheEngine) -> None:

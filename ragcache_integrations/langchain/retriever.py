@@ -15,7 +15,7 @@ from langchain_core.runnables import Runnable
 from langchain_core.runnables.config import run_in_executor
 from langchain_core.vectorstores import VectorStoreRetriever
 
-from ragcache_engine import Corpus, InvalidArgument, RAGCacheEngine
+from ragcache_engine import Corpus, InvalidArgument, RAGCacheEngine, Warmed
 from ragcache_integrations.engine_field import check_engine
 from ragcache_integrations.engine_reporting import (
     listener_if_speculating,
@@ -32,6 +32,7 @@ from ragcache_integrations.langchain.llm import RAGCacheLLM
 from ragcache_integrations.langchain.neighbours import corpus_of
 from ragcache_integrations.langchain.reporting_retriever import ReportingRetriever, check_retriever
 from ragcache_integrations.langchain.store import (
+    all_documents,
     asearch,
     can_find_anything,
     check_supported,
@@ -40,6 +41,7 @@ from ragcache_integrations.langchain.store import (
 from ragcache_integrations.langchain.template import PromptTemplateLike
 from ragcache_integrations.search_checks import check_top_k
 from ragcache_integrations.stage_stream import iterate_in_thread
+from ragcache_integrations.warming import StoreWarming
 
 DEFAULT_K = 4
 
@@ -229,6 +231,50 @@ class RAGCacheRetriever(EngineRetriever, VectorStoreRetriever):
         for the piece that is being searched.
         """
         return iterate_in_thread(self.stream_stages(query, **kwargs))
+
+    def warm(
+        self, documents: Sequence[Document] | None = None, *, progress: bool = False
+    ) -> Warmed:
+        """Prefill documents before anybody asks about them, such as a store that was just filled.
+
+            >>> from langchain_core.embeddings import DeterministicFakeEmbedding
+            >>> engine = RAGCacheEngine(EngineConfig(model="any", backend="memory"))
+            >>> store = FaissVectorStore.from_texts(
+            ...     ["Ice floats on water.", "Tides follow the moon."], DeterministicFakeEmbedding(size=8)
+            ... )
+            >>> retriever = RAGCacheRetriever.from_vectorstore(
+            ...     store, engine=engine, template="{context}\\n\\n{question}"
+            ... )
+            >>> retriever.warm().sets
+            2
+            >>> engine.close()
+
+        documents: some of the store's; None: all of them. progress: show a bar on standard error.
+        Each document is prefilled as the first one of a prompt; with reuse="anywhere" also as prompts
+        borrow it. A question that is asked meanwhile does not wait for the rest. Warming all documents
+        pays as far as the tiers have room for them.
+        Raises UnknownTemplate, before any work, if the retriever has no template and has seen no prompt
+        of its chain yet; what RAGCacheEngine.warm raises.
+        """
+        return self._warming(documents).run(progress=progress)
+
+    async def awarm(
+        self, documents: Sequence[Document] | None = None, *, progress: bool = False
+    ) -> Warmed:
+        """Prefill documents: `warm` for coroutines. Cancelling the task ends the prefills."""
+        return await self._warming(documents).arun(progress=progress)
+
+    def _warming(self, documents: Sequence[Document] | None) -> StoreWarming:
+        if documents is None:
+            documents = all_documents(self.vectorstore)
+        return StoreWarming(
+            engine=self.engine,
+            documents=list(map(engine_document, documents)),
+            neighbours=self._corpus(),
+            chain=self.chain,
+            template=self._template_as_written(),
+            tenant=self.llm.tenant if self.llm else None,
+        )
 
     def _corpus(self) -> Corpus | None:
         """Return where to look up neighbours of documents; None if nothing is borrowed."""

@@ -35,6 +35,9 @@ class SearchableByVector(Protocol):
     def check_searchable(self) -> None:
         """Raise EmptyIndex, or another RetrievalError if nothing can be found."""
 
+    def all_documents(self) -> list[Document]:
+        """Return every document of the store."""
+
     def search_by_vector(
         self, embedding: Sequence[float], search_type: str, **kwargs: Any
     ) -> list[Document]:
@@ -74,6 +77,23 @@ def can_find_anything(store: Any) -> bool:
     if store.docstore is None:
         raise IndexOutOfStep("the store has an index and no docstore; load both from one save")
     return True
+
+
+def all_documents(store: Any) -> list[Document]:
+    """Return every document of a store. Raises UnknownDocument if the docstore lacks one."""
+    if isinstance(store, SearchableByVector):
+        return store.all_documents()
+    if not can_find_anything(store):
+        return []
+    with guard_index(store.index).reading():
+        found = [store.docstore.search(name) for name in store.index_to_docstore_id.values()]
+    for one in found:
+        if not isinstance(one, Document):
+            raise UnknownDocument(
+                f"the index names a document that the docstore does not hold ({one}); load both from "
+                f"one save, or build them again together"
+            )
+    return found
 
 
 def search(

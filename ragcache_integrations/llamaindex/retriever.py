@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Generator, Hashable
+from collections.abc import AsyncGenerator, Generator, Hashable, Sequence
 from contextlib import AbstractContextManager
 from copy import deepcopy
 from dataclasses import replace
@@ -14,7 +14,7 @@ from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.constants import DEFAULT_SIMILARITY_TOP_K
 from llama_index.core.indices.vector_store import VectorIndexRetriever, VectorStoreIndex
-from llama_index.core.schema import NodeWithScore, QueryBundle
+from llama_index.core.schema import BaseNode, NodeWithScore, QueryBundle
 
 from ragcache_engine import (
     Corpus,
@@ -22,6 +22,7 @@ from ragcache_engine import (
     QueryShapeError,
     RAGCacheEngine,
     RetrievalInProgress,
+    Warmed,
 )
 from ragcache_integrations.engine_field import check_engine
 from ragcache_integrations.engine_reporting import (
@@ -31,11 +32,12 @@ from ragcache_integrations.engine_reporting import (
 )
 from ragcache_integrations.index_guard import guard_index
 from ragcache_integrations.llamaindex.bare_index import BareNodes, build_index, objects_by_id
-from ragcache_integrations.llamaindex.documents import check_llm, document_of
+from ragcache_integrations.llamaindex.documents import check_llm, document_of, engine_document
 from ragcache_integrations.llamaindex.llm import RAGCacheLLM
 from ragcache_integrations.llamaindex.neighbours import corpus_of
 from ragcache_integrations.llamaindex.reporting_retriever import ReportingRetriever
 from ragcache_integrations.llamaindex.store import (
+    all_nodes,
     can_find_anything,
     check_supported,
     faiss_index,
@@ -45,6 +47,7 @@ from ragcache_integrations.llamaindex.template import PromptTemplateLike, as_tem
 from ragcache_integrations.search_checks import check_top_k, check_vector_size
 from ragcache_integrations.stage_stream import iterate_in_thread
 from ragcache_integrations.staging import OnStage
+from ragcache_integrations.warming import StoreWarming
 
 _TAKEN_FROM_INDEX = ("callback_manager", "object_map")
 
@@ -332,6 +335,40 @@ class RAGCacheRetriever(VectorIndexRetriever):
         for the piece that is being searched.
         """
         return iterate_in_thread(self.stream_stages(query))
+
+    def warm(self, nodes: Sequence[BaseNode] | None = None, *, progress: bool = False) -> Warmed:
+        """Prefill nodes before anybody asks about them, such as an index that was just built.
+
+            retriever = RAGCacheRetriever.from_index(index, engine=engine, template=text_qa_template)
+            retriever.warm(progress=True)
+
+        nodes: some of the index's; None: all of them. progress: show a bar on standard error.
+        Each node is prefilled as the first one of a prompt; with reuse="anywhere" also as prompts borrow
+        it. A question that is asked meanwhile does not wait for the rest. Warming all nodes pays as far
+        as the tiers have room for them.
+        Raises UnknownTemplate, before any work, if the retriever has no template and has seen no prompt
+        of its query engine yet; UnknownDocument if the docstore lacks a node; what RAGCacheEngine.warm
+        raises.
+        """
+        return self._warming(nodes).run(progress=progress)
+
+    async def awarm(
+        self, nodes: Sequence[BaseNode] | None = None, *, progress: bool = False
+    ) -> Warmed:
+        """Prefill nodes: `warm` for coroutines. Cancelling the task ends the prefills."""
+        return await self._warming(nodes).arun(progress=progress)
+
+    def _warming(self, nodes: Sequence[BaseNode] | None) -> StoreWarming:
+        if nodes is None:
+            nodes = all_nodes(self._index)
+        return StoreWarming(
+            engine=self._engine,
+            documents=list(map(engine_document, nodes)),
+            neighbours=self._corpus(),
+            chain=self.chain,
+            template=self._template,
+            tenant=self._llm.tenant if self._llm else None,
+        )
 
     def _open_retrieval(self, question: str) -> AbstractContextManager[RetrievalInProgress]:
         llm = self._llm

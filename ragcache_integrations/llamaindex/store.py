@@ -12,7 +12,7 @@ from logging import getLogger
 from typing import Any
 
 from llama_index.core.indices.vector_store import VectorIndexRetriever, VectorStoreIndex
-from llama_index.core.schema import NodeWithScore, QueryBundle
+from llama_index.core.schema import BaseNode, NodeWithScore, QueryBundle
 
 from ragcache_engine import UnknownDocument, UnsupportedStore
 from ragcache_integrations.index_guard import guard_index
@@ -141,6 +141,19 @@ def check_supported(index: Any) -> None:
 def can_find_anything(index: VectorStoreIndex) -> bool:
     """Return False for an empty index, whose own retriever finds nothing either."""
     return bool(faiss_index(index).ntotal)
+
+
+def all_nodes(index: VectorStoreIndex) -> list[BaseNode]:
+    """Return every node of an index. Raises UnknownDocument if the docstore lacks one."""
+    with guard_index(faiss_index(index)).reading():
+        names = list(dict.fromkeys(index.index_struct.nodes_dict.values()))
+        try:
+            return index.docstore.get_nodes(names)
+        except ValueError as error:
+            raise UnknownDocument(
+                f"the index names nodes that the docstore does not hold ({error}); load both from one "
+                f"save, or build them again together"
+            ) from error
 
 
 @contextmanager

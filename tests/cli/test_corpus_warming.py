@@ -1,34 +1,12 @@
-"""Prefilling a whole corpus: which sets, and what the engine learns first."""
+"""Prefilling a whole corpus, with progress."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hypothesis import given
-from hypothesis import strategies as st
-
-from ragcache_cli.corpus_warming import SETS_AT_ONCE, plan_sets, warm_corpus
+from ragcache_cli.corpus_warming import SETS_AT_ONCE, warm_corpus
 from ragcache_cli.prompts import CHATML
 from ragcache_engine import Corpus, Document, EngineConfig, RAGCacheEngine
-
-NAMES = st.lists(st.text(min_size=1), min_size=2, max_size=9, unique=True)
-
-
-@given(NAMES)
-def test_for_borrowing_each_document_comes_first_once_and_second_once(names: list[str]):
-    sets = plan_sets(names, anywhere=True)
-    assert sorted(first for first, _ in sets) == sorted(names)
-    assert sorted(second for _, second in sets) == sorted(names)
-    assert all(first != second for first, second in sets)
-
-
-@given(NAMES)
-def test_for_exact_reuse_each_document_comes_first(names: list[str]):
-    assert plan_sets(names, anywhere=False) == [[name] for name in names]
-
-
-def test_a_single_document_is_a_set_of_its_own():
-    assert plan_sets(["a"], anywhere=True) == [["a"]]
 
 
 def test_all_documents_are_prefilled_and_found_later():

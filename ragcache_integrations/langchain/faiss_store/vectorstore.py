@@ -264,6 +264,11 @@ class FaissVectorStore(VectorStore):
         """Return the documents with these ids, in this order; leave out unknown ids."""
         return [copy_document(document) for document in self._collection.get(ids)]
 
+    def all_documents(self) -> list[Document]:
+        """Return every document, in the order in which they were added."""
+        with self._collection.reading() as state:
+            return [copy_document(document) for document in state.rows.values()]
+
     # Searching by text
 
     def similarity_search(self, query: str, k: int = DEFAULT_K, **kwargs: Any) -> list[Document]:

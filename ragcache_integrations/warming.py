@@ -1,0 +1,43 @@
+"""Prefills documents of a store before anybody asks about them, for the retrievers of both frameworks."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ragcache_engine import Corpus, Document, RAGCacheEngine, Warmed, sets_of_each
+
+
+@dataclass(frozen=True, slots=True)
+class StoreWarming:
+    """The prefills of some documents of a store, as its chain will write them into prompts.
+
+    neighbours: where to look up the documents' neighbours; None if the engine borrows nothing.
+    template: as RAGCacheEngine.warm takes it; None: as learned from the chain's prompts.
+    """
+
+    engine: RAGCacheEngine
+    documents: Sequence[Document]
+    neighbours: Corpus | None
+    chain: Hashable
+    template: Any
+    tenant: str | None
+
+    def run(self, *, progress: bool) -> Warmed:
+        """Prefill them; see RAGCacheEngine.warm."""
+        return self.engine.warm(**self._arguments(), progress=progress)
+
+    async def arun(self, *, progress: bool) -> Warmed:
+        """Prefill them: `run` for coroutines."""
+        return await self.engine.awarm(**self._arguments(), progress=progress)
+
+    def _arguments(self) -> dict[str, Any]:
+        each = list({one.id: one for one in self.documents}.values())
+        return {
+            "document_sets": sets_of_each(each, borrows=self.engine.config.reuse == "anywhere"),
+            "template": self.template,
+            "chain": self.chain,
+            "neighbours": self.neighbours,
+            "tenant": self.tenant,
+        }
