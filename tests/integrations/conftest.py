@@ -76,7 +76,7 @@ SERVED_TOO = (
     "_document_order",
     "_accelerate_models",
 )
-"""Ends of the names of the files without a model whose tests run a second time, on a client of a server."""
+"""The files without a model whose names end so run their tests a second time, on a client of a server."""
 
 
 def pytest_generate_tests(metafunc):
