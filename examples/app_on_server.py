@@ -54,8 +54,17 @@ def make_app(url: str) -> FastAPI:
 
     @app.get("/stream")
     async def stream(question: str) -> StreamingResponse:
-        # If the reader leaves, Starlette cancels the chain, and the server ends the request.
-        return StreamingResponse(app.state.chain.astream(question), media_type="text/plain")
+        pieces = app.state.chain.astream(question)
+        # What goes wrong before the first piece can still become a status of its own.
+        first = await anext(pieces, "")
+
+        async def answer() -> AsyncIterator[str]:
+            # If the reader leaves, Starlette cancels the chain, and the server ends the request.
+            yield first
+            async for piece in pieces:
+                yield piece
+
+        return StreamingResponse(answer(), media_type="text/plain")
 
     @app.get("/stats")
     async def stats() -> dict[str, Any]:

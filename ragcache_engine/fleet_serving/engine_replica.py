@@ -139,7 +139,7 @@ def _environment(settings: FleetSettings) -> dict[str, str]:
     context = serve.get_replica_context()
     if settings.splits_cores and "VLLM_CPU_OMP_THREADS_BIND" not in os.environ:
         rank = getattr(context.rank, "local_rank", 0)
-        if cores := _own_cores(sorted(os.sched_getaffinity(0)), rank, settings.replicas):
+        if cores := _own_cores(sorted(os.sched_getaffinity(0)), rank, settings.most_replicas):
             made["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, cores))
             made.setdefault("VLLM_CPU_NUM_OF_RESERVED_CPU", "0")
     return made
