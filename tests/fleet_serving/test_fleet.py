@@ -130,6 +130,15 @@ def test_more_than_the_fleet_takes_is_refused_by_name(door: httpx2.Client):
     assert set(found) == {200, 429}
 
 
+def test_the_example_app_streams_answers_from_a_fleet(fleet: str):
+    for module in ("fastapi", "faiss", "langchain_core"):
+        pytest.importorskip(module)
+    from example_app import example_app
+
+    with example_app(fleet, SHOP) as app:
+        assert app.asking_twice_finds_the_documents()
+
+
 @pytest.mark.parametrize("victim", ["server", "actor", "model"])
 def test_killed_replicas_lose_no_answer_and_come_back(door: httpx2.Client, victim: str):
     before = servers(door)
