@@ -5,8 +5,8 @@
     curl -N "http://localhost:8001/stream?question=What+does+the+with+statement+do%3F"
 
 The app loads no language model and needs no vLLM, so it starts in seconds, and any number of its
-processes share the server's tensors. If the server wants an API key, put it into the environment variable
-RAGCACHE_API_KEY.
+processes share the server's tensors. A fleet (`ragcache serve --replicas 2 -- ...`) looks like one server
+to it. If the server wants an API key, put it into the environment variable RAGCACHE_API_KEY.
 """
 
 from __future__ import annotations
