@@ -31,6 +31,7 @@ class EngineReplica:
 
     def __init__(self, settings: FleetSettings) -> None:
         self._asked = AskedDocuments()
+        self._reports = 0
         self._model: str | None = None
         self._is_stopping = False
         self._server = ServerProcess(settings.server_arguments, _environment(settings))
@@ -98,7 +99,13 @@ class EngineReplica:
             logger.debug("the tree cannot be seen: %r", error)
             tree = None
         gone = self._asked.take_gone(tree, time.monotonic())
-        return {"gone": gone, "pid": os.getpid(), "server": self._server.pid}
+        self._reports += 1
+        return {
+            "report": self._reports,
+            "gone": gone,
+            "pid": os.getpid(),
+            "server": self._server.pid,
+        }
 
     async def _look_at_tree(self) -> TreeSnapshot | None:
         key = os.environ.get(OPERATOR_KEY)

@@ -41,5 +41,5 @@ def test_a_sketch_of_more_documents_than_it_can_tell_apart_stays_small_and_forge
 
 @pytest.mark.parametrize("text", ["", "no base64!", "AAAA"])
 def test_what_is_no_sketch_is_refused(text: str):
-    with pytest.raises(ValueError, match="power of two|base64"):
+    with pytest.raises(ValueError, match=r"power of two|base64"):
         DocumentSketch.from_text(text)
