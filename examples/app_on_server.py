@@ -5,8 +5,8 @@
     curl -N "http://localhost:8001/stream?question=What+does+the+with+statement+do%3F"
 
 The app loads no language model and needs no vLLM, so it starts in seconds, and any number of its
-processes share the server's tensors. If the server wants an API key, put it into the environment variable
-RAGCACHE_API_KEY.
+processes share the server's tensors. A fleet (`ragcache serve --replicas 2 -- ...`) looks like one server
+to it. If the server wants an API key, put it into the environment variable RAGCACHE_API_KEY.
 """
 
 from __future__ import annotations
@@ -54,8 +54,17 @@ def make_app(url: str) -> FastAPI:
 
     @app.get("/stream")
     async def stream(question: str) -> StreamingResponse:
-        # If the reader leaves, Starlette cancels the chain, and the server ends the request.
-        return StreamingResponse(app.state.chain.astream(question), media_type="text/plain")
+        pieces = app.state.chain.astream(question)
+        # What goes wrong before the first piece can still become a status of its own.
+        first = await anext(pieces, "")
+
+        async def answer() -> AsyncIterator[str]:
+            # If the reader leaves, Starlette cancels the chain, and the server ends the request.
+            yield first
+            async for piece in pieces:
+                yield piece
+
+        return StreamingResponse(answer(), media_type="text/plain")
 
     @app.get("/stats")
     async def stats() -> dict[str, Any]:

@@ -7,6 +7,7 @@
 | request_paths.py | what routing knows of a request |
 | wire.py | what the ingress sends to a replica, and what comes back |
 | server_process.py | one server of `ragcache serve`, as a child of a replica |
+| asked_documents.py | what a replica was asked about, and which of it has left its fast memory |
 | engine_replica.py | a replica: keeps its server alive, and passes requests on |
 | request_router.py | our routing in Ray Serve's own, whose interface is young |
 | application.py | the application of Ray Serve, made of all these |

@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections import OrderedDict
+import time
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 import httpx2
 from ray import serve
 
+from ragcache_engine.fleet_serving.asked_documents import AskedDocuments
 from ragcache_engine.fleet_serving.fleet_settings import FleetSettings
 from ragcache_engine.fleet_serving.server_process import ServerProcess
 from ragcache_engine.fleet_serving.wire import AnswerHead, FleetRequest, ReplicaLost
@@ -21,9 +22,6 @@ from ragcache_engine.tiers.wire import FinishMessage, RequestMessage
 
 logger = logging.getLogger(__name__)
 
-REPORTED_KEYS = 2_000
-"""A replica reports on so many beginnings of its latest prompts."""
-
 SERVER_ENDED = 70
 """The exit status of a replica whose server ended."""
 
@@ -32,7 +30,8 @@ class EngineReplica:
     """Runs as an actor of Ray Serve. See the module."""
 
     def __init__(self, settings: FleetSettings) -> None:
-        self._asked: OrderedDict[bytes, str] = OrderedDict()
+        self._asked = AskedDocuments()
+        self._reports = 0
         self._model: str | None = None
         self._is_stopping = False
         self._server = ServerProcess(settings.server_arguments, _environment(settings))
@@ -48,7 +47,7 @@ class EngineReplica:
 
     async def answer(self, request: FleetRequest) -> AsyncGenerator[AnswerHead | bytes, None]:
         """Pass a request on to the server; yield its answer's head, then its body. Closing ends it."""
-        self._remember(request)
+        self._asked.begin(request, time.monotonic())
         try:
             async with self._client.stream(
                 request.method, request.target, headers=list(request.headers), content=request.body
@@ -62,6 +61,8 @@ class EngineReplica:
                     yield part
         except httpx2.TransportError as error:
             raise ReplicaLost(f"its server broke off: {error!r}") from error
+        finally:
+            self._asked.end(request, time.monotonic())
 
     async def answer_whole(self, request: FleetRequest) -> tuple[AnswerHead, bytes]:
         """Pass a request on to the server, and return its whole answer."""
@@ -92,16 +93,19 @@ class EngineReplica:
 
     async def record_routing_stats(self) -> dict[str, Any]:
         """Tell the router which documents of the latest prompts have left device and host memory."""
-        asked = dict(self._asked)
         try:
             tree = await self._look_at_tree()
         except (httpx2.HTTPError, KeyError, ValueError, TypeError) as error:
             logger.debug("the tree cannot be seen: %r", error)
             tree = None
-        gone = find_gone(asked, tree) if tree else []
-        for key in gone:
-            self._asked.pop(key, None)
-        return {"gone": gone, "pid": os.getpid(), "server": self._server.pid}
+        gone = self._asked.take_gone(tree, time.monotonic())
+        self._reports += 1
+        return {
+            "report": self._reports,
+            "gone": gone,
+            "pid": os.getpid(),
+            "server": self._server.pid,
+        }
 
     async def _look_at_tree(self) -> TreeSnapshot | None:
         key = os.environ.get(OPERATOR_KEY)
@@ -111,7 +115,7 @@ class EngineReplica:
         if self._model is None:
             told = (await self._client.get("/v1/models", headers=headers)).json()
             self._model = told["data"][0]["id"]
-        message = RequestMessage(snapshot=MOST_DOCUMENTS, operator_key=key)
+        message = RequestMessage(snapshot=MOST_DOCUMENTS, with_sketch=True, operator_key=key)
         body = {
             "model": self._model,
             "prompt": [0],
@@ -121,13 +125,6 @@ class EngineReplica:
         answer = await self._client.post("/v1/completions", json=body, headers=headers, timeout=20)
         told = FinishMessage.from_dict(answer.json().get("kv_transfer_params"))
         return told.tree if told else None
-
-    def _remember(self, request: FleetRequest) -> None:
-        for key, document in request.documents:
-            self._asked[key] = document
-            self._asked.move_to_end(key)
-        while len(self._asked) > REPORTED_KEYS:
-            self._asked.popitem(last=False)
 
     def _die_with_server(self) -> None:
         """End this process once its server ends: Ray Serve makes another replica at once."""
@@ -143,29 +140,13 @@ class EngineReplica:
             self._server.stop()
 
 
-def find_gone(asked: dict[bytes, str], tree: TreeSnapshot) -> list[bytes]:
-    """Return the keys whose documents a tree no longer holds in fast memory.
-
-    A tree that lists only its largest documents says nothing of the others.
-    """
-    if tree.other_documents:
-        return []
-    held = {
-        name
-        for each in tree.documents
-        if each.blocks.device or each.blocks.host
-        for name in each.documents
-    }
-    return [key for key, document in asked.items() if document not in held]
-
-
 def _environment(settings: FleetSettings) -> dict[str, str]:
     """Return what to add to the environment of a server."""
     made = dict(settings.environment)
     context = serve.get_replica_context()
     if settings.splits_cores and "VLLM_CPU_OMP_THREADS_BIND" not in os.environ:
         rank = getattr(context.rank, "local_rank", 0)
-        if cores := _own_cores(sorted(os.sched_getaffinity(0)), rank, settings.replicas):
+        if cores := _own_cores(sorted(os.sched_getaffinity(0)), rank, settings.most_replicas):
             made["VLLM_CPU_OMP_THREADS_BIND"] = ",".join(map(str, cores))
             made.setdefault("VLLM_CPU_NUM_OF_RESERVED_CPU", "0")
     return made

@@ -55,7 +55,12 @@ class FleetSettings:
     @property
     def most_requests(self) -> int:
         """How many requests the fleet takes at a time."""
-        return self.max_requests or self.ongoing * (self.max_replicas or self.replicas)
+        return self.max_requests or self.ongoing * self.most_replicas
+
+    @property
+    def most_replicas(self) -> int:
+        """How many replicas there may be at a time."""
+        return self.max_replicas or self.replicas
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values, without those that are the default."""

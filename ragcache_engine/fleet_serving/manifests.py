@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from ragcache_engine.fleet_serving.fleet_settings import FleetSettings
@@ -11,6 +13,10 @@ IMPORT_PATH = "ragcache_engine.fleet_serving.application:build"
 SECRET = "ragcache-keys"
 """The Secret that a Kubernetes cluster keeps the keys in: `operator` and `keys.toml`."""
 KEYS_FOLDER = "/etc/ragcache"
+KEYS_FILE = f"{KEYS_FOLDER}/keys.toml"
+
+HEAD_PORTS = {"gcs-server": 6379, "dashboard": 8265, "client": 10001}
+"""What Ray's head listens on. KubeRay makes its services from the ports that a container names."""
 
 
 def serve_config(settings: FleetSettings, *, host: str, port: int) -> dict[str, Any]:
@@ -36,7 +42,7 @@ def kuberay_manifest(
 
     image: a container with `ragcache-integrations[fleet,vllm]`.
     """
-    config = serve_config(settings, host="0.0.0.0", port=port)
+    config = serve_config(_inside_pods(settings), host="0.0.0.0", port=port)
     config["proxy_location"] = "HeadOnly"
     gpus = {"nvidia.com/gpu": int(settings.replica_gpus)} if settings.replica_gpus else {}
     workers = {
@@ -58,7 +64,7 @@ def kuberay_manifest(
                 "enableInTreeAutoscaling": bool(settings.max_replicas),
                 "headGroupSpec": {
                     "rayStartParams": {"num-cpus": "0"},
-                    "template": _pod("head", image, {}),
+                    "template": _pod("head", image, {}, {**HEAD_PORTS, "serve": port}),
                 },
                 "workerGroupSpecs": [workers],
             },
@@ -66,7 +72,18 @@ def kuberay_manifest(
     }
 
 
-def _pod(name: str, image: str, resources: dict[str, Any]) -> dict[str, Any]:
+def _inside_pods(settings: FleetSettings) -> FleetSettings:
+    """Return the settings as they hold in a pod: keys come from the Secret, and no core is shared."""
+    environment = dict(settings.environment)
+    if "RAGCACHE_KEYS" in environment:
+        environment["RAGCACHE_KEYS"] = KEYS_FILE
+    keys_file = KEYS_FILE if settings.keys_file else None
+    return replace(settings, environment=environment, keys_file=keys_file, splits_cores=False)
+
+
+def _pod(
+    name: str, image: str, resources: dict[str, Any], ports: Mapping[str, int] | None = None
+) -> dict[str, Any]:
     operator = {"secretKeyRef": {"name": SECRET, "key": "operator"}}
     container = {
         "name": name,
@@ -77,6 +94,11 @@ def _pod(name: str, image: str, resources: dict[str, Any]) -> dict[str, Any]:
             {"name": "shared-memory", "mountPath": "/dev/shm"},
         ],
         **({"resources": resources} if resources else {}),
+        **(
+            {"ports": [{"name": one, "containerPort": number} for one, number in ports.items()]}
+            if ports
+            else {}
+        ),
     }
     volumes = [
         {"name": "keys", "secret": {"secretName": SECRET}},

@@ -7,6 +7,7 @@ tests/fleet_serving/test_request_router.py notices when it does.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
@@ -28,16 +29,14 @@ class FleetRouter(RequestRouter):
         self._names: tuple[str, ...] = ()
         self._routings: dict[str, Routing] = {}
         self._in_flight: Counter[str] = Counter()
+        self._heard: dict[str, int | None] = {}
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
         """Route to these replicas from now on, and believe what they say they no longer hold."""
         super().update_replicas(replicas)
         self._set_names([name_of(replica.replica_id) for replica in replicas])
-        for routing in self._routings.values():
-            if isinstance(routing, DocumentsRouting):
-                for replica in replicas:
-                    lost = (replica.routing_stats or {}).get("gone", ())
-                    routing.holdings.correct(name_of(replica.replica_id), lost, frozenset())
+        for replica in replicas:
+            self._hear(name_of(replica.replica_id), replica.routing_stats or {})
 
     def on_replica_actor_died(self, replica_id: ReplicaID) -> None:
         """Forget a replica at once, so that what it had is sent elsewhere."""
@@ -72,6 +71,19 @@ class FleetRouter(RequestRouter):
         if self._in_flight[name] > 0:
             self._in_flight[name] -= 1
 
+    def _hear(self, name: str, report: Mapping[str, Any]) -> None:
+        """Forget what a replica has lost, once for each of its reports.
+
+        Ray repeats a report until there is a new one. By then the replica may hold the document again.
+        """
+        number = report.get("report")
+        if number == self._heard.get(name):
+            return
+        self._heard[name] = number
+        for routing in self._routings.values():
+            if isinstance(routing, DocumentsRouting):
+                routing.holdings.correct(name, report.get("gone", ()), frozenset())
+
     def _routing_of(self, pending_request: PendingRequest | None) -> Routing:
         """Return the routing that a request asks for, or the fleet's."""
         request = request_of(pending_request)
@@ -84,6 +96,8 @@ class FleetRouter(RequestRouter):
         self._names = tuple(names)
         for gone in set(self._in_flight) - set(names):
             del self._in_flight[gone]
+        for gone in set(self._heard) - set(names):
+            del self._heard[gone]
         for routing in self._routings.values():
             routing.set_replicas(names)
 

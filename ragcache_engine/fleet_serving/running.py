@@ -10,7 +10,9 @@ from typing import Any
 
 import ray
 from ray import serve
+from ray.serve.context import _get_global_client
 
+from ragcache_engine.errors import ConfigError
 from ragcache_engine.fleet_serving.application import build_application
 from ragcache_engine.fleet_serving.fleet_settings import FleetSettings
 from ragcache_engine.serving.settings import OPERATOR_KEY
@@ -29,7 +31,9 @@ def running_fleet(
     """Start a fleet, and end it after the block: first it answers what it has.
 
     host, port: where its door listens. address: of a Ray cluster; None: on this machine alone. The
-    cluster goes on without the fleet.
+    cluster goes on without the fleet, and so does what else Ray Serve runs there.
+
+    Raises ConfigError if Ray Serve listens on another port there.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     options: dict[str, Any] = {}
@@ -41,14 +45,31 @@ def running_fleet(
         address=address or "local", log_to_driver=False, logging_level=logging.WARNING, **options
     )
     try:
+        serves_already = address is not None and _serves_on(port)
         serve.start(
             http_options={"host": host, "port": port, "request_timeout_s": None},
         )
-        serve.run(build_application(settings), name=NAME, route_prefix="/")
-        yield
-    finally:
         try:
-            serve.delete(NAME)
-            serve.shutdown()  # type: ignore[no-untyped-call]
+            serve.run(build_application(settings), name=NAME, route_prefix="/")
+            yield
         finally:
-            ray.shutdown()
+            serve.delete(NAME)
+            if not serves_already and not serve.status().applications:
+                serve.shutdown()  # type: ignore[no-untyped-call]
+    finally:
+        ray.shutdown()
+
+
+def _serves_on(port: int) -> bool:
+    """Return whether Ray Serve runs on the cluster already. Raises ConfigError if on another port."""
+    # It keeps the port of its first start, and tells it in no public way.
+    client = _get_global_client(raise_if_no_controller_running=False)
+    if client is None:
+        return False
+    if client.http_config.port != port:
+        raise ConfigError(
+            f"Ray Serve runs on this cluster already, and its doors listen on port "
+            f"{client.http_config.port}: give --port {client.http_config.port}, or end it with "
+            f"`serve shutdown`"
+        )
+    return True

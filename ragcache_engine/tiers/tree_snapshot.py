@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from ragcache_engine.tiers.counters import BlocksByTier, DiskState
+from ragcache_engine.tiers.document_sketch import DocumentSketch
 
 MOST_DOCUMENTS = 500
 """A snapshot lists no more documents than this."""
@@ -77,6 +78,8 @@ class TreeSnapshot:
     waiting, running: requests in the scheduler. disk_reads, disk_writes: blocks under way.
     held, capacity: blocks each tier holds, and may hold; a block that several tiers have counts in each.
     requests: the last requests that ended, the oldest first, as the scheduler saw them.
+    sketch: all documents in device and host memory, for a reader who asked for it, if there are more of
+      them than a list may have.
     """
 
     documents: tuple[DocumentBlocks, ...] = ()
@@ -93,6 +96,7 @@ class TreeSnapshot:
     capacity: BlocksByTier = field(default_factory=BlocksByTier)
     block_tokens: int = 0
     requests: tuple[ServedRequest, ...] = ()
+    sketch: DocumentSketch | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, to send to another process."""
@@ -103,6 +107,7 @@ class TreeSnapshot:
         ]
         content["requests"] = [request.to_dict() for request in self.requests]
         content["disk"] = self.disk.value
+        content["sketch"] = self.sketch.to_text() if self.sketch else None
         for name in _BY_TIER:
             content[name] = list(content[name].values())
         return content
@@ -117,6 +122,8 @@ class TreeSnapshot:
         )
         read["requests"] = tuple(map(ServedRequest.from_dict, content["requests"]))
         read["disk"] = DiskState(content["disk"])
+        sketch = content.get("sketch")
+        read["sketch"] = DocumentSketch.from_text(sketch) if sketch else None
         for name in _BY_TIER:
             read[name] = BlocksByTier(*content[name])
         return cls(**read)

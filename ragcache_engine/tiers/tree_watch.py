@@ -7,10 +7,11 @@ from heapq import heappush, heappushpop
 
 from ragcache_engine.knowledge import Node
 from ragcache_engine.tiers.counters import BlocksByTier
+from ragcache_engine.tiers.document_sketch import DocumentSketch
 from ragcache_engine.tiers.tree_snapshot import MOST_DOCUMENTS, DocumentBlocks
 
 SLICE_NODES = 500
-"""So many nodes, or documents, one slice visits: half a millisecond."""
+"""So many nodes, or documents, one slice visits: half a millisecond, or one and a half with a sketch."""
 
 IDLE_SLICES = 20
 """So many slices at once while no request waits or runs."""
@@ -24,6 +25,7 @@ class TreeWatch:
 
     nodes: returns all nodes of the tree as of now.
     documents, others, other_blocks, unnamed_blocks: as in TreeSnapshot, as of the last complete pass.
+    sketch: as in TreeSnapshot; None while `documents` has them all.
     """
 
     def __init__(self, nodes: Callable[[], list[Node]], *, slice_nodes: int = SLICE_NODES) -> None:
@@ -33,6 +35,7 @@ class TreeWatch:
         self.documents: tuple[DocumentBlocks, ...] = ()
         self.others = 0
         self.other_blocks = self.unnamed_blocks = BlocksByTier()
+        self.sketch: DocumentSketch | None = None
 
     @property
     def is_looking(self) -> bool:
@@ -62,6 +65,7 @@ class TreeWatch:
         unnamed = sums.pop((), [0] * 5)
         largest: list[tuple[int, tuple[str, ...], _Sums]] = []
         others = [0] * 5
+        sketch = DocumentSketch(len(sums)) if len(sums) > MOST_DOCUMENTS else None
         for at, (names, of_document) in enumerate(sums.items(), start=1):
             item = (sum(of_document[:3]), names, of_document)
             if len(largest) < MOST_DOCUMENTS:
@@ -69,10 +73,13 @@ class TreeWatch:
             else:
                 _, _, least = heappushpop(largest, item)
                 others = [one + more for one, more in zip(others, least, strict=True)]
+            if sketch is not None and (of_document[0] or of_document[1]):
+                for name in names:
+                    sketch.add(name)
             if not at % self._slice_nodes:
                 yield
         self.others, self.other_blocks = len(sums) - len(largest), BlocksByTier(*others[:3])
-        self.unnamed_blocks = BlocksByTier(*unnamed[:3])
+        self.unnamed_blocks, self.sketch = BlocksByTier(*unnamed[:3]), sketch
         self.documents = tuple(
             DocumentBlocks(names, contexts, uses, BlocksByTier(*blocks))
             for _, names, (*blocks, contexts, uses) in sorted(largest, reverse=True)

@@ -37,6 +37,7 @@ class RequestMessage:
       server's clients do not have it.
     tombstones: the times of these documents' tombstones in the disk tier's folder, by mark.
     snapshot: list this many documents of the knowledge tree; such a request does nothing else.
+    with_sketch: whether the snapshot also has a sketch of all documents in fast memory.
     guess: the engine's own id of the request, if nobody has asked for its answer yet. vLLM gives the
       request another name; `adopted` of a later request refers to this id.
     is_provisional: whether the running search may still take the request back.
@@ -59,6 +60,7 @@ class RequestMessage:
     starts: Sequence[int] = ()
     contexts: Mapping[str, Context] = field(default_factory=dict)
     snapshot: int = 0
+    with_sketch: bool = False
 
     @property
     def is_upkeep(self) -> bool:
@@ -92,6 +94,8 @@ class RequestMessage:
             }
         if self.snapshot:
             content["snapshot"] = self.snapshot
+            if self.with_sketch:
+                content["sketch"] = True
         if self.operator_key is not None:
             content["operator_key"] = self.operator_key
         return {FIELD: content} if content else {}
@@ -120,6 +124,7 @@ class RequestMessage:
             starts=_starts(content.get("starts")),
             contexts=_contexts(content.get("contexts")),
             snapshot=_count(content.get("snapshot")),
+            with_sketch=content.get("sketch") is True,
         )
 
 

@@ -1,4 +1,4 @@
-"""The web app of examples/, in a process of its own, on a real server in another one."""
+"""The web app of examples/: in a process of its own on a real server, and here on one without a model."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import pytest
 EXAMPLES = Path(__file__).parents[2] / "examples"
 QUESTION = "What does the with statement do with a context manager?"
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture
@@ -62,6 +62,7 @@ def ask(app: str, question: str) -> list[str]:
         return list(said.iter_text())
 
 
+@pytest.mark.vllm
 def test_the_app_streams_answers_and_the_second_asking_finds_the_documents_cached(app: str):
     first = ask(app, QUESTION)
     cold = httpx2.get(f"{app}/stats").json()
@@ -72,3 +73,17 @@ def test_the_app_streams_answers_and_the_second_asking_finds_the_documents_cache
     assert warm["finished"] == 2
     prompt_tokens = warm["prompt_tokens"] - cold["prompt_tokens"]
     assert warm["cached_tokens"] - cold["cached_tokens"] > 0.8 * prompt_tokens
+
+
+def test_the_app_works_on_a_server_without_a_model_and_says_so_when_it_is_gone():
+    for module in ("fastapi", "faiss", "langchain_core"):
+        pytest.importorskip(module)
+    from example_app import example_app
+    from http_servers import OPERATOR, serve
+
+    from ragcache_engine.backends.memory import MemoryBackend
+
+    with serve(MemoryBackend()) as server, example_app(server.url, OPERATOR) as app:
+        assert app.asking_twice_finds_the_documents()
+        server.stop()
+        assert app.status(QUESTION) == 503

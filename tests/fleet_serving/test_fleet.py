@@ -17,9 +17,9 @@ import pytest
 
 pytest.importorskip("ray.serve")
 
-from ragcache_engine import Document, RAGCacheEngine
+from ragcache_engine import ConfigError, Document, RAGCacheEngine
 from ragcache_engine.fleet_serving.fleet_settings import FleetSettings
-from ragcache_engine.fleet_serving.running import running_fleet
+from ragcache_engine.fleet_serving.running import _serves_on, running_fleet
 
 pytestmark = [pytest.mark.fleet, pytest.mark.timeout(240)]
 
@@ -128,6 +128,22 @@ def test_more_than_the_fleet_takes_is_refused_by_name(door: httpx2.Client):
     with ThreadPoolExecutor(80) as pool:
         found = list(pool.map(status, range(160)))
     assert set(found) == {200, 429}
+
+
+def test_a_fleet_that_would_listen_elsewhere_than_it_says_is_refused(fleet: str):
+    port = int(fleet.rpartition(":")[2])
+    assert _serves_on(port)
+    with pytest.raises(ConfigError, match=f"--port {port}"):
+        _serves_on(port + 1)
+
+
+def test_the_example_app_streams_answers_from_a_fleet(fleet: str):
+    for module in ("fastapi", "faiss", "langchain_core"):
+        pytest.importorskip(module)
+    from example_app import example_app
+
+    with example_app(fleet, SHOP) as app:
+        assert app.asking_twice_finds_the_documents()
 
 
 @pytest.mark.parametrize("victim", ["server", "actor", "model"])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
 from ragcache_engine import ConfigError
@@ -64,6 +67,30 @@ def test_kubernetes_gets_a_worker_for_each_replica_and_keys_from_a_secret():
     assert "secretKeyRef" in container["env"][0]["valueFrom"]
     inner = yaml.safe_load(made["spec"]["serveConfigV2"])
     assert FleetSettings.from_json(inner["applications"][0]["args"]) == SETTINGS
+
+
+def test_in_a_pod_keys_are_where_the_secret_is_and_the_door_where_kubernetes_looks():
+    here = replace(SETTINGS, keys_file="/home/anna/keys.toml", splits_cores=True)
+    here = replace(here, environment={"RAGCACHE_KEYS": "/home/anna/keys.toml"})
+    made = kuberay_manifest(here, image="shop/ragcache:1", port=8080, ray_version="2.60.0")
+    assert "/home/anna" not in to_yaml(made)
+    cluster = made["spec"]["rayClusterConfig"]
+    for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+        (container,) = group["template"]["spec"]["containers"]
+        mounted = {each["mountPath"] for each in container["volumeMounts"]}
+        inner = yaml.safe_load(made["spec"]["serveConfigV2"])["applications"][0]["args"]
+        assert str(Path(inner["keys_file"]).parent) in mounted
+        assert inner["environment"]["RAGCACHE_KEYS"] == inner["keys_file"]
+        assert not inner.get("splits_cores")
+    (head,) = cluster["headGroupSpec"]["template"]["spec"]["containers"]
+    assert {"name": "serve", "containerPort": 8080} in head["ports"]
+
+
+def test_serve_accepts_the_file_inside_the_manifest():
+    schema = pytest.importorskip("ray.serve.schema")
+    made = kuberay_manifest(SETTINGS, image="shop/ragcache:1", port=8000, ray_version="2.60.0")
+    config = yaml.safe_load(made["spec"]["serveConfigV2"])
+    assert schema.ServeDeploySchema.model_validate(config).proxy_location == "HeadOnly"
 
 
 @pytest.mark.parametrize(

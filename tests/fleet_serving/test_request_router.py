@@ -82,8 +82,19 @@ async def test_what_a_replica_says_is_gone_is_believed(router: FleetRouter):
     router.on_request_routed(asked, replica(other).replica_id, None)
     router.on_request_completed(replica(other).replica_id, "x")
     gone = list(asked.args[0].path.keys)
-    router.update_replicas([replica(home), replica(other, gone=gone)])
+    router.update_replicas([replica(home), replica(other, report=1, gone=gone)])
     assert (await chosen(router, "a", "b"))[0] == home
+
+
+async def test_a_report_that_ray_repeats_is_believed_once(router: FleetRouter):
+    home, other = await chosen(router, "a", "b")
+    asked = pending("a", "b")
+    told = replica(other, report=1, gone=list(asked.args[0].path.keys))
+    router.update_replicas([replica(home), told])
+    router.on_request_routed(asked, replica(other).replica_id, None)
+    router.on_request_completed(replica(other).replica_id, "x")
+    router.update_replicas([replica(home), told])
+    assert (await chosen(router, "a", "b"))[0] == other  # which holds it again
 
 
 async def test_a_request_that_is_none_of_ours_goes_somewhere(router: FleetRouter):

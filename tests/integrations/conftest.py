@@ -59,15 +59,31 @@ class RecordingBackend(MemoryBackend):
         return super().generate(request)
 
 
-SERVED_TOO = ("_events", "_query_engine", "_chat_chain", "_langchain_chain")
-"""In the names of the files without a model whose tests run a second time, on a client of a server."""
+SERVED_TOO = (
+    "_chain",
+    "_chat",
+    "_llm",
+    "_retriever",
+    "_query_engine",
+    "_events",
+    "_conversations",
+    "_structured",
+    "_tools",
+    "_stages",
+    "_cancellation",
+    "_cancelling",
+    "_leaving",
+    "_document_order",
+    "_accelerate_models",
+)
+"""The files without a model whose names end so run their tests a second time, on a client of a server."""
 
 
 def pytest_generate_tests(metafunc):
     """Run tests a second time on a client: those with a model, and some of those without one."""
     names, hidden = metafunc.fixturenames, pytest.HIDDEN_PARAM
     if "make_engine" in names:
-        is_served = any(name in metafunc.definition.path.stem for name in SERVED_TOO)
+        is_served = metafunc.definition.path.stem.endswith(SERVED_TOO)
         ways = ["here", "served"] if is_served else ["here"]
         ids = [hidden, "served"][: len(ways)]
         metafunc.parametrize("make_engine", ways, indirect=True, ids=ids)

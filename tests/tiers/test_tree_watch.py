@@ -132,3 +132,23 @@ def test_a_snapshot_survives_the_way_to_another_process():
     assert TreeSnapshot.from_dict(json.loads(json.dumps(snapshot.to_dict()))) == snapshot
     assert TreeSnapshot.from_dict(TreeSnapshot().to_dict()) == TreeSnapshot()
     assert DocumentBlocks(("a",), 1, 1, BlocksByTier(1, 2, 3)).total_blocks == pytest.approx(6)
+
+
+def test_a_tree_of_more_documents_than_a_list_may_have_is_told_as_a_sketch():
+    grown = Grown()
+    for number in range(MOST_DOCUMENTS):
+        grown.add(f"d{number}", device=9)
+    watch = grown.watch()
+    watch.look(10)
+    assert watch.sketch is None  # the list is complete
+    grown.add("small", host=1)
+    for number in range(100):
+        grown.add(f"on disk {number}", disk=1)
+    watch.look(10)
+    assert watch.sketch is not None
+    listed = {name for each in watch.documents for name in each.documents}
+    assert "small" not in listed
+    assert "small" in watch.sketch
+    assert sum(f"on disk {number}" in watch.sketch for number in range(100)) < 10
+    snapshot = TreeSnapshot(sketch=watch.sketch)
+    assert TreeSnapshot.from_dict(json.loads(json.dumps(snapshot.to_dict()))) == snapshot

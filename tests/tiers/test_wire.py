@@ -24,6 +24,7 @@ def test_what_a_request_carries_survives_the_way_to_vllm():
         operator_key="key",
         tombstones={"mark": 1_700_000_000_000_000_001},
         snapshot=50,
+        with_sketch=True,
     )
     assert RequestMessage.from_dict(json.loads(json.dumps(message.to_dict()))) == message
 

@@ -230,14 +230,18 @@ class TierConnector(OffloadingConnector):
         why_exact = self._why_exact.pop(name, None)
         answer = FinishMessage(tokens, cache.counters, reuse, why_exact)
         if self.settings.is_operator(message.operator_key):
-            tree = self._snapshot(message.snapshot) if message.snapshot else None
+            tree = self._snapshot(message) if message.snapshot else None
             answer = replace(answer, sources=sources, tree=tree)
         return delays, {**(params or {}), **answer.to_dict()}
 
-    def _snapshot(self, documents: int) -> TreeSnapshot:
+    def _snapshot(self, message: RequestMessage) -> TreeSnapshot:
         served = self.served
         return self.cache.snapshot(
-            documents, waiting=served.waiting, running=served.running, requests=served.recent
+            message.snapshot,
+            waiting=served.waiting,
+            running=served.running,
+            requests=served.recent,
+            with_sketch=message.with_sketch,
         )
 
     # -- in a worker's process ---------------------------------------------------------------------
