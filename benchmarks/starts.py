@@ -1,7 +1,7 @@
 """Measure how long a fresh process takes to its first token: RAGCacheEngine against vLLM's own LLM.
 
-    python benchmarks/starts.py --out benchmarks/results/starts              # five minutes
-    python benchmarks/starts.py --rounds 2 --sides vllm ragcache             # two minutes, to see that it runs
+    python benchmarks/starts.py --out benchmarks/results/starts              # seven minutes
+    python benchmarks/starts.py --rounds 2 --sides vllm ragcache    # two minutes, to see that it runs
 
 Each start is a process of its own, from before Python begins until `generate` with one token returns. In
 each round every side starts once, in an order that changes from round to round. The first round warms the
@@ -25,8 +25,8 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -65,7 +65,10 @@ LOG_IS_AT = "its log: "
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """One start. total_s: wall time to the first token. cpu_s: of all its processes. parts_s: by PARTS."""
+    """One start. total_s: wall time to the first token. parts_s: the same, by PARTS.
+
+    cpu_s: processor time of all its processes.
+    """
 
     side: str
     total_s: float
@@ -96,28 +99,36 @@ def main() -> None:
         folder = Path(scratch)
         if SIDES[2] in asked.sides:
             run_start(SIDES[2], model, folder, fill=True)
-        rounds = measure_rounds(asked.sides, model, folder, asked.rounds)
-    lines = list(describe(asked.sides, rounds))
-    print(*lines, sep="\n")
-    if asked.out:
-        asked.out.mkdir(parents=True, exist_ok=True)
-        (asked.out / "starts.md").write_text("\n".join([*lines, ""]), encoding="utf-8")
-        kept = [[as_row(start) for start in one.values()] for one in rounds]
-        (asked.out / "starts.json").write_text(json.dumps(kept, indent=1), encoding="utf-8")
+        rounds: list[dict[str, Start]] = []
+        for one in measure_rounds(asked.sides, model, folder, asked.rounds):
+            rounds.append(one)
+            keep(asked.out, asked.sides, rounds)
+    print(*describe(asked.sides, rounds), sep="\n")
+
+
+def keep(out: Path | None, sides: Sequence[str], rounds: Sequence[dict[str, Start]]) -> None:
+    """Write the report of the rounds so far, so that an interrupted run leaves one."""
+    if out is None:
+        return
+    out.mkdir(parents=True, exist_ok=True)
+    lines = describe(sides, rounds)
+    (out / "starts.md").write_text("\n".join([*lines, ""]), encoding="utf-8")
+    kept = [[asdict(start) for start in one.values()] for one in rounds]
+    (out / "starts.json").write_text(json.dumps(kept, indent=1), encoding="utf-8")
 
 
 def measure_rounds(
     sides: Sequence[str], model: str, folder: Path, rounds: int
-) -> list[dict[str, Start]]:
-    """Start every side once a round. Returns the starts by side, without those of the first round."""
-    measured = []
+) -> Iterator[dict[str, Start]]:
+    """Start every side once a round; yield the starts by side, without those of the first round."""
     for number in range(rounds + 1):
         turn = number % len(sides)
         order = [*sides[turn:], *sides[:turn]]
-        measured.append({side: run_start(side, model, folder) for side in order})
-        said = ", ".join(f"{start.side} {start.total_s:.2f} s" for start in measured[-1].values())
+        starts = {side: run_start(side, model, folder) for side in order}
+        said = ", ".join(f"{start.side} {start.total_s:.2f} s" for start in starts.values())
         print(f"round {number}: {said}", file=sys.stderr, flush=True)
-    return measured[1:]
+        if number:
+            yield starts
 
 
 # -- one start, watched from outside ---------------------------------------------------------------
@@ -263,8 +274,8 @@ def describe(sides: Sequence[str], rounds: Sequence[dict[str, Start]]) -> list[s
         wall = [one[side].total_s / one[STOCK].total_s for one in rounds]
         busy = [one[side].cpu_s / one[STOCK].cpu_s for one in rounds]
         lines.append(
-            f"{side} / {STOCK}, in the same round: {spread(wall, 3)} of the time, {spread(busy, 3)} of the "
-            f"processor time ({len(rounds)} rounds)"
+            f"{side} / {STOCK}, in the same round: {spread(wall, 3)} of the time, {spread(busy, 3)} of "
+            f"the processor time ({len(rounds)} rounds)"
         )
     return lines
 
@@ -274,15 +285,6 @@ def spread(values: Sequence[float], digits: int = 2) -> str:
         return f"{values[0]:.{digits}f}"
     low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
     return f"{middle:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
-
-
-def as_row(start: Start) -> dict[str, Any]:
-    return {
-        "side": start.side,
-        "total_s": start.total_s,
-        "cpu_s": start.cpu_s,
-        "parts_s": start.parts_s,
-    }
 
 
 if __name__ == "__main__":
