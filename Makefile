@@ -95,6 +95,10 @@ bench-eviction: $(READY) ## token hits of every eviction policy on real retrieva
 bench-tree: $(READY) ## what the knowledge tree costs a request, from 1,000 to 1,000,000 nodes (5 minutes)
 	@$(PYTHON) benchmarks/tree_speed.py --nodes 1000 10000 100000 1000000 --policy lru pgdsf halflife
 
+.PHONY: bench-starts
+bench-starts: $(READY) ## a fresh process to its first token, RAGCache against vLLM's own LLM (7 minutes, a quiet machine)
+	@$(PYTHON) benchmarks/starts.py --out benchmarks/results/starts
+
 .PHONY: bench-search
 bench-search: $(READY) ## what search stages cost, and how early the final answer stands (15 minutes)
 	@$(PYTHON) benchmarks/staged_search.py --out benchmarks/results/search

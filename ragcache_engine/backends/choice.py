@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from ragcache_engine.backends.memory import MemoryBackend
 from ragcache_engine.backends.memory.budgeted import backend_within
 from ragcache_engine.backends.vllm.budget import TierBudget
+from ragcache_engine.backends.vllm.collection import importing_vllm
 from ragcache_engine.backends.vllm.installed import require_vllm
 from ragcache_engine.backends.vllm.log import choose_log
 from ragcache_engine.backends.vllm.main_guard import require_guarded_main
@@ -42,7 +43,8 @@ def choose_backend(config: EngineConfig) -> Backend:
     log = choose_log(config.vllm_log, config.vllm_args)
     log.open()  # vLLM logs while it is imported
     try:
-        from ragcache_engine.backends.vllm.backend import VLLMBackend
+        with importing_vllm():
+            from ragcache_engine.backends.vllm.backend import VLLMBackend
 
         return VLLMBackend(
             config.model,

@@ -6,11 +6,12 @@ That each keeps the tree's invariants is shown for all of them in test_tree.py.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from random import Random
 
 import pytest
 
 from ragcache_engine.knowledge import POLICIES, DocumentCache, Node, Segment
-from ragcache_engine.knowledge.eviction import ARC, DEFAULT_POLICY, GDSF, HalfLife
+from ragcache_engine.knowledge.eviction import ARC, DEFAULT_POLICY, GDSF, HalfLife, policy_of_tiers
 from ragcache_engine.knowledge.eviction.policy import EvictionPolicy
 from ragcache_engine.knowledge.eviction.popularity import Popularity
 
@@ -159,15 +160,44 @@ def test_halflife_of_equals_prefers_the_later():
     assert Flat("halflife", 2).ask("ABC").held() == {"B", "C"}
 
 
-def test_halflife_remembers_long_while_popularity_stands_and_short_when_it_moves():
-    flat = Flat("halflife", 10)
-    policy = flat.policy
+def asked_halflife(names: Iterable[str]) -> HalfLife:
+    policy = Flat("halflife", 10).ask(names).policy
     assert isinstance(policy, HalfLife)
-    crowd = [f"old {number}" for number in range(20)]
-    flat.ask(crowd * 50)
-    assert policy.half_life == 16_000
-    flat.ask([f"new {number}" for number in range(20)] * 10)
-    assert policy.half_life < 16_000
+    return policy
+
+
+STEADY = [f"old {number}" for number in range(20)] * 50
+
+
+def test_halflife_remembers_long_while_popularity_stands():
+    policy = asked_halflife(STEADY)
+    assert (policy.half_life, policy.restarts) == (16_000, 0)
+
+
+def test_halflife_remembers_shorter_while_popularity_moves_slowly():
+    dice = Random(1)
+    policy = asked_halflife(f"document {step // 10 + dice.randrange(100)}" for step in range(2_000))
+    assert (policy.half_life, policy.restarts) == (150, 0)
+
+
+def test_halflife_begins_anew_when_popularity_changes_at_once():
+    flat = Flat("halflife", 10).ask(STEADY)
+    flat.ask([f"new {number}" for number in range(8)] * 15)
+    assert isinstance(flat.policy, HalfLife)
+    assert flat.policy.restarts
+    # By all their uses, the old ones would stay.
+    assert flat.held() >= {f"new {number}" for number in range(8)}
+
+
+def test_the_policies_of_one_trees_tiers_count_together():
+    make = policy_of_tiers("halflife")
+    told, other = make(), make()
+    assert isinstance(other, HalfLife)
+    _, nodes = popularity_after("AB", 10.0)
+    for name in "AAAB":
+        nodes[name].last_use += 2
+        told.seen(nodes[name])
+    assert other.compute_priority(nodes["A"]) > other.compute_priority(nodes["B"])
 
 
 def popularity_after(
@@ -195,6 +225,20 @@ def test_rates_stay_comparable_when_counts_are_scaled_down():
     assert popularity.log2_rate(nodes["C"]) > popularity.log2_rate(nodes["A"])
     gap = popularity.log2_rate(nodes["B"]) - popularity.log2_rate(nodes["A"])
     assert gap == pytest.approx(5.0, abs=0.1)
+
+
+def test_after_a_sudden_change_uses_from_before_it_count_little():
+    old, new = [[f"{age} {number}" for number in range(20)] for age in ("old", "new")]
+    popularity, nodes = popularity_after([*old * 30, *new * 8], 16_000.0)
+    assert popularity.restarts == 1
+    assert min(popularity.log2_rate(nodes[name]) for name in new) > max(
+        popularity.log2_rate(nodes[name]) for name in old
+    )
+
+
+def test_a_half_life_shorter_than_the_alarms_never_begins_anew():
+    popularity, _ = popularity_after("AB" * 200 + "CD" * 200, 10.0)
+    assert popularity.restarts == 0
 
 
 def test_a_node_seen_once_is_worth_less_the_fewer_of_its_depth_came_back():

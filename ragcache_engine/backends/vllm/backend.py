@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import atexit
-import gc
 import multiprocessing
 import os
 import time
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cache
 from itertools import count
 from typing import Any, cast
 
@@ -32,6 +29,7 @@ from ragcache_engine.backends.vllm import shared_memory
 from ragcache_engine.backends.vllm.arguments import build_vllm_config, kv_token_bytes
 from ragcache_engine.backends.vllm.budget import TierBudget
 from ragcache_engine.backends.vllm.chat import render_conversation
+from ragcache_engine.backends.vllm.collection import exclude_imports_from_collection
 from ragcache_engine.backends.vllm.guides import require_servable, to_structured_outputs
 from ragcache_engine.backends.vllm.installed import Wheel
 from ragcache_engine.backends.vllm.log import EngineLog, ShownLog
@@ -486,22 +484,6 @@ def _count_cached_tokens(output: RequestOutput, message: FinishMessage | None) -
     if message is None or message.tokens is None:
         return CachedTokens(device=output.num_cached_tokens or 0)
     return CachedTokens(**message.tokens)
-
-
-@cache
-def exclude_imports_from_collection() -> None:
-    """Tell Python's garbage collector to skip all objects that exist by now. Runs once in a process.
-
-    Importing vLLM leaves some 700,000 objects that are never garbage. A full collection, due about every
-    thousand requests, would visit them all while every thread waits: 0.3 s on a quiet machine, 0.8 s
-    next to a busy model. vLLM's own server excludes them in the same way. Objects are still freed when
-    nothing refers to them, except for reference cycles made before this call. `gc.unfreeze()` undoes
-    it, and must at the interpreter's end: else Python leaves the modules of C++ extensions alive, and
-    those of Triton print a long report about it.
-    """
-    gc.collect()
-    gc.freeze()
-    atexit.register(gc.unfreeze)
 
 
 @contextmanager

@@ -4,18 +4,15 @@ The engine's default. A cached block saves its computation at each use, and comp
 nearly the same wherever it stands. So the blocks worth holding are those with the highest rate of use.
 LRU and the clock of PGDSF guess that rate from the latest use, which costs hits while popularity is
 steady. LFU counts all uses alike, which costs hits when popularity changes. HalfLife counts uses that
-decay, with the half-life that has lately forecast the requests best (popularity.py). So the policy
-behaves like LFU on a steady stream of requests, and nearly like LRU on a changing one. `half_life`
-shows which of the two it is. Uses of nodes that are not cached count as well, so a newcomer is judged
-by its past: it takes a victim's place only if its own rate is at least as high. Documents used once do
-not flush the cache.
+decay, with the half-life that has lately forecast the requests best, and begins anew when popularity
+changes at once (popularity.py). So the policy behaves like LFU on a steady stream of requests, and nearly
+like LRU on a changing one. `half_life` shows which of the two it is. Uses of nodes that are not cached
+count as well, so a newcomer is judged by its past: it takes a victim's place only if its own rate is at
+least as high. Documents used once do not flush the cache.
 
 When popularity drifts, no policy without knowledge of the future can be perfect. A newly popular
-document must be used several times before its uses differ from noise; that takes about a half-life. The
-oracle holds the document from its first use, and knows when each document comes next. On squad, two
-documents a request, room for 5% of all tokens, popularity shuffled every 1,000 requests: the oracle
-hits 53% of tokens, a cache that knows the true popularity at every moment 46%, this policy 41%, PGDSF
-37%.
+document must be used several times before its uses differ from noise. The oracle holds the document from
+its first use, and knows when each document comes next. docs/eviction.md has what that costs.
 
 Adapted to a tree: only leaves are evicted. A parent is used at least as often as each of its children,
 so this rule rarely costs a hit.
@@ -45,21 +42,27 @@ class HalfLife(ByPriority):
         popularity: Popularity | None = None,
     ) -> None:
         super().__init__()
-        self._popularity = popularity or Popularity(half_lives)
-        self._half_life_used = self._popularity.half_life
+        # Not `or`: one that has counted nothing yet is empty, and so false.
+        self._popularity = Popularity(half_lives) if popularity is None else popularity
+        self._scale_used = self._popularity.scale
 
     @property
     def half_life(self) -> float:
         """The number of requests after which a use counts half, as chosen now."""
         return self._popularity.half_life
 
+    @property
+    def restarts(self) -> int:
+        """How many sudden changes of popularity were noticed."""
+        return self._popularity.restarts
+
     def compute_priority(self, node: Node) -> float:
         return self._popularity.log2_rate(node)
 
     def seen(self, node: Node) -> None:
         self._popularity.record_use(node)
-        if self._popularity.half_life != self._half_life_used:
-            self._half_life_used = self._popularity.half_life
+        if self._popularity.scale != self._scale_used:
+            self._scale_used = self._popularity.scale
             self.recompute_priorities()
 
     def prefers(self, newcomer: Node, victim: Node, *, in_use: bool = False) -> bool:

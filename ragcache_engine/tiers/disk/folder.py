@@ -65,7 +65,11 @@ class DocumentForgotten(Exception):
 class _StoredFile(NamedTuple):
     used_s: float
     size_bytes: int
-    path: Path
+    place: str
+
+    @property
+    def path(self) -> Path:
+        return Path(self.place)  # made late: making it takes longer than looking at the file
 
 
 class DiskFolder:
@@ -255,10 +259,11 @@ class DiskFolder:
 
     def _remove_stray(self, file: _StoredFile, is_known: Callable[[str], bool]) -> None:
         """Remove a file unless somebody has used it since the count."""
+        path = file.path
         with contextlib.suppress(OSError):
-            if file.path.lstat().st_mtime <= file.used_s and self._is_stray(file.path, is_known):
-                self._names.get(file.path.stem[:2], set()).discard(file.path.stem)
-                self._remove_file(file.path)
+            if path.lstat().st_mtime <= file.used_s and self._is_stray(path, is_known):
+                self._names.get(path.stem[:2], set()).discard(path.stem)
+                self._remove_file(path)
 
     def _path(self, name: str) -> Path:
         return self._home / name[:2] / f"{name}{SUFFIX}"
@@ -273,16 +278,16 @@ def forget_documents(folder: Path, document_ids: Iterable[str]) -> int:
     """
     marks = {document_mark(document_id) for document_id in document_ids}
     removed = 0
-    for file in _list_files(folder):
+    for path in (file.path for file in _list_files(folder)):
         try:
-            is_concerned = not marks.isdisjoint(block_file.read_document_marks(file.path))
+            is_concerned = not marks.isdisjoint(block_file.read_document_marks(path))
         except UnusableFile:
             is_concerned = True
         except OSError:
             continue
         if is_concerned:
             with contextlib.suppress(OSError):
-                file.path.unlink()
+                path.unlink()
                 removed += 1
     return removed
 
@@ -304,23 +309,31 @@ def _make_private(home: Path) -> None:
 
 
 def _list_files(folder: Path) -> Iterator[_StoredFile]:
-    """Yield every block file in the folder, of any origin."""
-    for path in folder.glob(f"*/??/*{SUFFIX}"):
-        if not _is_ours(path):
+    """Yield every block file in the folder, of any origin, that a disk cache made.
+
+    Its place, its name and its kind tell that; links to other places are not followed. Every start waits
+    for this, so each file costs one look.
+    """
+    for home in _scan(folder):
+        if not OUR_HOME.fullmatch(home.name) or not home.is_dir(follow_symlinks=False):
             continue
-        with contextlib.suppress(OSError):
-            found = path.lstat()
-            yield _StoredFile(found.st_mtime, found.st_size, path)
+        for part in _scan(home):
+            if len(part.name) != 2 or not part.is_dir(follow_symlinks=False):
+                continue
+            for entry in _scan(part):
+                name, stem = entry.name, entry.name.removesuffix(SUFFIX)
+                if name == stem or stem[:2] != part.name or not OUR_NAME.fullmatch(stem):
+                    continue
+                with contextlib.suppress(OSError):
+                    found = entry.stat(follow_symlinks=False)
+                    if stat.S_ISREG(found.st_mode):
+                        yield _StoredFile(found.st_mtime, found.st_size, entry.path)
 
 
-def _is_ours(path: Path) -> bool:
-    """Whether a disk cache made this file: by its place, its name and its kind."""
-    return (
-        OUR_NAME.fullmatch(path.stem) is not None
-        and path.parent.name == path.stem[:2]
-        and _lies_in_our_folders(path)
-        and block_file.is_regular(path)
-    )
+def _scan(folder: str | Path | os.DirEntry[str]) -> Iterator[os.DirEntry[str]]:
+    """Yield what a folder holds; nothing if it cannot be read."""
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        yield from entries
 
 
 def _lies_in_our_folders(path: Path) -> bool:

@@ -154,11 +154,22 @@ class TierSpec(TieringOffloadingSpec):
             self._claim = shared_memory.claim(self.config.engine_id, size_bytes)
 
     def _map_region(self, rank: int | None) -> SharedOffloadRegion:
-        """Map the host tier's memory into this process. rank: the worker's; None for the scheduler."""
+        """Map the host tier's memory into this process. rank: the worker's; None for the scheduler.
+
+        Only workers touch all pages at once, each its own. The scheduler's process reads and writes slots
+        of the disk tier alone, so its pages are mapped as they are needed: for all of them every start
+        would wait 0.3 s a GiB.
+        """
+        on_demand: dict[str, Any] = {}
+        if (
+            rank is None
+        ):  # it never creates the file, so it populates nothing, and nobody waits for it
+            on_demand = {"populate_only_on_creator": True, "barrier": lambda: None}
         return SharedOffloadRegion(
             engine_id=self.config.engine_id,
             num_chunks=self.num_chunks,
             rank=rank,
             kv_bytes_per_chunk=self.kv_bytes_per_chunk,
             cpu_page_size=self.cpu_page_size_per_worker,
+            **on_demand,
         )

@@ -1,0 +1,292 @@
+"""Measure how long a fresh process takes to its first token: RAGCacheEngine against vLLM's own LLM.
+
+    python benchmarks/starts.py --out benchmarks/results/starts              # seven minutes
+    python benchmarks/starts.py --rounds 2 --sides vllm ragcache    # two minutes, to see that it runs
+
+Each start is a process of its own, from before Python begins until `generate` with one token returns. In
+each round every side starts once, in an order that changes from round to round. The first round warms the
+page cache and is not counted. All sides have the demo's model and the settings that RAGCache chooses:
+the same bytes of device cache, blocks and data type, without compilation. The third side has
+a disk tier, whose folder holds tensors of an earlier life.
+
+The script reports the medians of each part with quartiles, and the quotient of RAGCache over vLLM in the
+same round. Parts end when the starting process says so, when the first process of vLLM is spawned, and
+when lines come into vLLM's log; so the parts inside the engine are known to some 10 ms. Processor
+time is that of all processes up to the first token: other programs on the machine disturb it less.
+"""
+
+from __future__ import annotations
+
+# Nothing heavy here: vLLM's processes import this file again.
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+SIDES = ("vllm", "ragcache", "ragcache with disk")
+STOCK = SIDES[0]
+DEVICE_BYTES = 1 << 30
+CONTEXT_TOKENS = 2_048
+DISK_BYTES = 2 << 30
+PROMPT = "Why is the sky blue?"
+LOOK_EVERY_S = 0.01
+
+PARTS = (
+    "imports",
+    "our preparation, or LLM's",
+    "vLLM's core process",
+    "vLLM's worker process",
+    "loading weights",
+    "device cache, warming up",
+    "scheduler, tiers",
+    "first token",
+)
+"""What a start consists of, in this order. Each part ends with the event of the same place in EVENTS."""
+
+EVENTS = ("imported", "spawned", "core", "worker", "weights", "initialized", "made", "token")
+LINES = {
+    "core": "Initializing a V1 LLM engine",
+    "worker": "Starting to load model",
+    "weights": "Loading weights took",
+    "initialized": "init engine (",
+}
+"""Which line of vLLM's log ends which part."""
+
+LOG_IS_AT = "its log: "
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """One start. total_s: wall time to the first token. parts_s: the same, by PARTS.
+
+    cpu_s: processor time of all its processes.
+    """
+
+    side: str
+    total_s: float
+    cpu_s: float
+    parts_s: dict[str, float]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--sides", nargs="+", choices=SIDES, default=SIDES)
+    parser.add_argument("--out", type=Path, help="folder for starts.json and starts.md")
+    parser.add_argument("--start", choices=SIDES, help=argparse.SUPPRESS)
+    parser.add_argument("--model", help=argparse.SUPPRESS)
+    parser.add_argument("--disk", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--fill", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--report", type=Path, help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.start:
+        start_here(asked.start, asked.model, asked.disk, asked.report, fill=asked.fill)
+        return
+    from ragcache_cli.models import demo_model
+
+    model = str(demo_model())
+    with TemporaryDirectory(dir=Path.home() / ".cache") as scratch:
+        folder = Path(scratch)
+        if SIDES[2] in asked.sides:
+            run_start(SIDES[2], model, folder, fill=True)
+        rounds: list[dict[str, Start]] = []
+        for one in measure_rounds(asked.sides, model, folder, asked.rounds):
+            rounds.append(one)
+            keep(asked.out, asked.sides, rounds)
+    print(*describe(asked.sides, rounds), sep="\n")
+
+
+def keep(out: Path | None, sides: Sequence[str], rounds: Sequence[dict[str, Start]]) -> None:
+    """Write the report of the rounds so far, so that an interrupted run leaves one."""
+    if out is None:
+        return
+    out.mkdir(parents=True, exist_ok=True)
+    lines = describe(sides, rounds)
+    (out / "starts.md").write_text("\n".join([*lines, ""]), encoding="utf-8")
+    kept = [[asdict(start) for start in one.values()] for one in rounds]
+    (out / "starts.json").write_text(json.dumps(kept, indent=1), encoding="utf-8")
+
+
+def measure_rounds(
+    sides: Sequence[str], model: str, folder: Path, rounds: int
+) -> Iterator[dict[str, Start]]:
+    """Start every side once a round; yield the starts by side, without those of the first round."""
+    for number in range(rounds + 1):
+        turn = number % len(sides)
+        order = [*sides[turn:], *sides[:turn]]
+        starts = {side: run_start(side, model, folder) for side in order}
+        said = ", ".join(f"{start.side} {start.total_s:.2f} s" for start in starts.values())
+        print(f"round {number}: {said}", file=sys.stderr, flush=True)
+        if number:
+            yield starts
+
+
+# -- one start, watched from outside ---------------------------------------------------------------
+
+
+def run_start(side: str, model: str, folder: Path, *, fill: bool = False) -> Start:
+    """Start a side in a fresh process and wait for its end. Raises SystemExit if that fails.
+
+    folder: where the disk tier is. fill: also ask for answers that fill the disk tier.
+    """
+    report, output = folder / "report.json", folder / "output.log"
+    report.unlink(missing_ok=True)
+    command = [sys.executable, __file__, "--start", side, "--model", model, "--report", str(report)]
+    command += ["--disk", str(folder / "tier"), *(["--fill"] if fill else [])]
+    with output.open("wb") as file:
+        began_s = time.monotonic()
+        process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
+        seen = watch(process, output)
+    if process.returncode or not report.exists():
+        raise SystemExit(f"{side} did not start:\n{output.read_text(errors='replace')[-4_000:]}")
+    told = json.loads(report.read_text(encoding="utf-8"))
+    ends = {**seen, **told["events"]}
+    parts, before = {}, began_s
+    for part, event in zip(PARTS, EVENTS, strict=True):
+        parts[part] = ends.get(event, before) - before
+        before = ends.get(event, before)
+    return Start(side, told["events"]["token"] - began_s, told["cpu_s"], parts)
+
+
+def watch(process: subprocess.Popen[bytes], output: Path) -> dict[str, float]:
+    """Return when vLLM's first process was spawned, and when each of LINES was first in a log."""
+    seen: dict[str, float] = {}
+    logs = {output: 0}
+    while process.poll() is None:
+        now = time.monotonic()
+        if "spawned" not in seen:
+            if has_spawned(process.pid):
+                seen["spawned"] = now
+        elif len(seen) <= len(LINES):
+            for log in list(logs):
+                text = log.read_bytes()[logs[log] :].decode(errors="replace")
+                seen.update(
+                    {
+                        event: now
+                        for event, line in LINES.items()
+                        if line in text and event not in seen
+                    }
+                )
+                if log is output and LOG_IS_AT in text and len(logs) == 1:
+                    logs[Path(text.split(LOG_IS_AT)[1].splitlines()[0])] = 0
+        time.sleep(LOOK_EVERY_S)
+    return seen
+
+
+def has_spawned(process: int) -> bool:
+    """Return whether this process has a child that multiprocessing spawned to run code of its parent."""
+    for thread in Path(f"/proc/{process}/task").glob("*/children"):
+        try:
+            for child in thread.read_text().split():
+                if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes():
+                    return True
+        except OSError:
+            continue
+    return False
+
+
+# -- one start, in its own process -----------------------------------------------------------------
+
+
+def start_here(side: str, model: str, disk: Path, report: Path, *, fill: bool) -> None:
+    """Make this side's engine in this process, let it say one token, and write when that was."""
+    events: dict[str, float] = {}
+    arguments: dict[str, Any] = {"max_model_len": CONTEXT_TOKENS}
+    if side == STOCK:
+        from vllm import LLM, SamplingParams
+
+        events["imported"] = time.monotonic()
+        from ragcache_engine.backends.vllm.cpu_defaults import BLOCK_TOKENS
+
+        on_cpu = {"block_size": BLOCK_TOKENS, "enforce_eager": True} if is_cpu_build() else {}
+        stock = LLM(
+            model,
+            kv_cache_memory_bytes=DEVICE_BYTES,
+            enable_prefix_caching=True,
+            **on_cpu,
+            **arguments,
+        )
+        events["made"] = time.monotonic()
+        stock.generate([PROMPT], SamplingParams(temperature=0, max_tokens=1), use_tqdm=False)
+        events["token"] = time.monotonic()
+        write_report(report, events)
+        return
+    from ragcache_engine import EngineConfig, RAGCacheEngine, SamplingOptions
+    from ragcache_engine.backends.choice import choose_backend
+
+    tier = {"disk_cache": DISK_BYTES, "disk_cache_dir": disk} if side == SIDES[2] else {}
+    config = EngineConfig(model=model, device_cache=DEVICE_BYTES, vllm_args=arguments, **tier)
+    backend = choose_backend(config)  # imports vLLM; an engine without a backend does the same
+    events["imported"] = time.monotonic()
+    with RAGCacheEngine(config, backend=backend) as engine:
+        events["made"] = time.monotonic()
+        engine.generate(PROMPT, options=SamplingOptions(max_tokens=1))
+        events["token"] = time.monotonic()
+        write_report(report, events)
+        for number in range(40 if fill else 0):  # 1,000 to 1,500 tokens each
+            engine.generate(f"{number} " * 500, options=SamplingOptions(max_tokens=1))
+
+
+def is_cpu_build() -> bool:
+    from vllm.platforms import current_platform
+
+    return bool(current_platform.is_cpu())
+
+
+def write_report(report: Path, events: dict[str, float]) -> None:
+    import psutil
+
+    this = psutil.Process()
+    processes = [this, *this.children(recursive=True)]
+    cpu_s = sum(sum(process.cpu_times()[:2]) for process in processes)
+    report.write_text(json.dumps({"events": events, "cpu_s": cpu_s}), encoding="utf-8")
+
+
+# -- the report ------------------------------------------------------------------------------------
+
+
+def describe(sides: Sequence[str], rounds: Sequence[dict[str, Start]]) -> list[str]:
+    """Write a Markdown table of the medians, and the quotients of each round."""
+    lines = [
+        "| seconds, median (quartiles) | " + " | ".join(sides) + " |",
+        "|" + "---|" * (len(sides) + 1),
+    ]
+    for part in PARTS:
+        cells = [spread([one[side].parts_s[part] for one in rounds]) for side in sides]
+        lines.append(f"| {part} | " + " | ".join(cells) + " |")
+    totals = [spread([one[side].total_s for one in rounds]) for side in sides]
+    lines.append("| to the first token | " + " | ".join(totals) + " |")
+    processor = [spread([one[side].cpu_s for one in rounds]) for side in sides]
+    lines += ["| processor time | " + " | ".join(processor) + " |", ""]
+    for side in sides:
+        if side == STOCK or STOCK not in sides:
+            continue
+        wall = [one[side].total_s / one[STOCK].total_s for one in rounds]
+        busy = [one[side].cpu_s / one[STOCK].cpu_s for one in rounds]
+        lines.append(
+            f"{side} / {STOCK}, in the same round: {spread(wall, 3)} of the time, {spread(busy, 3)} of "
+            f"the processor time ({len(rounds)} rounds)"
+        )
+    return lines
+
+
+def spread(values: Sequence[float], digits: int = 2) -> str:
+    if len(values) < 2:
+        return f"{values[0]:.{digits}f}"
+    low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
+    return f"{middle:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "INFO")  # its lines tell the parts apart
+    main()
