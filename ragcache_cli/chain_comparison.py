@@ -167,8 +167,9 @@ def _warn_if_busy(console: Console) -> bool:
     load, cores = os.getloadavg()[0], this_machine().cores
     if load > cores * BUSY_SHARE:
         console.print(
-            f"[yellow]Other programs compute too (a load of {load:.1f} on {cores} cores): the "
-            f"times below will be unsteady. Better start again when they are done.[/yellow]",
+            f"[yellow]Other programs compute too (a load of {load:.1f} on {cores} "
+            f"core{'s' * (cores > 1)}): the times below will be unsteady. Better start again when they "
+            f"are done.[/yellow]",
             soft_wrap=True,
         )
         return True
