@@ -69,10 +69,11 @@ def answer_questions(settings: AskSettings, console: Console) -> int:
     """
     notes = Phases(Console(stderr=True))
     sources = folder_sources(settings.corpus)
+    # Before the minutes that a large folder takes: the model may not be there.
+    model, form = prepare_model(settings.model, settings.backend, notes)
     with notes.waiting("Loading the embedding model"):
         embedder = embedding.load_embedder()
     index = load_corpus_index(settings.corpus, sources, embedder, notes)
-    model, form = prepare_model(settings.model, settings.backend, notes)
     arguments = {"dtype": choose_dtype(settings.dtype, settings.backend, notes)}
     config = make_config(
         {

@@ -48,6 +48,7 @@ from ragcache_cli.precision import choose_dtype
 from ragcache_cli.prompts import CHATML, INSTRUCTION, PromptForm, form_of_model
 from ragcache_cli.python_topics import STATEMENTS, python_topics
 from ragcache_cli.questions import STATEMENT_QUESTIONS
+from ragcache_cli.quick_imports import pausing_garbage_collection
 from ragcache_cli.side_by_side import LEGEND, show_question
 from ragcache_cli.terminal import Phases
 from ragcache_engine import EngineConfig, RAGCacheEngine, SamplingOptions, Warmed
@@ -100,7 +101,7 @@ def compare_chains(settings: DemoSettings, console: Console) -> None:
     token_bytes = _token_bytes(model, dtype)
     device_bytes = ByteSize(DEVICE_TOKENS * token_bytes)
     stock_settings = StockSettings(model, dtype, CONTEXT_TOKENS, device_bytes, settings.max_tokens)
-    with ExitStack() as running:
+    with ExitStack() as running, ThreadPoolExecutor(2) as beside:
         with phases.waiting("Starting stock vLLM and RAGCache"):
             engine, stock = _start_both(
                 _engine_config(model, dtype, token_bytes, settings), stock_settings, running
@@ -120,9 +121,17 @@ def compare_chains(settings: DemoSettings, console: Console) -> None:
         half = questions[: max(1, len(questions) // 2)]
         with phases.timed(f"{len(half)} of them again"):
             again = ask_round(AGAIN, chains, half, console, asked=len(questions))
+        ended = [beside.submit(one.close) for one in (engine, stock)]
+        _show_results(new, again, prefill_s, console)
+        picture = settings.output / "ttft.png"
+        with phases.waiting("Drawing the picture"):
+            draw([new, again], picture)
         with phases.waiting("Closing both"):
-            running.close()
-    _show_results(new, again, warmed, prefill_s, dtype, settings, phases, console)
+            for one in ended:
+                one.result()
+    figures = _write_figures(new, again, warmed, dtype, settings, phases)
+    console.print(f"Written: {picture}, {figures}", soft_wrap=True)
+    _show_next_steps(settings.recompute_ratio, console)
     if is_busy:
         console.print("[yellow]Other programs computed too: do not trust these times.[/yellow]")
     console.print(f"All in all {time.monotonic() - started_s:.0f} s.")
@@ -158,8 +167,9 @@ def _warn_if_busy(console: Console) -> bool:
     load, cores = os.getloadavg()[0], this_machine().cores
     if load > cores * BUSY_SHARE:
         console.print(
-            f"[yellow]Other programs compute too (a load of {load:.1f} on {cores} cores): the "
-            f"times below will be unsteady. Better start again when they are done.[/yellow]",
+            f"[yellow]Other programs compute too (a load of {load:.1f} on {cores} "
+            f"core{'s' * (cores > 1)}): the times below will be unsteady. Better start again when they "
+            f"are done.[/yellow]",
             soft_wrap=True,
         )
         return True
@@ -182,7 +192,7 @@ def _import_all(framework: str) -> None:
     So the times of those phases include no imports, and a missing package is reported now, not after
     minutes.
     """
-    with needed("the demo"):
+    with needed("the demo"), pausing_garbage_collection():
         import faiss  # noqa: F401
         import langchain_community.llms  # noqa: F401
         import langchain_core.vectorstores  # noqa: F401
@@ -304,23 +314,23 @@ def _explain(engine: RAGCacheEngine, console: Console) -> None:
     )
 
 
-def _show_results(
-    new: Round,
-    again: Round,
-    warmed: Warmed,
-    prefill_s: float,
-    dtype: str,
-    settings: DemoSettings,
-    phases: Phases,
-    console: Console,
-) -> None:
+def _show_results(new: Round, again: Round, prefill_s: float, console: Console) -> None:
     console.print()
     console.print(table([new, again], console.width))
     for line in summary(new, again, prefill_s):
         console.print(line, highlight=False)
-    picture, figures = settings.output / "ttft.png", settings.output / "demo.json"
-    with phases.waiting("Drawing the picture"):
-        draw([new, again], picture)
+
+
+def _write_figures(
+    new: Round,
+    again: Round,
+    warmed: Warmed,
+    dtype: str,
+    settings: DemoSettings,
+    phases: Phases,
+) -> Path:
+    """Write demo.json and return its path."""
+    figures = settings.output / "demo.json"
     write_figures(
         figures,
         [new, again],
@@ -330,9 +340,12 @@ def _show_results(
         _told_settings(settings, dtype),
         phases.seconds,
     )
-    console.print(f"Written: {picture}, {figures}", soft_wrap=True)
+    return figures
+
+
+def _show_next_steps(recompute_ratio: float, console: Console) -> None:
     console.print("With your own files:")
-    for line in next_steps(_program(), settings.recompute_ratio):
+    for line in next_steps(_program(), recompute_ratio):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 

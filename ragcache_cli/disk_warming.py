@@ -74,11 +74,12 @@ def warm_disk(settings: WarmSettings, console: Console) -> None:
     notes = Phases(Console(stderr=True))
     questions = read_questions(settings.questions) if settings.questions else []
     sources = folder_sources(settings.corpus)
+    # Before the minutes that a large folder takes: the model may not be there.
+    model, form = prepare_model(settings.model, settings.backend, notes)
     with notes.waiting("Loading the embedding model"):
         embedder = embedding.load_embedder()
     index = load_corpus_index(settings.corpus, sources, embedder, notes)
     sets = _find_sets(questions, index, embedder, settings, notes)
-    model, form = prepare_model(settings.model, settings.backend, notes)
     arguments = {"dtype": choose_dtype(settings.dtype, settings.backend, notes)}
     config = make_config(
         {

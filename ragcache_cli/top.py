@@ -40,7 +40,7 @@ def watch(
     with Live(console=console, screen=console.is_terminal, auto_refresh=False) as live:
         while True:
             seen = observer.observe(with_tree=True)
-            if not seen.problem or seen.counters.ended:
+            if not _is_blank(seen):
                 history.add(seen)
             live.update(render(observer.name, seen, history.intervals()), refresh=True)
             sleep(every_s)
@@ -50,7 +50,12 @@ def show_once(observer: Observer, console: Console) -> bool:
     """Print the figures once; return whether there were any."""
     seen = observer.observe(with_tree=True)
     console.print(render(observer.name, seen, ()))
-    return bool(seen.counters.ended) or not seen.problem
+    return not _is_blank(seen)
+
+
+def _is_blank(seen: Observation) -> bool:
+    """Return whether the figures are no figures, because the server could not be read."""
+    return bool(seen.problem) and not seen.counters.ended
 
 
 def render(name: str, seen: Observation, intervals: tuple[Interval, ...]) -> RenderableType:
@@ -61,6 +66,8 @@ def render(name: str, seen: Observation, intervals: tuple[Interval, ...]) -> Ren
     ]
     if seen.problem:
         parts.append(f"[yellow]{escape(seen.problem)}[/yellow]")
+    if _is_blank(seen):
+        return Group(*parts)
     parts += [_requests_line(seen), "", _sources(seen, recent), "", _tiers(seen, recent)]
     if seen.tree is not None:
         parts += ["", _documents(seen)]

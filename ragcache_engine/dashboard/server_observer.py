@@ -62,7 +62,8 @@ class ServerObserver:
         try:
             seen = self._read_metrics()
         except (OSError, HTTPException, ValueError) as error:
-            problem = f"{self._url}/metrics cannot be read: {error}"
+            reason = getattr(error, "reason", error)  # urllib wraps what went wrong
+            problem = f"{self._url}/metrics cannot be read: {reason}. Does the server run there?"
             return Observation(time.time(), TierCounters(), problem=problem)
         if not with_tree or self._operator_key is None:
             return seen

@@ -1,6 +1,8 @@
 """What `accelerate` has in common for both frameworks: its rules, and its report."""
 
+from ragcache_integrations.acceleration.arguments import AccelerateArguments, ReportTo
 from ragcache_integrations.acceleration.functions import FUNCTIONS, objects_used_by
+from ragcache_integrations.acceleration.made_models import MadeModels
 from ragcache_integrations.acceleration.model_names import find_model_name, is_model_of
 from ragcache_integrations.acceleration.report import (
     AccelerationReport,
@@ -23,11 +25,14 @@ from ragcache_integrations.acceleration.task import (
 
 __all__ = [
     "FUNCTIONS",
+    "AccelerateArguments",
     "AccelerationReport",
     "AccelerationTask",
     "CannotCarry",
     "LeftPart",
+    "MadeModels",
     "ModelChoice",
+    "ReportTo",
     "Rules",
     "SwappedPart",
     "carry_options",

@@ -41,3 +41,14 @@ def test_exact_reuse_says_nothing_of_it(asked: list[str], capsys: pytest.Capture
     said = capsys.readouterr().out
     assert "borrowed" not in said
     assert "approximate" not in said
+
+
+def test_a_model_that_is_not_there_is_missed_before_the_folder_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    pytest.importorskip("transformers")
+    monkeypatch.setattr(embedding, "load_embedder", lambda: pytest.fail("it begins to index"))
+    (tmp_path / "apples.txt").write_text("All that is known about apples.")
+    model = str(tmp_path / "no-such-model")
+    assert main(["ask", "--corpus", str(tmp_path), "--model", model, "What about apples?"]) == 1
+    assert "no-such-model" in capsys.readouterr().err

@@ -1,4 +1,6 @@
-"""The alert rules and the board that ship: Prometheus itself reads them, and they watch real metrics."""
+"""The alert rules and the board that ship: Prometheus and Grafana know what they say, and they watch real
+metrics.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,12 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import promql_parser
 import pytest
+import yaml
+from grafana_foundation_sdk.cog import plugins
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.models.dashboard import Dashboard
 from prometheus_client import CollectorRegistry, start_http_server
 
 from ragcache_engine import Document, RAGCacheEngine
@@ -47,6 +54,61 @@ def queries(shipped: Path) -> dict[str, str]:
             assert "$" not in expression
             found[f"{panel['title']} {target['refId']}"] = expression
     return found
+
+
+def lost_fields(written: Any, known: Any, place: str = "") -> list[str]:
+    """Where `known` lacks a value of `written`, or has another; what it has besides does not count."""
+    if isinstance(written, dict) and isinstance(known, dict):
+        return [
+            lost
+            for name, value in written.items()
+            for lost in lost_fields(value, known.get(name), f"{place}/{name}")
+        ]
+    if isinstance(written, list) and isinstance(known, list) and len(written) == len(known):
+        return [
+            lost
+            for at, (each, other) in enumerate(zip(written, known, strict=True))
+            for lost in lost_fields(each, other, f"{place}/{at}")
+        ]
+    return [] if written == known else [place]
+
+
+def as_grafana_reads(board: dict[str, Any]) -> dict[str, Any]:
+    """Read a board into the classes of Grafana's SDK and write it again: unknown fields are lost."""
+    plugins.register_default_plugins()  # the options of panels, and Prometheus' queries
+    written: dict[str, Any] = json.loads(JSONEncoder().encode(Dashboard.from_json(board)))
+    return written
+
+
+def test_grafana_knows_every_field_of_the_board(shipped: Path):
+    board = json.loads((shipped / "ragcache-grafana.json").read_text())
+    assert not lost_fields(board, as_grafana_reads(board))
+
+
+@pytest.mark.parametrize(
+    ("field", "misspelt"),
+    [("gridPos", "gridPosition"), ("legend", "legends"), ("expr", "expression")],
+)
+def test_a_misspelt_field_of_the_board_would_be_noticed(shipped: Path, field: str, misspelt: str):
+    text = (shipped / "ragcache-grafana.json").read_text()
+    wrong = json.loads(text.replace(f'"{field}"', f'"{misspelt}"'))
+    assert any(place.endswith(misspelt) for place in lost_fields(wrong, as_grafana_reads(wrong)))
+
+
+def rule_expressions(shipped: Path) -> dict[str, str]:
+    groups = yaml.safe_load((shipped / "ragcache-rules.yml").read_text())["groups"]
+    rules = [rule for group in groups for rule in group["rules"]]
+    return {rule.get("record") or rule["alert"]: rule["expr"] for rule in rules}
+
+
+def test_every_query_of_board_and_rules_is_promql(shipped: Path):
+    found = queries(shipped) | rule_expressions(shipped)
+    for title, expression in found.items():
+        try:
+            promql_parser.parse(expression)
+        except ValueError as error:
+            pytest.fail(f"{title}: {error}")
+    assert {"Hit ratio A", "RAGCacheHitRatioFell"} <= found.keys()
 
 
 def test_prometheus_accepts_the_rules(shipped: Path):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar, overload
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar, Unpack, overload
 
 from langchain_core.language_models import BaseChatModel, BaseLLM
 from langchain_core.retrievers import BaseRetriever
@@ -11,62 +11,26 @@ from langchain_core.runnables import Runnable
 
 from ragcache_engine import InvalidArgument, RAGCacheEngine
 from ragcache_integrations.acceleration import (
-    AccelerationReport,
+    AccelerateArguments,
     AccelerationTask,
     ModelChoice,
+    ReportTo,
     Rules,
     log_report,
 )
 from ragcache_integrations.langchain.acceleration.chain_copy import ChainCopier
 
 Chain = TypeVar("Chain", bound=Runnable[Any, Any])
-ReportTo = Callable[[AccelerationReport], object]
 
 
 @overload
-def accelerate(
-    chain: BaseRetriever,
-    *,
-    engine: RAGCacheEngine,
-    models: ModelChoice = ...,
-    retrievers: bool = ...,
-    keep: Sequence[object] = ...,
-    options: Mapping[str, Any] | None = ...,
-    report: ReportTo = ...,
-) -> BaseRetriever: ...
+def accelerate(chain: BaseRetriever, **arguments: Unpack[AccelerateArguments]) -> BaseRetriever: ...
 @overload
-def accelerate(
-    chain: BaseChatModel,
-    *,
-    engine: RAGCacheEngine,
-    models: ModelChoice = ...,
-    retrievers: bool = ...,
-    keep: Sequence[object] = ...,
-    options: Mapping[str, Any] | None = ...,
-    report: ReportTo = ...,
-) -> BaseChatModel: ...
+def accelerate(chain: BaseChatModel, **arguments: Unpack[AccelerateArguments]) -> BaseChatModel: ...
 @overload
-def accelerate(
-    chain: BaseLLM,
-    *,
-    engine: RAGCacheEngine,
-    models: ModelChoice = ...,
-    retrievers: bool = ...,
-    keep: Sequence[object] = ...,
-    options: Mapping[str, Any] | None = ...,
-    report: ReportTo = ...,
-) -> BaseLLM: ...
+def accelerate(chain: BaseLLM, **arguments: Unpack[AccelerateArguments]) -> BaseLLM: ...
 @overload
-def accelerate(
-    chain: Chain,
-    *,
-    engine: RAGCacheEngine,
-    models: ModelChoice = ...,
-    retrievers: bool = ...,
-    keep: Sequence[object] = ...,
-    options: Mapping[str, Any] | None = ...,
-    report: ReportTo = ...,
-) -> Chain: ...
+def accelerate(chain: Chain, **arguments: Unpack[AccelerateArguments]) -> Chain: ...
 def accelerate(
     chain: Runnable[Any, Any],
     *,

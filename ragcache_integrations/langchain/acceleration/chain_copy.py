@@ -25,6 +25,7 @@ from ragcache_integrations.acceleration import (
     FUNCTIONS,
     AccelerationTask,
     CannotCarry,
+    MadeModels,
     describe_model,
     objects_used_by,
     rename_options,
@@ -79,8 +80,10 @@ class ChainCopier:
     def __init__(self, task: AccelerationTask) -> None:
         self._task = task
         self._rules = task.rules
+        self._models: MadeModels[OurModel] = MadeModels(
+            lambda model: make_our_model(model, self._rules)
+        )
         # The originals are kept too, so that no other object gets their ids meanwhile.
-        self._models: dict[int, tuple[object, OurModel | CannotCarry]] = {}
         self._retrievers: dict[int, tuple[object, EngineRetriever]] = {}
         self._looked_at: set[int] = set()
 
@@ -132,22 +135,13 @@ class ChainCopier:
         if self._rules.models == "none" or self._rules.is_kept(model):
             self._task.note_left(place, stock, KEPT, is_wanted=True)
             return model
-        ours = self._our_model(model)
+        ours = self._models.make_once(model)
         reason = str(ours) if isinstance(ours, CannotCarry) else find_refused_option(ours, options)
         if isinstance(ours, CannotCarry) or reason:
             self._task.note_left(place, stock, reason or "")
             return model
         self._task.note_swap(place, stock, describe_model(ours))
         return ours
-
-    def _our_model(self, model: BaseLanguageModel[Any]) -> OurModel | CannotCarry:
-        """Return one model of ours for each stock model, however often it stands in the chain."""
-        if id(model) not in self._models:
-            try:
-                self._models[id(model)] = model, make_our_model(model, self._rules)
-            except CannotCarry as reason:
-                self._models[id(model)] = model, reason
-        return self._models[id(model)][1]
 
     def _copy_retriever(self, retriever: BaseRetriever, place: str, is_in_retriever: bool) -> Any:
         stock = describe_retriever(retriever)

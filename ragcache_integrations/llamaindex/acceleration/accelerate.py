@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar, overload
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar, Unpack, overload
 
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.indices.base import BaseIndex
@@ -11,9 +11,10 @@ from llama_index.core.llms.llm import LLM
 
 from ragcache_engine import InvalidArgument, RAGCacheEngine
 from ragcache_integrations.acceleration import (
-    AccelerationReport,
+    AccelerateArguments,
     AccelerationTask,
     ModelChoice,
+    ReportTo,
     Rules,
     log_report,
 )
@@ -23,42 +24,16 @@ from ragcache_integrations.llamaindex.acceleration.component_copy import (
 )
 
 Component = TypeVar("Component")
-ReportTo = Callable[[AccelerationReport], object]
 
 
 @overload
 def accelerate(
-    component: BaseRetriever,
-    *,
-    engine: RAGCacheEngine,
-    models: ModelChoice = ...,
-    retrievers: bool = ...,
-    keep: Sequence[object] = ...,
-    options: Mapping[str, Any] | None = ...,
-    report: ReportTo = ...,
+    component: BaseRetriever, **arguments: Unpack[AccelerateArguments]
 ) -> BaseRetriever: ...
 @overload
-def accelerate(
-    component: LLM,
-    *,
-    engine: RAGCacheEngine,
-    models: ModelChoice = ...,
-    retrievers: bool = ...,
-    keep: Sequence[object] = ...,
-    options: Mapping[str, Any] | None = ...,
-    report: ReportTo = ...,
-) -> LLM: ...
+def accelerate(component: LLM, **arguments: Unpack[AccelerateArguments]) -> LLM: ...
 @overload
-def accelerate(
-    component: Component,
-    *,
-    engine: RAGCacheEngine,
-    models: ModelChoice = ...,
-    retrievers: bool = ...,
-    keep: Sequence[object] = ...,
-    options: Mapping[str, Any] | None = ...,
-    report: ReportTo = ...,
-) -> Component: ...
+def accelerate(component: Component, **arguments: Unpack[AccelerateArguments]) -> Component: ...
 def accelerate(
     component: Any,
     *,

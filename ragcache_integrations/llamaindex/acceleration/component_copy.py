@@ -29,6 +29,7 @@ from ragcache_integrations.acceleration import (
     FUNCTIONS,
     AccelerationTask,
     CannotCarry,
+    MadeModels,
     describe_model,
     objects_used_by,
 )
@@ -60,8 +61,8 @@ class ComponentCopier:
     def __init__(self, task: AccelerationTask) -> None:
         self._task = task
         self._rules = task.rules
+        self._llms = MadeModels(lambda llm: make_our_llm(llm, self._rules))
         # The originals are kept too, so that no other object gets their ids meanwhile.
-        self._llms: dict[int, tuple[object, RAGCacheLLM | CannotCarry]] = {}
         self._copies: dict[tuple[int, bool], tuple[object, Any]] = {}
         self._looked_at: set[int] = set()
 
@@ -93,21 +94,12 @@ class ComponentCopier:
         if self._rules.models == "none" or self._rules.is_kept(llm):
             self._task.note_left(place, stock, KEPT, is_wanted=True)
             return llm
-        ours = self._our_llm(llm)
+        ours = self._llms.make_once(llm)
         if isinstance(ours, CannotCarry):
             self._task.note_left(place, stock, str(ours))
             return llm
         self._task.note_swap(place, stock, describe_model(ours))
         return ours
-
-    def _our_llm(self, llm: LLM) -> RAGCacheLLM | CannotCarry:
-        """Return one LLM of ours for each stock LLM, however many components share it."""
-        if id(llm) not in self._llms:
-            try:
-                self._llms[id(llm)] = llm, make_our_llm(llm, self._rules)
-            except CannotCarry as reason:
-                self._llms[id(llm)] = llm, reason
-        return self._llms[id(llm)][1]
 
     def _copy_component(self, part: Any, place: str, is_in_retriever: bool) -> Any:
         key = id(part), is_in_retriever
