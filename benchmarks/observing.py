@@ -40,6 +40,8 @@ from ragcache_engine.tiers.tree_watch import TreeWatch
 
 VIEWER_STARTS_S = 6.0
 IDLE_S = 20.0
+SPINS_S = 2.0
+"""vLLM's worker spins for a second after each step."""
 
 SHORT = SamplingOptions(max_tokens=16, ignore_eos=True)
 
@@ -153,6 +155,7 @@ def report_idle(engine: RAGCacheEngine) -> None:
     shares = []
     for is_watched in (False, True):
         with viewed(engine) if is_watched else nullcontext():
+            time.sleep(SPINS_S)
             before_s = cpu_s()
             time.sleep(IDLE_S)
             shares.append((cpu_s() - before_s) / IDLE_S)

@@ -23,6 +23,7 @@ class CacheUpkeep:
     """Clears the cache, forgets documents, shows the tree. All methods belong to the engine's loop.
 
     heartbeat: tells when the whole backend has fallen silent, as for requests.
+    changes: how often the cache was cleared, or documents forgotten, so far.
     """
 
     def __init__(self, backend: Backend, pipeline: Pipeline, heartbeat: Heartbeat) -> None:
@@ -31,6 +32,7 @@ class CacheUpkeep:
         self._heartbeat = heartbeat
         self._tasks: set[asyncio.Task[Any]] = set()
         self._is_closing = False
+        self.changes = 0
 
     async def clear(self) -> None:
         """Drop every cached block.
@@ -39,11 +41,13 @@ class CacheUpkeep:
         EngineClosed.
         """
         await self._end_when_silent(self._clear(), "clear its cache")
+        self.changes += 1
         logger.info("device and host were cleared")
 
     async def forget(self, document_ids: Sequence[str]) -> None:
         """Drop these documents from every tier. Raises RequestTimedOut, EngineDied or EngineClosed."""
         await self._end_when_silent(self._forget(document_ids), "forget documents")
+        self.changes += 1
         logger.info("%d documents were forgotten", len(document_ids))
 
     async def snapshot(self, documents: int) -> TreeSnapshot | None:

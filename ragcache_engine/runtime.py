@@ -158,6 +158,11 @@ class Runtime:
         self.require_open()
         return self._thread.submit(self._upkeep.snapshot(documents))
 
+    @property
+    def cache_changes(self) -> int:
+        """How often the cache was cleared, or documents forgotten; `stats` tells that later."""
+        return self._upkeep.changes
+
     def recent_requests(self) -> tuple[FinishedRequest, ...]:
         """Return the last answered requests, the oldest first. Raises EngineInOtherProcess."""
         self.require_this_process()

@@ -15,6 +15,10 @@ from ragcache_engine.values import Usage
 
 LISTED_DOCUMENTS = 200
 
+IDLE_LOOK_S = 60.0
+"""While nothing happens, the tree is looked at this seldom: vLLM's worker spins for a second after each
+step, so a look every two seconds would take half a core of an idle machine."""
+
 SHOWN_TEXT = 160
 """So many characters of a document's text are shown, where texts may be shown."""
 
@@ -26,11 +30,19 @@ class EngineObserver:
     """
 
     def __init__(
-        self, name: str, runtime: Runtime, texts: Callable[[], Mapping[str, str]] | None = None
+        self,
+        name: str,
+        runtime: Runtime,
+        texts: Callable[[], Mapping[str, str]] | None = None,
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name = name
         self._runtime = runtime
         self._texts = texts
+        self._now = now
+        self._tree: TreeSnapshot | None = None
+        self._looked_s = 0.0
+        self._counts_then: object = None
 
     def observe(self, *, with_tree: bool) -> Observation:
         """Look once; see Observer."""
@@ -58,12 +70,26 @@ class EngineObserver:
         )
 
     def _look_at_tree(self) -> tuple[TreeSnapshot | None, str]:
+        if self._tree is not None and not self._may_have_changed():
+            return self._tree, ""
         try:
-            return self._runtime.snapshot(LISTED_DOCUMENTS).result(), ""
+            self._tree = self._runtime.snapshot(LISTED_DOCUMENTS).result()
         except EngineClosed:
             raise
         except RAGCacheError as error:
+            self._tree = None
             return None, str(error)
+        self._looked_s, self._counts_then = self._now(), self._counts()
+        return self._tree, ""
+
+    def _may_have_changed(self) -> bool:
+        is_old = self._now() - self._looked_s >= IDLE_LOOK_S
+        return is_old or self._runtime.stats().running > 0 or self._counts() != self._counts_then
+
+    def _counts(self) -> object:
+        """Return what changes with every request, and with whatever else changes the tree."""
+        stats, changes = self._runtime.stats(), self._runtime.cache_changes
+        return changes, stats.finished, stats.cancelled, stats.failed, stats.restarts, stats.tiers
 
     def _beginnings(self, tree: TreeSnapshot | None) -> dict[str, str]:
         if self._texts is None or tree is None:

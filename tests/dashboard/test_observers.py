@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, start_http_server
 from ragcache_engine import Document, EngineClosed, EngineDied, RAGCacheEngine
 from ragcache_engine.backends.memory import MemoryBackend
 from ragcache_engine.dashboard import ServerObserver
-from ragcache_engine.dashboard.engine_observer import EngineObserver, phases_of
+from ragcache_engine.dashboard.engine_observer import IDLE_LOOK_S, EngineObserver, phases_of
 from ragcache_engine.values import (
     CachedTokens,
     SpeculationEvent,
@@ -40,6 +40,35 @@ def test_an_engine_is_seen_as_it_says_itself(memory_engine: RAGCacheEngine):
     assert seen.requests[-1].question == ""
     assert seen.texts == {}
     assert seen.approximate_tokens == 0
+
+
+def test_the_tree_of_an_idle_engine_is_seldom_looked_at(
+    memory_engine: RAGCacheEngine, monkeypatch: pytest.MonkeyPatch
+):
+    looks: list[int] = []
+    snapshot = memory_engine._runtime.snapshot
+    monkeypatch.setattr(
+        memory_engine._runtime, "snapshot", lambda size: looks.append(size) or snapshot(size)
+    )
+    clock = [0.0]
+    observer = EngineObserver("an engine", memory_engine._runtime, now=lambda: clock[0])
+
+    def look() -> tuple[str, ...]:
+        tree = observer.observe(with_tree=True).tree
+        assert tree is not None
+        return tuple(name for each in tree.documents for name in each.documents)
+
+    memory_engine.generate(f"{TIDES.text}\n\nWhy?", [TIDES])
+    assert [look() for _ in range(5)] == [("tides",)] * 5
+    assert len(looks) == 1
+    memory_engine.forget(["tides"])
+    assert look() == ()
+    assert len(looks) == 2
+    memory_engine.generate(f"{TIDES.text}\n\nWhy?", [TIDES])
+    assert look() == ("tides",)
+    clock[0] += IDLE_LOOK_S
+    look()
+    assert len(looks) == 4
 
 
 def test_questions_and_texts_are_seen_where_they_may_be(memory_engine: RAGCacheEngine):
