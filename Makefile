@@ -99,6 +99,14 @@ bench-tree: $(READY) ## what the knowledge tree costs a request, from 1,000 to 1
 bench-starts: $(READY) ## a fresh process to its first token, RAGCache against vLLM's own LLM (7 minutes, a quiet machine)
 	@$(PYTHON) benchmarks/starts.py --out benchmarks/results/starts
 
+.PHONY: bench-steps
+bench-steps: $(READY) ## the model's steps with nothing cached, RAGCache against vLLM's own LLM on a CPU (5 minutes, a quiet machine)
+	@$(PYTHON) benchmarks/steps.py --out benchmarks/results/steps
+
+.PHONY: bench-overhead
+bench-overhead: $(READY) ## our own way to the model, stage by stage, beside vLLM's offload (10 minutes, a quiet machine)
+	@$(PYTHON) benchmarks/overhead.py --out benchmarks/results/overhead
+
 .PHONY: bench-search
 bench-search: $(READY) ## what search stages cost, and how early the final answer stands (15 minutes)
 	@$(PYTHON) benchmarks/staged_search.py --out benchmarks/results/search

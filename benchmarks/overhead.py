@@ -1,6 +1,6 @@
 """Measure our own way to the model: what RAGCache adds to vLLM's offload when everything is cached.
 
-    python benchmarks/overhead.py                  # `make bench-overhead`: 4 minutes, a quiet machine
+    python benchmarks/overhead.py                  # `make bench-overhead`: 10 minutes, a quiet machine
     python benchmarks/overhead.py --profile FILE   # the Python functions of this process, for snakeviz
 
 The same LangChain chain asks the same questions of vLLM with its own host offload and of RAGCache, one
@@ -13,8 +13,12 @@ the model and the way to it and back. The way is cut into stages:
   model       from there to vLLM's first output: its queue, scheduler, step and detokenizer
   back        from there to the chain's first piece
 
-Reported are the medians with quartiles, and for each stage the difference in pairs. The first answer of
-a process and the first rounds are not counted.
+Each request waits until the other side's processes are at rest: vLLM's CPU worker waits for its next
+step without sleeping, for a second. A chain that guesses its prompt calls vLLM before its LLM is called;
+then `hand over` is negative.
+
+Reported are the medians with quartiles, and for each stage the difference in pairs. The first rounds are
+not counted.
 """
 
 from __future__ import annotations
@@ -168,6 +172,7 @@ async def compare(asked: argparse.Namespace, console: Console) -> list[Side]:
                     profile.enable()
                 for at, question in enumerate(questions):
                     for side in sides[:: 1 if (number + at) % 2 else -1]:
+                        await asyncio.sleep(asked.pause)
                         marks = await ask(side, question, set_current)
                         if counts:
                             side.took.append(marks.stages())
@@ -247,8 +252,11 @@ def main() -> int:
     parser.add_argument(
         "--set", choices=[DEMO, *SETS], help="default: squad, or the demo without it"
     )
-    parser.add_argument("--questions", type=int, default=20)
-    parser.add_argument("--rounds", type=int, default=15, help="that count")
+    parser.add_argument("--questions", type=int, default=15)
+    parser.add_argument("--rounds", type=int, default=10, help="that count")
+    parser.add_argument(
+        "--pause", type=float, default=1.1, help="seconds before each request; see above"
+    )
     parser.add_argument("--top-k", type=int, default=2)
     parser.add_argument("--tokens", type=int, default=4, help="of each answer")
     parser.add_argument(
