@@ -22,8 +22,9 @@ LONGEST_PREFIX = System(
     "longest-prefix", "vLLM, longest prefix first", STOCK, {"prefix_caching": True}
 )
 """SGLang's order of serving over vLLM's prefix cache."""
-NO_SPECULATION = "no-speculation"
-"""Here every search takes under a millisecond, so nothing is guessed and this system is RAGCache."""
+SAME_HERE = ("no-speculation", "worker")
+"""These are RAGCache here: every search takes under a millisecond, so that nothing is guessed; and no
+model runs, in whichever process."""
 SYSTEMS = (
     OFF,
     ON,
@@ -31,7 +32,7 @@ SYSTEMS = (
     LRU,
     ARC,
     FULL,
-    *(one for one in ABLATIONS if one.key != NO_SPECULATION),
+    *(one for one in ABLATIONS if one.key not in SAME_HERE),
 )
 BY_KEY = {one.key: one for one in SYSTEMS}
 LPM_MOST_WAITING = 128

@@ -53,6 +53,7 @@ class RunningSystem:
     def _engine_config(self) -> EngineConfig:
         sizes = self._sizes
         settings: dict[str, Any] = dict(self._system.settings)
+        own_arguments = settings.pop("vllm_args", {})
         if self._system.has_disk:
             self._disk = Path(mkdtemp(prefix="ragcache-bench-"))
             settings |= {"disk_cache": sizes.disk_bytes, "disk_cache_dir": self._disk}
@@ -68,7 +69,7 @@ class RunningSystem:
                 "device_cache": sizes.device_bytes,
                 "host_cache": sizes.host_bytes,
                 "vllm_log": "show",
-                "vllm_args": {**arguments, **sizes.vllm_args},
+                "vllm_args": {**arguments, **own_arguments, **sizes.vllm_args},
                 **settings,
             }
         )

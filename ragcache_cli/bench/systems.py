@@ -91,6 +91,12 @@ ABLATIONS = (
     System("no-speculation", "RAGCache, no speculation", RAGCACHE, {"speculation": "off"}),
     System("disk", "RAGCache, disk too", RAGCACHE, has_disk=True),
     System(
+        "worker",
+        "RAGCache, model in a worker",
+        RAGCACHE,
+        {"vllm_args": {"distributed_executor_backend": "mp"}},
+    ),
+    System(
         "canonical",
         "RAGCache, documents by id",
         RAGCACHE,
