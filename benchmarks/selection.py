@@ -147,140 +147,180 @@ def study(
         if number in done:
             continue
         started = time.perf_counter()
-        rows = compare(model, question, nearest, store, harvest)
+        rows = Comparison(model, question, nearest, store, harvest).run()
         seconds = time.perf_counter() - started
         print(f"{folder.name} {number + 1} of {len(questions)}: {seconds:.0f} s", flush=True)
         yield [{"set": folder.name, "question": number, **row} for row in rows]
 
 
-def compare(
-    model: SmallLlama,
-    question: Question,
-    nearest: dict[str, list[Document]],
-    store: DonorStore,
-    harvest: Harvest,
-) -> list[dict[str, Any]]:
-    """Answer one question exactly and in every way; harvest its documents; return a row for each way."""
-    system, separator = model.read(SYSTEM + USER), model.read(SEPARATOR)
-    parts = {one.id: model.read(one.text) for one in question.documents}
-    tokens, gaps = list(system), list[int]()
-    spans: list[tuple[str, int, int]] = []
-    for place, (name, part) in enumerate(parts.items()):
-        if place:
-            gaps += range(len(tokens), len(tokens) + len(separator))
-            tokens += separator
-        spans.append((name, len(tokens), len(tokens) + len(part)))
-        tokens += part
-    asked = model.read(ASK.format(question=question.text))
-    question_places = list(range(len(tokens), len(tokens) + len(asked)))
-    tokens += asked
-    length = len(tokens)
-    exact = model.make_room(length + MOST_TOKENS)
-    seen = Attention(model, torch.arange(length))
-    hidden = model.run(tokens, torch.arange(length), exact, seen)
-    assert isinstance(seen.share, Tensor)
-    right = model.score(hidden[-1:])[0].log_softmax(-1)
-    exact_text = model.write(model.answer([exact], right[None], length, MOST_TOKENS)[0])
+class Waiting(NamedTuple):
+    """A prompt that is ready to be answered in one way: tensors, first logits, and what that cost."""
 
-    def donors_of(kind: str) -> list[Donor] | None:
+    way: Way
+    tensors: Tensor
+    logits: Tensor
+    compute: float
+
+
+class Comparison:
+    """Answers one question exactly and in every way.
+
+    nearest: for each document its neighbours. store, harvest: where donors come from.
+    """
+
+    def __init__(
+        self,
+        model: SmallLlama,
+        question: Question,
+        nearest: dict[str, list[Document]],
+        store: DonorStore,
+        harvest: Harvest,
+    ) -> None:
+        self._model, self._question, self._nearest = model, question, nearest
+        self._store, self._harvest = store, harvest
+        self._parts = {one.id: model.read(one.text) for one in question.documents}
+        self._gaps: list[int] = []
+        self._spans: list[tuple[str, int, int]] = []
+        self._tokens = self._lay_out()
+        self._asked = model.read(ASK.format(question=question.text))
+        start = len(self._tokens)
+        self._tokens += self._asked
+        self._length = len(self._tokens)
+        self._question_places = list(range(start, self._length))
+
+    def _lay_out(self) -> list[int]:
+        """Return the tokens before the question; note where the documents and the gaps between are."""
+        separator, tokens = self._model.read(SEPARATOR), self._model.read(SYSTEM + USER)
+        for place, (name, part) in enumerate(self._parts.items()):
+            if place:
+                self._gaps += range(len(tokens), len(tokens) + len(separator))
+                tokens += separator
+            self._spans.append((name, len(tokens), len(tokens) + len(part)))
+            tokens += part
+        return tokens
+
+    def run(self) -> list[dict[str, Any]]:
+        """Return a row for each way, and harvest the question's documents for later ones."""
+        seen = self._compute_exactly()
+        rows: list[dict[str, Any]] = []
+        waiting: list[Waiting] = []
+        mixes: dict[str, Mixed | None] = {}
+        for way in ways():
+            if way.donor not in mixes:
+                mixes[way.donor] = self._mix(way.donor)
+            mixed = mixes[way.donor]
+            if mixed is None:
+                continue
+            waiting.append(self._prepare(way, mixed))
+            if len(waiting) == AT_ONCE:
+                rows += self._answer(waiting)
+                waiting.clear()
+        if waiting:
+            rows += self._answer(waiting)
+        for place, (name, start, end) in enumerate(self._spans):
+            donor = cut_donor(self._exact, seen, (start, end), self._spans[:place])
+            self._harvest.add(name, donor)
+        return rows
+
+    def _compute_exactly(self) -> Tensor:
+        """Compute and answer the prompt in full. Returns the attention of all tokens to all."""
+        model, length = self._model, self._length
+        self._exact = model.make_room(length + MOST_TOKENS)
+        seen = Attention(model, torch.arange(length))
+        hidden = model.run(self._tokens, torch.arange(length), self._exact, seen)
+        assert isinstance(seen.share, Tensor)
+        self._right = model.score(hidden[-1:])[0].log_softmax(-1)
+        (answer,) = model.answer([self._exact], self._right[None], length, MOST_TOKENS)
+        self._exact_text = model.write(answer)
+        return seen.share
+
+    def _find_donors(self, kind: str) -> list[Donor] | None:
+        """Return a donor for each document behind the first; None if one was never served."""
+        later = self._spans[1:]
         if kind == "served":
+            names = [name for name, _, _ in self._spans]
             found = [
-                harvest.choose(name, [one for one, _, _ in spans[: place + 1]])
-                for place, (name, _, _) in enumerate(spans[1:])
+                self._harvest.choose(name, names[: place + 1])
+                for place, (name, _, _) in enumerate(later)
             ]
             return None if None in found else [one for one in found if one is not None]
         behind = {"alone": 0, "near1": 1, "near2": 2}[kind]
         return [
-            store.find(
+            self._store.find(
                 [
                     *(
-                        (near.id, model.read(near.text))
-                        for near in reversed(nearest[name][:behind])
+                        (near.id, self._model.read(near.text))
+                        for near in reversed(self._nearest[name][:behind])
                     ),
-                    (name, parts[name]),
+                    (name, self._parts[name]),
                 ]
             )
-            for name, _, _ in spans[1:]
+            for name, _, _ in later
         ]
 
-    def mix(kind: str) -> Mixed | None:
-        donors = donors_of(kind)
+    def _mix(self, kind: str) -> Mixed | None:
+        """Put these donors' tensors into the places of their documents; None without donors."""
+        donors = self._find_donors(kind)
         if donors is None:
             return None
-        tensors = exact.clone()
-        tensors[:, :, :, spans[0][2] :] = 0
+        tensors = self._exact.clone()
+        tensors[:, :, :, self._spans[0][2] :] = 0
         others = []
-        elsewhere = donors_of("alone" if kind != "alone" else "near1") or []
-        for (_, start, end), donor, other in zip(spans[1:], donors, elsewhere, strict=True):
-            tensors[:, :, :, start:end] = model.turn(donor.tensors, start - donor.start)
-            others.append(model.turn(other.tensors, start - other.start))
+        elsewhere = self._find_donors("alone" if kind != "alone" else "near1") or []
+        for (_, start, end), donor, other in zip(self._spans[1:], donors, elsewhere, strict=True):
+            tensors[:, :, :, start:end] = self._model.turn(donor.tensors, start - donor.start)
+            others.append(self._model.turn(other.tensors, start - other.start))
         return Mixed(
-            model,
-            tokens,
-            tensors[:, :, :, :length],
-            spans[0][2],
-            [(start, end) for _, start, end in spans[1:]],
+            self._model,
+            self._tokens,
+            tensors[:, :, :, : self._length],
+            self._spans[0][2],
+            [(start, end) for _, start, end in self._spans[1:]],
             donors,
             others,
-            gaps,
-            question_places,
+            self._gaps,
+            self._question_places,
         )
 
-    def answer(way: Way, mixed: Mixed) -> tuple[Tensor, Tensor, float]:
-        """Return the tensors ready to go on from, the logits of the first token, and the compute."""
-        fresh = sorted([*gaps, *way.pick(mixed, [name for name, _, _ in spans])])
-        tensors = exact.clone()
-        tensors[:, :, :, :length] = mixed.tensors
-        model.run([tokens[at] for at in fresh], torch.tensor(fresh), tensors)
-        hidden = model.run(asked, torch.tensor(question_places), tensors)
-        compute = (len(fresh) + len(asked) + way.extra(mixed)) / length
-        return tensors, model.score(hidden[-1:])[0], compute
+    def _prepare(self, way: Way, mixed: Mixed) -> Waiting:
+        """Compute anew what a way chooses, and then the question."""
+        model = self._model
+        fresh = sorted([*self._gaps, *way.pick(mixed, [name for name, _, _ in self._spans])])
+        tensors = self._exact.clone()
+        tensors[:, :, :, : self._length] = mixed.tensors
+        model.run([self._tokens[at] for at in fresh], torch.tensor(fresh), tensors)
+        hidden = model.run(self._asked, torch.tensor(self._question_places), tensors)
+        compute = (len(fresh) + len(self._asked) + way.extra(mixed)) / self._length
+        return Waiting(way, tensors, model.score(hidden[-1:])[0], compute)
 
-    rows: list[dict[str, Any]] = []
-    waiting: list[tuple[Way, Tensor, Tensor, float]] = []
-
-    def decode() -> None:
-        if not waiting:
-            return
-        answers = model.answer(
-            [tensors for _, tensors, _, _ in waiting],
-            torch.stack([logits for _, _, logits, _ in waiting]),
-            length,
+    def _answer(self, waiting: Sequence[Waiting]) -> list[dict[str, Any]]:
+        """Answer these prompts together, and compare the answers with the exact one."""
+        answers = self._model.answer(
+            [one.tensors for one in waiting],
+            torch.stack([one.logits for one in waiting]),
+            self._length,
             MOST_TOKENS,
         )
+        golds, right = self._question.answers, self._right
+        rows = []
         for (way, _, logits, compute), answered in zip(waiting, answers, strict=True):
-            text = model.write(answered)
+            text = self._model.write(answered)
             first = logits.log_softmax(-1)
             rows.append(
                 {
                     "donor": way.donor,
                     "rule": way.label,
                     "ratio": None if math.isnan(way.ratio) else way.ratio,
-                    "tokens": length,
+                    "tokens": self._length,
                     "compute": compute,
-                    "rouge_l": rouge_l(text, exact_text),
-                    "equal": text == exact_text,
+                    "rouge_l": rouge_l(text, self._exact_text),
+                    "equal": text == self._exact_text,
                     "first_kl": float((right.exp() * (right - first)).sum()),
-                    "contained": any(contained(text, gold) for gold in question.answers),
-                    "can_answer": any(contained(exact_text, gold) for gold in question.answers),
+                    "contained": any(contained(text, gold) for gold in golds),
+                    "can_answer": any(contained(self._exact_text, gold) for gold in golds),
                 }
             )
-        waiting.clear()
-
-    mixes: dict[str, Mixed | None] = {}
-    for way in ways():
-        if way.donor not in mixes:
-            mixes[way.donor] = mix(way.donor)
-        mixed = mixes[way.donor]
-        if mixed is None:
-            continue
-        waiting.append((way, *answer(way, mixed)))
-        if len(waiting) == AT_ONCE:
-            decode()
-    decode()
-    for place, (name, start, end) in enumerate(spans):
-        harvest.add(name, cut_donor(exact, seen.share, (start, end), spans[:place]))
-    return rows
+        return rows
 
 
 # -- the report ----------------------------------------------------------------------------------------

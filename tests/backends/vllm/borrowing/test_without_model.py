@@ -10,6 +10,7 @@ import random
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from zlib import crc32
 
@@ -207,6 +208,18 @@ def test_with_any_donors_nobody_borrows_from_a_prompt_with_a_forgotten_document(
 
 
 @pytest.mark.parametrize("seed", [5, 6])
+def test_a_prompt_of_embeddings_has_no_tokens_to_lend_and_ends_nothing(
+    borrowing: Callable[..., Any],
+):
+    from ragcache_engine.tiers.wire import RequestMessage
+
+    engine = borrowing(any_donors=True)
+    embeddings = SimpleNamespace(request_id="e", prompt_token_ids=None, cache_salt=None)
+    engine.scheduler.connector.borrowing.note_served(embeddings, RequestMessage(), None)
+    asked(engine, "first", "a", "b", "c")
+    assert tiers_of(asked(engine, "second", "d", "b"))[1] == "device"
+
+
 def test_any_donors_lend_only_what_is_still_there(
     borrowing: Callable[..., Any], tmp_path: Path, seed: int
 ):
