@@ -207,7 +207,6 @@ def test_with_any_donors_nobody_borrows_from_a_prompt_with_a_forgotten_document(
     assert "reuse" not in asked(engine, "second", "d", "c", "b")
 
 
-@pytest.mark.parametrize("seed", [5, 6])
 def test_a_prompt_of_embeddings_has_no_tokens_to_lend_and_ends_nothing(
     borrowing: Callable[..., Any],
 ):
@@ -220,6 +219,7 @@ def test_a_prompt_of_embeddings_has_no_tokens_to_lend_and_ends_nothing(
     assert tiers_of(asked(engine, "second", "d", "b"))[1] == "device"
 
 
+@pytest.mark.parametrize("seed", [5, 6])
 def test_any_donors_lend_only_what_is_still_there(
     borrowing: Callable[..., Any], tmp_path: Path, seed: int
 ):
