@@ -82,7 +82,7 @@ def test_three_answers_show_one_line_besides_what_the_program_prints(
     assert not [line for line in application if "vllm." in line and "ragcache_engine" not in line]
 
     kept = log.read_text()
-    for process in ("MainProcess", "EngineCore", "VllmWorker-0"):
+    for process in ("MainProcess", "EngineCore"):
         assert f"INFO {process} [vllm." in kept
     assert "the disk tier is switched off" in kept
     assert "Loading safetensors" in kept, "what was printed and not logged is kept as well"
