@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import multiprocessing
-import os
 import time
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 from typing import Any, cast
@@ -18,7 +16,6 @@ from vllm.config import VllmConfig
 from vllm.exceptions import VLLMError
 from vllm.inputs import TextPrompt, TokensPrompt, tokens_input
 from vllm.outputs import RequestOutput
-from vllm.platforms import current_platform
 from vllm.renderers.params import TokenizeParams
 from vllm.sampling_params import RequestOutputKind
 from vllm.usage.usage_lib import UsageContext
@@ -30,6 +27,7 @@ from ragcache_engine.backends.vllm.arguments import build_vllm_config, kv_token_
 from ragcache_engine.backends.vllm.budget import TierBudget
 from ragcache_engine.backends.vllm.chat import render_conversation
 from ragcache_engine.backends.vllm.collection import exclude_imports_from_collection
+from ragcache_engine.backends.vllm.core_executor import reserving_no_core_for_connector
 from ragcache_engine.backends.vllm.guides import require_servable, to_structured_outputs
 from ragcache_engine.backends.vllm.installed import Wheel
 from ragcache_engine.backends.vllm.log import EngineLog, ShownLog
@@ -126,7 +124,7 @@ class VLLMBackend:
         if self._has_tiers and config.kv_transfer_config:
             self._engine_id = config.kv_transfer_config.engine_id
         try:
-            with _no_core_for_connector(), self._log.starting(self._model, config):
+            with reserving_no_core_for_connector(config), self._log.starting(self._model, config):
                 llm = AsyncLLM.from_vllm_config(
                     config, usage_context=UsageContext.ENGINE_CONTEXT, disable_log_stats=True
                 )
@@ -484,20 +482,3 @@ def _count_cached_tokens(output: RequestOutput, message: FinishMessage | None) -
     if message is None or message.tokens is None:
         return CachedTokens(device=output.num_cached_tokens or 0)
     return CachedTokens(**message.tokens)
-
-
-@contextmanager
-def _no_core_for_connector() -> Iterator[None]:
-    """Start vLLM without the core that its CPU build reserves for a connector's network.
-
-    Our connector uses no network.
-    """
-    name = "VLLM_CPU_NUM_OF_RESERVED_CPU"
-    if name in os.environ or not current_platform.is_cpu():
-        yield
-        return
-    os.environ[name] = "1"
-    try:
-        yield
-    finally:
-        del os.environ[name]

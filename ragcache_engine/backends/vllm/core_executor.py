@@ -12,6 +12,8 @@ cores that they may use. `distributed_executor_backend` takes the class, see Par
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from vllm.config import VllmConfig
@@ -47,6 +49,23 @@ def can_run_in_core(arguments: AsyncEngineArgs) -> bool:
         and arguments.distributed_executor_backend is None
         and all(count == 1 for count in workers)
     )
+
+
+@contextmanager
+def reserving_no_core_for_connector(config: VllmConfig) -> Iterator[None]:
+    """Start vLLM without the core that its CPU build reserves for a connector's network.
+
+    Our connector uses no network. CoreExecutor chooses for itself: this leaves it alone.
+    """
+    in_core = config.parallel_config.distributed_executor_backend in (CORE_EXECUTOR, CoreExecutor)
+    if RESERVED in os.environ or in_core or not current_platform.is_cpu():
+        yield
+        return
+    os.environ[RESERVED] = "1"
+    try:
+        yield
+    finally:
+        del os.environ[RESERVED]
 
 
 def use_cores(config: VllmConfig) -> None:

@@ -22,8 +22,10 @@ from ragcache_engine.backends.vllm.arguments import GIB, build_vllm_config
 from ragcache_engine.backends.vllm.budget import TierBudget
 from ragcache_engine.backends.vllm.core_executor import (
     CORE_EXECUTOR,
+    RESERVED,
     CoreExecutor,
     can_run_in_core,
+    reserving_no_core_for_connector,
 )
 
 pytestmark = [
@@ -97,12 +99,38 @@ def test_it_computes_on_the_cores_that_the_user_binds_it_to(demo_model: str):
 def test_it_keeps_as_many_cores_free_as_the_user_says_and_none_otherwise(
     demo_model: str, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.delenv("VLLM_CPU_NUM_OF_RESERVED_CPU", raising=False)
+    monkeypatch.delenv(RESERVED, raising=False)
     threads, cores = cores_with(demo_model)
     assert threads == len(cores) >= 1
     if threads > 1:
-        reserving = cores_with(demo_model, VLLM_CPU_NUM_OF_RESERVED_CPU="1")
+        reserving = cores_with(demo_model, **{RESERVED: "1"})
         assert reserving[0] == threads - 1
+
+
+def test_a_start_leaves_the_choice_of_cores_to_the_executor(
+    demo_model: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.delenv(RESERVED, raising=False)
+    with reserving_no_core_for_connector(build_vllm_config(demo_model, GIB, NO_TIERS, {})):
+        threads, _ = cores_with(demo_model)
+    assert threads == cores_with(demo_model)[0]
+
+
+def test_a_worker_of_its_own_starts_with_one_core_less(
+    demo_model: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.delenv(RESERVED, raising=False)
+    own_worker = {"distributed_executor_backend": "mp"}
+    with reserving_no_core_for_connector(build_vllm_config(demo_model, GIB, NO_TIERS, own_worker)):
+        assert os.environ[RESERVED] == "1"
+    assert RESERVED not in os.environ
+
+
+def test_a_start_keeps_what_the_user_reserves(demo_model: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv(RESERVED, "3")
+    own_worker = {"distributed_executor_backend": "mp"}
+    with reserving_no_core_for_connector(build_vllm_config(demo_model, GIB, NO_TIERS, own_worker)):
+        assert os.environ[RESERVED] == "3"
 
 
 def test_a_user_who_binds_nothing_is_left_alone(demo_model: str):
