@@ -49,6 +49,7 @@ from ragcache_cli.prompts import CHATML, INSTRUCTION, PromptForm, form_of_model
 from ragcache_cli.python_topics import STATEMENTS, python_topics
 from ragcache_cli.questions import STATEMENT_QUESTIONS
 from ragcache_cli.quick_imports import pausing_garbage_collection
+from ragcache_cli.rest import children_cpu_s, wait_for_rest
 from ragcache_cli.side_by_side import LEGEND, show_question
 from ragcache_cli.terminal import Phases
 from ragcache_engine import EngineConfig, RAGCacheEngine, SamplingOptions, Warmed
@@ -142,6 +143,7 @@ def ask_round(
 ) -> Round:
     """Ask every chain each question before the next one, in every order of the chains in turn.
 
+    Each waits until the engine that answered before is at rest: their users have only one.
     asked: how many questions came before, in other rounds. Raises CommandError if chains send different
     prompts.
     """
@@ -153,6 +155,7 @@ def ask_round(
         with show_question(heading, names, console) as shown:
             for chain in orders[(asked + number - 1) % len(orders)]:
                 name = chain.name
+                wait_for_rest(children_cpu_s)
                 one = chain.ask(question, lambda text, name=name: shown.say(name, text))  # type: ignore[misc]
                 answers[name].append(one)
                 shown.ended(name, one)

@@ -19,6 +19,7 @@ from ragcache_cli.bench.plays import Play, Seen, Warming
 from ragcache_cli.bench.systems import OFF, RAGCACHE, Sizes, System
 from ragcache_cli.bench.worker_client import Worker
 from ragcache_cli.bench.workload import Request, draw_arrivals, draw_questions
+from ragcache_cli.rest import wait_for_rest
 
 Say = Callable[[str], None]
 CAPACITY_QUESTIONS = 8
@@ -166,6 +167,7 @@ def _play_once(
     part: Part, load: Load, rate: float | None, number: int, worker: Worker,
     workers: Sequence[Worker], asked: Sequence[Request],
 ) -> Play:  # fmt: skip
+    wait_for_rest(lambda: sum(one.cpu_s() for one in workers))
     cpu_s = {other.system.key: other.cpu_s() for other in workers}
     began_s, busy_s = time.monotonic(), _busy_s()
     answers = worker.play(asked, at_once=None if rate else load.at_once)
@@ -211,5 +213,6 @@ def measure_capacity(workers: Sequence[Worker], requests: Sequence[Request]) -> 
     different = list({one.question: one for one in requests}.values())[-CAPACITY_QUESTIONS:]
     if not found:
         worker.clear()
+    wait_for_rest(lambda: sum(one.cpu_s() for one in workers))
     answers = worker.play(different, at_once=1)
     return 1 / statistics.fmean(answer["total_s"] for answer in answers)

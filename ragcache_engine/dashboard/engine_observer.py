@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 
 from ragcache_engine.dashboard.lanes import lanes
 from ragcache_engine.dashboard.observation import Observation, ObservedRequest, Phase
+from ragcache_engine.dashboard.tree_memory import TreeMemory
 from ragcache_engine.errors import EngineClosed, RAGCacheError
 from ragcache_engine.request_log import FinishedRequest
 from ragcache_engine.runtime import Runtime
@@ -14,10 +15,6 @@ from ragcache_engine.tiers.tree_snapshot import TreeSnapshot
 from ragcache_engine.values import Usage
 
 LISTED_DOCUMENTS = 200
-
-IDLE_LOOK_S = 60.0
-"""While nothing happens, the tree is looked at this seldom: vLLM's worker spins for a second after each
-step, so a look every two seconds would take half a core of an idle machine."""
 
 SHOWN_TEXT = 160
 """So many characters of a document's text are shown, where texts may be shown."""
@@ -39,10 +36,7 @@ class EngineObserver:
         self.name = name
         self._runtime = runtime
         self._texts = texts
-        self._now = now
-        self._tree: TreeSnapshot | None = None
-        self._looked_s = 0.0
-        self._counts_then: object = None
+        self._memory = TreeMemory(now)
 
     def observe(self, *, with_tree: bool) -> Observation:
         """Look once; see Observer."""
@@ -70,21 +64,17 @@ class EngineObserver:
         )
 
     def _look_at_tree(self) -> tuple[TreeSnapshot | None, str]:
-        if self._tree is not None and not self._may_have_changed():
-            return self._tree, ""
+        if self._memory.is_fresh(self._counts(), self._runtime.stats().running):
+            return self._memory.tree, ""
         try:
-            self._tree = self._runtime.snapshot(LISTED_DOCUMENTS).result()
+            tree = self._runtime.snapshot(LISTED_DOCUMENTS).result()
         except EngineClosed:
             raise
         except RAGCacheError as error:
-            self._tree = None
+            self._memory.remember(None, None)
             return None, str(error)
-        self._looked_s, self._counts_then = self._now(), self._counts()
-        return self._tree, ""
-
-    def _may_have_changed(self) -> bool:
-        is_old = self._now() - self._looked_s >= IDLE_LOOK_S
-        return is_old or self._runtime.stats().running > 0 or self._counts() != self._counts_then
+        self._memory.remember(tree, self._counts())
+        return tree, ""
 
     def _counts(self) -> object:
         """Return what changes with every request, and with whatever else changes the tree."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import time
 import urllib.request
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from http.client import HTTPException
 from typing import Any
 
 from ragcache_engine.dashboard.observation import Observation, ObservedRequest, Phase
+from ragcache_engine.dashboard.tree_memory import TreeMemory
 from ragcache_engine.errors import RAGCacheError
 from ragcache_engine.request_log import DocumentSource
 from ragcache_engine.tiers.counters import BlocksByTier, DiskState, TierCounters
@@ -44,13 +45,19 @@ class ServerObserver:
     """
 
     def __init__(
-        self, url: str, operator_key: str | None = None, api_key: str | None = None
+        self,
+        url: str,
+        operator_key: str | None = None,
+        api_key: str | None = None,
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name = url
         self._url = url.rstrip("/")
         self._operator_key = operator_key
         self._api_key = api_key
         self._model: str | None = None
+        self._memory = TreeMemory(now)
+        self._looks = 0
 
     @property
     def has_key(self) -> bool:
@@ -68,7 +75,7 @@ class ServerObserver:
         if not with_tree or self._operator_key is None:
             return seen
         try:
-            tree = self._ask_for_tree(self._operator_key)
+            tree = self._look_at_tree(seen, self._operator_key)
         except (OSError, HTTPException, ValueError, KeyError, RAGCacheError) as error:
             return replace(seen, problem=f"the server shows no tree: {error}")
         if tree is None:
@@ -86,6 +93,18 @@ class ServerObserver:
         if not any(name.startswith(("ragcache_", "vllm:")) for name in samples):
             raise ValueError("it has no metrics of vLLM's or RAGCache's")
         return read_samples(samples)
+
+    def _look_at_tree(self, seen: Observation, operator_key: str) -> TreeSnapshot | None:
+        """Return the tree; ask for it only if it may have changed since the last time.
+
+        A look is a request too: the server counts it among those that ended, but not its token.
+        """
+        others = None if seen.finished is None else seen.finished - self._looks
+        counts = (replace(seen.counters, ended=0), others)
+        if not self._memory.is_fresh(counts, seen.running):
+            self._memory.remember(self._ask_for_tree(operator_key), counts)
+            self._looks += 1
+        return self._memory.tree
 
     def _ask_for_tree(self, operator_key: str) -> TreeSnapshot | None:
         if self._model is None:

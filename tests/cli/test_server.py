@@ -208,6 +208,18 @@ def test_an_observer_with_the_operators_key_sees_documents_and_requests(
     assert len(seen.requests) == len(before.requests)
 
 
+def test_an_observer_leaves_an_idle_server_in_peace(demo_model: str, server_port: int):
+    ask(server_port, asked_of(demo_model))
+    observer = ServerObserver(f"http://127.0.0.1:{server_port}", KEY)
+    looks = [observer.observe(with_tree=True) for _ in range(6)]
+    assert all(seen.tree for seen in looks)
+    # A look is a request of vLLM's. The first one makes the server report the requests before it.
+    assert looks[-1].finished == looks[-2].finished == looks[-3].finished
+    ask(server_port, asked_of(demo_model))
+    seen = [observer.observe(with_tree=True).requests[-1] for _ in range(3)]
+    assert seen[-1] != looks[-1].requests[-1]
+
+
 @pytest.mark.parametrize("key", [None, "guessed"])
 def test_without_it_nobody_sees_others_documents(
     demo_model: str, server_port: int, key: str | None

@@ -12,7 +12,8 @@ from prometheus_client import CollectorRegistry, start_http_server
 from ragcache_engine import Document, EngineClosed, EngineDied, RAGCacheEngine
 from ragcache_engine.backends.memory import MemoryBackend
 from ragcache_engine.dashboard import ServerObserver
-from ragcache_engine.dashboard.engine_observer import IDLE_LOOK_S, EngineObserver, phases_of
+from ragcache_engine.dashboard.engine_observer import EngineObserver, phases_of
+from ragcache_engine.dashboard.tree_memory import IDLE_LOOK_S
 from ragcache_engine.values import (
     CachedTokens,
     SpeculationEvent,

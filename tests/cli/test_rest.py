@@ -1,0 +1,69 @@
+"""A question waits until the engine that was asked before has come to rest, and not for ever."""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from itertools import accumulate, chain, repeat
+
+import pytest
+
+from ragcache_cli import rest
+from ragcache_cli.rest import LOOK_S, children_cpu_s, wait_for_rest
+
+
+@pytest.fixture(autouse=True)
+def slept(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    clock = [0.0]
+    slept: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        clock[0] += seconds
+
+    monkeypatch.setattr(rest.time, "sleep", sleep)
+    monkeypatch.setattr(rest.time, "monotonic", lambda: clock[0])
+    return slept
+
+
+def taking(*shares: float) -> list[float]:
+    return list(accumulate(share * LOOK_S for share in shares))
+
+
+def test_one_look_is_enough_where_nobody_computes(slept: list[float]):
+    wait_for_rest(lambda: 7.0)
+    assert len(slept) == 1
+
+
+def test_it_waits_for_a_worker_that_spins(slept: list[float]):
+    times = chain([0.0], taking(1.0, 1.0, 0.9), repeat(taking(1.0, 1.0, 0.9)[-1]))
+    wait_for_rest(lambda: next(times))
+    assert len(slept) == 4
+
+
+def test_a_program_that_never_rests_is_not_waited_for_longer_than_the_limit(slept: list[float]):
+    times = accumulate(repeat(1.0))
+    wait_for_rest(lambda: next(times))
+    assert rest.LIMIT_S <= sum(slept) < rest.LIMIT_S + 2 * LOOK_S
+
+
+def compute() -> None:
+    until = time.process_time() + 0.1
+    while time.process_time() < until:
+        pass
+    time.sleep(60)
+
+
+def test_the_time_of_the_processes_below_this_one_counts(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.undo()
+    before_s = children_cpu_s()
+    child = multiprocessing.get_context("spawn").Process(target=compute, daemon=True)
+    child.start()
+    try:
+        while children_cpu_s() < before_s + 0.1:
+            assert child.is_alive()
+            time.sleep(0.05)
+    finally:
+        child.terminate()
+        child.join()
+    assert children_cpu_s() < before_s + 0.1
