@@ -55,7 +55,7 @@ from ragcache_cli.bench.systems import SYSTEMS as KNOWN
 from ragcache_cli.logging_setup import silence_libraries
 from ragcache_cli.model_prompts import prepare_model
 from ragcache_cli.models import DEMO_MODEL
-from ragcache_cli.rest import children_cpu_s, wait_for_rest
+from ragcache_cli.processor_time import children_s, wait_for_rest
 from ragcache_cli.terminal import Phases
 
 STAGES = ("search", "prompt", "hand over", "model", "back")
@@ -173,7 +173,7 @@ async def compare(asked: argparse.Namespace, console: Console) -> list[Side]:
                     profile.enable()
                 for at, question in enumerate(questions):
                     for side in sides[:: 1 if (number + at) % 2 else -1]:
-                        await asyncio.to_thread(wait_for_rest, children_cpu_s)
+                        await asyncio.to_thread(wait_for_rest, children_s)
                         marks = await ask(side, question, set_current)
                         if counts:
                             side.took.append(marks.stages())

@@ -45,11 +45,11 @@ from ragcache_cli.model_size import local_folder, model_size
 from ragcache_cli.models import DEMO_MODEL, DEMO_MODEL_NAME, demo_model
 from ragcache_cli.passage_neighbours import as_document, corpus_of
 from ragcache_cli.precision import choose_dtype
+from ragcache_cli.processor_time import OthersWatch, children_s, wait_for_rest
 from ragcache_cli.prompts import CHATML, INSTRUCTION, PromptForm, form_of_model
 from ragcache_cli.python_topics import STATEMENTS, python_topics
 from ragcache_cli.questions import STATEMENT_QUESTIONS
 from ragcache_cli.quick_imports import pausing_garbage_collection
-from ragcache_cli.rest import children_cpu_s, wait_for_rest
 from ragcache_cli.side_by_side import LEGEND, show_question
 from ragcache_cli.terminal import Phases
 from ragcache_engine import EngineConfig, RAGCacheEngine, SamplingOptions, Warmed
@@ -63,7 +63,8 @@ HOST_TOKENS = 40_000
 """Tokens that RAGCache may keep in host memory, and as many on disk: all it prefills, and the prompts."""
 USUAL_TOKEN_BYTES = 128 << 10
 """The tensors of one token, where the model's configuration does not tell: of about 8 billion weights."""
-BUSY_SHARE = 0.4
+OTHERS_SHARE = 0.2
+"""Times are not to be trusted if other programs took more than this share of one core meanwhile."""
 NEW, KEPT, AGAIN = "new questions", "questions of an earlier run, kept on disk", "the same again"
 """What distinguishes the questions of a round, by which tensors there can be."""
 
@@ -88,10 +89,12 @@ class DemoSettings:
 def compare_chains(settings: DemoSettings, console: Console) -> None:
     """Ask all sides, print the comparison, write ttft.png and demo.json. Raises RAGCacheError."""
     started_s, phases = time.monotonic(), Phases(console)
-    is_busy = _warn_if_busy(console)
     _make_output_folder(settings.output)
+    with needed("the demo"):
+        others = OthersWatch()
     with phases.waiting("Loading libraries"):
         _import_all(settings.framework)
+    _warn_of_others(others, console)
     dtype = choose_dtype(settings.dtype, "vllm", phases)
     if settings.model == DEMO_MODEL:
         with phases.waiting(f"Preparing the model {DEMO_MODEL_NAME}"):
@@ -115,6 +118,7 @@ def compare_chains(settings: DemoSettings, console: Console) -> None:
         chains = [stock, *_ragcache_chains(engine, index, embedder, store, form, settings)]
         _explain(engine, console)
         questions = STATEMENT_QUESTIONS[: settings.questions]
+        others = OthersWatch()
         with phases.timed(f"{len(questions)} questions, each to all three"):
             new = ask_round(NEW, chains, questions, console)
         if mostly_from_disk(new.run(Side.EXACT)):
@@ -122,6 +126,7 @@ def compare_chains(settings: DemoSettings, console: Console) -> None:
         half = questions[: max(1, len(questions) // 2)]
         with phases.timed(f"{len(half)} of them again"):
             again = ask_round(AGAIN, chains, half, console, asked=len(questions))
+        others_share = others.share()
         ended = [beside.submit(one.close) for one in (engine, stock)]
         _show_results(new, again, prefill_s, console)
         picture = settings.output / "ttft.png"
@@ -133,8 +138,12 @@ def compare_chains(settings: DemoSettings, console: Console) -> None:
     figures = _write_figures(new, again, warmed, dtype, settings, phases)
     console.print(f"Written: {picture}, {figures}", soft_wrap=True)
     _show_next_steps(settings.recompute_ratio, console)
-    if is_busy:
-        console.print("[yellow]Other programs computed too: do not trust these times.[/yellow]")
+    if others_share > OTHERS_SHARE:
+        console.print(
+            f"[yellow]Other programs took {others_share:.1f} of {_count_cores()} meanwhile: do not trust "
+            "these times.[/yellow]",
+            soft_wrap=True,
+        )
     console.print(f"All in all {time.monotonic() - started_s:.0f} s.")
 
 
@@ -155,7 +164,7 @@ def ask_round(
         with show_question(heading, names, console) as shown:
             for chain in orders[(asked + number - 1) % len(orders)]:
                 name = chain.name
-                wait_for_rest(children_cpu_s)
+                wait_for_rest(children_s)
                 one = chain.ask(question, lambda text, name=name: shown.say(name, text))  # type: ignore[misc]
                 answers[name].append(one)
                 shown.ended(name, one)
@@ -165,18 +174,20 @@ def ask_round(
     return Round(title, runs)
 
 
-def _warn_if_busy(console: Console) -> bool:
-    """Print a warning if other programs compute now, and return whether they do."""
-    load, cores = os.getloadavg()[0], this_machine().cores
-    if load > cores * BUSY_SHARE:
+def _warn_of_others(others: OthersWatch, console: Console) -> None:
+    """Print a warning if other programs computed while this one loaded its libraries."""
+    share = others.share()
+    if share > OTHERS_SHARE:
         console.print(
-            f"[yellow]Other programs compute too (a load of {load:.1f} on {cores} "
-            f"core{'s' * (cores > 1)}): the times below will be unsteady. Better start again when they "
-            f"are done.[/yellow]",
+            f"[yellow]Other programs take {share:.1f} of {_count_cores()}: the times below will be "
+            f"unsteady. Better start again when they are done.[/yellow]",
             soft_wrap=True,
         )
-        return True
-    return False
+
+
+def _count_cores() -> str:
+    cores = this_machine().cores
+    return f"{cores} core{'s' * (cores > 1)}"
 
 
 def _make_output_folder(folder: Path) -> None:

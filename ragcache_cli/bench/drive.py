@@ -9,9 +9,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
-
-import psutil
 
 from ragcache_cli.bench.corpora import Prepared
 from ragcache_cli.bench.plan import Group, Load, Part, TraceSpec
@@ -19,7 +16,7 @@ from ragcache_cli.bench.plays import Play, Seen, Warming
 from ragcache_cli.bench.systems import OFF, RAGCACHE, Sizes, System
 from ragcache_cli.bench.worker_client import Worker
 from ragcache_cli.bench.workload import Request, draw_arrivals, draw_questions
-from ragcache_cli.rest import wait_for_rest
+from ragcache_cli.processor_time import machine_s, wait_for_rest
 
 Say = Callable[[str], None]
 CAPACITY_QUESTIONS = 8
@@ -169,11 +166,11 @@ def _play_once(
 ) -> Play:  # fmt: skip
     wait_for_rest(lambda: sum(one.cpu_s() for one in workers))
     cpu_s = {other.system.key: other.cpu_s() for other in workers}
-    began_s, busy_s = time.monotonic(), _busy_s()
+    began_s, busy_s = time.monotonic(), machine_s()
     answers = worker.play(asked, at_once=None if rate else load.at_once)
     span_s = time.monotonic() - began_s - asked[0].at_s
     taken = {other.system.key: other.cpu_s() - cpu_s[other.system.key] for other in workers}
-    foreign_s = _busy_s() - busy_s - sum(taken.values())
+    foreign_s = machine_s() - busy_s - sum(taken.values())
     own_s = taken.pop(worker.system.key)
     return Play(
         part=part.name,
@@ -188,17 +185,6 @@ def _play_once(
         foreign_cpu_s=round(max(0.0, foreign_s), 2),
         answers=answers,
     )
-
-
-def _busy_s() -> float:
-    """Return the seconds of processor time that all programs of this machine have taken."""
-    times = psutil.cpu_times()
-    return float(sum(times) - times.idle - getattr(times, "iowait", 0.0) - _guests_s(times))
-
-
-def _guests_s(times: Any) -> float:
-    # Linux counts a guest's time in `user` and `nice` already.
-    return float(getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0))
 
 
 def measure_capacity(workers: Sequence[Worker], requests: Sequence[Request]) -> float:

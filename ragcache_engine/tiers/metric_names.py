@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from enum import StrEnum
+from operator import attrgetter
 from typing import NamedTuple
 
-from ragcache_engine.tiers.counters import Counters, DiskState, TierCounters
+from ragcache_engine.tiers.counters import BlocksByTier, Counters, DiskState, TierCounters
 
 
 class MetricKind(StrEnum):
@@ -95,18 +96,34 @@ TIER_METRICS = (
 )
 
 
+TIER_BLOCKS = {EVICTED: "evicted", HELD: "held", CAPACITY: "capacity"}
+"""The field of Counters, blocks by tier, that each of these metrics reports."""
+
+SERIES: tuple[tuple[Metric, tuple[str, ...]], ...] = (
+    *((PROMPT_TOKENS, (source,)) for source in TOKEN_SOURCES.values()),
+    *((metric, ()) for metric in PLAIN_COUNTS.values()),
+    *((metric, (tier,)) for metric in TIER_BLOCKS for tier in BlocksByTier()),
+    *((DISK_STATE, (state.value,)) for state in DiskState),
+)
+"""Every metric of the tiers with the value of its label, but not the histogram."""
+
+_read_counts = attrgetter(*TOKEN_SOURCES, *PLAIN_COUNTS)
+_read_blocks = attrgetter(*TIER_BLOCKS.values())
+
+
+def read_values(counters: Counters | TierCounters) -> list[float]:
+    """Return the values of SERIES, in the same order.
+
+    The scheduler does this after each request, so it takes some microseconds.
+    """
+    values: list[float] = [*_read_counts(counters)]
+    for by_tier in _read_blocks(counters):
+        values += (by_tier["device"], by_tier["host"], by_tier["disk"])
+    values += (float(counters.disk == state) for state in DiskState)
+    return values
+
+
 def sample_counters(counters: Counters | TierCounters) -> Iterator[Sample]:
     """Yield every value of the tiers' counters and gauges, but not the histogram."""
-    for field, source in TOKEN_SOURCES.items():
-        yield Sample(PROMPT_TOKENS, (source,), getattr(counters, field))
-    for field, metric in PLAIN_COUNTS.items():
-        yield Sample(metric, (), getattr(counters, field))
-    for metric, by_tier in (
-        (EVICTED, counters.evicted),
-        (HELD, counters.held),
-        (CAPACITY, counters.capacity),
-    ):
-        for tier, blocks in by_tier.items():
-            yield Sample(metric, (tier,), blocks)
-    for state in DiskState:
-        yield Sample(DISK_STATE, (state.value,), float(counters.disk == state))
+    for (metric, labels), value in zip(SERIES, read_values(counters), strict=True):
+        yield Sample(metric, labels, value)

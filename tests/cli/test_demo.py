@@ -19,7 +19,7 @@ for module in ("faiss", "langchain_community", "matplotlib", "sentence_transform
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 
 OURS = re.compile(
-    r"✓ |  |Other programs comput|Each question with its 5 nearest passages|\d/\d |"
+    r"✓ |  |Other programs t|Each question with its 5 nearest passages|\d/\d |"
     r"[─ ]*$| *Seconds from the question| *#  question | *\d  |reused: not|"
     r"equal: the answer|Sooner: |Equal: |The trade: |"
     r"Written: |With your own files:|All in all \d+ s\.$"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import isnan, nan
+
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import (
     OffloadingConnectorStats,
 )
@@ -15,10 +17,11 @@ from vllm.v1.kv_offload.base import (
 from ragcache_engine.tiers.counters import SCHEDULING_BUCKETS_S, Counters
 from ragcache_engine.tiers.metric_names import (
     SCHEDULING,
+    SERIES,
     TIER_METRICS,
     Metric,
     MetricKind,
-    sample_counters,
+    read_values,
 )
 
 OBSERVED_S = (*SCHEDULING_BUCKETS_S, 2 * SCHEDULING_BUCKETS_S[-1])
@@ -43,8 +46,9 @@ class CounterReporter:
     """Reports what the counters say since the last report, as vLLM's exporter wants it."""
 
     def __init__(self) -> None:
-        self._last = Counters()
-        self._reported: dict[tuple[str, tuple[str, ...]], float] = {}
+        self._ended = 0
+        self._values: list[float] = []
+        self._scheduling = Counters().scheduling
 
     def report(self, counters: Counters) -> OffloadingConnectorStats | None:
         """Report by how much the counters have grown, and the gauges that changed; None if no request
@@ -52,21 +56,23 @@ class CounterReporter:
 
         vLLM calls this at every step, so the check comes first.
         """
-        if counters.ended == self._last.ended:
+        if counters.ended == self._ended:
             return None
-        stats = OffloadingConnectorStats()
-        for metric, labels, value in sample_counters(counters):
-            before = self._reported.get((metric.name, labels))
-            self._reported[metric.name, labels] = value
+        stats, values = OffloadingConnectorStats(), read_values(counters)
+        # The first report names every counter: a rate needs its series to begin at 0.
+        last = self._values or [nan] * len(values)
+        for (metric, labels), value, before in zip(SERIES, values, last, strict=True):
+            if value == before:
+                continue
             if metric.kind is MetricKind.GAUGE:
-                if value != before:
-                    stats.set_gauge(metric.name, value, labels)
-            else:
-                # The first report names every counter: a rate needs its series to begin at 0.
-                if before is None or value > before:
-                    stats.increase_counter(metric.name, value - (before or 0), labels)
+                stats.set_gauge(metric.name, value, labels)
+            elif isnan(before):
+                stats.increase_counter(metric.name, value, labels)
+            elif value > before:
+                stats.increase_counter(metric.name, value - before, labels)
         for at, requests in enumerate(counters.scheduling):
-            for _ in range(requests - self._last.scheduling[at]):
+            for _ in range(requests - self._scheduling[at]):
                 stats.observe_histogram(SCHEDULING.name, OBSERVED_S[at])
-        self._last = Counters.from_dict(counters.as_dict())
+        self._ended, self._values = counters.ended, values
+        self._scheduling = list(counters.scheduling)
         return None if stats.is_empty() else stats
