@@ -14,16 +14,40 @@ REMEMBERED = 30
 
 
 class _Timed:
-    __slots__ = ("admitted_s", "arrived_s", "first_token_s", "prompt_tokens", "segments")
+    """A request's times, and what it takes to describe it once somebody looks."""
+
+    __slots__ = (
+        "admitted_s", "arrived_s", "cached", "ended_at", "ended_s", "first_token_s",
+        "name", "prompt_tokens", "segments", "sources",
+    )  # fmt: skip
 
     def __init__(
-        self, arrived_s: float, prompt_tokens: int, segments: Sequence[SegmentEnd]
+        self, name: str, arrived_s: float, prompt_tokens: int, segments: Sequence[SegmentEnd]
     ) -> None:
+        self.name = name
         self.arrived_s = arrived_s
         self.prompt_tokens = prompt_tokens
         self.segments = segments
         self.admitted_s: float | None = None
         self.first_token_s: float | None = None
+        self.ended_s = self.ended_at = 0.0
+        self.cached: dict[str, int] = {}
+        self.sources = PromptSources()
+
+    def describe(self) -> ServedRequest:
+        """Describe the request after its end."""
+        first_token_s = self.ended_s if self.first_token_s is None else self.first_token_s
+        admitted_s = first_token_s if self.admitted_s is None else self.admitted_s
+        return ServedRequest(
+            self.name,
+            self.ended_at,
+            waited_s=admitted_s - self.arrived_s,
+            first_token_s=first_token_s - self.arrived_s,
+            total_s=self.ended_s - self.arrived_s,
+            prompt_tokens=self.prompt_tokens,
+            cached=self.cached,
+            documents=tuple(_trace(self.segments, self.sources)),
+        )
 
 
 class ServedRequests:
@@ -31,7 +55,6 @@ class ServedRequests:
 
     now: seconds on a clock that never runs back. wall_clock: seconds since 1970.
     unanswered: names of the requests without a first token.
-    recent: the last requests that ended with an answer, the oldest first.
     """
 
     def __init__(self, now: Callable[[], float], wall_clock: Callable[[], float]) -> None:
@@ -39,7 +62,12 @@ class ServedRequests:
         self._wall_clock = wall_clock
         self._timed: dict[str, _Timed] = {}
         self.unanswered: set[str] = set()
-        self.recent: deque[ServedRequest] = deque(maxlen=REMEMBERED)
+        self._ended: deque[_Timed] = deque(maxlen=REMEMBERED)
+
+    @property
+    def recent(self) -> tuple[ServedRequest, ...]:
+        """The last requests that ended with an answer, the oldest first."""
+        return tuple(timed.describe() for timed in self._ended)
 
     @property
     def running(self) -> int:
@@ -53,7 +81,7 @@ class ServedRequests:
 
     def arrive(self, name: str, prompt_tokens: int, segments: Sequence[SegmentEnd]) -> None:
         """Note that a request begins to wait."""
-        self._timed[name] = _Timed(self._now(), prompt_tokens, segments)
+        self._timed[name] = _Timed(name, self._now(), prompt_tokens, segments)
         self.unanswered.add(name)
 
     def admit(self, name: str) -> None:
@@ -83,21 +111,10 @@ class ServedRequests:
         self.unanswered.discard(name)
         if timed is None or not completed:
             return
-        ended_s, arrived_s = self._now(), timed.arrived_s
-        first_token_s = ended_s if timed.first_token_s is None else timed.first_token_s
-        admitted_s = first_token_s if timed.admitted_s is None else timed.admitted_s
-        self.recent.append(
-            ServedRequest(
-                name,
-                self._wall_clock(),
-                waited_s=admitted_s - arrived_s,
-                first_token_s=first_token_s - arrived_s,
-                total_s=ended_s - arrived_s,
-                prompt_tokens=timed.prompt_tokens,
-                cached=tokens or {},
-                documents=tuple(_trace(timed.segments, sources or PromptSources())),
-            )
-        )
+        # Its documents are traced when somebody looks: this is between two steps of the model.
+        timed.ended_s, timed.ended_at = self._now(), self._wall_clock()
+        timed.cached, timed.sources = tokens or {}, sources or PromptSources()
+        self._ended.append(timed)
 
 
 def _trace(

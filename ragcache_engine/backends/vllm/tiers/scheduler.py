@@ -187,6 +187,8 @@ class TierScheduler(Scheduler):
     def _is_prefilling_provisional(self) -> bool:
         """Return whether a provisional request still needs prefill; stop tracking those that do not."""
         provisional = self._provisional
+        if not provisional:
+            return False
         known = map(self.requests.get, provisional)
         provisional &= {
             request.request_id
