@@ -38,7 +38,7 @@ else
 fi
 
 [ -x "$venv/bin/python" ] || "$uv" venv --quiet --python "$python" "$venv"
-# Byte code is compiled now, so that vLLM's three processes need not do it at every start.
+# Byte code is compiled now, so that vLLM's processes need not do it at every start.
 "$uv" pip install --quiet --compile-bytecode "${options[@]}" --python "$venv/bin/python" \
   --editable ".[$extras]"
 say "Ready: $venv"

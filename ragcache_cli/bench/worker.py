@@ -22,7 +22,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ragcache_cli.bench.systems import Sizes, System
+from ragcache_cli.bench.systems import STOCK, Sizes, System
 from ragcache_cli.bench.workload import Request
 from ragcache_cli.logging_setup import silence_libraries
 
@@ -37,7 +37,12 @@ async def carry_out_orders(read: Callable[[], str], write: Callable[[str], None]
             order = json.loads(line)
             try:
                 if order["do"] == "start":
-                    running = RunningSystem(System(**order["system"]), Sizes(**order["sizes"]))
+                    system = System(**order["system"])
+                    if system.kind == STOCK:
+                        # As RAGCache does for a worker: vLLM reserves a core for a connector's network,
+                        # so that systems with and without host offload would differ in cores.
+                        os.environ.setdefault("VLLM_CPU_NUM_OF_RESERVED_CPU", "1")
+                    running = RunningSystem(system, Sizes(**order["sizes"]))
                     await running.start()
                     done: Any = None
                 elif running is None:
@@ -79,8 +84,6 @@ def main() -> None:
     silence_libraries()
     # A SIGTERM closes the engine, as Ctrl-C does: otherwise vLLM's processes would stay behind.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    # By default vLLM reserves a core for a connector's network: systems would differ in cores.
-    os.environ.setdefault("VLLM_CPU_NUM_OF_RESERVED_CPU", "1")
     answers = os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8")
     os.dup2(2, 1)
 

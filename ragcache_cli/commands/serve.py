@@ -66,23 +66,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="the most requests at a time; more are refused (default: no limit)",
     )
+    parser.add_argument(
+        "--host", metavar="ADDRESS", help="to listen on (default: vLLM's; a fleet's: 127.0.0.1)"
+    )
+    parser.add_argument("--port", type=WholeNumber(), metavar="N", help="(default: 8000)")
     fleet = parser.add_argument_group("many replicas behind one door, on Ray Serve (extra fleet)")
     fleet.add_argument("--replicas", type=WholeNumber(), metavar="N", help="how many servers")
     fleet.add_argument(
         "--max-replicas", type=WholeNumber(), metavar="N", help="more under load, up to so many"
     )
-    fleet.add_argument(
-        "--routing", choices=ROUTINGS, default=ROUTINGS[0], help="(default: %(default)s)"
-    )
+    fleet.add_argument("--routing", choices=ROUTINGS, help=f"(default: {ROUTINGS[0]})")
     fleet.add_argument(
         "--address", metavar="RAY", help="a Ray cluster, such as auto (default: this machine)"
     )
     fleet.add_argument(
         "--gpus", type=float, metavar="N", help="of each replica (1 with CUDA, else 0)"
-    )
-    fleet.add_argument("--host", default="127.0.0.1", help="of the door (default: %(default)s)")
-    fleet.add_argument(
-        "--port", type=WholeNumber(), default=8000, metavar="N", help="(default: %(default)s)"
     )
     fleet.add_argument(
         "--print-config",
@@ -95,6 +93,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+FLEET_ARGUMENTS = ("max_replicas", "routing", "address", "gpus", "print_config")
+"""The arguments that mean something for a fleet alone."""
 REPLICA_ARGUMENTS = (*ENGINE_SETTINGS, "reuse", "recompute_ratio")
 """The arguments that each replica of a fleet is started with."""
 
@@ -118,15 +118,27 @@ def run(parsed: argparse.Namespace, console: Console) -> int:
     require_usable_keys(doors, parsed.vllm_arguments, is_shown=is_shown)
     if parsed.replicas:
         return _run_fleet(parsed, doors, settings["model"], console)
-    if parsed.print_config or parsed.address:
-        raise CommandError("--print-config and --address are for a fleet: say how many --replicas")
+    for name in FLEET_ARGUMENTS:
+        if getattr(parsed, name) is not None:
+            raise CommandError(
+                f"--{name.replace('_', '-')} is for a fleet: say how many --replicas, or leave it out"
+            )
+    vllm_arguments = [*_listening(parsed), *parsed.vllm_arguments]
     if parsed.show:
-        command = build_server_command(settings, parsed.vllm_arguments)
+        command = build_server_command(settings, vllm_arguments)
         told = [f"{name}={value}" for name, value in doors.environment().items()]
         console.print(shlex.join(["env", *told, *command] if told else command), soft_wrap=True)
     else:
-        become_server(settings, doors, parsed.vllm_arguments)
+        become_server(settings, doors, vllm_arguments)
     return 0
+
+
+def _listening(parsed: argparse.Namespace) -> list[str]:
+    """Return vLLM's arguments for where to listen, but for those that the user gave to vLLM."""
+    given = {word.split("=")[0] for word in parsed.vllm_arguments}
+    found = {"--host": parsed.host, "--port": parsed.port}
+    chosen = {name: str(value) for name, value in found.items() if value is not None}
+    return [word for name in chosen.keys() - given for word in (name, chosen[name])]
 
 
 def _run_fleet(
@@ -137,11 +149,11 @@ def _run_fleet(
     fleet = FleetArguments(
         parsed.replicas,
         parsed.max_replicas,
-        parsed.routing,
+        parsed.routing or ROUTINGS[0],
         parsed.address,
         parsed.gpus,
-        parsed.host,
-        parsed.port,
+        parsed.host or "127.0.0.1",
+        parsed.port or 8000,
     )
     words = [str(model)]
     for name in REPLICA_ARGUMENTS:

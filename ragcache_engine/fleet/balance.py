@@ -54,7 +54,7 @@ class Balance:
         """Count a request that goes to this replica. missing_share: how much of it is not found there."""
         if replica not in self._late:
             return
-        work = self._weight * work_of(missing_share)
+        work = self._weight * work_of(min(1.0, max(0.0, missing_share)))
         self._late[replica] += work
         self._total += work
         self._weight *= 1 + 1 / (MEMORY * len(self._late))

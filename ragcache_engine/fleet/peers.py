@@ -70,6 +70,8 @@ class LongestPrefix:
         return min(drawn, key=lambda one: in_flight.get(one, 0))
 
     def record(self, path: RoutingPath, replica: str) -> None:
+        if replica not in self._characters:
+            return  # it has gone since it was chosen
         known = self._holdings.held_sizes(path).get(replica, 0)
         self._characters[replica] += path.size - known
         self._holdings.add(replica, path)

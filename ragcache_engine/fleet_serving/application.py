@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ray import serve
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import ActorDiedError, RayActorError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp, Scope
@@ -93,6 +93,10 @@ def ingress_options(settings: FleetSettings) -> dict[str, Any]:
     }
 
 
+BROADCAST_ATTEMPTS, BROADCAST_PAUSE_S = 5, 2.0
+"""A replica whose server has died ends itself within seconds; until then it lives and cannot answer."""
+
+
 class RayReplicas:
     """The replicas, by way of Ray Serve."""
 
@@ -121,13 +125,30 @@ class RayReplicas:
                 answer.cancel()
 
     async def send_to_all(self, request: FleetRequest) -> Sequence[tuple[AnswerHead, bytes]]:
-        """See Replicas. A replica that dies meanwhile has nothing left to forget in its memory."""
-        answers = self._engines.broadcast("answer_whole", request)
-        told = await asyncio.to_thread(answers.results, return_exceptions=True)
-        whole = [one for one in told if not isinstance(one, BaseException)]
-        if not whole:
-            raise ReplicaLost("no replica answered")
-        return whole
+        """See Replicas. A replica that dies meanwhile has nothing left to forget in its memory.
+
+        One that lives and does not answer is asked again, and all others with it: what goes to all may
+        come twice. If it never answers, the caller hears of it, because it still has what it should
+        forget.
+        """
+        for attempt in range(BROADCAST_ATTEMPTS):
+            if attempt:
+                await asyncio.sleep(BROADCAST_PAUSE_S)
+            answers = self._engines.broadcast("answer_whole", request)
+            told = await asyncio.to_thread(answers.results, return_exceptions=True)
+            whole = [one for one in told if not isinstance(one, BaseException)]
+            silent = [one for one in told if isinstance(one, Exception) and not _is_dead(one)]
+            if whole and not silent:
+                return whole
+        raise ReplicaLost(
+            f"{len(silent)} of {len(told)} replicas did not answer: {silent[0]}; ask again"
+            if silent
+            else "no replica answered"
+        )
+
+
+def _is_dead(error: Exception) -> bool:
+    return isinstance(error, ActorDiedError)
 
 
 @serve.ingress()

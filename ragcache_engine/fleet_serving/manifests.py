@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import replace
+from math import ceil
 from typing import Any
 
 from ragcache_engine.fleet_serving.fleet_settings import FleetSettings
@@ -44,7 +45,7 @@ def kuberay_manifest(
     """
     config = serve_config(_inside_pods(settings), host="0.0.0.0", port=port)
     config["proxy_location"] = "HeadOnly"
-    gpus = {"nvidia.com/gpu": int(settings.replica_gpus)} if settings.replica_gpus else {}
+    gpus = {"nvidia.com/gpu": ceil(settings.replica_gpus)} if settings.replica_gpus else {}
     workers = {
         "groupName": "engines",
         "replicas": settings.replicas,

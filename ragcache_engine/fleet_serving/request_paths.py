@@ -43,10 +43,12 @@ def read_routable(said: Mapping[str, Any], tenant: str | None) -> Routable:
 
 def _of_prompt(whose: str, prompt: str, documents: Sequence[Any]) -> Routable:
     spans: list[tuple[int, int, str]] = []
+    reached = 0  # a document that begins before is none: the server refuses such a body
     for one in documents:
         match one:
-            case [int(start), int(end), str(name)] if 0 <= start < end <= len(prompt):
+            case [int(start), int(end), str(name)] if reached <= start < end <= len(prompt):
                 spans.append((start, end, name))
+                reached = end
     if not spans:
         return Routable(path_of_text(whose, prompt), prompt)
     # What stands between two documents belongs to the one behind it: the text decides, not the name.
@@ -54,7 +56,7 @@ def _of_prompt(whose: str, prompt: str, documents: Sequence[Any]) -> Routable:
     parts, reached = [], begin
     for _, end, _ in spans:
         parts.append((prompt[reached:end], end - reached))
-        reached = max(reached, end)
+        reached = end
     path = path_of_parts(whose, (prompt[:begin], begin), parts)
     named = zip(path.keys[1:], (name for _, _, name in spans), strict=False)
     return Routable(path, prompt, tuple(named))

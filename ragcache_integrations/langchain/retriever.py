@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Self
@@ -262,7 +263,8 @@ class RAGCacheRetriever(EngineRetriever, VectorStoreRetriever):
         self, documents: Sequence[Document] | None = None, *, progress: bool = False
     ) -> Warmed:
         """Prefill documents: `warm` for coroutines. Cancelling the task ends the prefills."""
-        return await self._warming(documents).arun(progress=progress)
+        warming = await asyncio.to_thread(self._warming, documents)  # a store may be far away
+        return await warming.arun(progress=progress)
 
     def _warming(self, documents: Sequence[Document] | None) -> StoreWarming:
         if documents is None:

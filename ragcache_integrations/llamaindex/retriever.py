@@ -356,7 +356,8 @@ class RAGCacheRetriever(VectorIndexRetriever):
         self, nodes: Sequence[BaseNode] | None = None, *, progress: bool = False
     ) -> Warmed:
         """Prefill nodes: `warm` for coroutines. Cancelling the task ends the prefills."""
-        return await self._warming(nodes).arun(progress=progress)
+        warming = await asyncio.to_thread(self._warming, nodes)  # a store may be far away
+        return await warming.arun(progress=progress)
 
     def _warming(self, nodes: Sequence[BaseNode] | None) -> StoreWarming:
         if nodes is None:

@@ -49,6 +49,25 @@ def test_the_tiers_travel_in_vllms_own_arguments(
     assert settings["disk_folder"] == str(tmp_path)
 
 
+def test_address_and_port_are_vllms_too(demo_model: str, capsys: pytest.CaptureFixture[str]):
+    words = shown(capsys, demo_model, "--host", "::1", "--port", "8123", "--show")
+    assert (after(words, "--host"), after(words, "--port")) == ("::1", "8123")
+    words = shown(capsys, demo_model, "--port", "8123", "--show", "--", "--port=8200")
+    assert "--port=8200" in words
+    assert "--port" not in words
+
+
+@pytest.mark.parametrize(
+    "given",
+    [("--routing", "random"), ("--max-replicas", "3"), ("--gpus", "1"), ("--address", "auto")],
+)
+def test_what_only_a_fleet_has_is_refused_for_one_server(
+    demo_model: str, capsys: pytest.CaptureFixture[str], given: tuple[str, str]
+):
+    assert main(["serve", demo_model, *given, "--show"]) == 1
+    assert f"{given[0]} is for a fleet: say how many --replicas" in capsys.readouterr().err
+
+
 def test_what_stands_behind_the_double_dash_wins(
     demo_model: str, capsys: pytest.CaptureFixture[str]
 ):

@@ -75,7 +75,10 @@ def use_cores(config: VllmConfig) -> None:
     makes them.
     """
     os.environ.setdefault(RESERVED, "0")
-    chosen = OMPProcessManager(config).cpu_lists
-    if chosen:  # with "nobind" the user has chosen by other means
-        os.sched_setaffinity(0, chosen[0])
-        torch.set_num_threads(len(chosen[0]))
+    lists = OMPProcessManager(config).cpu_lists
+    if not lists:
+        return  # with "nobind" the user has chosen by other means
+    # vLLM finds no core where a process may use none of the first NUMA node: then all that it may.
+    cores = lists[0] or sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, cores)
+    torch.set_num_threads(len(cores))

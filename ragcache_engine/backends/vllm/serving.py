@@ -37,7 +37,8 @@ def server_command(model: str, budget: TierBudget, given: Sequence[str]) -> list
     """
     require_model(model)
     arguments = AsyncEngineArgs(model=model)
-    names = {word.split("=")[0] for word in given if word.startswith("-")}
+    # vLLM's parser takes underscores for dashes.
+    names = {word.split("=")[0].replace("_", "-") for word in given if word.startswith("-")}
     chosen: dict[str, str | None] = {}
     if current_platform.is_cpu():
         chosen["--block-size"] = str(cpu_defaults.BLOCK_TOKENS)
