@@ -61,7 +61,7 @@ doctor: $(READY) ## what this machine has, and what would run on it
 	@$(PYTHON) -m ragcache_cli doctor
 
 .PHONY: bench
-bench: $(READY) ## RAGCache against vLLM's own caches; report in benchmarks/results (50 minutes, a quiet machine)
+bench: $(READY) ## RAGCache against vLLM's own caches; report in benchmarks/results (55 minutes, a quiet machine)
 	@$(PYTHON) benchmarks/full_report.py
 
 .PHONY: bench-quick
