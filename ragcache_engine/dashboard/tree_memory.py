@@ -11,6 +11,9 @@ IDLE_LOOK_S = 60.0
 """While nothing happens, the tree is looked at this seldom: each look costs a step of the model, after
 which a worker of vLLM's spins for a second."""
 
+NODES_A_LOOK = 5_000
+"""A look at a larger tree may end before it has seen all nodes: then the next look goes on."""
+
 
 class TreeMemory:
     """Says whether the tree may have changed since somebody looked at it.
@@ -30,8 +33,10 @@ class TreeMemory:
         counts: anything that differs once a request has ended, but not for a look at the tree.
         running: how many requests run; None if nobody knows.
         """
+        if self.tree is None or self.tree.nodes > NODES_A_LOOK:
+            return False
         is_recent = self._now() - self._looked_s < IDLE_LOOK_S
-        return self.tree is not None and is_recent and not running and counts == self._counts_then
+        return is_recent and not running and counts == self._counts_then
 
     def remember(self, tree: TreeSnapshot | None, counts: object) -> None:
         """Take the tree that was just seen, None if it could not be; counts: as they are with it."""

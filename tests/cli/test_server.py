@@ -49,6 +49,14 @@ def test_the_tiers_travel_in_vllms_own_arguments(
     assert settings["disk_folder"] == str(tmp_path)
 
 
+def test_several_workers_stay_with_vllm_however_they_are_spelled(
+    demo_model: str, capsys: pytest.CaptureFixture[str]
+):
+    for name in ("--tensor-parallel-size", "--tensor_parallel_size"):
+        words = shown(capsys, demo_model, "--show", "--", name, "2")
+        assert "--distributed-executor-backend" not in words
+
+
 def test_address_and_port_are_vllms_too(demo_model: str, capsys: pytest.CaptureFixture[str]):
     words = shown(capsys, demo_model, "--host", "::1", "--port", "8123", "--show")
     assert (after(words, "--host"), after(words, "--port")) == ("::1", "8123")

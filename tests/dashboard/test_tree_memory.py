@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ragcache_engine.dashboard.tree_memory import IDLE_LOOK_S, TreeMemory
+from ragcache_engine.dashboard.tree_memory import IDLE_LOOK_S, NODES_A_LOOK, TreeMemory
 from ragcache_engine.tiers.tree_snapshot import TreeSnapshot
 
 TREE = TreeSnapshot(nodes=1)
@@ -53,4 +53,9 @@ def test_it_is_looked_at_again_after_a_minute(memory: TreeMemory, clock: Clock):
 
 def test_a_look_that_failed_leaves_nothing_to_show(memory: TreeMemory):
     memory.remember(None, (3, 0))
+    assert not memory.is_fresh((3, 0), 0)
+
+
+def test_a_tree_too_large_for_one_look_is_looked_at_until_all_is_seen(memory: TreeMemory):
+    memory.remember(TreeSnapshot(nodes=NODES_A_LOOK + 1), (3, 0))
     assert not memory.is_fresh((3, 0), 0)

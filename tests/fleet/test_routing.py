@@ -227,3 +227,20 @@ def test_longest_prefix_goes_back_however_busy_the_replica_is():
 def test_an_unknown_routing_is_refused():
     with pytest.raises(ValueError, match="documents, random"):
         make_routing("nearest")
+
+
+@pytest.mark.parametrize("name", ROUTINGS)
+def test_a_replica_that_has_gone_since_it_was_chosen_is_recorded_nowhere(name: str):
+    routing = make_routing(name, replicas(3), seed=1)
+    routing.set_replicas(replicas(2))
+    routing.record(prompt("a"), "replica-2")
+    assert routing.choose(prompt("a"), IDLE) in replicas(2)
+
+
+def test_no_request_takes_work_from_a_replica():
+    balance = Balance()
+    balance.set_replicas(replicas(2))
+    balance.record("replica-0", -1e7)
+    balance.record("replica-1", 1e7)
+    assert 0 <= balance.late("replica-0") <= 1
+    assert 0 <= balance.late("replica-1") <= 1

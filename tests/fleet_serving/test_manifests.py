@@ -101,3 +101,11 @@ def test_settings_that_cannot_work_are_refused(changes):
         FleetSettings(("server",), **changes)
     with pytest.raises(ConfigError, match="no fleet's"):
         FleetSettings.from_json({"servers": 3})
+
+
+def test_a_pod_has_a_whole_gpu_where_a_replica_takes_half_of_one():
+    half = replace(SETTINGS, replica_gpus=0.5)
+    made = kuberay_manifest(half, image="shop/ragcache:1", port=8000, ray_version="2.60.0")
+    (workers,) = made["spec"]["rayClusterConfig"]["workerGroupSpecs"]
+    (container,) = workers["template"]["spec"]["containers"]
+    assert container["resources"]["limits"] == {"nvidia.com/gpu": 1}

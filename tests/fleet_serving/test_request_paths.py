@@ -59,3 +59,11 @@ def test_bodies_without_sense_have_no_beginning():
     wrong = {"prompt": "short", "documents": [[3, 1, "a"], [0, 99, "b"], "c"]}
     assert len(read_routable(wrong, None).path.keys) == 1
     assert NOTHING.size == 0
+
+
+def test_documents_out_of_order_are_none_as_the_server_refuses_them_too():
+    tides, sky = SPANS
+    ordered = read_routable({"prompt": PROMPT, "documents": [sky]}, None)
+    backwards = read_routable({"prompt": PROMPT, "documents": [sky, tides]}, None)
+    assert backwards.path == ordered.path
+    assert all(size >= 0 for size in backwards.path.sizes)

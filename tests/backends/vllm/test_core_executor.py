@@ -13,11 +13,13 @@ from ragcache_engine import RAGCacheEngine
 
 pytest.importorskip("vllm")
 
+import torch
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
 from vllm.v1.executor.abstract import Executor
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
+from ragcache_engine.backends.vllm import core_executor
 from ragcache_engine.backends.vllm.arguments import GIB, build_vllm_config
 from ragcache_engine.backends.vllm.budget import TierBudget
 from ragcache_engine.backends.vllm.core_executor import (
@@ -136,3 +138,21 @@ def test_a_start_keeps_what_the_user_reserves(demo_model: str, monkeypatch: pyte
 def test_a_user_who_binds_nothing_is_left_alone(demo_model: str):
     _, cores = cores_with(demo_model, VLLM_CPU_OMP_THREADS_BIND="nobind")
     assert cores == os.sched_getaffinity(0)
+
+
+def test_where_vllm_finds_no_core_all_allowed_ones_compute(
+    demo_model: str, monkeypatch: pytest.MonkeyPatch
+):
+    class NoCores:
+        def __init__(self, config: object) -> None:
+            self.cpu_lists: list[list[int]] = [[]]
+
+    threads, cores = torch.get_num_threads(), os.sched_getaffinity(0)
+    monkeypatch.setattr(core_executor, "OMPProcessManager", NoCores)
+    monkeypatch.setenv(RESERVED, "0")
+    try:
+        core_executor.use_cores(build_vllm_config(demo_model, GIB, NO_TIERS, {}))
+        assert torch.get_num_threads() == len(cores)
+        assert os.sched_getaffinity(0) == cores
+    finally:
+        torch.set_num_threads(threads)
