@@ -7,8 +7,11 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from multiprocessing.process import BaseProcess
 from threading import Thread
+from types import FrameType
 
 ORDERLY_END_S = 10.0
 """How long a process may clean up before it is ended anyway."""
@@ -44,9 +47,34 @@ def ignore_interrupts() -> None:
     goes on, so its children must go on as well. SIGTERM still ends them. Does nothing in a process that
     multiprocessing did not start. Must be called after whoever else sets the handler, on the main thread.
     """
-    is_main_thread = threading.current_thread() is threading.main_thread()
-    if multiprocessing.parent_process() and is_main_thread:  # Python sets handlers on no other
+    if _may_set_handlers():
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+@contextmanager
+def end_on_interrupt() -> Iterator[None]:
+    """Raise SystemExit at Ctrl-C within this block, in a process that multiprocessing started.
+
+    For work that nobody wants any more once the user has pressed Ctrl-C, such as loading a model.
+    """
+    if not _may_set_handlers():
+        yield
+        return
+
+    def end(signum: int, frame: FrameType | None) -> None:
+        raise SystemExit(f"interrupted by {signal.Signals(signum).name}")
+
+    before = signal.signal(signal.SIGINT, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _may_set_handlers() -> bool:
+    """Return whether this is the main thread of a child: Python sets handlers on no other thread."""
+    is_main_thread = threading.current_thread() is threading.main_thread()
+    return multiprocessing.parent_process() is not None and is_main_thread
 
 
 def _end_after(parent: BaseProcess) -> None:

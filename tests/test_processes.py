@@ -44,6 +44,34 @@ def test_a_child_ends_with_a_parent_that_is_killed(tmp_path: Path):
     child.wait(timeout=30)
 
 
+LOADS = """
+import multiprocessing, os, signal
+from contextlib import nullcontext
+from ragcache_engine.processes import end_on_interrupt
+
+def note(number, frame):
+    pass
+
+def child():
+    signal.signal(signal.SIGINT, note)  # as vLLM's core process does while it starts
+    try:
+        with {block}():
+            os.kill(os.getpid(), signal.SIGINT)
+            print("went on", flush=True)
+    except SystemExit:
+        print("gave up", flush=True)
+    print("the handler before:", signal.getsignal(signal.SIGINT) is note, flush=True)
+
+if __name__ == "__main__":
+    before = signal.getsignal(signal.SIGINT)
+    with end_on_interrupt():  # of no consequence in a process that a shell has started
+        assert signal.getsignal(signal.SIGINT) is before
+    process = multiprocessing.get_context("spawn").Process(target=child)
+    process.start()
+    process.join()
+"""
+
+
 INTERRUPTED = """
 import multiprocessing, signal, time
 from ragcache_engine.processes import ignore_interrupts
@@ -72,6 +100,20 @@ if __name__ == "__main__":
     process.join()
     print("ended with", process.exitcode)
 """
+
+
+@pytest.mark.parametrize(
+    ("block", "said"), [("end_on_interrupt", "gave up"), ("nullcontext", "went on")]
+)
+def test_an_interrupt_ends_the_work_that_it_may_end_and_no_other(
+    tmp_path: Path, block: str, said: str
+):
+    script = tmp_path / "parent.py"
+    script.write_text(LOADS.format(block=block))
+    result = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert result.stdout.splitlines() == [said, "the handler before: True"]
 
 
 def test_an_interrupt_ends_the_waiting_of_the_parent_and_not_the_child(tmp_path: Path):

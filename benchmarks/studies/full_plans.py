@@ -34,7 +34,7 @@ def usual(main: str) -> Plan:
     if main == MAIN_SET:
         first, *sweeps = base.groups[0].parts
         loads = (Load(0.5), replace(OVERLOAD, times=2))
-        articles = Part("main", Trace(LONG, 1, SKEW), loads, 40, 8, rounds=1)
+        articles = Part("main", Trace(LONG, 1, SKEW), loads, 30, 8, rounds=1)
         base = _with_first_group(base, parts=(first, articles, *sweeps))
     return _with_studies(base, hidden_search=40, quality=40)
 

@@ -26,7 +26,7 @@ CAPACITY_QUESTIONS = 8
 def start_systems(
     systems: Sequence[System], sizes: Sizes, log: Path, say: Say
 ) -> Iterator[list[Worker]]:
-    """Start the systems, each in a process of its own, and end them with the block.
+    """Start the systems, each in a process of its own, and end all of them at once with the block.
 
     Two start at a time: a start keeps one core busy. Raises BenchFailed.
     """
@@ -39,9 +39,13 @@ def start_systems(
             worker.wait_until_started()
             say(f"{worker.system.name} is up after {time.monotonic() - began_s:.0f} s")
 
-        with ThreadPoolExecutor(2) as pool:
-            list(pool.map(start, workers))
-        yield workers
+        try:
+            with ThreadPoolExecutor(2) as pool:
+                list(pool.map(start, workers))
+            yield workers
+        finally:
+            for worker in workers:
+                worker.begin_close()
 
 
 def play_group(

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self
@@ -28,6 +29,7 @@ class Worker:
 
     def __init__(self, system: System, sizes: Sizes, log: Path) -> None:
         self.system, self._sizes, self._log = system, sizes, log
+        self._children: list[psutil.Process] = []
         with log.open("ab") as errors:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "ragcache_cli.bench.worker"],
@@ -123,21 +125,26 @@ class Worker:
             f"{self._log}"
         )
 
-    def close(self) -> None:
-        """End the process, with all processes that it started."""
-        if self._process.poll() is None:
-            children = self._processes()[1:]
-            assert self._process.stdin
-            try:
+    def begin_close(self) -> None:
+        """Ask the process to end; `close` waits for it. Several may end at a time."""
+        assert self._process.stdin
+        if self._process.poll() is None and not self._process.stdin.closed:
+            self._children = self._processes()[1:]
+            with suppress(OSError):
                 self._process.stdin.write('{"do": "close"}\n')
                 self._process.stdin.close()
-                self._process.wait(END_S)
-            except (OSError, subprocess.TimeoutExpired):
-                self._process.kill()
-                self._process.wait()
-            for child in children:
-                if child.is_running():
-                    child.kill()
+
+    def close(self) -> None:
+        """End the process, with all processes that it started."""
+        self.begin_close()
+        try:
+            self._process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        for child in self._children:
+            if child.is_running():
+                child.kill()
         if self._process.stdout:
             self._process.stdout.close()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from ragcache_engine.dashboard.lanes import lanes
 from ragcache_engine.dashboard.observation import Observation, ObservedRequest, Phase
@@ -64,22 +65,26 @@ class EngineObserver:
         )
 
     def _look_at_tree(self) -> tuple[TreeSnapshot | None, str]:
-        if self._memory.is_fresh(self._counts(), self._runtime.stats().running):
+        if self._memory.is_fresh(self._counts()):
             return self._memory.tree, ""
         try:
             tree = self._runtime.snapshot(LISTED_DOCUMENTS).result()
         except EngineClosed:
             raise
         except RAGCacheError as error:
-            self._memory.remember(None, None)
+            self._memory.remember(None)
             return None, str(error)
-        self._memory.remember(tree, self._counts())
+        self._memory.remember(tree)
         return tree, ""
 
     def _counts(self) -> object:
-        """Return what changes with every request, and with whatever else changes the tree."""
+        """Return what changes with every request, and with whatever else changes the tree.
+
+        A look is a request of the model, but not of the engine: only the tiers count it, among the ended.
+        """
         stats, changes = self._runtime.stats(), self._runtime.cache_changes
-        return changes, stats.finished, stats.cancelled, stats.failed, stats.restarts, stats.tiers
+        requests = stats.running, stats.finished, stats.cancelled, stats.failed, stats.restarts
+        return changes, requests, replace(stats.tiers, ended=0)
 
     def _beginnings(self, tree: TreeSnapshot | None) -> dict[str, str]:
         if self._texts is None or tree is None:

@@ -57,7 +57,6 @@ class ServerObserver:
         self._api_key = api_key
         self._model: str | None = None
         self._memory = TreeMemory(now)
-        self._looks = 0
 
     @property
     def has_key(self) -> bool:
@@ -99,11 +98,8 @@ class ServerObserver:
 
         A look is a request too: the server counts it among those that ended, but not its token.
         """
-        others = None if seen.finished is None else seen.finished - self._looks
-        counts = (replace(seen.counters, ended=0), others)
-        if not self._memory.is_fresh(counts, seen.running):
-            self._memory.remember(self._ask_for_tree(operator_key), counts)
-            self._looks += 1
+        if not self._memory.is_fresh((replace(seen.counters, ended=0), seen.running)):
+            self._memory.remember(self._ask_for_tree(operator_key))
         return self._memory.tree
 
     def _ask_for_tree(self, operator_key: str) -> TreeSnapshot | None:

@@ -12,7 +12,7 @@ MOST_ASKED = 20_000
 """So many beginnings of its latest prompts a replica remembers: about 4 MB."""
 
 SETTLED_S = 15.0
-"""So long after its last answer a beginning is looked for: what a tree tells is some seconds old."""
+"""So long after its last answer a beginning is looked for: copies to host memory take their time."""
 
 
 @dataclass(slots=True)
@@ -56,8 +56,8 @@ class AskedDocuments:
         """
         gone = self._dropped
         self._dropped = []
-        if tree is not None:
-            gone += self._find_gone(tree, now - SETTLED_S)
+        if tree is not None and tree.age_s is not None:
+            gone += self._find_gone(tree, now - SETTLED_S - tree.age_s)
         for key in gone:
             self._asked.pop(key, None)
         return gone

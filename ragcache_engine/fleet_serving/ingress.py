@@ -197,11 +197,14 @@ class _Relay:
         """Finish the answer."""
         if self._head is None:
             raise ReplicaLost("the replica ended its answer before it began")
-        if self._is_stream and self._has_begun:
-            await self._send({"type": "http.response.body", "body": b""})
-        else:
+        body = b"".join(self._parts)
+        if not self._has_begun:
             await self._start(self._head)
-            await self._send({"type": "http.response.body", "body": b"".join(self._parts)})
+        elif not self._is_stream:
+            # An earlier attempt began a stream, and the last one was refused: the reader is told there.
+            said = _read_object(body) or {"error": body.decode(errors="replace")}
+            body = f"data: {json.dumps(said, separators=(',', ':'))}\n\n".encode()
+        await self._send({"type": "http.response.body", "body": body})
 
     async def fail(self, error: RAGCacheError, scope: Scope) -> None:
         """End the answer with an error, in the way that is still open."""

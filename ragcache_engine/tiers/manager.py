@@ -435,6 +435,7 @@ class CacheManager(Generic[B]):
             block_tokens=self.block_tokens,
             requests=tuple(requests),
             sketch=watch.sketch if with_sketch else None,
+            age_s=watch.age_s,
         )
 
     # -- inside ------------------------------------------------------------------------------------

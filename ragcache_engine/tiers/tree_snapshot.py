@@ -80,6 +80,8 @@ class TreeSnapshot:
     requests: the last requests that ended, the oldest first, as the scheduler saw them.
     sketch: all documents in device and host memory, for a reader who asked for it, if there are more of
       them than a list may have.
+    age_s: how many seconds before this moment the pass over the tree began that saw these documents: a
+      large tree is seen over several looks. None if no pass is complete yet, so that none are listed.
     """
 
     documents: tuple[DocumentBlocks, ...] = ()
@@ -97,6 +99,7 @@ class TreeSnapshot:
     block_tokens: int = 0
     requests: tuple[ServedRequest, ...] = ()
     sketch: DocumentSketch | None = None
+    age_s: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, to send to another process."""

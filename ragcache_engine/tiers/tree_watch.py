@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator
 from heapq import heappush, heappushpop
 
@@ -23,19 +24,32 @@ _Sums = list[int]
 class TreeWatch:
     """Adds up the blocks of each document, over as many slices as the tree is large.
 
-    nodes: returns all nodes of the tree as of now.
+    nodes: returns all nodes of the tree as of now. clock: returns seconds.
     documents, others, other_blocks, unnamed_blocks: as in TreeSnapshot, as of the last complete pass.
     sketch: as in TreeSnapshot; None while `documents` has them all.
     """
 
-    def __init__(self, nodes: Callable[[], list[Node]], *, slice_nodes: int = SLICE_NODES) -> None:
+    def __init__(
+        self,
+        nodes: Callable[[], list[Node]],
+        *,
+        slice_nodes: int = SLICE_NODES,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._list_nodes = nodes
+        self._clock = clock
         self._slice_nodes = slice_nodes
         self._pass: Iterator[None] | None = None
         self.documents: tuple[DocumentBlocks, ...] = ()
         self.others = 0
         self.other_blocks = self.unnamed_blocks = BlocksByTier()
         self.sketch: DocumentSketch | None = None
+        self._seen_at: float | None = None  # when the last complete pass began
+
+    @property
+    def age_s(self) -> float | None:
+        """How many seconds ago the last complete pass began; None before there was one."""
+        return None if self._seen_at is None else self._clock() - self._seen_at
 
     @property
     def is_looking(self) -> bool:
@@ -56,6 +70,7 @@ class TreeWatch:
 
     def _look_over(self) -> Iterator[None]:
         """Visit all nodes and then all documents. Yields after each slice."""
+        begun_at = self._clock()
         sums: dict[tuple[str, ...], _Sums] = {}
         for at, node in enumerate(self._list_nodes(), start=1):
             if node.parent is not None and any(node.resident):  # else it went since the pass began
@@ -78,6 +93,7 @@ class TreeWatch:
                     sketch.add(name)
             if not at % self._slice_nodes:
                 yield
+        self._seen_at = begun_at
         self.others, self.other_blocks = len(sums) - len(largest), BlocksByTier(*others[:3])
         self.unnamed_blocks, self.sketch = BlocksByTier(*unnamed[:3]), sketch
         self.documents = tuple(

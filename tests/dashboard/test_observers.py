@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
@@ -51,10 +52,15 @@ def test_the_tree_of_an_idle_engine_is_seldom_looked_at(
     monkeypatch.setattr(
         memory_engine._runtime, "snapshot", lambda size: looks.append(size) or snapshot(size)
     )
-    clock = [0.0]
-    observer = EngineObserver("an engine", memory_engine._runtime, now=lambda: clock[0])
+    passed = [0.0]
 
-    def look() -> tuple[str, ...]:
+    def observe_anew() -> EngineObserver:
+        now = lambda: time.monotonic() + passed[0]  # noqa: E731
+        return EngineObserver("an engine", memory_engine._runtime, now=now)
+
+    observer, other = observe_anew(), observe_anew()
+
+    def look(observer: EngineObserver = observer) -> tuple[str, ...]:
         tree = observer.observe(with_tree=True).tree
         assert tree is not None
         return tuple(name for each in tree.documents for name in each.documents)
@@ -67,9 +73,12 @@ def test_the_tree_of_an_idle_engine_is_seldom_looked_at(
     assert len(looks) == 2
     memory_engine.generate(f"{TIDES.text}\n\nWhy?", [TIDES])
     assert look() == ("tides",)
-    clock[0] += IDLE_LOOK_S
+    passed[0] += IDLE_LOOK_S
     look()
     assert len(looks) == 4
+    for _ in range(5):  # a second observer looks once: neither takes the other's look for a change
+        assert look(other) == look() == ("tides",)
+    assert len(looks) == 5
 
 
 def test_questions_and_texts_are_seen_where_they_may_be(memory_engine: RAGCacheEngine):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from ragcache_engine.fleet_serving.asked_documents import SETTLED_S, AskedDocuments
@@ -16,7 +18,8 @@ TREE = TreeSnapshot(
         DocumentBlocks(("held",), 1, 1, BlocksByTier(2, 0, 0)),
         DocumentBlocks(("below",), 1, 1, BlocksByTier(0, 2, 0)),
         DocumentBlocks(("on disk",), 1, 1, BlocksByTier(0, 0, 2)),
-    )
+    ),
+    age_s=0.0,
 )
 LATER = SETTLED_S + 1
 
@@ -44,13 +47,13 @@ def test_documents_are_gone_once_they_are_in_no_fast_tier():
 def test_a_large_tree_tells_of_its_smaller_documents_by_a_sketch():
     sketch = DocumentSketch(1000)
     sketch.add("small")
-    tree = TreeSnapshot(TREE.documents, other_documents=600, sketch=sketch)
+    tree = replace(TREE, other_documents=600, sketch=sketch)
     asked = answered("held", "small", "on disk", "gone")
     assert asked.take_gone(tree, LATER) == [b"on disk", b"gone"]
 
 
 def test_a_tree_that_tells_of_some_documents_only_says_nothing():
-    tree = TreeSnapshot(TREE.documents, other_documents=1)
+    tree = replace(TREE, other_documents=1)
     assert answered("gone").take_gone(tree, LATER) == []
 
 
@@ -58,6 +61,16 @@ def test_what_was_asked_just_now_is_not_missed_in_a_tree_seen_before():
     asked = answered("gone")
     assert asked.take_gone(TREE, SETTLED_S / 2) == []
     assert asked.take_gone(TREE, LATER) == [b"gone"]
+
+
+def test_what_was_asked_since_a_large_tree_was_last_seen_whole_is_not_missed_in_it():
+    asked = answered("gone")
+    assert asked.take_gone(replace(TREE, age_s=10.0), LATER) == []
+    assert asked.take_gone(replace(TREE, age_s=10.0), LATER + 10) == [b"gone"]
+
+
+def test_a_tree_that_nobody_has_seen_whole_says_nothing():
+    assert answered("gone").take_gone(TreeSnapshot(), 100 * LATER) == []
 
 
 def test_what_a_waiting_request_will_compute_is_not_missed():

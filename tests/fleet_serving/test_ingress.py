@@ -153,6 +153,20 @@ async def test_a_server_that_fails_at_a_request_is_asked_three_times_and_heard()
     assert len(replicas.requests) == ingress.FAILED_ATTEMPTS
 
 
+@pytest.mark.parametrize("status", [401, 500])
+async def test_a_stream_that_no_replica_goes_on_with_ends_with_what_the_last_one_said(status: int):
+    refused = [AnswerHead(status, JSON), b'{"error":\n {"message": "not you"}}']
+    replicas = MadeUp(
+        [AnswerHead(200, EVENTS), *stream(["one "]), ReplicaLost("killed")], *[refused] * 5
+    )
+    async with client(replicas) as door:
+        answer = await door.post("/v1/completions", json=ASK)
+    assert answer.status_code == 200  # the reader had it before
+    *_, last = answer.text.split("data: ")
+    assert json.loads(last) == {"error": {"message": "not you"}}
+    assert "one " in answer.text
+
+
 async def test_a_stream_that_is_drawn_gets_a_seed_and_no_other_does():
     whole = [AnswerHead(200, JSON), b"{}"]
     replicas = MadeUp(*[whole] * 4)

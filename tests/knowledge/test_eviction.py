@@ -6,6 +6,7 @@ That each keeps the tree's invariants is shown for all of them in test_tree.py.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from itertools import pairwise
 from random import Random
 
 import pytest
@@ -13,7 +14,7 @@ import pytest
 from ragcache_engine.knowledge import POLICIES, DocumentCache, Node, Segment
 from ragcache_engine.knowledge.eviction import ARC, DEFAULT_POLICY, GDSF, HalfLife, policy_of_tiers
 from ragcache_engine.knowledge.eviction.policy import EvictionPolicy
-from ragcache_engine.knowledge.eviction.popularity import Popularity
+from ragcache_engine.knowledge.eviction.popularity import ALARM_HALF_LIFE, Popularity
 
 
 class Flat:
@@ -234,6 +235,18 @@ def test_after_a_sudden_change_uses_from_before_it_count_little():
     assert min(popularity.log2_rate(nodes[name]) for name in new) > max(
         popularity.log2_rate(nodes[name]) for name in old
     )
+
+
+def test_after_a_sudden_change_what_was_used_once_before_it_still_ages():
+    old, new = [[f"{age} {number}" for number in range(20)] for age in ("old", "new")]
+    once = [f"once {number}" for number in range(30)]
+    popularity, nodes = popularity_after(
+        [*(name for one in once for name in (*old, one)), *new * 8], 16_000.0
+    )
+    assert popularity.restarts == 1
+    rates = [popularity.log2_rate(nodes[name]) for name in once]
+    gaps = [later - earlier for earlier, later in pairwise(rates)]
+    assert gaps == pytest.approx([21 / ALARM_HALF_LIFE] * 29)
 
 
 def test_a_half_life_shorter_than_the_alarms_never_begins_anew():

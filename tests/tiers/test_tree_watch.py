@@ -128,10 +128,26 @@ def test_a_snapshot_survives_the_way_to_another_process():
         held=BlocksByTier(1, 1, 1),
         capacity=BlocksByTier(2, 2, 2),
         requests=(served,),
+        age_s=0.5,
     )
     assert TreeSnapshot.from_dict(json.loads(json.dumps(snapshot.to_dict()))) == snapshot
     assert TreeSnapshot.from_dict(TreeSnapshot().to_dict()) == TreeSnapshot()
     assert DocumentBlocks(("a",), 1, 1, BlocksByTier(1, 2, 3)).total_blocks == pytest.approx(6)
+
+
+def test_documents_are_as_old_as_the_pass_that_saw_them():
+    grown, clock = Grown(), [10.0]
+    for number in range(4):
+        grown.add(f"d{number}", device=1)
+    watch = TreeWatch(lambda: list(grown.nodes), slice_nodes=2, clock=lambda: clock[0])
+    assert watch.age_s is None
+    watch.look()
+    clock[0] += 3
+    assert watch.age_s is None  # the pass is not complete
+    watch.look(10)
+    assert (watch.age_s, len(watch.documents)) == (3.0, 4)
+    clock[0] += 1
+    assert watch.age_s == 4.0
 
 
 def test_a_tree_of_more_documents_than_a_list_may_have_is_told_as_a_sketch():

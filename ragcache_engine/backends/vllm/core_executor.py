@@ -22,6 +22,8 @@ from vllm.platforms import current_platform
 from vllm.utils.ompmultiprocessing import OMPProcessManager
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
+from ragcache_engine.processes import end_on_interrupt
+
 RESERVED = "VLLM_CPU_NUM_OF_RESERVED_CPU"
 
 
@@ -30,7 +32,9 @@ class CoreExecutor(UniProcExecutor):
 
     def _init_executor(self) -> None:
         use_cores(self.vllm_config)
-        super()._init_executor()
+        # A worker of vLLM's ends at Ctrl-C; its core process first loads the model to the end.
+        with end_on_interrupt():
+            super()._init_executor()
 
 
 CORE_EXECUTOR = f"{CoreExecutor.__module__}.{CoreExecutor.__qualname__}"

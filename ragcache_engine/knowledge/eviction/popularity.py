@@ -118,6 +118,7 @@ class Popularity:
         self._judged_requests = 0.0  # how many, with decay as in the scores
         self._now = 0
         self._unit_time = 0  # the time whose uses count 1
+        self._begun_at = 0  # when the counts began anew
         # What a use counts now, for each half-life.
         self._use_weights = (1.0,) * len(self._half_lives)
         self._levels: list[_DepthCounts] = []
@@ -172,12 +173,20 @@ class Popularity:
         else:
             latest = one
             if node.last_use != self._now:
-                latest = 2.0 ** ((node.last_use - self._unit_time) / half_life)
+                latest = self._weight_then(node.last_use)
             count = record.counts[self._best] - record.level.discount * latest
         rate = log2(max(count, SMALLEST_COUNT)) + self._unit_time / half_life
         if node is self._latest and not in_use:
             self._latest_rate = node, rate
         return rate
+
+    def _weight_then(self, time: int) -> float:
+        """Return what a use at this time counts now, for the chosen half-life."""
+        since = max(time, self._begun_at) - self._unit_time
+        weight: float = 2.0 ** (since / self.half_life)
+        if time < self._begun_at:  # it was counted with the alarm's half-life
+            weight *= 2.0 ** ((time - self._begun_at) / min(self.half_life, ALARM_HALF_LIFE))
+        return weight
 
     def _begin_request(self, now: int) -> bool:
         """Move the time on and compare the forecasts; return whether the rates of all nodes change."""
@@ -207,6 +216,7 @@ class Popularity:
         The counts of all nodes keep their proportions, and a use now counts as much as it would have.
         """
         self.restarts += 1
+        self._begun_at = self._now
         alarm = self._use_weights[-1]
         # What the alarm's counts are multiplied with; None keeps the half-life's own counts.
         scales = [
