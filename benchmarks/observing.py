@@ -1,14 +1,17 @@
 """Measure what it costs the answers to be watched: the dashboard with a viewer, against none.
 
-    python benchmarks/observing.py                        # real vLLM, the demo's model: 12 minutes
+    python benchmarks/observing.py                        # real vLLM, the demo's model: 10 minutes
     python benchmarks/observing.py --backend memory       # without a model: RAGCache's own time alone
 
 The same questions are asked in rounds, in turn with and without a viewed dashboard, one question at a
 time: then both sides compute the same batches. The viewer is a process that asks the page for all charts
 as often as a browser does. Reported are, of the time that the answers took and of the processor time, the
-medians, and the paired quotients with their quartiles; the processor time of watching an idle engine; and
-the time of a slice of a look at a tree of 10,000 nodes. Processor times leave out the viewer. Those of
+medians, and the paired quotients with their quartiles. Processor times leave out the viewer. Those of
 this process, which has the page but not the model, have the least noise.
+
+Rounds of many seconds differ by some percent by themselves. So the parts are measured too: what one look
+at the tree adds to a short answer, in many pairs; the processor time of watching an idle engine; and the
+time of a slice of a look at a tree of 10,000 nodes.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import random
 import statistics
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -33,8 +37,10 @@ from ragcache_engine import (
     RAGCacheEngine,
     SamplingOptions,
 )
+from ragcache_engine.dashboard.engine_observer import LISTED_DOCUMENTS
 from ragcache_engine.dashboard.page import CHARTS
 from ragcache_engine.dashboard.serving import EVERY_S
+from ragcache_engine.dashboard.tree_memory import BUSY_LOOK_S
 from ragcache_engine.knowledge import POLICIES, KnowledgeTree, Segment, Tier
 from ragcache_engine.tiers.tree_watch import TreeWatch
 
@@ -49,7 +55,10 @@ SHORT = SamplingOptions(max_tokens=16, ignore_eos=True)
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n", 1)[0])
     parser.add_argument("--backend", choices=("vllm", "memory"), default="vllm")
-    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument(
+        "--looks", type=int, default=200, help="pairs of answers, with a look and without"
+    )
     parser.add_argument("--questions", type=int, default=0, help="a round (40, or 1,500 in memory)")
     parser.add_argument("--view", metavar="URL", help=argparse.SUPPRESS)
     parsed = parser.parse_args()
@@ -64,6 +73,7 @@ def main() -> None:
     ]
     with start(parsed.backend) as engine:
         ask(engine, documents, dice, questions)  # the caches are warm, and all is compiled
+        report_looks(engine, documents[0], parsed.looks)
         report_idle(engine)
         answering, computing, serving = [], [], []
         for number in range(parsed.rounds):
@@ -150,6 +160,28 @@ def view(url: str) -> None:
         )
         urllib.request.urlopen(request, timeout=60).read()
         time.sleep(EVERY_S)
+
+
+def report_looks(engine: RAGCacheEngine, document: Document, pairs: int) -> None:
+    """Say what one look adds to an answer whose document is cached, asked with a look and without."""
+    prompt, seconds = f"{document.text}\n\nQuestion?", {False: 0.0, True: 0.0}
+    added_ms = []
+    for number in range(pairs):
+        for has_look in (False, True) if number % 2 else (True, False):
+            look = threading.Thread(target=engine.snapshot, args=(LISTED_DOCUMENTS,))
+            began_s = time.perf_counter()
+            if has_look:
+                look.start()
+            engine.generate(prompt, [document], SHORT)
+            seconds[has_look] = time.perf_counter() - began_s
+            if has_look:
+                look.join()
+        added_ms.append((seconds[True] - seconds[False]) * 1e3)
+    low, middle, high = statistics.quantiles(added_ms, n=4)
+    print(
+        f"a look adds {middle:.1f} ms to an answer (quartiles {low:.1f} to {high:.1f}, {pairs} pairs)"
+    )
+    print(f"one every {BUSY_LOOK_S:.0f} s takes {middle / 1e3 / BUSY_LOOK_S:.2%} of the time")
 
 
 def report_idle(engine: RAGCacheEngine) -> None:

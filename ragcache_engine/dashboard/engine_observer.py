@@ -65,7 +65,7 @@ class EngineObserver:
         )
 
     def _look_at_tree(self) -> tuple[TreeSnapshot | None, str]:
-        if self._memory.is_fresh(self._counts()):
+        if self._memory.is_fresh(self._counts(), self._runtime.stats().running):
             return self._memory.tree, ""
         try:
             tree = self._runtime.snapshot(LISTED_DOCUMENTS).result()

@@ -98,7 +98,8 @@ class ServerObserver:
 
         A look is a request too: the server counts it among those that ended, but not its token.
         """
-        if not self._memory.is_fresh((replace(seen.counters, ended=0), seen.running)):
+        counts = replace(seen.counters, ended=0), seen.running
+        if not self._memory.is_fresh(counts, seen.running):
             self._memory.remember(self._ask_for_tree(operator_key))
         return self._memory.tree
 

@@ -14,7 +14,7 @@ from ragcache_engine import Document, EngineClosed, EngineDied, RAGCacheEngine
 from ragcache_engine.backends.memory import MemoryBackend
 from ragcache_engine.dashboard import ServerObserver
 from ragcache_engine.dashboard.engine_observer import EngineObserver, phases_of
-from ragcache_engine.dashboard.tree_memory import IDLE_LOOK_S
+from ragcache_engine.dashboard.tree_memory import IDLE_LOOK_S, REST_S
 from ragcache_engine.values import (
     CachedTokens,
     SpeculationEvent,
@@ -69,9 +69,13 @@ def test_the_tree_of_an_idle_engine_is_seldom_looked_at(
     assert [look() for _ in range(5)] == [("tides",)] * 5
     assert len(looks) == 1
     memory_engine.forget(["tides"])
+    assert look() == ("tides",)
+    passed[0] += REST_S
     assert look() == ()
     assert len(looks) == 2
     memory_engine.generate(f"{TIDES.text}\n\nWhy?", [TIDES])
+    assert look() == ()
+    passed[0] += REST_S
     assert look() == ("tides",)
     passed[0] += IDLE_LOOK_S
     look()
