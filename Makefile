@@ -26,7 +26,11 @@ demo: $(READY) ## answer the same questions with stock vLLM and with RAGCache, e
 	@$(PYTHON) -m ragcache_cli demo
 
 .PHONY: test
-test: lint types ## everything that must hold: lint, types, tests with the real model (20 to 40 minutes on two cores)
+test: lint types ## lint, types, and the tests with the real model, but no whole programs (15 minutes on two cores)
+	@$(PYTHON) -m pytest -n 2 --dist loadgroup -m "not program"
+
+.PHONY: test-all
+test-all: lint types ## everything that must hold before a merge: whole programs too, such as demo and notebooks (25 minutes)
 	@$(PYTHON) -m pytest -n 2 --dist loadgroup
 
 .PHONY: test-quick

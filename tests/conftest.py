@@ -38,8 +38,9 @@ SHARED_ENGINES = {
     "model_engine",
     "ragcache_server",
     "server_engine",
+    "stock_client",
 }
-"""Fixtures that start an engine for the whole session."""
+"""Fixtures that start an engine for the whole session, or a server for all tests of a file."""
 
 FLOAT32 = {"dtype": "float32", "max_model_len": 4096}
 
@@ -51,11 +52,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if config.pluginmanager.hasplugin("xdist"):
         for item in items:
             if item.get_closest_marker("vllm"):
-                shares = SHARED_ENGINES.intersection(getattr(item, "fixturenames", ()))
-                shares = shares or "integrations" in item.path.parts  # some ask for theirs by name
+                asked = {*getattr(item, "fixturenames", ()), *_names_in_parameters(item)}
+                shares = SHARED_ENGINES & asked or "integrations" in item.path.parts
                 item.add_marker(pytest.mark.xdist_group("shared" if shares else "own"))
             elif item.get_closest_marker("fleet"):
                 item.add_marker(pytest.mark.xdist_group("fleet"))
+
+
+def _names_in_parameters(item: pytest.Item) -> list[str]:
+    """Return the texts among a test's parameters: some are names of the fixtures that it asks for."""
+    called = getattr(item, "callspec", None)
+    return [value for value in called.params.values() if isinstance(value, str)] if called else []
 
 
 @pytest.fixture(scope="session")

@@ -37,13 +37,12 @@ def test_a_result_that_nobody_waits_for_is_undone(ending: str):
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(run_in_thread(function, undo=undone.append), 0.01)
 
-    before = threading.active_count()
+    before = set(threading.enumerate())
     asyncio.run(give_up())
     may_end.set()
-    for thread in threading.enumerate():
-        if thread.name.startswith("ragcache-"):
-            thread.join(20)
-    assert threading.active_count() == before
+    for thread in set(threading.enumerate()) - before:
+        thread.join(20)
+        assert not thread.is_alive()
     assert undone == (["result"] if ending == "returns" else [])
 
 

@@ -16,7 +16,7 @@ import pytest
 for module in ("faiss", "langchain_community", "matplotlib", "sentence_transformers", "vllm"):
     pytest.importorskip(module)
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.vllm, pytest.mark.program, pytest.mark.timeout(600)]
 
 OURS = re.compile(
     r"✓ |  |Other programs t|Each question with its 5 nearest passages|\d/\d |"

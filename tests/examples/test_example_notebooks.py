@@ -58,6 +58,7 @@ def cached_in_second_round(text: str) -> dict[str, int]:
 
 
 @pytest.mark.vllm
+@pytest.mark.program
 @pytest.mark.timeout(360)
 @pytest.mark.parametrize("name", NOTEBOOKS)
 def test_a_notebook_runs_and_shows_what_it_claims(runner, demo_model, name, monkeypatch):
@@ -75,6 +76,7 @@ def test_a_notebook_runs_and_shows_what_it_claims(runner, demo_model, name, monk
 
 
 @pytest.mark.vllm
+@pytest.mark.program
 @pytest.mark.timeout(360)
 def test_the_notebook_on_any_position_borrows_and_tells_what_it_costs(
     runner, demo_model, monkeypatch

@@ -13,7 +13,7 @@ import pytest
 EXAMPLES = Path(__file__).parents[2] / "examples"
 TIMEOUT_S = 240
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.vllm, pytest.mark.program, pytest.mark.timeout(300)]
 
 
 @pytest.fixture

@@ -179,6 +179,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.program
 def test_a_process_that_is_killed_leaves_no_model_behind(demo_model: str, tmp_path: Path):
     script = tmp_path / "endless.py"
     script.write_text(ENDLESS.format(model=demo_model))
@@ -219,6 +220,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.program
 @pytest.mark.parametrize("closes", [True, False], ids=["closes", "forgets to close"])
 def test_a_script_leaves_nothing_behind_that_ends_with_work_in_flight_and(
     demo_model: str, tmp_path: Path, closes: bool

@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("psutil")
 pytest.importorskip("vllm")
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.program]
 
 ASKS_TWICE = """
 import signal

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.program]
 
 SERVED = ["multi-head", "grouped-query", "mixture-of-experts"]
 REFUSED = {

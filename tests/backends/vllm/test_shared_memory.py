@@ -40,6 +40,7 @@ def needs(*command: str) -> None:
 
 
 @pytest.mark.vllm
+@pytest.mark.program
 def test_in_a_container_with_little_shared_memory_the_engine_starts_without_host_tier(
     demo_model: str, tmp_path: Path
 ):
@@ -134,6 +135,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.vllm
+@pytest.mark.program
 def test_engines_whose_processes_are_all_killed_at_once_leave_no_memory(
     demo_model: str, tmp_path: Path
 ):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.program]
 
 
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="each worker needs a core")

@@ -15,7 +15,7 @@ from ragcache_engine import EngineConfig, EngineStartFailed, RAGCacheEngine
 
 pytest.importorskip("vllm")
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.vllm, pytest.mark.program, pytest.mark.timeout(600)]
 
 THREE_ANSWERS = """
 import logging
