@@ -5,13 +5,13 @@
 Each question's passages stand in one prompt. The first passage is exact; the tensors of the others come
 from a donor and are turned to their places; a share of their tokens is computed again. Every way answers
 greedily in float32, and is compared with the exact answer. Rows are added to FOLDER/rows.jsonl; a second
-call goes on where the first one stopped, with no served prompts yet. Writes report.md and
-selection.png. It measures answers and
+call goes on where the first one stopped. Writes report.md and selection.png. It measures answers and
 computed tokens; benchmarks/anywhere.py measures times, in the engine.
 
 Donors: `alone` behind the system text; `near1`, `near2` behind the nearest one or two passages of the
-corpus; `served` from earlier prompts, as Cache-Craft has them (only questions all of whose passages were
-served before). compute: tokens computed, what choosing costs included, over tokens of the prompt.
+corpus; `served` from prompts of other questions, as Cache-Craft has them: of each passage from as many as
+were computed, one at least (only questions all of whose passages stand in a prompt of another question).
+compute: tokens computed, what choosing costs included, over tokens of the prompt.
 """
 
 from __future__ import annotations
@@ -138,19 +138,36 @@ def ways() -> list[Way]:
 def study(
     folder: Path, count: int, top_k: int, model: SmallLlama, done: set[int]
 ) -> Iterator[list[dict[str, Any]]]:
-    corpus, questions = read_set(folder, count, top_k, most_words=900)
+    corpus, questions = read_set(folder, None, top_k, most_words=900)
     nearest = find_nearest(corpus, 2)
+    others = _find_others(questions)
     separator = model.read(SEPARATOR)
     store = DonorStore(model, model.read(SYSTEM + USER), separator, most=250)
     harvest = Harvest(most=250)
-    for number, question in enumerate(questions):
+    for number, question in enumerate(questions[:count]):
         if number in done:
             continue
         started = time.perf_counter()
-        rows = Comparison(model, question, nearest, store, harvest).run()
+        names = [document.id for document in question.documents]
+        compared = Comparison(model, question, nearest, store, harvest)
+        if all(len(others[name]) > 1 for name in names[1:]):
+            for name in names[1:]:
+                if not harvest.has(name, other_than=number):
+                    other = next(one for one in others[name] if one != number)
+                    Comparison(model, questions[other], nearest, store, harvest).serve(other)
+        rows = compared.run(number)
         seconds = time.perf_counter() - started
-        print(f"{folder.name} {number + 1} of {len(questions)}: {seconds:.0f} s", flush=True)
+        print(f"{folder.name} {number + 1} of {count}: {seconds:.0f} s", flush=True)
         yield [{"set": folder.name, "question": number, **row} for row in rows]
+
+
+def _find_others(questions: Sequence[Question]) -> dict[str, list[int]]:
+    """Return for each document the questions whose prompts have it."""
+    others: dict[str, list[int]] = defaultdict(list)
+    for number, question in enumerate(questions):
+        for document in question.documents:
+            others[document.id].append(number)
+    return others
 
 
 class Waiting(NamedTuple):
@@ -199,9 +216,13 @@ class Comparison:
             tokens += part
         return tokens
 
-    def run(self) -> list[dict[str, Any]]:
-        """Return a row for each way, and harvest the question's documents for later ones."""
+    def run(self, number: int) -> list[dict[str, Any]]:
+        """Return a row for each way. number: the question's; its own prompt lends it nothing."""
         seen = self._compute_exactly()
+        self._right = self._first.log_softmax(-1)
+        (answer,) = self._model.answer([self._exact], self._right[None], self._length, MOST_TOKENS)
+        self._exact_text = self._model.write(answer)
+        self._number = number
         rows: list[dict[str, Any]] = []
         waiting: list[Waiting] = []
         mixes: dict[str, Mixed | None] = {}
@@ -217,21 +238,26 @@ class Comparison:
                 waiting.clear()
         if waiting:
             rows += self._answer(waiting)
-        for place, (name, start, end) in enumerate(self._spans):
-            donor = cut_donor(self._exact, seen, (start, end), self._spans[:place])
-            self._harvest.add(name, donor)
+        self._add_to_harvest(number, seen)
         return rows
 
+    def serve(self, number: int) -> None:
+        """Compute the prompt and harvest its documents. number: the question's."""
+        self._add_to_harvest(number, self._compute_exactly())
+
+    def _add_to_harvest(self, number: int, seen: Tensor) -> None:
+        for place, (name, start, end) in enumerate(self._spans):
+            donor = cut_donor(self._exact, seen, (start, end), self._spans[:place])
+            self._harvest.add(name, donor, number)
+
     def _compute_exactly(self) -> Tensor:
-        """Compute and answer the prompt in full. Returns the attention of all tokens to all."""
+        """Compute the prompt in full. Returns the attention of all tokens to all."""
         model, length = self._model, self._length
         self._exact = model.make_room(length + MOST_TOKENS)
         seen = Attention(model, torch.arange(length))
         hidden = model.run(self._tokens, torch.arange(length), self._exact, seen)
+        self._first = model.score(hidden[-1:])[0]
         assert isinstance(seen.share, Tensor)
-        self._right = model.score(hidden[-1:])[0].log_softmax(-1)
-        (answer,) = model.answer([self._exact], self._right[None], length, MOST_TOKENS)
-        self._exact_text = model.write(answer)
         return seen.share
 
     def _find_donors(self, kind: str) -> list[Donor] | None:
@@ -240,7 +266,7 @@ class Comparison:
         if kind == "served":
             names = [name for name, _, _ in self._spans]
             found = [
-                self._harvest.choose(name, names[: place + 1])
+                self._harvest.choose(name, names[: place + 1], other_than=self._number)
                 for place, (name, _, _) in enumerate(later)
             ]
             return None if None in found else [one for one in found if one is not None]
@@ -283,14 +309,14 @@ class Comparison:
         )
 
     def _prepare(self, way: Way, mixed: Mixed) -> Waiting:
-        """Compute anew what a way chooses, and then the question."""
+        """Compute anew what a way chooses, and the question behind it."""
         model = self._model
         fresh = sorted([*self._gaps, *way.pick(mixed, [name for name, _, _ in self._spans])])
         tensors = self._exact.clone()
         tensors[:, :, :, : self._length] = mixed.tensors
-        model.run([self._tokens[at] for at in fresh], torch.tensor(fresh), tensors)
-        hidden = model.run(self._asked, torch.tensor(self._question_places), tensors)
-        compute = (len(fresh) + len(self._asked) + way.extra(mixed)) / self._length
+        fresh += self._question_places
+        hidden = model.run([self._tokens[at] for at in fresh], torch.tensor(fresh), tensors)
+        compute = (len(fresh) + way.extra(mixed)) / self._length
         return Waiting(way, tensors, model.score(hidden[-1:])[0], compute)
 
     def _answer(self, waiting: Sequence[Waiting]) -> list[dict[str, Any]]:

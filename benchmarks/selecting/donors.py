@@ -137,16 +137,27 @@ class Harvest:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._kept: OrderedDict[str, list[Donor]] = OrderedDict()
+        self._kept: OrderedDict[str, dict[int, Donor]] = OrderedDict()
 
-    def add(self, name: str, donor: Donor) -> None:
-        variants = self._kept.pop(name, [])
-        self._kept[name] = [*variants, donor][-self.VARIANTS :]
+    def add(self, name: str, donor: Donor, prompt: int) -> None:
+        """Keep a document's tensors out of the prompt of this number, once."""
+        variants = {**self._kept.pop(name, {}), prompt: donor}
+        self._kept[name] = dict(list(variants.items())[-self.VARIANTS :])
         while sum(map(len, self._kept.values())) > self._most:
             self._kept.popitem(last=False)
 
-    def choose(self, name: str, before: Sequence[str]) -> Donor | None:
-        """Return the variant with the lowest overhead behind these documents, None if there is none."""
+    def has(self, name: str, other_than: int) -> bool:
+        """Return whether a prompt other than this one lends the document."""
+        return any(prompt != other_than for prompt in self._kept.get(name, ()))
+
+    def choose(self, name: str, before: Sequence[str], other_than: int) -> Donor | None:
+        """Return the variant with the lowest overhead behind these documents, None if there is none.
+
+        other_than: the number of the prompt that borrows, which may have been served before.
+        """
+        variants = self._kept.get(name, {})
         return min(
-            self._kept.get(name, ()), key=lambda one: one.measure_overhead(before), default=None
+            (donor for prompt, donor in variants.items() if prompt != other_than),
+            key=lambda one: one.measure_overhead(before),
+            default=None,
         )

@@ -36,9 +36,9 @@ class Question(NamedTuple):
 
 
 def read_set(
-    folder: Path, count: int, top_k: int = 5, most_words: int | None = None
+    folder: Path, count: int | None, top_k: int = 5, most_words: int | None = None
 ) -> tuple[list[Document], list[Question]]:
-    """Read the corpus, and the first `count` questions with their top_k documents.
+    """Read the corpus, and the first `count` questions (None: all) with their top_k documents.
 
     most_words: leaves out questions whose documents together have more words.
     """

@@ -151,11 +151,31 @@ def test_context_impact_and_overlap_are_cache_crafts():
 def test_the_variant_whose_context_is_nearest_is_chosen():
     harvest = Harvest(most=10)
     near, far = donor((("a", 6.0, 3),)), donor((("z", 6.0, 3),))
-    for one in (near, far):
-        harvest.add("d", one)
-    assert harvest.choose("d", ["a"]) is near
-    assert harvest.choose("d", ["z"]) is far
-    assert harvest.choose("e", ["a"]) is None
+    for prompt, one in enumerate((near, far)):
+        harvest.add("d", one, prompt)
+    assert harvest.choose("d", ["a"], other_than=7) is near
+    assert harvest.choose("d", ["z"], other_than=7) is far
+    assert harvest.choose("e", ["a"], other_than=7) is None
+
+
+def test_a_prompt_borrows_nothing_that_it_lent_itself():
+    harvest = Harvest(most=10)
+    near, far = donor((("a", 6.0, 3),)), donor((("z", 6.0, 3),))
+    harvest.add("d", near, 1)
+    assert not harvest.has("d", other_than=1)
+    assert harvest.choose("d", ["a"], other_than=1) is None
+    harvest.add("d", far, 2)
+    assert harvest.has("d", other_than=1)
+    assert harvest.choose("d", ["a"], other_than=1) is far
+
+
+def test_a_prompt_that_comes_again_lends_one_variant():
+    harvest = Harvest(most=10)
+    for _ in range(Harvest.VARIANTS + 1):
+        harvest.add("d", donor((("z", 6.0, 3),)), 1)
+    harvest.add("d", near := donor((("a", 6.0, 3),)), 2)
+    assert harvest.choose("d", ["a"], other_than=7) is near
+    assert harvest.choose("d", ["a"], other_than=2) is not None
 
 
 def test_cache_craft_computes_nothing_again_behind_the_same_documents(model: SmallLlama):
