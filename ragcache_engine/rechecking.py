@@ -19,15 +19,13 @@ from typing import NamedTuple
 
 from ragcache_engine.backends.forwarding import ForwardingBackend
 from ragcache_engine.drift import Drift
+from ragcache_engine.idle_work import IDLE_S, IdleWork
 from ragcache_engine.protocols import Backend, BackendRequest, Delta
 from ragcache_engine.rouge import rouge_l
 from ragcache_engine.tiers.borrowing.plan import WhyExact
 from ragcache_engine.values import ModelLimits
 
 logger = logging.getLogger(__name__)
-
-IDLE_S = 0.2
-"""Seconds without any request before a recheck begins."""
 
 MOST_WAITING = 64
 """How many answers wait for their recheck; an engine that is never idle drops the oldest."""
@@ -60,44 +58,38 @@ class RecheckingBackend(ForwardingBackend):
         super().__init__(inner)
         self._drift = drift
         self._share = share
-        self._idle_s = idle_s
         self._chance = chance
         self._numbers = count()  # an attempt that was cancelled may still be on its way out
-        self._running = 0
-        self._is_closed = True
+        self._idle = IdleWork(self._recheck_next, self._has_more, idle_s=idle_s)
         self._waiting: deque[Served] = deque(maxlen=MOST_WAITING)
         self._guesses: OrderedDict[str, Served] = OrderedDict()  # ended, and perhaps adopted yet
         self._adopted: set[str] = set()  # guesses that were adopted while they ran
-        self._task: asyncio.Task[None] | None = None
 
     # -- requests ----------------------------------------------------------------------------------
 
     async def generate(self, request: BackendRequest) -> AsyncGenerator[Delta, None]:
-        self._interrupt()
-        self._running += 1
         is_refused = self._drift.is_off and not request.is_exact
         sent = replace(request, is_exact=True, contexts={}) if is_refused else request
         texts: list[str] = []
-        try:
-            async with aclosing(self.inner.generate(sent)) as deltas:
-                async for delta in deltas:
-                    texts.append(delta.text)
-                    if delta.finish_reason and is_refused:
-                        delta = replace(delta, why_exact=WhyExact.DRIFTED)
-                    elif delta.finish_reason and self._is_chosen(request, delta):
-                        self._keep(Served(request, "".join(texts)))
-                    yield delta
-        finally:
-            self._running -= 1
-            self._adopted.discard(request.request_id)
-            self._begin()
+        with self._idle.request():
+            try:
+                async with aclosing(self.inner.generate(sent)) as deltas:
+                    async for delta in deltas:
+                        texts.append(delta.text)
+                        if delta.finish_reason and is_refused:
+                            delta = replace(delta, why_exact=WhyExact.DRIFTED)
+                        elif delta.finish_reason and self._is_chosen(request, delta):
+                            self._keep(Served(request, "".join(texts)))
+                        yield delta
+            finally:
+                self._adopted.discard(request.request_id)
 
     def adopted(self, request_id: str) -> None:
         super().adopted(request_id)
         served = self._guesses.pop(request_id, None)
         if served:
             self._waiting.append(served)
-            self._begin()
+            self._idle.begin()
         else:  # it still runs, or was not chosen
             self._adopted.add(request_id)
             if len(self._adopted) > MOST_WAITING:
@@ -124,38 +116,20 @@ class RecheckingBackend(ForwardingBackend):
 
     # -- rechecks ----------------------------------------------------------------------------------
 
-    def _begin(self) -> None:
-        """Begin to recheck once the backend has been idle for a while, if anything waits for it."""
-        if self._running or self._is_closed or not self._waiting:
+    def _has_more(self) -> bool:
+        return bool(self._waiting) and not self._drift.is_off
+
+    async def _recheck_next(self) -> None:
+        served = self._waiting.pop()
+        try:
+            exact = await self._answer_exactly(served.request)
+        except asyncio.CancelledError:
+            self._waiting.append(served)
+            raise
+        except Exception as error:  # a failed recheck must disturb nobody
+            logger.info("an answer could not be rechecked: %s", error)
             return
-        if self._task is None or self._task.done():
-            self._task = asyncio.get_running_loop().create_task(self._recheck_all())
-
-    def _interrupt(self) -> asyncio.Task[None] | None:
-        """Cancel the recheck that runs. What was being rechecked waits again."""
-        task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-        return task
-
-    async def _pause(self) -> None:
-        """Cancel the recheck that runs, and wait until the backend has ended it."""
-        if task := self._interrupt():
-            await asyncio.gather(task, return_exceptions=True)
-
-    async def _recheck_all(self) -> None:
-        await asyncio.sleep(self._idle_s)
-        while self._waiting and not self._drift.is_off:
-            served = self._waiting.pop()
-            try:
-                exact = await self._answer_exactly(served.request)
-            except asyncio.CancelledError:
-                self._waiting.append(served)
-                raise
-            except Exception as error:  # a failed recheck must disturb nobody
-                logger.info("an answer could not be rechecked: %s", error)
-                continue
-            self._compare(served.text, exact)
+        self._compare(served.text, exact)
 
     async def _answer_exactly(self, request: BackendRequest) -> str:
         """Return the exact answer. To the tiers it is a guess that nobody adopts: no use of documents."""
@@ -186,33 +160,27 @@ class RecheckingBackend(ForwardingBackend):
 
     async def start(self) -> ModelLimits:
         limits = await super().start()
-        self._is_closed = False
+        self._idle.open()
         return limits
 
     async def clear_cache(self) -> bool:
-        await self._pause()
-        try:
+        async with self._idle.paused():
             return await super().clear_cache()
-        finally:
-            self._begin()
 
     async def forget(self, document_ids: Sequence[str]) -> None:
         """Forget documents; answers about them are rechecked no more, which would bring them back."""
-        await self._pause()
-        doomed = set(document_ids)
-        kept = [served for served in self._waiting if not _is_about(served.request, doomed)]
-        self._waiting = deque(kept, maxlen=MOST_WAITING)
-        self._guesses.clear()
-        try:
+        async with self._idle.paused():
+            doomed = set(document_ids)
+            kept = [served for served in self._waiting if not is_about(served.request, doomed)]
+            self._waiting = deque(kept, maxlen=MOST_WAITING)
+            self._guesses.clear()
             await super().forget(document_ids)
-        finally:
-            self._begin()
 
     async def close(self) -> None:
-        self._is_closed = True
-        await self._pause()
+        await self._idle.close()
         await super().close()
 
 
-def _is_about(request: BackendRequest, document_ids: set[str]) -> bool:
+def is_about(request: BackendRequest, document_ids: set[str]) -> bool:
+    """Return whether one of these documents stands in the request's prompt."""
     return any(segment.document_id in document_ids for segment in request.segments)
