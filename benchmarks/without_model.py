@@ -77,7 +77,8 @@ class ModellessEngine:
     check: whether to compare, in each step, all slots that a request builds on with the request's
       tokens.
     recompute_ratio: with RAGCache's scheduler, the share of borrowed documents to compute anew; None
-      borrows nothing. any_donors: whether served prompts lend as well.
+      borrows nothing. any_donors: whether served prompts lend as well. donors_later: whether a prompt is
+      answered exactly if that computes less than its missing donors.
     block_tokens: tokens in a block, 16 or a multiple. arguments: further arguments for vLLM.
     """
 
@@ -99,6 +100,7 @@ class ModellessEngine:
         block_tokens: int = BLOCK_TOKENS,
         recompute_ratio: float | None = None,
         any_donors: bool = False,
+        donors_later: bool = False,
         arguments: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         with_tiers = scheduler.__name__ == "TierScheduler"
@@ -111,6 +113,7 @@ class ModellessEngine:
             operator_key=OPERATOR_KEY,
             recompute_ratio=recompute_ratio,
             any_donors=any_donors,
+            donors_later=donors_later,
         )
         chosen: dict[str, Any] = {
             "block_size": block_tokens,
@@ -171,6 +174,7 @@ class ModellessEngine:
         operator_key: str | None = OPERATOR_KEY,
         is_exact: bool = False,
         contexts: Mapping[str, tuple[str, Sequence[int]]] = MappingProxyType({}),
+        makes_donors: bool = False,
     ) -> None:
         """Add a request to the queue. Its segments and the rest travel as in tiers.wire."""
         params = SamplingParams(max_tokens=answer_tokens, temperature=0, ignore_eos=True)
@@ -183,6 +187,7 @@ class ModellessEngine:
             operator_key=operator_key,
             is_exact=is_exact,
             contexts=contexts,
+            makes_donors=makes_donors,
         )
         carried = {**message.to_dict(), "request": name}
         params.extra_args = {"kv_transfer_params": carried}

@@ -22,6 +22,7 @@ BackendName = Literal["auto", "vllm", "memory", "server"]
 SpeculationMode = Literal["auto", "on", "off"]
 ReuseMode = Literal["prefix", "anywhere"]
 DonorKind = Literal["neighbours", "alone", "any"]
+MissingDonors = Literal["compute", "later"]
 
 OF_A_CLIENT = {
     "model",
@@ -84,6 +85,10 @@ class EngineConfig(BaseModel):
       document's nearest one in the corpus; "alone": behind the system text only; "any": from whatever
       prompt it stood in before, so that nothing has to be prepared, and answers depend on what was asked
       before. With "any", recompute_ratio has to be given.
+    missing_donors: with reuse="anywhere", what happens to documents that nobody has prepared. "compute":
+      they are computed in their donors' contexts first, so that answers do not depend on what is cached;
+      a prompt of new documents then takes longer than an exact one. "later": a prompt is answered
+      exactly where that computes fewer tokens, and its documents are prepared while no request runs.
     recheck_share: with reuse="anywhere", the share of greedy answers that the engine computes once more,
       exactly, while no request runs. If the last ones were too unlike what was served, the engine
       borrows no more and logs a warning. 0: never; see docs/guides/calibrating.md.
@@ -131,6 +136,7 @@ class EngineConfig(BaseModel):
     reuse: ReuseMode = "prefix"
     recompute_ratio: float | None = Field(default=None, ge=0, le=1)
     donors: DonorKind = "neighbours"
+    missing_donors: MissingDonors = "compute"
     recheck_share: float = Field(default=0.01, ge=0, le=1)
     cost_profile: Path | None = None
     request_timeout_s: float = Field(default=120.0, gt=0)
@@ -204,6 +210,11 @@ class EngineConfig(BaseModel):
             raise ValueError(
                 'donors="any" needs a recompute_ratio, from 0 to 1: `ragcache calibrate` cannot find '
                 "one, as answers then depend on what was asked before"
+            )
+        if self.missing_donors == "later" and (self.reuse == "prefix" or self.donors == "any"):
+            raise ValueError(
+                'missing_donors="later" prepares documents for reuse="anywhere" with donors="neighbours" '
+                'or "alone"; nothing else needs any: set these as well, or leave missing_donors out'
             )
         return self
 

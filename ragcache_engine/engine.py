@@ -33,13 +33,15 @@ from ragcache_engine.knowledge import policy_of_tiers
 from ragcache_engine.loop import call_in_thread, finish_even_if_cancelled, run_in_thread
 from ragcache_engine.metrics import EngineCollector, EngineFigures, write_metrics
 from ragcache_engine.neighbours import Corpus, NeighbourBook, without_contexts
+from ragcache_engine.preparing import ONE_TOKEN, PreparingBackend
 from ragcache_engine.prompt import Render, TemplateBook, as_render
 from ragcache_engine.prompt_intake import PromptIntake
 from ragcache_engine.protocols import Backend
 from ragcache_engine.rechecking import RecheckingBackend
 from ragcache_engine.request_log import FinishedRequest
+from ragcache_engine.request_runner import PreparedRequest
 from ragcache_engine.retrieval_tracking import RetrievalInProgress, RetrievalTracker
-from ragcache_engine.runtime import Runtime
+from ragcache_engine.runtime import Report, Runtime
 from ragcache_engine.streams import AnswerStream, join_pieces, read_async
 from ragcache_engine.tiers.tree_snapshot import MOST_DOCUMENTS, TreeSnapshot
 from ragcache_engine.values import (
@@ -55,8 +57,6 @@ from ragcache_engine.warming import Prefill, Warmed, plan_prefills, prefill_all,
 
 if TYPE_CHECKING:
     from ragcache_engine.dashboard.serving import Dashboard
-
-_ONE_TOKEN = SamplingOptions(max_tokens=1)
 
 
 class RAGCacheEngine:
@@ -89,9 +89,13 @@ class RAGCacheEngine:
         self.config = config = calibration.apply_to(config) if calibration else config
         templates = TemplateBook()
         backend = backend or _make_backend(config)
-        drift = _make_drift(config, calibration)
-        if drift:
+        reports: list[Report] = []
+        if config.missing_donors == "later":
+            backend = preparing = PreparingBackend(backend)
+            reports.append(preparing.report)
+        if drift := _make_drift(config, calibration):
             backend = RecheckingBackend(backend, drift, config.recheck_share)
+            reports.append(drift.report)
         neighbours = _make_neighbour_book(config, backend)
         contexts_of = neighbours.contexts if neighbours else without_contexts
         self._runtime = Runtime(
@@ -100,7 +104,7 @@ class RAGCacheEngine:
             speculation=config.speculation,
             request_timeout_s=config.request_timeout_s,
             contexts_of=contexts_of,
-            drift=drift,
+            reports=reports,
         )
         # Not bound to self: the engine must be collectable while its runtime waits to be closed.
         self._finalizer = weakref.finalize(self, self._runtime.close)
@@ -225,10 +229,13 @@ class RAGCacheEngine:
             ...             print(piece.text, end="|")
             You| asked|:| Why| is| the| sky| blue|?|
         """
-        prepared = self._intake.prepare(prompt, documents, options, tenant, exact, recompute_ratio)
-        connect = partial(self._runtime.start_request, prepared)
+        return self._answer(
+            self._intake.prepare(prompt, documents, options, tenant, exact, recompute_ratio)
+        )
+
+    def _answer(self, prepared: PreparedRequest) -> AnswerStream:
         return AnswerStream(
-            connect,
+            partial(self._runtime.start_request, prepared),
             self._runtime.require_this_process,
             keep_alive=self,
             has_start=self._runtime.backend.reads_text,
@@ -377,10 +384,7 @@ class RAGCacheEngine:
         Raises InvalidArgument, UnknownDocument or UnknownTemplate before any work.
         """
         prefills = self._plan_warming(document_sets, template, chain, corpus, neighbours, tenant)
-        generate = partial(
-            self.generate, options=_ONE_TOKEN, tenant=tenant, recompute_ratio=self._warming_ratio
-        )
-        return prefill_all(prefills, generate, progress=progress)
+        return prefill_all(prefills, partial(self._prefill, tenant), progress=progress)
 
     async def awarm(
         self,
@@ -398,15 +402,26 @@ class RAGCacheEngine:
         prefills = await asyncio.to_thread(
             self._plan_warming, document_sets, template, chain, corpus, neighbours, tenant
         )
-        agenerate = partial(
-            self.agenerate, options=_ONE_TOKEN, tenant=tenant, recompute_ratio=self._warming_ratio
-        )
-        return await prefill_all_async(prefills, agenerate, progress=progress)
+        return await prefill_all_async(prefills, partial(self._aprefill, tenant), progress=progress)
 
-    @property
-    def _warming_ratio(self) -> float | None:
+    def _prefill(self, tenant: str | None, prompt: str, documents: Sequence[Document]) -> Answer:
+        with self._answer(self._prepare_prefill(tenant, prompt, documents)) as pieces:
+            return pieces.answer()
+
+    async def _aprefill(
+        self, tenant: str | None, prompt: str, documents: Sequence[Document]
+    ) -> Answer:
+        prepared = await asyncio.to_thread(self._prepare_prefill, tenant, prompt, documents)
+        async with aclosing(read_async(partial(self._runtime.start_request, prepared))) as pieces:
+            return join_pieces([piece async for piece in pieces])
+
+    def _prepare_prefill(
+        self, tenant: str | None, prompt: str, documents: Sequence[Document]
+    ) -> PreparedRequest:
         # A borrowed document's own tensors matter here, not the answer: nothing is computed anew.
-        return 0.0 if self.config.reuse == "anywhere" else None
+        ratio = 0.0 if self.config.reuse == "anywhere" else None
+        prepared = self._intake.prepare(prompt, documents, ONE_TOKEN, tenant, False, ratio)
+        return replace(prepared, request=replace(prepared.request, makes_donors=True))
 
     def _plan_warming(
         self,

@@ -52,6 +52,8 @@ class BackendRequest:
     recompute_ratio: the share of borrowed documents to compute anew; None: the engine's own.
     contexts: by document, the id and the token ids of the document behind which its tensors are stored,
       to be borrowed; a document that is left out is stored behind the system text alone.
+    makes_donors: whether the donors that it lacks are computed whatever they cost, to prepare its
+      documents for later prompts.
     """
 
     request_id: str
@@ -64,6 +66,7 @@ class BackendRequest:
     is_exact: bool = False
     recompute_ratio: float | None = None
     contexts: Mapping[str, Context] = field(default_factory=dict)
+    makes_donors: bool = False
 
     @property
     def tokens(self) -> TokenizedPrompt:

@@ -171,7 +171,9 @@ class RecheckingBackend(ForwardingBackend):
         """Forget documents; answers about them are rechecked no more, which would bring them back."""
         async with self._idle.paused():
             doomed = set(document_ids)
-            kept = [served for served in self._waiting if not is_about(served.request, doomed)]
+            kept = [
+                served for served in self._waiting if doomed.isdisjoint(served.request.document_ids)
+            ]
             self._waiting = deque(kept, maxlen=MOST_WAITING)
             self._guesses.clear()
             await super().forget(document_ids)
@@ -179,8 +181,3 @@ class RecheckingBackend(ForwardingBackend):
     async def close(self) -> None:
         await self._idle.close()
         await super().close()
-
-
-def is_about(request: BackendRequest, document_ids: set[str]) -> bool:
-    """Return whether one of these documents stands in the request's prompt."""
-    return any(segment.document_id in document_ids for segment in request.segments)

@@ -6,14 +6,14 @@ import atexit
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from itertools import count
+from typing import Any
 
 from ragcache_engine.cache_upkeep import CacheUpkeep
 from ragcache_engine.config import SpeculationMode
-from ragcache_engine.drift import Drift
 from ragcache_engine.errors import EngineClosed
 from ragcache_engine.loop import LoopThread
 from ragcache_engine.neighbours import ContextsOf, without_contexts
@@ -29,6 +29,8 @@ from ragcache_engine.values import CacheStats, ModelLimits
 
 logger = logging.getLogger(__name__)
 
+Report = Callable[[], Mapping[str, Any]]
+
 
 class Runtime:
     """Starts the backend, runs requests on it, and closes it.
@@ -37,7 +39,7 @@ class Runtime:
     public method.
     templates: what the engine knows of the chains' prompts; speculation guesses with it.
     contexts_of: returns the contexts that documents are borrowed from.
-    drift: what rechecks have found; None without rechecks.
+    reports: each returns some fields of CacheStats, by name, that others know. Any thread calls them.
     """
 
     def __init__(
@@ -48,10 +50,10 @@ class Runtime:
         speculation: SpeculationMode,
         request_timeout_s: float,
         contexts_of: ContextsOf = without_contexts,
-        drift: Drift | None = None,
+        reports: Sequence[Report] = (),
     ) -> None:
         self.backend = backend
-        self._drift = drift
+        self._reports = reports
         heartbeat = Heartbeat(request_timeout_s)
         self.pipeline = Pipeline(
             backend,
@@ -146,12 +148,13 @@ class Runtime:
     def stats(self) -> CacheStats:
         """Return all of the engine's counters, as of now. Raises EngineInOtherProcess."""
         self.require_this_process()
-        stats = replace(
+        told = {name: value for report in self._reports for name, value in report().items()}
+        return replace(
             self._requests.stats,
             tiers=self.backend.counters().snapshot(),
             speculation=self.pipeline.stats,
+            **told,
         )
-        return stats if self._drift is None else replace(stats, **self._drift.report())
 
     def snapshot(self, documents: int) -> Future[TreeSnapshot | None]:
         """Begin to look at the knowledge tree. The future raises what CacheUpkeep.snapshot does."""

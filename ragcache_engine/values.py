@@ -419,6 +419,8 @@ class CacheStats(ShownAsTable):
     restarts: how often the model's process was started again after it had died.
     prompt_tokens, output_tokens, cached, borrowed: of finished requests, as in Usage.
     approximate: finished requests that borrowed, so whose answers are not exact.
+    unprepared: prompts that were answered exactly, and whose documents wait to be prepared in idle time;
+      see EngineConfig.missing_donors.
     rechecked: approximate answers that were computed once more, exactly; see EngineConfig.recheck_share.
     drift: how unlike the last of these answers were: 1 less the mean ROUGE-L; None before the first.
     is_switched_off: whether they were so unlike that the engine borrows no more.
@@ -446,6 +448,7 @@ class CacheStats(ShownAsTable):
     cached: CachedTokens = field(default_factory=CachedTokens)
     borrowed: CachedTokens = field(default_factory=CachedTokens)
     approximate: int = 0
+    unprepared: int = 0
     rechecked: int = 0
     drift: float | None = None
     is_switched_off: bool = False

@@ -52,9 +52,18 @@ MAY_IMPORT = {
     "ragcache_engine.cache_home": [],
     "ragcache_engine.rouge": [],
     "ragcache_engine.drift": [],
+    "ragcache_engine.idle_work": [],
+    "ragcache_engine.preparing": [
+        "backends.forwarding",
+        "idle_work",
+        "protocols",
+        "tiers.borrowing.plan",
+        "values",
+    ],
     "ragcache_engine.rechecking": [
         "backends.forwarding",
         "drift",
+        "idle_work",
         "protocols",
         "rouge",
         "tiers.borrowing.plan",

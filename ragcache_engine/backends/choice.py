@@ -117,4 +117,5 @@ def budget_of(config: EngineConfig) -> TierBudget:
         cost_profile=config.cost_profile,
         recompute_ratio=config.recompute_ratio,  # None unless reuse is "anywhere"
         any_donors=config.donors == "any",
+        donors_later=config.missing_donors == "later",
     )

@@ -46,6 +46,7 @@ class RequestMessage:
     recompute_ratio: the share of borrowed documents to compute anew; None: the engine's own.
     starts: for each document in the segments, the token at which its own text begins.
     contexts: by document, the context behind which its donor stores it: another document's id and tokens.
+    makes_donors: whether the request computes the donors that it lacks whatever they cost.
     """
 
     segments: Sequence[SegmentEnd] = ()
@@ -59,6 +60,7 @@ class RequestMessage:
     recompute_ratio: float | None = None
     starts: Sequence[int] = ()
     contexts: Mapping[str, Context] = field(default_factory=dict)
+    makes_donors: bool = False
     snapshot: int = 0
     with_sketch: bool = False
 
@@ -92,6 +94,8 @@ class RequestMessage:
                 document: [context, list(tokens)]
                 for document, (context, tokens) in self.contexts.items()
             }
+        if self.makes_donors:
+            content["makes_donors"] = True
         if self.snapshot:
             content["snapshot"] = self.snapshot
             if self.with_sketch:
@@ -123,6 +127,7 @@ class RequestMessage:
             recompute_ratio=_ratio(content.get("recompute_ratio")),
             starts=_starts(content.get("starts")),
             contexts=_contexts(content.get("contexts")),
+            makes_donors=content.get("makes_donors") is True,
             snapshot=_count(content.get("snapshot")),
             with_sketch=content.get("sketch") is True,
         )

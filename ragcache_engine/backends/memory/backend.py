@@ -42,6 +42,7 @@ from ragcache_engine.tiers.borrowing.plan import (
     find_spans,
     plan_borrowing,
 )
+from ragcache_engine.tiers.borrowing.putting_off import computes_more_than_exact
 from ragcache_engine.tiers.borrowing.served import ServedDocuments
 from ragcache_engine.tiers.counters import Counters
 from ragcache_engine.tiers.node_record import Key
@@ -101,6 +102,8 @@ class MemoryBackend:
     recompute_ratio: the share of borrowed documents to compute anew, as in EngineConfig with
       reuse="anywhere"; None borrows nothing. Answers are made up from the prompt either way.
     any_donors: whether documents may be borrowed from what served prompts left, with donors="any".
+    donors_later: whether a prompt is answered exactly if that computes fewer tokens than its missing
+      donors do, with missing_donors="later".
     cost_profile: the cost of computing as the cache manager sees it, when it decides between loading
       and computing; None for the default formula, which is `linear_prefill`.
     token_bytes: bytes of one token's key-value tensors. host_bytes_per_s, disk_bytes_per_s: the
@@ -129,6 +132,7 @@ class MemoryBackend:
         cache_depth: int | None = None,
         recompute_ratio: float | None = None,
         any_donors: bool = False,
+        donors_later: bool = False,
         cost_profile: CostProfile | None = None,
         token_bytes: int = NOMINAL_TOKEN_BYTES,
         host_bytes_per_s: float = HOST_BYTES_PER_S,
@@ -152,6 +156,7 @@ class MemoryBackend:
         self._recompute_ratio = recompute_ratio
         self.borrows = recompute_ratio is not None
         self._served = ServedDocuments(block_tokens) if any_donors else None
+        self._donors_later = donors_later
         self._cost_profile = cost_profile
         self._host_bytes_per_s = host_bytes_per_s
         self._disk_bytes_per_s = disk_bytes_per_s
@@ -318,7 +323,7 @@ class MemoryBackend:
                 is_exact=lambda end: self._holds(chain.keys[: end // self._limits.block_tokens]),
                 is_held=lambda donor: self._holds(self._describe_donor(request, donor).keys),
             )
-        return plan_borrowing(
+        plan = plan_borrowing(
             tokens,
             segments,
             contexts=request.contexts,
@@ -330,6 +335,17 @@ class MemoryBackend:
             exact_documents=exact_documents,
             served=served,
         )
+        if not isinstance(plan, BorrowPlan) or request.makes_donors or not self._donors_later:
+            return plan
+        is_dearer = computes_more_than_exact(
+            plan,
+            [self._describe_donor(request, donor).keys for donor in plan.donors],
+            chain.keys,
+            len(tokens),
+            block_tokens=self._limits.block_tokens,
+            holds=self._scheduler.device.manager.holds,
+        )
+        return WhyExact.NOT_PREPARED if is_dearer else plan
 
     def _holds(self, keys: Iterable[Key]) -> bool:
         return all(map(self._scheduler.device.manager.holds, keys))

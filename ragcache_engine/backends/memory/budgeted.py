@@ -49,6 +49,7 @@ def backend_within(device_bytes: int | None, budget: TierBudget) -> MemoryBacken
         cache_depth=budget.cache_depth,
         recompute_ratio=budget.recompute_ratio,
         any_donors=budget.any_donors,
+        donors_later=budget.donors_later,
         cost_profile=profile,
     )
 

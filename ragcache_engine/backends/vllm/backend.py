@@ -454,6 +454,7 @@ def _build_transfer_params(
         recompute_ratio=request.recompute_ratio,
         starts=starts,
         contexts=request.contexts,
+        makes_donors=request.makes_donors,
         operator_key=operator_key,
     )
     return {**message.to_dict(), "request": request.request_id}

@@ -27,6 +27,8 @@ class TierBudget:
     host_bytes: None leaves the choice to `host_bytes_for`.
     recompute_ratio: the share of each borrowed document to compute anew; None borrows nothing.
     any_donors: whether documents may be borrowed from what served prompts left, with donors="any".
+    donors_later: whether a prompt is answered exactly if that computes fewer tokens than its missing
+      donors do, with missing_donors="later".
     operator_key: whoever sends it may make the tiers forget documents. A random one that only the engine
       itself knows, unless it is set.
     """
@@ -40,6 +42,7 @@ class TierBudget:
     cost_profile: Path | None = None
     recompute_ratio: float | None = None
     any_donors: bool = False
+    donors_later: bool = False
     operator_key: str = field(default_factory=token_hex, repr=False)
 
     def folder(self) -> Path:

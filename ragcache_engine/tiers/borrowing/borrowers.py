@@ -154,6 +154,13 @@ class Borrowers(Generic[B]):
         """Return whether a request only computes or loads a donor."""
         return request in self._places
 
+    def is_wanted(self, request: str) -> bool:
+        """Return whether a request waits for the donor that this request computes or loads."""
+        last = self._places.get(request)
+        return any(
+            keys[-1] == last for borrower in self._borrowers.values() for keys in borrower.keys
+        )
+
     def note_found(self, request: str, cached: Mapping[Tier, int]) -> None:
         """Note where the blocks of a donor were found, for all that wait for it.
 

@@ -32,6 +32,7 @@ from ragcache_engine.tiers.borrowing.plan import (
     find_spans,
     plan_borrowing,
 )
+from ragcache_engine.tiers.borrowing.putting_off import computes_more_than_exact
 from ragcache_engine.tiers.borrowing.report import ReuseReport
 from ragcache_engine.tiers.borrowing.reporting import report_borrowing
 from ragcache_engine.tiers.borrowing.served import ServedDocuments
@@ -56,18 +57,21 @@ class SchedulerAccess:
     """The parts of vLLM's scheduler that borrowing needs.
 
     requests: all requests by name. pool: its blocks. add_first: puts a request in front of the queue.
+    abort: ends requests, between two steps.
     """
 
     requests: dict[str, Request]
     pool: BlockPool
     add_first: Callable[[Request], None]
+    abort: Callable[[Iterable[str]], None]
 
 
 class BorrowScheduling:
     """Decides, step by step, which requests get their borrowed tensors.
 
     ratio: the share of a borrowed document's tokens to recompute. any_donors: whether served prompts
-      lend as well. on_disk: whether there is a disk tier.
+      lend as well. donors_later: whether a request is answered exactly if it would compute more for its
+      donors. on_disk: whether there is a disk tier.
     """
 
     def __init__(
@@ -78,12 +82,14 @@ class BorrowScheduling:
         *,
         ratio: float,
         any_donors: bool,
+        donors_later: bool,
         on_disk: bool,
     ) -> None:
         self._cache = cache
         self._scheduler = scheduler
         self._ratio = ratio
         self._served = ServedDocuments(cache.block_tokens) if any_donors else None
+        self._donors_later = donors_later
         self._on_disk = on_disk
         self._block_tokens = cache.block_tokens
         self._context_tokens = config.model_config.max_model_len
@@ -99,6 +105,9 @@ class BorrowScheduling:
         self._donors: dict[str, Prompt] = {}
         self._described: dict[DonorName, Prompt] = {}
         self._numbers = count()
+        # For requests that only make donors: those that they asked for.
+        self._asked: dict[str, list[str]] = {}
+        self._orphans: list[str] = []
         self._ready: dict[str, Borrower[KVCacheBlock]] = {}
         self._jobs: list[BorrowJob] = []
         self._lent: dict[int, list[KVCacheBlock]] = {}  # by scheduler output
@@ -116,7 +125,7 @@ class BorrowScheduling:
             return WhyExact.OTHER_INPUT
         assert request.prompt_token_ids is not None
         exact_documents, served = self._choose_served(request, message)
-        return plan_borrowing(
+        plan = plan_borrowing(
             request.prompt_token_ids,
             message.segments,
             contexts=message.contexts,
@@ -129,6 +138,17 @@ class BorrowScheduling:
             exact_documents=exact_documents,
             served=served,
         )
+        if not isinstance(plan, BorrowPlan) or message.makes_donors or not self._donors_later:
+            return plan
+        is_dearer = computes_more_than_exact(
+            plan,
+            [self._describe(request, donor).keys for donor in plan.donors],
+            request.block_hashes,
+            request.num_prompt_tokens,
+            block_tokens=self._block_tokens,
+            holds=self._cache.holds,
+        )
+        return WhyExact.NOT_PREPARED if is_dearer else plan
 
     def _choose_served(
         self, request: Request, message: RequestMessage
@@ -178,8 +198,13 @@ class BorrowScheduling:
         if self._served is not None:
             self._served.forget(documents)
 
-    def add(self, request: Request, plan: BorrowPlan) -> list[Prompt]:
-        """Let a request wait for its donors; return them as the cache manager sees them."""
+    def add(self, request: Request, plan: BorrowPlan, *, is_maker: bool = False) -> list[Prompt]:
+        """Let a request wait for its donors; return them as the cache manager sees them.
+
+        is_maker: whether it is there for its donors alone. If it ends before them, they end as well.
+        """
+        if is_maker:
+            self._asked[request.request_id] = []
         donors = [self._describe(request, donor) for donor in plan.donors]
         self._split_hashes(request, plan)
         keys = [list(donor.keys) for donor in donors]
@@ -249,6 +274,9 @@ class BorrowScheduling:
 
         Returns how many tokens may have to be recomputed in this step.
         """
+        if self._orphans:
+            orphans, self._orphans = self._orphans, []
+            self._scheduler.abort(orphans)
         if not len(self._borrowers):
             return 0
         ready, missing = self._borrowers.find_ready(
@@ -346,6 +374,11 @@ class BorrowScheduling:
         self._borrowers.end_donor(name)
         self._donors.pop(name, None)
         borrower = self._borrowers.remove(name)
+        self._orphans += [
+            donor
+            for donor in self._asked.pop(name, ())
+            if donor in self._donors and not self._borrowers.is_wanted(donor)
+        ]
         if borrower is None:
             return None
         return report_borrowing(
@@ -370,5 +403,7 @@ class BorrowScheduling:
         name = f"{borrower.name}-donor-{next(self._numbers)}"
         self._donors[name] = self._cache.donors(borrower.name)[donor.place]
         self._borrowers.expect(donor, name)
+        if borrower.name in self._asked:
+            self._asked[borrower.name].append(name)
         lender = borrower.plan.donors[donor.place]
         self._scheduler.add_first(self._donor_request(name, request, lender))

@@ -154,7 +154,7 @@ class TierConnector(OffloadingConnector):
             if isinstance(plan, WhyExact):
                 self._why_exact[name] = plan
             else:
-                donors = borrowing.add(request, plan)
+                donors = borrowing.add(request, plan, is_maker=message.makes_donors)
                 prompt = prompt.before(plan.exact_blocks)
         self.cache.add_request(name, prompt, guess=message.guess, donors=donors)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from vllm.config import VllmConfig
@@ -14,7 +14,7 @@ from vllm.v1.core.sched.request_queue import SchedulingPolicy
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.outputs import ModelRunnerOutput
-from vllm.v1.request import Request
+from vllm.v1.request import Request, RequestStatus
 
 from ragcache_engine.backends.vllm.borrowing.job import TierMetadata
 from ragcache_engine.backends.vllm.borrowing.scheduling import BorrowScheduling, SchedulerAccess
@@ -91,9 +91,10 @@ class TierScheduler(Scheduler):
             self._borrowing = connector.borrowing = BorrowScheduling(
                 self.vllm_config,
                 cache,
-                SchedulerAccess(self.requests, pool, self._add_first),
+                SchedulerAccess(self.requests, pool, self._add_first, self._abort),
                 ratio=settings.recompute_ratio,
                 any_donors=settings.any_donors,
+                donors_later=settings.donors_later,
                 on_disk=settings.disk_bytes > 0,
             )
         if settings.provisional_step_tokens:
@@ -175,6 +176,9 @@ class TierScheduler(Scheduler):
         self.add_request(request)
         self.waiting.remove_request(request)
         self.waiting.prepend_request(request)
+
+    def _abort(self, names: Iterable[str]) -> None:
+        self.finish_requests(names, RequestStatus.FINISHED_ABORTED)
 
     def _note_first_tokens(
         self, outputs: dict[int, EngineCoreOutputs], served: ServedRequests

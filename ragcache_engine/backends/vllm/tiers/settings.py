@@ -25,6 +25,8 @@ class TierSettings:
       limit of all other steps.
     recompute_ratio: the share of each borrowed document's tokens to compute anew; None borrows nothing.
     any_donors: whether documents may be borrowed from what served prompts left, with donors="any".
+    donors_later: whether a prompt is answered exactly if that computes fewer tokens than its missing
+      donors do, with missing_donors="later".
     operator_digest: the digest of the operator's key. The key itself would stand in process lists.
     """
 
@@ -38,6 +40,7 @@ class TierSettings:
     provisional_step_tokens: int = 0
     recompute_ratio: float | None = None
     any_donors: bool = False
+    donors_later: bool = False
     operator_digest: str = ""
 
     def is_operator(self, key: str | None) -> bool:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator, Sequence
+from typing import Literal
 
 import pytest
 
@@ -16,6 +18,7 @@ from ragcache_engine import (
     RAGCacheEngine,
     SamplingOptions,
 )
+from ragcache_engine.tiers.borrowing.plan import WhyExact
 
 pytestmark = pytest.mark.vllm
 
@@ -50,18 +53,22 @@ OPTIONS = SamplingOptions(max_tokens=16)
 @pytest.fixture(scope="module")
 def engine(demo_model: str) -> Iterator[RAGCacheEngine]:
     """Borrows from documents stored alone, and recomputes a tenth; a request may choose otherwise."""
-    config = EngineConfig(
-        model=demo_model,
+    with RAGCacheEngine(settings(demo_model)) as engine:
+        yield engine
+
+
+def settings(model: str, missing_donors: Literal["compute", "later"] = "compute") -> EngineConfig:
+    return EngineConfig(
+        model=model,
         backend="vllm",
         device_cache="300MiB",
         reuse="anywhere",
         recompute_ratio=0.1,
         donors="neighbours",
+        missing_donors=missing_donors,
         speculation="off",
         vllm_args={"dtype": "float32", "max_model_len": 2048},
     )
-    with RAGCacheEngine(config) as engine:
-        yield engine
 
 
 def prompt_of(places: Sequence[int], question: str) -> tuple[str, list[Document]]:
@@ -165,3 +172,18 @@ def test_documents_are_borrowed_from_behind_their_neighbours(engine: RAGCacheEng
 def test_a_ratio_outside_0_to_1_is_refused_before_anything_runs(engine: RAGCacheEngine):
     with pytest.raises(InvalidArgument, match="from 0 to 1"):
         ask(engine, (0, 1), "Why?", ratio=1.5)
+
+
+def test_documents_may_be_prepared_while_nobody_asks(demo_model: str, engine: RAGCacheEngine):
+    engine.clear_cache()
+    borrowed = ask(engine, (0, 5, 3), "When was the mill by the Frome built?")
+    with RAGCacheEngine(settings(demo_model, "later")) as later:
+        first = ask(later, (0, 3, 5), "How many houses stand by the Dee?")
+        assert first.usage.why_exact == WhyExact.NOT_PREPARED
+        deadline = time.monotonic() + 60
+        while later.stats().unprepared and time.monotonic() < deadline:
+            time.sleep(0.05)
+        second = ask(later, (0, 5, 3), "When was the mill by the Frome built?")
+        assert later.stats().finished == 2
+    assert second.usage.borrowed.device > second.usage.prompt_tokens // 2
+    assert second.token_ids == borrowed.token_ids, "it borrows the same tensors"

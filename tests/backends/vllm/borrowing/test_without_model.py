@@ -178,6 +178,67 @@ def test_a_device_too_small_for_prompt_and_donors_answers_exactly(
     assert told["why_exact"] == "device memory does not hold the prompt and its donors at once"
 
 
+def test_donors_that_may_come_later_are_computed_for_a_prompt_that_makes_them(
+    borrowing: Callable[..., Any],
+):
+    engine = borrowing(donors_later=True)
+    first = asked(engine, "first", "a", "b", "c")
+    assert first["why_exact"].startswith("its donors are computed later")
+    assert engine.computed_tokens == len(prompt("a", "b", "c")[0]), "and nothing besides"
+    asked(engine, "maker", "a", "b", "c", makes_donors=True, is_provisional=True)
+    told = asked(engine, "second", "a", "c", "b", question=2)
+    assert tiers_of(told) == ["device", "device", "device"]
+
+
+def test_one_missing_donor_is_computed_where_the_others_are_there(borrowing: Callable[..., Any]):
+    engine = borrowing(donors_later=True)
+    asked(engine, "maker", "a", "b", "c", "d", makes_donors=True)
+    told = asked(engine, "next", "a", "d", "c", "e", question=2)
+    assert tiers_of(told) == ["device", "device", "device", None]
+
+
+def test_donors_end_with_the_prompt_that_was_there_for_them_alone(borrowing: Callable[..., Any]):
+    engine = borrowing(donors_later=True, step_tokens=32)
+    tokens, segments = prompt("a", "b", "c", "d")
+    engine.ask("maker", tokens, segments, makes_donors=True, is_provisional=True)
+    for _ in range(3):
+        engine.step()
+    assert engine.unfinished > 1, "the donors have come in"
+    engine.abort("maker")
+    engine.ask("asked", *prompt("e", question=3))
+    engine.step()
+    assert engine.unfinished == 1, "nothing is computed but what somebody asked"
+    engine.run()
+    engine.cache.check_idle()
+    again = asked(engine, "again", "a", "b", "c", "d", makes_donors=True)
+    assert again["tokens"]["device"] > 0, "what was computed is kept"
+
+
+def test_a_donor_that_somebody_else_waits_for_is_computed_to_its_end(
+    borrowing: Callable[..., Any],
+):
+    engine = borrowing(donors_later=True, step_tokens=32)
+    tokens, segments = prompt("a", "b", "c")
+    engine.ask("maker", tokens, segments, makes_donors=True)
+    engine.step()
+    engine.ask("other", *prompt("a", "b", "c", question=2), makes_donors=True)
+    engine.step()
+    engine.abort("maker")
+    assert [each["borrowed"] for each in engine.run()["other"]["reuse"]["documents"]] == [0, 56, 56]
+    engine.cache.check_idle()
+
+
+def test_donors_of_a_cancelled_question_are_kept_for_the_next_one(borrowing: Callable[..., Any]):
+    engine = borrowing(step_tokens=32)
+    engine.ask("guess", *prompt("a", "b", "c", "d"), is_provisional=True, guess="guess")
+    for _ in range(3):
+        engine.step()
+    engine.abort("guess")
+    engine.run()
+    told = asked(engine, "asked", "a", "b", "c", "e", question=2)
+    assert tiers_of(told)[1:3] == ["device", "device"]
+
+
 def test_with_any_donors_a_document_is_borrowed_from_the_prompt_it_was_in(
     borrowing: Callable[..., Any],
 ):

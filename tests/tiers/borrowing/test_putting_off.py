@@ -1,0 +1,87 @@
+"""A prompt borrows at once only where that computes fewer tokens than its exact answer."""
+
+from __future__ import annotations
+
+from itertools import count
+
+import pytest
+
+from ragcache_engine.tiers.borrowing.plan import BorrowPlan, plan_borrowing
+from ragcache_engine.tiers.borrowing.putting_off import computes_more_than_exact
+
+BLOCK = 4
+TOKENS = list(range(100))
+SEGMENTS = [(8, None), (32, "a"), (56, "b"), (80, "c")]
+PROMPT = [b"prompt %d" % number for number in range(25)]
+
+
+def planned(ratio: float = 0.0) -> BorrowPlan:
+    plan = plan_borrowing(
+        TOKENS,
+        SEGMENTS,
+        contexts={},
+        ratio=ratio,
+        block_tokens=BLOCK,
+        context_tokens=1000,
+        device_blocks=1000,
+    )
+    assert isinstance(plan, BorrowPlan)
+    return plan
+
+
+def keys_of(plan: BorrowPlan) -> list[list[bytes]]:
+    numbers = count()
+    return [
+        [b"donor %d" % next(numbers) for _ in range(len(donor.token_ids) // BLOCK)]
+        for donor in plan.donors
+    ]
+
+
+def is_dearer(plan: BorrowPlan, donors: list[list[bytes]], held: set[bytes]) -> bool:
+    return computes_more_than_exact(
+        plan, donors, PROMPT, len(TOKENS), block_tokens=BLOCK, holds=held.__contains__
+    )
+
+
+def test_with_nothing_cached_the_donors_cost_more():
+    plan = planned()
+    assert is_dearer(plan, keys_of(plan), set())
+
+
+def test_with_all_donors_cached_borrowing_computes_less():
+    plan = planned()
+    donors = keys_of(plan)
+    held = {key for keys in donors for key in keys}
+    assert not is_dearer(plan, donors, held)
+    assert is_dearer(planned(1.0), donors, held | set(PROMPT[:10])), "all would be recomputed"
+
+
+@pytest.mark.parametrize(("missing", "dearer"), [(1, False), (2, False), (3, True)])
+def test_a_missing_donor_may_be_computed_on_the_way(missing: int, dearer: bool):
+    plan = planned()
+    donors = keys_of(plan)
+    held = {key for keys in donors[missing:] for key in keys}
+    assert is_dearer(plan, donors, held) is dearer
+
+
+def test_what_the_prompt_finds_in_its_own_place_speaks_for_the_exact_answer():
+    plan = planned()
+    donors = keys_of(plan)
+    held = {key for keys in donors[1:] for key in keys}
+    assert not is_dearer(plan, donors, held)
+    assert is_dearer(plan, donors, held | set(PROMPT[:20]))
+
+
+def test_only_cached_blocks_without_a_gap_count_for_the_exact_answer():
+    plan = planned()
+    donors = keys_of(plan)
+    held = {key for keys in donors[1:] for key in keys} | set(PROMPT[1:])
+    assert not is_dearer(plan, donors, held)
+
+
+def test_a_donor_that_two_documents_share_is_computed_once():
+    plan = planned()
+    donors = keys_of(plan)
+    shared = [donors[0], donors[1], donors[1]]
+    held = set(donors[0])
+    assert not is_dearer(plan, shared, held)
