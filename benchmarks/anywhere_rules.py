@@ -72,7 +72,7 @@ def main() -> None:
     lines = [f"{len(prompts)} prompts, {'layer by layer' if eager else 'compiled'}, float32", ""]
     lines += ["| donors | rule | answers | differ | what else |", "|---|---|---|---|---|"]
     broken = 0
-    for donors in DONORS:
+    for donors in asked.donors:
         near = neighbours if donors == "neighbours" else {}
         with _start(model, eager, donors, device=ROOMY) as engine:
             with _timed(f"{donors}, ratio 1"):
@@ -290,6 +290,7 @@ def _parse() -> argparse.Namespace:
     )
     parser.add_argument("--questions", type=int, default=200, help="prompts (default: %(default)s)")
     parser.add_argument("--exact", type=int, default=500, help="exact requests in the mix")
+    parser.add_argument("--donors", nargs="+", choices=DONORS, default=DONORS, help="which kinds")
     parser.add_argument("--compiled", action="store_true", help="let vLLM compile the model")
     parser.add_argument("--model", help="a folder or hub id (default: the demo's model)")
     parser.add_argument("--out", type=Path, help="write the table into this file, too")
