@@ -35,6 +35,20 @@ def test_the_guide_explains_every_override():
         assert re.search(rf"^- .*`{name}`.*:", guide, re.MULTILINE), name
 
 
+def test_the_description_for_package_indexes_has_no_link_into_the_repository():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    hook = PROJECT["tool"]["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]
+    described = readme
+    for rule in hook["substitutions"]:
+        described = re.sub(rule["pattern"], rule["replacement"], described)
+    check = runpy.run_path(str(ROOT / "tools" / "check_installed.py"))
+    assert check["links_into_the_repository"](readme)
+    assert check["links_into_the_repository"](described) == []
+    assert "](https://arxiv.org" in described
+    code = re.compile(r"```.*?```", re.DOTALL)
+    assert code.findall(described) == code.findall(readme)
+
+
 def test_the_guide_sets_uvs_link_mode_as_the_clone_does():
     guide = (ROOT / "docs" / "guides" / "getting-started.md").read_text(encoding="utf-8")
     assert f"--link-mode {PROJECT['tool']['uv']['link-mode']}" in guide
