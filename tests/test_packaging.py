@@ -85,6 +85,19 @@ def test_the_check_of_a_wheel_runs_programs_of_the_readme():
     )
 
 
+def test_every_extra_of_users_is_tried_before_a_release():
+    make = (ROOT / "Makefile").read_text(encoding="utf-8")
+    alone = re.search(r"^EACH := (.*)$", make, re.MULTILINE)
+    together = re.search(r"check_wheel\.sh \$\$uv ([a-z,-]+)$", make, re.MULTILINE)
+    assert alone
+    assert together
+    tried = {*alone[1].split(), *together[1].split(",")}
+    extras = set(PROJECT["project"]["optional-dependencies"])
+    assert extras - tried == {"vllm", "docs", "dev"}  # a GPU's wheel; tools of the clone
+    checks = runpy.run_path(str(ROOT / "tools" / "check_extra.py"))["CHECKS"]
+    assert set(checks) == set(alone[1].split())
+
+
 def test_the_script_that_starts_vllms_python_can_be_executed():
     script = ROOT / "ragcache_engine" / "backends" / "vllm" / "log" / "start_python.sh"
     assert os.access(script, os.X_OK)
