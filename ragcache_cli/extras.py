@@ -46,10 +46,10 @@ def needed(purpose: str) -> Iterator[None]:
 def missing_extra(module: str, purpose: str) -> MissingExtra:
     """Make the error for a module that is absent."""
     extra = EXTRA_OF_MODULE[module]
-    return MissingExtra(
-        f"{purpose} needs the package {module}, which is not installed: "
-        f"pip install 'ragcache-integrations[{extra}]'"
-    )
+    install = f"pip install 'ragcache-integrations[{extra}]'"
+    if extra == "vllm-cpu":
+        install = "`ragcache doctor` says how to install vLLM on this machine"
+    return MissingExtra(f"{purpose} needs the package {module}, which is not installed: {install}")
 
 
 def require_module(module: str, purpose: str) -> None:

@@ -8,6 +8,8 @@ import runpy
 import tomllib
 from pathlib import Path
 
+from ragcache_cli.main import main
+
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -16,10 +18,35 @@ ONLY_FOR_DEVELOPERS = {'boto3 ; sys_platform == "never"'}
 """Overrides that only the extra `dev` needs."""
 
 
-def test_the_guide_has_users_override_what_the_clone_overrides():
-    documented = runpy.run_path(str(ROOT / "tools" / "cpu_overrides.py"))["documented_overrides"]()
+def test_users_of_the_wheel_override_what_the_clone_overrides(capsys):
+    assert main(["doctor", "--cpu-overrides"]) == 0
+    printed = capsys.readouterr().out
+    assert printed == (ROOT / "ragcache_cli" / "cpu-overrides.txt").read_text(encoding="utf-8")
     overridden = PROJECT["tool"]["uv"]["override-dependencies"]
-    assert sorted(documented) == sorted(set(overridden) - ONLY_FOR_DEVELOPERS)
+    lines = [line for line in printed.splitlines() if not line.startswith("#")]
+    assert sorted(lines) == sorted(set(overridden) - ONLY_FOR_DEVELOPERS)
+
+
+def test_the_guide_explains_every_override():
+    guide = (ROOT / "docs" / "guides" / "getting-started.md").read_text(encoding="utf-8")
+    overridden = set(PROJECT["tool"]["uv"]["override-dependencies"]) - ONLY_FOR_DEVELOPERS
+    for requirement in overridden:
+        name = re.split("[ >]", requirement)[0]
+        assert re.search(rf"^- .*`{name}`.*:", guide, re.MULTILINE), name
+
+
+def test_the_description_for_package_indexes_has_no_link_into_the_repository():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    hook = PROJECT["tool"]["hatch"]["metadata"]["hooks"]["fancy-pypi-readme"]
+    described = readme
+    for rule in hook["substitutions"]:
+        described = re.sub(rule["pattern"], rule["replacement"], described)
+    check = runpy.run_path(str(ROOT / "tools" / "check_installed.py"))
+    assert check["links_into_the_repository"](readme)
+    assert check["links_into_the_repository"](described) == []
+    assert "](https://arxiv.org" in described
+    code = re.compile(r"```.*?```", re.DOTALL)
+    assert code.findall(described) == code.findall(readme)
 
 
 def test_the_guide_sets_uvs_link_mode_as_the_clone_does():
@@ -56,6 +83,19 @@ def test_the_check_of_a_wheel_runs_programs_of_the_readme():
     assert not any(
         "hub" in program or 'SentenceTransformer("sent' in program for program in programs
     )
+
+
+def test_every_extra_of_users_is_tried_before_a_release():
+    make = (ROOT / "Makefile").read_text(encoding="utf-8")
+    alone = re.search(r"^EACH := (.*)$", make, re.MULTILINE)
+    together = re.search(r"check_wheel\.sh \$\$uv ([a-z,-]+)$", make, re.MULTILINE)
+    assert alone
+    assert together
+    tried = {*alone[1].split(), *together[1].split(",")}
+    extras = set(PROJECT["project"]["optional-dependencies"])
+    assert extras - tried == {"vllm", "docs", "dev"}  # a GPU's wheel; tools of the clone
+    checks = runpy.run_path(str(ROOT / "tools" / "check_extra.py"))["CHECKS"]
+    assert set(checks) == set(alone[1].split())
 
 
 def test_the_script_that_starts_vllms_python_can_be_executed():

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import re
+import sys
+import tomllib
+from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +15,10 @@ import pytest
 from ragcache_engine import EngineConfig, RAGCacheEngine
 
 README = Path(__file__).parents[1] / "README.md"
+PROJECT = tomllib.loads((README.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+INSTALL = re.compile(
+    r"^pip install 'ragcache-integrations\[(?P<extras>[a-z,-]+)\]'(?P<more>[^#\n]*)"
+)
 PROGRAM = re.compile(r"```python\n(?P<code>from langchain_core.*?)```", re.DOTALL)
 BLOCKS = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
 
@@ -103,6 +111,37 @@ def block_with(text: str) -> str:
 def run(code: str, names: dict[str, Any]) -> dict[str, Any]:
     exec(compile(code, str(README), "exec", dont_inherit=True), names)
     return names
+
+
+def test_the_install_line_brings_what_the_blocks_import():
+    _, section = README.read_text(encoding="utf-8").split("\n## Install\n")
+    line = INSTALL.search(section.partition("```\n")[2])
+    assert line
+    wanted = [*PROJECT["dependencies"], *line["more"].split()]
+    for extra in line["extras"].split(","):
+        wanted += PROJECT["optional-dependencies"][extra]
+    brought = {re.split(r"[^\w.-]", one)[0] for one in wanted}
+    owners = packages_distributions()
+    imported = {name for block in BLOCKS for name in imported_packages(block)}
+    assert {"langchain_core", "llama_index", "sentence_transformers"} <= imported
+    missing = {name for name in imported if not brought & {name, *owners.get(name, ())}}
+    assert missing == set()
+
+
+def imported_packages(code: str) -> set[str]:
+    """Return the packages of others that a block of Python imports."""
+    names: set[str] = set()
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.add(node.module)
+    packages = {name.partition(".")[0] for name in names}
+    return {
+        name
+        for name in packages
+        if name not in sys.stdlib_module_names and not name.startswith("ragcache_")
+    }
 
 
 def test_links_into_the_repository_lead_somewhere():

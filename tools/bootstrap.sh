@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # Makes the development environment: bootstrap.sh FOLDER
-# Needs Python 3.11 or newer and either uv, pip or venv. Safe to run again.
+# Needs Python 3.11 to 3.14 and either uv, pip or venv. Safe to run again.
 set -euo pipefail
 venv=$1
 
 say() { printf '\033[1m%s\033[0m\n' "$*" >&2; }
 
 python=""
-for name in python3 python3.13 python3.12 python3.11 python; do
+for name in python3 python3.14 python3.13 python3.12 python3.11 python; do
   if "$name" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 15))' 2>/dev/null; then
     python=$name
     break

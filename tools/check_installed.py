@@ -10,6 +10,7 @@ import os
 import re
 import sys
 from contextlib import redirect_stdout
+from importlib.metadata import metadata
 from io import StringIO
 from pathlib import Path
 
@@ -38,6 +39,19 @@ def check_packages() -> None:
     assert os.access(script, os.X_OK), f"{script} cannot be executed"
 
 
+def check_description() -> None:
+    """Look whether what package indexes show leads anywhere: they have none of the repository's files."""
+    description = metadata("ragcache-integrations").json["description"]
+    assert "# RAGCache" in description, "the package has no description"
+    links = links_into_the_repository(str(description))
+    assert not links, f"the description has links that lead nowhere: {links}"
+
+
+def links_into_the_repository(text: str) -> list[str]:
+    """Return the targets of links and pictures that are no addresses of the web."""
+    return re.findall(r"\]\((?!https?://)([^)]+)\)", text)
+
+
 def runnable_programs(readme: str) -> list[str]:
     """Return the complete programs whose packages are installed, each with an engine without a model."""
     programs = [code for code in PROGRAMS.findall(readme) if "__main__" in code]
@@ -62,6 +76,7 @@ def _with_embedder(code: str) -> str:
 def main(readme: Path) -> None:
     """Run all checks; an AssertionError or the program's own error says what is wrong."""
     check_packages()
+    check_description()
     programs = runnable_programs(readme.read_text(encoding="utf-8"))
     for code in programs:
         said = StringIO()

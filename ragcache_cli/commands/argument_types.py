@@ -12,6 +12,7 @@ from pydantic import ByteSize, TypeAdapter, ValidationError
 from ragcache_cli.models import DEMO_MODEL, DEMO_MODEL_NAME
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+DTYPE_HELP = "the type of the model's numbers; auto: its own (%(default)s)"
 
 
 class WholeNumber:
@@ -64,7 +65,39 @@ def add_model(parser: argparse.ArgumentParser) -> None:
         metavar="ID_OR_FOLDER",
         help=f"a hub id or a model folder (default: {DEMO_MODEL_NAME}, no download)",
     )
-    parser.add_argument("--dtype", choices=DTYPES, default="auto", help="default: %(default)s")
+    parser.add_argument("--dtype", choices=DTYPES, default="auto", help=DTYPE_HELP)
+
+
+def add_corpus(parser: argparse.ArgumentParser) -> None:
+    """Add --corpus, a folder of the user's own files."""
+    parser.add_argument(
+        "--corpus",
+        type=Path,
+        required=True,
+        metavar="FOLDER",
+        help="txt, md, rst, html and jsonl files, at any depth; the index is kept there too",
+    )
+
+
+def add_top_k(parser: argparse.ArgumentParser) -> None:
+    """Add --top-k, how many passages are found for a question."""
+    parser.add_argument(
+        "--top-k",
+        type=WholeNumber(),
+        default=3,
+        metavar="K",
+        help="how many passages a question gets (%(default)s)",
+    )
+
+
+def add_disk_cache_dir(parser: argparse.ArgumentParser) -> None:
+    """Add --disk-cache-dir."""
+    parser.add_argument(
+        "--disk-cache-dir",
+        type=Path,
+        metavar="FOLDER",
+        help="where the disk cache lies, which engines may share (~/.cache/ragcache/kv)",
+    )
 
 
 def share(text: str) -> float:

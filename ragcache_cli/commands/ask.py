@@ -8,6 +8,7 @@ from pathlib import Path
 from rich.console import Console
 
 from ragcache_cli.commands.argument_types import (
+    add_corpus,
     add_max_tokens,
     add_model,
     add_reuse,
@@ -29,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="QUESTION",
         help="none: read them from standard input, a line each",
     )
-    parser.add_argument("--corpus", type=Path, required=True, metavar="FOLDER")
+    add_corpus(parser)
     add_model(parser)
     parser.add_argument(
         "--backend",

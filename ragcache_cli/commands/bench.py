@@ -45,14 +45,37 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="measure nothing: write report and plots of a run again from its raw figures",
     )
     add_model(parser)
-    parser.add_argument("--backend", choices=("vllm", "memory"), default="vllm")
-    parser.add_argument("--device-cache", default="96MiB", metavar="SIZE", help="(%(default)s)")
-    parser.add_argument("--host-cache", default="384MiB", metavar="SIZE", help="(%(default)s)")
     parser.add_argument(
-        "--context", type=WholeNumber(), default=2048, metavar="N", help="tokens (%(default)s)"
+        "--backend",
+        choices=("vllm", "memory"),
+        default="vllm",
+        help="memory: no model and made-up answers, for trying out your files (%(default)s)",
     )
     parser.add_argument(
-        "--systems", nargs="+", metavar="NAME", help="only these: off, on, lru, arc, ragcache, ..."
+        "--device-cache",
+        default="96MiB",
+        metavar="SIZE",
+        help="device memory of each system's cache (%(default)s)",
+    )
+    parser.add_argument(
+        "--host-cache",
+        default="384MiB",
+        metavar="SIZE",
+        help="host memory of each system that uses any (%(default)s)",
+    )
+    parser.add_argument(
+        "--context",
+        type=WholeNumber(),
+        default=2048,
+        metavar="N",
+        help="most tokens of a prompt and its answer (%(default)s)",
+    )
+    parser.add_argument(
+        "--systems",
+        nargs="+",
+        metavar="NAME",
+        help="put the questions to these alone: off (vLLM without a cache), on (its prefix cache), lru "
+        "and arc (its host offload), ragcache, and more; a name that is none lists all",
     )
     parser.add_argument(
         "--vllm-arg",
@@ -62,12 +85,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=VALUE",
         help="an argument of vLLM's for every system, such as load_format=dummy",
     )
-    parser.add_argument("--seed", type=WholeNumber(), default=1, metavar="N")
+    parser.add_argument(
+        "--seed",
+        type=WholeNumber(),
+        default=1,
+        metavar="N",
+        help="draws the questions and when they come (%(default)s)",
+    )
     parser.add_argument(
         "--output",
         type=Path,
         metavar="FOLDER",
-        help="(default: benchmarks/results/<date>-<machine>)",
+        help="where figures and report go (benchmarks/results/<date>-<machine>)",
     )
     parser.set_defaults(plan="usual")
 

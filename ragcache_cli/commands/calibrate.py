@@ -8,9 +8,12 @@ from pathlib import Path
 from rich.console import Console
 
 from ragcache_cli.commands.argument_types import (
+    DTYPE_HELP,
     DTYPES,
     WholeNumber,
+    add_corpus,
     add_max_tokens,
+    add_top_k,
     named_value,
     share,
 )
@@ -40,10 +43,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="a question a line; a JSON line may have accepted answers",
     )
-    parser.add_argument("--corpus", type=Path, required=True, metavar="FOLDER")
-    parser.add_argument("--donors", choices=("neighbours", "alone"), default="neighbours")
+    add_corpus(parser)
     parser.add_argument(
-        "--ratios", nargs="+", type=share, default=RATIOS, metavar="R", help="(0 to 0.5)"
+        "--donors",
+        choices=("neighbours", "alone"),
+        default="neighbours",
+        help="borrow documents from behind their nearest one, or alone (%(default)s)",
+    )
+    parser.add_argument(
+        "--ratios",
+        nargs="+",
+        type=share,
+        default=RATIOS,
+        metavar="R",
+        help=f"recompute ratios to try, each 0 to 1 ({' '.join(f'{ratio:g}' for ratio in RATIOS)})",
     )
     parser.add_argument(
         "--target",
@@ -53,14 +66,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of the likeness of two exact runs, what answers must reach (%(default)s)",
     )
     parser.add_argument(
-        "--count", type=WholeNumber(), default=100, metavar="N", help="questions (%(default)s)"
+        "--count",
+        type=WholeNumber(),
+        default=100,
+        metavar="N",
+        help="how many of the questions to ask (%(default)s)",
     )
     parser.add_argument(
         "--gold", type=Path, metavar="FILE", help="accepted answers, a line for each question"
     )
-    parser.add_argument("--top-k", type=WholeNumber(), default=3, metavar="K", help="(3)")
+    add_top_k(parser)
     add_max_tokens(parser, 64)
-    parser.add_argument("--dtype", choices=DTYPES, default="auto", help="default: %(default)s")
+    parser.add_argument("--dtype", choices=DTYPES, default="auto", help=DTYPE_HELP)
     parser.add_argument(
         "--chat-template", metavar="FILE", help="as EngineConfig(chat_template=...)"
     )

@@ -9,17 +9,19 @@ from rich.markup import escape
 
 from ragcache_cli.commands.argument_types import add_server
 
-SUMMARY = "serve a live page of a server's cache"
+SUMMARY = "serve a live page of the cache of a server or a fleet"
 DESCRIPTION = (
-    "Serve a live page of a server of `ragcache serve`: hit ratios, evictions, the queue, the disk. With "
-    "the server's RAGCACHE_OPERATOR_KEY in the environment it also shows the knowledge tree and the last "
-    "requests. An engine in a program of yours has engine.dashboard()."
+    "Serve a live page of a server or a fleet of `ragcache serve`: hit ratios, evictions, the queue, the "
+    "disk. With the server's RAGCACHE_OPERATOR_KEY in the environment it also shows the knowledge tree "
+    "and the last requests. An engine in a program of yours has engine.dashboard()."
 )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_server(parser)
-    parser.add_argument("--port", type=int, default=8077, help="0: any that is free (%(default)s)")
+    parser.add_argument(
+        "--port", type=int, default=8077, help="where it listens; 0: any that is free (%(default)s)"
+    )
     parser.add_argument(
         "--host",
         default="127.0.0.1",

@@ -16,7 +16,7 @@ DESCRIPTION = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", type=Path, metavar="FOLDER")
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="where both files go")
 
 
 def run(parsed: argparse.Namespace, console: Console) -> int:

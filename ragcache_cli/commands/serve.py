@@ -11,11 +11,13 @@ from rich.console import Console
 
 from ragcache_cli.commands.argument_types import (
     WholeNumber,
+    add_disk_cache_dir,
     add_reuse,
     reuse_settings,
     size_in_bytes,
 )
-from ragcache_cli.models import DEMO_MODEL
+from ragcache_cli.models import DEMO_MODEL, DEMO_MODEL_NAME
+from ragcache_engine import EngineConfig
 from ragcache_engine.fleet import ROUTINGS
 from ragcache_engine.knowledge import DEFAULT_POLICY, POLICIES
 
@@ -40,13 +42,43 @@ ENGINE_SETTINGS = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", metavar="MODEL", nargs="?", default=DEMO_MODEL)
-    parser.add_argument("--host-cache", metavar="SIZE", help="such as 8GiB (see EngineConfig)")
-    parser.add_argument("--disk-cache", metavar="SIZE", help="such as 50GiB (default: none)")
-    parser.add_argument("--disk-cache-dir", type=Path, metavar="FOLDER")
-    parser.add_argument("--policy", choices=sorted(POLICIES), default=DEFAULT_POLICY)
-    parser.add_argument("--reorder-window", type=WholeNumber(), metavar="N")
-    parser.add_argument("--cache-depth", type=WholeNumber(), metavar="N")
+    parser.add_argument(
+        "model",
+        metavar="MODEL",
+        nargs="?",
+        default=DEMO_MODEL,
+        help=f"a hub id or a model folder (default: {DEMO_MODEL_NAME}, no download)",
+    )
+    parser.add_argument(
+        "--host-cache",
+        metavar="SIZE",
+        help="host memory for what device memory gives up, such as 8GiB (see EngineConfig)",
+    )
+    parser.add_argument(
+        "--disk-cache",
+        metavar="SIZE",
+        help="disk for what host memory gives up, such as 50GiB (default: none)",
+    )
+    add_disk_cache_dir(parser)
+    parser.add_argument(
+        "--policy",
+        choices=sorted(POLICIES),
+        default=DEFAULT_POLICY,
+        help="which documents a full tier evicts first (%(default)s)",
+    )
+    parser.add_argument(
+        "--reorder-window",
+        type=WholeNumber(),
+        metavar="N",
+        help="how many waiting requests compete to be the next; 1: first come, first served "
+        f"({EngineConfig.model_fields['reorder_window'].default})",
+    )
+    parser.add_argument(
+        "--cache-depth",
+        type=WholeNumber(),
+        metavar="N",
+        help="cache only the first N documents of a prompt (all)",
+    )
     add_reuse(parser, with_donors=False)
     parser.add_argument(
         "--keys",
@@ -69,13 +101,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--host", metavar="ADDRESS", help="to listen on (default: vLLM's; a fleet's: 127.0.0.1)"
     )
-    parser.add_argument("--port", type=WholeNumber(), metavar="N", help="(default: 8000)")
+    parser.add_argument(
+        "--port", type=WholeNumber(), metavar="N", help="to listen on (default: 8000)"
+    )
     fleet = parser.add_argument_group("many replicas behind one door, on Ray Serve (extra fleet)")
     fleet.add_argument("--replicas", type=WholeNumber(), metavar="N", help="how many servers")
     fleet.add_argument(
         "--max-replicas", type=WholeNumber(), metavar="N", help="more under load, up to so many"
     )
-    fleet.add_argument("--routing", choices=ROUTINGS, help=f"(default: {ROUTINGS[0]})")
+    fleet.add_argument(
+        "--routing", choices=ROUTINGS, help=f"how prompts find a replica ({ROUTINGS[0]})"
+    )
     fleet.add_argument(
         "--address", metavar="RAY", help="a Ray cluster, such as auto (default: this machine)"
     )

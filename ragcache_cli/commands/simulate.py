@@ -50,16 +50,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=WholeNumber(),
         default=16,
         metavar="N",
-        help="tokens (default: %(default)s)",
+        help="tokens of a block, the least that is cached (default: %(default)s)",
     )
-    parser.add_argument("--policy", nargs="+", choices=sorted(POLICIES), metavar="NAME")
+    parser.add_argument(
+        "--policy",
+        nargs="+",
+        choices=sorted(POLICIES),
+        metavar="NAME",
+        help=f"of eviction: {', '.join(sorted(POLICIES))} (default: {', '.join(SHOWN_POLICIES)})",
+    )
     parser.add_argument(
         "--order",
         nargs="+",
         choices=sorted(DOCUMENT_ORDERS),
         default=["retrieved"],
         metavar="NAME",
-        help="retrieved, canonical, cached (default: retrieved)",
+        help="of the documents in a prompt: retrieved, canonical, cached (default: retrieved)",
     )
     parser.add_argument(
         "--recompute-ratio",
@@ -96,7 +102,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=ROUTINGS,
         default=list(ROUTINGS),
         metavar="NAME",
-        help=f"{', '.join(ROUTINGS)} (default: all)",
+        help=f"how prompts find a replica: {', '.join(ROUTINGS)} (default: all)",
     )
     fleet.add_argument(
         "--requests",
@@ -111,7 +117,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SHARE",
         help="how busy the fleet would be without a cache (default: %(default)s)",
     )
-    parser.add_argument("--output", type=Path, default=Path("simulate-output"), metavar="FOLDER")
+    parser.add_argument(
+        "--output",
+        type=Path,
+        default=Path("simulate-output"),
+        metavar="FOLDER",
+        help="where the table and the plots go (default: %(default)s)",
+    )
 
 
 def run(parsed: argparse.Namespace, console: Console) -> int:

@@ -8,18 +8,22 @@ from rich.console import Console
 
 from ragcache_cli.commands.argument_types import WholeNumber, add_server
 
-SUMMARY = "watch a server's cache on the terminal"
+SUMMARY = "watch the cache of a server or a fleet on the terminal"
 DESCRIPTION = (
-    "Show hit ratios by tier, evictions, the queue, the disk and the last requests of a server of "
-    "`ragcache serve`, or the metrics of a program that embeds an engine. The environment variable "
-    "RAGCACHE_OPERATOR_KEY, if it is the server's, shows documents and requests too."
+    "Show hit ratios by tier, evictions, the queue, the disk and the last requests of a server or a "
+    "fleet of `ragcache serve`, or the metrics of a program that embeds an engine. The environment "
+    "variable RAGCACHE_OPERATOR_KEY, if it is the server's, shows documents and requests too."
 )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_server(parser)
     parser.add_argument(
-        "--every", type=WholeNumber(), default=2, metavar="SECONDS", help="(%(default)s)"
+        "--every",
+        type=WholeNumber(),
+        default=2,
+        metavar="SECONDS",
+        help="how long to wait before each new look (%(default)s)",
     )
     parser.add_argument("--once", action="store_true", help="print the figures once, and end")
 

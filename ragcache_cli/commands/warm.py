@@ -7,7 +7,15 @@ from pathlib import Path
 
 from rich.console import Console
 
-from ragcache_cli.commands.argument_types import WholeNumber, add_model, add_reuse, reuse_settings
+from ragcache_cli.commands.argument_types import (
+    WholeNumber,
+    add_corpus,
+    add_disk_cache_dir,
+    add_model,
+    add_reuse,
+    add_top_k,
+    reuse_settings,
+)
 
 SUMMARY = "prefill what a query log asks for, onto disk"
 DESCRIPTION = (
@@ -18,23 +26,36 @@ DESCRIPTION = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--corpus", type=Path, required=True, metavar="FOLDER")
+    add_corpus(parser)
     parser.add_argument(
         "--questions",
         type=Path,
         metavar="FILE",
         help="a question a line; only --reuse anywhere does without, and takes all documents",
     )
-    parser.add_argument("--disk-cache", default="10GiB", metavar="SIZE", help="(%(default)s)")
-    parser.add_argument("--disk-cache-dir", type=Path, metavar="FOLDER")
-    parser.add_argument("--top", type=WholeNumber(), default=100, metavar="N", help="sets (100)")
-    parser.add_argument("--top-k", type=WholeNumber(), default=3, metavar="K", help="(3)")
+    parser.add_argument(
+        "--disk-cache", default="10GiB", metavar="SIZE", help="how much disk to fill (%(default)s)"
+    )
+    add_disk_cache_dir(parser)
+    parser.add_argument(
+        "--top",
+        type=WholeNumber(),
+        default=100,
+        metavar="N",
+        help="how many sets of documents, those found most often first (%(default)s)",
+    )
+    add_top_k(parser)
     add_reuse(parser)
     parser.add_argument(
         "--profile", type=Path, metavar="FILE", help="costs as `ragcache profile` measured them"
     )
     add_model(parser)
-    parser.add_argument("--backend", choices=("auto", "vllm", "memory"), default="auto")
+    parser.add_argument(
+        "--backend",
+        choices=("auto", "vllm", "memory"),
+        default="auto",
+        help="memory: no model, for trying out a log (%(default)s)",
+    )
 
 
 def run(parsed: argparse.Namespace, console: Console) -> int:

@@ -155,7 +155,8 @@ def read_samples(samples: _Samples) -> Observation:
         evicted=_tiers(by_label(f"{EVICTED.name}_total", "tier")),
         held=_tiers(by_label(HELD.name, "tier")),
         capacity=_tiers(by_label(CAPACITY.name, "tier")),
-        disk=next((state for state in DiskState if states.get(state.value)), DiskState.NONE),
+        # Of a fleet whose replicas differ, the worst state: it is the one to look at.
+        disk=next((state for state in reversed(DiskState) if states.get(state)), DiskState.NONE),
         **counts,
     )
     return Observation(

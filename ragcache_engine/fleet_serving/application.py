@@ -22,7 +22,13 @@ from starlette.types import ASGIApp, Scope
 from ragcache_engine.fleet_serving.engine_replica import EngineReplica
 from ragcache_engine.fleet_serving.fleet_settings import FleetSettings
 from ragcache_engine.fleet_serving.ingress import FleetDoors
-from ragcache_engine.fleet_serving.wire import AnswerHead, FleetBusy, FleetRequest, ReplicaLost
+from ragcache_engine.fleet_serving.wire import (
+    AnswerHead,
+    FleetBusy,
+    FleetRequest,
+    NamedAnswer,
+    ReplicaLost,
+)
 from ragcache_engine.serving.keys import Keys
 from ragcache_engine.serving.settings import OPERATOR_KEY, Limits
 
@@ -96,6 +102,9 @@ def ingress_options(settings: FleetSettings) -> dict[str, Any]:
 BROADCAST_ATTEMPTS, BROADCAST_PAUSE_S = 5, 2.0
 """A replica whose server has died ends itself within seconds; until then it lives and cannot answer."""
 
+SOON_S = 5.0
+"""How long the others wait for a replica that is asked for its metrics."""
+
 
 class RayReplicas:
     """The replicas, by way of Ray Serve."""
@@ -145,6 +154,20 @@ class RayReplicas:
             if silent
             else "no replica answered"
         )
+
+    async def ask_each(self, request: FleetRequest) -> Sequence[NamedAnswer]:
+        """See Replicas. A replica that is slow or dying is left out."""
+        answers = self._engines.broadcast("answer_named", request)
+        try:
+            told = await asyncio.to_thread(
+                answers.results, timeout_s=SOON_S, return_exceptions=True
+            )
+        except TimeoutError as error:
+            raise ReplicaLost("Ray Serve passed nothing on to the replicas") from error
+        whole = [one for one in told if isinstance(one, NamedAnswer)]
+        if not whole:
+            raise ReplicaLost(f"none of {len(told)} replicas answered within {SOON_S:.0f} s")
+        return whole
 
 
 def _is_dead(error: Exception) -> bool:

@@ -15,7 +15,7 @@ from ray import serve
 from ragcache_engine.fleet_serving.asked_documents import AskedDocuments
 from ragcache_engine.fleet_serving.fleet_settings import FleetSettings
 from ragcache_engine.fleet_serving.server_process import ServerProcess
-from ragcache_engine.fleet_serving.wire import AnswerHead, FleetRequest, ReplicaLost
+from ragcache_engine.fleet_serving.wire import AnswerHead, FleetRequest, NamedAnswer, ReplicaLost
 from ragcache_engine.serving.settings import OPERATOR_KEY
 from ragcache_engine.tiers.tree_snapshot import MOST_DOCUMENTS, TreeSnapshot
 from ragcache_engine.tiers.wire import FinishMessage, RequestMessage
@@ -73,6 +73,11 @@ class EngineReplica:
         except httpx2.TransportError as error:
             raise ReplicaLost(f"its server broke off: {error!r}") from error
         return AnswerHead(answer.status_code, tuple(answer.headers.items())), answer.content
+
+    async def answer_named(self, request: FleetRequest) -> NamedAnswer:
+        """Pass a request on to the server, and return its whole answer with the name of this replica."""
+        head, body = await self.answer_whole(request)
+        return NamedAnswer(serve.get_replica_context().replica_tag, head, body)
 
     async def check_health(self) -> None:
         """Raise if the server answers no more; Ray Serve then makes another replica."""

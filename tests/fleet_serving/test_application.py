@@ -15,7 +15,7 @@ from ray.exceptions import ActorDiedError
 from ragcache_engine.fleet.path import RoutingPath
 from ragcache_engine.fleet_serving import application
 from ragcache_engine.fleet_serving.application import BROADCAST_ATTEMPTS, RayReplicas
-from ragcache_engine.fleet_serving.wire import AnswerHead, FleetRequest, ReplicaLost
+from ragcache_engine.fleet_serving.wire import AnswerHead, FleetRequest, NamedAnswer, ReplicaLost
 
 FORGET = FleetRequest("POST", "/ragcache/forget", (), b"{}", RoutingPath((b"key",), (1,)))
 DONE = (AnswerHead(200, ()), b"{}")
@@ -32,11 +32,11 @@ class Engines:
         return self
 
     def broadcast(self, method: str, request: FleetRequest) -> Engines:
-        assert method == "answer_whole"
+        assert method in ("answer_whole", "answer_named")
         self.asked += 1
         return self
 
-    def results(self, *, return_exceptions: bool) -> Sequence[Any]:
+    def results(self, *, return_exceptions: bool, timeout_s: float | None = None) -> Sequence[Any]:
         assert return_exceptions
         return self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
 
@@ -78,3 +78,12 @@ def test_one_that_never_answers_is_no_success():
 def test_no_replica_at_all_is_no_success():
     with pytest.raises(ReplicaLost, match="no replica answered"):
         send(Engines([]))
+
+
+def test_those_that_answer_are_heard_and_the_others_left_out():
+    named = NamedAnswer("a", *DONE)
+    engines = Engines([TimeoutError(), named, ActorDiedError()])
+    assert asyncio.run(RayReplicas(engines).ask_each(FORGET)) == [named]  # type: ignore[arg-type]
+    assert engines.asked == 1
+    with pytest.raises(ReplicaLost, match="none of 1 replicas answered"):
+        asyncio.run(RayReplicas(Engines([TimeoutError()])).ask_each(FORGET))  # type: ignore[arg-type]

@@ -18,6 +18,7 @@ import pytest
 pytest.importorskip("ray.serve")
 
 from ragcache_engine import ConfigError, Document, RAGCacheEngine
+from ragcache_engine.dashboard import ServerObserver
 from ragcache_engine.fleet_serving.fleet_settings import FleetSettings
 from ragcache_engine.fleet_serving.running import _serves_on, running_fleet
 
@@ -128,6 +129,15 @@ def test_more_than_the_fleet_takes_is_refused_by_name(door: httpx2.Client):
     with ThreadPoolExecutor(80) as pool:
         found = list(pool.map(status, range(160)))
     assert set(found) == {200, 429}
+
+
+def test_its_metrics_are_those_of_all_replicas(door: httpx2.Client, fleet: str):
+    assert door.get("/metrics").status_code == 403
+    seen = ServerObserver(fleet, api_key=OPERATOR).observe(with_tree=False)
+    assert (seen.problem, seen.running) == ("", 0)
+    page = httpx2.get(f"{fleet}/metrics", headers={"Authorization": f"Bearer {OPERATOR}"}).text
+    replicas = {line for line in page.splitlines() if line.startswith("vllm:num_requests_running{")}
+    assert len(replicas) == 2
 
 
 def test_a_fleet_that_would_listen_elsewhere_than_it_says_is_refused(fleet: str):

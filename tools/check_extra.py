@@ -1,0 +1,102 @@
+"""Tries one extra of an installed RAGCache, without a model.
+
+python check_extra.py EXTRA, in a folder without the clone. What wants a model is tried elsewhere.
+"""
+
+from __future__ import annotations
+
+import sys
+import urllib.request
+from collections.abc import Callable
+from importlib import import_module
+
+QUESTION = "Why are there tides?"
+TEXT = "The tides rise and fall twice a day, as the moon pulls the oceans."
+
+
+def check_client() -> None:
+    """An engine on a server that is not there says so."""
+    from ragcache_engine import RAGCacheEngine, ServerUnreachable
+
+    try:
+        RAGCacheEngine.connect("http://127.0.0.1:9")
+    except ServerUnreachable:
+        return
+    raise AssertionError("an engine was connected to nothing")
+
+
+def check_dashboard() -> None:
+    """The page of an engine answers."""
+    from ragcache_engine import EngineConfig, RAGCacheEngine
+
+    with RAGCacheEngine(EngineConfig(backend="memory")) as engine, engine.dashboard() as page:
+        assert b"RAGCache" in urllib.request.urlopen(page.url, timeout=20).read()
+
+
+def check_fleet() -> None:
+    """The application of a fleet can be built; starting it would want vLLM too."""
+    from ragcache_engine.fleet_serving.application import build_application
+    from ragcache_engine.fleet_serving.fleet_settings import FleetSettings
+
+    assert build_application(FleetSettings(("-m", "any_server"), {}, replicas=2))
+
+
+def check_langchain() -> None:
+    """A chain of the swapped classes answers."""
+    from langchain_core.documents import Document
+    from langchain_core.embeddings import DeterministicFakeEmbedding
+    from langchain_core.prompts import PromptTemplate
+
+    from ragcache_engine import EngineConfig, RAGCacheEngine
+    from ragcache_integrations.langchain import FaissVectorStore, RAGCacheLLM, RAGCacheRetriever
+
+    documents = [Document(TEXT, id="tides")]
+    store = FaissVectorStore.from_documents(documents, DeterministicFakeEmbedding(size=8))
+    with RAGCacheEngine(EngineConfig(backend="memory")) as engine:
+        retriever = RAGCacheRetriever.from_vectorstore(store, engine=engine, k=1)
+        prompt = PromptTemplate.from_template("{context}\n\n{question}")
+        chain = {"context": retriever, "question": str} | prompt | RAGCacheLLM(engine=engine)
+        assert chain.invoke(QUESTION)
+
+
+def check_llamaindex() -> None:
+    """A query engine of the swapped classes answers."""
+    import faiss
+    from llama_index.core import Document, MockEmbedding, StorageContext, VectorStoreIndex
+    from llama_index.core.query_engine import RetrieverQueryEngine
+    from llama_index.vector_stores.faiss import FaissVectorStore
+
+    from ragcache_engine import EngineConfig, RAGCacheEngine
+    from ragcache_integrations.llamaindex import RAGCacheLLM, RAGCacheRetriever
+
+    store = FaissVectorStore(faiss_index=faiss.IndexFlatL2(8))
+    index = VectorStoreIndex.from_documents(
+        [Document(text=TEXT)],
+        storage_context=StorageContext.from_defaults(vector_store=store),
+        embed_model=MockEmbedding(embed_dim=8),
+    )
+    with RAGCacheEngine(EngineConfig(backend="memory")) as engine:
+        retriever = RAGCacheRetriever.from_index(index, engine=engine, similarity_top_k=1)
+        queries = RetrieverQueryEngine.from_args(retriever, llm=RAGCacheLLM(engine=engine))
+        assert str(queries.query(QUESTION))
+
+
+def check_examples() -> None:
+    """What runs the notebooks and cuts texts is there."""
+    for module in ("ipykernel", "langchain_text_splitters", "nbclient", "nbformat"):
+        import_module(module)
+
+
+CHECKS: dict[str, Callable[[], None]] = {
+    "client": check_client,
+    "dashboard": check_dashboard,
+    "fleet": check_fleet,
+    "langchain": check_langchain,
+    "llamaindex": check_llamaindex,
+    "examples": check_examples,
+}
+
+
+if __name__ == "__main__":
+    if check := CHECKS.get(sys.argv[1]):
+        check()
