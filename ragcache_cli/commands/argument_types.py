@@ -111,14 +111,17 @@ def share(text: str) -> float:
     return number
 
 
-REUSE_SETTINGS = ("reuse", "recompute_ratio", "donors")
+REUSE_SETTINGS = ("reuse", "recompute_ratio", "donors", "missing_donors")
 """Fields of EngineConfig for which `add_reuse` adds an argument of the same name."""
 
 
-def add_reuse(parser: argparse.ArgumentParser, *, with_donors: bool = True) -> None:
+def add_reuse(
+    parser: argparse.ArgumentParser, *, with_donors: bool = True, answers: bool = False
+) -> None:
     """Add --reuse, --recompute-ratio and --donors. One that is not given keeps EngineConfig's default.
 
     with_donors: leave it out where requests themselves say what their documents are stored behind.
+    answers: whether the command's own engine answers questions; then also add --missing-donors.
     """
     parser.add_argument(
         "--reuse",
@@ -137,6 +140,13 @@ def add_reuse(parser: argparse.ArgumentParser, *, with_donors: bool = True) -> N
             choices=("neighbours", "alone", "any"),
             help="with anywhere: borrow documents from behind their nearest one, alone, or from any "
             "prompt they stood in (neighbours)",
+        )
+    if answers:
+        parser.add_argument(
+            "--missing-donors",
+            choices=("compute", "later"),
+            help="with anywhere: prepare new documents before the answer, or answer exactly and prepare "
+            "them while nobody asks (compute)",
         )
 
 

@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--top-k", type=int, default=3, metavar="K", help="passages a question (3)")
     add_max_tokens(parser, 200)
-    add_reuse(parser)
+    add_reuse(parser, answers=True)
     parser.add_argument(
         "--timeline",
         nargs="?",

@@ -36,6 +36,16 @@ def test_each_source_says_what_was_borrowed_of_it(
     assert "computed anew" in second
 
 
+def test_new_documents_may_be_prepared_after_the_answer(
+    asked: list[str], capsys: pytest.CaptureFixture[str]
+):
+    borrowing = ("--reuse", "anywhere", "--recompute-ratio", "0.25", "--missing-donors", "later")
+    assert main([*asked, *borrowing]) == 0
+    first = capsys.readouterr().out.split("What of apples?", 1)[0]
+    assert "its donors are computed later" in first
+    assert "borrowed" not in first
+
+
 def test_exact_reuse_says_nothing_of_it(asked: list[str], capsys: pytest.CaptureFixture[str]):
     assert main(asked) == 0
     said = capsys.readouterr().out
