@@ -25,7 +25,7 @@ from typing import Any
 
 from rich.console import Console
 
-KEPT_RUN = Path(__file__).parent / "results" / "2026-11-22-2-cores"
+KEPT_RUN = Path(__file__).parent / "results" / "2026-11-24-2-cores"
 OUT = Path(__file__).parent / "results" / "virtual"
 SCENES = ("passages", "articles", "7b", "70b")
 CONTEXT_TOKENS, ENGINE_TOKENS = 2048, 8192
@@ -76,7 +76,8 @@ def choose_scenes(names: Sequence[str], machine: Any, requests: int, warm: int) 
 
 def replay_kept_run(raw: Mapping[str, Any], machine: Any, console: Console) -> list[Any]:
     """Play the kept run again, system by system."""
-    from virtual.agreement import COMPARED, replay_system, warm_questions
+    from virtual.agreement import replay_system, warm_questions
+    from virtual.measured import COMPARED
 
     plays = raw["report"]["seen"]["plays"]
     warm = warm_questions(raw["report"], raw["plan"])

@@ -16,7 +16,6 @@ from virtual.systems import BY_KEY, open_system
 
 Plays = Sequence[Mapping[str, Any]]
 MAIN = "main"
-COMPARED = ("off", "on", "lru", "arc", "ragcache")
 
 
 @dataclass(frozen=True, slots=True)

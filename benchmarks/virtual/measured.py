@@ -18,6 +18,8 @@ import numpy as np
 from ragcache_engine.knowledge import CostProfile
 
 ONE_AT_A_TIME = "1 at a time"
+COMPARED = ("off", "on", "lru", "arc", "ragcache")
+"""The systems, by key, whose real times the virtual clock is fitted to and compared with."""
 GRID_CACHED, GRID_COMPUTED = (0, 4096), (0, *(16 << step for step in range(9)))
 
 
@@ -69,11 +71,14 @@ def read_run(folder: Path) -> Mapping[str, Any]:
 
 
 def fit_run(plays: Iterable[Mapping[str, Any]]) -> Fit:
-    """Fit the requests asked one at a time, without those that a guess has disturbed."""
+    """Fit the requests asked one at a time of systems that compute exactly what they do not find.
+
+    Those that a guess has disturbed are left out.
+    """
     answers = [
         answer
         for play in plays
-        if play["load"] == ONE_AT_A_TIME
+        if play["load"] == ONE_AT_A_TIME and play["system"] in COMPARED
         for answer in play["answers"]
         if answer["speculation"] == "none"
     ]

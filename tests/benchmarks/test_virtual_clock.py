@@ -92,7 +92,14 @@ def test_the_fit_finds_the_times_that_answers_were_made_with():
         for cached in (0, 320)
         for new in (10, 100, 400)
     ]
-    fit = fit_run([{"load": "1 at a time", "answers": answers}])
+    slower = [{**answer, "ttft_s": 9.0, "total_s": 9.9} for answer in answers]
+    fit = fit_run(
+        [
+            {"system": "on", "load": "1 at a time", "answers": answers},
+            {"system": "anywhere-0", "load": "1 at a time", "answers": slower},
+            {"system": "on", "load": "at 2 of capacity", "answers": slower},
+        ]
+    )
     assert (fit.fixed_s, fit.token_s, fit.pair_s) == pytest.approx((0.05, 1e-3, 1e-6))
     assert fit.outside_s == pytest.approx(0.05 + 1e-3 - 0.04)
     assert fit.profile("here").prefill_s(320, 128) == pytest.approx(0.05 + 0.128 + 1e-6 * 128 * 384)
