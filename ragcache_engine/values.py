@@ -287,7 +287,7 @@ class SpeculationReport:
 
 @dataclass(frozen=True, slots=True)
 class Usage(ShownAsTable):
-    """What one answer cost.
+    """What one answer cost. `print(usage)` shows a table, and so does a notebook.
 
     ttft_s: seconds from the question to the first token. The question begins with the retrieval of the
       documents in the prompt, if this is the first prompt made from that retrieval; otherwise with the
@@ -305,6 +305,8 @@ class Usage(ShownAsTable):
         >>> usage = Usage(1200, 64, CachedTokens(device=700, host=300), ttft_s=0.2, total_s=2.1)
         >>> usage.cached.total, usage.computed_tokens
         (1000, 200)
+        >>> usage
+        Usage(prompt_tokens=1200, cached=1000, output_tokens=64, ttft_s=0.200, total_s=2.100)
     """
 
     prompt_tokens: int
@@ -329,6 +331,16 @@ class Usage(ShownAsTable):
     def is_exact(self) -> bool:
         """Whether all tensors are those that this prompt alone would have given."""
         return not self.reused
+
+    def __repr__(self) -> str:
+        borrowed = "" if self.is_exact else f", borrowed={self.borrowed.total}"
+        return (
+            f"Usage(prompt_tokens={self.prompt_tokens}, cached={self.cached.total}{borrowed}, "
+            f"output_tokens={self.output_tokens}, ttft_s={self.ttft_s:.3f}, total_s={self.total_s:.3f})"
+        )
+
+    def __str__(self) -> str:
+        return self._table().as_text()
 
     def _table(self) -> Table:
         rows = [
@@ -365,12 +377,19 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Answer(ShownAsTable):
-    """A whole answer."""
+    """A whole answer. `print(answer)` shows a table, and so does a notebook; `text` is the text alone."""
 
     text: str
     token_ids: tuple[int, ...]
     finish_reason: FinishReason
     usage: Usage
+
+    def __repr__(self) -> str:
+        start = self.text if len(self.text) <= _START else f"{self.text[:_START]}…"
+        return f"Answer({start!r}, {self.finish_reason.value!r}, {self.usage!r})"
+
+    def __str__(self) -> str:
+        return self._table().as_text()
 
     def _table(self) -> Table:
         usage = self.usage._table()
@@ -556,6 +575,8 @@ class CacheStats(ShownAsTable):
 
 
 _SHOWN = 5
+_START = 60
+"""So many characters of an answer stand in its short form."""
 
 
 def _describe_rate(one: HitRate) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -86,6 +87,23 @@ def test_a_notebook_shows_engine_counters_answer_and_usage(memory_engine: RAGCac
         assert "computed" in page
     assert "tides" in answer.usage._repr_html_()
     assert "context" in memory_engine._repr_html_()
+
+
+def test_usage_and_answer_are_short_in_a_log_and_a_table_when_printed(
+    memory_engine: RAGCacheEngine,
+):
+    answer = two_answers(memory_engine)
+    usage = answer.usage
+    assert len(repr(usage)) < 110
+    assert repr(usage).startswith(f"Usage(prompt_tokens={usage.prompt_tokens}, cached=")
+    assert repr(answer) == f"Answer({answer.text!r}, 'stop', {usage!r})"
+    assert str(usage).splitlines()[0] == "Usage"
+    assert "computed" in str(usage).splitlines()[-1]
+    assert answer.text in str(answer)
+    long = replace(answer, text="word " * 100)
+    assert len(repr(long)) < 200
+    _, borrowed = borrowed_answer()
+    assert f"borrowed={borrowed.usage.borrowed.total}, " in repr(borrowed.usage)
 
 
 def test_an_answer_is_shown_as_text_and_not_as_a_part_of_the_page():
