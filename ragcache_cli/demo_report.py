@@ -90,7 +90,7 @@ def summary(new: Round, again: Round, prefill_s: float) -> list[str]:
 
     prefill_s: how long the passages took to prefill.
     """
-    return [_sooner(new, again), _equal([new, again]), _trade(new, prefill_s)]
+    return [_sooner(new, again), _equal([new, again]), _trade(new, again, prefill_s)]
 
 
 def _sooner(new: Round, again: Round) -> str:
@@ -118,18 +118,35 @@ def _equal(rounds: Sequence[Round]) -> str:
     )
 
 
-def _trade(new: Round, prefill_s: float) -> str:
-    saved_s = new.stock.mean_ttft_s - new.run(Side.ANYWHERE).mean_ttft_s
+def _trade(new: Round, again: Round, prefill_s: float) -> str:
+    anywhere = new.run(Side.ANYWHERE)
+    saved_s = new.stock.mean_ttft_s - anywhere.mean_ttft_s
     repaid = (
         f", which {round(prefill_s / saved_s):,} questions bring back"
         if saved_s > 0 and prefill_s >= saved_s
         else ""
     )
-    return (
-        f"The trade: exact answers cost memory, and gain where documents come again as they were; at any "
-        f"position every question gains, but answers are approximate, on a model as small as this one "
-        f"often others, and the passages took {prefill_s:.0f} s to prefill{repaid}."
+    exact_gains = again.run(Side.EXACT).mean_ttft_s < again.stock.mean_ttft_s
+    exact = "and gain" if exact_gains else "and gained nothing here even"
+    gaining = sum(
+        one.ttft_s < stock.ttft_s
+        for one, stock in zip(anywhere.asked, new.stock.asked, strict=True)
     )
+    are_all_equal = all(same_answers(anywhere, new.stock))
+    others = (
+        "though here the same" if are_all_equal else "on a model as small as this one often others"
+    )
+    return (
+        f"The trade: exact answers cost memory, {exact} where documents come again as they were; at any "
+        f"position {_questions_gain(gaining, len(anywhere.asked))}, but answers are approximate, "
+        f"{others}, and the passages took {prefill_s:.0f} s to prefill{repaid}."
+    )
+
+
+def _questions_gain(gaining: int, asked: int) -> str:
+    if gaining == asked:
+        return "every question gains"
+    return f"{gaining} of {asked} questions gain{'s' * (gaining == 1)}"
 
 
 def _times(stock: Run, run: Run) -> str:

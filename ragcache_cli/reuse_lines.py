@@ -11,7 +11,7 @@ def usage_line(usage: Usage) -> str:
     """Say in one line what an answer cost. Exact and borrowed tokens are never added up."""
     parts = [f"{usage.prompt_tokens} prompt tokens", f"{_by_tier(usage.cached, 'cached')}"]
     if not usage.is_exact:
-        parts.append(_by_tier(usage.borrowed, "cached in another context"))
+        parts.append(_by_tier(usage.borrowed, "borrowed (approximate)"))
     parts.append(f"{usage.output_tokens} in the answer")
     return (
         f"first token after {usage.ttft_s:.2f} s, all after {usage.total_s:.2f} s; "
@@ -29,10 +29,10 @@ def exactness_line(usage: Usage) -> str:
     """Say whether an answer is exact, and why, for an engine that may borrow."""
     if usage.is_exact:
         return f"exact: {usage.why_exact or 'nothing was borrowed'}"
-    borrowed = sum(one.borrowed for one in usage.reused)
+    lent = sum(one.borrowed for one in usage.reused)
     return (
-        f"approximate: {borrowed} tokens borrowed from other contexts, {usage.borrowed.total} of them "
-        f"cached; {usage.recomputed_tokens} of the same documents computed anew"
+        f"approximate: {lent} tokens borrowed from other contexts, {usage.borrowed.total} of them "
+        f"cached; {usage.recomputed_tokens} of the same documents recomputed"
     )
 
 
@@ -45,4 +45,4 @@ def _document_note(one: DocumentReuse) -> str:
     where = f"from {one.tier}" if one.tier else "computed now"
     if not one.borrowed and not one.recomputed:
         return f"exact, {where}"
-    return f"{one.borrowed} tokens borrowed ({where}), {one.recomputed} computed anew"
+    return f"{one.borrowed} tokens borrowed ({where}), {one.recomputed} recomputed"

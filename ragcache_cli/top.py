@@ -12,6 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 
 from ragcache_engine.dashboard import (
+    BORROWED,
     History,
     Interval,
     Observation,
@@ -21,7 +22,14 @@ from ragcache_engine.dashboard import (
 )
 
 TIERS = ("device", "host", "disk")
-COLOURS = {"device": "green", "host": "cyan", "disk": "blue", "computed": "yellow"}
+COLOURS = {
+    "device": "green",
+    "host": "cyan",
+    "disk": "blue",
+    BORROWED: "magenta",
+    "recomputed": "red",
+    "computed": "yellow",
+}
 LISTED = 8
 """So many documents and requests are listed."""
 
@@ -49,7 +57,7 @@ def watch(
 def show_once(observer: Observer, console: Console) -> bool:
     """Print the figures once; return whether there were any."""
     seen = observer.observe(with_tree=True)
-    console.print(render(observer.name, seen, ()))
+    console.print(render(observer.name, seen, None))
     return not _is_blank(seen)
 
 
@@ -58,9 +66,11 @@ def _is_blank(seen: Observation) -> bool:
     return bool(seen.problem) and not seen.counters.ended
 
 
-def render(name: str, seen: Observation, intervals: tuple[Interval, ...]) -> RenderableType:
-    """Return all tables."""
-    recent = [one for one in intervals if one.at > seen.at - RECENT_S]
+def render(name: str, seen: Observation, intervals: tuple[Interval, ...] | None) -> RenderableType:
+    """Return all tables. intervals: what was seen before; None to leave all rates out."""
+    recent = None
+    if intervals is not None:
+        recent = [one for one in intervals if one.at > seen.at - RECENT_S]
     parts: list[RenderableType] = [
         f"[bold]RAGCache[/bold]  {escape(name)}  {time.strftime('%H:%M:%S', time.localtime(seen.at))}"
     ]
@@ -68,7 +78,8 @@ def render(name: str, seen: Observation, intervals: tuple[Interval, ...]) -> Ren
         parts.append(f"[yellow]{escape(seen.problem)}[/yellow]")
     if _is_blank(seen):
         return Group(*parts)
-    parts += [_requests_line(seen), "", _sources(seen, recent), "", _tiers(seen, recent)]
+    parts += [_requests_line(seen), _hit_ratio(seen), ""]
+    parts += [_sources(seen, recent), "", _tiers(seen, recent)]
     if seen.tree is not None:
         parts += ["", _documents(seen)]
     if seen.requests:
@@ -93,46 +104,62 @@ def _requests_line(seen: Observation) -> str:
     return f"{said}   disk {seen.counters.disk.value}{disk}"
 
 
-def _sources(seen: Observation, recent: list[Interval]) -> Table:
+def _hit_ratio(seen: Observation) -> str:
+    total = prompt_tokens(seen.counters, seen.approximate_tokens)
+    exact = sum(getattr(seen.counters, f"{tier}_tokens") for tier in TIERS)
+    shares = {"exact": exact, BORROWED: seen.approximate_tokens}
+    said = "   ".join(f"{name} {_share(tokens, total):.1%}" for name, tokens in shares.items())
+    return f"hit ratio since the start   {said}"
+
+
+def _share(tokens: float, total: float) -> float:
+    return tokens / total if total else 0.0
+
+
+def _sources(seen: Observation, recent: list[Interval] | None) -> Table:
     table = Table(box=None, pad_edge=False)
     table.add_column("prompt tokens from")
     table.add_column("", width=24)
-    for heading in ("of all", f"last {RECENT_S:.0f} s", "tokens"):
+    rates = {} if recent is None else {f"last {RECENT_S:.0f} s": recent}
+    for heading in ("of all", *rates, "tokens"):
         table.add_column(heading, justify="right")
-    total = prompt_tokens(seen.counters, seen.approximate_tokens)
-    tokens_recently = sum(one.prompt_tokens for one in recent)
-
-    def add(source: str, tokens: int, lately: float) -> None:
-        share = tokens / total if total else 0.0
-        bar = ProgressBar(1.0, share, 24, complete_style=COLOURS.get(source, "magenta"))
-        now = f"{lately:.1%}" if tokens_recently else "-"
-        table.add_row(source, bar, f"{share:.1%}", now, f"{tokens:,}")
-
-    def lately(source: str) -> float:
-        hits = sum(one.ratios.get(source, 0.0) * one.prompt_tokens for one in recent)
-        return hits / tokens_recently if tokens_recently else 0.0
-
-    for source in TIERS:
-        add(source, getattr(seen.counters, f"{source}_tokens"), lately(source))
-    borrowed = sum(one.approximate_ratio * one.prompt_tokens for one in recent)
-    borrowed = borrowed / tokens_recently if tokens_recently else 0.0
-    add("elsewhere (approximate)", seen.approximate_tokens, borrowed)
-    computed = 1.0 - borrowed - sum(map(lately, TIERS))
-    add("computed", seen.counters.computed_tokens, computed)
+    counters = seen.counters
+    total = prompt_tokens(counters, seen.approximate_tokens)
+    tokens = {tier: getattr(counters, f"{tier}_tokens") for tier in TIERS} | {
+        BORROWED: seen.approximate_tokens,
+        "recomputed": counters.mended_tokens,
+        "computed": counters.computed_tokens - counters.mended_tokens,
+    }
+    for source, count in tokens.items():
+        share = _share(count, total)
+        bar = ProgressBar(1.0, share, 24, complete_style=COLOURS[source])
+        lately = [_describe_lately(source, intervals) for intervals in rates.values()]
+        table.add_row(source, bar, f"{share:.1%}", *lately, f"{count:,}")
     return table
 
 
-def _tiers(seen: Observation, recent: list[Interval]) -> Table:
+def _describe_lately(source: str, intervals: list[Interval]) -> str:
+    """Say what share of the prompt tokens a source gave in these intervals."""
+    total = sum(one.prompt_tokens for one in intervals)
+    hits = sum(_ratio(source, one) * one.prompt_tokens for one in intervals)
+    return f"{hits / total:.1%}" if total else "-"
+
+
+def _ratio(source: str, one: Interval) -> float:
+    ratios = {**one.ratios, BORROWED: one.approximate_ratio, "recomputed": one.recomputed_ratio}
+    return 1.0 - sum(ratios.values()) if source == "computed" else ratios.get(source, 0.0)
+
+
+def _tiers(seen: Observation, recent: list[Interval] | None) -> Table:
     table = Table(box=None, pad_edge=False)
     table.add_column("tier")
     table.add_column("", width=24)
-    for heading in ("full", "blocks", "of", "evicted", "evicted/s"):
+    rates = {} if recent is None else {"evicted/s": recent}
+    for heading in ("full", "blocks", "of", "evicted", *rates):
         table.add_column(heading, justify="right")
-    seconds = sum(one.seconds for one in recent)
     for tier in TIERS:
         held, capacity = seen.counters.held[tier], seen.counters.capacity[tier]
         share = held / capacity if capacity else 0.0
-        evicted = sum(one.evicted[tier] for one in recent)
         table.add_row(
             tier,
             ProgressBar(1.0, share, 24, complete_style=COLOURS[tier]),
@@ -140,9 +167,15 @@ def _tiers(seen: Observation, recent: list[Interval]) -> Table:
             f"{held:,}",
             f"{capacity:,}",
             f"{seen.counters.evicted[tier]:,}",
-            f"{evicted / seconds:.1f}" if seconds else "-",
+            *(_describe_evictions(tier, intervals) for intervals in rates.values()),
         )
     return table
+
+
+def _describe_evictions(tier: str, intervals: list[Interval]) -> str:
+    seconds = sum(one.seconds for one in intervals)
+    evicted = sum(one.evicted[tier] for one in intervals)
+    return f"{evicted / seconds:.1f}" if seconds else "-"
 
 
 def _documents(seen: Observation) -> Table:
@@ -165,20 +198,21 @@ def _documents(seen: Observation) -> Table:
 def _requests(requests: tuple[ObservedRequest, ...]) -> Table:
     table = Table(box=None, pad_edge=False)
     table.add_column("last requests", no_wrap=True)
-    for heading in ("tokens", "cached", "first token", "total"):
+    for heading in ("tokens", "exact", "borrowed", "first token", "total"):
         table.add_column(heading, justify="right")
     table.add_column("documents computed, and why", overflow="ellipsis", no_wrap=True)
     for request in reversed(requests):
         computed = [
             f"{each.document_id} ({each.why})" if each.why else each.document_id
             for each in request.documents
-            if each.computed_tokens * 2 > each.tokens
+            if (each.computed_tokens - each.recomputed) * 2 > each.tokens
         ]
-        share = request.cached_tokens / request.prompt_tokens if request.prompt_tokens else 0.0
+        total = request.prompt_tokens
         table.add_row(
             time.strftime("%H:%M:%S", time.localtime(request.ended_at)),
             f"{request.prompt_tokens:,}",
-            f"{share:.0%}",
+            f"{_share(request.cached_tokens, total):.0%}",
+            f"{_share(request.borrowed_tokens, total):.0%}",
             f"{request.ttft_s:.2f} s",
             f"{request.total_s:.2f} s",
             escape(", ".join(computed)) or "-",

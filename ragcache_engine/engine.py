@@ -502,7 +502,7 @@ class RAGCacheEngine:
           requests       1 finished
           hit rate       0% of 6 prompt tokens
           answer tokens  9
-          [################################]  computed 100%
+          [................................]  computed 100%
         """
         rates = self._retrievals.hit_rates
         return replace(
@@ -631,7 +631,8 @@ class RAGCacheEngine:
         if self.closed:
             return "closed"
         answers = "1 answer" if stats.finished == 1 else f"{stats.finished} answers"
-        return f"{answers}, hit rate {stats.hit_rate:.0%}"
+        borrowed = f", borrowed {stats.borrowed_rate:.0%}" if stats.borrowed.total else ""
+        return f"{answers}, hit rate {stats.hit_rate:.0%}{borrowed}"
 
     def _stats_or_none(self) -> CacheStats | None:
         try:

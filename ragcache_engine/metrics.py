@@ -32,6 +32,19 @@ SPECULATIONS = Metric(
 WASTED = Metric(
     "ragcache_wasted_prefill_tokens", "Prompt tokens computed for speculations without use."
 )
+RECHECKED = Metric(
+    "ragcache_rechecked_answers", "Approximate answers that were computed once more, exactly."
+)
+LIKENESS = Metric(
+    "ragcache_recheck_likeness_ratio",
+    "Mean ROUGE-L of the last rechecked answers with the exact ones; 1 for equal ones.",
+    MetricKind.GAUGE,
+)
+SWITCHED_OFF = Metric(
+    "ragcache_borrowing_switched_off",
+    "1 once rechecked answers were too unlike, so that the engine borrows no more.",
+    MetricKind.GAUGE,
+)
 TTFT = Metric(
     "ragcache_time_to_first_token_seconds",
     "Time from a question to the first token of its answer.",
@@ -112,6 +125,7 @@ def sample_figures(stats: CacheStats) -> Iterator[Sample]:
     yield Sample(RESTARTS, (), stats.restarts)
     yield Sample(OUTPUT_TOKENS, (), stats.output_tokens)
     yield from _sample_speculation(stats.speculation)
+    yield from _sample_rechecks(stats)
     yield from sample_counters(stats.tiers)
 
 
@@ -119,6 +133,13 @@ def _sample_speculation(stats: SpeculationStats) -> Iterator[Sample]:
     for outcome in ("adopted", "prefilled", "cancelled", "expired", "failed"):
         yield Sample(SPECULATIONS, (outcome,), getattr(stats, outcome))
     yield Sample(WASTED, (), stats.wasted_prefill_tokens)
+
+
+def _sample_rechecks(stats: CacheStats) -> Iterator[Sample]:
+    yield Sample(RECHECKED, (), stats.rechecked)
+    yield Sample(SWITCHED_OFF, (), float(stats.is_switched_off))
+    if stats.drift is not None:
+        yield Sample(LIKENESS, (), 1 - stats.drift)
 
 
 def _buckets(bounds: Sequence[float], counts: Sequence[int]) -> list[tuple[str, float]]:

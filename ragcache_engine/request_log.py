@@ -6,10 +6,12 @@ import time
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Self
 
 from ragcache_engine.protocols import BackendRequest, PromptText
 from ragcache_engine.tiers.prompt_sources import PromptSources
+from ragcache_engine.tiers.traced_document import TracedDocument, trace_document
 from ragcache_engine.values import CachedTokens, SegmentKind, TokenSegment, Usage
 
 REMEMBERED = 100
@@ -26,21 +28,35 @@ TTFT_BUCKETS_S = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 
 class DocumentSource:
     """Where the tensors of one document of a prompt came from.
 
-    tokens: the document's own. cached: those of them that were reused; the others were computed.
-    borrowed: tokens that were taken from another context; they are approximate.
-    why: why they were computed; empty if the engine does not know, or if none was.
+    tokens: the document's own. cached: those of them that were reused exactly, by tier.
+    borrowed: tokens that were taken from another context, by tier; they are approximate.
+    recomputed: tokens that were computed anew in their new context, because the document was borrowed.
+    why: why the others were computed; empty if the engine does not know, or if none was.
     """
 
     document_id: str
     tokens: int
     cached: CachedTokens
     why: str = ""
-    borrowed: int = 0
+    borrowed: CachedTokens = field(default_factory=CachedTokens)
+    recomputed: int = 0
+
+    @classmethod
+    def of(cls, traced: TracedDocument) -> Self:
+        """Return what the tiers have traced."""
+        return cls(
+            traced.name,
+            traced.tokens,
+            CachedTokens(**traced.cached),
+            traced.why,
+            CachedTokens(**traced.borrowed),
+            traced.recomputed,
+        )
 
     @property
     def computed_tokens(self) -> int:
-        """How many of the document's tokens were prefilled."""
-        return self.tokens - self.cached.total - self.borrowed
+        """How many of the document's tokens were prefilled, those recomputed among them."""
+        return self.tokens - self.cached.total - self.borrowed.total
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,13 +128,14 @@ class RequestLog:
 
 
 def _describe(entry: _Entry) -> FinishedRequest:
-    borrowed = {one.document: one.borrowed for one in entry.usage.reused if one.tier is not None}
+    reused = {one.document: one for one in entry.usage.reused}
+    sources = entry.sources or PromptSources()
     documents = tuple(
-        _trace_document(
-            segment, entry.sources or PromptSources(), borrowed.get(segment.document_id or "", 0)
+        DocumentSource.of(
+            trace_document(name, segment.start, segment.end, sources, reused.get(name))
         )
         for segment in entry.segments
-        if segment.kind is SegmentKind.DOCUMENT
+        if (name := segment.document_id) is not None
     )
     return FinishedRequest(entry.request_id, entry.ended_at, entry.usage, documents, entry.question)
 
@@ -133,10 +150,3 @@ def _end_of_question(request: BackendRequest) -> str:
         at = last.start if last.kind is SegmentKind.QUESTION else last.end
         start = prompt.offsets[at][0] if at < len(prompt.offsets) else len(prompt.text)
     return prompt.text[max(start, len(prompt.text) - QUESTION_CHARACTERS) :].strip()
-
-
-def _trace_document(segment: TokenSegment, sources: PromptSources, borrowed: int) -> DocumentSource:
-    cached = CachedTokens(**sources.tokens_by_tier(segment.start, segment.end))
-    document = segment.document_id or ""
-    why = sources.why(document, len(segment), cached.total + borrowed)
-    return DocumentSource(document, len(segment), cached, why, borrowed)

@@ -10,8 +10,8 @@ BAR_CHARACTERS = 32
 
 _BAR_PIXELS = 320
 # Of middling brightness, so that they stand out from a light and from a dark page.
-_COLOURS = ("#2f8f5b", "#3b82c4", "#8b6fc0", "#9a9a9a")
-_LETTERS = "#=-."
+_COLOURS = ("#2f8f5b", "#3b82c4", "#8b6fc0", "#c2568f", "#9a9a9a")
+_LETTERS = "#=-~."
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,9 @@ class Share:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Names and values, and a bar of up to four shares that make up a whole; an empty bar is left out.
+    """Names and values, and a bar of up to five shares that make up a whole; an empty bar is left out.
+
+    A share has its colour by its place, so one of 0 keeps the place and is not drawn.
 
     >>> print(Table("Tea", [("cups", "4")], [Share("full", 0.75), Share("empty", 0.25)]).as_text())
     Tea
@@ -66,14 +68,17 @@ class Table:
     def _html_bar(self) -> str:
         if not self.bar:
             return ""
+        drawn = [
+            (part, colour) for part, colour in zip(self.bar, _COLOURS, strict=False) if part.share
+        ]
         parts = "".join(
             f'<div style="width:{100 * part.share:.1f}%;background:{colour}"></div>'
-            for part, colour in zip(self.bar, _COLOURS, strict=False)
+            for part, colour in drawn
         )
         keys = " ".join(
             f'<span style="white-space:nowrap"><span style="color:{colour}">&#9632;</span> '
             f"{escape(part.name)} {part.share:.0%}</span>"
-            for part, colour in zip(self.bar, _COLOURS, strict=False)
+            for part, colour in drawn
         )
         return (
             f'<div role="img" aria-label="{escape(self._legend())}" style="display:flex;'
@@ -82,7 +87,7 @@ class Table:
         )
 
     def _legend(self) -> str:
-        return ", ".join(f"{part.name} {part.share:.0%}" for part in self.bar)
+        return ", ".join(f"{part.name} {part.share:.0%}" for part in self.bar if part.share)
 
 
 class ShownAsTable:

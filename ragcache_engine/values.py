@@ -38,6 +38,9 @@ class SegmentKind(StrEnum):
     QUESTION = "question"
 
 
+BORROWED = "borrowed (approximate)"
+"""How tables name tokens that were taken from another context. What the tiers gave besides is exact."""
+
 DOCUMENTS_HINT = (
     "make each one with ragcache_engine.Document(id, text), the text as it stands in the prompt"
 )
@@ -217,16 +220,25 @@ class CachedTokens:
         """All reused tokens together."""
         return self.device + self.host + self.disk
 
-    def shares_of(self, prompt_tokens: int) -> list[Share]:
-        """Return the share of each tier in so many prompt tokens, and of those that were computed.
 
-        Without prompt tokens there are no shares. Tiers that gave nothing are left out.
-        """
-        if not prompt_tokens:
-            return []
-        computed = prompt_tokens - self.total
-        parts = {"device": self.device, "host": self.host, "disk": self.disk, "computed": computed}
-        return [Share(name, tokens / prompt_tokens) for name, tokens in parts.items() if tokens]
+def shares_by_source(
+    prompt_tokens: int, cached: CachedTokens, borrowed: CachedTokens
+) -> list[Share]:
+    """Return what each tier gave of so many prompt tokens, and what was borrowed and computed.
+
+    All sources are there, in the same order, also those that gave nothing. Without prompt tokens there
+    are no shares.
+    """
+    if not prompt_tokens:
+        return []
+    parts = {
+        "device": cached.device,
+        "host": cached.host,
+        "disk": cached.disk,
+        BORROWED: borrowed.total,
+        "computed": prompt_tokens - cached.total - borrowed.total,
+    }
+    return [Share(name, tokens / prompt_tokens) for name, tokens in parts.items()]
 
 
 class SpeculationOutcome(StrEnum):
@@ -275,7 +287,7 @@ class SpeculationReport:
 
 @dataclass(frozen=True, slots=True)
 class Usage(ShownAsTable):
-    """What one answer cost.
+    """What one answer cost. `print(usage)` shows a table, and so does a notebook.
 
     ttft_s: seconds from the question to the first token. The question begins with the retrieval of the
       documents in the prompt, if this is the first prompt made from that retrieval; otherwise with the
@@ -293,6 +305,8 @@ class Usage(ShownAsTable):
         >>> usage = Usage(1200, 64, CachedTokens(device=700, host=300), ttft_s=0.2, total_s=2.1)
         >>> usage.cached.total, usage.computed_tokens
         (1000, 200)
+        >>> usage
+        Usage(prompt_tokens=1200, cached=1000, output_tokens=64, ttft_s=0.200, total_s=2.100)
     """
 
     prompt_tokens: int
@@ -318,10 +332,25 @@ class Usage(ShownAsTable):
         """Whether all tensors are those that this prompt alone would have given."""
         return not self.reused
 
+    def __repr__(self) -> str:
+        borrowed = "" if self.is_exact else f", borrowed={self.borrowed.total}"
+        return (
+            f"Usage(prompt_tokens={self.prompt_tokens}, cached={self.cached.total}{borrowed}, "
+            f"output_tokens={self.output_tokens}, ttft_s={self.ttft_s:.3f}, total_s={self.total_s:.3f})"
+        )
+
+    def __str__(self) -> str:
+        return self._table().as_text()
+
     def _table(self) -> Table:
         rows = [
-            ("prompt tokens", f"{self.prompt_tokens:,}, {self.cached.total:,} of them cached"),
-            *([("borrowed", f"{self.borrowed.total:,} tokens")] if not self.is_exact else []),
+            (
+                "prompt tokens",
+                f"{self.prompt_tokens:,}, {self.cached.total:,} of them reused exactly",
+            ),
+            *([] if self.is_exact else [(BORROWED, f"{self.borrowed.total:,} tokens")]),
+            *([] if self.is_exact else [("recomputed", f"{self.recomputed_tokens:,} tokens")]),
+            *([("borrowed nothing", self.why_exact)] if self.why_exact else []),
             ("answer tokens", f"{self.output_tokens:,}"),
             ("first token", f"after {self.ttft_s:.3f} s"),
             ("last token", f"after {self.total_s:.3f} s"),
@@ -332,7 +361,8 @@ class Usage(ShownAsTable):
             rows.append(("documents", _list_some(self.document_ids)))
         if self.speculation.outcome is not SpeculationOutcome.NONE:
             rows.append(("begun early", self.speculation.outcome.value))
-        return Table("Usage", rows, self.cached.shares_of(self.prompt_tokens))
+        bar = shares_by_source(self.prompt_tokens, self.cached, self.borrowed)
+        return Table("Usage", rows, bar)
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,12 +377,19 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Answer(ShownAsTable):
-    """A whole answer."""
+    """A whole answer. `print(answer)` shows a table, and so does a notebook; `text` is the text alone."""
 
     text: str
     token_ids: tuple[int, ...]
     finish_reason: FinishReason
     usage: Usage
+
+    def __repr__(self) -> str:
+        start = self.text if len(self.text) <= _START else f"{self.text[:_START]}…"
+        return f"Answer({start!r}, {self.finish_reason.value!r}, {self.usage!r})"
+
+    def __str__(self) -> str:
+        return self._table().as_text()
 
     def _table(self) -> Table:
         usage = self.usage._table()
@@ -404,8 +441,13 @@ class HitRate:
 
     @property
     def rate(self) -> float:
-        """The share of tokens that were reused; 0 without any token."""
+        """The share of tokens that were reused exactly; 0 without any token."""
         return self.cached_tokens / self.tokens if self.tokens else 0.0
+
+    @property
+    def borrowed_rate(self) -> float:
+        """The share of tokens that were borrowed, so are approximate; 0 without any token."""
+        return self.borrowed_tokens / self.tokens if self.tokens else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -463,7 +505,7 @@ class CacheStats(ShownAsTable):
         return self.prompt_tokens - self.cached.total - self.borrowed.total
 
     def hit_ratio(self, tier: Tier | None = None) -> float:
-        """Return the share of prompt tokens that came from `tier`, or from any; 0 before any answer."""
+        """Return the share of prompt tokens reused exactly, from `tier` or any; 0 before any answer."""
         if not self.prompt_tokens:
             return 0.0
         cached = self.cached.total if tier is None else getattr(self.cached, tier.value)
@@ -471,16 +513,22 @@ class CacheStats(ShownAsTable):
 
     @property
     def hit_rate(self) -> float:
-        """The share of prompt tokens that came from any tier; 0 before any answer."""
+        """The share of prompt tokens reused exactly, from any tier; 0 before any answer."""
         return self.hit_ratio()
+
+    @property
+    def borrowed_rate(self) -> float:
+        """The share of prompt tokens that were borrowed, so are approximate; 0 before any answer."""
+        return self.borrowed.total / self.prompt_tokens if self.prompt_tokens else 0.0
 
     def __repr__(self) -> str:
         counts = f"finished={self.finished}, running={self.running}"
         problems = {"failed": self.failed, "cancelled": self.cancelled, "retried": self.retried}
         counts += "".join(f", {name}={number}" for name, number in problems.items() if number)
+        borrowed = f", borrowed_rate={self.borrowed_rate:.0%}" if self.borrowed.total else ""
         return (
             f"CacheStats({counts}, prompt_tokens={self.prompt_tokens}, "
-            f"hit_rate={self.hit_rate:.0%})"
+            f"hit_rate={self.hit_rate:.0%}{borrowed})"
         )
 
     def __str__(self) -> str:
@@ -497,6 +545,7 @@ class CacheStats(ShownAsTable):
         rows = [
             ("requests", requests or "none yet"),
             ("hit rate", f"{self.hit_rate:.0%} of {self.prompt_tokens:,} prompt tokens"),
+            *self._rows_of_borrowing(),
             ("answer tokens", f"{self.output_tokens:,}"),
         ]
         if self.retried:
@@ -509,15 +558,34 @@ class CacheStats(ShownAsTable):
         rows += [
             (f"document {one.name!r}", _describe_rate(one)) for one in self.by_document[:_SHOWN]
         ]
-        return Table("Cache", rows, self.cached.shares_of(self.prompt_tokens))
+        bar = shares_by_source(self.prompt_tokens, self.cached, self.borrowed)
+        return Table("Cache", rows, bar)
+
+    def _rows_of_borrowing(self) -> list[tuple[str, str]]:
+        """Return what an engine that borrows has to tell; nothing for one that has not borrowed."""
+        rows = []
+        if self.borrowed.total:
+            rows.append(
+                (BORROWED, f"{self.borrowed_rate:.0%} of {self.prompt_tokens:,} prompt tokens")
+            )
+        if self.approximate:
+            rows.append(("approximate answers", f"{self.approximate:,} of {self.finished:,}"))
+        if self.drift is not None:
+            rows.append(("drift", f"{self.drift:.2f} over {self.rechecked:,} rechecked answers"))
+        if self.is_switched_off:
+            rows.append(("borrowing", "switched off: answers drifted"))
+        return rows
 
 
 _SHOWN = 5
+_START = 60
+"""So many characters of an answer stand in its short form."""
 
 
 def _describe_rate(one: HitRate) -> str:
     prompts = "1 prompt" if one.prompts == 1 else f"{one.prompts:,} prompts"
-    return f"{one.rate:.0%} of {one.tokens:,} tokens in {prompts}"
+    borrowed = f" exact, {one.borrowed_rate:.0%} borrowed" if one.borrowed_tokens else ""
+    return f"{one.rate:.0%}{borrowed} of {one.tokens:,} tokens in {prompts}"
 
 
 def _list_some(names: Sequence[str]) -> str:

@@ -80,7 +80,12 @@ MAY_IMPORT = {
         "chat",
         "prompt",
     ],
-    "ragcache_engine.request_log": ["protocols", "tiers.prompt_sources", "values"],
+    "ragcache_engine.request_log": [
+        "protocols",
+        "tiers.prompt_sources",
+        "tiers.traced_document",
+        "values",
+    ],
     "ragcache_engine.metrics": [
         "request_log",
         "tiers.counters",

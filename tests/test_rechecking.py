@@ -186,6 +186,17 @@ def test_drift_switches_borrowing_off_and_says_so(engine_of, caplog: pytest.LogC
     assert answer.usage.is_exact
     assert answer.usage.why_exact == "switched off: answers drifted"
     assert answer.text.strip() == "the moon and the sun"
+    lines = engine.metrics().splitlines()
+    assert "ragcache_borrowing_switched_off 1.0" in lines
+    assert "ragcache_recheck_likeness_ratio 0.0" in lines
+    assert "ragcache_rechecked_answers_total 50.0" in lines
+    assert "switched off: answers drifted" in str(stats)
+
+
+def test_before_the_first_recheck_there_is_no_likeness_to_export(engine_of):
+    told = engine_of(Approximate()).metrics()
+    assert "ragcache_borrowing_switched_off 0.0" in told
+    assert "ragcache_recheck_likeness_ratio" not in told
 
 
 def test_answers_that_stay_alike_keep_borrowing(engine_of):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from ragcache_engine import Document, RAGCacheEngine, SpeculationOutcome
+from ragcache_engine import Document, EngineConfig, RAGCacheEngine, SpeculationOutcome
 from ragcache_engine.backends.memory import MemoryBackend
 from ragcache_engine.protocols import BackendRequest
 from ragcache_engine.request_log import (
@@ -86,6 +86,33 @@ def test_the_parts_of_documents_add_up_to_the_usage(memory_engine: RAGCacheEngin
         # The text before and behind the documents may be cached too.
         assert parts.total <= request.usage.cached.total
         assert [one.document_id for one in request.documents] == [one.id for one in documents]
+
+
+def test_documents_that_borrowed_add_up_to_the_usage_also_when_the_question_comes_again():
+    reefs = Document("reefs", "Corals build them, grain by grain and year by year " * 12)
+    config = EngineConfig(
+        backend="memory", reuse="anywhere", recompute_ratio=0.25, donors="alone", recheck_share=0
+    )
+    with RAGCacheEngine(config) as engine:
+        first = ask(engine, TIDES, SALT)
+        asked = ask(engine, reefs, SALT, TIDES), ask(engine, reefs, SALT, TIDES)
+        requests = engine.recent_requests()[-2:]
+    assert {one.why for one in first} == {Reason.FIRST_TIME}
+    for documents, request in zip(asked, requests, strict=True):
+        borrowed = sum((one.borrowed for one in documents), CachedTokens())
+        assert borrowed == request.usage.borrowed
+        assert sum(one.recomputed for one in documents) == request.usage.recomputed_tokens
+        exact = sum((one.cached for one in documents), CachedTokens())
+        assert exact.total <= request.usage.cached.total
+        assert all(one.computed_tokens >= one.recomputed for one in documents)
+    new, again = asked
+    assert (new[0].cached.total, new[0].why) == (0, Reason.FIRST_TIME)
+    assert again[0].cached.device > 0
+    assert (new[2].borrowed.total, new[2].why) == (0, Reason.OTHER_CONTEXT)
+    for document in (new[1], *again[1:]):
+        joint = document.computed_tokens - document.recomputed
+        assert document.borrowed.device > 0
+        assert (joint, document.why) in ((0, ""), (1, Reason.JOINT))
 
 
 def test_the_question_is_what_stands_behind_the_documents(memory_engine: RAGCacheEngine):

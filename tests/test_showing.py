@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -88,12 +89,86 @@ def test_a_notebook_shows_engine_counters_answer_and_usage(memory_engine: RAGCac
     assert "context" in memory_engine._repr_html_()
 
 
+def test_usage_and_answer_are_short_in_a_log_and_a_table_when_printed(
+    memory_engine: RAGCacheEngine,
+):
+    answer = two_answers(memory_engine)
+    usage = answer.usage
+    assert len(repr(usage)) < 110
+    assert repr(usage).startswith(f"Usage(prompt_tokens={usage.prompt_tokens}, cached=")
+    assert repr(answer) == f"Answer({answer.text!r}, 'stop', {usage!r})"
+    assert str(usage).splitlines()[0] == "Usage"
+    assert "computed" in str(usage).splitlines()[-1]
+    assert answer.text in str(answer)
+    long = replace(answer, text="word " * 100)
+    assert len(repr(long)) < 200
+    _, borrowed = borrowed_answer()
+    assert f"borrowed={borrowed.usage.borrowed.total}, " in repr(borrowed.usage)
+
+
 def test_an_answer_is_shown_as_text_and_not_as_a_part_of_the_page():
     usage = Usage(10, 2, CachedTokens(), ttft_s=0.1, total_s=0.2, document_ids=("<b>",) * 8)
     page = Answer("<img src=x>", (1, 2), FinishReason.STOP, usage)._repr_html_()
     assert "<img" not in page
     assert "&lt;img src=x&gt;" in page
     assert "&lt;b&gt; and 3 more" in page
+
+
+def borrowed_answer() -> tuple[RAGCacheEngine, Answer]:
+    """An engine that borrows, closed, and its second answer."""
+    config = EngineConfig(
+        backend="memory", reuse="anywhere", recompute_ratio=0.25, donors="alone", recheck_share=0
+    )
+    sea = [
+        Document(f"sea-{n}", f"The sea has tides and salt, says page {n}. " * 20) for n in range(4)
+    ]
+    with RAGCacheEngine(config) as engine:
+        for order in ([0, 1, 2], [3, 2, 1, 0]):
+            found = [sea[n] for n in order]
+            prompt = "\n\n".join(["You know the sea.", *(one.text for one in found), "Why?"])
+            answer = engine.generate(prompt, found)
+        return engine, answer
+
+
+def test_borrowed_tokens_are_shown_apart_from_exact_and_computed_ones():
+    engine, answer = borrowed_answer()
+    usage, stats = answer.usage, engine.stats()
+    share = f"borrowed (approximate) {usage.borrowed.total / usage.prompt_tokens:.0%}"
+    computed = f"computed {usage.computed_tokens / usage.prompt_tokens:.0%}"
+    for shown in (usage, answer):
+        page = shown._repr_html_()
+        assert share in page
+        assert computed in page
+        assert "recomputed" in page
+    for page in (engine._repr_html_(), stats._repr_html_(), str(stats)):
+        assert f"borrowed (approximate) {stats.borrowed_rate:.0%}" in page
+        assert f"computed {stats.computed_tokens / stats.prompt_tokens:.0%}" in page
+    assert f"borrowed_rate={stats.borrowed_rate:.0%}" in repr(stats)
+    borrowed = next(one for one in stats.by_document if one.borrowed_tokens)
+    assert f"% exact, {borrowed.borrowed_rate:.0%} borrowed of" in str(stats)
+
+
+def test_counters_of_an_engine_that_borrows_tell_whether_it_still_may():
+    stats = CacheStats(
+        finished=80,
+        prompt_tokens=1000,
+        borrowed=CachedTokens(host=600),
+        approximate=70,
+        rechecked=50,
+        drift=0.3125,
+        is_switched_off=True,
+    )
+    rows = {" ".join(line.split()) for line in str(stats).splitlines()}
+    assert "borrowed (approximate) 60% of 1,000 prompt tokens" in rows
+    assert "approximate answers 70 of 80" in rows
+    assert "drift 0.31 over 50 rechecked answers" in rows
+    assert "borrowing switched off: answers drifted" in rows
+    assert not any(word in str(CacheStats(prompt_tokens=9)) for word in ("borrow", "drift"))
+
+
+def test_a_prompt_that_borrowed_nothing_says_why():
+    usage = Usage(10, 2, CachedTokens(), ttft_s=0.1, total_s=0.2, why_exact="asked to be exact")
+    assert "asked to be exact" in usage._repr_html_()
 
 
 @pytest.mark.parametrize(

@@ -13,11 +13,13 @@ from ragcache_engine.dashboard.history import History, Interval, prompt_tokens
 from ragcache_engine.dashboard.observation import Observation, ObservedRequest, Observer, Phase
 from ragcache_engine.dashboard.server_observer import ServerObserver
 from ragcache_engine.errors import ConfigError
+from ragcache_engine.values import BORROWED
 
 if TYPE_CHECKING:
     from ragcache_engine.dashboard.serving import Dashboard
 
 __all__ = [
+    "BORROWED",
     "History",
     "Interval",
     "Observation",

@@ -11,6 +11,7 @@ from ragcache_engine.dashboard.history import SOURCES, Interval
 from ragcache_engine.dashboard.observation import Observation, ObservedRequest
 from ragcache_engine.request_log import DocumentSource
 from ragcache_engine.tiers.tree_snapshot import DocumentBlocks, TreeSnapshot
+from ragcache_engine.values import BORROWED
 
 Figure = dict[str, Any]
 
@@ -18,8 +19,8 @@ COLOURS = {
     "device": "#2f9e64",
     "host": "#3b82b8",
     "disk": "#7d6bb3",
-    "elsewhere": "#c2568f",
-    "borrowed": "#c2568f",
+    BORROWED: "#c2568f",
+    "recomputed": "#a8622b",
     "computed": "#e0a030",
     "search": "#8a94a3",
     "guess": "#2f9e64",
@@ -28,6 +29,9 @@ COLOURS = {
     "prefill": "#e0a030",
     "answer": "#b9d3ea",
 }
+HOVERS = {tier: f"exact, from {tier}" for tier in SOURCES}
+"""What a bar says of the tiers; all other sources go by their names."""
+
 MOST_AREAS = 120
 """So many documents have an area of their own; the rest share one."""
 
@@ -135,7 +139,7 @@ def _hover(document: DocumentBlocks, texts: Mapping[str, str]) -> str:
 
 
 def draw_ratios(intervals: Sequence[Interval]) -> Figure:
-    """Draw the hit ratio by tier over time, and the approximate one apart."""
+    """Draw the exact hit ratio by tier over time, and the share that was borrowed apart."""
     seen = [one for one in smooth(intervals) if one.ratios]
     if not seen:
         return _empty("no request has ended yet")
@@ -156,11 +160,11 @@ def draw_ratios(intervals: Sequence[Interval]) -> Figure:
     data.append(
         {
             "type": "scatter",
-            "name": "approximate",
+            "name": BORROWED,
             "x": when,
             "y": [one.approximate_ratio for one in seen],
             "mode": "lines",
-            "line": {"width": 2, "dash": "dot", "color": COLOURS["elsewhere"]},
+            "line": {"width": 2, "dash": "dot", "color": COLOURS[BORROWED]},
             "hovertemplate": "%{y:.1%}",
         }
     )
@@ -203,12 +207,14 @@ def _mean(group: Sequence[Interval]) -> Interval:
             hits = sum(one.ratios.get(source, 0.0) * one.prompt_tokens for one in group)
             ratios[source] = hits / tokens
     approximate = sum(one.approximate_ratio * one.prompt_tokens for one in group)
+    recomputed = sum(one.recomputed_ratio * one.prompt_tokens for one in group)
     return Interval(
         group[-1].at,
         sum(one.seconds for one in group),
         tokens,
         ratios,
         approximate / tokens if tokens > 0 else 0.0,
+        recomputed / tokens if tokens > 0 else 0.0,
         {tier: sum(one.evicted[tier] for one in group) for tier in SOURCES},
     )
 
@@ -276,7 +282,7 @@ def request_label(request: ObservedRequest) -> str:
 
 
 def draw_documents(request: ObservedRequest | None) -> Figure:
-    """Draw a bar for each document of a request: what each tier gave, what was computed, and why."""
+    """Draw a bar for each document of a request: its tokens by where they came from, and why."""
     if request is None or not request.documents:
         return _empty("this request named no document" if request else "no request can be seen yet")
     documents = request.documents
@@ -285,8 +291,9 @@ def draw_documents(request: ObservedRequest | None) -> Figure:
         "device": [each.cached.device for each in documents],
         "host": [each.cached.host for each in documents],
         "disk": [each.cached.disk for each in documents],
-        "borrowed": [each.borrowed for each in documents],
-        "computed": [each.computed_tokens for each in documents],
+        BORROWED: [each.borrowed.total for each in documents],
+        "recomputed": [each.recomputed for each in documents],
+        "computed": [each.computed_tokens - each.recomputed for each in documents],
     }
     data: list[dict[str, Any]] = [
         {
@@ -296,7 +303,7 @@ def draw_documents(request: ObservedRequest | None) -> Figure:
             "y": rows,
             "x": counts,
             "marker": {"color": COLOURS[source]},
-            "hovertemplate": f"%{{x:,}} tokens {source}<extra></extra>",
+            "hovertemplate": f"%{{x:,}} tokens: {HOVERS.get(source, source)}<extra></extra>",
         }
         for source, counts in tokens.items()
     ]
@@ -313,7 +320,7 @@ def draw_documents(request: ObservedRequest | None) -> Figure:
             "font": {"size": 11, "color": "#555555"},
         }
         for row, each in zip(rows, documents, strict=True)
-        if each.computed_tokens
+        if each.computed_tokens > each.recomputed
     ]
     layout = _layout(
         barmode="stack",
@@ -328,7 +335,8 @@ def draw_documents(request: ObservedRequest | None) -> Figure:
 
 def _why(document: DocumentSource) -> str:
     """Say how many of a document's tokens were computed, and why."""
-    return f"{document.computed_tokens:,} computed:<br>{escape(document.why or 'unknown why')}"
+    computed = document.computed_tokens - document.recomputed
+    return f"{computed:,} computed:<br>{escape(document.why or 'unknown why')}"
 
 
 def draw_fill(seen: Observation) -> Figure:

@@ -107,6 +107,7 @@ def describe_request(request: FinishedRequest, *, with_question: bool) -> Observ
         phases_of(usage),
         request.documents,
         request.question if with_question else "",
+        usage.borrowed.total,
     )
 
 

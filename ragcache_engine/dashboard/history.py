@@ -20,7 +20,8 @@ class Interval:
     """What happened between two observations. at: the later one's time. seconds: between them.
 
     prompt_tokens: of requests that ended. ratios: the share of them that each source gave; empty if none
-      ended. approximate_ratio: the share taken from another place in another prompt.
+      ended. approximate_ratio: the share that was borrowed from another context. recomputed_ratio: the
+      share computed anew because its document was borrowed.
     evicted: blocks by tier.
     """
 
@@ -29,6 +30,7 @@ class Interval:
     prompt_tokens: int
     ratios: Mapping[str, float]
     approximate_ratio: float
+    recomputed_ratio: float
     evicted: Mapping[str, int]
 
 
@@ -65,6 +67,7 @@ def _compare(before: Observation, after: Observation) -> Interval:
         for source in SOURCES
     }
     borrowed = max(0, after.approximate_tokens - before.approximate_tokens)
+    recomputed = new.mended_tokens - old.mended_tokens
     total = sum(more.values()) + new.computed_tokens - old.computed_tokens + borrowed
     return Interval(
         after.at,
@@ -72,5 +75,6 @@ def _compare(before: Observation, after: Observation) -> Interval:
         total,
         {source: tokens / total for source, tokens in more.items()} if total > 0 else {},
         borrowed / total if total > 0 else 0.0,
+        recomputed / total if total > 0 else 0.0,
         {tier: blocks - old.evicted[tier] for tier, blocks in new.evicted.items()},
     )

@@ -26,7 +26,10 @@ class Phase:
 
 @dataclass(frozen=True, slots=True)
 class ObservedRequest:
-    """One request that has ended. ended_at: seconds since 1970. ttft_s, total_s: since its question."""
+    """One request that has ended. ended_at: seconds since 1970. ttft_s, total_s: since its question.
+
+    cached_tokens: prompt tokens that were reused exactly. borrowed_tokens: those that were borrowed.
+    """
 
     name: str
     ended_at: float
@@ -37,6 +40,7 @@ class ObservedRequest:
     phases: tuple[Phase, ...]
     documents: tuple[DocumentSource, ...]
     question: str = ""
+    borrowed_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +48,7 @@ class Observation:
     """What was seen at one moment. at: seconds since 1970.
 
     running, waiting: requests now; None where nobody tells. approximate_tokens: prompt tokens whose
-      tensors were taken from another place in another prompt; no engine does that yet.
+      tensors were borrowed from another context.
     tree: None if it was not asked for, may not be seen, or if there is none.
     texts: the beginnings of documents' texts by id, where they may be shown.
     problem: why little can be seen; empty if all is well.

@@ -13,6 +13,7 @@ from ragcache_engine.dashboard import charts
 from ragcache_engine.dashboard.history import SOURCES, Interval, prompt_tokens
 from ragcache_engine.dashboard.observation import Observation, ObservedRequest
 from ragcache_engine.dashboard.watcher import Watcher
+from ragcache_engine.values import BORROWED
 
 CHARTS = ("tree", "ratios", "timelines", "documents", "evictions", "fill")
 _CARD = {"background": "white", "borderRadius": "8px", "border": "1px solid #e2e6ea"}
@@ -109,7 +110,11 @@ def show_figures(seen: Observation, intervals: Sequence[Interval]) -> list[Any]:
         disk = f"{seen.tree.disk_reads} reads, {seen.tree.disk_writes} writes under way"
     return [
         _figure("exact hits", share(sum(cached.values())), by_tier),
-        _figure("approximate hits", share(seen.approximate_tokens), "from other places of prompts"),
+        _figure(
+            BORROWED,
+            share(seen.approximate_tokens),
+            f"{counters.mended_tokens:,} tokens recomputed",
+        ),
         _figure("first token", _median_ttft(seen.requests), "median of the last requests"),
         _figure("running", _number(seen.running), f"{_number(seen.waiting)} waiting"),
         _figure("evicted", f"{evicted:,}", "blocks since the start"),
@@ -158,7 +163,7 @@ def _layout(name: str, every_s: float) -> Any:
             html.Div(
                 [
                     _chart("tree", "The knowledge tree: documents by tier", 380, 3),
-                    _chart("ratios", "Hit ratio, exact by tier and approximate", 380, 2),
+                    _chart("ratios", "Reused: exact by tier, and borrowed", 380, 2),
                 ],
                 style=_row(),
             ),

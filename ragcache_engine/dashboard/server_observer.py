@@ -27,7 +27,6 @@ from ragcache_engine.tiers.metric_names import (
 )
 from ragcache_engine.tiers.tree_snapshot import ServedRequest, TreeSnapshot
 from ragcache_engine.tiers.wire import FinishMessage, RequestMessage
-from ragcache_engine.values import CachedTokens
 
 LISTED_DOCUMENTS = 200
 TIMEOUT_S = 10.0
@@ -183,10 +182,7 @@ def describe_served(request: ServedRequest) -> ObservedRequest:
         Phase("prefill", request.waited_s, ttft_s),
         Phase("answer", ttft_s, request.total_s),
     )
-    documents = tuple(
-        DocumentSource(name, tokens, CachedTokens(**cached), why)
-        for name, tokens, cached, why in request.documents
-    )
+    documents = tuple(map(DocumentSource.of, request.documents))
     return ObservedRequest(
         request.name,
         request.ended_at,
@@ -196,4 +192,5 @@ def describe_served(request: ServedRequest) -> ObservedRequest:
         sum(request.cached.values()),
         phases,
         documents,
+        borrowed_tokens=sum(document.borrowed.total for document in documents),
     )

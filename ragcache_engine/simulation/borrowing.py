@@ -66,7 +66,8 @@ class SimulatedBorrowing:
         """Note that a request has its memory; return how many tokens are recomputed for it."""
         manager = self._device.manager
         if request.is_donor:
-            self._borrowers.note_found(request.name, manager.cached_tokens(request.name))
+            cached, sources = manager.cached_tokens(request.name), manager.sources(request.name)
+            self._borrowers.note_found(request.name, cached, sources)
         borrower = self._ready.get(request.name)
         if borrower is None:
             return 0
@@ -75,7 +76,7 @@ class SimulatedBorrowing:
             borrower.shared_tokens = shared
             # Only those exact tokens count as cached that were there before the request came.
             exact = borrower.exact_tokens(self._device.sizes.block_tokens)
-            manager.set_cached_tokens(request.name, exact)
+            manager.set_cached_tokens(request.name, exact, borrower.reasons)
         _, recomputed = borrower.plan.after(shared)
         return len(recomputed)
 

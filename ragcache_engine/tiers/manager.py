@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum, auto
+from itertools import accumulate
 from typing import Generic
 
 from ragcache_engine.knowledge import CostProfile, EvictionPolicy, KnowledgeTree, Tier
@@ -23,7 +24,7 @@ from ragcache_engine.tiers.host_copying import HostCopying
 from ragcache_engine.tiers.host_slots import HostSlots
 from ragcache_engine.tiers.load_planning import LoadPlanner, blocks_on_device
 from ragcache_engine.tiers.node_record import B, Key
-from ragcache_engine.tiers.prompt_sources import PromptSources
+from ragcache_engine.tiers.prompt_sources import PromptSources, Reason
 from ragcache_engine.tiers.prompts import Prompt
 from ragcache_engine.tiers.requests import RequestTable, TrackedRequest
 from ragcache_engine.tiers.source_tracing import trace_sources
@@ -254,9 +255,19 @@ class CacheManager(Generic[B]):
         request = self._requests.get(name)
         return (request.cached_tokens if request else None) or {}
 
-    def set_cached_tokens(self, name: str, tokens: dict[Tier, int]) -> None:
-        """Correct what a request that borrows had cached: its donors came before it."""
-        self._requests[name].cached_tokens = tokens
+    def set_cached_tokens(
+        self, name: str, tokens: dict[Tier, int], reasons: Mapping[str, Reason]
+    ) -> None:
+        """Correct what a request that borrows had cached: its donors came before it.
+
+        tokens: exact ones from the prompt's beginning, by tier. reasons: why documents were
+          computed for the request, in its donors.
+        """
+        request = self._requests[name]
+        request.cached_tokens = tokens
+        ends = accumulate(tokens[tier] for tier in TIERS)
+        runs = [(end, tier.value) for end, tier in zip(ends, TIERS, strict=True) if tokens[tier]]
+        request.sources = PromptSources(tuple(runs), reasons)
 
     def requeue(self, name: str) -> None:
         """Note that the request was preempted: from now on its nodes may be unpinned to make room."""

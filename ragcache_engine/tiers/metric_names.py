@@ -40,7 +40,7 @@ class Sample(NamedTuple):
 
 PROMPT_TOKENS = Metric(
     "ragcache_prompt_tokens",
-    "Prompt tokens of finished requests, by where their tensors came from.",
+    "Prompt tokens of finished requests by source: device, host, disk (exact), borrowed, computed.",
     label="source",
 )
 EVICTED = Metric("ragcache_evicted_blocks", "Blocks evicted, by tier.", label="tier")
@@ -71,7 +71,8 @@ PLAIN_COUNTS = {
     ),
     "unwritten": Metric("ragcache_disk_unwritten_blocks", "Blocks the disk tier did not take."),
     "mended_tokens": Metric(
-        "ragcache_mended_tokens", "Tokens of borrowed documents that were computed anew."
+        "ragcache_mended_tokens",
+        "Recomputed tokens of borrowed documents; they count as computed too.",
     ),
     "donor_tokens": Metric(
         "ragcache_donor_tokens", "Tokens computed so that other prompts can borrow them."

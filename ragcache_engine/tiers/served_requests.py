@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
+from ragcache_engine.tiers.borrowing.report import ReuseReport
 from ragcache_engine.tiers.prompt_sources import PromptSources
 from ragcache_engine.tiers.prompts import SegmentEnd
+from ragcache_engine.tiers.traced_document import TracedDocument, trace_document
 from ragcache_engine.tiers.tree_snapshot import ServedRequest
 
 REMEMBERED = 30
@@ -18,7 +20,7 @@ class _Timed:
 
     __slots__ = (
         "admitted_s", "arrived_s", "cached", "ended_at", "ended_s", "first_token_s",
-        "name", "prompt_tokens", "segments", "sources",
+        "name", "prompt_tokens", "reuse", "segments", "sources",
     )  # fmt: skip
 
     def __init__(
@@ -33,6 +35,7 @@ class _Timed:
         self.ended_s = self.ended_at = 0.0
         self.cached: dict[str, int] = {}
         self.sources = PromptSources()
+        self.reuse: ReuseReport | None = None
 
     def describe(self) -> ServedRequest:
         """Describe the request after its end."""
@@ -46,7 +49,7 @@ class _Timed:
             total_s=self.ended_s - self.arrived_s,
             prompt_tokens=self.prompt_tokens,
             cached=self.cached,
-            documents=tuple(_trace(self.segments, self.sources)),
+            documents=tuple(_trace(self.segments, self.sources, self.reuse)),
         )
 
 
@@ -102,10 +105,12 @@ class ServedRequests:
         sources: PromptSources | None,
         *,
         completed: bool,
+        reuse: ReuseReport | None = None,
     ) -> None:
         """Note that a request has ended; remember it if it has its answer.
 
-        tokens: its cached prompt tokens by tier. sources: where its prompt came from.
+        tokens: its cached prompt tokens by tier. sources: where its prompt came from. reuse: what it
+          borrowed.
         """
         timed = self._timed.pop(name, None)
         self.unanswered.discard(name)
@@ -114,17 +119,16 @@ class ServedRequests:
         # Its documents are traced when somebody looks: this is between two steps of the model.
         timed.ended_s, timed.ended_at = self._now(), self._wall_clock()
         timed.cached, timed.sources = tokens or {}, sources or PromptSources()
+        timed.reuse = reuse
         self._ended.append(timed)
 
 
 def _trace(
-    segments: Sequence[SegmentEnd], sources: PromptSources
-) -> list[tuple[str, int, dict[str, int], str]]:
-    found, start = [], 0
+    segments: Sequence[SegmentEnd], sources: PromptSources, reuse: ReuseReport | None
+) -> Iterator[TracedDocument]:
+    reused = {one.document: one for one in reuse.documents} if reuse else {}
+    start = 0
     for end, document in segments:
         if document is not None and end > start:
-            cached = sources.tokens_by_tier(start, end)
-            why = sources.why(document, end - start, sum(cached.values()))
-            found.append((document, end - start, cached, why))
+            yield trace_document(document, start, end, sources, reused.get(document))
         start = end
-    return found

@@ -8,6 +8,7 @@ from typing import Any, Self
 
 from ragcache_engine.tiers.counters import BlocksByTier, DiskState
 from ragcache_engine.tiers.document_sketch import DocumentSketch
+from ragcache_engine.tiers.traced_document import TracedDocument
 
 MOST_DOCUMENTS = 500
 """A snapshot lists no more documents than this."""
@@ -39,8 +40,7 @@ class ServedRequest:
 
     ended_at: when it ended, in seconds since 1970. waited_s: until it had its device memory.
     first_token_s: None if it had none. cached: cached prompt tokens by tier.
-    documents: for each named document its tokens, how many of them each tier had, and why the others
-      were computed.
+    documents: the named documents, in the prompt's order.
     """
 
     name: str
@@ -50,20 +50,18 @@ class ServedRequest:
     total_s: float
     prompt_tokens: int
     cached: Mapping[str, int] = field(default_factory=dict)
-    documents: tuple[tuple[str, int, Mapping[str, int], str], ...] = ()
+    documents: tuple[TracedDocument, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, to send to another process."""
         content = {name: getattr(self, name) for name in self.__slots__}
-        content["documents"] = [list(document) for document in self.documents]
+        content["documents"] = [document.to_list() for document in self.documents]
         return content
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> Self:
         """Read what to_dict() returned."""
-        documents = tuple(
-            (name, tokens, dict(cached), why) for name, tokens, cached, why in content["documents"]
-        )
+        documents = tuple(map(TracedDocument.from_list, content["documents"]))
         return cls(**{**content, "documents": documents})
 
 

@@ -59,16 +59,27 @@ class AccelerationReport:
         return bool(self.swapped) and all(part.is_wanted for part in self.left)
 
     def __str__(self) -> str:
+        return "\n  ".join([self._head, *map(str, self.swapped), *map(str, self.left)])
+
+    @property
+    def in_one_line(self) -> str:
+        """The report for a log, where an event has one line."""
+        parts = "; ".join(map(str, (*self.swapped, *self.left)))
+        line = f"{self._head}: {parts}" if parts else self._head
+        return " ".join(line.split())  # a reason may be an error of several lines
+
+    @property
+    def _head(self) -> str:
         if not self.swapped and not self.left:
             return "accelerate found no retriever and no model to swap"
         count = len(self.swapped)
-        head = (
+        return (
             f"accelerate swapped {count} part{'' if count == 1 else 's'} and left "
             f"{len(self.left) or 'none'}"
         )
-        return "\n  ".join([head, *map(str, self.swapped), *map(str, self.left)])
 
 
 def log_report(report: AccelerationReport) -> None:
     """Log the report: as a warning, which Python shows by default, if the caller should read it."""
-    logger.log(logging.INFO if report.is_complete else logging.WARNING, "%s", report)
+    level = logging.INFO if report.is_complete else logging.WARNING
+    logger.log(level, "%s", report.in_one_line)

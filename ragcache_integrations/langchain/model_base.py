@@ -12,6 +12,7 @@ from pydantic import ConfigDict, Field
 
 from ragcache_engine import EngineConfig, EngineNeeded
 from ragcache_integrations.engine_field import ENGINE_SECRET, Engine
+from ragcache_integrations.model_repr import describe_model
 from ragcache_integrations.sampling import SamplingFields
 
 MOST_AT_ONCE = 128
@@ -53,6 +54,12 @@ class EngineModel(SamplingFields):
             f"langchain_core.load.dumps(model), and load it with secrets_map={{{ENGINE_SECRET!r}: "
             f"engine}}, as docs/guides/langchain.md shows"
         )
+
+    def __repr__(self) -> str:
+        return describe_model(self, self.engine)
+
+    def __str__(self) -> str:
+        return repr(self)
 
     @property
     def model_name(self) -> str:

@@ -54,6 +54,7 @@ from ragcache_integrations.llamaindex.responses import (
 from ragcache_integrations.llamaindex.streams import report_astream, report_stream
 from ragcache_integrations.llamaindex.structured import GuidedPrediction
 from ragcache_integrations.llamaindex.tool_calling import ToolCalling, describe_tool
+from ragcache_integrations.model_repr import describe_model
 from ragcache_integrations.sampling import SamplingFields
 
 
@@ -140,6 +141,12 @@ class RAGCacheLLM(SamplingFields, GuidedPrediction, ToolCalling):
     @classmethod
     def class_name(cls) -> str:
         return "RAGCacheLLM"
+
+    def __repr__(self) -> str:
+        return describe_model(self, self.engine)
+
+    def __str__(self) -> str:
+        return repr(self)
 
     # Saved with the parameters, so that an ingestion cache, which knows an LLM by what it saves, does
     # not take one model's answer for another's.

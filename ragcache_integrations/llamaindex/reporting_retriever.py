@@ -50,6 +50,9 @@ class ReportingRetriever(BaseRetriever):
         self._llm = llm
         self.chain = object() if chain is None else chain
 
+    def __repr__(self) -> str:
+        return f"ReportingRetriever({type(self._retriever).__name__}, engine={self._engine!r})"
+
     @property
     def callback_manager(self) -> CallbackManager:
         """The other retriever's."""

@@ -33,7 +33,7 @@ def test_each_source_says_what_was_borrowed_of_it(
     assert "tokens borrowed (computed now)" in first
     assert "tokens borrowed (from device)" in second
     assert "approximate: " in second
-    assert "computed anew" in second
+    assert "recomputed" in second
 
 
 def test_new_documents_may_be_prepared_after_the_answer(

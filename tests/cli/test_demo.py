@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 import tempfile
@@ -12,19 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from demo_lines import foreign_lines
 
 for module in ("faiss", "langchain_community", "matplotlib", "sentence_transformers", "vllm"):
     pytest.importorskip(module)
 
 pytestmark = [pytest.mark.vllm, pytest.mark.program, pytest.mark.timeout(600)]
-
-OURS = re.compile(
-    r"✓ |  |Other programs t|Each question with its 5 nearest passages|\d/\d |"
-    r"[─ ]*$| *Seconds from the question| *#  question | *\d  |reused: not|"
-    r"equal: the answer|Sooner: |Equal: |The trade: |"
-    r"Written: |With your own files:|All in all \d+ s\.$"
-)
-"""What a line of the demo begins with."""
 
 
 @pytest.fixture
@@ -55,7 +47,7 @@ def test_two_questions_are_answered_three_ways_and_nothing_else_is_on_the_termin
     )
     assert done.returncode == 0, done.stderr[-4000:]
     assert done.stderr == ""
-    assert [line for line in done.stdout.splitlines() if not OURS.match(line)] == []
+    assert foreign_lines(done.stdout) == []
 
     figures = json.loads((tmp_path / "demo.json").read_text())
     assert (tmp_path / "ttft.png").read_bytes().startswith(b"\x89PNG")

@@ -4,13 +4,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from demo_lines import foreign_lines
 from rich.console import Console
 
+from ragcache_cli.chain_comparison import AGAIN as AGAIN_TITLE
+from ragcache_cli.chain_comparison import KEPT
+from ragcache_cli.chain_comparison import NEW as NEW_TITLE
 from ragcache_cli.demo_report import draw, next_steps, summary, table, write_figures
 from ragcache_cli.machine import Machine
 from ragcache_cli.main import parser
 from ragcache_cli.measurements import (
     Asked,
+    PassageSource,
     Round,
     Run,
     Side,
@@ -19,6 +24,7 @@ from ragcache_cli.measurements import (
     same_answers,
     same_prompts,
 )
+from ragcache_cli.side_by_side import show_question
 from ragcache_engine import CachedTokens, Warmed
 
 MACHINE = Machine("3.11.7", "Linux", 2, 8 << 30, 4 << 30, 1 << 30)
@@ -115,6 +121,55 @@ def test_what_was_slower_is_called_later():
     sooner, _, trade = summary(slower, AGAIN, prefill_s=9.0)
     assert "3.00 times later than stock vLLM's 0.10 s" in sooner
     assert "bring back" not in trade
+    assert "at any position 0 of 3 questions gain, but" in trade
+
+
+def test_the_trade_counts_the_questions_that_gain():
+    assert "at any position every question gains, but" in summary(NEW, AGAIN, prefill_s=9.0)[2]
+    stock, exact, anywhere = NEW.runs
+    first, *rest = anywhere.asked
+    slow_first = replace(anywhere, asked=(replace(first, ttft_s=1.5), *rest))
+    trade = summary(replace(NEW, runs=(stock, exact, slow_first)), AGAIN, prefill_s=9.0)[2]
+    assert "at any position 2 of 3 questions gain, but" in trade
+
+
+def test_the_trade_says_where_exact_answers_gained_nothing_and_where_all_are_equal():
+    stock, exact, anywhere = AGAIN.runs
+    slow = replace(exact, asked=(replace(exact.asked[0], ttft_s=2.0),))
+    trade = summary(AGAIN, replace(AGAIN, runs=(stock, slow, anywhere)), prefill_s=9.0)[2]
+    assert "gained nothing here even where documents come again" in trade
+    assert "approximate, though here the same" in trade
+
+
+@pytest.mark.parametrize("title", [NEW_TITLE, KEPT, AGAIN_TITLE])
+def test_the_demos_own_lines_are_known(title: str):
+    console = Console(width=1000, record=True, file=io.StringIO())
+    source = PassageSource("python#with:1", 120, borrowed=100, recomputed=20, tier="host")
+    asked = replace(NEW.run(Side.ANYWHERE).asked[0], passages=(source, source))
+    with show_question("1/3 Why?", [str(side) for side in Side], console) as shown:
+        for side in Side:
+            shown.ended(side, asked)
+    console.print(table([replace(NEW, title=title), AGAIN], 1000))
+    for line in (*summary(NEW, AGAIN, 9.0), *next_steps("ragcache", 0.1)):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    assert foreign_lines(console.export_text()) == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "  warnings.warn(",
+        '  File "/usr/lib/python3/site.py", line 1',
+        "    return forward_call(*args, **kwargs)",
+        "  leaked 3 instances!",
+        " - leaked instance 0x7f",
+        "WARNING 11-24 15:00:00 [cpu.py:12] something",
+        "✓",
+        "Loading safetensors checkpoint shards: 100% Completed | 1/1",
+    ],
+)
+def test_a_line_of_somebody_elses_is_foreign(line: str):
+    assert foreign_lines(f"✓ Loading libraries (3 s)\n{line}\n") == [line]
 
 
 def test_what_to_try_next_are_commands_that_there_are():

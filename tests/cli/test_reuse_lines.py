@@ -24,7 +24,7 @@ BORROWED = Usage(
 
 def test_exact_and_borrowed_tokens_are_told_one_by_one():
     line = usage_line(BORROWED)
-    assert "64 cached (64 from device), 50 cached in another context (50 from device)" in line
+    assert "64 cached (64 from device), 50 borrowed (approximate) (50 from device)" in line
     assert "114" not in line  # their sum
 
 
@@ -43,7 +43,7 @@ def test_it_says_whether_an_answer_is_exact_and_why():
 def test_each_document_has_a_note():
     assert document_notes(BORROWED) == {
         "a": "exact, from device",
-        "b": "50 tokens borrowed (from device), 10 computed anew",
-        "c": "40 tokens borrowed (computed now), 10 computed anew",
+        "b": "50 tokens borrowed (from device), 10 recomputed",
+        "c": "40 tokens borrowed (computed now), 10 recomputed",
     }
     assert document_notes(EXACT) == {}

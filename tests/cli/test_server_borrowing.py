@@ -14,9 +14,11 @@ from typing import Any
 import pytest
 
 from ragcache_cli.main import main
+from ragcache_engine.dashboard import ServerObserver
 
 pytestmark = pytest.mark.vllm
 
+KEY = "the operator's"
 ANYWHERE = ("--reuse", "anywhere", "--recompute-ratio", "0.25")
 
 
@@ -59,13 +61,17 @@ def test_a_ratio_beyond_one_is_refused(demo_model: str, capsys: pytest.CaptureFi
 
 @pytest.mark.timeout(600)
 def test_requests_with_segments_borrow_and_exact_ones_do_not(
-    demo_model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    demo_model: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     given = ("--port", str(port), "--host", "127.0.0.1", "--max-model-len", "1024")
     given += ("--kv-cache-memory-bytes", "200000000", "--dtype", "float32")
+    monkeypatch.setenv("RAGCACHE_OPERATOR_KEY", KEY)
     assert main(["serve", demo_model, *ANYWHERE, "--show", "--", *given]) == 0
     words = shlex.split(capsys.readouterr().out)
     log = tmp_path / "log"
@@ -80,6 +86,12 @@ def test_requests_with_segments_borrow_and_exact_ones_do_not(
         assert (second["document"], second["borrowed"], second["recomputed"]) == ("d2", 74, 26)
         again = ask(port, demo_model, {"segments": segments})
         assert again["reuse"]["documents"][1]["tier"] == "device"
+        seen = ServerObserver(f"http://127.0.0.1:{port}", KEY).observe(with_tree=True)
+        d1, d2 = seen.requests[-1].documents
+        assert (d1.cached.device, d1.borrowed.total) == (96, 0)
+        # With the same plan as before, all but its last token was on the device.
+        assert (d2.borrowed.device, d2.recomputed, d2.computed_tokens) == (99, 1, 1)
+        assert seen.counters.mended_tokens == 27
         exact = ask(port, demo_model, {"segments": segments, "exact": True})
         assert "reuse" not in exact
         assert "exact" in exact["why_exact"]

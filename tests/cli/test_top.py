@@ -16,8 +16,9 @@ from ragcache_engine.tiers.tree_snapshot import DocumentBlocks, TreeSnapshot
 from ragcache_engine.values import CachedTokens
 
 
-def seen(at: float, device: int, computed: int, **more: object) -> Observation:
+def seen(at: float, device: int, computed: int, mended: int = 0, **more: object) -> Observation:
     counters = TierCounters(
+        mended_tokens=mended,
         ended=int(at),
         device_tokens=device,
         computed_tokens=computed,
@@ -47,10 +48,31 @@ def test_it_shows_shares_of_all_tokens_and_of_the_last_minute():
     text = text_of(render("here", seen(12, 190, 910), history.intervals()))
     assert row(text, "device")[-3:] == ["17.3%", "90.0%", "190"]
     assert row(text, "computed")[-3:] == ["82.7%", "10.0%", "910"]
-    assert row(text, "elsewhere (approximate)")[-3:] == ["0.0%", "0.0%", "0"]
+    assert row(text, "borrowed (approximate)")[-3:] == ["0.0%", "0.0%", "0"]
     assert "disk stalled" in text
     tiers = [line for line in text.splitlines() if line.startswith("device")][1].split()
     assert tiers[-5:] == ["50%", "50", "100", "12", "1.0"]
+
+
+def test_what_was_borrowed_and_recomputed_stands_apart():
+    history, later = History(), seen(12, 100, 1000, 50, approximate_tokens=850)
+    history.add(seen(10, 100, 900))
+    history.add(later)
+    text = text_of(render("here", later, history.intervals()))
+    assert row(text, "borrowed (approximate)")[-3:] == ["43.6%", "89.5%", "850"]
+    assert row(text, "recomputed")[-3:] == ["2.6%", "5.3%", "50"]
+    assert row(text, "computed")[-3:] == ["48.7%", "5.3%", "950"]
+    assert "exact 5.1%   borrowed (approximate) 43.6%" in text
+
+
+def test_once_there_is_no_column_for_what_takes_two_looks():
+    text = text_of(render("here", seen(12, 190, 910), None))
+    assert "last 60 s" not in text
+    assert "evicted/s" not in text
+    assert row(text, "device")[-2:] == ["17.3%", "190"]
+    tiers = [line for line in text.splitlines() if line.startswith("device")][1].split()
+    assert tiers[-4:] == ["50%", "50", "100", "12"]
+    assert "hit ratio since the start   exact 17.3%   borrowed (approximate) 0.0%" in text
 
 
 def test_documents_and_requests_are_listed_with_the_reason_for_what_was_computed():
@@ -69,11 +91,15 @@ def test_documents_and_requests_are_listed_with_the_reason_for_what_was_computed
         (
             DocumentSource("[red]salt", 100, CachedTokens(), "it was evicted"),
             DocumentSource("tides", 100, CachedTokens(host=100)),
+            DocumentSource("reefs", 100, CachedTokens(), "", CachedTokens(device=40), 60),
         ),
+        borrowed_tokens=40,
     )
     text = text_of(render("here", seen(9, 1, 1, tree=tree, requests=(request,)), ()))
     assert "[red]salt (it was evicted)" in text
     assert "tides" not in text
+    assert "reefs" not in text
+    assert "50%       20%" in text
     assert "0.25 s" in text
     assert row(text, "d3")[1:] == ["3", "1", "-", "27", "-"]
     assert "and 9 more" in text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -30,7 +31,13 @@ TREE = TreeSnapshot(
 SEEN = Observation(0.0, TierCounters(), tree=TREE)
 INTERVALS = [
     Interval(
-        float(at), 2.0, 100, {"device": 0.5, "host": 0.1, "disk": 0.0}, 0.0, BlocksByTier(4, 0, 0)
+        float(at),
+        2.0,
+        100,
+        {"device": 0.5, "host": 0.1, "disk": 0.0},
+        0.0,
+        0.0,
+        BlocksByTier(4, 0, 0),
     )
     for at in range(10)
 ]
@@ -110,8 +117,8 @@ def test_exact_hits_are_stacked_and_approximate_ones_stand_apart():
     drawn = traces(charts.draw_ratios(INTERVALS))
     assert drawn["device"]["stackgroup"] == drawn["disk"]["stackgroup"]
     assert drawn["device"]["y"] == pytest.approx([0.5, 0.5])
-    assert "stackgroup" not in drawn["approximate"]
-    assert drawn["approximate"]["y"] == [0.0, 0.0]
+    assert "stackgroup" not in drawn["borrowed (approximate)"]
+    assert drawn["borrowed (approximate)"]["y"] == [0.0, 0.0]
 
 
 def test_evictions_are_a_rate():
@@ -136,10 +143,28 @@ def test_a_document_has_a_bar_with_its_sources_and_the_reason():
     assert reasons == ["200 computed:<br>it was evicted"]
 
 
+def test_what_a_document_borrowed_is_drawn_apart_and_needs_no_reason():
+    document = DocumentSource(
+        "reefs", 100, CachedTokens(), borrowed=CachedTokens(host=74), recomputed=26
+    )
+    figure = charts.draw_documents(replace(REQUEST, documents=(document,)))
+    drawn = {name: trace["x"] for name, trace in traces(figure).items()}
+    assert drawn == {
+        "device": [0],
+        "host": [0],
+        "disk": [0],
+        "borrowed (approximate)": [74],
+        "recomputed": [26],
+        "computed": [0],
+    }
+    assert list(drawn)[-1] == "computed"
+    assert figure["layout"]["annotations"] == []
+
+
 def test_the_mean_of_intervals_weighs_by_tokens():
     def interval(tokens: int, ratio: float) -> Interval:
         ratios = {"device": ratio, "host": 0.0, "disk": 0.0}
-        return Interval(1.0, 1.0, tokens, ratios if tokens else {}, 0.0, BlocksByTier())
+        return Interval(1.0, 1.0, tokens, ratios if tokens else {}, 0.0, 0.0, BlocksByTier())
 
     (mean,) = charts.smooth([interval(100, 1.0), interval(300, 0.0), interval(0, 0.0)])
     assert mean.ratios["device"] == 0.25

@@ -100,7 +100,7 @@ def visit(browser: Any, busy_engine: RAGCacheEngine) -> Iterator[Visit]:
 def test_the_page_shows_the_tree_the_figures_and_the_last_requests(visit: Visit):
     assert {"tides-0", "reefs-5"} <= set(visit.texts("#tree .slicetext"))
     (figures,) = visit.texts("#figures")
-    for said in ("exact hits", "approximate hits0.0%", "finished31", "diskon", "0 waiting"):
+    for said in ("exact hits", "borrowed (approximate)0.0%", "finished31", "diskon", "0 waiting"):
         assert said in figures
     assert len(visit.texts("#timelines .ytick text")) == 10
     assert visit.texts("#fill .ytick text") == ["disk", "host", "device"]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from itertools import count
 
+from ragcache_engine.tiers.borrowing.report import DocumentReuse, ReuseReport
 from ragcache_engine.tiers.prompt_sources import PromptSources, Reason
 from ragcache_engine.tiers.served_requests import REMEMBERED, ServedRequests
+from ragcache_engine.tiers.traced_document import TracedDocument
 
 
 def served_every_second() -> ServedRequests:
@@ -28,10 +30,27 @@ def test_a_request_is_timed_from_its_arrival():
     assert (request.waited_s, request.first_token_s, request.total_s) == (1.0, 2.0, 3.0)
     assert request.ended_at == 1000.0
     assert request.documents == (
-        ("a", 136, {"device": 96, "disk": 40}, ""),
-        ("b", 100, {}, "it was evicted"),
+        TracedDocument("a", 136, {"device": 96, "disk": 40}),
+        TracedDocument("b", 100, why="it was evicted"),
     )
     assert (served.waiting, served.running) == (0, 0)
+
+
+def test_what_a_request_borrowed_is_told_apart_from_what_was_computed():
+    served = served_every_second()
+    served.arrive("r", 300, [(100, "a"), (200, "b"), (300, "c")])
+    documents = (
+        DocumentReuse("a", 100, "device"),
+        DocumentReuse("b", 100, "host", borrowed=74, recomputed=26),
+        DocumentReuse("c", 100, None, borrowed=74, recomputed=26),
+    )
+    sources = PromptSources(((96, "device"),), {"c": Reason.FIRST_TIME})
+    served.end("r", {"device": 96}, sources, completed=True, reuse=ReuseReport(documents))
+    assert served.recent[0].documents == (
+        TracedDocument("a", 100, {"device": 96}, why="its end shares a block with what follows"),
+        TracedDocument("b", 100, borrowed={"host": 74}, recomputed=26),
+        TracedDocument("c", 100, recomputed=26, why="no request had it before"),
+    )
 
 
 def test_preempted_requests_count_their_first_admission():

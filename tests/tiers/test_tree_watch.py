@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from ragcache_engine.knowledge import POLICIES, KnowledgeTree, Node, Segment, Tier
 from ragcache_engine.tiers.counters import BlocksByTier, DiskState
+from ragcache_engine.tiers.traced_document import TracedDocument
 from ragcache_engine.tiers.tree_snapshot import (
     MOST_DOCUMENTS,
     DocumentBlocks,
@@ -115,9 +116,11 @@ def test_only_the_largest_documents_are_listed_and_the_rest_is_added_up():
 
 
 def test_a_snapshot_survives_the_way_to_another_process():
-    served = ServedRequest(
-        "r1", 1.5, 0.1, 0.3, 0.9, 500, {"device": 96}, (("a", 100, {"device": 96}, "why"),)
+    documents = (
+        TracedDocument("a", 100, {"device": 96}, why="why"),
+        TracedDocument("b", 100, borrowed={"host": 74}, recomputed=26),
     )
+    served = ServedRequest("r1", 1.5, 0.1, 0.3, 0.9, 500, {"device": 96}, documents)
     snapshot = TreeSnapshot(
         (DocumentBlocks(("a", "b"), 2, 5, BlocksByTier(1, 2, 3)),),
         other_documents=4,

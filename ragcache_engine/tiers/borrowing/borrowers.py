@@ -9,6 +9,7 @@ from typing import Generic, NamedTuple
 from ragcache_engine.knowledge import Tier
 from ragcache_engine.tiers.borrowing.plan import BorrowPlan
 from ragcache_engine.tiers.node_record import B, Key
+from ragcache_engine.tiers.prompt_sources import PromptSources, Reason
 
 MOST_READY = 16
 """So many requests at most get their borrowed tensors in one step."""
@@ -23,6 +24,7 @@ class Borrower(Generic[B]):
       computed for it. Filled as the donors come.
     blocks: how many blocks of the device its donors take.
     lent: for each donor its blocks on the device, while they are held for this request.
+    reasons: for each document whose donor had to be computed, why, as far as that is known.
     prefix: how many tokens of the first donor, which is the request's own beginning, each tier had when
       that donor was asked for; None if the device had them all.
     shared_tokens: how many of its leading tokens were on the device when it was first admitted, exact or
@@ -34,6 +36,7 @@ class Borrower(Generic[B]):
     keys: Sequence[Sequence[Key]]
     found: dict[int, Tier | None] = field(default_factory=dict)
     lent: list[list[B]] = field(default_factory=list)
+    reasons: dict[str, Reason] = field(default_factory=dict)
     prefix: Mapping[Tier, int] | None = None
     shared_tokens: int | None = None
     blocks: int = field(init=False)
@@ -161,10 +164,12 @@ class Borrowers(Generic[B]):
             keys[-1] == last for borrower in self._borrowers.values() for keys in borrower.keys
         )
 
-    def note_found(self, request: str, cached: Mapping[Tier, int]) -> None:
+    def note_found(
+        self, request: str, cached: Mapping[Tier, int], sources: PromptSources | None = None
+    ) -> None:
         """Note where the blocks of a donor were found, for all that wait for it.
 
-        cached: the donor's cached tokens by tier.
+        cached: the donor's cached tokens by tier. sources: where its prompt came from.
         """
         last = self._places.get(request)
         if last is None:
@@ -173,8 +178,12 @@ class Borrowers(Generic[B]):
             for place, keys in enumerate(borrower.keys):
                 if keys[-1] == last and place not in borrower.found:
                     borrower.found[place] = _tier_of(cached, borrower.plan, place)
+                    reasons = sources.reasons if sources else {}
                     if place == 0:
                         borrower.prefix = dict(cached)
+                        borrower.reasons |= reasons
+                    elif (lent := borrower.plan.lent_document(place).document) in reasons:
+                        borrower.reasons[lent] = reasons[lent]
 
     def end_donor(self, request: str) -> None:
         """Note that a donor's request has ended, with or without its blocks."""

@@ -314,7 +314,7 @@ class BorrowScheduling:
             borrower.shared_tokens = borrower.plan.end - borrowed_tokens
             # Only those exact tokens count as cached that were there before the request came.
             exact = borrower.exact_tokens(self._block_tokens)
-            self._cache.set_cached_tokens(borrower.name, exact)
+            self._cache.set_cached_tokens(borrower.name, exact, borrower.reasons)
         if borrowed_tokens:
             plan = borrower.plan
             copies, recomputed = plan.after(plan.end - borrowed_tokens)
@@ -365,8 +365,8 @@ class BorrowScheduling:
     def note_donor_admitted(self, request: Request) -> None:
         """Note where the blocks of a donor came from, once it has its memory."""
         if self._borrowers.is_donor(request.request_id):
-            cached = self._cache.cached_tokens(request.request_id)
-            self._borrowers.note_found(request.request_id, cached)
+            name, cache = request.request_id, self._cache
+            self._borrowers.note_found(name, cache.cached_tokens(name), cache.sources(name))
 
     def finish(self, request: Request) -> ReuseReport | None:
         """Note that a request has ended; return what it reused, if it borrowed."""

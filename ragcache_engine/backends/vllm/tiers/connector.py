@@ -226,7 +226,7 @@ class TierConnector(OffloadingConnector):
             reuse = self.borrowing.finish(request)
         sources = cache.sources(name)
         tokens = cache.finish_request(name, completed=completed, reuse=reuse)
-        self.served.end(name, tokens, sources, completed=completed)
+        self.served.end(name, tokens, sources, completed=completed, reuse=reuse)
         why_exact = self._why_exact.pop(name, None)
         answer = FinishMessage(tokens, cache.counters, reuse, why_exact)
         if self.settings.is_operator(message.operator_key):

@@ -446,6 +446,7 @@ def test_the_report_goes_to_the_log_and_warns_of_what_was_left(engine, chat, pro
     accelerate(prompt | chat.bind(logprobs=True), engine=engine)
     assert [each.levelname for each in caplog.records] == ["INFO", "WARNING"]
     assert "left FakeListChatModel at last.bound" in caplog.text
+    assert all("\n" not in each.getMessage() for each in caplog.records)
 
 
 def test_wrong_arguments_are_refused(engine, chat):

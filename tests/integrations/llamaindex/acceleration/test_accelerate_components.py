@@ -465,6 +465,7 @@ def test_the_report_goes_to_the_log_and_warns_of_what_was_left(engine, plain_ind
     accelerate(plain_index.as_query_engine(llm=named(temperature=-1)), engine=engine)
     ours = [each for each in caplog.records if each.name == "ragcache_integrations"]
     assert [each.levelname for each in ours] == ["INFO", "WARNING"]
+    assert all("\n" not in each.getMessage() for each in ours)
 
 
 def test_wrong_arguments_are_refused(engine, plain_index, llm):
