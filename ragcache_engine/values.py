@@ -570,6 +570,8 @@ class CacheStats(ShownAsTable):
             )
         if self.approximate:
             rows.append(("approximate answers", f"{self.approximate:,} of {self.finished:,}"))
+        if self.unprepared:
+            rows.append(("prompts still to prepare", f"{self.unprepared:,}"))
         if self.drift is not None:
             rows.append(("drift", f"{self.drift:.2f} over {self.rechecked:,} rechecked answers"))
         if self.is_switched_off:
