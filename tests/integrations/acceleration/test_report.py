@@ -36,6 +36,12 @@ def test_every_part_has_a_line_that_says_where_it_stands():
 def test_it_is_a_warning_if_the_caller_should_read_it(report, level, caplog):
     caplog.set_level(logging.INFO)
     log_report(report)
-    assert [(each.levelname, each.getMessage()) for each in caplog.records] == [
-        (level, str(report))
-    ]
+    (record,) = caplog.records
+    assert (record.levelname, record.getMessage()) == (level, report.in_one_line)
+
+
+@pytest.mark.parametrize("report", [AccelerationReport((SWAPPED,), (LEFT,)), AccelerationReport()])
+def test_in_a_log_it_takes_one_line_and_says_the_same(report):
+    assert "\n" not in report.in_one_line
+    for line in str(report).splitlines():
+        assert line.strip() in report.in_one_line
