@@ -25,7 +25,7 @@ from typing import Any
 
 from rich.console import Console
 
-KEPT_RUN = Path(__file__).parent / "results" / "2026-11-24-2-cores"
+KEPT_RUN = Path(__file__).parent / "results" / "2026-11-22-2-cores"
 OUT = Path(__file__).parent / "results" / "virtual"
 SCENES = ("passages", "articles", "7b", "70b")
 CONTEXT_TOKENS, ENGINE_TOKENS = 2048, 8192
