@@ -31,7 +31,7 @@ def test_a_snapshot_shows_a_document_where_it_is(vllm_engine: RAGCacheEngine):
     assert snapshot.block_tokens == vllm_engine.limits.block_tokens
     last = snapshot.requests[-1]
     assert 0 <= last.waited_s <= (last.first_token_s or 0) <= last.total_s
-    assert last.documents[0][0] == "tundra"
+    assert last.documents[0].name == "tundra"
 
 
 def test_to_look_is_no_request_and_no_use(vllm_engine: RAGCacheEngine):
