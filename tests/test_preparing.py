@@ -93,9 +93,9 @@ def test_a_prompt_asked_twice_is_prepared_once(engine_of):
         ask(engine, 0, 1, 2)
     assert prepared(engine)
     before = engine.stats().tiers
-    ask(engine, 0, 1, 2)
-    assert engine.stats().unprepared == 0
     assert before.donor_tokens > 0
+    assert ask(engine, 0, 1, 2).usage.why_exact == WhyExact.CACHED
+    assert engine.stats().unprepared == 0
     assert engine.stats().tiers.donor_tokens == before.donor_tokens, "nothing is prepared again"
 
 

@@ -42,7 +42,7 @@ from ragcache_engine.tiers.borrowing.plan import (
     find_spans,
     plan_borrowing,
 )
-from ragcache_engine.tiers.borrowing.putting_off import computes_more_than_exact
+from ragcache_engine.tiers.borrowing.putting_off import find_why_exact
 from ragcache_engine.tiers.borrowing.served import ServedDocuments
 from ragcache_engine.tiers.counters import Counters
 from ragcache_engine.tiers.node_record import Key
@@ -337,7 +337,7 @@ class MemoryBackend:
         )
         if not isinstance(plan, BorrowPlan) or request.makes_donors or not self._donors_later:
             return plan
-        is_dearer = computes_more_than_exact(
+        why_exact = find_why_exact(
             plan,
             [self._describe_donor(request, donor).keys for donor in plan.donors],
             chain.keys,
@@ -345,7 +345,7 @@ class MemoryBackend:
             block_tokens=self._limits.block_tokens,
             holds=self._scheduler.device.manager.holds,
         )
-        return WhyExact.NOT_PREPARED if is_dearer else plan
+        return plan if why_exact is None else why_exact
 
     def _holds(self, keys: Iterable[Key]) -> bool:
         return all(map(self._scheduler.device.manager.holds, keys))

@@ -31,6 +31,7 @@ class WhyExact(StrEnum):
     TOO_LONG = "a document and its context are longer than the model's context"
     NO_ROOM = "device memory does not hold the prompt and its donors at once"
     NOT_PREPARED = "its donors are computed later, in idle time: answering exactly was quicker"
+    CACHED = "its exact tensors are cached: answering exactly was quicker"
     OTHER_INPUT = "token ids alone do not determine the tensors"
     DRIFTED = "switched off: answers drifted"
     PROMPT_LOGPROBS = "prompt_logprobs need every token to be computed"

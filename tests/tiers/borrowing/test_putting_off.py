@@ -6,8 +6,8 @@ from itertools import count
 
 import pytest
 
-from ragcache_engine.tiers.borrowing.plan import BorrowPlan, plan_borrowing
-from ragcache_engine.tiers.borrowing.putting_off import computes_more_than_exact
+from ragcache_engine.tiers.borrowing.plan import BorrowPlan, WhyExact, plan_borrowing
+from ragcache_engine.tiers.borrowing.putting_off import find_why_exact
 
 BLOCK = 4
 TOKENS = list(range(100))
@@ -37,46 +37,52 @@ def keys_of(plan: BorrowPlan) -> list[list[bytes]]:
     ]
 
 
-def is_dearer(plan: BorrowPlan, donors: list[list[bytes]], held: set[bytes]) -> bool:
-    return computes_more_than_exact(
+def why_exact(plan: BorrowPlan, donors: list[list[bytes]], held: set[bytes]) -> WhyExact | None:
+    return find_why_exact(
         plan, donors, PROMPT, len(TOKENS), block_tokens=BLOCK, holds=held.__contains__
     )
 
 
 def test_with_nothing_cached_the_donors_cost_more():
     plan = planned()
-    assert is_dearer(plan, keys_of(plan), set())
+    assert why_exact(plan, keys_of(plan), set()) is WhyExact.NOT_PREPARED
 
 
 def test_with_all_donors_cached_borrowing_computes_less():
     plan = planned()
     donors = keys_of(plan)
     held = {key for keys in donors for key in keys}
-    assert not is_dearer(plan, donors, held)
-    assert is_dearer(planned(1.0), donors, held | set(PROMPT[:10])), "all would be recomputed"
+    assert why_exact(plan, donors, held) is None
 
 
-@pytest.mark.parametrize(("missing", "dearer"), [(1, False), (2, False), (3, True)])
-def test_a_missing_donor_may_be_computed_on_the_way(missing: int, dearer: bool):
+def test_a_prompt_whose_own_tensors_are_cached_has_nothing_to_prepare():
+    donors = keys_of(planned())
+    held = {key for keys in donors for key in keys} | set(PROMPT[:20])
+    assert why_exact(planned(1.0), donors, held) is WhyExact.CACHED
+    assert why_exact(planned(1.0), donors, held - set(donors[0])) is WhyExact.NOT_PREPARED
+
+
+@pytest.mark.parametrize(("missing", "why"), [(1, None), (2, None), (3, WhyExact.NOT_PREPARED)])
+def test_a_missing_donor_may_be_computed_on_the_way(missing: int, why: WhyExact | None):
     plan = planned()
     donors = keys_of(plan)
     held = {key for keys in donors[missing:] for key in keys}
-    assert is_dearer(plan, donors, held) is dearer
+    assert why_exact(plan, donors, held) is why
 
 
 def test_what_the_prompt_finds_in_its_own_place_speaks_for_the_exact_answer():
     plan = planned()
     donors = keys_of(plan)
     held = {key for keys in donors[1:] for key in keys}
-    assert not is_dearer(plan, donors, held)
-    assert is_dearer(plan, donors, held | set(PROMPT[:20]))
+    assert why_exact(plan, donors, held) is None
+    assert why_exact(plan, donors, held | set(PROMPT[:20])) is WhyExact.NOT_PREPARED
 
 
 def test_only_cached_blocks_without_a_gap_count_for_the_exact_answer():
     plan = planned()
     donors = keys_of(plan)
     held = {key for keys in donors[1:] for key in keys} | set(PROMPT[1:])
-    assert not is_dearer(plan, donors, held)
+    assert why_exact(plan, donors, held) is None
 
 
 def test_a_donor_that_two_documents_share_is_computed_once():
@@ -84,4 +90,4 @@ def test_a_donor_that_two_documents_share_is_computed_once():
     donors = keys_of(plan)
     shared = [donors[0], donors[1], donors[1]]
     held = set(donors[0])
-    assert not is_dearer(plan, shared, held)
+    assert why_exact(plan, shared, held) is None

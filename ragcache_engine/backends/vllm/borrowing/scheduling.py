@@ -32,7 +32,7 @@ from ragcache_engine.tiers.borrowing.plan import (
     find_spans,
     plan_borrowing,
 )
-from ragcache_engine.tiers.borrowing.putting_off import computes_more_than_exact
+from ragcache_engine.tiers.borrowing.putting_off import find_why_exact
 from ragcache_engine.tiers.borrowing.report import ReuseReport
 from ragcache_engine.tiers.borrowing.reporting import report_borrowing
 from ragcache_engine.tiers.borrowing.served import ServedDocuments
@@ -140,7 +140,7 @@ class BorrowScheduling:
         )
         if not isinstance(plan, BorrowPlan) or message.makes_donors or not self._donors_later:
             return plan
-        is_dearer = computes_more_than_exact(
+        why_exact = find_why_exact(
             plan,
             [self._describe(request, donor).keys for donor in plan.donors],
             request.block_hashes,
@@ -148,7 +148,7 @@ class BorrowScheduling:
             block_tokens=self._block_tokens,
             holds=self._cache.holds,
         )
-        return WhyExact.NOT_PREPARED if is_dearer else plan
+        return plan if why_exact is None else why_exact
 
     def _choose_served(
         self, request: Request, message: RequestMessage
