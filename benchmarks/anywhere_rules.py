@@ -2,6 +2,7 @@
 
     python benchmarks/anywhere_rules.py --questions 200 --exact 500
     python benchmarks/anywhere_rules.py --compiled
+    python benchmarks/anywhere_rules.py --out rules    # in pieces: called again, it goes on
 
 Real questions with their passages. Exact answers are compared with those of stock vLLM without a cache;
 approximate ones with those that an engine with one request at a time gave, its cache emptied before each.
@@ -22,11 +23,12 @@ import asyncio
 import json
 import os
 import random
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -54,56 +56,91 @@ class Ask(NamedTuple):
     kind: str
 
 
+class Pieces:
+    """Does the pieces of a run, each once: what a call before has finished is read from its file."""
+
+    def __init__(self, folder: Path, settings: dict[str, Any]) -> None:
+        """Raises SystemExit if the folder holds pieces of a run with other settings."""
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        known = folder / "settings.json"
+        if known.exists() and json.loads(known.read_text()) != settings:
+            raise SystemExit(f"{folder} holds a run with other settings: {known.read_text()}")
+        known.write_text(json.dumps(settings))
+
+    def do(self, name: str, piece: Callable[..., Any], *given: Any, **how: Any) -> Any:
+        """Return the result of `piece(*given, **how)`, which has to be JSON."""
+        file = self.folder / f"{name.replace(' ', '-')}.json"
+        if not file.exists():
+            print(f"{name} ...", file=sys.stderr, flush=True)
+            started = time.monotonic()
+            done = json.dumps(piece(*given, **how))
+            file.write_text(done)
+            print(f"  {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
+        return json.loads(file.read_text())
+
+
 def main() -> None:
     asked = _parse()
     if asked.stock:
         return _answer_by_stock(asked.stock)
+    settings = {"questions": asked.questions, "exact": asked.exact, "compiled": asked.compiled}
+    with tempfile.TemporaryDirectory() as folder:
+        broken = _run(asked, Pieces(asked.out or Path(folder), settings))
+    if broken:
+        raise SystemExit(f"{broken} answers differ")
+    return None
+
+
+def _run(asked: argparse.Namespace, pieces: Pieces) -> int:
+    """Print the table, a row as soon as it is known, and return how many answers differ."""
     from ragcache_cli.models import demo_model
 
     model = asked.model or str(demo_model())
     prompts = data_prompts(asked.questions)
     random.Random(11).shuffle(prompts)
+    nearest = pieces.do("neighbours", _name_nearest, prompts)
     corpus = {name: Document(name, text) for one in prompts for name, text in one.documents.items()}
-    nearest = find_nearest(list(corpus.values()))
-    neighbours = {name: found[0] for name, found in nearest.items()}
+    neighbours = {name: corpus[near] for name, near in nearest.items()}
     eager = not asked.compiled
-    with _timed("stock vLLM without a cache"):
-        exact = _stock_answers(model, prompts, eager)
-    lines = [f"{len(prompts)} prompts, {'layer by layer' if eager else 'compiled'}, float32", ""]
-    lines += ["| donors | rule | answers | differ | what else |", "|---|---|---|---|---|"]
+    exact = pieces.do("stock vLLM without a cache", _stock_answers, model, prompts, eager)
+    print(f"{len(prompts)} prompts, {'layer by layer' if eager else 'compiled'}, float32\n")
+    print("| donors | rule | answers | differ | what else |\n|---|---|---|---|---|", flush=True)
     broken = 0
+
+    def tell(donors: Donors, rule: str, pairs: list[tuple[Tokens, Tokens]], more: str) -> None:
+        nonlocal broken
+        differ = sum(tokens != right for tokens, right in pairs)
+        broken += differ
+        print(f"| {donors} | {rule} | {len(pairs)} | {differ} | {more} |", flush=True)
+
+    mix = _draw_mix(len(prompts), asked.exact)
     for donors in asked.donors:
         near = neighbours if donors == "neighbours" else {}
-        with _start(model, eager, donors, device=ROOMY) as engine:
-            with _timed(f"{donors}, ratio 1"):
-                whole = _ask_each(engine, prompts, near, ratio=1)
-            with _timed(f"{donors}, one at a time, nothing cached"):
-                alone = _ask_each(engine, prompts, near, ratio=RATIO, fresh=True)
-        differ = sum(one != right for one, right in zip(whole, exact, strict=True))
-        lines.append(f"| {donors} | ratio 1 is exact | {len(whole)} | {differ} | |")
-        broken += differ
+
+        def ask_each(donors: Donors = donors, near: Any = near, **how: Any) -> list[Tokens]:
+            with _start(model, eager, donors, device=ROOMY) as engine:
+                return _ask_each(engine, prompts, near, **how)
+
+        whole = pieces.do(f"{donors} ratio 1", ask_each, ratio=1)
+        tell(donors, "ratio 1 is exact", list(zip(whole, exact, strict=True)), "")
+        alone = pieces.do(f"{donors} one at a time", ask_each, ratio=RATIO, fresh=True)
         changed = sum(one != right for one, right in zip(alone, exact, strict=True))
-        mix = _draw_mix(len(prompts), asked.exact)
-        with _timed(f"{donors}, {len(mix)} mixed"):
-            answers, told = _ask_mix(model, eager, donors, prompts, near, mix)
+        answers, told = _ask_mix(pieces, model, eager, donors, prompts, near, mix)
         for kind, right in (("approximate", alone), ("exact", exact)):
-            checked = [(one, tokens) for one, tokens in answers if one.kind == kind]
-            differ = sum(tokens != right[one.number] for one, tokens in checked)
-            more = (
-                f"{changed} of {len(prompts)} differ from exact" if kind == "approximate" else told
+            tell(
+                donors,
+                f"{kind} in any company",
+                [(tokens, right[one.number]) for one, tokens in answers if one.kind == kind],
+                told if kind == "exact" else f"{changed} of {len(prompts)} differ from exact",
             )
-            lines.append(
-                f"| {donors} | {kind} in any company | {len(checked)} | {differ} | {more} |"
-            )
-            broken += differ
-    text = "\n".join(lines)
-    print(text)
-    if asked.out:
-        asked.out.parent.mkdir(parents=True, exist_ok=True)
-        asked.out.write_text(text + "\n")
-    if broken:
-        raise SystemExit(f"{broken} answers differ")
-    return None
+    return broken
+
+
+def _name_nearest(prompts: Sequence[Prompt]) -> dict[str, str]:
+    """Return for each document the id of its neighbour."""
+    corpus = {name: Document(name, text) for one in prompts for name, text in one.documents.items()}
+    return {name: found[0].id for name, found in find_nearest(list(corpus.values())).items()}
 
 
 @contextmanager
@@ -193,6 +230,7 @@ def _draw_mix(prompts: int, exact: int) -> list[Ask]:
 
 
 def _ask_mix(
+    pieces: Pieces,
     model: str,
     eager: bool,
     donors: Donors,
@@ -201,32 +239,38 @@ def _ask_mix(
     mix: Sequence[Ask],
 ) -> tuple[list[tuple[Ask, Tokens]], str]:
     """Ask all of the mix, in two lives on one disk; return the answers, and what the tiers did."""
-    answers: list[tuple[Ask, Tokens]] = []
-    borrowed, cached, evicted, left = [0] * 3, [0] * 3, [0] * 3, 0
-    with tempfile.TemporaryDirectory() as folder:
-        half = len(mix) // 2
-        for life in (mix[:half], mix[half:]):
-            with _start(
-                model,
-                eager,
-                donors,
-                device=SMALL["device"],
-                host=SMALL["host"],
-                disk=SMALL["disk"],
-                folder=Path(folder),
-            ) as engine:
-                answers += asyncio.run(_ask_life(engine, prompts, neighbours, life))
-                stats = engine.stats()
-            for place, tier in enumerate(("device", "host", "disk")):
-                borrowed[place] += getattr(stats.borrowed, tier)
-                cached[place] += getattr(stats.cached, tier)
-                evicted[place] += dict(stats.tiers.evicted).get(tier, 0)
-            left += stats.cancelled
+    disk = pieces.folder / f"disk-{donors}"
+
+    def live(life: Sequence[Ask]) -> dict[str, Any]:
+        sizes = {tier: SMALL[tier] for tier in ("device", "host", "disk")}
+        with _start(model, eager, donors, **sizes, folder=disk) as engine:
+            answers = asyncio.run(_ask_life(engine, prompts, neighbours, life))
+            stats = engine.stats()
+        tiers = ("device", "host", "disk")
+        return {
+            "answers": [tokens for _, tokens in answers],
+            "borrowed": [getattr(stats.borrowed, tier) for tier in tiers],
+            "cached": [getattr(stats.cached, tier) for tier in tiers],
+            "evicted": [dict(stats.tiers.evicted).get(tier, 0) for tier in tiers],
+            "left": stats.cancelled,
+        }
+
+    half = len(mix) // 2
+    lives = [
+        pieces.do(f"{donors} mixed, life {number}", live, life)
+        for number, life in enumerate((mix[:half], mix[half:]), start=1)
+    ]
+    shutil.rmtree(disk, ignore_errors=True)
+    borrowed, cached, evicted = (
+        [sum(tier) for tier in zip(*(life[what] for life in lives), strict=True)]
+        for what in ("borrowed", "cached", "evicted")
+    )
     told = (
         f"tokens from device, host, disk: borrowed {borrowed}, exact {cached}; blocks evicted "
-        f"{evicted}; {left} cancelled; two lives"
+        f"{evicted}; {sum(life['left'] for life in lives)} cancelled; two lives"
     )
-    return answers, told
+    answers = [tokens for life in lives for tokens in life["answers"]]
+    return list(zip(mix, answers, strict=True)), told
 
 
 async def _ask_life(
@@ -275,15 +319,6 @@ def _answer_by_stock(out: Path) -> None:
     out.write_text(json.dumps(answers))
 
 
-@contextmanager
-def _timed(what: str) -> Iterator[None]:
-    """Say what runs, and how long it took."""
-    started = time.monotonic()
-    print(f"{what} ...", file=sys.stderr, flush=True)
-    yield
-    print(f"  {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
-
-
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
@@ -293,7 +328,9 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--donors", nargs="+", choices=DONORS, default=DONORS, help="which kinds")
     parser.add_argument("--compiled", action="store_true", help="let vLLM compile the model")
     parser.add_argument("--model", help="a folder or hub id (default: the demo's model)")
-    parser.add_argument("--out", type=Path, help="write the table into this file, too")
+    parser.add_argument(
+        "--out", type=Path, help="keep the pieces in this folder, and go on with them"
+    )
     parser.add_argument("--stock", type=Path, help=argparse.SUPPRESS)
     return parser.parse_args()
 
