@@ -152,19 +152,22 @@ def ask_round(
 ) -> Round:
     """Ask every chain each question before the next one, in every order of the chains in turn.
 
-    Each waits until the engine that answered before is at rest: their users have only one.
+    Each waits until another model, which answered before, is at rest: their users have only one.
     asked: how many questions came before, in other rounds. Raises CommandError if chains send different
     prompts.
     """
     orders = list(permutations(chains))
     names = [chain.name for chain in chains]
     answers: dict[str, list[Asked]] = {name: [] for name in names}
+    before: Chain | None = None
     for number, question in enumerate(questions, 1):
         heading = f"{number}/{len(questions)} {question}"
         with show_question(heading, names, console) as shown:
             for chain in orders[(asked + number - 1) % len(orders)]:
                 name = chain.name
-                wait_for_rest(children_s)
+                if before is None or chain.model is not before.model:
+                    wait_for_rest(children_s)
+                before = chain
                 one = chain.ask(question, lambda text, name=name: shown.say(name, text))  # type: ignore[misc]
                 answers[name].append(one)
                 shown.ended(name, one)

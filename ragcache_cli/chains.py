@@ -27,9 +27,15 @@ Say = Callable[[str], None]
 
 
 class Chain(Protocol):
-    """Answers questions one at a time. name: the side's name in tables and pictures."""
+    """Answers questions one at a time.
+
+    name: the side's name in tables and pictures. model: what runs its model; sides may share it.
+    """
 
     name: str
+
+    @property
+    def model(self) -> object: ...
 
     def ask(self, question: str, say: Say) -> Asked:
         """Answer a question. `say` is called with each piece of the text as it arrives."""
@@ -106,7 +112,7 @@ class StockLangChain:
                 f"stock vLLM did not start {settings.model}: {reason} (`ragcache doctor` checks "
                 f"the machine, and VLLM_LOGGING_LEVEL=INFO shows vLLM's log)"
             ) from error
-        self._llm = llm
+        self._llm = self.model = llm
         self._client = llm.client = _RecordingClient(llm.client)
         llm.invoke(WARM_UP)
 
@@ -207,7 +213,7 @@ class RAGCacheLangChain:
         with needed("the LangChain chain"):
             from ragcache_integrations.langchain import RAGCacheLLM, RAGCacheRetriever
         self.name = _side_of(is_exact)
-        self._engine = engine
+        self.model = engine
         retriever = RAGCacheRetriever.from_vectorstore(store, engine=engine, k=TOP_K)
         llm = RAGCacheLLM(engine=engine, max_new_tokens=max_tokens, temperature=0, exact=is_exact)
         self._chain = langchain_chain(retriever, llm, form)
@@ -218,7 +224,7 @@ class RAGCacheLangChain:
         for piece in self._chain.stream(question, config={"callbacks": [heard]}):
             say(piece)
             pieces.append(piece)
-        return _measured_answer(question, heard, "".join(pieces), "cache_read_", self._engine)
+        return _measured_answer(question, heard, "".join(pieces), "cache_read_", self.model)
 
 
 class RAGCacheLlamaIndex:
@@ -245,7 +251,7 @@ class RAGCacheLlamaIndex:
 
             from ragcache_integrations.llamaindex import RAGCacheLLM, RAGCacheRetriever
         self.name = _side_of(is_exact)
-        self._engine = engine
+        self.model = engine
         self._listener = _llamaindex_listener()
         listening = CallbackManager([self._listener])
         retriever = RAGCacheRetriever.from_index(index, engine=engine, similarity_top_k=TOP_K)
@@ -277,7 +283,7 @@ class RAGCacheLlamaIndex:
             say(piece)
             pieces.append(piece)
         answer = "".join(pieces)
-        return _measured_answer(question, self._listener, answer, "cached_tokens_", self._engine)
+        return _measured_answer(question, self._listener, answer, "cached_tokens_", self.model)
 
 
 def _side_of(is_exact: bool) -> str:

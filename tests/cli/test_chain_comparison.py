@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 from rich.console import Console
 
+from ragcache_cli import chain_comparison
 from ragcache_cli.chain_comparison import ask_round
 from ragcache_cli.errors import CommandError
 from ragcache_cli.measurements import Asked
@@ -20,8 +21,11 @@ QUESTIONS = [f"Question {n}?" for n in range(6)]
 class Echo:
     """A chain that writes down who was asked what."""
 
-    def __init__(self, name: str, diary: list[tuple[str, str]], prompt: str = "{}") -> None:
+    def __init__(
+        self, name: str, diary: list[tuple[str, str]], prompt: str = "{}", model: object = None
+    ) -> None:
         self.name, self._diary, self._prompt = name, diary, prompt
+        self.model = model or self
 
     def ask(self, question: str, say: Callable[[str], None]) -> Asked:
         self._diary.append((question, self.name))
@@ -57,6 +61,20 @@ def test_a_later_round_goes_on_with_the_orders():
     ask_round("again", chains, QUESTIONS[:1], quiet(), asked=2)
     orders = ["".join(name for _, name in diary[at : at + 3]) for at in range(0, 9, 3)]
     assert orders == ["abc", "acb", "bac"]
+
+
+def test_a_side_waits_for_rest_where_another_model_answered_before(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    diary: list[tuple[str, str]] = []
+    monkeypatch.setattr(
+        chain_comparison, "wait_for_rest", lambda taken_s: diary.append(("", "wait"))
+    )
+    shared = object()
+    chains = [Echo("a", diary), Echo("b", diary, model=shared), Echo("c", diary, model=shared)]
+    ask_round("new", chains, QUESTIONS[:3], quiet())
+    heard = " ".join(name for _, name in diary)
+    assert heard == "wait a wait b c wait a wait c b b wait a wait c"
 
 
 def test_sides_that_sent_different_prompts_cannot_be_compared():
