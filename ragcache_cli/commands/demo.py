@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_model(parser)
     parser.set_defaults(dtype="float32")  # there, exact answers are equal token for token
-    add_max_tokens(parser, 16)
+    add_max_tokens(parser, 24)
     parser.add_argument(
         "--output",
         type=Path,
