@@ -22,6 +22,8 @@ COLOURS = ("#9aa0a6", "#1a73e8", "#12a182")
 FIGURES = 74
 """How many columns of the terminal the table's figures take."""
 WORDS_FROM_WIDTH = FIGURES + 15
+NAMES_FROM_WIDTH = FIGURES + 6
+"""Columns from which a question's number may be as wide as the word "median"."""
 
 
 def table(rounds: Sequence[Round], width: int) -> Table:
@@ -52,11 +54,13 @@ def table(rounds: Sequence[Round], width: int) -> Table:
     made.add_column("equal\nexact", justify="right")
     made.add_column("equal\nany", justify="right")
     for one in rounds:
-        _add_round(made, one, has_words)
+        _add_round(made, one, has_words, has_names=width >= NAMES_FROM_WIDTH)
     return made
 
 
-def _add_round(made: Table, one: Round, has_words: bool) -> None:
+def _add_round(made: Table, one: Round, has_words: bool, *, has_names: bool) -> None:
+    """Add the lines of a round. has_names: whether the means have a name, in whatever column."""
+    beside_number = has_names and not has_words
     same = [same_answers(run, one.stock) for run in one.runs[1:]]
     for at, asked in enumerate(one.stock.asked):
         made.add_row(
@@ -69,7 +73,7 @@ def _add_round(made: Table, one: Round, has_words: bool) -> None:
             end_section=at == len(one.stock.asked) - 1,
         )
     made.add_row(
-        "",
+        "mean" if beside_number else "",
         *([f"mean, {one.title}"] if has_words else []),
         *(_seconds(run.mean_ttft_s) for run in one.runs),
         f"{one.stock.prompt_tokens // len(one.stock.asked):,}",
@@ -78,7 +82,7 @@ def _add_round(made: Table, one: Round, has_words: bool) -> None:
         style="bold",
     )
     made.add_row(
-        "",
+        "median" if beside_number else "",
         *(["median"] if has_words else []),
         *(_seconds(run.median_ttft_s) for run in one.runs),
         end_section=True,

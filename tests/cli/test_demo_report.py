@@ -87,6 +87,13 @@ def test_each_round_has_its_means_and_medians():
     assert again[-9:] == ["1.00", "0.10", "0.50", "1,000", "0%", "96%", "90%", "1/1", "1/1"]
 
 
+@pytest.mark.parametrize("width", [80, 88, 89, 200])
+def test_the_means_are_named_where_there_is_room(width):
+    words = printed(width).split()
+    assert words.count("median") == 2
+    assert sum(word.startswith("mean") for word in words) == 2
+
+
 @pytest.mark.parametrize("width", [72, 80, 89, 100, 200])
 def test_a_narrow_terminal_loses_words_and_no_figure(width):
     text = printed(width)
