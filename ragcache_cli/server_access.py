@@ -26,4 +26,6 @@ def observer_of(parsed: argparse.Namespace) -> ServerObserver:
     api_key = os.environ.get(parsed.api_key_env) if parsed.api_key_env else None
     if parsed.api_key_env and not api_key:
         raise CommandError(f"the environment variable {parsed.api_key_env} is not set")
-    return ServerObserver(url, os.environ.get(OPERATOR_KEY), api_key)
+    operator_key = os.environ.get(OPERATOR_KEY)
+    # Where keys are in use, the metrics want one, too.
+    return ServerObserver(url, operator_key, api_key or operator_key)

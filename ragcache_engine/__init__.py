@@ -15,6 +15,7 @@ from ragcache_engine.engine import RAGCacheEngine
 from ragcache_engine.engine_chat import EngineChat
 from ragcache_engine.errors import (
     AnswerCutShort,
+    AnswersDiffer,
     BackendUnavailable,
     BadRequest,
     CannotBorrow,
@@ -93,6 +94,7 @@ __all__ = [
     "Answer",
     "AnswerCutShort",
     "AnswerStream",
+    "AnswersDiffer",
     "BackendUnavailable",
     "BadRequest",
     "CacheStats",

@@ -1,4 +1,4 @@
-"""Finds the folder that keeps models, indexes and measurements between runs."""
+"""Finds the folder that keeps models, indexes, logs, tensors and measurements between runs."""
 
 from __future__ import annotations
 

@@ -64,7 +64,8 @@ class EngineConfig(BaseModel):
       cache.
     disk_cache: bytes of disk below the host cache; 0 for none. Its files survive the process, and several
       engines may share them.
-    disk_cache_dir: the folder of the disk cache; None: ~/.cache/ragcache/kv.
+    disk_cache_dir: the folder of the disk cache; None: kv/ in $RAGCACHE_HOME, by default
+      ~/.cache/ragcache.
     policy: which documents a full tier evicts first; a name of knowledge.POLICIES.
     reorder_window: how many waiting requests compete to be the next one. The request with the most
       tokens cached and the fewest to compute wins. No request is overtaken more than this many times.
@@ -108,7 +109,7 @@ class EngineConfig(BaseModel):
       and Hermes models write that. So do models whose chat template has no place for tools: the system
       message asks them for it.
     vllm_log: where vLLM's log goes, and what its processes print. "file": into a file of its own in
-      ~/.cache/ragcache/logs, which errors name and quote; one line on standard error tells of it while
+      logs/ of $RAGCACHE_HOME, which errors name and quote; one line on standard error tells of it while
       the model loads. RAGCache's warnings go through `logging` as ever. "show": vLLM logs in its own
       way. So it does if VLLM_LOGGING_CONFIG_PATH is set, or one of vllm_args configures its logging.
       VLLM_LOGGING_LEVEL sets the level for both.

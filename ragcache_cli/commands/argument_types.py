@@ -96,7 +96,7 @@ def add_disk_cache_dir(parser: argparse.ArgumentParser) -> None:
         "--disk-cache-dir",
         type=Path,
         metavar="FOLDER",
-        help="where the disk cache lies, which engines may share (~/.cache/ragcache/kv)",
+        help="where the disk cache lies, which engines may share (kv in $RAGCACHE_HOME)",
     )
 
 

@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 
 from ragcache_cli.main import main
+from ragcache_engine import EngineConfig
+from ragcache_engine.calibration import Calibration, CalibrationKey
 from ragcache_engine.dashboard import ServerObserver
 
 pytestmark = pytest.mark.vllm
@@ -51,6 +53,25 @@ def test_without_the_flag_nothing_of_it_is_there(
     words = shown(capsys, demo_model)
     assert settings_of(words)["recompute_ratio"] is None
     assert "--worker-cls" not in words
+
+
+def test_the_calibrated_ratio_is_the_one_for_documents_stored_alone(
+    demo_model: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setenv("RAGCACHE_HOME", str(tmp_path))
+    for donors, ratio in (("alone", 0.5), ("neighbours", 0.1)):
+        config = EngineConfig(
+            model=demo_model, reuse="anywhere", recompute_ratio=ratio, donors=donors
+        )
+        key = CalibrationKey.of(config)
+        found = Calibration(key, ratio, 0.97, 0.96, 0.98, 0.95, 50, "2026-11-24")
+        key.path.parent.mkdir(parents=True, exist_ok=True)
+        key.path.write_text(found.to_json())
+    words = shown(capsys, demo_model, "--reuse", "anywhere")
+    assert settings_of(words)["recompute_ratio"] == 0.5, "a request cannot name neighbours"
 
 
 def test_a_ratio_beyond_one_is_refused(demo_model: str, capsys: pytest.CaptureFixture[str]):

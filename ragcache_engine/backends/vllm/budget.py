@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from secrets import token_hex
 
+from ragcache_engine.cache_home import cache_home
+
 GIB = 1 << 30
 HOST_MOST_BYTES = 4 * GIB
 """The largest host tier that RAGCache chooses on a GPU."""
@@ -47,7 +49,7 @@ class TierBudget:
 
     def folder(self) -> Path:
         """The disk tier's folder."""
-        return (self.disk_folder or Path("~/.cache/ragcache/kv")).expanduser()
+        return (self.disk_folder or cache_home() / "kv").expanduser()
 
     def host_bytes_for(self, *, is_cpu: bool, free_bytes: int) -> int:
         """Return the host tier's bytes on a machine with this much free memory."""

@@ -8,9 +8,9 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from ragcache_engine.cache_home import cache_home
 from ragcache_engine.processes import is_alive
 
-FOLDER = "~/.cache/ragcache/logs"
 KEPT_FILES = 20
 """How many files to keep, beside those of running engines."""
 
@@ -20,9 +20,10 @@ _PREFIX, _SUFFIX = "vllm-", ".log"
 def create_log_file(folder: Path | None = None) -> Path:
     """Create an empty file that only its owner reads, and remove the oldest of earlier engines.
 
-    folder: FOLDER by default. If it cannot be written, the file is made where temporary files go.
+    folder: by default one in RAGCache's own folder. If it cannot be written, the file is made where
+      temporary files go.
     """
-    folder = folder or Path(FOLDER).expanduser()
+    folder = folder or cache_home() / "logs"
     name = f"{_PREFIX}{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-"
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -21,6 +21,11 @@ def test_each_engine_gets_a_file_of_its_own_that_only_its_owner_reads(tmp_path: 
     assert stat.S_IMODE(first.stat().st_mode) == 0o600
 
 
+def test_it_lies_where_everything_of_ours_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("RAGCACHE_HOME", str(tmp_path))
+    assert create_log_file().parent == tmp_path / "logs"
+
+
 def test_a_folder_that_is_not_there_is_made(tmp_path: Path):
     assert create_log_file(tmp_path / "a" / "b").parent == tmp_path / "a" / "b"
 
