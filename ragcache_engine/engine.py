@@ -90,10 +90,13 @@ class RAGCacheEngine:
         templates = TemplateBook()
         backend = backend or _make_backend(config)
         reports: list[Report] = []
+        drift = _make_drift(config, calibration)
         if config.missing_donors == "later":
-            backend = preparing = PreparingBackend(backend)
+            backend = preparing = PreparingBackend(
+                backend, is_wanted=lambda: drift is None or not drift.is_off
+            )
             reports.append(preparing.report)
-        if drift := _make_drift(config, calibration):
+        if drift:
             backend = RecheckingBackend(backend, drift, config.recheck_share)
             reports.append(drift.report)
         neighbours = _make_neighbour_book(config, backend)

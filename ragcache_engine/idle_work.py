@@ -32,6 +32,7 @@ class IdleWork:
         self._running = 0
         self._is_closed = True
         self._task: asyncio.Task[None] | None = None
+        self._ending: set[asyncio.Task[None]] = set()  # cancelled, and not yet at their end
 
     def open(self) -> None:
         """Allow work; before, and after `close`, none is done."""
@@ -55,10 +56,10 @@ class IdleWork:
 
     @asynccontextmanager
     async def paused(self) -> AsyncIterator[None]:
-        """Do no work meanwhile. The piece that is being done has ended when this begins."""
-        await self._cancel()
+        """Do no work meanwhile. Every piece that was begun has ended when this begins."""
         self._running += 1
         try:
+            await self._cancel()
             yield
         finally:
             self._running -= 1
@@ -76,12 +77,13 @@ class IdleWork:
         while self._has_more():
             await self._do_next()
 
-    def _interrupt(self) -> asyncio.Task[None] | None:
+    def _interrupt(self) -> None:
         task, self._task = self._task, None
-        if task is not None:
+        if task is not None and not task.done():
             task.cancel()
-        return task
+            self._ending.add(task)
+            task.add_done_callback(self._ending.discard)
 
     async def _cancel(self) -> None:
-        if task := self._interrupt():
-            await asyncio.gather(task, return_exceptions=True)
+        self._interrupt()
+        await asyncio.gather(*self._ending, return_exceptions=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from itertools import count
@@ -34,16 +34,25 @@ class PreparingBackend(ForwardingBackend):
     """Does what `inner` does, and prepares documents of prompts that were answered exactly without them.
 
     All methods belong to the engine's loop, except those that any thread may call on every backend.
-    idle_s: seconds without a request before it begins.
+    is_wanted: returns whether anybody will borrow what is prepared. idle_s: seconds without a request
+    before it begins.
     """
 
-    def __init__(self, inner: Backend, *, idle_s: float = IDLE_S) -> None:
+    def __init__(
+        self,
+        inner: Backend,
+        *,
+        is_wanted: Callable[[], bool] = lambda: True,
+        idle_s: float = IDLE_S,
+    ) -> None:
         super().__init__(inner)
+        self._is_wanted = is_wanted
         self._waiting: OrderedDict[tuple[str | None, tuple[str, ...]], BackendRequest] = (
             OrderedDict()
         )
         self._numbers = count()
         self._is_preparing = False
+        self._clearings = 0  # how often documents had to go: what began before is prepared no more
         self._idle = IdleWork(self._prepare_next, self._has_more, idle_s=idle_s)
 
     def report(self) -> dict[str, Any]:
@@ -51,10 +60,12 @@ class PreparingBackend(ForwardingBackend):
         return {"unprepared": len(self._waiting) + self._is_preparing}
 
     async def generate(self, request: BackendRequest) -> AsyncGenerator[Delta, None]:
+        clearings = self._clearings
         with self._idle.request():
             async with aclosing(self.inner.generate(request)) as deltas:
                 async for delta in deltas:
-                    if delta.finish_reason and delta.why_exact == WhyExact.NOT_PREPARED:
+                    is_unprepared = delta.why_exact == WhyExact.NOT_PREPARED
+                    if delta.finish_reason and is_unprepared and clearings == self._clearings:
                         self._keep(request)
                     yield delta
 
@@ -67,7 +78,7 @@ class PreparingBackend(ForwardingBackend):
             self._waiting.popitem(last=False)
 
     def _has_more(self) -> bool:
-        return bool(self._waiting)
+        return bool(self._waiting) and self._is_wanted()
 
     async def _prepare_next(self) -> None:
         name, request = self._waiting.popitem()
@@ -103,12 +114,17 @@ class PreparingBackend(ForwardingBackend):
         return limits
 
     async def clear_cache(self) -> bool:
+        self._clearings += 1
         async with self._idle.paused():
             self._waiting.clear()
             return await super().clear_cache()
 
     async def forget(self, document_ids: Sequence[str]) -> None:
-        """Forget documents; prompts with them are prepared no more, which would bring them back."""
+        """Forget documents; prompts with them are prepared no more, which would bring them back.
+
+        Nor are prompts that are being answered, whatever they are about.
+        """
+        self._clearings += 1
         async with self._idle.paused():
             doomed = set(document_ids)
             for name, request in list(self._waiting.items()):

@@ -64,6 +64,7 @@ class RecheckingBackend(ForwardingBackend):
         self._waiting: deque[Served] = deque(maxlen=MOST_WAITING)
         self._guesses: OrderedDict[str, Served] = OrderedDict()  # ended, and perhaps adopted yet
         self._adopted: set[str] = set()  # guesses that were adopted while they ran
+        self._forgets = 0  # what began before one of them is not rechecked
 
     # -- requests ----------------------------------------------------------------------------------
 
@@ -71,6 +72,7 @@ class RecheckingBackend(ForwardingBackend):
         is_refused = self._drift.is_off and not request.is_exact
         sent = replace(request, is_exact=True, contexts={}) if is_refused else request
         texts: list[str] = []
+        forgets = self._forgets
         with self._idle.request():
             try:
                 async with aclosing(self.inner.generate(sent)) as deltas:
@@ -78,7 +80,11 @@ class RecheckingBackend(ForwardingBackend):
                         texts.append(delta.text)
                         if delta.finish_reason and is_refused:
                             delta = replace(delta, why_exact=WhyExact.DRIFTED)
-                        elif delta.finish_reason and self._is_chosen(request, delta):
+                        elif (
+                            delta.finish_reason
+                            and forgets == self._forgets
+                            and self._is_chosen(request, delta)
+                        ):
                             self._keep(Served(request, "".join(texts)))
                         yield delta
             finally:
@@ -168,7 +174,11 @@ class RecheckingBackend(ForwardingBackend):
             return await super().clear_cache()
 
     async def forget(self, document_ids: Sequence[str]) -> None:
-        """Forget documents; answers about them are rechecked no more, which would bring them back."""
+        """Forget documents; answers about them are rechecked no more, which would bring them back.
+
+        Nor are answers that are on their way, whatever they are about.
+        """
+        self._forgets += 1
         async with self._idle.paused():
             doomed = set(document_ids)
             kept = [

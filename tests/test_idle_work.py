@@ -79,6 +79,57 @@ def test_nothing_is_done_during_a_pause():
     asyncio.run(run())
 
 
+def test_a_pause_waits_for_a_piece_that_a_request_has_cancelled_before():
+    async def run() -> None:
+        ended: list[str] = []
+
+        async def slow() -> None:
+            try:
+                await asyncio.sleep(3600)
+            except asyncio.CancelledError:
+                for _ in range(5):
+                    await asyncio.sleep(0)
+                ended.append("piece")
+                raise
+
+        idle = IdleWork(slow, lambda: not ended, idle_s=0.0)
+        idle.open()
+        idle.begin()
+        await settle()
+        with idle.request():
+            async with idle.paused():
+                ended.append("paused")
+        assert ended == ["piece", "paused"]
+        await idle.close()
+
+    asyncio.run(run())
+
+
+def test_nothing_begins_while_a_pause_waits_for_the_last_piece():
+    async def run() -> None:
+        begun: list[int] = []
+
+        async def slow() -> None:
+            begun.append(len(begun))
+            try:
+                await asyncio.sleep(3600)
+            except asyncio.CancelledError:
+                idle.begin()
+                await asyncio.sleep(0)
+                raise
+
+        idle = IdleWork(slow, lambda: True, idle_s=0.0)
+        idle.open()
+        idle.begin()
+        await settle()
+        async with idle.paused():
+            await settle()
+            assert begun == [0]
+        await idle.close()
+
+    asyncio.run(run())
+
+
 def test_nothing_is_done_before_it_is_open_or_after_it_is_closed():
     async def run() -> None:
         pieces = Pieces(1)

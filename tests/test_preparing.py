@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
 from typing import Any
 
 import pytest
@@ -19,6 +22,7 @@ from ragcache_engine import (
     SamplingOptions,
 )
 from ragcache_engine.preparing import MOST_WAITING, PreparingBackend
+from ragcache_engine.protocols import BackendRequest, Delta
 from ragcache_engine.tiers.borrowing.plan import WhyExact
 
 SEA = [Document(f"d{n}", f"What is known about the sea, page {n}. " * 20) for n in range(8)]
@@ -115,6 +119,59 @@ def test_a_neighbour_is_prepared_with_its_document(engine_of):
     assert ask(engine, 0, 1, 2).usage.why_exact == LATER
     assert prepared(engine)
     assert not ask(engine, 0, 2, 1).usage.is_exact
+
+
+class Held(MemoryBackend):
+    """Borrows, prepares later, and ends no answer that somebody asked for before `go_on` is set."""
+
+    def __init__(self) -> None:
+        super().__init__(recompute_ratio=0.1, donors_later=True)
+        self.has_begun, self.go_on = threading.Event(), threading.Event()
+
+    async def generate(self, request: BackendRequest) -> AsyncGenerator[Delta, None]:
+        async with aclosing(super().generate(request)) as deltas:
+            async for delta in deltas:
+                if delta.finish_reason and not request.makes_donors:
+                    self.has_begun.set()
+                    await asyncio.to_thread(self.go_on.wait, 30)
+                yield delta
+
+
+def test_what_is_forgotten_while_it_is_asked_is_not_prepared():
+    backend = Held()
+    config = EngineConfig(
+        model="any",
+        reuse="anywhere",
+        recompute_ratio=0.1,
+        donors="alone",
+        missing_donors="later",
+        recheck_share=0,
+    )
+    with RAGCacheEngine(config, backend=backend) as engine, ThreadPoolExecutor(1) as beside:
+        asked = beside.submit(ask, engine, 0, 1)
+        assert backend.has_begun.wait(30)
+        engine.forget(["d1"])
+        backend.go_on.set()
+        assert asked.result().usage.why_exact == LATER
+        time.sleep(0.1)
+        assert engine.stats().unprepared == 0
+        assert engine.stats().tiers.donor_tokens == 0
+        ask(engine, 2, 3)
+        assert prepared(engine)
+        assert engine.stats().tiers.donor_tokens > 0, "what comes afterwards is prepared"
+
+
+def test_nothing_is_prepared_that_nobody_will_borrow():
+    inner = MemoryBackend(recompute_ratio=0.1, donors_later=True)
+    backend = PreparingBackend(inner, is_wanted=lambda: False)
+    config = EngineConfig(
+        model="any", reuse="anywhere", recompute_ratio=0.1, donors="alone", recheck_share=0
+    )
+    with RAGCacheEngine(config, backend=backend) as engine:
+        ask(engine, 0, 1)
+        time.sleep(0.1)
+        assert backend.report() == {"unprepared": 1}
+        assert engine.stats().tiers.donor_tokens == 0
 
 
 def test_what_is_forgotten_is_not_prepared(engine_of, monkeypatch: pytest.MonkeyPatch):

@@ -334,6 +334,7 @@ class MemoryBackend:
             starts=request.text_starts,
             exact_documents=exact_documents,
             served=served,
+            answer_tokens=request.options.max_tokens,
         )
         if not isinstance(plan, BorrowPlan) or request.makes_donors or not self._donors_later:
             return plan

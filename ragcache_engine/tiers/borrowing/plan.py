@@ -29,7 +29,7 @@ class WhyExact(StrEnum):
     NOTHING_SERVED = "every document is exact here, or was in no prompt before"
     SHORT = "the documents after the first are so short that borrowing gains nothing"
     TOO_LONG = "a document and its context are longer than the model's context"
-    NO_ROOM = "device memory does not hold the prompt and its donors at once"
+    NO_ROOM = "device memory does not hold the prompt, its answer and its donors at once"
     NOT_PREPARED = "its donors are computed later, in idle time: answering exactly was quicker"
     CACHED = "its exact tensors are cached: answering exactly was quicker"
     OTHER_INPUT = "token ids alone do not determine the tensors"
@@ -175,6 +175,7 @@ def plan_borrowing(
     starts: Sequence[int] = (),
     exact_documents: int = 1,
     served: Mapping[int, Donor] | None = None,
+    answer_tokens: int | None = 1,
 ) -> BorrowPlan | WhyExact:
     """Plan what a prompt borrows, or say why it borrows nothing. A function of its arguments alone.
 
@@ -187,6 +188,8 @@ def plan_borrowing(
       without them, at the end of the run before.
     exact_documents: how many documents are exact, from the first on. served: donors that take the place
       of those from contexts, by the place of their document among all documents of the prompt.
+    answer_tokens: the most tokens of the answer; None: all that the context has room for. A request that
+      loses its memory in the middle of its answer needs its donors again, beside what it has computed.
     """
     spans = find_spans(segments, len(token_ids), starts)
     if len(spans) < 2:
@@ -201,11 +204,13 @@ def plan_borrowing(
         donor = (served or {}).get(place)
         context = contexts.get(span.document)
         donors.append(donor or _make_donor(system, context, token_ids, span, block_tokens))
-    if max(len(donor.token_ids) for donor in donors) > context_tokens:
+    if max(len(donor.token_ids) for donor in donors) >= context_tokens:  # each gives a token, too
         return WhyExact.TOO_LONG
     exact_end = spans[exact_documents - 1].lent_end
     shared = exact_end // block_tokens - len(system) // block_tokens  # with the first donor
-    if _count_blocks(system, donors, len(token_ids), block_tokens) - shared > device_blocks:
+    longest = context_tokens if answer_tokens is None else len(token_ids) + answer_tokens
+    longest = max(len(token_ids) + 1, min(longest, context_tokens))
+    if _count_blocks(system, donors, longest, block_tokens) - shared > device_blocks:
         return WhyExact.NO_ROOM
     # One whole block at least is not exact, so that its hash, and with it all later ones, can tell.
     exact_blocks = min(exact_end // block_tokens, len(token_ids) // block_tokens - 1)
@@ -274,12 +279,12 @@ def _pad(
 
 
 def _count_blocks(
-    system: Sequence[int], donors: Iterable[Donor], prompt_tokens: int, block_tokens: int
+    system: Sequence[int], donors: Iterable[Donor], tokens: int, block_tokens: int
 ) -> int:
-    """Count the blocks of a prompt and of its donors, with one for the answer to go on."""
+    """Count the blocks of a prompt with its answer (`tokens`) and of its donors, and a spare one."""
     shared = len(system) // block_tokens  # by all of them
     donated = sum(len(tokens) // block_tokens - shared for tokens in {d.token_ids for d in donors})
-    return donated + ceil((prompt_tokens + 1) / block_tokens) + 1
+    return donated + ceil(tokens / block_tokens) + 1
 
 
 def _divide(

@@ -28,14 +28,15 @@ def report_borrowing(
     documents.append(_report_exact(last, found.get(0)))
     for place, span in enumerate(plan.documents[plan.exact_documents :], 1):
         anew = bisect_left(recomputed, span.end) - bisect_left(recomputed, span.start)
+        anew += max(0, span.end - plan.end)  # a prompt's last token is computed in any case
         tier = Tier.DEVICE if shared_tokens >= span.end else found.get(place)
         tokens = span.end - span.start
         documents.append(
             DocumentReuse(span.document, tokens, tier.value if tier else None, tokens - anew, anew)
         )
-    return ReuseReport(
-        tuple(documents), len(recomputed) - sum(document.recomputed for document in documents)
-    )
+    computed = len(recomputed) + max(0, plan.documents[-1].end - plan.end)
+    of_documents = sum(document.recomputed for document in documents)
+    return ReuseReport(tuple(documents), computed - of_documents)
 
 
 def _find_tier(prefix: Mapping[Tier, int] | None, end: int) -> Tier | None:

@@ -34,10 +34,11 @@ def steps_of(engine: Any) -> list[int]:
     return [count for count in tokens if count]
 
 
+@pytest.mark.parametrize("ratio", [None, 0.1], ids=["exact reuse", "reuse at any position"])
 def test_steps_are_short_while_something_provisional_is_computed_and_vllms_own_else(
-    engine_with: Callable[..., Any],
+    engine_with: Callable[..., Any], ratio: float | None
 ):
-    engine = engine_with(device_blocks=512, step_tokens=4096)
+    engine = engine_with(device_blocks=512, step_tokens=4096, recompute_ratio=ratio)
     tokens, segments = list(range(1_200)), [(1_100, "d1")]
     engine.ask("asked for", tokens, segments)
     assert steps_of(engine) == [1_200]

@@ -151,7 +151,10 @@ def test_what_lies_before_a_position_is_left_out():
         ([], {}, WhyExact.FEW_DOCUMENTS),
         ([(10, None), (30, "a")], {}, WhyExact.FEW_DOCUMENTS),
         (TWO_SEGMENTS, {"context_tokens": 32}, WhyExact.TOO_LONG),
+        (TWO_SEGMENTS, {"context_tokens": 33}, WhyExact.TOO_LONG),  # of one token's answer, too
         (TWO_SEGMENTS, {"device_blocks": 7}, WhyExact.NO_ROOM),
+        (TWO_SEGMENTS, {"device_blocks": 20, "answer_tokens": 400}, WhyExact.NO_ROOM),
+        (TWO_SEGMENTS, {"device_blocks": 20, "answer_tokens": None}, WhyExact.NO_ROOM),
         (TWO_SEGMENTS, {"block_tokens": 64}, WhyExact.SHORT),
         (TWO_SEGMENTS, {"least_tokens": 21}, WhyExact.SHORT),
     ],

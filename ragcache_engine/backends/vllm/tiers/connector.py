@@ -119,7 +119,11 @@ class TierConnector(OffloadingConnector):
     # -- each request ------------------------------------------------------------------------------
 
     def on_new_request(self, request: Request) -> None:
-        message = self._messages[request.request_id] = _read_message(request)
+        message = _read_message(request)
+        if message.contexts and not self.settings.is_operator(message.operator_key):
+            # They become prompts of their own, whose tokens nobody has checked.
+            message = replace(message, contexts={})
+        self._messages[request.request_id] = message
         if message.forget:
             if self.settings.is_operator(message.operator_key):
                 self.cache.forget(message.forget, message.tombstones or None)

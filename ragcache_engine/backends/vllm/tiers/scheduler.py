@@ -102,17 +102,16 @@ class TierScheduler(Scheduler):
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         # A cancellation takes effect only after the running step.
-        self.max_num_scheduled_tokens = (
+        most = (
             self._provisional_step_tokens
             if self._is_prefilling_provisional()
             else self._step_tokens
         )
+        self.max_num_scheduled_tokens = most
         if self._borrowing:
             # What is recomputed before the step takes as long as if the step computed it.
             recomputed = self._borrowing.begin_step()
-            self.max_num_scheduled_tokens = max(
-                self.max_num_scheduled_tokens - recomputed, self._step_tokens // LEAST_STEP_SHARE
-            )
+            self.max_num_scheduled_tokens = max(most - recomputed, most // LEAST_STEP_SHARE)
         output = super().schedule(throttle_prefills)
         if self._borrowing:
             self._borrowing.end_step(output)

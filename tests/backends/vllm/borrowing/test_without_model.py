@@ -16,6 +16,8 @@ from zlib import crc32
 
 import pytest
 
+from ragcache_engine.tiers.borrowing.plan import WhyExact
+
 pytestmark = pytest.mark.vllm
 
 SYSTEM = [5] * 37
@@ -175,7 +177,78 @@ def test_a_device_too_small_for_prompt_and_donors_answers_exactly(
     engine = borrowing(device_blocks=24)
     told = asked(engine, "one", "a", "b", "c")
     assert "reuse" not in told
-    assert told["why_exact"] == "device memory does not hold the prompt and its donors at once"
+    assert told["why_exact"] == str(WhyExact.NO_ROOM)
+
+
+def test_an_answer_that_would_leave_no_room_for_the_donors_is_exact(
+    borrowing: Callable[..., Any],
+):
+    engine = borrowing(device_blocks=30)
+    assert "reuse" in asked(engine, "short", "a", "b", "c", answer_tokens=20)
+    told = asked(engine, "long", "a", "b", "c", answer_tokens=150)
+    assert told["why_exact"] == WhyExact.NO_ROOM
+
+
+def steps_until_all_ended(engine: Any, most: int) -> int:
+    """Step until nobody waits or runs; how many steps that took."""
+    for steps in range(most):
+        if not engine.unfinished:
+            return steps
+        engine.step()
+    pytest.fail(f"{engine.unfinished} requests still wait after {most} steps")
+
+
+@pytest.mark.parametrize("others", [1, 40])
+@pytest.mark.parametrize("window", [1, 32])
+def test_a_long_request_in_front_of_borrowers_is_not_kept_from_its_memory(
+    borrowing: Callable[..., Any], window: int, others: int
+):
+    engine = borrowing(device_blocks=41, reorder_window=window)
+    asked(engine, "warm", "a", "b", "c")
+    engine.ask("long", [7] * 600, [(600, None)])
+    for number in range(others):
+        engine.ask(f"b{number}", *prompt("a", "b", "c", question=number + 2))
+    assert steps_until_all_ended(engine, 600)
+    engine.cache.check_idle()
+
+
+def test_a_running_request_keeps_its_memory_beside_a_borrower_that_does_not_fit(
+    borrowing: Callable[..., Any],
+):
+    engine = borrowing(device_blocks=41)
+    asked(engine, "warm", "a", "b", "c")
+    engine.ask("runs", [7] * 400, [(400, None)], answer_tokens=180)
+    engine.step()
+    engine.ask("borrows", *prompt("a", "b", "c", question=2))
+    running = engine.scheduler.requests["runs"]
+    while "runs" in engine.scheduler.requests:
+        engine.step()
+        assert running.num_preemptions == 0
+    steps_until_all_ended(engine, 100)
+
+
+def test_a_borrower_that_lost_its_memory_borrows_again_and_ends(
+    borrowing: Callable[..., Any],
+):
+    engine = borrowing(device_blocks=34)
+    engine.ask("early", [7] * 20, [(20, None)], answer_tokens=400)
+    engine.step()
+    engine.ask("borrows", *prompt("a", "b", "c"), answer_tokens=60)
+    assert steps_until_all_ended(engine, 2_000)
+    engine.cache.check_idle()
+
+
+def test_tokens_of_a_neighbour_that_the_model_does_not_have_end_nothing(
+    borrowing: Callable[..., Any],
+):
+    engine = borrowing()
+    tokens, segments = prompt("a", "b")
+    for number, token in enumerate([2**63, 10_000_000, -5]):
+        contexts = {"b": ("n", [token])}
+        engine.ask(f"x{number}", tokens, segments, contexts=contexts, operator_key=None)
+    told = engine.run()
+    assert all("reuse" in told[f"x{number}"] for number in range(3)), "from a donor stored alone"
+    assert not engine.cache.index.nodes_of("n")
 
 
 def test_donors_that_may_come_later_are_computed_for_a_prompt_that_makes_them(
