@@ -18,6 +18,7 @@ from ragcache_cli.engine_settings import make_config
 from ragcache_cli.files import folder_sources
 from ragcache_cli.index import PassageIndex
 from ragcache_cli.model_prompts import prepare_model
+from ragcache_cli.models import DEMO_MODEL, DEMO_MODEL_NAME
 from ragcache_cli.passage_neighbours import as_document, corpus_of
 from ragcache_cli.passages import Passage
 from ragcache_cli.precision import choose_dtype
@@ -34,6 +35,11 @@ from ragcache_engine import (
     Usage,
 )
 from ragcache_engine.config import BackendName
+
+SMALL_MODEL = (
+    f"{DEMO_MODEL_NAME} answered, which needs no download and is too small to answer well: --model takes "
+    "any hub id or folder."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +102,8 @@ def answer_questions(settings: AskSettings, console: Console) -> int:
             except RAGCacheError as error:
                 failed += 1
                 notes.console.print(f"[red]error:[/red] {escape(str(error))}", highlight=False)
+    if settings.model == DEMO_MODEL and settings.backend == "vllm":
+        notes.console.print(SMALL_MODEL, highlight=False)
     return failed
 
 
