@@ -86,4 +86,5 @@ class IdleWork:
 
     async def _cancel(self) -> None:
         self._interrupt()
-        await asyncio.gather(*self._ending, return_exceptions=True)
+        if self._ending:
+            await asyncio.wait(self._ending)

@@ -31,8 +31,8 @@ class SimulatedBorrowing:
         self._step_tokens = step_tokens
         self._borrowers: Borrowers[Block] = Borrowers(device.pool.find, device.sizes.device_blocks)
         self._numbers = count()
-        self._candidates: dict[str, Borrower[Block]] = {}
         self._ready: dict[str, Borrower[Block]] = {}
+        self._held_in_vain = False
 
     def add(self, request: SimulatedRequest) -> None:
         """Let a request wait for its donors, if it borrows."""
@@ -41,7 +41,7 @@ class SimulatedBorrowing:
             self._borrowers.add(Borrower(request.name, request.loan.plan, keys))
 
     def begin_step(self, waiting: Iterable[SimulatedRequest]) -> list[SimulatedRequest]:
-        """Find the requests that may be admitted now; return requests for missing donors.
+        """Hold the donors of requests that may be admitted now; return requests for missing donors.
 
         Their order is that in which they are to be computed. waiting: all requests without memory.
         """
@@ -53,20 +53,19 @@ class SimulatedBorrowing:
             lambda name: -(-(by_name[name].tokens + 1) // self._device.sizes.block_tokens),
             int(min(self._step_tokens, UNBOUNDED)),
         )
-        self._candidates = {borrower.name: borrower for borrower in ready}
+        if self._held_in_vain:
+            for borrower in ready:
+                borrower.lent = []
+            ready = []
+        for borrower in ready:
+            for blocks in borrower.lent:
+                self._device.pool.use(blocks)
+            self._ready[borrower.name] = borrower
         return [self._ask_for(donor, by_name[donor.borrower.name]) for donor in missing]
 
     def may_admit(self, request: SimulatedRequest) -> bool:
-        """Return whether a request may be admitted in this step; hold its donors if it borrows."""
-        if request.loan is None or request.name in self._ready:
-            return True
-        borrower = self._candidates.get(request.name)
-        if borrower is None or not self._borrowers.hold(borrower):
-            return False
-        for blocks in borrower.lent:
-            self._device.pool.use(blocks)
-        self._ready[request.name] = borrower
-        return True
+        """Return whether a request may be admitted in this step: it borrows nothing, or from here."""
+        return request.loan is None or request.name in self._ready
 
     def note_admitted(self, request: SimulatedRequest) -> int:
         """Note that a request has its memory; return how many tokens are recomputed for it."""
@@ -86,9 +85,13 @@ class SimulatedBorrowing:
         _, recomputed = borrower.plan.after(shared)
         return len(recomputed)
 
-    def end_step(self) -> None:
-        """Release the donors that this step has copied from, or could not yet."""
-        ready, self._ready, self._candidates = self._ready, {}, {}
+    def end_step(self, *, is_empty: bool) -> None:
+        """Release the donors that this step has copied from, or could not yet.
+
+        is_empty: whether the step computed nothing. Then the next one holds no donors.
+        """
+        ready, self._ready = self._ready, {}
+        self._held_in_vain = bool(ready) and is_empty
         for borrower in ready.values():
             for blocks in borrower.lent:
                 self._device.pool.release(blocks)

@@ -96,7 +96,7 @@ class Scheduler:
             self._admit_waiting(step)
         self._pass_time(step)
         self.prefilled_tokens += step.prompt_tokens
-        self._borrowing.end_step()
+        self._borrowing.end_step(is_empty=not step.computed)
         self.device.end_step(step.computed, step.prompt_tokens, step.seconds)
         done = [request for request in step.computed if request.computed_tokens == request.tokens]
         for donor in [request for request in done if request.is_donor]:

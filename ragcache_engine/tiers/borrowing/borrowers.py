@@ -100,11 +100,10 @@ class Borrowers(Generic[B]):
         blocks_of: Callable[[str], int],
         most_recomputed: int,
     ) -> tuple[list[Borrower[B]], list[MissingDonor[B]]]:
-        """Return the waiting requests that have all their donors now, and the donors that others lack.
+        """Return the waiting requests that have all their donors, and the donors that others lack.
 
-        Nothing is held yet: whoever goes first in the step may overwrite donors (see `hold`). Donors are
-        fetched for as many requests as fit into device memory with their donors, the oldest first: more
-        would evict each other's donors for ever.
+        Donors are fetched for as many requests as fit into device memory with their donors, the oldest
+        first: more would evict each other's donors for ever.
         is_waiting: returns whether a request waits for admission. blocks_of: returns how many blocks a
           request needs. most_recomputed: how many tokens one step may recompute; one request may exceed
           it.
@@ -131,15 +130,9 @@ class Borrowers(Generic[B]):
             elif len(ready) < MOST_READY:
                 recomputed += len(borrower.plan.recomputed)
                 if not ready or recomputed <= most_recomputed:
+                    borrower.lent = [self._blocks(keys) for keys in borrower.keys]
                     ready.append(borrower)
         return ready, missing
-
-    def hold(self, borrower: Borrower[B]) -> bool:
-        """Put the blocks of all donors into `lent`; return False, and put nothing, if one is gone."""
-        if not all(self._find(borrower, place) for place in range(len(borrower.keys))):
-            return False
-        borrower.lent = [self._blocks(keys) for keys in borrower.keys]
-        return True
 
     def _find(self, borrower: Borrower[B], place: int) -> bool:
         keys = borrower.keys[place]

@@ -108,8 +108,8 @@ class BorrowScheduling:
         # For requests that only make donors: those that they asked for.
         self._asked: dict[str, list[str]] = {}
         self._orphans: list[str] = []
-        self._candidates: dict[str, Borrower[KVCacheBlock]] = {}  # of this step
-        self._ready: dict[str, Borrower[KVCacheBlock]] = {}  # of those, the ones with held donors
+        self._ready: dict[str, Borrower[KVCacheBlock]] = {}
+        self._held_in_vain = False
         self._jobs: list[BorrowJob] = []
         self._lent: dict[int, list[KVCacheBlock]] = {}  # by scheduler output
 
@@ -272,9 +272,10 @@ class BorrowScheduling:
     # -- each step ---------------------------------------------------------------------------------
 
     def begin_step(self) -> int:
-        """Ask for missing donors, and find the requests that may be admitted now.
+        """Ask for missing donors, and hold those of requests that may be admitted now.
 
-        Returns how many tokens may have to be recomputed in this step.
+        After a step in which donors were held and nothing was computed, none are: they may have taken the
+        memory of a request that waits in front. Returns how many tokens may have to be recomputed.
         """
         if self._orphans:
             orphans, self._orphans = self._orphans, []
@@ -284,27 +285,23 @@ class BorrowScheduling:
         ready, missing = self._borrowers.find_ready(
             self._is_waiting, self._blocks_of, self._step_tokens
         )
-        self._candidates = {borrower.name: borrower for borrower in ready}
+        if self._held_in_vain:
+            for borrower in ready:
+                borrower.lent = []
+            ready = []
+        for borrower in ready:
+            # Held, so that nothing in this step overwrites them.
+            for blocks in borrower.lent:
+                self._scheduler.pool.touch(blocks)
+            self._ready[borrower.name] = borrower
         for donor in reversed(missing):
             self._ask_for(donor)
         return sum(len(borrower.plan.recomputed) for borrower in ready)
 
     def may_admit(self, request: Request) -> bool:
-        """Return whether a request may be admitted in this step: it borrows nothing, or from here.
-
-        vLLM asks this directly before it takes the request's blocks. Only from then on its donors are
-        held: earlier, they would take memory from those that run, and from those that wait before it.
-        """
+        """Return whether a request may be admitted in this step: it borrows nothing, or from here."""
         name = request.request_id
-        if name in self._ready or self._borrowers.get(name) is None:
-            return True
-        borrower = self._candidates.get(name)
-        if borrower is None or not self._borrowers.hold(borrower):
-            return False
-        for blocks in borrower.lent:
-            self._scheduler.pool.touch(blocks)
-        self._ready[name] = borrower
-        return True
+        return name in self._ready or self._borrowers.get(name) is None
 
     def borrowed_tokens(self, request: Request, local_tokens: int) -> int | None:
         """Return how many tokens behind those in its own blocks a request gets by borrowing.
@@ -353,7 +350,8 @@ class BorrowScheduling:
 
     def end_step(self, output: SchedulerOutput) -> None:
         """Keep the donors of admitted requests until the step has been computed; release the others."""
-        ready, self._ready, self._candidates = self._ready, {}, {}
+        ready, self._ready = self._ready, {}
+        self._held_in_vain = bool(ready) and not output.total_num_scheduled_tokens
         lent: list[KVCacheBlock] = []
         for name, borrower in ready.items():
             blocks = [block for of_donor in borrower.lent for block in of_donor]
