@@ -52,6 +52,7 @@ class SimulatedBorrowing:
             by_name.__contains__,
             lambda name: -(-(by_name[name].tokens + 1) // self._device.sizes.block_tokens),
             int(min(self._step_tokens, UNBOUNDED)),
+            self._device.manager.keep,
         )
         if self._held_in_vain:
             for borrower in ready:

@@ -158,6 +158,10 @@ class CacheManager(Generic[B]):
         if self._requests.pinned < self._protect:
             self._protect_path(request)
 
+    def keep(self, name: str) -> None:
+        """Keep what a waiting request needs, its donors among it, from eviction as far as possible."""
+        self._protect_path(self._requests[name])
+
     def sources(self, name: str) -> PromptSources | None:
         """Return where the request's prompt came from; None if it never ran."""
         request = self._requests.get(name)

@@ -99,6 +99,7 @@ class Borrowers(Generic[B]):
         is_waiting: Callable[[str], bool],
         blocks_of: Callable[[str], int],
         most_recomputed: int,
+        keep: Callable[[str], None],
     ) -> tuple[list[Borrower[B]], list[MissingDonor[B]]]:
         """Return the waiting requests that have all their donors, and the donors that others lack.
 
@@ -106,7 +107,8 @@ class Borrowers(Generic[B]):
         first: more would evict each other's donors for ever.
         is_waiting: returns whether a request waits for admission. blocks_of: returns how many blocks a
           request needs. most_recomputed: how many tokens one step may recompute; one request may exceed
-          it.
+          it. keep: keeps the donors of a request from eviction; called for all that donors are fetched
+          for, as a donor is computed in front of the queue and would evict one that has just come.
         """
         ready: list[Borrower[B]] = []
         missing: list[MissingDonor[B]] = []
@@ -118,6 +120,7 @@ class Borrowers(Generic[B]):
             room -= borrower.blocks + blocks_of(borrower.name)
             if room < 0 and (ready or missing):
                 break
+            keep(borrower.name)
             absent = [
                 place for place in range(len(borrower.keys)) if not self._find(borrower, place)
             ]

@@ -283,7 +283,7 @@ class BorrowScheduling:
         if not len(self._borrowers):
             return 0
         ready, missing = self._borrowers.find_ready(
-            self._is_waiting, self._blocks_of, self._step_tokens
+            self._is_waiting, self._blocks_of, self._step_tokens, self._cache.keep
         )
         if self._held_in_vain:
             for borrower in ready:

@@ -212,6 +212,30 @@ def test_a_long_request_in_front_of_borrowers_is_not_kept_from_its_memory(
     engine.cache.check_idle()
 
 
+@pytest.mark.parametrize(
+    ("borrowers", "sizes"),
+    [
+        (40, {"device_blocks": 100, "step_tokens": 160, "reorder_window": 1}),
+        (100, {"device_blocks": 800, "step_tokens": 640, "reorder_window": 32}),
+    ],
+)
+def test_many_that_wait_do_not_evict_each_others_donors_for_ever(
+    borrowing: Callable[..., Any], borrowers: int, sizes: dict[str, int]
+):
+    engine = borrowing(**sizes)
+    dice = random.Random(1)
+    for _ in range(2):
+        for number in range(sizes["device_blocks"] // 3):
+            asked(engine, f"used {number} {dice.random()}", f"j{number}")
+    computed = engine.computed_tokens
+    for number in range(borrowers):
+        new = dice.sample(range(2 * borrowers), 2)
+        names = [f"x{dice.randrange(12)}", *(f"y{one}" for one in new)]
+        engine.ask(f"b{number}", *prompt(*names, question=number + 2))
+    assert steps_until_all_ended(engine, 300)
+    assert engine.computed_tokens - computed < 3 * borrowers * len(prompt("a", "b", "c")[0])
+
+
 def test_a_running_request_keeps_its_memory_beside_a_borrower_that_does_not_fit(
     borrowing: Callable[..., Any],
 ):
