@@ -144,6 +144,7 @@ MAY_IMPORT = {
         "knowledge",
         "tiers",
         "processes",
+        "cache_home",
     ],
     "ragcache_engine.search": ["search", "errors"],
     "ragcache_engine.retry": ["protocols", "values", "errors"],
