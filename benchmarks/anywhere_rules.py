@@ -75,7 +75,9 @@ class Pieces:
             print(f"{name} ...", file=sys.stderr, flush=True)
             started = time.monotonic()
             done = json.dumps(piece(*given, **how))
-            file.write_text(done)
+            unfinished = file.with_suffix(".unfinished")
+            unfinished.write_text(done)
+            unfinished.replace(file)
             print(f"  {time.monotonic() - started:.0f} s", file=sys.stderr, flush=True)
         return json.loads(file.read_text())
 
@@ -84,7 +86,7 @@ def main() -> None:
     asked = _parse()
     if asked.stock:
         return _answer_by_stock(asked.stock)
-    settings = {"questions": asked.questions, "exact": asked.exact, "compiled": asked.compiled}
+    settings = {name: getattr(asked, name) for name in ("questions", "exact", "compiled", "model")}
     with tempfile.TemporaryDirectory() as folder:
         broken = _run(asked, Pieces(asked.out or Path(folder), settings))
     if broken:
@@ -99,8 +101,8 @@ def _run(asked: argparse.Namespace, pieces: Pieces) -> int:
     model = asked.model or str(demo_model())
     prompts = data_prompts(asked.questions)
     random.Random(11).shuffle(prompts)
-    nearest = pieces.do("neighbours", _name_nearest, prompts)
     corpus = {name: Document(name, text) for one in prompts for name, text in one.documents.items()}
+    nearest = pieces.do("neighbours", _name_nearest, list(corpus.values()))
     neighbours = {name: corpus[near] for name, near in nearest.items()}
     eager = not asked.compiled
     exact = pieces.do("stock vLLM without a cache", _stock_answers, model, prompts, eager)
@@ -137,10 +139,9 @@ def _run(asked: argparse.Namespace, pieces: Pieces) -> int:
     return broken
 
 
-def _name_nearest(prompts: Sequence[Prompt]) -> dict[str, str]:
-    """Return for each document the id of its neighbour."""
-    corpus = {name: Document(name, text) for one in prompts for name, text in one.documents.items()}
-    return {name: found[0].id for name, found in find_nearest(list(corpus.values())).items()}
+def _name_nearest(corpus: Sequence[Document]) -> dict[str, str]:
+    """Return for each document's id that of its neighbour."""
+    return {name: found[0].id for name, found in find_nearest(corpus).items()}
 
 
 @contextmanager

@@ -90,19 +90,20 @@ def answer_questions(settings: AskSettings, console: Console) -> int:
             **settings.reuse,
         }
     )
-    corpus, failed = corpus_of(index), 0
+    corpus, failed, has_answered = corpus_of(index), 0, False
     with notes.waiting("Starting the engine"):
         engine = RAGCacheEngine(config)
     with engine:
         for number, question in enumerate(settings.questions or _read_typed(console), 1):
             try:
                 usage = _answer(question, engine, index, corpus, embedder, form, settings, console)
+                has_answered = has_answered or usage is not None
                 if usage and settings.timeline:
                     _show_timeline(question, usage, number, settings, console)
             except RAGCacheError as error:
                 failed += 1
                 notes.console.print(f"[red]error:[/red] {escape(str(error))}", highlight=False)
-    if settings.model == DEMO_MODEL and settings.backend == "vllm":
+    if has_answered and settings.model == DEMO_MODEL and settings.backend == "vllm":
         notes.console.print(SMALL_MODEL, highlight=False)
     return failed
 

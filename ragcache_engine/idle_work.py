@@ -17,6 +17,8 @@ class IdleWork:
     do_next: does the next piece of work. A piece that is cancelled must be there again afterwards; an
       error of it ends all work until the next request has ended.
     has_more: whether there is a piece to do. idle_s: seconds without any request before work begins.
+    pauses: how often work was paused. A request that began before the latest pause may know of what had
+      to go in it, and so leaves no work.
     """
 
     def __init__(
@@ -29,6 +31,7 @@ class IdleWork:
         self._do_next = do_next
         self._has_more = has_more
         self._idle_s = idle_s
+        self.pauses = 0
         self._running = 0
         self._is_closed = True
         self._task: asyncio.Task[None] | None = None
@@ -57,6 +60,7 @@ class IdleWork:
     @asynccontextmanager
     async def paused(self) -> AsyncIterator[None]:
         """Do no work meanwhile. Every piece that was begun has ended when this begins."""
+        self.pauses += 1
         self._running += 1
         try:
             await self._cancel()

@@ -52,7 +52,6 @@ class PreparingBackend(ForwardingBackend):
         )
         self._numbers = count()
         self._is_preparing = False
-        self._clearings = 0  # how often documents had to go: what began before is prepared no more
         self._idle = IdleWork(self._prepare_next, self._has_more, idle_s=idle_s)
 
     def report(self) -> dict[str, Any]:
@@ -60,12 +59,12 @@ class PreparingBackend(ForwardingBackend):
         return {"unprepared": len(self._waiting) + self._is_preparing}
 
     async def generate(self, request: BackendRequest) -> AsyncGenerator[Delta, None]:
-        clearings = self._clearings
+        pauses = self._idle.pauses
         with self._idle.request():
             async with aclosing(self.inner.generate(request)) as deltas:
                 async for delta in deltas:
                     is_unprepared = delta.why_exact == WhyExact.NOT_PREPARED
-                    if delta.finish_reason and is_unprepared and clearings == self._clearings:
+                    if delta.finish_reason and is_unprepared and pauses == self._idle.pauses:
                         self._keep(request)
                     yield delta
 
@@ -114,7 +113,6 @@ class PreparingBackend(ForwardingBackend):
         return limits
 
     async def clear_cache(self) -> bool:
-        self._clearings += 1
         async with self._idle.paused():
             self._waiting.clear()
             return await super().clear_cache()
@@ -124,7 +122,6 @@ class PreparingBackend(ForwardingBackend):
 
         Nor are prompts that are being answered, whatever they are about.
         """
-        self._clearings += 1
         async with self._idle.paused():
             doomed = set(document_ids)
             for name, request in list(self._waiting.items()):

@@ -64,7 +64,6 @@ class RecheckingBackend(ForwardingBackend):
         self._waiting: deque[Served] = deque(maxlen=MOST_WAITING)
         self._guesses: OrderedDict[str, Served] = OrderedDict()  # ended, and perhaps adopted yet
         self._adopted: set[str] = set()  # guesses that were adopted while they ran
-        self._forgets = 0  # what began before one of them is not rechecked
 
     # -- requests ----------------------------------------------------------------------------------
 
@@ -72,7 +71,7 @@ class RecheckingBackend(ForwardingBackend):
         is_refused = self._drift.is_off and not request.is_exact
         sent = replace(request, is_exact=True, contexts={}) if is_refused else request
         texts: list[str] = []
-        forgets = self._forgets
+        pauses = self._idle.pauses
         with self._idle.request():
             try:
                 async with aclosing(self.inner.generate(sent)) as deltas:
@@ -82,7 +81,7 @@ class RecheckingBackend(ForwardingBackend):
                             delta = replace(delta, why_exact=WhyExact.DRIFTED)
                         elif (
                             delta.finish_reason
-                            and forgets == self._forgets
+                            and pauses == self._idle.pauses
                             and self._is_chosen(request, delta)
                         ):
                             self._keep(Served(request, "".join(texts)))
@@ -178,7 +177,6 @@ class RecheckingBackend(ForwardingBackend):
 
         Nor are answers that are on their way, whatever they are about.
         """
-        self._forgets += 1
         async with self._idle.paused():
             doomed = set(document_ids)
             kept = [

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
@@ -217,6 +219,37 @@ def test_forgotten_documents_are_not_brought_back(engine_of):
     engine.generate("Why?")
     time.sleep(0.5)
     assert engine.stats().rechecked == 0
+
+
+class Unended(Approximate):
+    """Gives no answer that somebody asked for its end before `go_on` is set."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.has_begun, self.go_on = threading.Event(), threading.Event()
+
+    async def generate(self, request: BackendRequest) -> AsyncGenerator[Delta, None]:
+        async with aclosing(super().generate(request)) as deltas:
+            async for delta in deltas:
+                if delta.finish_reason and "recheck" not in request.request_id:
+                    self.has_begun.set()
+                    await asyncio.to_thread(self.go_on.wait, 30)
+                yield delta
+
+
+def test_what_is_forgotten_while_it_is_asked_is_not_rechecked(engine_of):
+    backend = Unended()
+    engine = engine_of(backend)
+    with ThreadPoolExecutor(1) as beside:
+        asked = beside.submit(ask, engine)
+        assert backend.has_begun.wait(30)
+        engine.forget(["salt"])
+        backend.go_on.set()
+        asked.result()
+    time.sleep(0.2)
+    assert not backend.rechecks
+    ask(engine)
+    assert eventually(lambda: len(backend.rechecks) == 1), "what comes afterwards is rechecked"
 
 
 def test_the_cache_can_be_cleared_and_the_engine_closed_during_a_recheck(engine_of):

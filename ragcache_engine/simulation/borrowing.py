@@ -32,7 +32,6 @@ class SimulatedBorrowing:
         self._borrowers: Borrowers[Block] = Borrowers(device.pool.find, device.sizes.device_blocks)
         self._numbers = count()
         self._ready: dict[str, Borrower[Block]] = {}
-        self._held_in_vain = False
 
     def add(self, request: SimulatedRequest) -> None:
         """Let a request wait for its donors, if it borrows."""
@@ -54,10 +53,6 @@ class SimulatedBorrowing:
             int(min(self._step_tokens, UNBOUNDED)),
             self._device.manager.keep,
         )
-        if self._held_in_vain:
-            for borrower in ready:
-                borrower.lent = []
-            ready = []
         for borrower in ready:
             for blocks in borrower.lent:
                 self._device.pool.use(blocks)
@@ -89,10 +84,10 @@ class SimulatedBorrowing:
     def end_step(self, *, is_empty: bool) -> None:
         """Release the donors that this step has copied from, or could not yet.
 
-        is_empty: whether the step computed nothing. Then the next one holds no donors.
+        is_empty: whether the step computed nothing.
         """
         ready, self._ready = self._ready, {}
-        self._held_in_vain = bool(ready) and is_empty
+        self._borrowers.end_step(has_held=bool(ready), is_empty=is_empty)
         for borrower in ready.values():
             for blocks in borrower.lent:
                 self._device.pool.release(blocks)

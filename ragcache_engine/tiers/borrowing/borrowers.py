@@ -75,6 +75,7 @@ class Borrowers(Generic[B]):
         self._borrowers: dict[str, Borrower[B]] = {}
         self._coming: dict[Key, str] = {}  # a donor's last key -> the request that computes it
         self._places: dict[str, Key] = {}  # the other way round
+        self._held_in_vain = False
 
     def __len__(self) -> int:
         """Return how many requests borrow."""
@@ -104,7 +105,8 @@ class Borrowers(Generic[B]):
         """Return the waiting requests that have all their donors, and the donors that others lack.
 
         Donors are fetched for as many requests as fit into device memory with their donors, the oldest
-        first: more would evict each other's donors for ever.
+        first: more would evict each other's donors for ever. None is ready after a step in vain; see
+        `end_step`.
         is_waiting: returns whether a request waits for admission. blocks_of: returns how many blocks a
           request needs. most_recomputed: how many tokens one step may recompute; one request may exceed
           it. keep: keeps the donors of a request from eviction; called for all that donors are fetched
@@ -135,7 +137,20 @@ class Borrowers(Generic[B]):
                 if not ready or recomputed <= most_recomputed:
                     borrower.lent = [self._blocks(keys) for keys in borrower.keys]
                     ready.append(borrower)
+        if self._held_in_vain:
+            for borrower in ready:
+                borrower.lent = []
+            ready = []
         return ready, missing
+
+    def end_step(self, *, has_held: bool, is_empty: bool) -> None:
+        """Note that a step has been planned. has_held: whether donors were held for it. is_empty: whether
+        it computes nothing.
+
+        Then the held donors may have taken the memory of a request that waits in front, so that the next
+        step has to do without any.
+        """
+        self._held_in_vain = has_held and is_empty
 
     def _find(self, borrower: Borrower[B], place: int) -> bool:
         keys = borrower.keys[place]

@@ -109,7 +109,6 @@ class BorrowScheduling:
         self._asked: dict[str, list[str]] = {}
         self._orphans: list[str] = []
         self._ready: dict[str, Borrower[KVCacheBlock]] = {}
-        self._held_in_vain = False
         self._jobs: list[BorrowJob] = []
         self._lent: dict[int, list[KVCacheBlock]] = {}  # by scheduler output
 
@@ -274,8 +273,7 @@ class BorrowScheduling:
     def begin_step(self) -> int:
         """Ask for missing donors, and hold those of requests that may be admitted now.
 
-        After a step in which donors were held and nothing was computed, none are: they may have taken the
-        memory of a request that waits in front. Returns how many tokens may have to be recomputed.
+        Returns how many tokens may have to be recomputed in this step.
         """
         if self._orphans:
             orphans, self._orphans = self._orphans, []
@@ -285,10 +283,6 @@ class BorrowScheduling:
         ready, missing = self._borrowers.find_ready(
             self._is_waiting, self._blocks_of, self._step_tokens, self._cache.keep
         )
-        if self._held_in_vain:
-            for borrower in ready:
-                borrower.lent = []
-            ready = []
         for borrower in ready:
             # Held, so that nothing in this step overwrites them.
             for blocks in borrower.lent:
@@ -351,7 +345,9 @@ class BorrowScheduling:
     def end_step(self, output: SchedulerOutput) -> None:
         """Keep the donors of admitted requests until the step has been computed; release the others."""
         ready, self._ready = self._ready, {}
-        self._held_in_vain = bool(ready) and not output.total_num_scheduled_tokens
+        self._borrowers.end_step(
+            has_held=bool(ready), is_empty=not output.total_num_scheduled_tokens
+        )
         lent: list[KVCacheBlock] = []
         for name, borrower in ready.items():
             blocks = [block for of_donor in borrower.lent for block in of_donor]

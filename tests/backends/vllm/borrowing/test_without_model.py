@@ -236,29 +236,27 @@ def test_many_that_wait_do_not_evict_each_others_donors_for_ever(
     assert engine.computed_tokens - computed < 3 * borrowers * len(prompt("a", "b", "c")[0])
 
 
-def test_a_running_request_keeps_its_memory_beside_a_borrower_that_does_not_fit(
-    borrowing: Callable[..., Any],
+@pytest.mark.parametrize(
+    ("sizes", "borrows"),
+    [
+        ({"device_blocks": 30, "early": (20, 170), "answer": 150}, False),
+        ({"device_blocks": 60, "early": (200, 600), "answer": 400}, True),
+    ],
+)
+def test_a_request_that_loses_its_memory_in_the_middle_of_its_answer_ends(
+    borrowing: Callable[..., Any], sizes: dict[str, Any], borrows: bool
 ):
-    engine = borrowing(device_blocks=41)
-    asked(engine, "warm", "a", "b", "c")
-    engine.ask("runs", [7] * 400, [(400, None)], answer_tokens=180)
+    engine = borrowing(device_blocks=sizes["device_blocks"])
+    tokens, answer = sizes["early"]
+    engine.ask("early", [7] * tokens, [(tokens, None)], answer_tokens=answer)
     engine.step()
-    engine.ask("borrows", *prompt("a", "b", "c", question=2))
-    running = engine.scheduler.requests["runs"]
-    while "runs" in engine.scheduler.requests:
-        engine.step()
-        assert running.num_preemptions == 0
-    steps_until_all_ended(engine, 100)
-
-
-def test_a_borrower_that_lost_its_memory_borrows_again_and_ends(
-    borrowing: Callable[..., Any],
-):
-    engine = borrowing(device_blocks=34)
-    engine.ask("early", [7] * 20, [(20, None)], answer_tokens=400)
-    engine.step()
-    engine.ask("borrows", *prompt("a", "b", "c"), answer_tokens=60)
-    assert steps_until_all_ended(engine, 2_000)
+    engine.ask("late", *prompt("a", "b", "c"), answer_tokens=sizes["answer"])
+    late, told = engine.scheduler.requests["late"], {}
+    for _ in range(1_500):
+        told.update(engine.step())
+    assert late.num_preemptions, "it has lost its memory"
+    assert not engine.unfinished
+    assert ("reuse" in told["late"]) is borrows
     engine.cache.check_idle()
 
 
