@@ -43,7 +43,7 @@ from ragcache_engine.backends.vllm.arguments import build_vllm_config
 from ragcache_engine.backends.vllm.budget import TierBudget
 from ragcache_engine.knowledge import CostProfile
 from ragcache_engine.tiers.speed import ComputingSpeed
-from ragcache_engine.tiers.wire import RequestMessage
+from ragcache_engine.tiers.wire import LookedUp, RequestMessage
 
 BLOCK_TOKENS = 16
 STEP_TOKENS = 512
@@ -175,6 +175,7 @@ class ModellessEngine:
         is_exact: bool = False,
         contexts: Mapping[str, tuple[str, Sequence[int]]] = MappingProxyType({}),
         makes_donors: bool = False,
+        looked_up: Iterable[LookedUp] = (),
     ) -> None:
         """Add a request to the queue. Its segments and the rest travel as in tiers.wire."""
         params = SamplingParams(max_tokens=answer_tokens, temperature=0, ignore_eos=True)
@@ -188,6 +189,7 @@ class ModellessEngine:
             is_exact=is_exact,
             contexts=contexts,
             makes_donors=makes_donors,
+            looked_up=tuple(looked_up),
         )
         carried = {**message.to_dict(), "request": name}
         params.extra_args = {"kv_transfer_params": carried}

@@ -8,7 +8,7 @@ from ragcache_cli.prompts import PromptForm
 from ragcache_cli.terminal import Done
 from ragcache_engine import Corpus, Document, RAGCacheEngine, Warmed, sets_of_each
 
-SETS_AT_ONCE = 8
+SETS_AT_ONCE = 16
 """How many sets to prefill between two reports of progress."""
 
 
@@ -38,7 +38,12 @@ def warm_corpus(
         part = sets[start : start + size]
         warmed.append(
             engine.warm(
-                part, template=prompt_of, corpus=documents, neighbours=corpus, progress=progress
+                part,
+                template=prompt_of,
+                corpus=documents,
+                neighbours=corpus,
+                only_missing=True,
+                progress=progress,
             )
         )
         if done:

@@ -138,7 +138,7 @@ def _warm_sets(
 
     wanted = {name for names in sets for name in names}
     corpus = [as_document(passage) for passage in index.passages if passage.id in wanted]
-    return engine.warm(sets, template=prompt_of, corpus=corpus, progress=True)
+    return engine.warm(sets, template=prompt_of, corpus=corpus, only_missing=True, progress=True)
 
 
 def _warm_documents(

@@ -1,4 +1,4 @@
-"""Clears the backend's cache, forgets documents, shows the tree; waits no longer than for a request."""
+"""Clears the cache, forgets, looks up, shows the tree; waits no longer than for a request."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Coroutine, Sequence
 from typing import Any, TypeVar
 
 from ragcache_engine.errors import EngineClosed, EngineError, RequestTimedOut
-from ragcache_engine.protocols import Backend
+from ragcache_engine.protocols import Backend, BackendRequest
 from ragcache_engine.retry import Heartbeat
 from ragcache_engine.speculation import Pipeline
 from ragcache_engine.tiers.tree_snapshot import TreeSnapshot
@@ -49,6 +49,13 @@ class CacheUpkeep:
         await self._end_when_silent(self._forget(document_ids), "forget documents")
         self.changes += 1
         logger.info("%d documents were forgotten", len(document_ids))
+
+    async def use_held(self, requests: Sequence[BackendRequest]) -> list[bool]:
+        """Return which of these requests some tier holds whole, and count a use of their documents.
+
+        Raises RequestTimedOut, EngineDied or EngineClosed.
+        """
+        return await self._end_when_silent(self._backend.use_held(requests), "look up documents")
 
     async def snapshot(self, documents: int) -> TreeSnapshot | None:
         """Return the knowledge tree as of now. Raises RequestTimedOut, EngineDied or EngineClosed."""

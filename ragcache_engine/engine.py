@@ -20,7 +20,13 @@ from ragcache_engine.backends.choice import (
     require_guarded_caller,
 )
 from ragcache_engine.calibration import Calibration, find_calibration
-from ragcache_engine.checks import require_items, require_tenant, require_text, require_whole_number
+from ragcache_engine.checks import (
+    require_items,
+    require_switch,
+    require_tenant,
+    require_text,
+    require_whole_number,
+)
 from ragcache_engine.config import EngineConfig
 from ragcache_engine.dashboard import open_dashboard
 from ragcache_engine.dashboard.engine_observer import EngineObserver
@@ -33,7 +39,8 @@ from ragcache_engine.knowledge import policy_of_tiers
 from ragcache_engine.loop import call_in_thread, finish_even_if_cancelled, run_in_thread
 from ragcache_engine.metrics import EngineCollector, EngineFigures, write_metrics
 from ragcache_engine.neighbours import Corpus, NeighbourBook, without_contexts
-from ragcache_engine.preparing import ONE_TOKEN, PreparingBackend
+from ragcache_engine.prefilling import Prefiller, prefill_all, prefill_all_async
+from ragcache_engine.preparing import PreparingBackend
 from ragcache_engine.prompt import Render, TemplateBook, as_render
 from ragcache_engine.prompt_intake import PromptIntake
 from ragcache_engine.protocols import Backend
@@ -53,7 +60,7 @@ from ragcache_engine.values import (
     SamplingOptions,
     TokenizedPrompt,
 )
-from ragcache_engine.warming import Prefill, Warmed, plan_prefills, prefill_all, prefill_all_async
+from ragcache_engine.warming import Prefill, Warmed, plan_prefills
 
 if TYPE_CHECKING:
     from ragcache_engine.dashboard.serving import Dashboard
@@ -363,6 +370,7 @@ class RAGCacheEngine:
         corpus: Iterable[Document] = (),
         neighbours: Corpus | None = None,
         tenant: str | None = None,
+        only_missing: bool = False,
         progress: bool = False,
     ) -> Warmed:
         """Prefill sets of documents before anybody asks about them, such as the top of a query log.
@@ -380,14 +388,18 @@ class RAGCacheEngine:
         neighbours: where to look up the documents' neighbours, with donors="neighbours". Without
           it, those documents are prefilled alone whose neighbours no retriever has looked up yet.
         tenant: as in `generate`.
+        only_missing: leave the sets alone that some tier holds whole. Otherwise those that only the disk
+          has are loaded as well, so that the first questions find them in memory.
         progress: show a bar on standard error.
         With reuse="anywhere", the first document of a set is stored for prompts that begin with it, and
         each later one as it is borrowed: behind its neighbour, if that is known, or alone.
         Warming counts as a use of the documents. With a disk cache, later processes profit as well.
         Raises InvalidArgument, UnknownDocument or UnknownTemplate before any work.
         """
+        require_switch(only_missing, "only_missing")
         prefills = self._plan_warming(document_sets, template, chain, corpus, neighbours, tenant)
-        return prefill_all(prefills, partial(self._prefill, tenant), progress=progress)
+        prefiller = self._prefiller(tenant, only_missing)
+        return prefill_all(prefills, prefiller, progress=progress)
 
     async def awarm(
         self,
@@ -398,33 +410,27 @@ class RAGCacheEngine:
         corpus: Iterable[Document] = (),
         neighbours: Corpus | None = None,
         tenant: str | None = None,
+        only_missing: bool = False,
         progress: bool = False,
     ) -> Warmed:
         """Prefill sets of documents: `warm` for coroutines. Cancelling the task ends the prefills."""
         self._runtime.require_open()
+        require_switch(only_missing, "only_missing")
         prefills = await asyncio.to_thread(
             self._plan_warming, document_sets, template, chain, corpus, neighbours, tenant
         )
-        return await prefill_all_async(prefills, partial(self._aprefill, tenant), progress=progress)
+        prefiller = self._prefiller(tenant, only_missing)
+        return await prefill_all_async(prefills, prefiller, progress=progress)
 
-    def _prefill(self, tenant: str | None, prompt: str, documents: Sequence[Document]) -> Answer:
-        with self._answer(self._prepare_prefill(tenant, prompt, documents)) as pieces:
-            return pieces.answer()
-
-    async def _aprefill(
-        self, tenant: str | None, prompt: str, documents: Sequence[Document]
-    ) -> Answer:
-        prepared = await asyncio.to_thread(self._prepare_prefill, tenant, prompt, documents)
-        async with aclosing(read_async(partial(self._runtime.start_request, prepared))) as pieces:
-            return join_pieces([piece async for piece in pieces])
-
-    def _prepare_prefill(
-        self, tenant: str | None, prompt: str, documents: Sequence[Document]
-    ) -> PreparedRequest:
-        # A borrowed document's own tensors matter here, not the answer: nothing is computed anew.
-        ratio = 0.0 if self.config.reuse == "anywhere" else None
-        prepared = self._intake.prepare(prompt, documents, ONE_TOKEN, tenant, False, ratio)
-        return replace(prepared, request=replace(prepared.request, makes_donors=True))
+    def _prefiller(self, tenant: str | None, only_missing: bool) -> Prefiller:
+        return Prefiller(
+            self._runtime,
+            self._intake,
+            tenant=tenant,
+            # A borrowed document's own tensors matter here, not the answer: nothing is computed anew.
+            recompute_ratio=0.0 if self.config.reuse == "anywhere" else None,
+            only_missing=only_missing,
+        )
 
     def _plan_warming(
         self,

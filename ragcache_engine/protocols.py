@@ -206,6 +206,13 @@ class Backend(Protocol):
         The guess may have ended already.
         """
 
+    async def use_held(self, requests: Sequence[BackendRequest]) -> list[bool]:
+        """Return for each request whether all that it would leave in the cache is in some tier already.
+
+        That counts as a use of those requests' documents. False where a backend cannot tell. Raises
+        EngineDied if the model's process is gone.
+        """
+
     async def snapshot(self, documents: int) -> TreeSnapshot | None:
         """Return the knowledge tree as of now, with at most this many documents; None without a tree.
 

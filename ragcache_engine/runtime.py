@@ -18,7 +18,7 @@ from ragcache_engine.errors import EngineClosed
 from ragcache_engine.loop import LoopThread
 from ragcache_engine.neighbours import ContextsOf, without_contexts
 from ragcache_engine.prompt import TemplateBook
-from ragcache_engine.protocols import Backend
+from ragcache_engine.protocols import Backend, BackendRequest
 from ragcache_engine.request_log import FinishedRequest, TimesToFirstToken
 from ragcache_engine.request_runner import PreparedRequest, RequestRunner
 from ragcache_engine.retry import Heartbeat
@@ -144,6 +144,14 @@ class Runtime:
         """
         self.require_open()
         return self._thread.submit(self._upkeep.forget(document_ids))
+
+    def use_held(self, requests: Sequence[BackendRequest]) -> Future[list[bool]]:
+        """Begin to look up which requests some tier holds whole.
+
+        The future raises what CacheUpkeep.use_held does.
+        """
+        self.require_open()
+        return self._thread.submit(self._upkeep.use_held(requests))
 
     def stats(self) -> CacheStats:
         """Return all of the engine's counters, as of now. Raises EngineInOtherProcess."""

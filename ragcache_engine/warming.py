@@ -1,26 +1,20 @@
-"""Prefills documents before anybody asks about them."""
+"""Plans which documents to prefill before anybody asks about them, and counts what was done."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 from ragcache_engine.checks import require_instance, require_items
 from ragcache_engine.errors import UnknownDocument, UnknownTemplate
 from ragcache_engine.prompt import Render, find_documents
-from ragcache_engine.values import DOCUMENTS_HINT, Answer, Document, Usage
+from ragcache_engine.values import DOCUMENTS_HINT, Document, Usage
 
 T = TypeVar("T")
 
 QUESTION_PLACEHOLDER = "\x00the question comes here\x00"
 """Stands in for a question, and occurs in no document. The prefilled text ends before it."""
-
-WARM_AT_ONCE = 4
-"""How many prompts to prefill at a time: enough to fill the model's steps, few beside real questions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +28,10 @@ class Warmed:
     sets: int = 0
     prompt_tokens: int = 0
     computed_tokens: int = 0
+
+    def after_held(self, prompt_tokens: int) -> Warmed:
+        """Return these counts with one more set, of which nothing had to be computed."""
+        return Warmed(self.sets + 1, self.prompt_tokens + prompt_tokens, self.computed_tokens)
 
     def after(self, usage: Usage) -> Warmed:
         """Return these counts with one more set."""
@@ -120,77 +118,3 @@ def cut_after_documents(template: Render, documents: Sequence[Document]) -> str 
         return None
     text = prompt[: spans[-1].end]
     return None if QUESTION_PLACEHOLDER in text else text
-
-
-def prefill_all(
-    prefills: Sequence[Prefill],
-    generate: Callable[[str, Sequence[Document]], Answer],
-    *,
-    progress: bool,
-) -> Warmed:
-    """Prefill everything, WARM_AT_ONCE at a time.
-
-    generate: answers a prompt. progress: show a bar on standard error.
-    """
-    warmed = Warmed()
-    with (
-        show_progress(len(prefills), progress) as advance,
-        ThreadPoolExecutor(WARM_AT_ONCE) as pool,
-    ):
-        for answer in pool.map(lambda prefill: generate(*prefill), prefills):
-            warmed = warmed.after(answer.usage)
-            advance()
-    return warmed
-
-
-async def prefill_all_async(
-    prefills: Sequence[Prefill],
-    agenerate: Callable[[str, Sequence[Document]], Awaitable[Answer]],
-    *,
-    progress: bool,
-) -> Warmed:
-    """`prefill_all` for coroutines. Cancelling it, or an error, cancels the prefills that still run."""
-    warmed, waiting = Warmed(), iter(prefills)
-    with show_progress(len(prefills), progress) as advance:
-
-        async def work() -> None:
-            nonlocal warmed
-            for text, documents in waiting:
-                answer = await agenerate(text, documents)
-                warmed = warmed.after(answer.usage)
-                advance()
-
-        workers = [asyncio.create_task(work()) for _ in range(WARM_AT_ONCE)]
-        try:
-            await asyncio.gather(*workers)
-        finally:
-            for worker in workers:
-                worker.cancel()
-            await asyncio.gather(*workers, return_exceptions=True)
-    return warmed
-
-
-@contextmanager
-def show_progress(total: int, wanted: bool) -> Iterator[Callable[[], None]]:
-    """Show a progress bar on standard error, if wanted. Yields a function that advances it by one."""
-    if not wanted:
-        yield lambda: None
-        return
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-    )
-
-    columns = (
-        TextColumn("Prefilling documents"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task("", total=total)
-        yield lambda: bar.advance(task)

@@ -24,13 +24,15 @@ class StoreWarming:
     template: Any
     tenant: str | None
 
-    def run(self, *, progress: bool) -> Warmed:
+    def run(self, *, only_missing: bool, progress: bool) -> Warmed:
         """Prefill them; see RAGCacheEngine.warm."""
-        return self.engine.warm(**self._arguments(), progress=progress)
+        return self.engine.warm(**self._arguments(), only_missing=only_missing, progress=progress)
 
-    async def arun(self, *, progress: bool) -> Warmed:
+    async def arun(self, *, only_missing: bool, progress: bool) -> Warmed:
         """Prefill them: `run` for coroutines."""
-        return await self.engine.awarm(**self._arguments(), progress=progress)
+        return await self.engine.awarm(
+            **self._arguments(), only_missing=only_missing, progress=progress
+        )
 
     def _arguments(self) -> dict[str, Any]:
         each = list({one.id: one for one in self.documents}.values())

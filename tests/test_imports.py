@@ -182,6 +182,16 @@ MAY_IMPORT = {
         "values",
         "errors",
     ],
+    "ragcache_engine.prefilling": [
+        "preparing",
+        "prompt_intake",
+        "request_runner",
+        "runtime",
+        "streams",
+        "warming",
+        "values",
+        "errors",
+    ],
     "ragcache_engine.unused_retrievals": [],
     "ragcache_engine.retrieval_tracking": [
         "neighbours",

@@ -11,15 +11,13 @@ from hypothesis import strategies as st
 
 from ragcache_engine import (
     Document,
-    GenerationFailed,
     MemoryBackend,
     RAGCacheEngine,
     UnknownDocument,
     UnknownTemplate,
     Warmed,
 )
-from ragcache_engine.backends.memory import Stall
-from ragcache_engine.warming import WARM_AT_ONCE, sets_of_each
+from ragcache_engine.warming import sets_of_each
 
 TEMPLATE = "Use the reports.\n\n{context}\n\nQuestion: {question}"
 A = Document("a", "The first report is about the harvest of the year. " * 6)
@@ -113,37 +111,6 @@ def test_coroutines_are_told_what_is_unknown_as_it_is(memory_engine: RAGCacheEng
         asyncio.run(memory_engine.awarm([["nobody"]], template=TEMPLATE))
     with pytest.raises(UnknownTemplate, match="template="):
         asyncio.run(memory_engine.awarm([[A]]))
-
-
-def test_cancelling_a_warming_ends_its_prefills(engine_on: Callable[..., RAGCacheEngine]):
-    def stall(step: int) -> None:
-        raise Stall
-
-    engine = engine_on(MemoryBackend(fault=stall))
-
-    async def give_up() -> None:
-        warming = asyncio.create_task(engine.awarm([[A], [B]] * 8, template=TEMPLATE))
-        while engine.stats().running < WARM_AT_ONCE:
-            await asyncio.sleep(0.001)
-        warming.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await warming
-        while engine.stats().running:
-            await asyncio.sleep(0.001)
-
-    asyncio.run(give_up())
-    assert engine.stats().cancelled == WARM_AT_ONCE
-
-
-def test_a_prefill_that_fails_ends_a_warming_with_its_error(
-    engine_on: Callable[..., RAGCacheEngine],
-):
-    def fail(step: int) -> None:
-        raise GenerationFailed("a step broke")
-
-    engine = engine_on(MemoryBackend(fault=fail))
-    with pytest.raises(GenerationFailed, match="a step broke"):
-        asyncio.run(engine.awarm([[A], [B]], template=TEMPLATE))
 
 
 @given(NAMES)

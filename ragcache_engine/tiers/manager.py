@@ -7,7 +7,7 @@ from enum import Enum, auto
 from itertools import accumulate
 from typing import Generic
 
-from ragcache_engine.knowledge import CostProfile, EvictionPolicy, KnowledgeTree, Tier
+from ragcache_engine.knowledge import CostProfile, EvictionPolicy, KnowledgeTree, Node, Tier
 from ragcache_engine.knowledge.request_queue import cached_ratio
 from ragcache_engine.knowledge.tier import RANK, TIERS
 from ragcache_engine.tiers.block_index import BlockIndex
@@ -181,9 +181,7 @@ class CacheManager(Generic[B]):
         self._protect_path(request)
         cached = 0
         for node in request.nodes:
-            here = max(node.resident)
-            if here < node.blocks and self._pool.cached_block(self.index.record(node).keys[-1]):
-                here = node.blocks
+            here = self._count_held(node)
             cached += here
             if here < node.blocks:
                 break
@@ -223,6 +221,28 @@ class CacheManager(Generic[B]):
         if found is not None and found[1] < max(found[0].resident):
             return True
         return self._pool.cached_block(key) is not None
+
+    def use_if_held(self, prompts: Sequence[Prompt]) -> bool:
+        """Count a use of these prompts' documents if every block to be kept of them is in some tier.
+
+        Files that earlier processes left count as held, and the tree decides over them from now on.
+        Returns False, and counts nothing, if a block is missing.
+        """
+        self._forget_what_others_forgot()
+        asked = [
+            TrackedRequest(f"looked up {place}", prompt) for place, prompt in enumerate(prompts)
+        ]
+        for request in asked:
+            self._pin(request)
+        used = dict.fromkeys(node for request in asked for node in request.nodes)
+        held = all(self._count_held(node) == node.blocks for node in used)
+        if held:
+            self.tree.record_use(used, len(used), 0.0)
+        for request in asked:
+            if held:
+                self._disk.offer(request.nodes)
+            self._requests.unpin(request)
+        return held
 
     def lookup(self, name: str, key: Key) -> Presence:
         """Tell whether the host can give the request a block that the device lacks."""
@@ -454,6 +474,13 @@ class CacheManager(Generic[B]):
         )
 
     # -- inside ------------------------------------------------------------------------------------
+
+    def _count_held(self, node: Node) -> int:
+        """Count the node's leading blocks that some tier holds."""
+        here = max(node.resident)
+        if here < node.blocks and self._pool.cached_block(self.index.record(node).keys[-1]):
+            return node.blocks
+        return here
 
     def _count_lent(self, donor: Prompt) -> int:
         """Count the blocks of a donor's document, if the device has them."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from ragcache_engine.tiers.borrowing.report import ReuseReport
 from ragcache_engine.tiers.counters import Counters
@@ -38,6 +38,8 @@ class RequestMessage:
     tombstones: the times of these documents' tombstones in the disk tier's folder, by mark.
     snapshot: list this many documents of the knowledge tree; such a request does nothing else.
     with_sketch: whether the snapshot also has a sketch of all documents in fast memory.
+    looked_up: prompts of which the sender asks whether they are cached whole; such a request does nothing
+      else.
     guess: the engine's own id of the request, if nobody has asked for its answer yet. vLLM gives the
       request another name; `adopted` of a later request refers to this id.
     is_provisional: whether the running search may still take the request back.
@@ -63,11 +65,12 @@ class RequestMessage:
     makes_donors: bool = False
     snapshot: int = 0
     with_sketch: bool = False
+    looked_up: Sequence[LookedUp] = ()
 
     @property
     def is_upkeep(self) -> bool:
         """Whether the request does nothing else than to forget or to observe."""
-        return bool(self.forget or self.snapshot)
+        return bool(self.forget or self.snapshot or self.looked_up)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the message as `kv_transfer_params`; empty if the message is empty."""
@@ -100,6 +103,11 @@ class RequestMessage:
             content["snapshot"] = self.snapshot
             if self.with_sketch:
                 content["sketch"] = True
+        if self.looked_up:
+            content["looked_up"] = [
+                [list(one.token_ids), one.tenant, one.message.to_dict().get(FIELD, {})]
+                for one in self.looked_up
+            ]
         if self.operator_key is not None:
             content["operator_key"] = self.operator_key
         return {FIELD: content} if content else {}
@@ -130,7 +138,16 @@ class RequestMessage:
             makes_donors=content.get("makes_donors") is True,
             snapshot=_count(content.get("snapshot")),
             with_sketch=content.get("sketch") is True,
+            looked_up=_looked_up(content.get("looked_up")),
         )
+
+
+class LookedUp(NamedTuple):
+    """A prompt that is looked up in the tiers: its tokens, its tenant, and the message it would carry."""
+
+    token_ids: Sequence[int]
+    tenant: str | None
+    message: RequestMessage
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +159,8 @@ class FinishMessage:
     reuse: what the prompt borrowed; None if it borrowed nothing. why_exact: why it borrowed nothing, if
       the engine borrows at all.
     sources: where the prompt came from, for a sender who has the operator's key.
-    tree: the snapshot that such a sender asked for.
+    tree: the snapshot that such a sender asked for. held: for each prompt that such a sender looked up,
+      whether it is cached whole.
     """
 
     tokens: Mapping[str, int] | None
@@ -151,6 +169,7 @@ class FinishMessage:
     why_exact: str | None = None
     sources: PromptSources | None = None
     tree: TreeSnapshot | None = None
+    held: Sequence[bool] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the message as `kv_transfer_params`."""
@@ -163,6 +182,8 @@ class FinishMessage:
             content["sources"] = self.sources.to_dict()
         if self.tree:
             content["tree"] = self.tree.to_dict()
+        if self.held:
+            content["held"] = list(self.held)
         return {FIELD: content}
 
     @classmethod
@@ -179,6 +200,7 @@ class FinishMessage:
             content.get("why_exact"),
             PromptSources.from_dict(sources) if sources else None,
             TreeSnapshot.from_dict(tree) if tree else None,
+            tuple(content.get("held", ())),
         )
 
 
@@ -233,6 +255,27 @@ def _contexts(said: object) -> dict[str, Context]:
         ):
             contexts[document] = (name, tuple(tokens))
     return contexts
+
+
+def _looked_up(said: object) -> tuple[LookedUp, ...]:
+    """Read the prompts that are looked up; none if one is malformed, so that answers never shift."""
+    looked_up: list[LookedUp] = []
+    for one in said if isinstance(said, list) else ():
+        if not isinstance(one, (list, tuple)) or len(one) != 3:
+            return ()
+        tokens, tenant, content = one
+        is_text = isinstance(tenant, (str, type(None)))
+        is_prompt = isinstance(tokens, (list, tuple)) and all(type(one) is int for one in tokens)
+        if not (is_text and is_prompt and isinstance(content, Mapping)):
+            return ()
+        # No prompt in it looks up others, however deep a sender nests them.
+        content = {name: value for name, value in content.items() if name != "looked_up"}
+        try:
+            message = RequestMessage.from_dict({FIELD: content})
+        except MalformedRequest:
+            return ()
+        looked_up.append(LookedUp(tuple(tokens), tenant, message))
+    return tuple(looked_up)
 
 
 def _times(said: object) -> dict[str, int]:

@@ -234,7 +234,11 @@ class RAGCacheRetriever(EngineRetriever, VectorStoreRetriever):
         return iterate_in_thread(self.stream_stages(query, **kwargs))
 
     def warm(
-        self, documents: Sequence[Document] | None = None, *, progress: bool = False
+        self,
+        documents: Sequence[Document] | None = None,
+        *,
+        only_missing: bool = False,
+        progress: bool = False,
     ) -> Warmed:
         """Prefill documents before anybody asks about them, such as a store that was just filled.
 
@@ -250,21 +254,27 @@ class RAGCacheRetriever(EngineRetriever, VectorStoreRetriever):
             2
             >>> engine.close()
 
-        documents: some of the store's; None: all of them. progress: show a bar on standard error.
+        documents: some of the store's; None: all of them. only_missing: leave those alone that some tier
+          holds, as after a restart with a disk; otherwise they are loaded into memory.
+        progress: show a bar on standard error.
         Each document is prefilled as the first one of a prompt; with reuse="anywhere" also as prompts
         borrow it. A question that is asked meanwhile does not wait for the rest. Warming all documents
         pays as far as the tiers have room for them.
         Raises UnknownTemplate, before any work, if the retriever has no template and has seen no prompt
         of its chain yet; what RAGCacheEngine.warm raises.
         """
-        return self._warming(documents).run(progress=progress)
+        return self._warming(documents).run(only_missing=only_missing, progress=progress)
 
     async def awarm(
-        self, documents: Sequence[Document] | None = None, *, progress: bool = False
+        self,
+        documents: Sequence[Document] | None = None,
+        *,
+        only_missing: bool = False,
+        progress: bool = False,
     ) -> Warmed:
         """Prefill documents: `warm` for coroutines. Cancelling the task ends the prefills."""
         warming = await asyncio.to_thread(self._warming, documents)  # a store may be far away
-        return await warming.arun(progress=progress)
+        return await warming.arun(only_missing=only_missing, progress=progress)
 
     def _warming(self, documents: Sequence[Document] | None) -> StoreWarming:
         if documents is None:

@@ -336,13 +336,21 @@ class RAGCacheRetriever(VectorIndexRetriever):
         """
         return iterate_in_thread(self.stream_stages(query))
 
-    def warm(self, nodes: Sequence[BaseNode] | None = None, *, progress: bool = False) -> Warmed:
+    def warm(
+        self,
+        nodes: Sequence[BaseNode] | None = None,
+        *,
+        only_missing: bool = False,
+        progress: bool = False,
+    ) -> Warmed:
         """Prefill nodes before anybody asks about them, such as an index that was just built.
 
             retriever = RAGCacheRetriever.from_index(index, engine=engine, template=text_qa_template)
             retriever.warm(progress=True)
 
-        nodes: some of the index's; None: all of them. progress: show a bar on standard error.
+        nodes: some of the index's; None: all of them. only_missing: leave those alone that some tier
+          holds, as after a restart with a disk; otherwise they are loaded into memory.
+        progress: show a bar on standard error.
         Each node is prefilled as the first one of a prompt; with reuse="anywhere" also as prompts borrow
         it. A question that is asked meanwhile does not wait for the rest. Warming all nodes pays as far
         as the tiers have room for them.
@@ -350,14 +358,18 @@ class RAGCacheRetriever(VectorIndexRetriever):
         of its query engine yet; UnknownDocument if the docstore lacks a node; what RAGCacheEngine.warm
         raises.
         """
-        return self._warming(nodes).run(progress=progress)
+        return self._warming(nodes).run(only_missing=only_missing, progress=progress)
 
     async def awarm(
-        self, nodes: Sequence[BaseNode] | None = None, *, progress: bool = False
+        self,
+        nodes: Sequence[BaseNode] | None = None,
+        *,
+        only_missing: bool = False,
+        progress: bool = False,
     ) -> Warmed:
         """Prefill nodes: `warm` for coroutines. Cancelling the task ends the prefills."""
         warming = await asyncio.to_thread(self._warming, nodes)  # a store may be far away
-        return await warming.arun(progress=progress)
+        return await warming.arun(only_missing=only_missing, progress=progress)
 
     def _warming(self, nodes: Sequence[BaseNode] | None) -> StoreWarming:
         if nodes is None:

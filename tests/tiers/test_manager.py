@@ -348,21 +348,27 @@ class VLLM:
         labelled: bool = True,
         guess: str | None = None,
     ) -> Request:
+        self.count += 1
+        request, prompt = self.describe(*documents, question=question, labelled=labelled)
+        self.cache.add_request(request.name, prompt, guess=guess)
+        self.waiting.append(request)
+        return request
+
+    def describe(
+        self, *documents: str, question: Sequence[int] = (9,), labelled: bool = True
+    ) -> tuple[Request, Prompt]:
         token_ids, segments = [], []
         for document in documents:
             token_ids += TEXTS[document]
             segments.append((len(token_ids), None if document == "S" else document))
         token_ids += question
-        self.count += 1
         request = Request(
             f"request {self.count}", token_ids, len(token_ids), tuple(documents), labelled
         )
         prompt = self.prompt(request, segments if labelled else [])
         for name, key in zip(prompt.file_names, prompt.keys, strict=False):
             self.disk.named[name] = key
-        self.cache.add_request(request.name, prompt, guess=guess)
-        self.waiting.append(request)
-        return request
+        return request, prompt
 
     def prompt(self, request: Request, segments: Sequence[tuple[int, str | None]]) -> Prompt:
         return describe_prompt(
@@ -764,6 +770,41 @@ def test_files_of_an_earlier_life_are_found():
     vllm = VLLM(disk=100)
     vllm.disk.files.update(earlier.disk.files)
     assert [sources(told) for told in vllm.run(vllm.arrive("S", "A", "D"))] == [(0, 0, 24)]
+    vllm.check_at_rest()
+
+
+def test_what_some_tier_holds_whole_is_found_and_counts_as_used():
+    vllm = VLLM(disk=100)
+    vllm.run(vllm.arrive("S", "A", "D"))
+    other = vllm.describe("S", "B", "D")[1]
+    prompt = vllm.describe("S", "A", "D")[1]
+    for host in (None, False, True):  # on the device; in the host; on disk alone
+        if host is not None:
+            vllm.reset(host=host)
+        assert vllm.cache.use_if_held([prompt])
+        assert not vllm.cache.use_if_held([prompt, other])
+    assert {node.uses for node in vllm.nodes() if max(node.resident)} == {4}
+    vllm.check_at_rest()
+    assert [sources(told) for told in vllm.run(vllm.arrive("S", "A", "D"))] == [(0, 0, 24)]
+
+
+def test_what_lacks_a_block_is_not_held():
+    vllm = VLLM()
+    vllm.run(vllm.arrive("S", "A"))
+    uses = {node: node.uses for node in vllm.nodes()}
+    assert not vllm.cache.use_if_held([vllm.describe("S", "A", "D")[1]])
+    assert {node: node.uses for node in vllm.nodes()} == uses
+    vllm.check_at_rest()
+
+
+def test_files_of_an_earlier_life_that_were_looked_up_belong_to_the_tree():
+    earlier = VLLM(disk=100)
+    earlier.run(earlier.arrive("S", "A", "D"))
+    vllm = VLLM(disk=100)
+    vllm.disk.files.update(earlier.disk.files)
+    prompt = vllm.describe("S", "A", "D")[1]
+    assert vllm.cache.use_if_held([prompt])
+    assert all(map(vllm.cache.knows_file, prompt.file_names))
     vllm.check_at_rest()
 
 
@@ -1293,6 +1334,19 @@ class AnythingVLLMDoes(RuleBasedStateMachine):
                 keys = request.keys[end // BLOCK_TOKENS :]
                 self.keys_of_document.setdefault(document, set()).update(keys)
             end += len(TEXTS[document])
+
+    @rule(documents=prompts, question=questions)
+    def look_up(self, documents: tuple[str, ...], question: tuple[int, ...]) -> None:
+        vllm = self.vllm
+        request, prompt = vllm.describe(*documents, question=question)
+        if not vllm.cache.use_if_held([prompt]):
+            return
+        self.clock += 1
+        for key in request.keys:
+            self.asked_at[key] = self.clock
+        kept, in_host = prompt.keys[: prompt.cuts[-1].end if prompt.cuts else 0], vllm.in_host()
+        on_disk = {*vllm.disk.files.values(), *map(vllm.disk.named.get, vllm.disk.stolen)}
+        assert all(vllm.pool.has(key) or key in in_host or key in on_disk for key in kept)
 
     @rule(budget_blocks=st.sampled_from([0, 2, 100]))
     def schedule(self, budget_blocks: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,13 @@ from ragcache_engine.tiers.borrowing.report import DocumentReuse, ReuseReport
 from ragcache_engine.tiers.counters import Counters
 from ragcache_engine.tiers.prompt_sources import PromptSources, Reason
 from ragcache_engine.tiers.tree_snapshot import TreeSnapshot
-from ragcache_engine.tiers.wire import FIELD, FinishMessage, MalformedRequest, RequestMessage
+from ragcache_engine.tiers.wire import (
+    FIELD,
+    FinishMessage,
+    LookedUp,
+    MalformedRequest,
+    RequestMessage,
+)
 
 
 def test_what_a_request_carries_survives_the_way_to_vllm():
@@ -25,6 +32,10 @@ def test_what_a_request_carries_survives_the_way_to_vllm():
         tombstones={"mark": 1_700_000_000_000_000_001},
         snapshot=50,
         with_sketch=True,
+        looked_up=(
+            LookedUp((1, 2, 3), "ours", RequestMessage(((3, "d1"),), makes_donors=True)),
+            LookedUp((4,), None, RequestMessage()),
+        ),
     )
     assert RequestMessage.from_dict(json.loads(json.dumps(message.to_dict()))) == message
 
@@ -84,7 +95,34 @@ def test_a_request_that_was_told_nothing_has_no_message():
         assert FinishMessage.from_dict(params) is None
 
 
-def test_a_request_to_forget_or_to_observe_is_upkeep():
+@pytest.mark.parametrize(
+    "said",
+    [
+        3,
+        [[1, 2]],
+        [[[1], None, {}], "another"],
+        [["no tokens", None, {}]],
+        [[[1, "2"], None, {}]],
+        [[[1], 7, {}]],
+        [[[1], None, [1]]],
+        [[[1], None, {"segments": [["no end", "d1"]]}]],
+    ],
+)
+def test_of_malformed_prompts_to_look_up_none_is_looked_up(said: Any):
+    message = RequestMessage.from_dict({FIELD: {"looked_up": said, "adopted": ["g1"]}})
+    assert message == RequestMessage(adopted=("g1",))
+
+
+def test_prompts_to_look_up_nest_no_others():
+    deep: Any = {}
+    for _ in range(5_000):
+        deep = {"looked_up": [[[1], None, deep]]}
+    (one,) = RequestMessage.from_dict({FIELD: deep}).looked_up
+    assert one.message == RequestMessage()
+
+
+def test_a_request_to_forget_to_observe_or_to_look_up_is_upkeep():
+    assert RequestMessage(looked_up=[LookedUp((1,), None, RequestMessage())]).is_upkeep
     assert RequestMessage(forget=["d1"]).is_upkeep
     assert RequestMessage(snapshot=1).is_upkeep
     assert not RequestMessage(segments=((5, None),), guess="g").is_upkeep
@@ -100,6 +138,7 @@ def test_a_snapshot_is_bounded_whatever_is_asked(said: Any, understood: int):
 def test_what_an_operator_is_told_survives_the_way_back():
     sources = PromptSources(((32, "device"),), {"d1": Reason.EVICTED})
     message = FinishMessage({"device": 32}, Counters(), sources=sources, tree=TreeSnapshot(nodes=3))
+    message = replace(message, held=(True, False))
     assert FinishMessage.from_dict(json.loads(json.dumps(message.to_dict()))) == message
 
 

@@ -46,7 +46,7 @@ from ragcache_engine.tiers.borrowing.putting_off import find_why_exact
 from ragcache_engine.tiers.borrowing.served import ServedDocuments
 from ragcache_engine.tiers.counters import Counters
 from ragcache_engine.tiers.node_record import Key
-from ragcache_engine.tiers.prompts import SegmentEnd
+from ragcache_engine.tiers.prompts import Prompt, SegmentEnd
 from ragcache_engine.tiers.tree_snapshot import TreeSnapshot
 from ragcache_engine.values import (
     CachedTokens,
@@ -265,15 +265,7 @@ class MemoryBackend:
 
     def _begin(self, request: BackendRequest) -> _Answering:
         segments = _end_documents(request)
-        prompt, chain = describe_with_keys(
-            request.tokens.token_ids,
-            segments,
-            prompt_tokens=len(request.tokens),
-            tenant=request.tenant,
-            block_tokens=self._limits.block_tokens,
-            depth=self._cache_depth,
-            has_disk=self._sizes.disk_blocks > 0,
-        )
+        prompt, chain = self._describe_prompt(request, segments)
         plan = self._plan_borrowing(request, segments, chain)
         loan: Loan | None = None
         if isinstance(plan, BorrowPlan):
@@ -300,6 +292,19 @@ class MemoryBackend:
         self._answering[simulated] = answering
         self._work.set()
         return answering
+
+    def _describe_prompt(
+        self, request: BackendRequest, segments: Sequence[SegmentEnd]
+    ) -> tuple[Prompt, KeyChain]:
+        return describe_with_keys(
+            request.tokens.token_ids,
+            segments,
+            prompt_tokens=len(request.tokens),
+            tenant=request.tenant,
+            block_tokens=self._limits.block_tokens,
+            depth=self._cache_depth,
+            has_disk=self._sizes.disk_blocks > 0,
+        )
 
     def _plan_borrowing(
         self, request: BackendRequest, segments: Sequence[SegmentEnd], chain: KeyChain
@@ -480,6 +485,20 @@ class MemoryBackend:
 
     def adopted(self, request_id: str) -> None:
         self._scheduler.device.adopt(request_id)
+
+    async def use_held(self, requests: Sequence[BackendRequest]) -> list[bool]:
+        self._require_alive()
+        manager = self._scheduler.device.manager
+        return [manager.use_if_held(self._prompts_to_keep(request)) for request in requests]
+
+    def _prompts_to_keep(self, request: BackendRequest) -> list[Prompt]:
+        """Return what a request would leave in the cache: its prompt, or the donors it borrows from."""
+        segments = _end_documents(request)
+        prompt, chain = self._describe_prompt(request, segments)
+        plan = self._plan_borrowing(request, segments, chain)
+        if isinstance(plan, BorrowPlan):
+            return [self._describe_donor(request, donor).prompt for donor in plan.donors]
+        return [prompt]
 
     def counters(self) -> Counters:
         return self._counters

@@ -117,6 +117,9 @@ class RAGCacheServerBackend:
     def counters(self) -> Counters:
         return self._counters
 
+    async def use_held(self, requests: Sequence[BackendRequest]) -> list[bool]:
+        return [False] * len(requests)
+
     async def snapshot(self, documents: int) -> TreeSnapshot | None:
         """Return None: the tree belongs to the server, and `ragcache dashboard URL` shows it."""
         return None

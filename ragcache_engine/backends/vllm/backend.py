@@ -42,7 +42,7 @@ from ragcache_engine.tiers.disk.block_file import document_mark
 from ragcache_engine.tiers.disk.folder import forget_documents
 from ragcache_engine.tiers.disk.tombstones import leave_tombstones
 from ragcache_engine.tiers.tree_snapshot import TreeSnapshot
-from ragcache_engine.tiers.wire import FinishMessage, RequestMessage
+from ragcache_engine.tiers.wire import FinishMessage, LookedUp, RequestMessage
 from ragcache_engine.values import (
     CachedTokens,
     FinishReason,
@@ -233,13 +233,12 @@ class VLLMBackend:
         params = to_sampling_params(request.options)
         if self._has_tiers:
             adopted, self._adopted = self._adopted, []
+            message = replace(
+                self._describe(request), adopted=adopted, operator_key=self._budget.operator_key
+            )
+            # Never empty: the request's id is always among them.
             params.extra_args = {
-                "kv_transfer_params": _build_transfer_params(
-                    request,
-                    adopted,
-                    self._budget.operator_key,
-                    request.text_starts if self._is_borrowing else (),
-                )
+                "kv_transfer_params": {**message.to_dict(), "request": request.request_id}
             }
         require_readable(params, request.tenant)
         outputs = self._require_llm().generate(
@@ -260,6 +259,22 @@ class VLLMBackend:
             raise GenerationFailed(f"vLLM could not finish the request: {error}") from error
         finally:
             await outputs.aclose()
+
+    def _describe(self, request: BackendRequest) -> RequestMessage:
+        """Return the message that tells the scheduler about the request."""
+        segments = [(segment.end, segment.document_id) for segment in request.segments]
+        while segments and segments[-1][1] is None:
+            segments.pop()  # leave out the text after the last document
+        return RequestMessage(
+            segments,
+            guess=request.request_id if request.is_guess else None,
+            is_provisional=request.is_provisional,
+            is_exact=request.is_exact,
+            recompute_ratio=request.recompute_ratio,
+            starts=request.text_starts if self._is_borrowing else (),
+            contexts=request.contexts,
+            makes_donors=request.makes_donors,
+        )
 
     def now(self) -> float:
         return time.monotonic()
@@ -336,6 +351,23 @@ class VLLMBackend:
         except EngineDeadError as error:
             raise EngineDied(PROCESS_ENDED) from error
         return answer.tree if answer else None
+
+    async def use_held(self, requests: Sequence[BackendRequest]) -> list[bool]:
+        """Ask the scheduler. With several data parallel ranks nobody knows which one will be asked."""
+        llm = self._require_llm()
+        if not self._has_tiers or llm.vllm_config.parallel_config.data_parallel_size > 1:
+            return [False] * len(requests)
+        message = RequestMessage(
+            looked_up=[
+                LookedUp(one.tokens.token_ids, one.tenant, self._describe(one)) for one in requests
+            ],
+            operator_key=self._budget.operator_key,
+        )
+        try:
+            answer = await self._tell_scheduler(llm, message, None)
+        except EngineDeadError as error:
+            raise self._death() from error
+        return list(answer.held) if answer else [False] * len(requests)
 
     async def _tell_scheduler(
         self, llm: AsyncLLM, message: RequestMessage, rank: int | None
@@ -432,32 +464,6 @@ def _with_offsets(params: TokenizeParams) -> TokenizeParams:
     The engine checks the length itself, with an error that names it.
     """
     return replace(params, max_total_tokens=None, return_token_offsets=True)
-
-
-def _build_transfer_params(
-    request: BackendRequest, adopted: Sequence[str], operator_key: str, starts: Sequence[int]
-) -> dict[str, Any]:
-    """Build the `kv_transfer_params` that tell the scheduler about the request.
-
-    They are never empty: the request's id is always among them.
-    """
-    segments = [(segment.end, segment.document_id) for segment in request.segments]
-    while segments and segments[-1][1] is None:
-        segments.pop()  # leave out the text after the last document
-    guess = request.request_id if request.is_guess else None
-    message = RequestMessage(
-        segments,
-        guess=guess,
-        is_provisional=request.is_provisional,
-        adopted=adopted,
-        is_exact=request.is_exact,
-        recompute_ratio=request.recompute_ratio,
-        starts=starts,
-        contexts=request.contexts,
-        makes_donors=request.makes_donors,
-        operator_key=operator_key,
-    )
-    return {**message.to_dict(), "request": request.request_id}
 
 
 def _to_delta(output: RequestOutput, message: FinishMessage | None) -> Delta:

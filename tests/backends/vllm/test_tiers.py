@@ -10,7 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from ragcache_engine import Answer, Document, EngineConfig, RAGCacheEngine, SamplingOptions, Usage
+from ragcache_engine import (
+    Answer,
+    Document,
+    EngineConfig,
+    RAGCacheEngine,
+    SamplingOptions,
+    Usage,
+    Warmed,
+)
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 
@@ -104,6 +112,13 @@ def test_tiers_that_all_evict_give_the_tokens_of_an_engine_with_room_for_everyth
         assert min(stats.cached.host, stats.cached.disk) > 0  # or not every tier was tried
     flip_a_byte(tmp_path)
     with small_engine(demo_model, tmp_path) as second_life:
+        template, sets = "Use the reports.\n\n{context}\n\nQuestion", [[one] for one in DOCUMENTS]
+        missing = second_life.warm(sets, template=template, only_missing=True)
+        assert missing.computed_tokens < missing.prompt_tokens / 2, "most are on disk"
+        finished = second_life.stats().finished
+        held = second_life.warm(sets, template=template, only_missing=True)
+        assert held == Warmed(len(sets), missing.prompt_tokens)
+        assert second_life.stats().finished == finished
         again = answers(second_life, asked, at_once=1)
         assert [answer.token_ids for answer in again] == expected
         assert second_life.stats().cached.disk > 0

@@ -18,6 +18,7 @@ from ragcache_engine.knowledge import POLICIES
 from ragcache_engine.tiers.disk.block_file import document_mark
 from ragcache_engine.tiers.disk.folder import forget_documents
 from ragcache_engine.tiers.disk.tombstones import leave_tombstones
+from ragcache_engine.tiers.wire import LookedUp, RequestMessage
 
 pytestmark = pytest.mark.vllm
 
@@ -32,6 +33,19 @@ def steps_of(engine: Any) -> list[int]:
         engine.step()
         tokens.append(engine.computed_tokens - before)
     return [count for count in tokens if count]
+
+
+def look_up(engine: Any, *wanted: str, key: str | None = "operator") -> list[bool] | None:
+    """Which of these prompts, a letter a document, are cached whole."""
+    described = [prompt(*names) for names in wanted]
+    looked_up = [
+        LookedUp(tokens[: segments[-1][0]], None, RequestMessage(segments))
+        for tokens, segments in described
+    ]
+    engine.ask("look", [0], looked_up=looked_up, operator_key=key)
+    held = engine.run()["look"].get("held")
+    assert held is None or isinstance(held, list)
+    return held
 
 
 @pytest.mark.parametrize("ratio", [None, 0.1], ids=["exact reuse", "reuse at any position"])
@@ -102,6 +116,27 @@ def test_what_the_host_had_to_give_up_comes_back_from_the_disk(
     for number, names in enumerate(["ab", "cd", "ef", "gh"]):
         answered(engine, f"first {number}", *names)
     assert answered(engine, "again", "a", "b", question=2)["disk"] > 0
+
+
+def test_what_is_cached_whole_can_be_looked_up_without_loading_it(
+    engine_with: Callable[..., Any], tmp_path: Path
+):
+    disk = {"host_blocks": 40, "disk_bytes": 1 << 20, "disk_folder": tmp_path}
+    first = engine_with(**disk)
+    assert look_up(first, "ab", "c") == [False, False]
+    answered(first, "one", "a", "b")
+    assert look_up(first, "ab", "a", "ba", "c") == [True, True, False, False]
+    first.close()
+    second = engine_with(**disk)
+    assert look_up(second, "ab", "c") == [True, False]
+    assert answered(second, "two", "a", "b", question=2)["disk"] == 160
+
+
+@pytest.mark.parametrize("key", [None, "guessed"])
+def test_only_the_operator_may_look_up(engine_with: Callable[..., Any], key: str | None):
+    engine = engine_with()
+    answered(engine, "one", "a", "b")
+    assert look_up(engine, "ab", key=key) is None
 
 
 def test_a_second_life_starts_with_what_the_first_one_left_on_disk(

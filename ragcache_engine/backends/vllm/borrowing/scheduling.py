@@ -66,6 +66,14 @@ class SchedulerAccess:
     abort: Callable[[Iterable[str]], None]
 
 
+def make_block_hasher(config: VllmConfig) -> Callable[[Request], list[BlockHash]]:
+    """Return the function by which vLLM's engine hashes the blocks of its requests."""
+    cache = config.cache_config
+    return get_request_block_hasher(
+        cache.block_size, get_hash_fn_by_name(cache.prefix_caching_hash_algo)
+    )
+
+
 class BorrowScheduling:
     """Decides, step by step, which requests get their borrowed tensors.
 
@@ -94,10 +102,7 @@ class BorrowScheduling:
         self._block_tokens = cache.block_tokens
         self._context_tokens = config.model_config.max_model_len
         self._step_tokens = config.scheduler_config.max_num_batched_tokens
-        self._hasher = get_request_block_hasher(
-            self._block_tokens,
-            get_hash_fn_by_name(config.cache_config.prefix_caching_hash_algo),
-        )
+        self._hasher = make_block_hasher(config)
         self._device_blocks = scheduler.pool.num_gpu_blocks - 1  # vLLM keeps one for itself
         self._borrowers: Borrowers[KVCacheBlock] = Borrowers(
             self._cached_block, self._device_blocks
@@ -199,6 +204,10 @@ class BorrowScheduling:
         if self._served is not None:
             self._served.forget(documents)
 
+    def describe_donors(self, request: Request, plan: BorrowPlan) -> list[Prompt]:
+        """Return the donors of a plan as the cache manager sees them."""
+        return [self._describe(request, donor) for donor in plan.donors]
+
     def add(self, request: Request, plan: BorrowPlan, *, is_maker: bool = False) -> list[Prompt]:
         """Let a request wait for its donors; return them as the cache manager sees them.
 
@@ -206,7 +215,7 @@ class BorrowScheduling:
         """
         if is_maker:
             self._asked[request.request_id] = []
-        donors = [self._describe(request, donor) for donor in plan.donors]
+        donors = self.describe_donors(request, plan)
         self._split_hashes(request, plan)
         keys = [list(donor.keys) for donor in donors]
         self._borrowers.add(Borrower(request.request_id, plan, keys))

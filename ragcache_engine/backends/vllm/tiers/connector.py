@@ -6,9 +6,11 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
+from vllm import SamplingParams
 from vllm.config import VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
@@ -22,14 +24,14 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import (
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
 from vllm.forward_context import ForwardContext
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks
-from vllm.v1.core.kv_cache_utils import KVCacheBlock
+from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request, RequestStatus
 
 from ragcache_engine.backends.vllm.borrowing.job import TierMetadata
-from ragcache_engine.backends.vllm.borrowing.scheduling import BorrowScheduling
+from ragcache_engine.backends.vllm.borrowing.scheduling import BorrowScheduling, make_block_hasher
 from ragcache_engine.backends.vllm.tiers.no_tiers import NoTiers
 from ragcache_engine.backends.vllm.tiers.offloading import TierOffloadingManager
 from ragcache_engine.backends.vllm.tiers.origin import WorkerLayout, describe_worker
@@ -40,7 +42,7 @@ from ragcache_engine.tiers.borrowing.plan import WhyExact
 from ragcache_engine.tiers.prompts import Prompt, describe_prompt
 from ragcache_engine.tiers.served_requests import ServedRequests
 from ragcache_engine.tiers.tree_snapshot import TreeSnapshot
-from ragcache_engine.tiers.wire import FinishMessage, MalformedRequest, RequestMessage
+from ragcache_engine.tiers.wire import FinishMessage, LookedUp, MalformedRequest, RequestMessage
 
 if TYPE_CHECKING:
     from ragcache_engine.backends.vllm.borrowing.carrier import BorrowCarrier
@@ -88,6 +90,7 @@ class TierConnector(OffloadingConnector):
         self.served = ServedRequests(time.monotonic, time.time)
         self.now: Callable[[], float] = time.monotonic
         self._messages: dict[str, RequestMessage] = {}
+        self._held: dict[str, list[bool]] = {}
         self._blocks = kv_cache_config.num_blocks
 
     @property
@@ -101,6 +104,10 @@ class TierConnector(OffloadingConnector):
     def cache(self) -> CacheManager[KVCacheBlock]:
         """The cache manager. Only the scheduler's process has one."""
         return self.offloading.cache
+
+    @cached_property
+    def _hasher(self) -> Callable[[Request], list[BlockHash]]:
+        return make_block_hasher(self._vllm_config)
 
     # -- once, at the start ------------------------------------------------------------------------
 
@@ -134,6 +141,10 @@ class TierConnector(OffloadingConnector):
                     "%s asked to forget documents without the operator's key; nothing is forgotten",
                     request.request_id,
                 )
+        if message.looked_up and self.settings.is_operator(message.operator_key):
+            self._held[request.request_id] = [
+                self._use_if_held(request, one) for one in message.looked_up
+            ]
         start = time.perf_counter()
         self.cache.adopt_guesses(message.adopted)
         if message.is_provisional:
@@ -161,6 +172,27 @@ class TierConnector(OffloadingConnector):
                 donors = borrowing.add(request, plan, is_maker=message.makes_donors)
                 prompt = prompt.before(plan.exact_blocks)
         self.cache.add_request(name, prompt, guess=message.guess, donors=donors)
+
+    def _use_if_held(self, asking: Request, looked_up: LookedUp) -> bool:
+        """Return whether a prompt, or every donor that it would borrow from, is cached whole.
+
+        If so, count a use of its documents. asking: the request that carries the question.
+        """
+        request = Request(
+            request_id=asking.request_id,
+            prompt_token_ids=list(looked_up.token_ids),
+            sampling_params=SamplingParams(max_tokens=1),
+            pooling_params=None,
+            arrival_time=asking.arrival_time,
+            cache_salt=looked_up.tenant,
+            block_hasher=self._hasher,
+        )
+        prompts, borrowing = [self._describe_prompt(request, looked_up.message)], self.borrowing
+        if borrowing:
+            plan = borrowing.plan(request, looked_up.message)
+            if not isinstance(plan, WhyExact):
+                prompts = borrowing.describe_donors(request, plan)
+        return self.cache.use_if_held(prompts)
 
     def get_num_new_matched_tokens(
         self, request: Request, num_computed_tokens: int
@@ -235,7 +267,8 @@ class TierConnector(OffloadingConnector):
         answer = FinishMessage(tokens, cache.counters, reuse, why_exact)
         if self.settings.is_operator(message.operator_key):
             tree = self._snapshot(message) if message.snapshot else None
-            answer = replace(answer, sources=sources, tree=tree)
+            held = self._held.pop(name, ())
+            answer = replace(answer, sources=sources, tree=tree, held=held)
         return delays, {**(params or {}), **answer.to_dict()}
 
     def _snapshot(self, message: RequestMessage) -> TreeSnapshot:

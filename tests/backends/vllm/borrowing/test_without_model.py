@@ -17,6 +17,7 @@ from zlib import crc32
 import pytest
 
 from ragcache_engine.tiers.borrowing.plan import WhyExact
+from ragcache_engine.tiers.wire import LookedUp, RequestMessage
 
 pytestmark = pytest.mark.vllm
 
@@ -112,6 +113,26 @@ def test_a_second_life_borrows_from_what_the_first_one_left_on_disk(
     first.close()
     second = borrowing(**disk)
     assert tiers_of(asked(second, "one", "c", "b", "a", question=2)) == ["disk"] * 3
+
+
+def test_a_prompt_that_borrows_is_held_where_all_its_donors_are(
+    borrowing: Callable[..., Any], tmp_path: Path
+):
+    disk = {"host_blocks": 60, "disk_bytes": 1 << 20, "disk_folder": tmp_path}
+    contexts = {name: ("n", document("n")) for name in "bc"}
+    first = borrowing(**disk)
+    asked(first, "one", "a", "b", "c", contexts=contexts)
+    first.close()
+    second = borrowing(**disk)
+    looked_up = [
+        LookedUp(tokens, None, RequestMessage(segments, contexts=contexts, makes_donors=True))
+        for tokens, segments in (prompt("c", "b"), prompt("a", "b", "c"), prompt("a", "d"))
+    ]
+    second.ask("look", [0], looked_up=looked_up)
+    assert second.run()["look"]["held"] == [False, True, False]  # nothing has begun with c
+    asked(second, "two", "c", "b", contexts=contexts)
+    second.ask("look again", [0], looked_up=looked_up)
+    assert second.run()["look again"]["held"] == [True, True, False]
 
 
 def test_an_exact_request_finds_only_exact_blocks(borrowing: Callable[..., Any]):
