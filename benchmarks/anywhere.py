@@ -3,10 +3,11 @@
     python benchmarks/anywhere.py --sets squad nq_open --questions 200 --out FOLDER
 
 Real questions of the shared sets with their nearest documents, as they came. One engine answers each
-question exactly (as with reuse="prefix"), and at each ratio from donors stored alone and behind their
-neighbours; every other question begins with the approximate ways, so that none profits from its place.
-All documents are prefilled before, as while indexing. Each approximate answer is compared with the exact
-one: ROUGE-L, equal tokens, the accepted answer contained. Writes raw.json, report.md and quality.png.
+question exactly (as with reuse="prefix"), and at each ratio from donors of several kinds: stored alone,
+behind the nearest neighbour, or behind two of them (written as one document, the farther first). Every
+other question begins with the approximate ways, so that none profits from its place. All documents are
+prefilled before, as while indexing. Each approximate answer is compared with the exact one: ROUGE-L,
+equal tokens, the accepted answer contained. Writes raw.json, report.md and quality.png.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ import json
 import math
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from pydantic import ByteSize
-from selecting.question_sets import Question, find_nearest, read_set
+from selecting.question_sets import SEPARATOR, Question, find_nearest, read_set
 
 from ragcache_cli.bench.grading import contained
 from ragcache_cli.models import demo_model
@@ -30,11 +31,17 @@ from ragcache_engine.rouge import rouge_l
 
 DOCUMENTS_AT_ONCE = 5
 """How many documents one warming prompt holds."""
+DONORS = {"alone": 0, "neighbours": 1, "two neighbours": 2}
+"""Behind how many neighbours a document is stored."""
 OPTIONS = SamplingOptions(max_tokens=24, add_special_tokens=False)
 
 
+Neighbours = dict[str, Document]
+"""For each document what its donor stands behind; nothing for one that is stored alone."""
+
+
 class Way(NamedTuple):
-    """How a question is answered. donors: None answers exactly."""
+    """How a question is answered. donors: one of DONORS; None answers exactly."""
 
     donors: str | None
     ratio: float = 0.0
@@ -48,7 +55,7 @@ def main() -> None:
     asked = _parse()
     out: Path = asked.out
     out.mkdir(parents=True, exist_ok=True)
-    ways = [Way(donors, ratio) for donors in ("alone", "neighbours") for ratio in asked.ratios]
+    ways = [Way(donors, ratio) for donors in asked.donors for ratio in asked.ratios]
     rows: list[dict[str, Any]] = []
     for name in asked.sets:
         rows += measure(
@@ -68,8 +75,8 @@ def measure(
     folder: Path, count: int, top_k: int, ways: Sequence[Way], model: str
 ) -> list[dict[str, Any]]:
     corpus, questions = read_set(folder, count, top_k)
-    nearest = find_nearest(corpus)
-    neighbours = {name: found[0] for name, found in nearest.items()}
+    kinds = [way.donors for way in ways if way.donors is not None]
+    stored = store_behind(corpus, list(dict.fromkeys(kinds)))
     config = EngineConfig(
         model=model,
         device_cache=ByteSize(6 << 30),
@@ -81,10 +88,10 @@ def measure(
     )
     rows = []
     with RAGCacheEngine(config) as engine:
-        seconds = warm(engine, questions, neighbours)
+        seconds = warm(engine, questions, stored.values())
         for number, question in enumerate(questions):
             order = [Way(None), *ways] if number % 2 else [*ways, Way(None)]
-            answers = {way: ask(engine, question, way, neighbours) for way in order}
+            answers = {way: ask(engine, question, way, stored) for way in order}
             exact = answers[Way(None)]
             for way, answer in answers.items():
                 rows.append(
@@ -103,10 +110,31 @@ def measure(
     return rows
 
 
+def store_behind(corpus: Sequence[Document], kinds: Sequence[str]) -> dict[str, Neighbours]:
+    """Return for each kind of donors what every document is stored behind."""
+    nearest = find_nearest(corpus, max(DONORS[kind] for kind in kinds) or 1)
+
+    def joined(found: Sequence[Document]) -> Document:
+        if len(found) == 1:
+            return found[0]
+        farthest_first = found[::-1]
+        return Document(
+            "+".join(one.id for one in farthest_first),
+            SEPARATOR.join(one.text for one in farthest_first),
+        )
+
+    return {
+        kind: {
+            name: joined(found[: DONORS[kind]]) for name, found in nearest.items() if DONORS[kind]
+        }
+        for kind in kinds
+    }
+
+
 def ask(
-    engine: RAGCacheEngine, question: Question, way: Way, neighbours: dict[str, Document]
+    engine: RAGCacheEngine, question: Question, way: Way, stored: dict[str, Neighbours]
 ) -> Answer:
-    know(engine, question.documents, neighbours if way.donors == "neighbours" else {})
+    know(engine, question.documents, stored.get(way.donors or "", {}))
     return engine.generate(
         question.prompt,
         question.documents,
@@ -116,22 +144,23 @@ def ask(
     )
 
 
-def know(
-    engine: RAGCacheEngine, documents: Sequence[Document], neighbours: dict[str, Document]
-) -> None:
+def know(engine: RAGCacheEngine, documents: Sequence[Document], neighbours: Neighbours) -> None:
     """Let the engine store documents behind these neighbours, or alone without any."""
-    corpus = Corpus(bool(neighbours), lambda asked: [neighbours.get(one.id) for one in asked])
+    corpus = Corpus(
+        id(neighbours) if neighbours else None,
+        lambda asked: [neighbours.get(one.id) for one in asked],
+    )
     with engine.retrieval("?") as retrieval:
         retrieval.look_up_neighbours(documents, corpus)
 
 
 def warm(
-    engine: RAGCacheEngine, questions: Sequence[Question], neighbours: dict[str, Document]
+    engine: RAGCacheEngine, questions: Sequence[Question], stored: Iterable[Neighbours]
 ) -> float:
-    """Prefill every document of the questions, alone and behind its neighbour; return the seconds."""
+    """Prefill every document of the questions, alone and as it is stored; return the seconds."""
     documents = {one.id: one for question in questions for one in question.documents}
     started = time.perf_counter()
-    for known in ({}, neighbours):
+    for known in ({}, *filter(None, stored)):
         know(engine, list(documents.values()), known)
         names = list(documents)
         for start in range(0, len(names), DOCUMENTS_AT_ONCE):
@@ -199,6 +228,7 @@ def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
         for donors, colour in (
             ("alone", "#c2568f"),
             ("neighbours", "#2f9e64"),
+            ("two neighbours", "#2b6cb0"),
             ("exact", "#444444"),
         ):
             points = [
@@ -210,6 +240,8 @@ def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
                 for (of, way), group in _grouped(rows)
                 if of == name and way.startswith(donors)
             ]
+            if not points:
+                continue
             panel.plot(
                 *zip(*((x, y) for x, y, _ in points), strict=True), "o-", color=colour, label=donors
             )
@@ -245,6 +277,9 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--sets", nargs="+", default=["squad"])
     parser.add_argument("--questions", type=int, default=200, help="of each set")
     parser.add_argument("--top-k", type=int, default=5, help="documents of a question")
+    parser.add_argument(
+        "--donors", nargs="+", choices=DONORS, default=["alone", "neighbours"], help="which kinds"
+    )
     parser.add_argument("--ratios", nargs="+", type=float, default=[0.0, 0.1, 0.15, 0.3])
     parser.add_argument("--model", help="a folder or hub id (default: the demo's model)")
     parser.add_argument("--out", type=Path, required=True)
