@@ -57,6 +57,9 @@ class ReorderQueue(Generic[T]):
     def __len__(self) -> int:
         return len(self._waiting)
 
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
     def __iter__(self) -> Iterator[T]:
         """Yield the requests in order of arrival; those put to the front come first."""
         return (waiting.item for waiting in self._waiting)

@@ -17,6 +17,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorHandshakeMetadata,
     KVConnectorMetadata,
 )
+from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStats
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import (
     OffloadingConnectorMetadata,
     OffloadingWorkerMetadata,
@@ -59,6 +60,7 @@ class TierConnector(OffloadingConnector):
     provisional: names of the requests that a running search may still take back.
     served: times the requests, for observers.
     now: the clock by which decisions depend on time. The scheduler reads it too; a simulation sets it.
+    exports_stats: whether vLLM's exporter is there. Without it, vLLM asks for stats and drops them.
     """
 
     def __new__(  # type: ignore[misc]  # vLLM asks this class alone, whatever the model
@@ -89,6 +91,7 @@ class TierConnector(OffloadingConnector):
         self._carrier: BorrowCarrier | None = None
         self.served = ServedRequests(time.monotonic, time.time)
         self.now: Callable[[], float] = time.monotonic
+        self.exports_stats = True
         self._messages: dict[str, RequestMessage] = {}
         self._held: dict[str, list[bool]] = {}
         self._blocks = kv_cache_config.num_blocks
@@ -243,6 +246,9 @@ class TierConnector(OffloadingConnector):
             for request in connector_output.finished_recving or ():
                 self.cache.record_load_wait(request, loads.bytes, self.now())
         super().update_connector_output(connector_output)
+
+    def get_kv_connector_stats(self) -> KVConnectorStats | None:
+        return super().get_kv_connector_stats() if self.exports_stats else None
 
     def request_finished_all_groups(
         self, request: Request, block_ids: tuple[list[int], ...]

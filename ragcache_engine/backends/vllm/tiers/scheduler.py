@@ -73,6 +73,7 @@ class TierScheduler(Scheduler):
         self._cache = cache = connector.cache
         self._provisional = connector.provisional
         self._served = connector.served
+        connector.exports_stats = self.log_stats
         pool = self.kv_cache_manager.block_pool
         cache.attach_device(
             pool.free_block_queue.get_all_free_blocks(),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from hashlib import sha256
 from hmac import compare_digest
 from typing import Any
@@ -63,6 +64,7 @@ class TierSettings:
         return cls(**extra_config[SETTINGS_FIELD])
 
 
+@lru_cache(maxsize=8)  # every request of an engine of ours carries the same key
 def digest_key(key: str) -> str:
     """Return the digest of an operator's key."""
     return sha256(key.encode()).hexdigest()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 
 from vllm.v1.core.sched.request_queue import RequestQueue
 from vllm.v1.request import Request
@@ -10,49 +10,32 @@ from vllm.v1.request import Request
 from ragcache_engine.knowledge import ReorderQueue
 
 
-class WaitingQueue(RequestQueue):
+class WaitingQueue(ReorderQueue[Request], RequestQueue):
     """Takes the place of a scheduler's `waiting` queue that serves first come, first served.
 
-    ratio, window, fits: as in ReorderQueue.
+    It is a ReorderQueue under the names that vLLM calls.
     """
 
-    def __init__(
-        self,
-        ratio: Callable[[Request], float | None],
-        window: int,
-        fits: Callable[[Request], bool] | None = None,
-    ) -> None:
-        self._queue: ReorderQueue[Request] = ReorderQueue(ratio, window, fits)
-
     def add_request(self, request: Request) -> None:
-        self._queue.push(request)
+        self.push(request)
 
     def pop_request(self) -> Request:
-        return self._queue.pop()
+        return self.pop()
 
     def peek_request(self) -> Request:
-        return self._queue.peek()
+        return self.peek()
 
     def prepend_request(self, request: Request) -> None:
-        self._queue.prepend(request)
+        self.prepend(request)
 
     def prepend_requests(self, requests: Iterable[Request]) -> None:
         for request in requests:
-            self._queue.prepend(request)
+            self.prepend(request)
 
     def remove_request(self, request: Request) -> None:
-        self._queue.remove(request)
+        self.remove(request)
 
     def remove_requests(self, requests: Iterable[Request]) -> None:
         gone = set(requests)
-        for request in [waiting for waiting in self._queue if waiting in gone]:
-            self._queue.remove(request)
-
-    def __bool__(self) -> bool:
-        return len(self._queue) > 0
-
-    def __len__(self) -> int:
-        return len(self._queue)
-
-    def __iter__(self) -> Iterator[Request]:
-        return iter(self._queue)
+        for request in [waiting for waiting in self if waiting in gone]:
+            self.remove(request)
