@@ -169,8 +169,8 @@ class VirtualEngine(ModellessEngine):
                 if told.finish_reason is not None:
                     result.total_s = now_s - arrived[number]
                     open_requests -= 1
-            if step.is_idle and self.scheduler.has_requests() and not steps:
-                self.clock.run_model(IDLE_STEP_S)
+            if self.scheduler.has_requests() and step.is_idle and all(one.is_idle for one in steps):
+                self.clock.run_model(IDLE_STEP_S)  # or what it waits for would never end
         return served
 
     def _begin_virtual_step(self) -> _Step:

@@ -150,3 +150,12 @@ def test_what_a_slow_copy_takes_is_waited_for(system: Any, demo_model: str):
     slow = play(system, demo_model, asked, host_bytes_per_s=1e8, **changes)
     assert sum(one.ttft_s for one in fast) < sum(one.ttft_s for one in slow)
     assert any(one.cached_tokens for one in fast)
+
+
+@pytest.mark.vllm
+@pytest.mark.timeout(60)  # time once stood still, and the copy never ended
+@pytest.mark.parametrize("steps_ahead", [1, 2])
+def test_a_copy_that_outlives_the_last_request_ends(steps_ahead: int, demo_model: str):
+    changes = {"steps_ahead": steps_ahead, "copies_in_step": False, "host_bytes_per_s": 1e6}
+    (served,) = play(FULL, demo_model, requests(1), **changes)
+    assert served.total_s > 0
