@@ -8,7 +8,7 @@ Real questions with their passages. Exact answers are compared with those of sto
 approximate ones with those that an engine with one request at a time gave, its cache emptied before each.
 
 1. With recompute_ratio=1 an answer is the exact one.
-2. An approximate answer depends on nothing that is cached, on no tier and on no company.
+2. An approximate answer depends on nothing that is cached, on no slower tier and on no company.
 3. An exact answer is the exact one among approximate ones.
 
 2 and 3 run together, eight requests at a time, for donors alone and behind neighbours: device, host and
@@ -120,13 +120,18 @@ def _run(asked: argparse.Namespace, pieces: Pieces) -> int:
     for donors in asked.donors:
         near = neighbours if donors == "neighbours" else {}
 
-        def ask_each(donors: Donors = donors, near: Any = near, **how: Any) -> list[Tokens]:
-            with _start(model, eager, donors, device=ROOMY) as engine:
+        def ask_each(
+            device: int, donors: Donors = donors, near: Any = near, **how: Any
+        ) -> list[Tokens]:
+            with _start(model, eager, donors, device=device) as engine:
                 return _ask_each(engine, prompts, near, **how)
 
-        whole = pieces.do(f"{donors} ratio 1", ask_each, ratio=1)
+        whole = pieces.do(f"{donors} ratio 1", ask_each, ROOMY, ratio=1)
         tell(donors, "ratio 1 is exact", list(zip(whole, exact, strict=True)), "")
-        alone = pieces.do(f"{donors} one at a time", ask_each, ratio=RATIO, fresh=True)
+        # On as small a device as the mix has: what does not fit there is answered exactly.
+        alone = pieces.do(
+            f"{donors} one at a time", ask_each, SMALL["device"], ratio=RATIO, fresh=True
+        )
         changed = sum(one != right for one, right in zip(alone, exact, strict=True))
         answers, told = _ask_mix(pieces, model, eager, donors, prompts, near, mix)
         for kind, right in (("approximate", alone), ("exact", exact)):
