@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import aclosing, contextmanager
 from dataclasses import replace
@@ -92,12 +92,11 @@ class Prefiller:
         return replace(request, question_s=now_s, called_s=now_s)
 
 
-def prefill_all(prefills: Iterable[Prefill], prefiller: Prefiller, *, progress: bool) -> Warmed:
+def prefill_all(prefills: Sequence[Prefill], prefiller: Prefiller, *, progress: bool) -> Warmed:
     """Prefill everything, WARM_AT_ONCE at a time, but for what is held already.
 
     progress: show a bar on standard error.
     """
-    prefills = list(prefills)
     warmed = Warmed()
     running: deque[Future[Answer]] = deque()
     with (
@@ -127,10 +126,9 @@ def prefill_all(prefills: Iterable[Prefill], prefiller: Prefiller, *, progress: 
 
 
 async def prefill_all_async(
-    prefills: Iterable[Prefill], prefiller: Prefiller, *, progress: bool
+    prefills: Sequence[Prefill], prefiller: Prefiller, *, progress: bool
 ) -> Warmed:
     """`prefill_all` for coroutines. Cancelling it, or an error, cancels the prefills that still run."""
-    prefills = list(prefills)
     warmed, waiting = Warmed(), iter(prefills)
     missing: deque[PreparedRequest] = deque()
     looking = asyncio.Lock()

@@ -69,7 +69,7 @@ class RequestMessage:
 
     @property
     def is_upkeep(self) -> bool:
-        """Whether the request does nothing else than to forget or to observe."""
+        """Whether the request does nothing else than to forget, to observe or to look up."""
         return bool(self.forget or self.snapshot or self.looked_up)
 
     def to_dict(self) -> dict[str, Any]:
@@ -265,7 +265,7 @@ def _looked_up(said: object) -> tuple[LookedUp, ...]:
             return ()
         tokens, tenant, content = one
         is_text = isinstance(tenant, (str, type(None)))
-        is_prompt = isinstance(tokens, (list, tuple)) and all(type(one) is int for one in tokens)
+        is_prompt = isinstance(tokens, (list, tuple)) and all(type(each) is int for each in tokens)
         if not (is_text and is_prompt and isinstance(content, Mapping)):
             return ()
         # No prompt in it looks up others, however deep a sender nests them.

@@ -367,7 +367,8 @@ class VLLMBackend:
             answer = await self._tell_scheduler(llm, message, None)
         except EngineDeadError as error:
             raise self._death() from error
-        return list(answer.held) if answer else [False] * len(requests)
+        # A scheduler that does not take us for its operator answers nothing.
+        return list(answer.held) if answer and answer.held else [False] * len(requests)
 
     async def _tell_scheduler(
         self, llm: AsyncLLM, message: RequestMessage, rank: int | None
