@@ -59,7 +59,7 @@ from ragcache_engine import Document
 from ragcache_engine.rouge import rouge_l
 
 MOST_TOKENS = 24
-AT_ONCE = 10
+AT_ONCE = 42
 """Answers decoded together: each holds the tensors of a whole prompt."""
 
 

@@ -130,6 +130,10 @@ class SimulatedDevice:
         """Return a request's cached tokens over those to compute, as of now; see ReorderQueue."""
         return self.manager.cached_ratio(request.name)
 
+    def glance_at_ratio(self, request: SimulatedRequest) -> float | None:
+        """Return about what `cached_ratio` does, and keep nothing for it."""
+        return self.manager.glance_at_ratio(request.name)
+
     def admit(self, request: SimulatedRequest, most_tokens: int) -> Admission:
         """Try to give a waiting request its device memory.
 
@@ -142,7 +146,7 @@ class SimulatedDevice:
             upto = min(request.tokens, request.computed_tokens + most_tokens)
             if self._missing_blocks(request, upto) > self.pool.free_count:
                 return Admission.NO_ROOM
-            self.manager.record_admission(request.name, 0)
+            self.manager.record_admission(request.name, 0, self.clock.now())
             request.state = State.RUNNING
             return Admission.COMPUTES
         return self._admit_anew(request, most_tokens)
@@ -199,8 +203,11 @@ class SimulatedDevice:
 
         prompt_tokens, seconds: how many prompt tokens the step computed, and how long it took.
         """
+        computing = self.manager.speeds.computing
         if prompt_tokens:
-            self.manager.speeds.computing.record_step(0, prompt_tokens, seconds)
+            computing.record_step(0, prompt_tokens, seconds)
+        else:
+            computing.record_short_step(seconds)
         for request in self._preempted:
             self.manager.requeue(request.name)
         self._preempted.clear()
@@ -297,7 +304,7 @@ class SimulatedDevice:
         if loadable:
             self._begin_load(request, keys[len(found) : len(found) + loadable])
         request.state = State.LOADING if loadable else State.RUNNING
-        manager.record_admission(request.name, loadable * block_tokens)
+        manager.record_admission(request.name, loadable * block_tokens, self.clock.now())
         return Admission.LOADS if loadable else Admission.COMPUTES
 
     def _admit_borrower(
@@ -317,7 +324,7 @@ class SimulatedDevice:
         if request.cached_tokens is None:
             request.cached_tokens = min(request.found_tokens, request.tokens - 1)
         request.state = State.RUNNING
-        self.manager.record_admission(request.name, 0)
+        self.manager.record_admission(request.name, 0, self.clock.now())
         return Admission.COMPUTES
 
     def _loadable_blocks(self, request: SimulatedRequest, first: int) -> int | None:
@@ -357,7 +364,7 @@ class SimulatedDevice:
         request.copies -= 1
         self._being_loaded -= Multiset(copy.keys)
         manager.speeds.from_host.record_copy(size_bytes, self._load_lane.copy_s(size_bytes))
-        manager.record_load_wait(request.name, size_bytes, self.clock.now())
+        manager.record_load(request.name, size_bytes)
         manager.finish_load(copy.keys)
         if request.state is State.ENDED:
             self._release(request)

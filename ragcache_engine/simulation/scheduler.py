@@ -1,6 +1,7 @@
 """Choose which requests the simulated model computes in each step, and how long the step takes.
 
-The scheduler does what vLLM's does, with one exception: tokens of answers do not use up a step's budget.
+The scheduler does what vLLM's does, with two exceptions: tokens of answers do not use up a step's budget,
+and steps are no shorter while several requests are answered.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Scheduler:
         self._decode_s = decode_s
         self._step_tokens = step_tokens
         self._waiting: ReorderQueue[SimulatedRequest] = ReorderQueue(
-            device.cached_ratio, reorder_window
+            device.cached_ratio, reorder_window, glance=device.glance_at_ratio
         )
         self._awaiting_copies: list[SimulatedRequest] = []  # in the order in which they came
         self._running: list[SimulatedRequest] = []  # in the order in which they were admitted

@@ -24,12 +24,12 @@ class LoadPlanner:
         self._block_bytes = block_bytes
         self._speeds = speeds
 
-    def plan(self, request: TrackedRequest, *, is_busy: bool, disk_queue: int | None) -> None:
+    def plan(self, request: TrackedRequest, *, others: int, disk_queue: int | None) -> None:
         """Set how many blocks the request is to load, and how many it passes over.
 
-        is_busy: whether the model computes other requests. If so, only the time of the copying itself
-          counts, not the wait until it begins: this request must wait for their step anyway, and
-          loading leaves them more of the model.
+        others: how many other requests run or wait; 0 if the model computes none of them. A request that
+          computes its blocks in their step ends with that step; one that loads them takes another step,
+          a short one. But each of the others waits longer for what it computes.
         disk_queue: how many reads wait before those that this request would ask for; None if nothing is
           to be read now.
         """
@@ -40,14 +40,14 @@ class LoadPlanner:
         most = left // block_tokens
         in_host = min(most, loadable_blocks(request, with_disk=False))
         blocks = self._worth_loading(
-            self._choose_rate(request, self._speeds.from_host, is_busy), cached, left, in_host
+            self._choose_rate(request, self._speeds.from_host, others), cached, left, in_host
         )
         anywhere = in_host
         if disk_queue is not None:
             anywhere = min(most, loadable_blocks(request, with_disk=True))
         if blocks == in_host and anywhere > in_host:
             loaded = blocks * block_tokens
-            rate = self._choose_rate(request, self._speeds.from_disk, is_busy)
+            rate = self._choose_rate(request, self._speeds.from_disk, others)
             queue_s = (disk_queue or 0) * self._block_bytes / rate.bandwidth_bytes_per_s
             blocks += self._worth_loading(
                 rate._replace(latency_s=rate.latency_s + queue_s),
@@ -55,6 +55,8 @@ class LoadPlanner:
                 left - loaded,
                 anywhere - in_host,
             )
+        if request.is_trial:
+            blocks = min(blocks, self._most_to_try(cached, left))
         request.load_blocks, request.passed_over_blocks = blocks, anywhere - blocks
 
     def note_passed_over(self, request: TrackedRequest) -> None:
@@ -65,10 +67,25 @@ class LoadPlanner:
             slow = speeds.from_host if request.load_blocks < in_host else speeds.from_disk
             request.is_trial = slow.pass_over()
 
-    def _choose_rate(self, request: TrackedRequest, copying: CopyingSpeed, is_busy: bool) -> Rate:
+    def _most_to_try(self, cached: int, left: int) -> int:
+        """Return how many blocks a trial loads, so that it takes no longer than computing everything.
+
+        That holds if copies are as slow as they look.
+        """
+        speeds = self._speeds
+        slowest = min(
+            speeds.from_host.bandwidth_bytes_per_s, speeds.from_disk.bandwidth_bytes_per_s
+        )
+        seconds = speeds.computing.prefill_s(cached, left)
+        return max(1, int(seconds * slowest / self._block_bytes))
+
+    def _choose_rate(self, request: TrackedRequest, copying: CopyingSpeed, others: int) -> Rate:
         if request.is_trial:
             return copying.best_rate
-        return copying.rate._replace(latency_s=0.0) if is_busy else copying.rate
+        if not others:
+            return copying.rate
+        step_s = self._speeds.computing.short_step_s
+        return copying.rate._replace(latency_s=step_s / (1 + others))
 
     def _worth_loading(self, rate: Rate, cached: int, computed: int, blocks: int) -> int:
         return self._speeds.computing.blocks_worth_loading(

@@ -179,12 +179,27 @@ class CacheManager(Generic[B]):
         if request is None:
             return None
         self._protect_path(request)
+        return self._weigh(request, self._count_leading(request.nodes))
+
+    def glance_at_ratio(self, name: str) -> float | None:
+        """Return about what `cached_ratio` does, but pin nothing and read nothing from disk for it.
+
+        Of documents that are partly cached only those that are pinned count.
+        """
+        request = self._requests.get(name)
+        if request is None:
+            return None
+        if request.nodes:
+            return self._weigh(request, self._count_leading(request.nodes))
         cached = 0
-        for node in request.nodes:
-            here = self._count_held(node)
-            cached += here
-            if here < node.blocks:
+        for cut in request.prompt.cuts:
+            if not self.holds(request.prompt.keys[cut.end - 1]):
                 break
+            cached = cut.end
+        return self._weigh(request, cached)
+
+    def _weigh(self, request: TrackedRequest, cached: int) -> float:
+        """Return a request's cached ratio. cached: its leading blocks that are cached."""
         cached += sum(map(self._count_lent, request.donors[1:]))
         tokens = min(cached * self.block_tokens, request.prompt.tokens - 1)
         left = request.prompt.tokens - tokens
@@ -235,7 +250,8 @@ class CacheManager(Generic[B]):
         for request in asked:
             self._pin(request)
         used = dict.fromkeys(node for request in asked for node in request.nodes)
-        held = all(self._count_held(node) == node.blocks for node in used)
+        # Each block: of a document forgotten while it was computed, the device may have the last ones.
+        held = all(self.holds(key) for node in used for key in self.index.record(node).keys)
         if held:
             self.tree.record_use(used, len(used), 0.0)
         for request in asked:
@@ -258,8 +274,11 @@ class CacheManager(Generic[B]):
             return Presence.AWAY  # computing it is quicker
         return Presence.COMING if self.index.host.is_filling(key) else Presence.HERE
 
-    def record_admission(self, name: str, loaded_tokens: int) -> None:
-        """Note that the request has its device memory, and how many tokens are being loaded into it."""
+    def record_admission(self, name: str, loaded_tokens: int, now_s: float) -> None:
+        """Note that the request has its device memory, and how many tokens are being loaded into it.
+
+        A request that loads is admitted again when they have come; then it computes.
+        """
         request = self._requests[name]
         request.is_running = True
         for other in self._requests:
@@ -272,7 +291,7 @@ class CacheManager(Generic[B]):
             request.cached_tokens = self._cached_tokens(request, loaded_tokens)
             request.sources = trace_sources(request, loaded_tokens, self.index)
         if not loaded_tokens:
-            request.load_asked_s = None
+            self._end_load_wait(request, now_s)
 
     def cached_tokens(self, name: str) -> dict[Tier, int]:
         """Return a request's cached tokens by tier, as of its first admission; empty before."""
@@ -356,15 +375,10 @@ class CacheManager(Generic[B]):
         """Note that blocks have been copied to the device."""
         self._host.finish_load(keys)
 
-    def record_load_wait(self, name: str, loaded_bytes: int, now_s: float) -> None:
-        """Note that a request's load has ended, and measure how long the request waited for it."""
-        request = self._requests.get(name)
-        if request and request.load_asked_s is not None:
-            if request.loads_alone:
-                speeds = self.speeds
-                copying = speeds.from_disk if request.from_disk else speeds.from_host
-                copying.record_wait(loaded_bytes, now_s - request.load_asked_s)
-            request.load_asked_s = None
+    def record_load(self, name: str, loaded_bytes: int) -> None:
+        """Note that a request's load has ended."""
+        if request := self._requests.get(name):
+            request.loaded_bytes = loaded_bytes
 
     def begin_store(self, name: str, keys: Sequence[Key]) -> list[tuple[Key, int]]:
         """Choose which blocks of the request, just computed, to copy into which slots.
@@ -482,6 +496,16 @@ class CacheManager(Generic[B]):
             return node.blocks
         return here
 
+    def _count_leading(self, nodes: Iterable[Node]) -> int:
+        """Count the blocks that some tier holds, from the first node on without a gap."""
+        cached = 0
+        for node in nodes:
+            here = self._count_held(node)
+            cached += here
+            if here < node.blocks:
+                break
+        return cached
+
     def _count_lent(self, donor: Prompt) -> int:
         """Count the blocks of a donor's document, if the device has them."""
         if not donor.cuts or not self._pool.cached_block(donor.keys[-1]):
@@ -505,10 +529,22 @@ class CacheManager(Generic[B]):
         if request.donors:
             return  # its donors are loaded for it, its own first document among them
         is_busy = self._requests.is_any_other_running(request)
+        others = len(self._requests) - 1 if is_busy else 0
         disk_queue = None if request.has_given_up else self._disk.queued_reads
-        self._planner.plan(request, is_busy=is_busy, disk_queue=disk_queue)
+        self._planner.plan(request, others=others, disk_queue=disk_queue)
         if disk_queue is not None:
             self._disk.fetch(request, is_urgent=is_urgent)
+
+    def _end_load_wait(self, request: TrackedRequest, now_s: float) -> None:
+        """Measure how long the request waited for what it computes with from now on.
+
+        That is longer than the copying: vLLM looks for ended copies between steps, and lets the request
+        compute in a step after that.
+        """
+        if request.loaded_bytes and request.load_asked_s is not None and request.loads_alone:
+            copying = self.speeds.from_disk if request.from_disk else self.speeds.from_host
+            copying.record_wait(request.loaded_bytes, now_s - request.load_asked_s)
+        request.load_asked_s, request.loaded_bytes = None, 0
 
     def _limit_wait(self, request: TrackedRequest, now_s: float) -> None:
         """Let a request that has waited too long for its blocks compute those that have not come."""

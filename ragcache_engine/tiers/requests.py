@@ -29,6 +29,7 @@ class TrackedRequest:
     cached_tokens: cached prompt tokens by tier, as of the request's first admission; None before.
     load_asked_s: when the request began to wait for its load; None if it does not wait for one.
     loads_alone: whether the model has computed nothing else since then.
+    loaded_bytes: how many bytes it has loaded since then.
     scheduling_s: scheduling time that RAGCache added to this request.
     is_planned: whether the scheduler has tried to admit it.
     is_trial: whether it loads to see if loading has become quick again.
@@ -53,6 +54,7 @@ class TrackedRequest:
     cached_tokens: dict[Tier, int] | None = None
     load_asked_s: float | None = None
     loads_alone: bool = False
+    loaded_bytes: int = 0
     scheduling_s: float = 0.0
     is_planned: bool = False
     is_trial: bool = False
@@ -85,6 +87,9 @@ class RequestTable(Generic[B]):
 
     def __iter__(self) -> Iterator[TrackedRequest]:
         return iter(self._requests.values())
+
+    def __len__(self) -> int:
+        return len(self._requests)
 
     def __getitem__(self, name: str) -> TrackedRequest:
         return self._requests[name]

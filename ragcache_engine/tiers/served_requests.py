@@ -58,6 +58,7 @@ class ServedRequests:
 
     now: seconds on a clock that never runs back. wall_clock: seconds since 1970.
     unanswered: names of the requests without a first token.
+    answering: names of the requests with more than one token to answer, so not those that only prepare.
     """
 
     def __init__(self, now: Callable[[], float], wall_clock: Callable[[], float]) -> None:
@@ -65,6 +66,7 @@ class ServedRequests:
         self._wall_clock = wall_clock
         self._timed: dict[str, _Timed] = {}
         self.unanswered: set[str] = set()
+        self.answering: set[str] = set()
         self._ended: deque[_Timed] = deque(maxlen=REMEMBERED)
 
     @property
@@ -82,8 +84,16 @@ class ServedRequests:
         """How many requests wait for device memory."""
         return len(self._timed) - self.running
 
-    def arrive(self, name: str, prompt_tokens: int, segments: Sequence[SegmentEnd]) -> None:
+    def arrive(
+        self,
+        name: str,
+        prompt_tokens: int,
+        segments: Sequence[SegmentEnd],
+        most_answer_tokens: int = 1,
+    ) -> None:
         """Note that a request begins to wait."""
+        if most_answer_tokens > 1:
+            self.answering.add(name)
         self._timed[name] = _Timed(name, self._now(), prompt_tokens, segments)
         self.unanswered.add(name)
 
@@ -114,6 +124,7 @@ class ServedRequests:
         """
         timed = self._timed.pop(name, None)
         self.unanswered.discard(name)
+        self.answering.discard(name)
         if timed is None or not completed:
             return
         # Its documents are traced when somebody looks: this is between two steps of the model.

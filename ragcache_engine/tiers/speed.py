@@ -20,17 +20,22 @@ SHORTEST_STEP_TOKENS = 64
 """The fewest tokens of a step that is measured. The time of a shorter step is mostly its fixed cost.
 For the same reason all requests with fewer tokens left cost the same: one step, at its fixed cost."""
 
+SHORT_STEPS = 12
+"""While others wait, a step that computes prompts takes as long as so many without any. What each step
+costs besides is then at most a twelfth."""
+
 WAITS = 5
 """How many of the latest waits count."""
 
 PASSED_OVER_TO_TRY = 32
 """One of so many requests that could load, but would compute, tries to load."""
 
-FIRST_BANDWIDTH = 1e9
-"""Assumed bytes a second before the first copy is measured: typical of a disk."""
+FIRST_BANDWIDTH = 5e9
+"""Assumed bytes a second before the first copy is measured: those of a quick disk. What looks slower than
+computing is not copied, and so never measured."""
 
-FIRST_HOST_BANDWIDTH = 4e9
-"""Assumed bytes a second before the first copy from the host is measured: low for memory."""
+FIRST_HOST_BANDWIDTH = 50e9
+"""The same for copies from the host: those of an accelerator's bus."""
 
 
 class Rate(NamedTuple):
@@ -52,6 +57,7 @@ class CopyingSpeed:
         self.bandwidth_bytes_per_s = bandwidth_bytes_per_s
         self.latency_s = 0.0
         self._first = bandwidth_bytes_per_s
+        self._is_measured = False
         self._waits = deque([0.0] * WAITS, maxlen=WAITS)
         self._passed_over = 0
 
@@ -68,9 +74,10 @@ class CopyingSpeed:
     def record_copy(self, size_bytes: int, seconds: float) -> None:
         """Record how long a copy took, from its beginning."""
         if size_bytes > 0 and seconds > 0:
-            self.bandwidth_bytes_per_s = _running_mean(
-                self.bandwidth_bytes_per_s, size_bytes / seconds
-            )
+            seen = size_bytes / seconds
+            if self._is_measured:
+                seen = _running_mean(self.bandwidth_bytes_per_s, seen)
+            self.bandwidth_bytes_per_s, self._is_measured = seen, True
 
     def record_wait(self, size_bytes: int, seconds: float) -> None:
         """Record how long a request waited, from asking for a copy to computing with it.
@@ -94,9 +101,12 @@ class ComputingSpeed:
 
     A profile of this model and machine needs no scaling. The default profile does, and so does any
     profile while the machine computes something else as well.
+
+    short_step_s: how long steps take that compute no prompt, only next tokens of answers, in seconds.
     """
 
     def __init__(self, profile: CostProfile) -> None:
+        self.short_step_s = 0.0
         self._profile = profile
         self._stretch: float | None = None
 
@@ -108,6 +118,24 @@ class ComputingSpeed:
         if expected > 0:
             seen = seconds / expected
             self._stretch = seen if self._stretch is None else _running_mean(self._stretch, seen)
+
+    def record_short_step(self, seconds: float) -> None:
+        """Record how long a step of the model took that computed no prompt."""
+        if seconds > 0:
+            self.short_step_s = _running_mean(self.short_step_s or seconds, seconds)
+
+    def bound_step(self, most_tokens: int) -> int:
+        """Return how many prompt tokens a step may compute while others wait for it.
+
+        Prompts that are computed one after the other end at different times, and on average sooner than
+        in one long step; those with little left to compute are not held up. But each step takes some
+        time besides, so a step is not shorter than several without a prompt.
+        """
+        if not self.short_step_s:
+            return most_tokens
+        seconds = SHORT_STEPS * self.short_step_s
+        tokens = int(seconds / self.prefill_s(0, most_tokens) * most_tokens)
+        return min(most_tokens, max(tokens, SHORTEST_STEP_TOKENS))
 
     def prefill_s(self, cached_tokens: int, computed_tokens: int) -> float:
         """Predict the seconds to compute tokens behind cached ones."""

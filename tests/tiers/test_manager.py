@@ -499,7 +499,7 @@ class VLLM:
             return
         size_bytes = 100 * len(job.keys)
         self.cache.speeds.from_host.record_copy(size_bytes, 1e-7)
-        self.cache.record_load_wait(request.name, size_bytes, self.now_s)
+        self.cache.record_load(request.name, size_bytes)
         self.cache.finish_load(job.keys)
         request.has_arrived = True
         if request.state is ENDED:
@@ -556,7 +556,7 @@ class VLLM:
             upto = min(len(request.token_ids), request.computed + self.chunk_blocks * BLOCK_TOKENS)
             if not self._compute_to(request, upto):
                 return False
-            self.cache.record_admission(request.name, 0)
+            self.cache.record_admission(request.name, 0, self.now_s)
             request.state = RUNNING
             return True
         keys, total = request.keys, len(request.token_ids)
@@ -592,7 +592,7 @@ class VLLM:
         else:
             assert self._compute_to(request, upto)
             request.state = RUNNING
-        self.cache.record_admission(request.name, loadable * BLOCK_TOKENS)
+        self.cache.record_admission(request.name, loadable * BLOCK_TOKENS, self.now_s)
         return True
 
     def _look_up(self, request: Request, keys: Sequence[bytes]) -> int | None:
@@ -878,6 +878,73 @@ def test_a_long_latency_speaks_against_loading_only_while_the_model_has_nothing_
         told = vllm.run(*others, vllm.arrive("S", "A", "D"))
         assert sources(told[-1]) == expected
         vllm.check_at_rest()
+
+
+def test_beside_others_a_short_step_speaks_against_loading_what_takes_less_to_compute():
+    """They share the wait: the more there are, the less does the step count."""
+    for others, expected in ((1, (0, 0, 0)), (9, (0, 24, 0))):
+        vllm = VLLM(device=100)
+        vllm.run(vllm.arrive("S", "A", "D"))
+        vllm.reset(host=False)
+        computing = vllm.cache.speeds.computing
+        saved_s = computing.prefill_s(0, 26) - computing.prefill_s(24, 2)
+        computing.short_step_s = 5 * saved_s
+        busy = [vllm.arrive("B") for _ in range(others)]
+        vllm.schedule()
+        told = vllm.run(vllm.arrive("S", "A", "D"), *busy)
+        assert sources(told[0]) == expected
+        vllm.check_at_rest()
+
+
+def test_the_wait_for_a_load_ends_when_the_request_computes():
+    vllm = VLLM()
+    vllm.run(vllm.arrive("S", "A", "D"))
+    vllm.reset(host=False)
+    for _ in range(3):  # the median of five waits, two of them assumed
+        vllm.reset(host=False)
+        request = vllm.arrive("S", "A", "D")
+        vllm.schedule()
+        (load,) = (job for job in vllm.jobs if not job.is_store)
+        vllm.report(load)
+        vllm.now_s += 0.25  # until vLLM's next step
+        vllm.run(request)
+    assert vllm.cache.speeds.from_host.latency_s == pytest.approx(0.25, abs=0.02)
+
+
+def test_a_first_load_is_tried_however_slow_copies_may_be():
+    """What looks slower than computing is never copied, so nothing would show how quick it is."""
+    vllm = VLLM(block_bytes=10**7)
+    vllm.run(vllm.arrive("S", "A", "D"))
+    vllm.reset(host=False)
+    assert [sources(told) for told in vllm.run(vllm.arrive("S", "A", "D"))] == [(0, 24, 0)]
+
+
+def test_a_trial_loads_no_more_than_takes_as_long_as_computing():
+    vllm = VLLM()
+    vllm.run(vllm.arrive("S", "A", "D"))
+    copying, computing = vllm.cache.speeds.from_host, vllm.cache.speeds.computing
+    three_blocks = 3.5 * 100 / computing.prefill_s(0, 26)
+    loaded = set()
+    for _ in range(PASSED_OVER_TO_TRY):
+        copying.bandwidth_bytes_per_s, copying.latency_s = three_blocks, 60.0
+        vllm.reset(host=False)
+        (told,) = vllm.run(vllm.arrive("S", "A", "D"))
+        loaded.add(told["host"] // BLOCK_TOKENS)
+    assert loaded == {0, 3}
+
+
+def test_a_document_forgotten_while_it_was_computed_is_not_held_whole():
+    vllm = VLLM(device=12, host=8, chunk_blocks=1)
+    _, prompt = vllm.describe("D")
+    running = vllm.arrive("D")
+    vllm.schedule()
+    vllm.cache.forget(["D"])
+    for _ in range(3):
+        vllm.schedule()
+        assert not vllm.cache.use_if_held([prompt]), "it has the last blocks at most"
+    vllm.run(running)
+    assert not vllm.cache.use_if_held([prompt])
+    vllm.check_at_rest()
 
 
 def test_a_waiting_request_fetches_its_blocks_from_the_disk_before_it_runs():

@@ -10,6 +10,7 @@ from ragcache_engine.knowledge import CostProfile
 from ragcache_engine.tiers.speed import (
     LATEST_WEIGHT,
     PASSED_OVER_TO_TRY,
+    SHORT_STEPS,
     SHORTEST_STEP_TOKENS,
     ComputingSpeed,
     CopyingSpeed,
@@ -32,7 +33,9 @@ def worth(computing: ComputingSpeed, copying: CopyingSpeed, **changes: int) -> i
 def test_the_bandwidth_follows_what_is_seen():
     copying = CopyingSpeed(1e9)
     copying.record_copy(2_000_000, 1e-3)
-    assert copying.bandwidth_bytes_per_s == pytest.approx(1e9 + LATEST_WEIGHT * 1e9)
+    assert copying.bandwidth_bytes_per_s == pytest.approx(2e9), "what was assumed is forgotten"
+    copying.record_copy(3_000_000, 1e-3)
+    assert copying.bandwidth_bytes_per_s == pytest.approx(2e9 + LATEST_WEIGHT * 1e9)
     for _ in range(100):
         copying.record_copy(500, 1e-6)
     assert copying.bandwidth_bytes_per_s == pytest.approx(5e8)
@@ -97,6 +100,26 @@ def test_fast_copies_are_worth_it_and_slow_ones_are_not():
     assert worth(computing, CopyingSpeed(1e9)) == 20
     assert worth(computing, CopyingSpeed(1e6)) == 0
     assert worth(computing, CopyingSpeed(1e9), loadable_blocks=0) == 0
+
+
+def test_a_step_is_bounded_once_it_is_known_what_a_short_one_takes():
+    computing = ComputingSpeed(PROFILE)
+    assert computing.bound_step(4096) == 4096
+    computing.record_short_step(PROFILE.prefill_s(0, 4096) / 4096 * 50)
+    assert computing.bound_step(4096) == pytest.approx(50 * SHORT_STEPS, rel=0.1)
+    assert computing.bound_step(100) == 100, "never more than may be"
+    for _ in range(100):
+        computing.record_short_step(1e-9)
+    assert computing.bound_step(4096) == SHORTEST_STEP_TOKENS
+
+
+def test_the_time_of_short_steps_follows_what_is_seen():
+    computing = ComputingSpeed(PROFILE)
+    computing.record_short_step(0.0)
+    assert computing.short_step_s == 0.0, "a step in no time says nothing"
+    computing.record_short_step(0.01)
+    computing.record_short_step(0.02)
+    assert computing.short_step_s == pytest.approx(0.01 + LATEST_WEIGHT * 0.01)
 
 
 def test_a_latency_longer_than_the_computing_speaks_against_loading():

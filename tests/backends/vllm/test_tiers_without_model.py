@@ -69,6 +69,22 @@ def test_steps_are_short_while_something_provisional_is_computed_and_vllms_own_e
     assert 1_201 in steps_of(engine)
 
 
+def test_steps_are_bounded_while_several_are_served(
+    engine_with: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+):
+    engine = engine_with(device_blocks=512, step_tokens=4096)
+    computing = engine.cache.speeds.computing
+    monkeypatch.setattr(computing, "bound_step", lambda most: min(most, 500))
+    engine.ask("alone", list(range(1_200)), [])
+    assert steps_of(engine) == [1_200]
+    engine.ask("one", [1, *range(1_200)], [], answer_tokens=2)
+    engine.ask("two", [2, *range(600)], [], answer_tokens=2)
+    assert steps_of(engine)[:3] == [500, 500, 500]
+    for number in range(2):
+        engine.ask(f"prepared {number}", [3 + number, *range(600)], [])
+    assert steps_of(engine) == [1_202], "nobody waits for more than the prompts"
+
+
 def document(name: str, tokens: int = 64) -> list[int]:
     return [hash((name, at)) % 30_000 for at in range(tokens)]
 

@@ -155,7 +155,12 @@ class TierConnector(OffloadingConnector):
         self._add_request(request, message)
         is_donor = self.borrowing and self.borrowing.describe_donor(request)
         if not message.is_upkeep and not is_donor:
-            self.served.arrive(request.request_id, request.num_prompt_tokens, message.segments)
+            self.served.arrive(
+                request.request_id,
+                request.num_prompt_tokens,
+                message.segments,
+                request.max_tokens,
+            )
         self.cache.add_scheduling_time(request.request_id, time.perf_counter() - start)
         super().on_new_request(request)
 
@@ -219,7 +224,7 @@ class TierConnector(OffloadingConnector):
         cache, start = self.cache, time.perf_counter()
         borrower = self.borrowing and self.borrowing.get(request)
         super().update_state_after_alloc(request, blocks, 0 if borrower else num_external_tokens)
-        cache.record_admission(request.request_id, num_external_tokens)
+        cache.record_admission(request.request_id, num_external_tokens, self.now())
         if self.borrowing:
             self.borrowing.note_donor_admitted(request)
             if borrower:
@@ -244,7 +249,7 @@ class TierConnector(OffloadingConnector):
             if loads.bytes:
                 self.cache.speeds.from_host.record_copy(loads.bytes, loads.time)
             for request in connector_output.finished_recving or ():
-                self.cache.record_load_wait(request, loads.bytes, self.now())
+                self.cache.record_load(request, loads.bytes)
         super().update_connector_output(connector_output)
 
     def get_kv_connector_stats(self) -> KVConnectorStats | None:

@@ -36,7 +36,8 @@ LEAST_STEP_SHARE = 4
 class TierScheduler(Scheduler):
     """Replaces two queues of vLLM's scheduler: the free blocks, and the waiting requests.
 
-    It keeps steps short while it prefills provisional requests, and measures how long steps take.
+    It keeps steps short while it prefills provisional requests or answers several, and measures how long
+    steps take.
     Its process ends with the process that started it, and leaves Ctrl-C to that process. Where the
     connector found that the knowledge tree cannot serve the engine, it is vLLM's scheduler and nothing
     more.
@@ -87,6 +88,7 @@ class TierScheduler(Scheduler):
                 lambda request: cache.cached_ratio(request.request_id),
                 settings.reorder_window,
                 self._fits,
+                lambda request: cache.glance_at_ratio(request.request_id),
             )
         if settings.recompute_ratio is not None:
             self._borrowing = connector.borrowing = BorrowScheduling(
@@ -108,6 +110,8 @@ class TierScheduler(Scheduler):
             if self._is_prefilling_provisional()
             else self._step_tokens
         )
+        if self._cache and self._served and len(self._served.answering) > 1:
+            most = self._cache.speeds.computing.bound_step(most)
         self.max_num_scheduled_tokens = most
         if self._borrowing:
             # What is recomputed before the step takes as long as if the step computed it.
@@ -116,9 +120,11 @@ class TierScheduler(Scheduler):
         output = super().schedule(throttle_prefills)
         if self._borrowing:
             self._borrowing.end_step(output)
+        prompts = 0
         if output.total_num_scheduled_tokens > len(output.num_scheduled_tokens):
             prompts = sum(n for n in output.num_scheduled_tokens.values() if n > 1)
             prompts += _count_recomputed(output)
+        if output.num_scheduled_tokens and self._cache:
             self._steps[id(output)] = (self._now(), prompts)
         return output
 
@@ -127,11 +133,13 @@ class TierScheduler(Scheduler):
     ) -> dict[int, EngineCoreOutputs]:
         now_s = self._now()
         began_s, tokens = self._steps.pop(id(scheduler_output), (now_s, 0))
-        if tokens and self._cache:
+        if self._cache and began_s < now_s:
             # Steps overlap, but the model begins this one only after the end of the one before.
-            self._cache.speeds.computing.record_step(
-                0, tokens, now_s - max(began_s, self._latest_step_end_s)
-            )
+            seconds = now_s - max(began_s, self._latest_step_end_s)
+            if tokens:
+                self._cache.speeds.computing.record_step(0, tokens, seconds)
+            else:
+                self._cache.speeds.computing.record_short_step(seconds)
         self._latest_step_end_s = now_s
         if self._borrowing:
             self._borrowing.finish_step(scheduler_output)
