@@ -67,9 +67,9 @@ class EngineConfig(BaseModel):
     disk_cache_dir: the folder of the disk cache; None: kv/ in $RAGCACHE_HOME, by default
       ~/.cache/ragcache.
     policy: which documents a full tier evicts first; a name of knowledge.POLICIES.
-    reorder_window: how many waiting requests compete to be the next one. The request with the most
-      tokens cached and the fewest to compute wins. No request is overtaken more than this many times.
-      1: first come, first served.
+    reorder_window: how many others may overtake a waiting request. The one with the most tokens cached
+      and the fewest to compute goes first. In a long queue more may overtake: three quarters of those
+      that waited when the request came. 1: first come, first served.
     document_order: how retrievers order the documents they found. "retrieved": nearest first, so that
       the prompt is what the pipeline would write without RAGCache; "canonical": sorted by id; "cached":
       cached documents first. The last two reuse more tensors, but change the prompt, and so perhaps the
