@@ -316,6 +316,7 @@ class CacheManager(Generic[B]):
         """Note that the request was preempted: from now on its nodes may be unpinned to make room."""
         if request := self._requests.get(name):
             request.is_running = False
+            request.load_asked_s, request.loaded_bytes = None, 0  # it may have waited for blocks
 
     def finish_request(
         self, name: str, *, completed: bool, reuse: ReuseReport | None = None

@@ -131,11 +131,11 @@ class ComputingSpeed:
         in one long step; those with little left to compute are not held up. But each step takes some
         time besides, so a step is not shorter than several without a prompt.
         """
-        if not self.short_step_s:
-            return most_tokens
+        most_s = self.prefill_s(0, most_tokens)
         seconds = SHORT_STEPS * self.short_step_s
-        tokens = int(seconds / self.prefill_s(0, most_tokens) * most_tokens)
-        return min(most_tokens, max(tokens, SHORTEST_STEP_TOKENS))
+        if not 0 < seconds < most_s:
+            return most_tokens
+        return min(most_tokens, max(int(seconds / most_s * most_tokens), SHORTEST_STEP_TOKENS))
 
     def prefill_s(self, cached_tokens: int, computed_tokens: int) -> float:
         """Predict the seconds to compute tokens behind cached ones."""
