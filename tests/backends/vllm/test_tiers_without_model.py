@@ -73,6 +73,7 @@ def test_steps_are_bounded_while_several_are_served(
     engine_with: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ):
     engine = engine_with(device_blocks=512, step_tokens=4096)
+    monkeypatch.setattr(engine.scheduler, "_bounds_steps", True)  # as on an accelerator
     computing = engine.cache.speeds.computing
     monkeypatch.setattr(computing, "bound_step", lambda most: min(most, 500))
     engine.ask("alone", list(range(1_200)), [])

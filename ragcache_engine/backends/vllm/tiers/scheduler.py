@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from vllm.config import VllmConfig
+from vllm.platforms import current_platform
 from vllm.v1.core.kv_cache_utils import KVCacheBlock, get_block_hash
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
@@ -65,6 +66,8 @@ class TierScheduler(Scheduler):
         self._provisional: set[str] = set()
         self._borrowing: BorrowScheduling | None = None
         self._served: ServedRequests | None = None
+        # On a CPU each further step of a prompt costs more than the others gain.
+        self._bounds_steps = not current_platform.is_cpu()
         if isinstance(self.connector, TierConnector):
             self._use_tiers(self.connector)
 
@@ -110,7 +113,7 @@ class TierScheduler(Scheduler):
             if self._is_prefilling_provisional()
             else self._step_tokens
         )
-        if self._cache and self._served and len(self._served.answering) > 1:
+        if self._bounds_steps and self._served and len(self._served.answering) > 1 and self._cache:
             most = self._cache.speeds.computing.bound_step(most)
         self.max_num_scheduled_tokens = most
         if self._borrowing:
