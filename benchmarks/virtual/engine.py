@@ -103,7 +103,7 @@ class VirtualEngine(ModellessEngine):
             **settings,
         )
         if self.cache:
-            self.scheduler._bounds_steps = not machine.copies_in_step  # as on an accelerator
+            self.scheduler.bounds_steps = not machine.copies_in_step  # as on an accelerator
             self.scheduler.connector.now = self.clock.now
             speeds = self.cache.speeds
             speeds.computing = ComputingSpeed(CostProfile.default())

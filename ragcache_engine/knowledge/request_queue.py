@@ -21,7 +21,7 @@ MOST_REMEMBERED = 4096
 
 MOST_OVERTAKING = 0.75
 """How many others may overtake a request, as a share of those that waited when it came: a compromise.
-With more, the mean wait falls further, but the longest ones exceed those of first come, first served."""
+With more, the mean wait falls further, but the p99 exceeds that of first come, first served."""
 
 MOST_COMPETING = 1024
 """How many waiting requests compete at most, so that choosing stays quick however many wait."""

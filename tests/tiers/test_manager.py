@@ -911,7 +911,7 @@ def test_the_wait_for_a_load_ends_when_the_request_computes():
     assert vllm.cache.speeds.from_host.latency_s == pytest.approx(0.25, abs=0.02)
 
 
-def test_a_first_load_is_tried_however_slow_copies_may_be():
+def test_before_the_first_copy_a_quick_bus_is_assumed():
     """What looks slower than computing is never copied, so nothing would show how quick it is."""
     vllm = VLLM(block_bytes=10**7)
     vllm.run(vllm.arrive("S", "A", "D"))

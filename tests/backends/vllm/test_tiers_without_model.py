@@ -69,11 +69,11 @@ def test_steps_are_short_while_something_provisional_is_computed_and_vllms_own_e
     assert 1_201 in steps_of(engine)
 
 
-def test_steps_are_bounded_while_several_are_served(
+def test_steps_are_bounded_while_several_requests_are_answered(
     engine_with: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ):
     engine = engine_with(device_blocks=512, step_tokens=4096)
-    monkeypatch.setattr(engine.scheduler, "_bounds_steps", True)  # as on an accelerator
+    monkeypatch.setattr(engine.scheduler, "bounds_steps", True)  # as on an accelerator
     computing = engine.cache.speeds.computing
     monkeypatch.setattr(computing, "bound_step", lambda most: min(most, 500))
     engine.ask("alone", list(range(1_200)), [])

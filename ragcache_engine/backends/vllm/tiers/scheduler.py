@@ -37,8 +37,8 @@ LEAST_STEP_SHARE = 4
 class TierScheduler(Scheduler):
     """Replaces two queues of vLLM's scheduler: the free blocks, and the waiting requests.
 
-    It keeps steps short while it prefills provisional requests or answers several, and measures how long
-    steps take.
+    It keeps steps short while it prefills provisional requests, and measures how long steps take.
+    bounds_steps: whether it keeps them short, too, while it answers several requests.
     Its process ends with the process that started it, and leaves Ctrl-C to that process. Where the
     connector found that the knowledge tree cannot serve the engine, it is vLLM's scheduler and nothing
     more.
@@ -66,8 +66,8 @@ class TierScheduler(Scheduler):
         self._provisional: set[str] = set()
         self._borrowing: BorrowScheduling | None = None
         self._served: ServedRequests | None = None
-        # On a CPU each further step of a prompt costs more than the others gain.
-        self._bounds_steps = not current_platform.is_cpu()
+        # A full bench on a CPU lost comparisons with it; whether by it is not known.
+        self.bounds_steps = not current_platform.is_cpu()
         if isinstance(self.connector, TierConnector):
             self._use_tiers(self.connector)
 
@@ -113,7 +113,7 @@ class TierScheduler(Scheduler):
             if self._is_prefilling_provisional()
             else self._step_tokens
         )
-        if self._bounds_steps and self._served and len(self._served.answering) > 1 and self._cache:
+        if self.bounds_steps and self._served and len(self._served.answering) > 1 and self._cache:
             most = self._cache.speeds.computing.bound_step(most)
         self.max_num_scheduled_tokens = most
         if self._borrowing:
