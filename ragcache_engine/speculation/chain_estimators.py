@@ -47,9 +47,13 @@ class ChainEstimators:
         if search.speculations_started and not search.is_in_estimate:
             search.is_in_estimate = True
             estimator = self._of(search.chain)
-            estimator.figures = estimator.figures.after_question(
+            figures = estimator.figures.after_question(
                 search.outcome in USEFUL, search.speculations_cancelled
             )
+            # In a busy moment, preparing takes longer for reasons that a guess does not have in an idle one.
+            if search.was_idle:
+                figures = figures.after_preparing(search.preparing_s)
+            estimator.figures = figures
 
     def _of(self, chain: Hashable) -> Estimator:
         estimator = self._estimators.setdefault(chain, Estimator())

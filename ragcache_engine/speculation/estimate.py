@@ -1,9 +1,10 @@
 """Estimate from running means whether speculating gains time for a chain on this machine.
 
-The gain is the lead: the time from the stage that first had the final documents to the prompt. It counts
-only as far as the prefill is long enough to fill it (the search time that RAGCache's Table 3 counts as
-overlapped). The loss is the rest of the model's step that a wrong guess still runs when the right prompt
-comes. All times are seconds.
+A guess begins after the stage that first has the final documents, once its prompt is written, tokenised
+and handed over. The head start is the time from there to the prompt. It is the gain, as far as the
+prefill is long enough to fill it (the search time that RAGCache's Table 3 counts as overlapped). The loss
+is the rest of the model's step that a wrong guess still runs when the right prompt comes. All times are
+seconds.
 """
 
 from __future__ import annotations
@@ -13,8 +14,12 @@ from dataclasses import dataclass, replace
 
 from ragcache_engine.speculation.prefill_load import ModelSpeed, running_mean
 
-LEAST_LEAD_S = 0.003
-"""With a shorter lead, an early start costs as much as it hides, because it must wake two threads."""
+PREPARING_S = 0.0025
+"""How long it takes to prepare a guess where none was made yet: two cores and a prompt of 500 tokens."""
+LEAST_HEAD_START_S = 0.003
+"""With a shorter one, an early start costs as much as it hides, because it must wake two threads."""
+FIRST_PROMPT_TIMES = 4
+"""How many times as long a chain takes for its first prompt, at most: code is loaded, caches are empty."""
 LEAST_USEFUL_SHARE = 0.2
 QUESTIONS_BETWEEN_TRIALS = 16
 """After how many questions to try again a chain for which speculating gains no time."""
@@ -28,6 +33,7 @@ class ChainFigures:
 
     lead_s: seconds from the stage that first had the final documents to the prompt, over questions that
       came in idle moments; None before the first of them.
+    preparing_s: seconds from the decision to speculate until the backend has the request.
     useful_share: the share of the questions speculated on whose speculation was useful.
     wrong_guesses: cancelled speculations per question speculated on.
     """
@@ -35,15 +41,25 @@ class ChainFigures:
     lead_s: float | None = None
     useful_share: float = 1.0
     wrong_guesses: float = 0.0
+    preparing_s: float = PREPARING_S
 
     @property
-    def has_too_short_a_lead(self) -> bool:
-        """Whether prompts come so soon after their documents that an early start is useless."""
-        return self.lead_s is not None and self.lead_s < LEAST_LEAD_S
+    def head_start_s(self) -> float:
+        """How long before its prompt a guess begins; 0 before any lead was measured."""
+        return max(0.0, (self.lead_s or 0.0) - self.preparing_s)
+
+    @property
+    def begins_too_late(self) -> bool:
+        """Whether prompts come so soon after their documents that a guess is useless."""
+        return self.lead_s is not None and self.head_start_s < LEAST_HEAD_START_S
 
     def after_lead(self, lead_s: float) -> ChainFigures:
         """Return the figures with one more measured lead."""
         return replace(self, lead_s=running_mean(self.lead_s, lead_s))
+
+    def after_preparing(self, seconds: float) -> ChainFigures:
+        """Return the figures with one more guess that took so long to prepare."""
+        return replace(self, preparing_s=running_mean(self.preparing_s, seconds))
 
     def after_question(self, was_of_use: bool, wrong_guesses: int) -> ChainFigures:
         """Return the figures with one more question that was speculated on.
@@ -70,13 +86,14 @@ def expected_gain_s(figures: ChainFigures, speed: ModelSpeed, step_tokens: int |
     step_s = prefill_s if step_tokens is None else min(prefill_s, speed.token_s * step_tokens)
     # On average, the right prompt comes in the middle of a wrong guess's step.
     return (
-        figures.useful_share * min(figures.lead_s, prefill_s) - figures.wrong_guesses * step_s / 2
+        figures.useful_share * min(figures.head_start_s, prefill_s)
+        - figures.wrong_guesses * step_s / 2
     )
 
 
 def is_worthwhile(figures: ChainFigures, speed: ModelSpeed, step_tokens: int | None) -> bool:
     """Return True if speculating is expected to gain time, or nothing was measured yet."""
-    if figures.useful_share < LEAST_USEFUL_SHARE or figures.has_too_short_a_lead:
+    if figures.useful_share < LEAST_USEFUL_SHARE or figures.begins_too_late:
         return False
     return figures.lead_s is None or expected_gain_s(figures, speed, step_tokens) > 0.0
 
@@ -87,6 +104,7 @@ class Estimator:
 
     figures: ChainFigures = ChainFigures()
     _has_seen_prompt: bool = False
+    _has_only_first_lead: bool = False  # the lead is a part of that of the first prompt
     _skipped: int = 0
     _options: Hashable = None  # of the last prompt
     _same_options: int = 0  # prompts in a row with these options, the last one among them
@@ -100,9 +118,15 @@ class Estimator:
           moments, when guesses gain most.
         """
         self._note_options(options)
-        self._has_seen_prompt = True
-        if was_idle:
+        is_first, self._has_seen_prompt = not self._has_seen_prompt, True
+        if not was_idle:
+            return
+        if is_first or self._has_only_first_lead:
+            lead_s = lead_s / FIRST_PROMPT_TIMES if is_first else lead_s
+            self.figures = replace(self.figures, lead_s=lead_s)
+        else:
             self.figures = self.figures.after_lead(lead_s)
+        self._has_only_first_lead = is_first
 
     def decide_next(self, speed: ModelSpeed, step_tokens: int | None) -> bool:
         """Decide whether to speculate on the next question. Call this once for each question.
@@ -111,7 +135,7 @@ class Estimator:
         """
         if self.figures.lead_s is None and self._has_seen_prompt:
             return False  # every prompt so far came in a busy moment
-        if self.figures.has_too_short_a_lead:
+        if self.figures.begins_too_late:
             return False  # leads are measured without guessing too: a trial would show nothing new
         if self._have_options_changed and self._same_options < STEADY_PROMPTS:
             return False  # a guess with other options could not be adopted; nor would a trial show more

@@ -117,7 +117,9 @@ class SpeculationRunner:
             self.cancel(speculation, search, SpeculationOutcome.FAILED)
 
     def _note_started(self, speculation: Speculation, search: TrackedSearch, tokens: int) -> None:
-        speculation.is_under_way, speculation.started_s = True, self._backend.now()
+        now_s = self._backend.now()
+        search.preparing_s = now_s - speculation.started_s
+        speculation.is_under_way, speculation.started_s = True, now_s
         search.speculations_started += 1
         self.stats = replace(self.stats, started=self.stats.started + 1)
         part = "the whole prompt" if speculation.is_whole else "up to the documents"

@@ -33,6 +33,7 @@ class TrackedSearch:
       search.
     speculation: the one that now runs or waits for the prompt.
     speculations_started, speculations_cancelled: how many of each there were for this search.
+    preparing_s: how long it took to prepare the last one that the backend was given.
     is_in_estimate: whether the outcome already counts in the estimate of what speculating gains.
     """
 
@@ -52,6 +53,7 @@ class TrackedSearch:
     speculation: Speculation | None = None
     speculations_started: int = 0
     speculations_cancelled: int = 0
+    preparing_s: float = 0.0
     is_in_estimate: bool = False
     outcome: SpeculationOutcome = SpeculationOutcome.NONE
     _events: list[SpeculationEvent] = field(default_factory=list)

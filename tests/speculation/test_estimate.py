@@ -6,7 +6,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from ragcache_engine.speculation.estimate import (
-    LEAST_LEAD_S,
+    FIRST_PROMPT_TIMES,
+    LEAST_HEAD_START_S,
+    PREPARING_S,
     QUESTIONS_BETWEEN_TRIALS,
     STEADY_PROMPTS,
     ChainFigures,
@@ -88,23 +90,48 @@ def test_shorter_steps_never_gain_less(before: ChainFigures, speed: ModelSpeed):
 
 @given(figures, speeds)
 def test_it_is_tried_again_now_and_then(before: ChainFigures, speed: ModelSpeed):
-    assume(before.lead_s is None or before.lead_s >= LEAST_LEAD_S)
+    assume(not before.begins_too_late)
     estimator = Estimator(before)
     wanted = [estimator.decide_next(speed, STEP) for _ in range(3 * QUESTIONS_BETWEEN_TRIALS)]
     assert True in wanted[: QUESTIONS_BETWEEN_TRIALS + 1]
     assert all(wanted) == is_worthwhile(before, speed, STEP)
 
 
-@given(st.floats(0, LEAST_LEAD_S, exclude_max=True), shares, speeds)
+@given(st.floats(0, 0.999), shares, speeds)
 def test_no_trial_is_wasted_where_the_prompt_is_known_to_come_at_once(
-    lead_s: float, adopted: float, speed: ModelSpeed
+    share: float, adopted: float, speed: ModelSpeed
 ):
-    estimator = Estimator(ChainFigures(lead_s, adopted))
+    estimator = Estimator(ChainFigures(PREPARING_S + share * LEAST_HEAD_START_S, adopted))
     assert not any(estimator.decide_next(speed, STEP) for _ in range(3 * QUESTIONS_BETWEEN_TRIALS))
     for _ in range(8):
         estimator.note_prompt(0.5, was_idle=True)
     later = [estimator.decide_next(FAST, STEP) for _ in range(QUESTIONS_BETWEEN_TRIALS + 1)]
     assert True in later
+
+
+def test_the_time_that_a_guess_takes_to_prepare_is_no_gain():
+    usual = ChainFigures(lead_s=0.05)
+    slow = usual
+    for _ in range(32):
+        slow = slow.after_preparing(0.04)
+    assert is_worthwhile(usual, FAST, STEP)
+    assert expected_gain_s(slow, FAST, STEP) < 0.25 * expected_gain_s(usual, FAST, STEP)
+    for _ in range(32):
+        slow = slow.after_preparing(0.049)
+    assert not is_worthwhile(slow, FAST, STEP)
+
+
+def test_a_first_prompt_that_loads_code_is_no_measure_of_the_next_ones():
+    estimator = Estimator()
+    estimator.note_prompt(0.01, was_idle=True)  # the next ones take a third of it
+    assert not estimator.decide_next(FAST, STEP)
+    estimator = Estimator()
+    estimator.note_prompt(0.4, was_idle=True)
+    assert estimator.figures.lead_s == 0.4 / FIRST_PROMPT_TIMES
+    assert estimator.decide_next(FAST, STEP)  # nothing that slow is only a first time
+    estimator.note_prompt(0.003, was_idle=True)
+    assert estimator.figures.lead_s == 0.003  # the first one is forgotten
+    assert not estimator.decide_next(FAST, STEP)
 
 
 def test_what_a_busy_process_takes_is_no_measure_of_what_there_is_to_gain():
