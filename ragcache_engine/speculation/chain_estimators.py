@@ -50,7 +50,7 @@ class ChainEstimators:
             figures = estimator.figures.after_question(
                 search.outcome in USEFUL, search.speculations_cancelled
             )
-            # In a busy moment, preparing takes longer for reasons that a guess does not have in an idle one.
+            # A busy process prepares more slowly than it would in the idle moments that guesses are for.
             if search.was_idle:
                 figures = figures.after_preparing(search.preparing_s)
             estimator.figures = figures

@@ -19,7 +19,7 @@ PREPARING_S = 0.0025
 LEAST_HEAD_START_S = 0.003
 """With a shorter one, an early start costs as much as it hides, because it must wake two threads."""
 FIRST_PROMPT_TIMES = 4
-"""How many times as long a chain takes for its first prompt, at most: code is loaded, caches are empty."""
+"""How many times as long a chain takes for its first prompt, which loads code and finds empty caches."""
 LEAST_USEFUL_SHARE = 0.2
 QUESTIONS_BETWEEN_TRIALS = 16
 """After how many questions to try again a chain for which speculating gains no time."""
