@@ -125,7 +125,7 @@ class DiskFolder:
                         self._listed_ns[part.name] = changed_ns if is_settled else 0
 
     def find_forgotten(self) -> dict[str, int]:
-        """Return the marks of documents that another engine has forgotten, and when."""
+        """Return the marks of documents that another engine has forgotten, and when; each once."""
         return self._tombstones.find_new()
 
     def note_forgotten(self, times: Mapping[str, int]) -> None:

@@ -30,12 +30,16 @@ class Tombstones:
     def __init__(self, folder: Path) -> None:
         self._folder = folder / FOLDER
         self._acted: dict[str, int] = {}  # by mark: when the document was forgotten
+        self._told: dict[str, int] = {}
         self._looked_at = 0
         _remove_old(self._folder)
         self._acted = self._read()
 
     def find_new(self) -> dict[str, int]:
-        """Return marks, with their times, that this engine has not acted upon yet."""
+        """Return marks, with their times, that this engine has not acted upon yet. Each is told once.
+
+        Told again before it is acted upon, it would drop what the engine has computed anew since.
+        """
         try:
             changed = os.stat(self._folder).st_mtime_ns
         except OSError:
@@ -43,7 +47,13 @@ class Tombstones:
         if changed == self._looked_at and changed < time.time_ns() - 2_000_000_000:
             return {}  # a clock too coarse cannot hide a change that is younger
         self._looked_at = changed
-        return {mark: at for mark, at in self._read().items() if self._acted.get(mark) != at}
+        new = {
+            mark: at
+            for mark, at in self._read().items()
+            if at not in (self._acted.get(mark), self._told.get(mark))
+        }
+        self._told.update(new)
+        return new
 
     def note(self, times: Mapping[str, int]) -> None:
         """Note that this engine holds nothing of these documents that is older than their tombstones."""

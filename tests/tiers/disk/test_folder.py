@@ -282,6 +282,15 @@ def test_a_write_under_way_while_a_document_is_forgotten_leaves_no_file(
     assert disk.used_bytes == 0
 
 
+def test_what_another_engine_forgot_is_told_once(tmp_path: Path):
+    disk = DiskFolder(tmp_path, OURS, 100_000)
+    times = leave_tombstones(tmp_path, [document_mark("d1")])
+    assert disk.find_forgotten() == times
+    assert disk.find_forgotten() == {}  # else what was computed anew meanwhile would be forgotten
+    with pytest.raises(DocumentForgotten):
+        keep(disk, 1, "d1")  # nobody has acted upon it
+
+
 def test_a_document_forgotten_twice_is_news_twice(tmp_path: Path):
     disk = DiskFolder(tmp_path, OURS, 100_000)
     for _ in range(2):
