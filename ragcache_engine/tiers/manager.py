@@ -397,8 +397,9 @@ class CacheManager(Generic[B]):
     def step(self) -> None:
         """Take in what the disk has done. Call this once in each step of the scheduler."""
         self._host.step()
-        self._disk.collect()
-        self._forget_what_others_forgot()
+        if self._disk.is_attached:
+            self._disk.collect()
+            self._forget_what_others_forgot()
         if self._watch.is_looking:
             self._watch.advance()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
@@ -62,6 +61,7 @@ class TierScheduler(Scheduler):
         # By scheduler output: when the step began, and the prompt tokens that it computes.
         self._steps: dict[int, tuple[float, int]] = {}
         self._latest_step_end_s = 0.0
+        self._tiers: TierConnector | None = None
         self._cache: CacheManager[KVCacheBlock] | None = None
         self._provisional: set[str] = set()
         self._borrowing: BorrowScheduling | None = None
@@ -74,6 +74,7 @@ class TierScheduler(Scheduler):
     def _use_tiers(self, connector: TierConnector) -> None:
         require_known_parts(self, FreeBlocks)
         settings = connector.settings
+        self._tiers = connector
         self._cache = cache = connector.cache
         self._provisional = connector.provisional
         self._served = connector.served
@@ -108,11 +109,9 @@ class TierScheduler(Scheduler):
 
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         # A cancellation takes effect only after the running step.
-        most = (
-            self._provisional_step_tokens
-            if self._is_prefilling_provisional()
-            else self._step_tokens
-        )
+        most = self._step_tokens
+        if self._provisional and self._is_prefilling_provisional():
+            most = self._provisional_step_tokens
         if self.bounds_steps and self._served and len(self._served.answering) > 1 and self._cache:
             most = self._cache.speeds.computing.bound_step(most)
         self.max_num_scheduled_tokens = most
@@ -127,23 +126,23 @@ class TierScheduler(Scheduler):
         if output.total_num_scheduled_tokens > len(output.num_scheduled_tokens):
             prompts = sum(n for n in output.num_scheduled_tokens.values() if n > 1)
             prompts += _count_recomputed(output)
-        if output.num_scheduled_tokens and self._cache:
-            self._steps[id(output)] = (self._now(), prompts)
+        if output.num_scheduled_tokens and self._tiers:
+            self._steps[id(output)] = (self._tiers.now(), prompts)
         return output
 
     def update_from_output(
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
     ) -> dict[int, EngineCoreOutputs]:
-        now_s = self._now()
-        began_s, tokens = self._steps.pop(id(scheduler_output), (now_s, 0))
-        if self._cache and began_s < now_s:
+        if self._tiers:
+            now_s = self._tiers.now()
+            began_s, tokens = self._steps.pop(id(scheduler_output), (now_s, 0))
             # Steps overlap, but the model begins this one only after the end of the one before.
             seconds = now_s - max(began_s, self._latest_step_end_s)
+            self._latest_step_end_s = now_s
             if tokens:
-                self._cache.speeds.computing.record_step(0, tokens, seconds)
-            else:
-                self._cache.speeds.computing.record_short_step(seconds)
-        self._latest_step_end_s = now_s
+                self._tiers.cache.speeds.computing.record_step(0, tokens, seconds)
+            elif began_s < now_s:
+                self._tiers.cache.speeds.computing.record_short_step(seconds)
         if self._borrowing:
             self._borrowing.finish_step(scheduler_output)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
@@ -178,10 +177,6 @@ class TierScheduler(Scheduler):
             missing -= found[0].ref_cnt > 0
         return missing <= free
 
-    def _now(self) -> float:
-        connector = self.connector
-        return connector.now() if isinstance(connector, TierConnector) else time.monotonic()
-
     def _add_first(self, request: Request) -> None:
         """Add a request in front of all that wait."""
         self.add_request(request)
@@ -202,8 +197,6 @@ class TierScheduler(Scheduler):
     def _is_prefilling_provisional(self) -> bool:
         """Return whether a provisional request still needs prefill; stop tracking those that do not."""
         provisional = self._provisional
-        if not provisional:
-            return False
         known = map(self.requests.get, provisional)
         provisional &= {
             request.request_id
