@@ -10,11 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from secrets import token_urlsafe
 
+import psutil
 from rich.console import Console
 
 from ragcache_cli.errors import CommandError
 from ragcache_cli.extras import needed
+from ragcache_cli.logging_setup import let_libraries_speak
 from ragcache_cli.server import DoorSettings
+from ragcache_engine.backends.vllm.cpu_defaults import cache_bytes, chooses_cache_size
 from ragcache_engine.backends.vllm.installed import require_vllm
 from ragcache_engine.fleet_serving.fleet_settings import FleetSettings
 from ragcache_engine.fleet_serving.manifests import kuberay_manifest, serve_config, to_yaml
@@ -54,6 +57,10 @@ def fleet_settings(
             f"double dash"
         )
     is_cpu = "cpu" in wheel.name
+    if is_cpu and fleet.address is None and not chooses_cache_size(given):
+        # The same for all: where a prompt is near the size of the cache, answers may depend on it.
+        free_bytes = psutil.virtual_memory().available // (fleet.max_replicas or fleet.replicas)
+        given = [*given, "--kv-cache-memory-bytes", str(cache_bytes(free_bytes))]
     cores = len(os.sched_getaffinity(0)) // fleet.replicas
     keys = str(doors.keys_file.expanduser().resolve()) if doors.keys_file else None
     environment = {} if keys is None else {"RAGCACHE_KEYS": keys}
@@ -98,6 +105,7 @@ def run_fleet(settings: FleetSettings, fleet: FleetArguments, console: Console) 
     with needed("a fleet"):
         from ragcache_engine.fleet_serving.running import running_fleet
     console.print(f"Starting {settings.replicas} replicas", highlight=False)
+    let_libraries_speak()
     where = f"http://{fleet.host}:{fleet.port}"
     with running_fleet(settings, host=fleet.host, port=fleet.port, address=fleet.address):
         # Ray has taken the signals for itself, and would end at once.

@@ -57,7 +57,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     own, for_vllm = _split_at_double_dash(sys.argv[1:] if arguments is None else arguments)
     parsed = parser().parse_args(own)
     parsed.vllm_arguments = for_vllm
-    to_log = is_log_level_ours()
+    # A server's log belongs on its terminal, where docker and systemd look for it.
+    to_log = is_log_level_ours() and parsed.run is not serve.run
     silence_libraries()
     errors = Console(stderr=True, highlight=False)
     log: Path | None = None

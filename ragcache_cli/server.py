@@ -9,6 +9,7 @@ from pathlib import Path
 from secrets import token_urlsafe
 
 from ragcache_cli.engine_settings import make_config
+from ragcache_cli.logging_setup import let_libraries_speak
 from ragcache_engine import ConfigError
 from ragcache_engine.backends.choice import budget_of
 from ragcache_engine.backends.vllm.installed import require_vllm
@@ -80,4 +81,5 @@ def become_server(settings: dict[str, object], doors: DoorSettings, given: Seque
     if (os.cpu_count() or 1) == 2:
         # vLLM keeps a core free for its scheduler; on two cores that halves the speed of a prefill.
         os.environ.setdefault("VLLM_CPU_NUM_OF_RESERVED_CPU", "0")
+    let_libraries_speak()
     os.execv(command[0], command)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import psutil
 import pytest
 
 from ragcache_cli.main import main
@@ -35,6 +36,19 @@ def test_each_replica_is_the_server_that_a_single_one_would_be(demo_model: str, 
         main(["serve", demo_model, "--replicas", "2", "--print-config", str(tmp_path), *given]) == 0
     )
     assert '"float32"' in (tmp_path / "serve.yaml").read_text()
+
+
+def test_replicas_on_one_cpu_machine_share_its_memory_in_equal_parts(
+    demo_model: str, tmp_path: Path
+):
+    words = [
+        printed(tmp_path, demo_model, "--replicas", number)["server_arguments"] for number in "12"
+    ]
+    one, two = (int(of[of.index("--kv-cache-memory-bytes") + 1]) for of in words)
+    assert two <= one
+    assert 2 * two <= psutil.virtual_memory().total // 4
+    args = printed(tmp_path, demo_model, "--replicas", "2", "--address", "auto")
+    assert "--kv-cache-memory-bytes" not in args["server_arguments"]  # other machines, other sizes
 
 
 def test_keys_are_named_by_their_file_and_never_written_down(

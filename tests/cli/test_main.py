@@ -226,6 +226,15 @@ def test_what_the_user_set_is_left_alone():
     assert logging_setup.is_log_level_ours({})
 
 
+def test_a_server_is_not_silenced_with_what_the_user_did_not_set():
+    environment = {"TQDM_DISABLE": "1"}
+    logging_setup.silence_libraries(environment)
+    logging_setup.let_libraries_speak(environment)
+    assert "VLLM_LOGGING_LEVEL" not in environment
+    assert environment["TQDM_DISABLE"] == "1"
+    assert environment["VLLM_NO_USAGE_STATS"] == "1"
+
+
 def test_what_goes_straight_to_standard_error_goes_to_the_log(tmp_path, capfd):
     log = tmp_path / "logs" / "log"
     with logging_setup.send_stderr_to(log):

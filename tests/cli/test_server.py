@@ -16,8 +16,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
+from ragcache_cli import logging_setup
 from ragcache_cli.main import main
 from ragcache_engine.dashboard import Observation, ServerObserver
 from ragcache_engine.dashboard.tree_memory import BUSY_LOOK_S
@@ -56,6 +58,35 @@ def test_several_workers_stay_with_vllm_however_they_are_spelled(
     for name in ("--tensor-parallel-size", "--tensor_parallel_size"):
         words = shown(capsys, demo_model, "--show", "--", name, "2")
         assert "--distributed-executor-backend" not in words
+
+
+def test_the_cache_on_a_cpu_takes_a_part_of_what_is_free_unless_a_size_is_given(
+    demo_model: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    size = int(after(shown(capsys, demo_model, "--show"), "--kv-cache-memory-bytes"))
+    assert 0 < size <= psutil.virtual_memory().total // 4
+    for given in (("--kv_cache_memory_bytes", "60000000"), ("--gpu-memory-utilization=0.3",)):
+        words = shown(capsys, demo_model, "--show", "--", *given)
+        assert "--kv-cache-memory-bytes" not in words
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
+    assert "--kv-cache-memory-bytes" not in shown(capsys, demo_model, "--show")
+
+
+def test_a_server_writes_its_log_on_the_terminal(
+    demo_model: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+):
+    for name in (logging_setup.CHOSEN, *logging_setup.QUIET):
+        monkeypatch.delenv(name, raising=False)
+
+    def become(_: str, command: list[str]) -> None:
+        os.write(2, b"the server speaks\n")
+        assert command[1:3] == ["-m", "vllm.entrypoints.openai.api_server"]
+        assert not logging_setup.KEPT_FROM_SERVERS & os.environ.keys()
+        assert os.environ["VLLM_NO_USAGE_STATS"] == "1"
+
+    monkeypatch.setattr(os, "execv", become)
+    assert main(["serve", demo_model]) == 0
+    assert "the server speaks" in capfd.readouterr().err
 
 
 def test_address_and_port_are_vllms_too(demo_model: str, capsys: pytest.CaptureFixture[str]):

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 
+import psutil
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.platforms import current_platform
 
@@ -37,12 +38,15 @@ def server_command(model: str, budget: TierBudget, given: Sequence[str]) -> list
     """
     require_model(model)
     arguments = AsyncEngineArgs(model=model)
-    # vLLM's parser takes underscores for dashes.
-    names = {word.split("=")[0].replace("_", "-") for word in given if word.startswith("-")}
+    names = cpu_defaults.argument_names(given)
     chosen: dict[str, str | None] = {}
     if current_platform.is_cpu():
         chosen["--block-size"] = str(cpu_defaults.BLOCK_TOKENS)
         chosen["--enforce-eager"] = None
+        if not cpu_defaults.chooses_cache_size(given):
+            # vLLM would ask for nine tenths of all memory, and not start where so much is not free.
+            free_bytes = psutil.virtual_memory().available
+            chosen["--kv-cache-memory-bytes"] = str(cpu_defaults.cache_bytes(free_bytes))
         if names.isdisjoint(SEVERAL_WORKERS):
             chosen["--distributed-executor-backend"] = CORE_EXECUTOR
     taken = {name.lstrip("-").replace("-", "_") for name in names}
