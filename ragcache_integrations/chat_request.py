@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 
 from ragcache_engine import (
@@ -42,3 +43,17 @@ class ChatRequest:
             end = self.reader.end()
             part = ToolAnswerPart(part.text + end.text, (*part.calls, *end.calls))
         return part if part.text or part.calls else None
+
+    # A server may have to read the calls, so the event loop must not wait for it.
+
+    async def aread_answer(self, answer: Answer) -> ToolAnswer:
+        """Split a whole answer as `read_answer` does."""
+        if self.reader is None:
+            return self.read_answer(answer)
+        return await asyncio.to_thread(self.read_answer, answer)
+
+    async def aread_piece(self, piece: Piece) -> ToolAnswerPart | None:
+        """Return what a piece adds, as `read_piece` does."""
+        if self.reader is None or not piece.finish_reason:
+            return self.read_piece(piece)
+        return await asyncio.to_thread(self.read_piece, piece)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
@@ -21,6 +22,7 @@ from ragcache_engine import (
     ChatPrompt,
     Piece,
     SamplingOptions,
+    ToolAnswer,
     ToolAnswerPart,
 )
 from ragcache_integrations.bound_tools import BoundTools
@@ -213,7 +215,7 @@ class ChatRAGCache(EngineModel, BaseChatModel):
         answer = self.engine.generate(
             request.prompt, None, request.options, tenant=self.tenant, exact=self.exact
         )
-        return self._result(request, answer, kwargs)
+        return self._result(answer, request.read_answer(answer), kwargs)
 
     async def _agenerate(
         self,
@@ -222,16 +224,14 @@ class ChatRAGCache(EngineModel, BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> ChatResult:
-        request = self._request(messages, stop, kwargs)
+        request = await self._arequest(messages, stop, kwargs)
         answer = await self.engine.agenerate(
             request.prompt, None, request.options, tenant=self.tenant, exact=self.exact
         )
-        return self._result(request, answer, kwargs)
+        return self._result(answer, await request.aread_answer(answer), kwargs)
 
-    def _result(
-        self, request: ChatRequest, answer: Answer, changes: Mapping[str, Any]
-    ) -> ChatResult:
-        result = chat_result(answer, request.read_answer(answer), self.model_name)
+    def _result(self, answer: Answer, read: ToolAnswer, changes: Mapping[str, Any]) -> ChatResult:
+        result = chat_result(answer, read, self.model_name)
         add_parsed(result.generations[0].message, changes.get("response_format"), answer.text)
         return result
 
@@ -259,7 +259,7 @@ class ChatRAGCache(EngineModel, BaseChatModel):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> AsyncIterator[ChatGenerationChunk]:
-        request = self._request(messages, stop, kwargs)
+        request = await self._arequest(messages, stop, kwargs)
         async with aclosing(
             self.engine.astream(
                 request.prompt, None, request.options, tenant=self.tenant, exact=self.exact
@@ -268,7 +268,7 @@ class ChatRAGCache(EngineModel, BaseChatModel):
             text = ""
             async for piece in pieces:
                 text += piece.text
-                if (part := request.read_piece(piece)) or piece.usage:
+                if (part := await request.aread_piece(piece)) or piece.usage:
                     yield self._chunk(piece, part, kwargs, text)
 
     def _chunk(
@@ -290,6 +290,12 @@ class ChatRAGCache(EngineModel, BaseChatModel):
         bound, template_args, options = self._read_call(stop, changes)
         prompt = self._prompt(messages, bound, template_args)
         return ChatRequest(prompt, options, bound.make_reader(self.engine))
+
+    async def _arequest(
+        self, messages: Sequence[BaseMessage], stop: list[str] | None, changes: Mapping[str, Any]
+    ) -> ChatRequest:
+        # In a thread: a template may be long, a server far away, and a model may just start again.
+        return await asyncio.to_thread(self._request, messages, stop, changes)
 
     def _read_call(
         self, stop: list[str] | None, changes: Mapping[str, Any]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from contextlib import aclosing, closing
 from functools import partial
@@ -163,11 +164,22 @@ class RAGCacheLLM(SamplingFields, GuidedPrediction, ToolCalling):
 
     @property
     def metadata(self) -> LLMMetadata:
+        return self._describe(self._can_call_functions())
+
+    def to_payload(self) -> dict[str, Any]:
+        # LlamaIndex asks in each call, on the event loop: no moment to ask a template, or a server.
+        chosen = self.is_function_calling_model
+        payload = {"class_name": self.class_name(), **self._describe(bool(chosen)).model_dump()}
+        if chosen is None:
+            payload.pop("is_function_calling_model")
+        return payload
+
+    def _describe(self, can_call_functions: bool) -> LLMMetadata:
         return LLMMetadata(
             context_window=self.engine.limits.context_tokens,
             num_output=self.max_new_tokens,
             is_chat_model=self.is_chat_model,
-            is_function_calling_model=self._can_call_functions(),
+            is_function_calling_model=can_call_functions,
             model_name=self.engine.config.model_name,
         )
 
@@ -274,15 +286,15 @@ class RAGCacheLLM(SamplingFields, GuidedPrediction, ToolCalling):
 
     @llm_chat_callback()
     async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
-        request = self._request(messages, kwargs)
+        request = await self._arequest(messages, kwargs)
         answer = await self._aanswer(request.prompt, request.options)
-        return chat_response(answer, request.read_answer(answer))
+        return chat_response(answer, await request.aread_answer(answer))
 
     @report_astream(llm_chat_callback())
     async def astream_chat(
         self, messages: Sequence[ChatMessage], **kwargs: Any
     ) -> ChatResponseAsyncGen:
-        request = self._request(messages, kwargs)
+        request = await self._arequest(messages, kwargs)
         return self._aread_chat(request, self._apieces(request.prompt, request.options))
 
     # The public methods above report to LlamaIndex's callbacks. The methods below do the work without
@@ -374,8 +386,14 @@ class RAGCacheLLM(SamplingFields, GuidedPrediction, ToolCalling):
         message = MessageSoFar()
         async with aclosing(pieces):
             async for piece in pieces:
-                if (part := request.read_piece(piece)) or piece.usage:
+                if (part := await request.aread_piece(piece)) or piece.usage:
                     yield message.add(piece, part or ToolAnswerPart())
+
+    async def _arequest(
+        self, messages: Sequence[ChatMessage], changes: Mapping[str, Any]
+    ) -> ChatRequest:
+        # In a thread: a template may be long, a server far away, and a model may just start again.
+        return await asyncio.to_thread(self._request, messages, changes)
 
     def _request(self, messages: Sequence[ChatMessage], changes: Mapping[str, Any]) -> ChatRequest:
         changes = dict(changes)
