@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # it comes with vLLM: `ragcache_cli.extras` names what is missing without it
     import psutil
@@ -29,13 +30,23 @@ def wait_for_rest(taken_s: Callable[[], float]) -> None:
 
 
 def machine_s() -> float:
-    """Return the processor time that all programs of this machine have taken, in seconds."""
+    """Return the processor time that all programs have taken on this process's cores, in seconds.
+
+    A container may share a machine whose other cores it never gets.
+    """
     import psutil
 
-    times = psutil.cpu_times()
-    # Linux counts a guest's time in `user` and `nice` already.
-    guests_s = getattr(times, "guest", 0.0) + getattr(times, "guest_nice", 0.0)
-    return float(sum(times) - times.idle - getattr(times, "iowait", 0.0) - guests_s)
+    of_cores = psutil.cpu_times(percpu=True)
+    mine = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    if mine and mine[-1] < len(of_cores):
+        of_cores = [of_cores[core] for core in mine]
+    return sum(map(_taken_s, of_cores))
+
+
+def _taken_s(times: Any) -> float:
+    # Linux counts a guest's time in `user` and `nice` already. Stolen time went to other machines.
+    free = ("idle", "iowait", "steal", "guest", "guest_nice")
+    return float(sum(times) - sum(getattr(times, name, 0.0) for name in free))
 
 
 def own_s() -> float:

@@ -34,7 +34,12 @@ from ragcache_engine.document_order import DocumentOrdering
 from ragcache_engine.drift import BY_HAND_LEAST, Drift
 from ragcache_engine.engine_chat import EngineChat, moved_to_chat
 from ragcache_engine.engine_table import engine_table
-from ragcache_engine.errors import EngineInOtherProcess, EngineNeeded, InvalidArgument
+from ragcache_engine.errors import (
+    EngineClosed,
+    EngineInOtherProcess,
+    EngineNeeded,
+    InvalidArgument,
+)
 from ragcache_engine.knowledge import policy_of_tiers
 from ragcache_engine.loop import call_in_thread, finish_even_if_cancelled, run_in_thread
 from ragcache_engine.metrics import EngineCollector, EngineFigures, write_metrics
@@ -564,7 +569,11 @@ class RAGCacheEngine:
 
         observer = EngineObserver(name, self._runtime, texts if show_text else None)
         opened = open_dashboard(observer, host, port)
-        self._runtime.call_before_close(opened.close)
+        try:
+            opened.after_close = self._runtime.call_before_close(opened.close)
+        except EngineClosed:
+            opened.close()
+            raise
         return opened
 
     def snapshot(self, documents: int = 200) -> TreeSnapshot | None:

@@ -97,7 +97,8 @@ class RequestRunner:
                 # A server refuses a bad request here; other backends' were refused, uncounted, before.
                 self._count_end(failed=int(not isinstance(error, BadRequest)))
                 is_counted = True
-            if isinstance(error, RequestTimedOut):  # the process lives, and hears nothing
+            # The process lives, and hears nothing. Somebody else's server is not ours to start again.
+            if isinstance(error, RequestTimedOut) and not self._backend.reads_text:
                 silence = EngineDied("the model's process has answered nothing twice in a row")
                 self._begin_restart(restarts, silence)
             put(error)

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import replace
 from itertools import count
 from typing import Any
@@ -184,10 +185,19 @@ class Runtime:
         self.require_this_process()
         return self._requests.log.times_to_first_token()
 
-    def call_before_close(self, callback: Callable[[], None]) -> None:
-        """Call this once the runtime is being closed. Raises what `require_open` does."""
+    def call_before_close(self, callback: Callable[[], None]) -> Callable[[], None]:
+        """Call this once the runtime is being closed. Raises what `require_open` does.
+
+        Returns a function that takes the callback back, so that what it belongs to need not live on.
+        """
         self.require_open()
         self._before_close.append(callback)
+
+        def take_back() -> None:
+            with suppress(ValueError):
+                self._before_close.remove(callback)
+
+        return take_back
 
     def close(self) -> None:
         """End running requests with EngineClosed and close the backend. A second call does nothing.
@@ -200,7 +210,7 @@ class Runtime:
             if self._is_closing:
                 return
             self._is_closing = True
-        for callback in self._before_close:
+        for callback in list(self._before_close):
             callback()
         atexit.unregister(self.close)
         closing = self._thread.submit(self._close())

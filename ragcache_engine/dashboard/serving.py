@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from html import escape
 from types import TracebackType
 from typing import Any, Self
@@ -26,6 +27,7 @@ class Dashboard:
     """A live page. It ends with `close`, with the engine, or with the process; use it in a `with` block.
 
     url: where the page is. In a notebook the object shows the page itself.
+    after_close: called once the page has ended.
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class Dashboard:
         )
         self._lock = threading.Lock()
         self._is_closed = False
+        self.after_close: Callable[[], None] = lambda: None
         shown = f"[{host}]" if ":" in host else host
         self.url = f"http://{shown}:{self._server.server_port}/"
         self._watcher.start()
@@ -63,6 +66,7 @@ class Dashboard:
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()
+        self.after_close()
 
     def __enter__(self) -> Self:
         return self

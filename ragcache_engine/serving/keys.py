@@ -19,6 +19,7 @@ SHORTEST_KEY = 16
 """The fewest characters of a key. Shorter ones can be guessed."""
 
 _DIGEST = "sha256:"
+_HEXADECIMAL = re.compile(r"[0-9a-f]{64}")
 _TENANT = re.compile(r"[\w.-]{1,64}", re.ASCII)
 
 
@@ -159,12 +160,22 @@ def read_key_file(path: Path) -> dict[str, Caller]:
 
 def _keys_of(said: Mapping[str, Any], table: str, path: Path) -> Iterator[tuple[str, str]]:
     """Yield the name and the digest of each key in a table."""
-    for name, keys in said.get(table, {}).items():
+    listed = said.get(table, {})
+    if not isinstance(listed, Mapping):
+        raise ConfigError(f"{path}: write [{table}] as a table, with a line for each name")
+    for name, keys in listed.items():
         if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys):
             raise ConfigError(f'{path}: write {name} = ["its key", ...] under [{table}]')
         for key in keys:
             if key.startswith(_DIGEST):
-                yield name, key.removeprefix(_DIGEST).lower()
+                # What sha256sum writes ends with the name of its input.
+                digest = key.removeprefix(_DIGEST).removesuffix("-").strip().lower()
+                if not _HEXADECIMAL.fullmatch(digest):
+                    raise ConfigError(
+                        f"{path}: behind {_DIGEST} a key of {name} has the 64 hexadecimal digits of its "
+                        f"digest: printf %s KEY | sha256sum"
+                    )
+                yield name, digest
             elif len(key) < SHORTEST_KEY:
                 raise ConfigError(
                     f"{path}: a key of {name} has fewer than {SHORTEST_KEY} characters; draw one with "

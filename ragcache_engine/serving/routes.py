@@ -201,7 +201,9 @@ async def _write_events(
         async with aclosing(_with_signs_of_life(generated)) as deltas:
             async for delta in deltas:
                 if delta is None:
-                    yield ": still waiting\n\n"
+                    # The comment for whoever stands between, the event for the engine that asks: its
+                    # reader of events never sees a comment.
+                    yield ": still waiting\n\n" + _event({"text": ""})
                     continue
                 counters = served.backend.counters() if caller.is_operator else None
                 yield _event(delta_to_json(delta, counters))

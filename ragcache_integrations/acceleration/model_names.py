@@ -25,7 +25,11 @@ def is_model_of(config: EngineConfig, name: str) -> bool:
     engine without a model (backend="memory") stands for any model.
     """
     served = config.vllm_args.get("served_model_name") or ()
-    known = [config.model, *([served] if isinstance(served, str) else served)]
+    known = [
+        config.model,
+        config.model_name,
+        *([served] if isinstance(served, str) else served),
+    ]
     return config.backend == "memory" or _last_part(name) in map(_last_part, known)
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import time
+from collections import namedtuple
 from itertools import accumulate, chain, repeat
 
+import psutil
 import pytest
 
 from ragcache_cli import processor_time
@@ -80,6 +83,18 @@ def test_what_others_take_is_told_and_what_this_program_takes_is_not(
     machine[0] += 9.0
     own[0] += 6.0
     assert watch.share() == pytest.approx(0.3)
+
+
+def test_time_that_other_machines_took_and_cores_that_are_not_ours_are_no_programs(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    times = namedtuple("times", "user system idle steal guest")
+    cores = [times(5.0, 1.0, 90.0, 4.0, 2.0), times(7.0, 0.0, 93.0, 0.0, 0.0)]
+    monkeypatch.setattr(psutil, "cpu_times", lambda percpu: cores)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    assert processor_time.machine_s() == 6.0 + 7.0
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
+    assert processor_time.machine_s() == 6.0
 
 
 def test_the_machine_takes_at_least_what_this_program_takes(monkeypatch: pytest.MonkeyPatch):

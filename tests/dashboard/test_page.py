@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import shutil
 import threading
 import urllib.error
 import urllib.request
+import weakref
 from collections.abc import Callable, Iterator
 from itertools import combinations
 from pathlib import Path
@@ -232,6 +234,15 @@ def test_it_ends_with_the_engine_and_leaves_no_thread(engine_on: Callable[..., R
     dashboard.close()  # a second time
     with pytest.raises(EngineClosed):
         engine.dashboard()
+
+
+def test_a_page_that_was_closed_is_not_kept(memory_engine: RAGCacheEngine):
+    page = memory_engine.dashboard()
+    page.close()
+    closed = weakref.ref(page)
+    del page
+    gc.collect()
+    assert closed() is None
 
 
 def test_a_port_that_is_taken_is_refused_by_name(memory_engine: RAGCacheEngine):

@@ -249,6 +249,16 @@ def test_after_a_sudden_change_what_was_used_once_before_it_still_ages():
     assert gaps == pytest.approx([21 / ALARM_HALF_LIFE] * 29)
 
 
+def test_after_a_sudden_change_what_was_forgotten_long_before_it_keeps_its_order():
+    old, new = [[f"{age} {number}" for number in range(20)] for age in ("old", "new")]
+    long_ago = [name for number in range(5) for name in [f"long ago {number}"] * (number + 2)]
+    popularity, nodes = popularity_after([*long_ago, *old * 3_000, *new * 8], 16_000.0)
+    assert popularity.restarts == 1
+    rates = [popularity.log2_rate(nodes[f"long ago {number}"]) for number in range(5)]
+    assert rates == sorted(set(rates))
+    assert rates[-1] < min(popularity.log2_rate(nodes[name]) for name in old)
+
+
 def test_a_half_life_shorter_than_the_alarms_never_begins_anew():
     popularity, _ = popularity_after("AB" * 200 + "CD" * 200, 10.0)
     assert popularity.restarts == 0

@@ -41,6 +41,12 @@ def test_any_other_key_is_refused(file: Path, key: str | None):
         Keys(file).caller(key)
 
 
+def test_a_digest_may_stand_as_sha256sum_writes_it(file: Path):
+    digest = sha256(PRESS.encode()).hexdigest()
+    file.write_text(f'[tenants]\npress = ["sha256:{digest}  -"]')
+    assert Keys(file).caller(PRESS).tenant == "press"
+
+
 def test_without_keys_everybody_may_come_and_only_the_operators_key_does_more():
     keys = Keys(operator_key=ANNA)
     assert keys.caller(None) == keys.caller("anything") == ANYBODY
@@ -100,6 +106,8 @@ def rewrite(file: Path, text: str) -> None:
         ("[users]\nshop = ['the key of the shop']", r"\[tenants\] and \[operators\]"),
         ("[tenants]\na = ['the key of the shop']\nb = ['the key of the shop']", "two places"),
         ("[tenants", "cannot be read"),
+        ("tenants = 3", r"\[tenants\] as a table"),
+        ("[tenants]\nshop = ['sha256:the key of the shop']", "64 hexadecimal digits"),
     ],
 )
 def test_a_file_that_cannot_work_is_refused_and_says_why(tmp_path: Path, text: str, why: str):

@@ -60,6 +60,8 @@ NODES_BEFORE_CLEANING = 1_024
 HALF_LIVES_TO_SCALE = 900.0
 """After how many half-lives to scale counts down: a float can hold two to the power of a thousand."""
 
+TRACE = 1e-18
+"""What remains of a count when counting begins anew: less than any use that still counts."""
 SMALLEST_COUNT = 1e-300
 """The least value of a count, so that one can divide by it and take its logarithm."""
 
@@ -296,10 +298,13 @@ class Popularity:
 
 
 def _go_on_from_last(counts: Sequence[float], scales: Sequence[float | None]) -> list[float]:
-    """Return the last count times each scale, and where that is None, the count itself."""
+    """Return the last count times each scale, and where that is None, the count itself.
+
+    A trace of the count itself remains, so that nodes that the last count has forgotten keep an order.
+    """
     last = counts[-1]
     return [
-        count if scale is None else max(last * scale, SMALLEST_COUNT)
+        count if scale is None else max(last * scale + count * TRACE, SMALLEST_COUNT)
         for count, scale in zip(counts, scales, strict=True)
     ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import threading
@@ -18,11 +19,13 @@ from ragcache_engine import (
     NoChatTemplate,
     RAGCacheEngine,
     RefusedMessages,
+    RequestTimedOut,
     SamplingOptions,
     SpeculationOutcome,
 )
 from ragcache_engine.backends.memory import MemoryBackend, Stall
 from ragcache_engine.protocols import BackendRequest, Conversation
+from ragcache_engine.serving import routes
 from ragcache_engine.values import SegmentKind
 
 A, B = (Document(name, f"Passage {name} says something of its own. " * 12) for name in "ab")
@@ -76,6 +79,37 @@ def test_the_server_knows_which_tokens_are_which_document():
     assert [segment.document_id for segment in request.segments] == [None, "a", "b", None]
     assert request.segments[0].kind is SegmentKind.SYSTEM
     assert request.segments[-1].end == len(request.tokens)
+
+
+class Slow(Recording):
+    """Takes `seconds` to begin an answer, as in a long queue."""
+
+    seconds = 2.0
+
+    async def generate(self, request: BackendRequest) -> Any:
+        self.asked.append(request)
+        await asyncio.sleep(self.seconds)
+        async for delta in MemoryBackend.generate(self, request):
+            yield delta
+
+
+def test_a_server_that_shows_signs_of_life_is_waited_for(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(routes, "ALIVE_S", 0.05)
+    backend = Slow()
+    with client_of(backend, request_timeout_s=0.5) as engine:
+        answer = engine.generate(prompt_of(A))
+        assert list(engine.stream(prompt_of(A)))[-1].usage is not None
+        assert answer.usage.output_tokens
+        assert len(backend.asked) == 2
+        assert engine.stats().retried == 0
+
+
+def test_a_silent_server_is_given_up_and_not_started_again(caplog: pytest.LogCaptureFixture):
+    with client_of(Slow(), request_timeout_s=0.2) as engine:
+        with pytest.raises(RequestTimedOut):
+            engine.generate(prompt_of(A))
+        assert engine.stats().retried == 1
+        assert "starting it once more" not in caplog.text
 
 
 def test_usage_tells_the_servers_count_and_the_tiers():

@@ -129,5 +129,11 @@ def test_the_last_part_of_a_name_tells_the_model(name, is_same):
     assert is_model_of(config, name) == is_same
 
 
+def test_the_name_that_the_engine_shows_is_the_models_too():
+    config = EngineConfig(model="/models/tiny", backend="vllm", served_model_name="shop-model")
+    assert is_model_of(config, "shop-model")
+    assert is_model_of(config, "tiny")
+
+
 def test_the_engine_without_a_model_stands_for_any():
     assert is_model_of(EngineConfig(backend="memory"), "gpt-4o")
