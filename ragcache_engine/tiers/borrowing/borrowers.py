@@ -115,14 +115,16 @@ class Borrowers(Generic[B]):
         ready: list[Borrower[B]] = []
         missing: list[MissingDonor[B]] = []
         asked: set[Key] = set()
-        room, recomputed = self._device_blocks, 0
+        room, recomputed, has_kept = self._device_blocks, 0, False
         for borrower in self._borrowers.values():
             if not is_waiting(borrower.name):
                 continue
             room -= borrower.blocks + blocks_of(borrower.name)
-            if room < 0 and (ready or missing):
+            # Not by what is ready or missing: while the donors of the first are on their way, neither is.
+            if room < 0 and has_kept:
                 break
             keep(borrower.name)
+            has_kept = True
             absent = [
                 place for place in range(len(borrower.keys)) if not self._find(borrower, place)
             ]

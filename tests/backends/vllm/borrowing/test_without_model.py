@@ -34,11 +34,13 @@ def document(name: str, tokens: int = 64) -> list[int]:
     return [crc32(f"{name} {at}".encode()) % 30_000 for at in range(tokens)]
 
 
-def prompt(*names: str, question: int = 1) -> tuple[list[int], list[tuple[int, str | None]]]:
+def prompt(
+    *names: str, question: int = 1, of_tokens: int = 64
+) -> tuple[list[int], list[tuple[int, str | None]]]:
     tokens = list(SYSTEM)
     segments: list[tuple[int, str | None]] = [(len(tokens), None)]
     for name in names:
-        tokens += document(name)
+        tokens += document(name, of_tokens)
         segments.append((len(tokens), name))
         tokens += [11, 11]
         segments.append((len(tokens), None))
@@ -255,6 +257,27 @@ def test_many_that_wait_do_not_evict_each_others_donors_for_ever(
         engine.ask(f"b{number}", *prompt(*names, question=number + 2))
     assert steps_until_all_ended(engine, 300)
     assert engine.computed_tokens - computed < 3 * borrowers * len(prompt("a", "b", "c")[0])
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"device_blocks": 100, "step_tokens": 64},
+        {"device_blocks": 64, "step_tokens": 48, "host_blocks": 60},
+    ],
+)
+def test_donors_that_take_several_steps_are_fetched_for_no_more_than_fit(
+    borrowing: Callable[..., Any], sizes: dict[str, int]
+):
+    engine = borrowing(reorder_window=32, **sizes)
+    exact = 0
+    for number in range(20):
+        names = [f"{number} {place}" for place in range(3)]
+        tokens, segments = prompt(*names, question=number + 2, of_tokens=160)
+        engine.ask(f"b{number}", tokens, segments)
+        exact += len(tokens)
+    assert steps_until_all_ended(engine, 600)
+    assert engine.computed_tokens < 1.5 * exact
 
 
 @pytest.mark.parametrize(
