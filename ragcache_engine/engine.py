@@ -456,7 +456,7 @@ class RAGCacheEngine:
         )
         if neighbours is not None:
             each = {one.id: one for _, documents in prefills for one in documents}
-            self._retrievals.look_up_neighbours(list(each.values()), neighbours, tenant)
+            self._retrievals.learn_usual_neighbours(list(each.values()), neighbours, tenant)
         return prefills
 
     def forget(self, document_ids: Iterable[str]) -> None:

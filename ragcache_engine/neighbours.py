@@ -2,7 +2,8 @@
 
 A document that was computed behind a related one is a better donor than one that was computed alone: its
 tensors have seen context of the kind that prompts bring. The neighbour depends on the corpus alone, so
-answers do not depend on what others asked before.
+answers do not depend on what others asked before. Nor do those to one corpus depend on another that has
+documents of the same ids.
 Source: FusionRAG (arXiv:2601.12904).
 """
 
@@ -12,7 +13,8 @@ import logging
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from threading import Lock
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from ragcache_engine.protocols import Context
 from ragcache_engine.values import Document
@@ -33,10 +35,18 @@ class Corpus(NamedTuple):
     """Where the neighbours of retrieved documents are looked up.
 
     version: differs whenever the corpus has other documents. find: looks neighbours up.
+    name: which corpus this is, in all its versions. A store that is searched with a filter is another
+      corpus than the same store without: a neighbour must be a document that the search may find.
     """
 
     version: Hashable
     find: FindNeighbours
+    name: Hashable = ""
+
+
+NOWHERE: Mapping[str, Hashable] = MappingProxyType({})
+
+_Key = tuple[str | None, Hashable, str]  # tenant, name of the corpus, document
 
 
 class _Entry(NamedTuple):
@@ -52,48 +62,84 @@ class NeighbourBook:
 
     def __init__(self, tokenize: Callable[[str], Sequence[int]]) -> None:
         self._tokenize = tokenize
-        self._entries: OrderedDict[tuple[str | None, str], _Entry] = OrderedDict()
+        self._entries: OrderedDict[_Key, _Entry] = OrderedDict()
+        self._usual: OrderedDict[tuple[str | None, str], Hashable] = OrderedDict()
         self._lock = Lock()
 
-    def learn(self, documents: Sequence[Document], corpus: Corpus, tenant: str | None) -> None:
+    def learn(
+        self,
+        documents: Sequence[Document],
+        corpus: Corpus,
+        tenant: str | None,
+        *,
+        is_usual: bool = False,
+    ) -> None:
         """Look up the neighbours of those documents that are new, or whose corpus has changed.
 
-        Nothing happens if the look-up fails: the documents are then stored alone.
+        is_usual: whether prompts that name these documents themselves mean those of this corpus.
+        If the look-up fails, the documents are stored alone until the next one.
         """
         with self._lock:
             unknown = [
                 document
                 for document in documents
-                if not (entry := self._entries.get((tenant, document.id)))
+                if not (entry := self._entries.get((tenant, corpus.name, document.id)))
                 or entry.version != corpus.version
             ]
+            if is_usual:
+                for document in documents:
+                    self._usual[tenant, document.id] = corpus.name
+                    self._usual.move_to_end((tenant, document.id))
+                _drop_oldest(self._usual)
         if not unknown:
             return
         try:
             contexts = [self._as_context(found) for found in corpus.find(unknown)]
+            entries = dict(zip((one.id for one in unknown), contexts, strict=True))
         except Exception:  # a search must not fail because of it
             logger.warning("could not look up neighbours of documents", exc_info=True)
-            contexts = [None] * len(unknown)
+            with self._lock:
+                for document in unknown:
+                    self._entries.pop((tenant, corpus.name, document.id), None)
+            return
         with self._lock:
-            for document, context in zip(unknown, contexts, strict=True):
-                self._entries[tenant, document.id] = _Entry(corpus.version, context)
-            while len(self._entries) > MOST_KNOWN:
-                self._entries.popitem(last=False)
+            for name, context in entries.items():
+                self._entries[tenant, corpus.name, name] = _Entry(corpus.version, context)
+            _drop_oldest(self._entries)
 
-    def contexts(self, document_ids: Iterable[str], tenant: str | None) -> dict[str, Context]:
-        """Return the contexts of those documents that have a known neighbour."""
+    def contexts(
+        self,
+        document_ids: Iterable[str],
+        tenant: str | None,
+        corpora: Mapping[str, Hashable] = NOWHERE,
+    ) -> dict[str, Context]:
+        """Return the contexts of those documents that have a known neighbour.
+
+        corpora: by document, the name of the corpus in which it was found. A document that is left out
+          is one of its usual corpus; see `learn`.
+        """
         found: dict[str, Context] = {}
         with self._lock:
             for name in document_ids:
-                # Retrievals without a tenant are everybody's.
-                key = next((k for k in ((tenant, name), (None, name)) if k in self._entries), None)
-                if key is None:
-                    continue
-                self._entries.move_to_end(key)
-                context = self._entries[key].context
+                context = self._find(name, tenant, corpora)
                 if context is not None:
                     found[name] = context
         return found
+
+    def _find(
+        self, document: str, tenant: str | None, corpora: Mapping[str, Hashable]
+    ) -> Context | None:
+        for owner in (tenant, None):  # retrievals without a tenant are everybody's
+            if document in corpora:
+                key = owner, corpora[document], document
+            elif (owner, document) in self._usual:
+                key = owner, self._usual[owner, document], document
+            else:
+                continue
+            if (entry := self._entries.get(key)) is not None:
+                self._entries.move_to_end(key)
+                return entry.context
+        return None
 
     def forget(self, document_ids: Iterable[str]) -> None:
         """Remember neither these documents nor that they are others' neighbours."""
@@ -102,10 +148,12 @@ class NeighbourBook:
             doomed = [
                 key
                 for key, entry in self._entries.items()
-                if key[1] in names or (entry.context and entry.context[0] in names)
+                if key[2] in names or (entry.context and entry.context[0] in names)
             ]
             for key in doomed:
                 del self._entries[key]
+            for usual in [one for one in self._usual if one[1] in names]:
+                del self._usual[usual]
 
     def _as_context(self, neighbour: Document | None) -> Context | None:
         if neighbour is None:
@@ -113,10 +161,17 @@ class NeighbourBook:
         return neighbour.id, tuple(self._tokenize(neighbour.text + SEPARATOR))
 
 
-ContextsOf = Callable[[Iterable[str], str | None], Mapping[str, Context]]
+def _drop_oldest(known: OrderedDict[Any, Any]) -> None:
+    while len(known) > MOST_KNOWN:
+        known.popitem(last=False)
+
+
+ContextsOf = Callable[[Iterable[str], str | None, Mapping[str, Hashable]], Mapping[str, Context]]
 """Returns the contexts of documents for a tenant's prompt; see NeighbourBook.contexts."""
 
 
-def without_contexts(document_ids: Iterable[str], tenant: str | None) -> Mapping[str, Context]:
+def without_contexts(
+    document_ids: Iterable[str], tenant: str | None, corpora: Mapping[str, Hashable] = NOWHERE
+) -> Mapping[str, Context]:
     """Return no context: documents are stored alone."""
     return {}

@@ -99,7 +99,7 @@ class PromptIntake:
             tenant=tenant,
             is_exact=exact,
             recompute_ratio=recompute_ratio,
-            contexts={} if exact else self._contexts_of(names, tenant),
+            contexts={} if exact else self._contexts_of(names, tenant, match.corpora),
         )
         retrieval = match.retrieval
         return PreparedRequest(

@@ -43,7 +43,7 @@ def _keep_order(documents: Sequence[Document]) -> list[int]:
     return list(range(len(documents)))
 
 
-def _learn_nothing(documents: Sequence[Document], corpus: Corpus) -> None:
+def _learn_nothing(documents: Sequence[Document], corpus: Corpus, is_usual: bool) -> None:
     """Ignore neighbours: the engine does not borrow from behind them."""
 
 
@@ -53,14 +53,18 @@ class RetrievalInProgress:
 
     question: what is searched for. started_s: when the search began, on the backend's clock.
     documents: the final result; empty until `found` was called.
+    corpus: the name of the corpus that is searched; None until `look_up_neighbours` was called.
     """
 
     question: str
     started_s: float
     documents: tuple[Document, ...] = ()
+    corpus: Hashable | None = None
     _stage: Callable[[Sequence[Document], bool], None] = field(default=_ignore_stage, repr=False)
     _order: Callable[[Sequence[Document]], list[int]] = field(default=_keep_order, repr=False)
-    _learn: Callable[[Sequence[Document], Corpus], None] = field(default=_learn_nothing, repr=False)
+    _learn: Callable[[Sequence[Document], Corpus, bool], None] = field(
+        default=_learn_nothing, repr=False
+    )
 
     def order(self, documents: Sequence[Document]) -> list[int]:
         """Return the positions of these documents in the order that the prompt should have them.
@@ -71,12 +75,18 @@ class RetrievalInProgress:
         """
         return self._order(documents)
 
-    def look_up_neighbours(self, documents: Sequence[Document], corpus: Corpus) -> None:
+    def look_up_neighbours(
+        self, documents: Sequence[Document], corpus: Corpus, *, only_here: bool = False
+    ) -> None:
         """Let the engine find the neighbours of these documents, if it borrows from behind neighbours.
 
-        Call it before `found`. Only documents that are new to the engine are looked up.
+        Call it before `found`. Only documents that are new to the engine are looked up. Called before the
+        first stage as well, with no documents, it lets the engine begin early with the right ones.
+        only_here: only for prompts that are made from this search. Otherwise also for prompts that name
+          these documents themselves, until another corpus is told for them.
         """
-        self._learn(documents, corpus)
+        self.corpus = corpus.name
+        self._learn(documents, corpus, not only_here)
 
     def provisional(self, documents: Sequence[Document]) -> None:
         """Tell the engine what the search would return if it ended now, nearest first.
@@ -156,7 +166,7 @@ class RetrievalTracker:
             search.started_s if search else self._runtime.backend.now(),
             _stage=partial(self._tell_stage, search) if search else _ignore_stage,
             _order=partial(ordering.positions, chain=chain) if ordering else _keep_order,
-            _learn=partial(self.look_up_neighbours, tenant=tenant),
+            _learn=partial(self._learn_for_search, search, tenant),
         )
         try:
             yield in_progress
@@ -178,15 +188,30 @@ class RetrievalTracker:
                     render,
                     search.number if search else None,
                     tenant,
+                    in_progress.corpus,
                 )
             )
 
-    def look_up_neighbours(
+    def _learn_for_search(
+        self,
+        search: TrackedSearch | None,
+        tenant: str | None,
+        documents: Sequence[Document],
+        corpus: Corpus,
+        is_usual: bool,
+    ) -> None:
+        if self._neighbours:
+            self._neighbours.learn(documents, corpus, tenant, is_usual=is_usual)
+            if search:
+                # On the engine's loop, where the search's next stage will find it.
+                self._runtime.call_soon(partial(setattr, search, "corpus", corpus.name))
+
+    def learn_usual_neighbours(
         self, documents: Sequence[Document], corpus: Corpus, tenant: str | None
     ) -> None:
-        """Find the neighbours of documents that are new, if anything is borrowed from behind them."""
+        """Find the neighbours of documents, also for prompts that name these documents themselves."""
         if self._neighbours:
-            self._neighbours.learn(documents, corpus, tenant)
+            self._neighbours.learn(documents, corpus, tenant, is_usual=True)
 
     def _tell_stage(
         self, search: TrackedSearch, documents: Sequence[Document], final: bool

@@ -20,22 +20,32 @@ Item = TypeVar("Item")
 
 
 def listener_if_speculating(
-    engine: RAGCacheEngine, retrieval: RetrievalInProgress, as_document: Callable[[Item], Document]
+    engine: RAGCacheEngine,
+    retrieval: RetrievalInProgress,
+    as_document: Callable[[Item], Document],
+    corpus: Corpus | None = None,
 ) -> OnStage[list[Item]] | None:
     """Return a `stage_listener`, or None if the engine's `speculation` is "off".
 
     Without a listener, run the search in one go.
     """
-    return None if engine.config.speculation == "off" else stage_listener(retrieval, as_document)
+    if engine.config.speculation == "off":
+        return None
+    return stage_listener(retrieval, as_document, corpus)
 
 
 def stage_listener(
-    retrieval: RetrievalInProgress, as_document: Callable[[Item], Document]
+    retrieval: RetrievalInProgress,
+    as_document: Callable[[Item], Document],
+    corpus: Corpus | None = None,
 ) -> OnStage[list[Item]]:
     """Return a listener that tells the engine of each stage of a search.
 
     It skips a stage that it cannot translate, so that no search fails because of it.
+    corpus: as in `tell_engine`.
     """
+    if corpus is not None:
+        retrieval.look_up_neighbours((), corpus, only_here=True)
 
     def tell(found: list[Item], fraction_done: float) -> None:
         try:
@@ -61,7 +71,7 @@ def tell_engine(
     """
     documents = [as_document(item) for item in found]
     if corpus is not None:
-        retrieval.look_up_neighbours(documents, corpus)
+        retrieval.look_up_neighbours(documents, corpus, only_here=True)
     places = retrieval.order(documents)
     retrieval.found([documents[place] for place in places])
     return [found[place] for place in places]
@@ -78,7 +88,7 @@ def stream_and_tell_engine(
     opening: what `RAGCacheEngine.retrieval` returned, not entered yet. corpus: as in `tell_engine`.
     """
     with opening as retrieval:
-        tell = stage_listener(retrieval, as_document)
+        tell = stage_listener(retrieval, as_document, corpus)
 
         def search_and_tell(show: OnStage[list[Item]]) -> list[Item]:
             def tell_and_show(found: list[Item], fraction_done: float) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from ragcache_engine import Corpus, Document, EngineConfig, MemoryBackend, RAGCacheEngine
-from ragcache_engine.neighbours import NeighbourBook
+from ragcache_engine.neighbours import FindNeighbours, NeighbourBook
 from ragcache_engine.protocols import BackendRequest
 
 A, B, C = (Document(name, f"All that is known about {name}. " * 12) for name in "abc")
@@ -20,8 +20,8 @@ class LookUps:
     def __init__(self) -> None:
         self.asked: list[str] = []
 
-    def corpus(self, version: int = 1) -> Corpus:
-        return Corpus(version, self.find)
+    def corpus(self, version: int = 1, name: str = "sea") -> Corpus:
+        return Corpus(version, self.find, name)
 
     def find(self, documents: Sequence[Document]) -> list[Document | None]:
         self.asked += [one.id for one in documents]
@@ -33,8 +33,11 @@ def book() -> NeighbourBook:
     return NeighbourBook(lambda text: [len(word) for word in text.split()])
 
 
-def names(book: NeighbourBook, *ids: str, tenant: str | None = None) -> dict[str, str]:
-    return {name: context[0] for name, context in book.contexts(ids, tenant).items()}
+def names(
+    book: NeighbourBook, *ids: str, tenant: str | None = None, corpus: str = "sea"
+) -> dict[str, str]:
+    found = book.contexts(ids, tenant, dict.fromkeys(ids, corpus))
+    return {name: context[0] for name, context in found.items()}
 
 
 def test_each_document_is_looked_up_once_for_each_version_of_its_corpus(book: NeighbourBook):
@@ -49,19 +52,51 @@ def test_each_document_is_looked_up_once_for_each_version_of_its_corpus(book: Ne
 
 def test_a_context_is_the_neighbours_text_as_tokens(book: NeighbourBook):
     book.learn([A], LookUps().corpus(), None)
-    assert book.contexts(["a"], None) == {"a": ("b", tuple(len(word) for word in B.text.split()))}
+    tokens = tuple(len(word) for word in B.text.split())
+    assert book.contexts(["a"], None, {"a": "sea"}) == {"a": ("b", tokens)}
 
 
+def too_few(documents: Sequence[Document]) -> list[Document | None]:
+    return []
+
+
+def fail(documents: Sequence[Document]) -> list[Document | None]:
+    raise RuntimeError("the index is gone")
+
+
+@pytest.mark.parametrize("find", [fail, too_few])
 def test_a_document_without_a_neighbour_and_one_whose_look_up_fails_are_stored_alone(
-    book: NeighbourBook, caplog: pytest.LogCaptureFixture
+    book: NeighbourBook, caplog: pytest.LogCaptureFixture, find: FindNeighbours
 ):
-    def fail(documents: Sequence[Document]) -> list[Document | None]:
-        raise RuntimeError("the index is gone")
-
     book.learn([Document("lonely", "x")], LookUps().corpus(), None)
-    book.learn([A], Corpus(1, fail), None)
-    assert book.contexts(["lonely", "a"], None) == {}
+    book.learn([A], Corpus(1, find, "sea"), None)
+    assert names(book, "lonely", "a") == {}
     assert "could not look up neighbours" in caplog.text
+    looked = LookUps()
+    book.learn([A], looked.corpus(), None)
+    assert names(book, "a") == {"a": "b"}, "the next search looks again"
+
+
+def test_a_failed_look_up_leaves_no_neighbour_of_another_version(book: NeighbourBook):
+    book.learn([A], LookUps().corpus(), None)
+    book.learn([A], Corpus(2, fail, "sea"), None)
+    assert names(book, "a") == {}
+
+
+def test_each_corpus_has_neighbours_of_its_own(book: NeighbourBook):
+    book.learn([A], LookUps().corpus(), None)
+    book.learn([A], Corpus(1, lambda asked: [C for _ in asked], "land"), None)
+    assert names(book, "a") == {"a": "b"}
+    assert names(book, "a", corpus="land") == {"a": "c"}
+    assert names(book, "a", corpus="nowhere") == {}
+
+
+def test_documents_that_a_prompt_names_are_those_of_their_usual_corpus(book: NeighbourBook):
+    book.learn([A, B], LookUps().corpus(), None, is_usual=True)
+    book.learn([A, B], Corpus(1, lambda asked: [C for _ in asked], "land"), None)
+    assert {name: c[0] for name, c in book.contexts("ab", None).items()} == {"a": "b", "b": "c"}
+    book.forget(["a"])
+    assert book.contexts("a", None) == {}
 
 
 def test_no_tenant_sees_anothers_neighbours(book: NeighbourBook):
@@ -123,6 +158,45 @@ def test_warming_without_neighbours_prefills_documents_alone(
 ):
     engine.warm([[A, B]], template=TEMPLATE)
     assert [one.contexts for one in backend.requests] == [{}]
+
+
+class Ask:
+    """Searches one of two corpora for A and B, and asks with what was found."""
+
+    def __init__(self, engine: RAGCacheEngine, backend: Listening) -> None:
+        self.engine, self.backend = engine, backend
+
+    def search(self, question: str, neighbour: Document, corpus: str) -> None:
+        looked_up = Corpus(1, lambda asked: [neighbour for _ in asked], corpus)
+        with self.engine.retrieval(question) as retrieval:
+            retrieval.look_up_neighbours([A, B], looked_up, only_here=True)
+            retrieval.found([A, B])
+
+    def prompt(self, question: str, documents: list[Document] | None = None) -> dict[str, str]:
+        self.engine.generate(f"{A.text}\n\n{B.text}\n\n{question}", documents)
+        return {name: c[0] for name, c in self.backend.requests[-1].contexts.items()}
+
+
+def test_a_search_in_another_corpus_changes_nothing_for_a_prompt(
+    engine: RAGCacheEngine, backend: Listening
+):
+    ask, lake, land = Ask(engine, backend), Document("lake", "x " * 30), Document("land", "y " * 30)
+    ask.search("Is it deep?", lake, "lakes")
+    ask.search("Is it dry?", land, "lands")
+    assert ask.prompt("Is it deep?") == {"a": "lake", "b": "lake"}
+    assert ask.prompt("Is it dry?") == {"a": "land", "b": "land"}
+    assert ask.prompt("Is it deep?") == {"a": "lake", "b": "lake"}, "a second prompt of the search"
+
+
+def test_no_search_changes_a_prompt_that_names_its_documents(
+    engine: RAGCacheEngine, backend: Listening
+):
+    ask = Ask(engine, backend)
+    assert ask.prompt("Is it deep?", [A, B]) == {}
+    ask.search("Is it deep?", C, "seas")
+    assert ask.prompt("Is it deep?", [A, B]) == {}
+    engine.warm([[A, B]], template=TEMPLATE, neighbours=LookUps().corpus())
+    assert ask.prompt("Is it deep?", [A, B]) == {"a": "b", "b": "c"}
 
 
 def test_an_exact_request_needs_no_neighbours(engine: RAGCacheEngine, backend: Listening):

@@ -8,7 +8,7 @@ of lately found documents. The thread or task that found them does not matter.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import count
 from threading import Lock
@@ -27,6 +27,7 @@ class Retrieval:
     chain: the key of the chain that writes the prompt. template: how the user says the chain writes it.
     search_number: number of the TrackedSearch under which the engine works ahead; None if it does not.
     tenant: whose search it was; only this tenant's prompts can be made from it. None: anybody's.
+    corpus: the name of the corpus that was searched; None if nobody told.
     """
 
     question: str
@@ -36,6 +37,7 @@ class Retrieval:
     template: Render | None = None
     search_number: int | None = None
     tenant: str | None = None
+    corpus: Hashable | None = None
 
     def is_visible_to(self, tenant: str | None) -> bool:
         """Whether a prompt of this tenant may be made from the retrieval."""
@@ -49,10 +51,12 @@ class PromptMatch:
     spans: the documents, in the order of the prompt.
     retrieval: the retrieval that this prompt was made from, if this is its first prompt. None if an
       earlier prompt has claimed the retrieval, or if no retrieved document stands in the prompt.
+    corpora: by document, the name of the corpus in which it was found, as far as that is known.
     """
 
     spans: tuple[Span, ...] = ()
     retrieval: Retrieval | None = None
+    corpora: Mapping[str, Hashable] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +156,13 @@ class RetrievalLog:
             spans = find_documents(prompt, entry.documents_possible(words), known=spans)
             for span in spans:
                 found.setdefault(span.document_id, number)
-        return PromptMatch(spans, self._claim(prompt, words, tenant, found) if found else None)
+        if not found:
+            return PromptMatch(spans)
+        entries = {
+            number: entry for number, entry in possible if entry.retrieval.is_visible_to(tenant)
+        }
+        corpora = _find_corpora(entries, prompt, words, found)
+        return PromptMatch(spans, self._claim(prompt, words, tenant, found), corpora)
 
     def _claim(
         self, prompt: str, words: frozenset[str], tenant: str | None, found: dict[str, int]
@@ -163,17 +173,48 @@ class RetrievalLog:
           retrieval count those found by it or by newer ones: an older one may know another text.
         """
         with self._lock:
-            best: tuple[tuple[bool, int], int] | None = None
-            for number in self._unclaimed:
-                entry = self._entries[number]
-                retrieval = entry.retrieval
-                if not retrieval.is_visible_to(tenant):
-                    continue
-                present = sum(found.get(one.id, -1) >= number for one in retrieval.documents)
-                if present:
-                    score = entry.has_question_in(prompt, words), present
-                    best = max(best, (score, number)) if best else (score, number)
+            unclaimed = {
+                number: entry
+                for number in self._unclaimed
+                if (entry := self._entries[number]).retrieval.is_visible_to(tenant)
+            }
+            best = _find_source(unclaimed, prompt, words, found)
             if best is None:
                 return None
-            self._unclaimed.discard(best[1])
-            return self._entries[best[1]].retrieval
+            self._unclaimed.discard(best)
+            return self._entries[best].retrieval
+
+
+def _find_source(
+    entries: Mapping[int, _Remembered], prompt: str, words: frozenset[str], found: dict[str, int]
+) -> int | None:
+    """Return the number of the retrieval that the prompt was most likely made from; None without one."""
+    best: tuple[tuple[bool, int], int] | None = None
+    for number, entry in entries.items():
+        present = sum(found.get(one.id, -1) >= number for one in entry.retrieval.documents)
+        if present:
+            score = entry.has_question_in(prompt, words), present
+            best = max(best, (score, number)) if best else (score, number)
+    return best[1] if best else None
+
+
+def _find_corpora(
+    entries: Mapping[int, _Remembered], prompt: str, words: frozenset[str], found: dict[str, int]
+) -> dict[str, Hashable]:
+    """Return in which corpus each document was found.
+
+    Several may have a document of the same id. That of the search that led to the prompt counts, whether
+    or not an earlier prompt was made from it as well, and not that of a search that came between.
+    """
+    if all(entry.retrieval.corpus is None for entry in entries.values()):
+        return {}
+    source = _find_source(entries, prompt, words, found)
+    numbers = dict(found)
+    if source is not None:
+        numbers |= {
+            one.id: source
+            for one in entries[source].retrieval.documents
+            if found.get(one.id, -1) >= source
+        }
+    named = {name: entries[number].retrieval.corpus for name, number in numbers.items()}
+    return {name: corpus for name, corpus in named.items() if corpus is not None}

@@ -60,6 +60,8 @@ class RequestPlanner:
         if isinstance(guess.text, ChatPrompt):
             options = replace(options, add_special_tokens=False)
         text, spans = str(guess.text), find_documents(guess.text, documents)
+        names = [document.id for document in documents]
+        corpora = {} if search.corpus is None else dict.fromkeys(names, search.corpus)
         tokenized = None
         if not self._backend.reads_text:
             tokenized = self._backend.tokenize(text, options.add_special_tokens)
@@ -73,7 +75,7 @@ class RequestPlanner:
             search.tenant,
             is_guess=True,
             is_provisional=not speculation.is_final,
-            contexts=self._contexts_of([document.id for document in documents], search.tenant),
+            contexts=self._contexts_of(names, search.tenant, corpora),
         )
         if not 0 < request.expected_tokens < self.context_tokens:
             return None

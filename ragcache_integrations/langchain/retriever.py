@@ -183,18 +183,19 @@ class RAGCacheRetriever(EngineRetriever, VectorStoreRetriever):
     ) -> list[Document]:
         options = self._check_options(kwargs)
         with self._open_retrieval(query) as retrieval:
-            on_stage = listener_if_speculating(self.engine, retrieval, engine_document)
+            corpus = self._corpus(options)
+            on_stage = listener_if_speculating(self.engine, retrieval, engine_document, corpus)
             documents = search(self.vectorstore, query, self.search_type, options, on_stage)
-            return tell_engine(retrieval, documents, engine_document, self._corpus())
+            return tell_engine(retrieval, documents, engine_document, corpus)
 
     async def _aget_relevant_documents(
         self, query: str, *, run_manager: AsyncCallbackManagerForRetrieverRun, **kwargs: Any
     ) -> list[Document]:
         options = self._check_options(kwargs)
         with self._open_retrieval(query) as retrieval:
-            on_stage = listener_if_speculating(self.engine, retrieval, engine_document)
+            corpus = self._corpus(options)
+            on_stage = listener_if_speculating(self.engine, retrieval, engine_document, corpus)
             documents = await asearch(self.vectorstore, query, self.search_type, options, on_stage)
-            corpus = self._corpus()
             tell = partial(tell_engine, retrieval, documents, engine_document, corpus)
             # Looking up neighbours embeds the documents, which may take long.
             return tell() if corpus is None else await run_in_executor(None, tell)
@@ -220,7 +221,7 @@ class RAGCacheRetriever(EngineRetriever, VectorStoreRetriever):
 
         run = partial(search, self.vectorstore, query, self.search_type, options)
         telling = stream_and_tell_engine(
-            self._open_retrieval(query), engine_document, run, self._corpus()
+            self._open_retrieval(query), engine_document, run, self._corpus(options)
         )
         for stage in telling:
             yield DocumentStage(*stage)
@@ -282,17 +283,20 @@ class RAGCacheRetriever(EngineRetriever, VectorStoreRetriever):
         return StoreWarming(
             engine=self.engine,
             documents=list(map(engine_document, documents)),
-            neighbours=self._corpus(),
+            neighbours=self._corpus(self.search_kwargs),
             chain=self.chain,
             template=self._template_as_written(),
             tenant=self.llm.tenant if self.llm else None,
         )
 
-    def _corpus(self) -> Corpus | None:
-        """Return where to look up neighbours of documents; None if nothing is borrowed."""
+    def _corpus(self, options: Mapping[str, Any]) -> Corpus | None:
+        """Return where to look up neighbours of documents that are searched with these options.
+
+        None if nothing is borrowed.
+        """
         if self.engine.config.reuse == "prefix" or not can_find_anything(self.vectorstore):
             return None
-        return corpus_of(self.vectorstore, engine_document)
+        return corpus_of(self.vectorstore, engine_document, options)
 
     def _check_options(self, changes: dict[str, Any]) -> dict[str, Any]:
         """Return the search's options, after all checks that need no embedding."""

@@ -2,26 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from copy import copy
 from functools import partial
 
-from llama_index.core.indices.vector_store import VectorIndexRetriever
+from llama_index.core.indices.vector_store import VectorIndexRetriever, VectorStoreIndex
 from llama_index.core.schema import NodeWithScore, QueryBundle
 
 from ragcache_engine import Corpus, Document
 from ragcache_integrations.llamaindex.store import faiss_index, find_nearest
-from ragcache_integrations.neighbour_choice import LOOKED_AT, choose_neighbour
+from ragcache_integrations.neighbour_choice import (
+    LOOKED_AT,
+    choose_neighbour,
+    name_filter,
+    number_of,
+)
 
 AsDocument = Callable[[NodeWithScore], Document]
 
 
 def corpus_of(retriever: VectorIndexRetriever, as_document: AsDocument) -> Corpus:
     """Return the index of a retriever as a corpus. as_document: makes a Document of a node."""
-    index = faiss_index(retriever._index)
     searcher = copy(retriever)
     searcher.similarity_top_k = LOOKED_AT
-    return Corpus((id(index), index.ntotal), partial(_find_neighbours, searcher, as_document))
+    restrictions = (retriever._filters, retriever._node_ids, retriever._doc_ids)
+    return Corpus(
+        _version_of(retriever._index),
+        partial(_find_neighbours, searcher, as_document),
+        name=(number_of(retriever._index), *map(name_filter, restrictions)),
+    )
+
+
+def _version_of(index: VectorStoreIndex) -> Hashable:
+    """Return what differs whenever the index has other nodes; cheap enough for each search.
+
+    Nodes are deleted, and added at the end: their number changes, or else the last of them.
+    """
+    vectors, names = faiss_index(index), index.index_struct.nodes_dict
+    last = next(reversed(names.items()), None)
+    return number_of(vectors), vectors.ntotal, last
 
 
 def _find_neighbours(

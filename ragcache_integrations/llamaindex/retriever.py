@@ -289,18 +289,19 @@ class RAGCacheRetriever(VectorIndexRetriever):
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         check_top_k(self.similarity_top_k)
         with self._open_retrieval(query_bundle.query_str) as retrieval:
-            on_stage = listener_if_speculating(self._engine, retrieval, document_of)
+            corpus = self._corpus()
+            on_stage = listener_if_speculating(self._engine, retrieval, document_of, corpus)
             nodes = self._search(query_bundle, on_stage)
-            return tell_engine(retrieval, nodes, document_of, self._corpus())
+            return tell_engine(retrieval, nodes, document_of, corpus)
 
     async def _aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         check_top_k(self.similarity_top_k)
         with self._open_retrieval(query_bundle.query_str) as retrieval:
             # Search in a thread: the asynchronous methods of FaissVectorStore and of most local
             # embedding models compute on the event loop.
-            on_stage = listener_if_speculating(self._engine, retrieval, document_of)
-            nodes = await asyncio.to_thread(self._search, query_bundle, on_stage)
             corpus = self._corpus()
+            on_stage = listener_if_speculating(self._engine, retrieval, document_of, corpus)
+            nodes = await asyncio.to_thread(self._search, query_bundle, on_stage)
             tell = partial(tell_engine, retrieval, nodes, document_of, corpus)
             # Looking up neighbours embeds the nodes, which may take long.
             return tell() if corpus is None else await asyncio.to_thread(tell)

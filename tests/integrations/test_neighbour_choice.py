@@ -79,6 +79,82 @@ def test_langchains_retriever_looks_neighbours_up_in_its_store(
     assert listening.neighbours == [{one.id: near[one.id] for one in found}]
 
 
+def langchain_store(kind, texts, embed, owners=None):
+    from langchain_core.documents import Document as Found
+    from langchain_core.embeddings import Embeddings
+
+    class Words(Embeddings):
+        def embed_query(self, text):
+            return embed(text)
+
+        def embed_documents(self, texts):
+            return [embed(text) for text in texts]
+
+    if kind == "ours":
+        from ragcache_integrations.langchain import FaissVectorStore as store_class
+    else:
+        store_class = pytest.importorskip("langchain_community.vectorstores").FAISS
+    documents = [
+        Found(page_content=text, id=name, metadata={"owner": (owners or {}).get(name, "all")})
+        for name, text in texts.items()
+    ]
+    return store_class.from_documents(documents, Words(), ids=list(texts))
+
+
+STORES = ["ours", "langchain's"]
+
+
+@pytest.mark.parametrize("kind", STORES)
+def test_a_neighbour_is_a_document_that_the_search_may_find(
+    borrowing_engine, listening, corpus, bag_of_words, kind
+):
+    pytest.importorskip("langchain_core")
+    from ragcache_integrations.langchain import RAGCacheRetriever
+
+    near = nearest_by_hand(corpus, bag_of_words)
+    hidden = next(iter(near.values()))
+    owners = {hidden: "bob"}
+    store = langchain_store(kind, corpus, bag_of_words, owners)
+    retriever = RAGCacheRetriever.from_vectorstore(
+        store, engine=borrowing_engine, k=3, search_kwargs={"filter": {"owner": "all"}}
+    )
+    found = retriever.invoke(QUESTION)
+    borrowing_engine.generate("\n\n".join([*(one.page_content for one in found), QUESTION]))
+    (neighbours,) = listening.neighbours
+    assert len(neighbours) == 3
+    assert hidden not in {*neighbours, *neighbours.values()}
+    listening.neighbours.clear()
+    found = retriever.invoke(QUESTION, filter=None)  # who may see all has all neighbours
+    borrowing_engine.generate("\n\n".join([*(one.page_content for one in found), QUESTION]))
+    assert listening.neighbours == [{one.id: near[one.id] for one in found}]
+
+
+@pytest.mark.parametrize("kind", STORES)
+@pytest.mark.parametrize("replaces", [False, True])
+def test_a_deleted_document_is_nobodys_neighbour(
+    borrowing_engine, listening, corpus, bag_of_words, kind, replaces
+):
+    pytest.importorskip("langchain_core")
+    from ragcache_integrations.langchain import RAGCacheRetriever
+
+    store = langchain_store(kind, corpus, bag_of_words)
+    retriever = RAGCacheRetriever.from_vectorstore(store, engine=borrowing_engine, k=1)
+
+    def ask():
+        (found,) = retriever.invoke(QUESTION)
+        borrowing_engine.generate(f"{found.page_content}\n\n{QUESTION}")
+        return listening.neighbours.pop()[found.id]
+
+    gone = ask()
+    store.delete([gone])
+    left = {name: text for name, text in corpus.items() if name != gone}
+    if replaces:
+        store.add_texts(["Something else altogether."], ids=["new"])
+        left["new"] = "Something else altogether."
+    (found,) = retriever.invoke(QUESTION)
+    assert ask() == nearest_by_hand(left, bag_of_words)[found.id] != gone
+
+
 @pytest.mark.parametrize("is_async", [False, True])
 def test_llamaindex_retriever_looks_neighbours_up_in_its_index(
     borrowing_engine, listening, corpus, bag_of_words, is_async

@@ -64,11 +64,15 @@ class Snapshot:
 
 
 class Collection:
-    """The contents of a store. Its documents are replaced, never changed; each has an id."""
+    """The contents of a store. Its documents are replaced, never changed; each has an id.
+
+    changes: how often documents came or went.
+    """
 
     def __init__(self, kind: IndexKind, metric: Metric, snapshot: Snapshot | None = None) -> None:
         self.kind = kind
         self.metric = metric
+        self.changes = 0
         self._index: faiss.Index | None = None
         self._built_from = 0
         self._documents: dict[int, Document] = {}  # by row, in order; deleted ones are gone
@@ -109,6 +113,7 @@ class Collection:
                 for row, document in enumerate(documents, start=first):
                     self._documents[row] = document
                     self._rows[str(document.id)] = row
+                self.changes += 1
                 self._filter_cache.clear()
             self._rebuild_if_due()
 
@@ -117,6 +122,7 @@ class Collection:
         with self._as_only_writer():
             with self._lock.writing():
                 self._drop(list(self._rows) if ids is None else ids)
+                self.changes += 1
                 self._filter_cache.clear()
                 if not self._rows:
                     # The next documents may come from another embedding model.

@@ -180,6 +180,11 @@ class FaissVectorStore(VectorStore):
         return self._collection.index
 
     @property
+    def changes(self) -> int:
+        """How often documents came or went: a store with the same number has the same documents."""
+        return self._collection.changes
+
+    @property
     def document_count(self) -> int:
         return len(self._collection)
 
