@@ -119,6 +119,7 @@ class RAGCacheEngine:
             speculation=config.speculation,
             request_timeout_s=config.request_timeout_s,
             contexts_of=contexts_of,
+            may_borrow=config.reuse == "anywhere",
             reports=reports,
         )
         # Not bound to self: the engine must be collectable while its runtime waits to be closed.

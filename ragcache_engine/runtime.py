@@ -39,7 +39,7 @@ class Runtime:
     The backend's coroutines run on the engine's own loop, in its own thread. Any thread may call every
     public method.
     templates: what the engine knows of the chains' prompts; speculation guesses with it.
-    contexts_of: returns the contexts that documents are borrowed from.
+    contexts_of: returns the contexts that documents are borrowed from. may_borrow: as in Pipeline.
     reports: each returns some fields of CacheStats, by name, that others know. Any thread calls them.
     """
 
@@ -51,6 +51,7 @@ class Runtime:
         speculation: SpeculationMode,
         request_timeout_s: float,
         contexts_of: ContextsOf = without_contexts,
+        may_borrow: bool = False,
         reports: Sequence[Report] = (),
     ) -> None:
         self.backend = backend
@@ -63,6 +64,7 @@ class Runtime:
             next_request_id=self.next_request_id,
             sign_of_life=heartbeat.beat,
             contexts_of=contexts_of,
+            may_borrow=may_borrow,
         )
         self._requests = RequestRunner(backend, self.pipeline, heartbeat)
         self._upkeep = CacheUpkeep(backend, self.pipeline, heartbeat)

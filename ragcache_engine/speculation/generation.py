@@ -18,6 +18,7 @@ class Speculation:
     started_s: when the generation was planned; once `is_under_way`, when the backend was asked.
     was_alone: whether no other prefill ran when this one began.
     is_final: whether the search was over when it was planned.
+    may_borrow: whether the answer depends on which parts of the prompt are documents.
     request: the request to the backend; None while it is being written.
     is_whole: whether the request is the whole expected prompt, not only its part up to the documents.
     is_under_way: whether the backend has got the request.
@@ -31,6 +32,7 @@ class Speculation:
     started_s: float
     was_alone: bool = False
     is_final: bool = False
+    may_borrow: bool = False
     request: BackendRequest | None = None
     is_whole: bool = False
     is_under_way: bool = False
@@ -67,8 +69,15 @@ class Speculation:
             and self.is_whole
             and self.error is None
             and mine.options == request.options
-            and is_same_prompt(mine, request)
+            and self.is_for_prompt_of(request)
         )
+
+    def is_for_prompt_of(self, request: BackendRequest) -> bool:
+        """Return whether the prompts share every tensor: same tokens, same tenant, borrowed alike."""
+        mine = self.request
+        if mine is None or not is_same_prompt(mine, request):
+            return False
+        return not self.may_borrow or _documents_in(mine) == _documents_in(request)
 
     def count_computed_tokens(self, now_s: float, token_s: float) -> int:
         """Return how many prompt tokens were computed until now.
@@ -111,8 +120,18 @@ class Speculation:
             self.task.cancel()
 
 
+def _documents_in(request: BackendRequest) -> Sequence[object]:
+    """Return which parts of the prompt are documents; those after the last one play no part."""
+    if isinstance(request.prompt, PromptText):
+        return list(request.prompt.spans)
+    parts = list(request.segments)
+    while parts and parts[-1].document_id is None:
+        parts.pop()
+    return parts
+
+
 def is_same_prompt(one: BackendRequest, other: BackendRequest) -> bool:
-    """Return True if the prompts share every tensor: same tokens, same tenant, borrowed alike."""
+    """Return True if the prompts have the same tokens and tenant, and are to borrow alike."""
     if (one.tenant, one.is_exact, one.recompute_ratio, one.contexts) != (
         other.tenant,
         other.is_exact,

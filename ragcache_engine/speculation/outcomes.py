@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ragcache_engine.protocols import BackendRequest
-from ragcache_engine.speculation.generation import Speculation, is_same_prompt
+from ragcache_engine.speculation.generation import Speculation
 from ragcache_engine.values import SpeculationOutcome, SpeculationStats
 
 USEFUL = (SpeculationOutcome.ADOPTED, SpeculationOutcome.PREFILLED)
@@ -22,7 +22,7 @@ def find_outcome(speculation: Speculation, request: BackendRequest) -> Speculati
             request.prompt.text.startswith(guess.prompt.text) and request.tenant == guess.tenant
         )
         return SpeculationOutcome.PREFILLED if is_head else SpeculationOutcome.OTHER_PROMPT
-    if is_same_prompt(guess, request):
+    if speculation.is_for_prompt_of(request):
         return SpeculationOutcome.OTHER_OPTIONS
     return SpeculationOutcome.OTHER_PROMPT
 

@@ -53,6 +53,7 @@ class Pipeline:
     is_automatic: whether to speculate only where measurements show that it gains time.
     next_request_id: names requests to the backend.
     sign_of_life: called at each token that a speculation generates.
+    may_borrow: whether the backend borrows documents' tensors, so that it matters what is a document.
     unclaimed_s: how long after the end of its search a speculation waits for its prompt, in seconds on
       the backend's clock.
     most_unclaimed: start no speculation while this many wait for their prompt.
@@ -67,6 +68,7 @@ class Pipeline:
         next_request_id: Callable[[], str],
         sign_of_life: Callable[[], None],
         contexts_of: ContextsOf = without_contexts,
+        may_borrow: bool = False,
         unclaimed_s: float = UNCLAIMED_S,
         most_unclaimed: int = MOST_UNCLAIMED,
     ) -> None:
@@ -82,7 +84,13 @@ class Pipeline:
         self._planner = RequestPlanner(backend, templates, next_request_id, contexts_of)
         self._estimators = ChainEstimators(is_automatic=is_automatic)
         self._runner = SpeculationRunner(
-            backend, self._planner, self._registry, self._load, sign_of_life
+            backend,
+            self._planner,
+            self._registry,
+            self._load,
+            sign_of_life,
+            # A server may borrow, whatever its client knows of it.
+            may_borrow=may_borrow or backend.reads_text,
         )
 
     def use_limits(self, limits: ModelLimits) -> None:

@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 class SpeculationRunner:
     """Own the tasks that speculations run in, and the statistics. On the engine's loop only.
 
-    sign_of_life: called at each token that a speculation generates.
+    sign_of_life: called at each token that a speculation generates. may_borrow: as in Speculation.
     stats: what became of all speculations.
     """
 
@@ -40,7 +40,10 @@ class SpeculationRunner:
         registry: SearchRegistry,
         load: PrefillLoad,
         sign_of_life: Callable[[], None],
+        *,
+        may_borrow: bool = False,
     ) -> None:
+        self._may_borrow = may_borrow
         self._backend = backend
         self._planner = planner
         self._registry = registry
@@ -56,7 +59,9 @@ class SpeculationRunner:
 
         documents: nearest first. is_final: whether the search is over, so that they will not change.
         """
-        speculation = Speculation(documents, self._backend.now(), is_final=is_final)
+        speculation = Speculation(
+            documents, self._backend.now(), is_final=is_final, may_borrow=self._may_borrow
+        )
         speculation.was_alone = self._load.begin(speculation)
         self._registry.add(speculation, search)
         speculation.task = asyncio.create_task(self._run(speculation, search))

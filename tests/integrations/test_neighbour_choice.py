@@ -91,7 +91,7 @@ def langchain_store(kind, texts, embed, owners=None):
             return [embed(text) for text in texts]
 
     if kind == "ours":
-        from ragcache_integrations.langchain import FaissVectorStore as store_class
+        store_class = pytest.importorskip("ragcache_integrations.langchain").FaissVectorStore
     else:
         store_class = pytest.importorskip("langchain_community.vectorstores").FAISS
     documents = [

@@ -273,6 +273,22 @@ def test_what_one_tenant_asks_like_is_not_told_to_another(engine: RAGCacheEngine
         assert engine.stats().speculation.started == begins
 
 
+@pytest.mark.parametrize(("named", "adopted"), [(None, 1), ([A, B], 1), ([A], 0)])
+def test_where_documents_are_borrowed_it_matters_what_is_a_document(
+    engine_on: EngineOn, named: list[Document] | None, adopted: int
+):
+    backend = MemoryBackend(reply, recompute_ratio=0.1)
+    engine = engine_on(
+        backend, speculation="on", reuse="anywhere", recompute_ratio=0.1, donors="alone"
+    )
+    with engine.retrieval("Why?", template=TEMPLATE, options=TEN) as retrieval:
+        retrieval.found([A, B])
+    assert started(engine, 1)
+    usage = engine.generate(TEMPLATE("Why?", [A, B]), named, TEN).usage
+    assert engine.stats().speculation.adopted == adopted
+    assert usage.is_exact == (named == [A])
+
+
 def test_a_forgotten_document_is_not_kept_by_what_nobody_asked_for(engine_on: EngineOn):
     backend = Held()
     engine = engine_on(backend, speculation="on")
