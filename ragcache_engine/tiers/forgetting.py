@@ -57,6 +57,11 @@ class Forgetting(Generic[B]):
             self._withdrawn.discard(name)
             self._index.device.sweep()
 
+    def note_donor(self, donor: str, borrower: str) -> None:
+        """Note that a request computes what another one borrows: where that one is withdrawn, so is it."""
+        if borrower in self._withdrawn:
+            self._withdrawn.add(donor)
+
     def _note_withdrawn(self, request: TrackedRequest) -> None:
         if self._requests.get(request.name) is request:
             self._withdrawn.add(request.name)

@@ -209,6 +209,10 @@ class CacheManager(Generic[B]):
         """Return the prompts from which a request borrows; one that is to be forgotten has no cuts."""
         return self._requests[name].donors
 
+    def note_donor(self, donor: str, borrower: str) -> None:
+        """Note that a request, just added, computes a donor for another one."""
+        self._forgetting.note_donor(donor, borrower)
+
     def plan_admission(self, name: str, device_tokens: int, now_s: float) -> None:
         """Decide what to load for a request that the scheduler tries to admit; `lookup` follows this
         plan.

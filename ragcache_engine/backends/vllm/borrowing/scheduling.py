@@ -138,7 +138,8 @@ class BorrowScheduling:
             block_tokens=self._block_tokens,
             context_tokens=self._context_tokens,
             device_blocks=self._device_blocks,
-            least_tokens=LEAST_BORROWED_TOKENS,
+            # A prompt of several short documents will borrow them.
+            least_tokens=0 if message.makes_donors else LEAST_BORROWED_TOKENS,
             starts=message.starts,
             exact_documents=exact_documents,
             served=served,
@@ -420,3 +421,4 @@ class BorrowScheduling:
             self._asked[borrower.name].append(name)
         lender = borrower.plan.donors[donor.place]
         self._scheduler.add_first(self._donor_request(name, request, lender))
+        self._cache.note_donor(name, borrower.name)

@@ -184,6 +184,38 @@ def test_forgetting_a_document_that_a_waiting_request_borrows_leaves_nothing_of_
     assert tiers_of(asked(engine, "later", "c", "b", question=2)) == ["device", None]
 
 
+def test_forgetting_reaches_donors_that_are_asked_for_later_and_outlive_their_borrower(
+    borrowing: Callable[..., Any],
+):
+    engine = borrowing(step_tokens=64)
+    tokens, segments = prompt("a", "b", "c")
+    engine.ask("waiting", tokens, segments)
+    engine.ask("forget", [0], forget=["b"])  # before any donor is asked for
+    engine.step()
+    engine.abort("waiting")
+    engine.run()
+    assert tiers_of(asked(engine, "later", "c", "b", question=2)) == [None, None]
+    engine.cache.check_idle()
+
+
+def test_warming_prepares_documents_that_are_only_together_long_enough_to_borrow(
+    borrowing: Callable[..., Any],
+):
+    engine = borrowing()
+    short = {f"s{number}": document(f"s{number}", 40) for number in range(3)}
+    behind = {
+        name: (f"s{(at + 1) % 3}", short[f"s{(at + 1) % 3}"]) for at, name in enumerate(short)
+    }
+    for at, name in enumerate(short):
+        before = f"s{(at + 2) % 3}"
+        tokens, segments = prompt(before, name, of_tokens=40)
+        engine.ask(f"warm {name}", tokens, segments, makes_donors=True, contexts=behind)
+        engine.run()
+    tokens, segments = prompt("s2", "s0", "s1", question=2, of_tokens=40)
+    engine.ask("asked", tokens, segments, contexts=behind)
+    assert tiers_of(engine.run()["asked"]) == ["device", "device", "device"]
+
+
 def test_an_aborted_request_leaves_no_donor_pinned(borrowing: Callable[..., Any]):
     engine = borrowing()
     tokens, segments = prompt("a", "b", "c")
