@@ -16,6 +16,7 @@ from ragcache_engine.request_log import RequestLog
 from ragcache_engine.retry import Heartbeat, run_with_retry
 from ragcache_engine.speculation import Pipeline
 from ragcache_engine.streams import START, Item
+from ragcache_engine.tiers.borrowing.plan import PASSING
 from ragcache_engine.values import CachedTokens, CacheStats, Piece, SpeculationOutcome, Usage
 
 logger = logging.getLogger(__name__)
@@ -126,9 +127,11 @@ class RequestRunner:
         prompt_tokens = request.expected_tokens
         # Before the first attempt: by the time a request learns of a death, others that it hit may
         # have brought the backend up again.
-        restarts = self._restarts
+        restarts, lost_tokens = self._restarts, 0
 
         async def recover(failure: Exception) -> None:
+            nonlocal lost_tokens
+            lost_tokens = output_tokens
             self.stats = replace(self.stats, retried=self.stats.retried + 1)
             if isinstance(failure, EngineDied):
                 await self._restart_backend(restarts, failure)
@@ -164,7 +167,7 @@ class RequestRunner:
                             retrieval_s=prepared.called_s - prepared.question_s,
                             document_ids=prepared.document_ids,
                             speculation=claim.report(),
-                            **_describe_reuse(delta),
+                            **_describe_reuse(delta, is_resumed=lost_tokens > 0),
                         )
                         self.log.add(request, usage, delta.sources)
                     if delta.text or delta.token_ids or usage:
@@ -254,9 +257,15 @@ class RequestRunner:
         self.stats = stats
 
 
-def _describe_reuse(delta: Delta) -> dict[str, Any]:
-    """Return the fields of Usage that tell what a prompt borrowed."""
+def _describe_reuse(delta: Delta, *, is_resumed: bool) -> dict[str, Any]:
+    """Return the fields of Usage that tell what a prompt borrowed.
+
+    is_resumed: whether an attempt before the last one has given tokens of the answer. What that borrowed
+      died with it.
+    """
     reuse = delta.reuse
+    if reuse is None and is_resumed and delta.why_exact in PASSING:
+        return {"has_lost_attempt": True}
     if reuse is None:
         return {"why_exact": delta.why_exact}
     return {

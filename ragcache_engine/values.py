@@ -299,6 +299,8 @@ class Usage(ShownAsTable):
       EngineConfig.reuse. recomputed_tokens: tokens of borrowed documents that were computed anew.
     reused: for each document of a prompt that borrowed, where its tensors came from.
     why_exact: why a prompt borrowed nothing, where the engine borrows at all.
+    has_lost_attempt: whether the answer goes on after an attempt that was lost with the model's process
+      and may have borrowed, though this one did not.
     speculation: what the engine did before the prompt came. If the request adopted an answer begun
       earlier, `cached` counts the tokens that were cached when that answer began.
 
@@ -321,6 +323,7 @@ class Usage(ShownAsTable):
     recomputed_tokens: int = 0
     reused: tuple[DocumentReuse, ...] = ()
     why_exact: str | None = None
+    has_lost_attempt: bool = False
 
     @property
     def computed_tokens(self) -> int:
@@ -330,7 +333,7 @@ class Usage(ShownAsTable):
     @property
     def is_exact(self) -> bool:
         """Whether all tensors are those that this prompt alone would have given."""
-        return not self.reused
+        return not (self.reused or self.has_lost_attempt)
 
     def __repr__(self) -> str:
         borrowed = "" if self.is_exact else f", borrowed={self.borrowed.total}"
@@ -348,8 +351,9 @@ class Usage(ShownAsTable):
                 "prompt tokens",
                 f"{self.prompt_tokens:,}, {self.cached.total:,} of them reused exactly",
             ),
-            *([] if self.is_exact else [(BORROWED, f"{self.borrowed.total:,} tokens")]),
-            *([] if self.is_exact else [("recomputed", f"{self.recomputed_tokens:,} tokens")]),
+            *([(BORROWED, f"{self.borrowed.total:,} tokens")] if self.reused else []),
+            *([("recomputed", f"{self.recomputed_tokens:,} tokens")] if self.reused else []),
+            *([("begun before a restart", "perhaps borrowed")] if self.has_lost_attempt else []),
             *([("borrowed nothing", self.why_exact)] if self.why_exact else []),
             ("answer tokens", f"{self.output_tokens:,}"),
             ("first token", f"after {self.ttft_s:.3f} s"),

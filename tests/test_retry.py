@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from ragcache_engine import (
+    Document,
     EngineDied,
     FinishReason,
     GenerationFailed,
@@ -50,6 +51,44 @@ def test_one_failure_at_any_step_is_not_noticed(engine_on: EngineOn, step: int, 
     assert usage is not None
     assert usage.output_tokens == sum(len(piece.token_ids) for piece in pieces)
     assert engine.stats().retried == 1
+
+
+SEA = [Document(f"sea-{n}", f"What is known about the sea, page {n}. " * 20) for n in range(3)]
+
+
+@pytest.mark.parametrize("borrows", [True, False])
+def test_an_answer_that_goes_on_exactly_may_have_begun_otherwise(
+    engine_on: EngineOn, borrows: bool
+):
+    fails_after = [10_000]
+
+    def fault(step: int) -> None:
+        if step >= fails_after[0]:
+            fails_after[0] = 10_000
+            raise DEATH
+
+    backend = MemoryBackend(
+        reply=lambda _: "word " * 40, fault=fault, recompute_ratio=0.1, donors_later=True
+    )
+    engine = engine_on(
+        backend,
+        reuse="anywhere",
+        recompute_ratio=0.1,
+        donors="alone",
+        missing_donors="later",
+        speculation="off",
+    )
+    engine.warm([SEA[:2], SEA[1:]], template="You know the sea.\n\n{context}\n\n{question}")
+    prompt = "\n\n".join(["You know the sea.", *(one.text for one in SEA), "Why?"])
+    with engine.stream(prompt, SEA if borrows else SEA[:1]) as pieces:
+        next(iter(pieces))
+        fails_after[0] = 0
+        usage = [piece.usage for piece in pieces][-1]
+    assert usage is not None
+    assert engine.stats().restarts == 1
+    assert usage.is_exact is not borrows
+    assert (usage.why_exact is None) == borrows  # a prompt of one document is exact in any attempt
+    assert "perhaps borrowed" in str(usage) if borrows else "perhaps" not in str(usage)
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,12 @@ class WhyExact(StrEnum):
     PROMPT_LOGPROBS = "prompt_logprobs need every token to be computed"
 
 
+PASSING = frozenset(
+    {WhyExact.NOTHING_SERVED, WhyExact.NOT_PREPARED, WhyExact.CACHED, WhyExact.DRIFTED}
+)
+"""Reasons that may not have held a moment before; the others follow from the prompt."""
+
+
 class DocumentSpan(NamedTuple):
     """A document's tokens [start, end) in a prompt."""
 
