@@ -58,7 +58,7 @@ class Forgetting(Generic[B]):
             self._index.device.sweep()
 
     def note_donor(self, donor: str, borrower: str) -> None:
-        """Note that a request computes what another one borrows: where that one is withdrawn, so is it."""
+        """Note that a request computes what another one borrows: it is withdrawn if that one is."""
         if borrower in self._withdrawn:
             self._withdrawn.add(donor)
 
