@@ -60,7 +60,7 @@ SEA = [Document(f"sea-{n}", f"What is known about the sea, page {n}. " * 20) for
 def test_an_answer_that_goes_on_exactly_may_have_begun_otherwise(
     engine_on: EngineOn, borrows: bool
 ):
-    latest, fails_at = [0], [0]
+    latest, fails_at = [0], [-1]
 
     def fault(step: int) -> None:
         latest[0] = step
