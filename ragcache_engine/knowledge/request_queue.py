@@ -114,10 +114,9 @@ class ReorderQueue(Generic[T]):
         for overtaken in islice(self._waiting, at):
             overtaken.times_overtaken += 1
         del self._waiting[at]
-        if chosen.times_overtaken:
-            self._overtaken_before[id(chosen.item)] = chosen.times_overtaken, chosen.most_times
-            if len(self._overtaken_before) > MOST_REMEMBERED:
-                self._overtaken_before.popitem(last=False)
+        self._overtaken_before[id(chosen.item)] = chosen.times_overtaken, chosen.most_times
+        if len(self._overtaken_before) > MOST_REMEMBERED:
+            self._overtaken_before.popitem(last=False)
         return chosen.item
 
     def remove(self, item: T) -> None:
@@ -160,17 +159,21 @@ class ReorderQueue(Generic[T]):
             waiting.ratio = self._glance(waiting.item) or 0.0
 
     def _find_best(self, competing: Sequence[_Waiting[T]], ratios: list[float]) -> int:
-        """Return the place of the highest ratio, of equal ones the first; correct it if it is old."""
-        best = 0
+        """Return the place of the highest ratio, of equal ones the first; correct it if it is old.
+
+        At most a window of old ones is corrected: then the best of what is known for sure is returned.
+        """
+        known = list(range(min(self._window, len(ratios))))
         for _ in range(self._window):
             best = max(range(len(ratios)), key=ratios.__getitem__)
             if best < self._window:
-                break
-            known, waiting = ratios[best], competing[best]
+                return best
+            old, waiting = ratios[best], competing[best]
             ratios[best] = waiting.ratio = self._ratio(waiting.item) or 0.0
-            if ratios[best] >= known:
-                break
-        return best
+            if ratios[best] >= old:
+                return best
+            known.append(best)
+        return max(known, key=ratios.__getitem__)
 
 
 class _Waiting(Generic[T]):

@@ -222,6 +222,9 @@ class CacheManager(Generic[B]):
         request = self._requests[name]
         self._pin(request)
         self._requests.admitting = name
+        if not request.awaits_copies:
+            # Since the last try it has waited for something else, such as device memory.
+            request.load_asked_s = None
         request.device_blocks = device_tokens // self.block_tokens
         self._plan_loads(request, is_urgent=True)
         if not request.is_planned:
@@ -232,7 +235,10 @@ class CacheManager(Generic[B]):
         if request.load_blocks and request.load_asked_s is None:
             request.load_asked_s = now_s
             request.loads_alone = not self._requests.is_any_other_running(request)
-        self._limit_wait(request, now_s)
+        coming = self._find_coming(request)
+        request.awaits_copies = coming is not None
+        if coming is not None:
+            self._limit_wait(request, now_s, coming)
 
     def holds(self, key: Key) -> bool:
         """Return whether any tier has the block of this key."""
@@ -552,8 +558,19 @@ class CacheManager(Generic[B]):
             copying.record_wait(request.loaded_bytes, now_s - request.load_asked_s)
         request.load_asked_s, request.loaded_bytes = None, 0
 
-    def _limit_wait(self, request: TrackedRequest, now_s: float) -> None:
-        """Let a request that has waited too long for its blocks compute those that have not come."""
+    def _find_coming(self, request: TrackedRequest) -> int | None:
+        """Return which of the blocks to load is the first on its way to the host; None if none is."""
+        if not request.load_blocks:
+            return None
+        first, upto = request.device_blocks, request.device_blocks + request.load_blocks
+        wanted = enumerate(request.prompt.keys[first:upto])
+        return next((at for at, key in wanted if self.index.host.is_filling(key)), None)
+
+    def _limit_wait(self, request: TrackedRequest, now_s: float, coming: int) -> None:
+        """Let a request that has waited too long for its blocks compute those that have not come.
+
+        coming: the first of the blocks to load that has not come.
+        """
         if request.load_asked_s is None:
             return
         waited_s = now_s - request.load_asked_s
@@ -561,11 +578,6 @@ class CacheManager(Generic[B]):
         computing_s = self.speeds.computing.prefill_s(cached, request.prompt.tokens - cached)
         if waited_s <= max(LEAST_PATIENCE_S, computing_s):
             return
-        first, upto = request.device_blocks, request.device_blocks + request.load_blocks
-        wanted = enumerate(request.prompt.keys[first:upto])
-        coming = next((at for at, key in wanted if self.index.host.is_filling(key)), None)
-        if coming is None:
-            return  # all has come: the request waits for something else, such as device memory
         request.load_blocks = coming
         if not request.has_given_up:
             request.has_given_up = True

@@ -28,6 +28,7 @@ class TrackedRequest:
     from_disk: keys of blocks that were read from disk for this request.
     cached_tokens: cached prompt tokens by tier, as of the request's first admission; None before.
     load_asked_s: when the request began to wait for its load; None if it does not wait for one.
+    awaits_copies: whether some of its blocks were on their way to the host at its last try.
     loads_alone: whether the model has computed nothing else since then.
     loaded_bytes: how many bytes it has loaded since then.
     scheduling_s: scheduling time that RAGCache added to this request.
@@ -53,6 +54,7 @@ class TrackedRequest:
     from_disk: set[Key] = field(default_factory=set)
     cached_tokens: dict[Tier, int] | None = None
     load_asked_s: float | None = None
+    awaits_copies: bool = False
     loads_alone: bool = False
     loaded_bytes: int = 0
     scheduling_s: float = 0.0

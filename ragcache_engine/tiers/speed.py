@@ -24,6 +24,9 @@ SHORT_STEPS = 12
 """While others wait, a step that computes prompts takes as long as so many without any. What each step
 costs besides is then at most a twelfth."""
 
+MOST_TIMES_SLOWER = 4
+"""A step that takes longer than this many times the expected counts as so long: a pause is no speed."""
+
 WAITS = 5
 """How many of the latest waits count."""
 
@@ -117,12 +120,16 @@ class ComputingSpeed:
         expected = self._profile.prefill_s(cached_tokens, computed_tokens)
         if expected > 0:
             seen = seconds / expected
-            self._stretch = seen if self._stretch is None else _running_mean(self._stretch, seen)
+            if self._stretch is not None:
+                seen = min(seen, MOST_TIMES_SLOWER * self._stretch)
+                seen = _running_mean(self._stretch, seen)
+            self._stretch = seen
 
     def record_short_step(self, seconds: float) -> None:
         """Record how long a step of the model took that computed no prompt."""
         if seconds > 0:
-            self.short_step_s = _running_mean(self.short_step_s or seconds, seconds)
+            known_s = self.short_step_s or seconds
+            self.short_step_s = _running_mean(known_s, min(seconds, MOST_TIMES_SLOWER * known_s))
 
     def bound_step(self, most_tokens: int) -> int:
         """Return how many prompt tokens a step may compute while others wait for it.

@@ -133,6 +133,29 @@ def test_one_behind_the_window_is_asked_again_before_it_is_chosen():
     assert popped(queue) == "a b c"
 
 
+def test_however_many_old_ratios_are_wrong_the_best_that_is_known_is_chosen():
+    ratios = {str(at): 5.0 if at >= 32 else float(at == 3) for at in range(200)}
+    queue = queue_of(ratios)
+    for _ in range(8):
+        queue.peek()  # all have been glanced at
+    ratios.update({str(at): 0.0 for at in range(32, 200)})  # their document is evicted
+    assert queue.peek() == "3"
+
+
+def test_one_that_is_put_back_may_be_overtaken_as_often_as_when_it_came():
+    early, later = [[f"{name} {at}" for at in range(40)] for name in ("early", "later")]
+    ratios = dict.fromkeys([*early, "put back", *later], 0.0)
+    queue = queue_of(ratios, window=2)
+    for name in early:
+        queue.remove(name)
+    assert queue.pop() == "put back"
+    queue.prepend("put back")  # it came when 40 waited, so that more than a window may overtake it
+    ratios.update(dict.fromkeys(later[10:20], 1.0))
+    for _ in range(40):
+        queue.peek()
+    assert [queue.pop() for _ in range(10)] == later[10:20]
+
+
 def test_those_behind_the_window_are_glanced_at_in_turn():
     glanced: list[int] = []
     queue: ReorderQueue[int] = ReorderQueue(

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from ragcache_engine.knowledge import CostProfile
 from ragcache_engine.tiers.speed import (
     LATEST_WEIGHT,
+    MOST_TIMES_SLOWER,
     PASSED_OVER_TO_TRY,
     SHORT_STEPS,
     SHORTEST_STEP_TOKENS,
@@ -120,6 +121,30 @@ def test_the_time_of_short_steps_follows_what_is_seen():
     computing.record_short_step(0.01)
     computing.record_short_step(0.02)
     assert computing.short_step_s == pytest.approx(0.01 + LATEST_WEIGHT * 0.01)
+
+
+def test_a_pause_is_no_speed():
+    computing = ComputingSpeed(PROFILE)
+    computing.record_short_step(0.01)
+    computing.record_step(0, 1000, PROFILE.prefill_s(0, 1000))
+    bound = computing.bound_step(4096)
+    computing.record_short_step(20.0)
+    computing.record_step(0, 1000, 20.0)
+    most = 1 + LATEST_WEIGHT * (MOST_TIMES_SLOWER - 1)
+    assert computing.short_step_s == pytest.approx(0.01 * most)
+    assert computing.prefill_s(0, 1000) == pytest.approx(PROFILE.prefill_s(0, 1000) * most)
+    for _ in range(50):
+        computing.record_step(0, 1000, PROFILE.prefill_s(0, 1000))
+        computing.record_short_step(0.01)
+    assert computing.bound_step(4096) == pytest.approx(bound, rel=0.01)
+
+
+def test_a_machine_that_has_become_slower_is_noticed():
+    computing = ComputingSpeed(PROFILE)
+    computing.record_step(0, 1000, PROFILE.prefill_s(0, 1000))
+    for _ in range(50):
+        computing.record_step(0, 1000, 20 * PROFILE.prefill_s(0, 1000))
+    assert computing.prefill_s(0, 1000) == pytest.approx(20 * PROFILE.prefill_s(0, 1000), rel=0.01)
 
 
 def test_a_latency_longer_than_the_computing_speaks_against_loading():

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from ragcache_engine.knowledge import POLICIES
+from ragcache_engine.knowledge import POLICIES, Tier
 from ragcache_engine.tiers.disk.block_file import document_mark
 from ragcache_engine.tiers.disk.folder import forget_documents
 from ragcache_engine.tiers.disk.tombstones import leave_tombstones
@@ -80,10 +80,78 @@ def test_steps_are_bounded_while_several_requests_are_answered(
     assert steps_of(engine) == [1_200]
     engine.ask("one", [1, *range(1_200)], [], answer_tokens=2)
     engine.ask("two", [2, *range(600)], [], answer_tokens=2)
-    assert steps_of(engine)[:3] == [500, 500, 500]
+    # A step that computes the next token of an answer has room for it besides.
+    assert steps_of(engine)[:4] == [500, 501, 501, 300]
     for number in range(2):
         engine.ask(f"prepared {number}", [3 + number, *range(600)], [])
     assert steps_of(engine) == [1_202], "nobody waits for more than the prompts"
+
+
+def test_a_bound_on_prompts_keeps_no_answer_from_its_next_token(
+    engine_with: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+):
+    engine = engine_with(device_blocks=2048, step_tokens=4096, at_once=256)
+    for number in range(100):
+        engine.ask(f"answer {number}", [number] * 40, [], answer_tokens=200)
+    engine.step()
+    monkeypatch.setattr(engine.scheduler, "bounds_steps", True)
+    monkeypatch.setattr(engine.cache.speeds.computing, "bound_step", lambda most: min(most, 64))
+    engine.ask("prompt", [7] * 600, [])
+    for _ in range(20):
+        engine.step()
+    assert "prompt" not in engine.scheduler.requests, "answered beside the others"
+    tokens = {r.num_output_tokens for r in engine.scheduler.requests.values()}
+    assert max(tokens) - min(tokens) <= 1, "nobody is left out"
+
+
+def test_its_own_answer_counts_as_nothing_that_a_preempted_request_passes_over(
+    engine_with: Callable[..., Any],
+):
+    engine = engine_with(device_blocks=28, step_tokens=512)
+    for number, name in enumerate("abc"):
+        engine.ask(name, [number + 1] * 20, [(16, name)], answer_tokens=260)
+    was_preempted = False
+    while engine.scheduler.has_requests():
+        engine.step()
+        was_preempted |= any(r.num_preemptions for r in engine.scheduler.requests.values())
+        assert engine.cache.counters.recomputed >= 0
+    assert was_preempted
+
+
+def test_waiting_for_memory_is_no_waiting_for_the_disk(
+    engine_with: Callable[..., Any], tmp_path: Path
+):
+    tokens, segments = prompt("a", "b", "c", "d")
+    disk = {"host_blocks": 64, "disk_bytes": 1 << 22, "disk_folder": tmp_path}
+    first = engine_with(**disk)
+    first.ask("one", tokens, segments)
+    first.run()
+    first.cache.flush_to_disk()
+    first.close()
+    engine = engine_with(**disk)
+    cache = engine.cache
+    for name in ("busy", "busy too"):
+        engine.ask(name, [len(name)] * 100, [], answer_tokens=50)
+    for _ in range(3):
+        engine.step()
+    engine.ask("late", tokens, segments)
+    cache.plan_admission("late", 0, 0.0)  # tried, and read; then device memory is missing
+    deadline = time.monotonic() + 30
+    while cache.is_reading_disk and time.monotonic() < deadline:
+        cache.collect_disk_results()
+    cache.plan_admission("late", 0, 0.5)
+    # Others pass it, and the host gives its blocks to them.
+    cache._requests.admitting = None
+    cache._requests.unpin_waiting()
+    for node in reversed(cache.index.nodes()):
+        if not node.pins:
+            cache.index.release(cache.tree.drop(node, Tier.HOST, 0))
+    cache.plan_admission("late", 0, 50.0)
+    assert cache.is_reading_disk
+    assert not cache._requests["late"].has_given_up
+    for name in ("late", "busy", "busy too"):
+        engine.abort(name)
+    engine.run()
 
 
 def document(name: str, tokens: int = 64) -> list[int]:

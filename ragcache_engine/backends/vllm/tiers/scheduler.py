@@ -114,11 +114,13 @@ class TierScheduler(Scheduler):
             most = self._provisional_step_tokens
         if self.bounds_steps and self._served and len(self._served.answering) > 1 and self._cache:
             most = self._cache.speeds.computing.bound_step(most)
-        self.max_num_scheduled_tokens = most
         if self._borrowing:
             # What is recomputed before the step takes as long as if the step computed it.
             recomputed = self._borrowing.begin_step()
-            self.max_num_scheduled_tokens = max(most - recomputed, most // LEAST_STEP_SHARE)
+            most = max(most - recomputed, most // LEAST_STEP_SHARE)
+        # The bounds are for prompts. Each answer needs its next token besides: without, vLLM would always
+        # leave out the same ones, and no prompt would come far enough to be measured.
+        self.max_num_scheduled_tokens = min(self._step_tokens, most + len(self.running))
         output = super().schedule(throttle_prefills)
         if self._borrowing:
             self._borrowing.end_step(output)
