@@ -23,10 +23,11 @@ class Forgetting(Generic[B]):
         self._index = index
         self._requests = requests
         self._withdrawn: set[str] = set()  # requests whose new blocks are dropped when they end
+        self._donors: dict[str, str] = {}  # what computes a donor for one of these -> that one
 
     def __len__(self) -> int:
         """Return how many requests still compute with forgotten documents."""
-        return len(self._withdrawn)
+        return len(self._withdrawn) + len(self._donors)
 
     def forget(self, documents: Iterable[str]) -> None:
         """Forget these documents, all in one pass."""
@@ -53,14 +54,16 @@ class Forgetting(Generic[B]):
 
         Call this when the request ends, before its blocks come back.
         """
-        if name in self._withdrawn:
+        borrower = self._donors.pop(name, None)
+        # Whoever still borrows needs the donor's blocks, and drops them itself when it ends.
+        if name in self._withdrawn or (borrower is not None and borrower not in self._withdrawn):
             self._withdrawn.discard(name)
             self._index.device.sweep()
 
     def note_donor(self, donor: str, borrower: str) -> None:
-        """Note that a request computes what another one borrows: it is withdrawn if that one is."""
+        """Note that a request computes what another one borrows, as it may outlive that one."""
         if borrower in self._withdrawn:
-            self._withdrawn.add(donor)
+            self._donors[donor] = borrower
 
     def _note_withdrawn(self, request: TrackedRequest) -> None:
         if self._requests.get(request.name) is request:

@@ -118,9 +118,11 @@ class TierScheduler(Scheduler):
             # What is recomputed before the step takes as long as if the step computed it.
             recomputed = self._borrowing.begin_step()
             most = max(most - recomputed, most // LEAST_STEP_SHARE)
-        # The bounds are for prompts. Each answer needs its next token besides: without, vLLM would always
-        # leave out the same ones, and no prompt would come far enough to be measured.
-        self.max_num_scheduled_tokens = min(self._step_tokens, most + len(self.running))
+        if most < self._step_tokens:
+            # The bounds are for prompts. Each answer needs its next token besides: without, vLLM would
+            # always leave out the same ones, and no prompt would come far enough to be measured.
+            most += sum(one.num_computed_tokens >= one.num_prompt_tokens for one in self.running)
+        self.max_num_scheduled_tokens = min(self._step_tokens, most)
         output = super().schedule(throttle_prefills)
         if self._borrowing:
             self._borrowing.end_step(output)
