@@ -77,6 +77,7 @@ def test_a_server_writes_its_log_on_the_terminal(
 ):
     for name in (logging_setup.CHOSEN, *logging_setup.QUIET):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("RAGCACHE_OPERATOR_KEY", "so that the command draws none")
 
     def become(_: str, command: list[str]) -> None:
         os.write(2, b"the server speaks\n")
