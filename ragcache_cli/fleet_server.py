@@ -6,11 +6,10 @@ import os
 import signal
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from secrets import token_urlsafe
 
-import psutil
 from rich.console import Console
 
 from ragcache_cli.errors import CommandError
@@ -57,10 +56,6 @@ def fleet_settings(
             f"double dash"
         )
     is_cpu = "cpu" in wheel.name
-    if is_cpu and fleet.address is None and not chooses_cache_size(given):
-        # The same for all: where a prompt is near the size of the cache, answers may depend on it.
-        free_bytes = psutil.virtual_memory().available // (fleet.max_replicas or fleet.replicas)
-        given = [*given, "--kv-cache-memory-bytes", str(cache_bytes(free_bytes))]
     cores = len(os.sched_getaffinity(0)) // fleet.replicas
     keys = str(doors.keys_file.expanduser().resolve()) if doors.keys_file else None
     environment = {} if keys is None else {"RAGCACHE_KEYS": keys}
@@ -79,6 +74,21 @@ def fleet_settings(
         max_body_bytes=doors.max_body_bytes,
         keys_file=keys,
     )
+
+
+def share_memory(settings: FleetSettings) -> FleetSettings:
+    """Give replicas that share the cores of this machine equal parts of its free memory, too.
+
+    A size that the user has chosen stays. Where a prompt is near the size of the cache, answers may
+    depend on that size, so it is the same for all.
+    """
+    if not settings.splits_cores or chooses_cache_size(settings.server_arguments):
+        return settings
+    import psutil  # it comes with vLLM
+
+    size = cache_bytes(psutil.virtual_memory().available // settings.most_replicas)
+    chosen = ("--kv-cache-memory-bytes", str(size))
+    return replace(settings, server_arguments=(*settings.server_arguments, *chosen))
 
 
 def print_config(
@@ -101,6 +111,7 @@ def print_config(
 
 def run_fleet(settings: FleetSettings, fleet: FleetArguments, console: Console) -> None:
     """Run the fleet until this process is told to end; then it answers what it has."""
+    settings = share_memory(settings)
     os.environ.setdefault(OPERATOR_KEY, token_urlsafe())
     with needed("a fleet"):
         from ragcache_engine.fleet_serving.running import running_fleet

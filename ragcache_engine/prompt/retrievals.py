@@ -148,19 +148,17 @@ class RetrievalLog:
                 (number, self._entries[number])
                 for number in sorted(self._index.find(words), reverse=True)
             ]
+        entries = {
+            number: entry for number, entry in possible if entry.retrieval.is_visible_to(tenant)
+        }
         spans: tuple[Span, ...] = ()
         found: dict[str, int] = {}  # by document: the newest retrieval by which it was found
-        for number, entry in possible:
-            if not entry.retrieval.is_visible_to(tenant):
-                continue
+        for number, entry in entries.items():
             spans = find_documents(prompt, entry.documents_possible(words), known=spans)
             for span in spans:
                 found.setdefault(span.document_id, number)
         if not found:
             return PromptMatch(spans)
-        entries = {
-            number: entry for number, entry in possible if entry.retrieval.is_visible_to(tenant)
-        }
         corpora = _find_corpora(entries, prompt, words, found)
         return PromptMatch(spans, self._claim(prompt, words, tenant, found), corpora)
 

@@ -35,9 +35,8 @@ class LoadPlanner:
         """
         prompt, block_tokens = request.prompt, self._block_tokens
         cached = request.device_blocks * block_tokens
-        left = max(
-            0, prompt.tokens - cached
-        )  # after a preemption, its own answer may be cached too
+        # After a preemption, the request's own answer may be cached too.
+        left = max(0, prompt.tokens - cached)
         # vLLM always computes the last token again, because it needs the token's output.
         most = left // block_tokens
         in_host = min(most, loadable_blocks(request, with_disk=False))

@@ -8,10 +8,13 @@ import psutil
 import pytest
 
 from ragcache_cli.main import main
+from ragcache_engine.fleet_serving.fleet_settings import FleetSettings
 
 pytest.importorskip("ray.serve")
 yaml = pytest.importorskip("yaml")
 pytestmark = pytest.mark.vllm
+
+from ragcache_cli.fleet_server import share_memory  # noqa: E402
 
 
 def printed(folder: Path, *arguments: str) -> dict[str, object]:
@@ -41,14 +44,19 @@ def test_each_replica_is_the_server_that_a_single_one_would_be(demo_model: str, 
 def test_replicas_on_one_cpu_machine_share_its_memory_in_equal_parts(
     demo_model: str, tmp_path: Path
 ):
-    words = [
-        printed(tmp_path, demo_model, "--replicas", number)["server_arguments"] for number in "12"
-    ]
+    def shared(*arguments: str) -> tuple[str, ...]:
+        args = printed(tmp_path, demo_model, *arguments)
+        # What is written down is for other machines, which have other sizes.
+        assert "--kv-cache-memory-bytes" not in str(args["server_arguments"])
+        return share_memory(FleetSettings.from_json(args)).server_arguments
+
+    words = [shared("--replicas", number) for number in "12"]
     one, two = (int(of[of.index("--kv-cache-memory-bytes") + 1]) for of in words)
     assert two <= one
     assert 2 * two <= psutil.virtual_memory().total // 4
-    args = printed(tmp_path, demo_model, "--replicas", "2", "--address", "auto")
-    assert "--kv-cache-memory-bytes" not in args["server_arguments"]  # other machines, other sizes
+    assert "--kv-cache-memory-bytes" not in shared("--replicas", "2", "--address", "auto")
+    chosen = shared("--replicas", "2", "--", "--gpu-memory-utilization", "0.2")
+    assert "--kv-cache-memory-bytes" not in chosen
 
 
 def test_keys_are_named_by_their_file_and_never_written_down(

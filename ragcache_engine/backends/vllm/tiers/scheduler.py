@@ -26,7 +26,6 @@ from ragcache_engine.processes import end_with_parent, ignore_interrupts
 from ragcache_engine.tiers.node_record import Key
 
 if TYPE_CHECKING:
-    from ragcache_engine.tiers.manager import CacheManager
     from ragcache_engine.tiers.served_requests import ServedRequests
 
 LEAST_STEP_SHARE = 4
@@ -62,10 +61,8 @@ class TierScheduler(Scheduler):
         self._steps: dict[int, tuple[float, int]] = {}
         self._latest_step_end_s = 0.0
         self._tiers: TierConnector | None = None
-        self._cache: CacheManager[KVCacheBlock] | None = None
         self._provisional: set[str] = set()
         self._borrowing: BorrowScheduling | None = None
-        self._served: ServedRequests | None = None
         # A full bench on a CPU lost comparisons with it; whether by it is not known.
         self.bounds_steps = not current_platform.is_cpu()
         if isinstance(self.connector, TierConnector):
@@ -75,9 +72,8 @@ class TierScheduler(Scheduler):
         require_known_parts(self, FreeBlocks)
         settings = connector.settings
         self._tiers = connector
-        self._cache = cache = connector.cache
+        cache = connector.cache
         self._provisional = connector.provisional
-        self._served = connector.served
         connector.exports_stats = self.log_stats
         pool = self.kv_cache_manager.block_pool
         cache.attach_device(
@@ -112,8 +108,8 @@ class TierScheduler(Scheduler):
         most = self._step_tokens
         if self._provisional and self._is_prefilling_provisional():
             most = self._provisional_step_tokens
-        if self.bounds_steps and self._served and len(self._served.answering) > 1 and self._cache:
-            most = self._cache.speeds.computing.bound_step(most)
+        if self.bounds_steps and self._tiers and len(self._tiers.served.answering) > 1:
+            most = self._tiers.cache.speeds.computing.bound_step(most)
         if self._borrowing:
             # What is recomputed before the step takes as long as if the step computed it.
             recomputed = self._borrowing.begin_step()
@@ -150,8 +146,8 @@ class TierScheduler(Scheduler):
         if self._borrowing:
             self._borrowing.finish_step(scheduler_output)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
-        if self._served and self._served.unanswered:
-            self._note_first_tokens(outputs, self._served)
+        if self._tiers and self._tiers.served.unanswered:
+            self._note_first_tokens(outputs, self._tiers.served)
         return outputs
 
     def reset_prefix_cache(
@@ -160,8 +156,8 @@ class TierScheduler(Scheduler):
         # All or nothing: while requests hold blocks, the slower tiers keep theirs as well.
         done = super().reset_prefix_cache(reset_running_requests, False)
         if done:
-            if self._cache:
-                self._cache.clear_device()
+            if self._tiers:
+                self._tiers.cache.clear_device()
             if reset_connector:
                 done = self.reset_connector_cache()
         return done
