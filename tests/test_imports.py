@@ -153,6 +153,7 @@ MAY_IMPORT = {
         "retry",
         "speculation",
         "streams",
+        "tiers.borrowing.plan",
         "protocols",
         "values",
         "errors",

@@ -9,8 +9,7 @@ from typing import Any
 
 import ragcache_engine
 from ragcache_engine import Corpus
-from ragcache_integrations.langchain.faiss_store import FaissVectorStore
-from ragcache_integrations.langchain.store import find_nearest
+from ragcache_integrations.langchain.store import SearchableByVector, find_nearest
 from ragcache_integrations.neighbour_choice import (
     LOOKED_AT,
     choose_neighbour,
@@ -43,7 +42,7 @@ def _version_of(store: Any) -> Hashable:
     What changes in LangChain's own store is the number of its vectors, or else the last of them: it
     deletes, and adds at the end.
     """
-    if isinstance(store, FaissVectorStore):
+    if isinstance(store, SearchableByVector):
         return store.changes
     index, names = store.index, store.index_to_docstore_id
     last = names.get(index.ntotal - 1)

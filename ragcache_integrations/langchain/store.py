@@ -32,6 +32,10 @@ _COMMUNITY_ATTRIBUTES = ("index", "docstore", "index_to_docstore_id", "similarit
 class SearchableByVector(Protocol):
     """A vector store that can do every search of a retriever with the query already embedded."""
 
+    @property
+    def changes(self) -> int:
+        """How often documents came or went."""
+
     def check_searchable(self) -> None:
         """Raise EmptyIndex, or another RetrievalError if nothing can be found."""
 
