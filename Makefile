@@ -65,11 +65,11 @@ doctor: $(READY) ## what this machine has, and what would run on it
 	@$(PYTHON) -m ragcache_cli doctor
 
 .PHONY: bench
-bench: $(READY) ## RAGCache against vLLM's own caches; report in benchmarks/results (55 minutes, a quiet machine)
+bench: $(READY) ## RAGCache against vLLM's own caches; report in benchmarks/results (an hour, a quiet machine)
 	@$(PYTHON) benchmarks/full_report.py
 
 .PHONY: bench-quick
-bench-quick: $(READY) ## the same, one trace at two rates, and reuse at any position (10 minutes)
+bench-quick: $(READY) ## the same, one trace at two rates, and reuse at any position (14 minutes)
 	@$(PYTHON) benchmarks/full_report.py --quick
 
 # Extras that are tried in an environment each; `dist-cpu` tries those that want a model.

@@ -1,8 +1,8 @@
 """Write the whole report: `ragcache bench` with the paper's goals, more studies, peers and question
 sets.
 
-    python benchmarks/full_report.py                   # `make bench`: 55 minutes, a quiet machine
-    python benchmarks/full_report.py --quick           # `make bench-quick`: one trace, 10 minutes
+    python benchmarks/full_report.py                   # `make bench`: an hour, a quiet machine
+    python benchmarks/full_report.py --quick           # `make bench-quick`: one trace, 14 minutes
     python benchmarks/full_report.py --report FOLDER   # the report of a run again, from its raw figures
 
 It takes the arguments of `ragcache bench`. Without --corpus the questions come from the shared question
@@ -92,7 +92,7 @@ def list_left_out(plan: Plan) -> list[str]:
     lines = []
     if plan.name == "quick":
         lines += [
-            "everything but one trace at two rates: `make bench` takes 55 minutes",
+            "everything but one trace at two rates: `make bench` takes an hour",
             "answers in float32, quality of reordered answers, the search hidden by prefill",
         ]
     if plan.name != "full":

@@ -25,7 +25,7 @@ def quick(main: str) -> Plan:
 
 
 def usual(main: str) -> Plan:
-    """Plan three quarters of an hour on two cores. main: the name of the question set.
+    """Plan an hour on two cores. main: the name of the question set.
 
     On squad, the main trace needs four times the memory of device and host. Whole articles are a second
     trace: its prompts are over twice as long, and the host holds all of them.

@@ -184,14 +184,14 @@ def anywhere_group(main: str, *, requests: int, rounds: int, questions: int, mem
 
 
 def quick(main: str) -> Plan:
-    """Plan 10 minutes on two quiet cores. main: the name of the question set."""
+    """Plan 14 minutes on two quiet cores. main: the name of the question set."""
     part = Part("main", TraceSpec(main, 2, SKEW), rates(0.5, 2.0), 40, 16, 2)
     anywhere = anywhere_group(main, requests=8, rounds=1, questions=24, memory=4)
     return Plan("quick", (Group((OFF, ON, LRU, FULL), (part,)), anywhere), 0)
 
 
 def usual(main: str) -> Plan:
-    """Plan three quarters of an hour on two cores. main: the name of the question set.
+    """Plan an hour on two cores. main: the name of the question set.
 
     At the lowest rate of the main trace no system is saturated, so throughput is measured relative to
     the TTFT there. Many starts with short plays tell more than few with long ones, see STARTS.
