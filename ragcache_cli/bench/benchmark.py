@@ -65,7 +65,7 @@ def list_left_out(plan: Plan) -> list[str]:
     if plan.name == "quick":
         lines.append(
             "everything but one trace at two rates, and answers in float32: `ragcache bench` without "
-            "--quick takes an hour"
+            "--quick takes three quarters of an hour"
         )
     if plan.name != "full":
         lines.append(

@@ -191,7 +191,7 @@ def quick(main: str) -> Plan:
 
 
 def usual(main: str) -> Plan:
-    """Plan an hour on two cores. main: the name of the question set.
+    """Plan three quarters of an hour on two cores. main: the name of the question set.
 
     At the lowest rate of the main trace no system is saturated, so throughput is measured relative to
     the TTFT there. Many starts with short plays tell more than few with long ones, see STARTS.

@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of every benchmark: of `ragcache bench`, and of the longer ones built on it."""
     length = parser.add_mutually_exclusive_group()
     length.add_argument(
-        "--quick", dest="plan", action="store_const", const="quick", help="10 minutes on two cores"
+        "--quick", dest="plan", action="store_const", const="quick", help="14 minutes on two cores"
     )
     length.add_argument(
         "--full", dest="plan", action="store_const", const="full", help="the whole grid, days"
