@@ -631,7 +631,9 @@ class CacheManager(Generic[B]):
     def _count_tokens(self, request: TrackedRequest, tokens: dict[Tier, int]) -> None:
         counters = self.counters
         if request.is_donor:
-            counters.donor_tokens += request.prompt.tokens - sum(tokens.values())
+            missing = request.prompt.tokens - sum(tokens.values())
+            # One that was found whole ends without a step.
+            counters.donor_tokens += missing if missing >= self.block_tokens else 0
             return
         counters.device_tokens += tokens[Tier.DEVICE]
         counters.host_tokens += tokens[Tier.HOST]

@@ -84,6 +84,6 @@ def test_the_app_works_on_a_server_without_a_model_and_says_so_when_it_is_gone()
     from ragcache_engine.backends.memory import MemoryBackend
 
     with serve(MemoryBackend()) as server, example_app(server.url, OPERATOR) as app:
-        assert app.asking_twice_finds_the_documents()
+        assert app.asking_again_finds_the_documents()
         server.stop()
         assert app.status(QUESTION) == 503

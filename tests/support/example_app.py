@@ -52,13 +52,18 @@ class AppClient:
         told: dict[str, int] = self._client.get("/stats").json()
         return told
 
-    def asking_twice_finds_the_documents(self) -> bool:
-        """Ask twice; return whether the second answer is the same and came from the cache."""
-        first = self.ask(QUESTION)
-        cold = self.stats()
-        again = self.ask(QUESTION)
-        warm = self.stats()
-        assert "".join(again) == "".join(first) != ""
+    def asking_again_finds_the_documents(self, replicas: int = 1) -> bool:
+        """Ask once more than there are replicas; return whether one answer came from the cache.
+
+        A fleet spares a replica that has had much to do lately, even for one that finds nothing.
+        """
+        first, found = self.ask(QUESTION), False
         assert len(first) > 3
-        prompt_tokens = warm["prompt_tokens"] - cold["prompt_tokens"]
-        return warm["cached_tokens"] - cold["cached_tokens"] > 0.8 * prompt_tokens
+        for _ in range(replicas):
+            before = self.stats()
+            assert "".join(self.ask(QUESTION)) == "".join(first)
+            after = self.stats()
+            prompt_tokens = after["prompt_tokens"] - before["prompt_tokens"]
+            cached_tokens = after["cached_tokens"] - before["cached_tokens"]
+            found = found or cached_tokens > 0.8 * prompt_tokens
+        return found

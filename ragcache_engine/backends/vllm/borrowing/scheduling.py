@@ -2,7 +2,8 @@
 
 A request that borrows waits until all its donors are on the device. Donors that are missing become
 requests of their own, of one token, in front of the queue: vLLM computes them, or loads them from the
-slower tiers, as it does for all requests. So whatever was cached, the same tensors are copied.
+slower tiers, as it does for all requests. So whatever was cached, the same tensors are copied. A donor
+that was loaded whole ends there: a step for its one token would make all wait that borrow from it.
 """
 
 from __future__ import annotations
@@ -57,12 +58,14 @@ class SchedulerAccess:
     """The parts of vLLM's scheduler that borrowing needs.
 
     requests: all requests by name. pool: its blocks. add_first: puts a request in front of the queue.
-    abort: ends requests, between two steps.
+    end_loaded: ends those of these requests whose whole blocks were loaded. abort: ends requests. Both
+    are for the time between two steps.
     """
 
     requests: dict[str, Request]
     pool: BlockPool
     add_first: Callable[[Request], None]
+    end_loaded: Callable[[Iterable[str]], None]
     abort: Callable[[Iterable[str]], None]
 
 
@@ -288,6 +291,8 @@ class BorrowScheduling:
         if self._orphans:
             orphans, self._orphans = self._orphans, []
             self._scheduler.abort(orphans)
+        if self._donors:
+            self._scheduler.end_loaded(self._donors)
         if not len(self._borrowers):
             return 0
         ready, missing = self._borrowers.find_ready(

@@ -94,7 +94,9 @@ class TierScheduler(Scheduler):
             self._borrowing = connector.borrowing = BorrowScheduling(
                 self.vllm_config,
                 cache,
-                SchedulerAccess(self.requests, pool, self._add_first, self._abort),
+                SchedulerAccess(
+                    self.requests, pool, self._add_first, self._end_loaded, self._abort
+                ),
                 ratio=settings.recompute_ratio,
                 any_donors=settings.any_donors,
                 donors_later=settings.donors_later,
@@ -182,6 +184,17 @@ class TierScheduler(Scheduler):
         self.add_request(request)
         self.waiting.remove_request(request)
         self.waiting.prepend_request(request)
+
+    def _end_loaded(self, names: Iterable[str]) -> None:
+        """End those of these requests whose whole blocks were loaded, and keep the blocks cached."""
+        loaded = self.finished_recving_kv_req_ids - self.failed_recving_kv_req_ids
+        ended = []
+        for name in loaded.intersection(names):
+            request = self.requests[name]
+            if request.num_prompt_tokens - request.num_computed_tokens < self.block_size:
+                self.kv_cache_manager.cache_blocks(request, request.num_computed_tokens)
+                ended.append(name)
+        self.finish_requests(ended, RequestStatus.FINISHED_LENGTH_CAPPED)
 
     def _abort(self, names: Iterable[str]) -> None:
         self.finish_requests(names, RequestStatus.FINISHED_ABORTED)

@@ -106,6 +106,19 @@ def test_donors_come_back_from_the_host_and_from_the_disk(
     assert None not in slower
 
 
+def test_donors_that_are_loaded_whole_are_not_computed(borrowing: Callable[..., Any]):
+    engine = borrowing(device_blocks=40, host_blocks=200)
+    asked(engine, "one", "a", "b", "c", "d")
+    for number, names in enumerate(["ef", "gh", "ij", "kl", "mn"]):
+        asked(engine, f"other {number}", *names)
+    before, donors_before = engine.computed_tokens, engine.cache.counters.donor_tokens
+    told = asked(engine, "again", "a", "d", "c", "b", question=2)
+    assert tiers_of(told) == ["host"] * 4
+    assert engine.computed_tokens - before == 11, "the question, and the text before it"
+    assert engine.cache.counters.donor_tokens == donors_before
+    engine.cache.check_idle()
+
+
 def test_a_second_life_borrows_from_what_the_first_one_left_on_disk(
     borrowing: Callable[..., Any], tmp_path: Path
 ):
