@@ -19,29 +19,49 @@ class UnknownLayout(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class BlockLayout:
-    """Where the numbers of one block lie, counted in elements from the block's beginning.
+class Arrangement:
+    """How the keys, or the values, of one block lie: a strided array of several dimensions.
 
-    keys, values: int64, shape (block_tokens, kv_heads * head_size): the places of each token's numbers.
-    block_stride: elements from one block to the next. block_tokens: tokens in a block.
+    Kernels cut tokens and numbers into tiles, so that a token's place in its block, and a number's place
+    in its token, may each take several dimensions, the slowest first.
+    offset: where in the block the first number lies. token_sizes, token_strides: the dimensions of the
+    tokens, in elements. number_sizes, number_strides: those of a token's numbers.
     """
 
-    keys: torch.Tensor
-    values: torch.Tensor
-    block_stride: int
+    offset: int
+    token_sizes: tuple[int, ...]
+    token_strides: tuple[int, ...]
+    number_sizes: tuple[int, ...]
+    number_strides: tuple[int, ...]
+
+    def view(self, cache: torch.Tensor) -> torch.Tensor:
+        """Return a view of a cache, shape (blocks, *token_sizes, *number_sizes).
+
+        cache: its first dimension are the blocks.
+        """
+        return cache.as_strided(
+            (cache.shape[0], *self.token_sizes, *self.number_sizes),
+            (cache.stride(0), *self.token_strides, *self.number_strides),
+            cache.storage_offset() + self.offset,
+        )
+
+    def index(self, slots: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Return where slots are in a view. slots: int64, shape (n,). Returns int64s of that shape."""
+        digits: list[torch.Tensor] = []
+        rest = slots
+        for size in reversed(self.token_sizes):
+            digits.insert(0, rest % size)
+            rest = rest.div(size, rounding_mode="floor")
+        return (rest, *digits)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockLayout:
+    """Where keys and values lie in a cache's blocks. block_tokens: tokens in a block."""
+
+    keys: Arrangement
+    values: Arrangement
     block_tokens: int
-
-    def key_places(self, slots: torch.Tensor) -> torch.Tensor:
-        """Return the places of the keys of these slots in a whole cache. slots: int64, shape (n,)."""
-        return self._places(self.keys, slots)
-
-    def value_places(self, slots: torch.Tensor) -> torch.Tensor:
-        """Return the places of the values of these slots in a whole cache. slots: int64, shape (n,)."""
-        return self._places(self.values, slots)
-
-    def _places(self, within: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-        starts = slots.div(self.block_tokens, rounding_mode="floor") * self.block_stride
-        return within[slots % self.block_tokens] + starts[:, None]
 
 
 def find_slots(blocks: Sequence[int], start: int, tokens: int, block_tokens: int) -> torch.Tensor:
@@ -54,19 +74,12 @@ def find_slots(blocks: Sequence[int], start: int, tokens: int, block_tokens: int
     return table[at // block_tokens] * block_tokens + at % block_tokens
 
 
-def flatten_cache(cache: torch.Tensor) -> torch.Tensor:
-    """Return a view of everything from a cache's first element to its last, in memory's order."""
-    last = sum(
-        (size - 1) * stride for size, stride in zip(cache.shape, cache.stride(), strict=True)
-    )
-    return cache.as_strided((last + 1,), (1,))
-
-
 def probe_layout(layer: Any, cache: torch.Tensor, kv_heads: int, head_size: int) -> BlockLayout:
     """Find the layout of a layer's cache by writing into a copy of its form.
 
     layer: vLLM's Attention module. cache: its cache, whose content is left alone.
-    Raises UnknownLayout if a key or a value does not come back as it was written.
+    Raises UnknownLayout if a key or a value does not come back as it was written, or blocks are no
+    strided arrays.
     """
     block_tokens = cache.shape[-2] if cache.dim() == 4 else cache.shape[2]
     numbers = block_tokens * kv_heads * head_size
@@ -108,4 +121,48 @@ def probe_layout(layer: Any, cache: torch.Tensor, kv_heads: int, head_size: int)
         result[found] = places
         return result.reshape(block_tokens, kv_heads * head_size)
 
-    return BlockLayout(find(True), find(False), cache.stride(0), block_tokens)
+    return BlockLayout(arrange(find(True)), arrange(find(False)), block_tokens)
+
+
+def arrange(places: torch.Tensor) -> Arrangement:
+    """Return the strided array that has its elements at these places of a block.
+
+    places: int64, shape (tokens, numbers). Raises UnknownLayout if there is none.
+    """
+    offset = int(places[0, 0])
+    tokens, numbers = places[:, 0] - offset, places[0] - offset
+    if not torch.equal(places, offset + tokens[:, None] + numbers):
+        raise UnknownLayout("a number's place in a block depends on the token in an unknown way")
+    return Arrangement(offset, *_find_dimensions(tokens), *_find_dimensions(numbers))
+
+
+def _find_dimensions(places: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the sizes and strides of the fewest dimensions that have elements at these places."""
+    sizes: list[int] = []
+    strides: list[int] = []
+    step = 1  # from the fastest dimension to the slowest
+    for size in reversed(_factors(len(places))):
+        stride = int(places[step])
+        if sizes and stride == strides[0] * sizes[0]:
+            sizes[0] *= size
+        else:
+            sizes.insert(0, size)
+            strides.insert(0, stride)
+        step *= size
+    found = torch.zeros(1, dtype=torch.int64)
+    for size, stride in zip(sizes, strides, strict=True):
+        found = (found[:, None] + stride * torch.arange(size)).flatten()
+    if not torch.equal(places.cpu(), found):
+        raise UnknownLayout("the attention kernel cuts its blocks into tiles of an unknown kind")
+    return tuple(sizes), tuple(strides)
+
+
+def _factors(number: int) -> list[int]:
+    """Return the prime factors of a number, the largest first."""
+    factors, prime = [], 2
+    while number > 1:
+        while number % prime == 0:
+            factors.append(prime)
+            number //= prime
+        prime += 1
+    return factors[::-1]

@@ -9,9 +9,7 @@ import torch
 from vllm.config import VllmConfig
 
 from ragcache_engine.backends.vllm.borrowing.block_layout import (
-    BlockLayout,
     find_slots,
-    flatten_cache,
     probe_layout,
 )
 from ragcache_engine.backends.vllm.borrowing.job import BorrowJob
@@ -34,12 +32,12 @@ class BorrowCarrier:
         cache = next(iter(caches.values()))
         self._heads, self._head_size = first.num_kv_heads, first.head_size
         self._turner = KeyTurner(find_rotary(model))
-        self._layout: BlockLayout = probe_layout(first, cache, self._heads, self._head_size)
-        self._caches = [flatten_cache(each) for each in caches.values()]
+        self._layout = layout = probe_layout(first, cache, self._heads, self._head_size)
+        self._views = [
+            (layout.keys.view(each), layout.values.view(each)) for each in caches.values()
+        ]
         self._device = cache.device
-        self._recomputer = Recomputer(
-            config, model, layers, self._layout.block_tokens, cache.device
-        )
+        self._recomputer = Recomputer(config, model, layers, layout.block_tokens, cache.device)
 
     def carry_out(self, jobs: Sequence[BorrowJob]) -> None:
         """Copy and recompute for all these requests."""
@@ -59,14 +57,11 @@ class BorrowCarrier:
         targets = torch.cat([find_slots(job.blocks, c.target, c.tokens, size) for job, c in copies])
         device, layout = self._device, self._layout
         sources, targets = sources.to(device), targets.to(device)
-        from_keys, to_keys = layout.key_places(sources), layout.key_places(targets)
-        from_values, to_values = layout.value_places(sources), layout.value_places(targets)
+        from_keys, to_keys = layout.keys.index(sources), layout.keys.index(targets)
+        from_values, to_values = layout.values.index(sources), layout.values.index(targets)
         angles = self._turner.plan(old.to(device), new.to(device))
         form = (len(old), self._heads, self._head_size)
-        # Tokens that stay in their place are copied bit for bit.
-        stays = (old == new).to(device)[:, None]
-        for cache in self._caches:
-            keys = cache[from_keys]
-            turned = self._turner.turn(keys.reshape(form), angles).reshape(keys.shape)
-            cache[to_keys] = torch.where(stays, keys, turned)
-            cache[to_values] = cache[from_values]
+        for keys, values in self._views:
+            lent = keys[from_keys]
+            keys[to_keys] = self._turner.turn(lent.reshape(form), angles).reshape(lent.shape)
+            values[to_values] = values[from_values]

@@ -34,13 +34,16 @@ class KeyTurner:
     def plan(self, old: torch.Tensor, new: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return cosine and sine of the angles from old positions to new ones, for `turn`.
 
-        old, new: int64, shape (n,). Returns two of float32, shape (n, 1, head_size / 2).
+        old, new: int64, shape (n,). Returns two of float32, shape (n, 1, head_size); the sine has the
+        sign with which the other number of a pair counts.
         """
         cos_old, sin_old = self._cos[old], self._sin[old]
         cos_new, sin_new = self._cos[new], self._sin[new]
         cos = cos_new * cos_old + sin_new * sin_old
         sin = sin_new * cos_old - cos_new * sin_old
-        return cos[:, None], sin[:, None]
+        stays = (old == new)[:, None]  # such keys do not change, not even by rounding
+        cos, sin = cos.masked_fill(stays, 1.0), sin.masked_fill(stays, 0.0)
+        return self._join(cos, cos)[:, None], self._join(-sin, sin)[:, None]
 
     def turn(self, keys: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
         """Return the keys at their new positions. keys: shape (n, kv_heads, head_size), any type."""
@@ -48,12 +51,18 @@ class KeyTurner:
         wide = keys.float()
         if self._is_neox:
             first, second = wide.chunk(2, dim=-1)
-            turned = torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
         else:
             first, second = wide[..., ::2], wide[..., 1::2]
-            turned = torch.stack((first * cos - second * sin, second * cos + first * sin), dim=-1)
-            turned = turned.flatten(-2)
+        # Multiplied and added one after the other: one kernel for both might round the last elements of
+        # a tensor in another way, and an answer would depend on its company.
+        turned = self._join(second, first).mul_(sin).add_(wide * cos)
         return turned.to(keys.dtype)
+
+    def _join(self, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+        """Return numbers, of which these are the first and the second of each pair."""
+        if self._is_neox:
+            return torch.cat((first, second), dim=-1)
+        return torch.stack((first, second), dim=-1).flatten(-2)
 
 
 def find_rotary(model: torch.nn.Module) -> RotaryEmbedding:
