@@ -42,6 +42,7 @@ from ragcache_cli.bench.stock_offload import stock_offload
 from ragcache_engine.backends.vllm.arguments import build_vllm_config
 from ragcache_engine.backends.vllm.budget import TierBudget
 from ragcache_engine.knowledge import CostProfile
+from ragcache_engine.tiers.borrowing.context import Context
 from ragcache_engine.tiers.speed import ComputingSpeed
 from ragcache_engine.tiers.wire import LookedUp, RequestMessage
 
@@ -173,7 +174,7 @@ class ModellessEngine:
         adopted: Iterable[str] = (),
         operator_key: str | None = OPERATOR_KEY,
         is_exact: bool = False,
-        contexts: Mapping[str, tuple[str, Sequence[int]]] = MappingProxyType({}),
+        contexts: Mapping[str, Context] = MappingProxyType({}),
         makes_donors: bool = False,
         looked_up: Iterable[LookedUp] = (),
     ) -> None:

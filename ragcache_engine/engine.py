@@ -710,7 +710,7 @@ def _make_neighbour_book(config: EngineConfig, backend: Backend) -> NeighbourBoo
     """Return what knows documents' neighbours; None if nothing is borrowed from behind them."""
     if config.reuse != "anywhere" or config.donors != "neighbours":
         return None
-    return NeighbourBook(lambda text: backend.tokenize(text, False).token_ids)
+    return NeighbourBook(lambda text: backend.tokenize(text, False))
 
 
 def _make_drift(config: EngineConfig, calibration: Calibration | None) -> Drift | None:

@@ -16,8 +16,8 @@ from threading import Lock
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from ragcache_engine.protocols import Context
-from ragcache_engine.values import Document
+from ragcache_engine.tiers.borrowing.context import Context
+from ragcache_engine.values import Document, TokenizedPrompt
 
 logger = logging.getLogger(__name__)
 
@@ -26,6 +26,12 @@ MOST_KNOWN = 1 << 20
 
 SEPARATOR = "\n\n"
 """Stands between a neighbour and the document behind it."""
+
+FOLLOWING = "A"
+"""Stands for the next document while one is tokenised."""
+
+ENOUGH = 200
+"""So many characters before its end tell which token a document ends with."""
 
 FindNeighbours = Callable[[Sequence[Document]], Sequence[Document | None]]
 """Returns, for each document, the nearest other one in its corpus; None where that is not known."""
@@ -57,10 +63,10 @@ class _Entry(NamedTuple):
 class NeighbourBook:
     """Remembers the neighbours of documents, as token ids. Any thread may call its methods.
 
-    tokenize: returns the token ids of a text, without special tokens.
+    tokenize: tokenises a text, without special tokens.
     """
 
-    def __init__(self, tokenize: Callable[[str], Sequence[int]]) -> None:
+    def __init__(self, tokenize: Callable[[str], TokenizedPrompt]) -> None:
         self._tokenize = tokenize
         self._entries: OrderedDict[_Key, _Entry] = OrderedDict()
         self._usual: OrderedDict[tuple[str | None, str], Hashable] = OrderedDict()
@@ -94,8 +100,10 @@ class NeighbourBook:
         if not unknown:
             return
         try:
-            contexts = [self._as_context(found) for found in corpus.find(unknown)]
-            entries = dict(zip((one.id for one in unknown), contexts, strict=True))
+            entries = {
+                one.id: self._as_context(one, found)
+                for one, found in zip(unknown, corpus.find(unknown), strict=True)
+            }
         except Exception:  # a search must not fail because of it
             logger.warning("could not look up neighbours of documents", exc_info=True)
             with self._lock:
@@ -155,10 +163,26 @@ class NeighbourBook:
             for usual in [one for one in self._usual if one[1] in names]:
                 del self._usual[usual]
 
-    def _as_context(self, neighbour: Document | None) -> Context | None:
+    def _as_context(self, document: Document, neighbour: Document | None) -> Context | None:
         if neighbour is None:
             return None
-        return neighbour.id, tuple(self._tokenize(neighbour.text + SEPARATOR))
+        tokens, _ = self._tokenize_before_text(neighbour.text)
+        _, last_token = self._tokenize_before_text(document.text[-ENOUGH:])
+        return Context(neighbour.id, tokens, last_token)
+
+    def _tokenize_before_text(self, text: str) -> tuple[tuple[int, ...], int | None]:
+        """Tokenise a document with SEPARATOR as in a prompt, where another document follows.
+
+        At the end of a string, two line ends are often one token; before a letter they are two. Returns
+        the tokens, and the one that the document ends with; None if the tokenizer cannot tell.
+        """
+        end = len(text) + len(SEPARATOR)
+        found = self._tokenize(text + SEPARATOR + FOLLOWING)
+        before = [at for at, (_, upto) in enumerate(found.offsets) if upto <= end]
+        if not before or found.offsets[before[-1]][1] != end:
+            return tuple(self._tokenize(text + SEPARATOR).token_ids), None
+        last = next(at for at in before if found.offsets[at][1] >= len(text))
+        return tuple(found.token_ids[: len(before)]), found.token_ids[last]
 
 
 def _drop_oldest(known: OrderedDict[Any, Any]) -> None:

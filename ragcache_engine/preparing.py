@@ -125,7 +125,7 @@ class PreparingBackend(ForwardingBackend):
         async with self._idle.paused():
             doomed = set(document_ids)
             for name, request in list(self._waiting.items()):
-                behind = [context for context, _ in request.contexts.values()]
+                behind = [context.document for context in request.contexts.values()]
                 if not doomed.isdisjoint([*request.document_ids, *behind]):
                     del self._waiting[name]
             await super().forget(document_ids)

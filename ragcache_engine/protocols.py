@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from ragcache_engine.chat import ToolReader
 from ragcache_engine.prompt.segments import Span
+from ragcache_engine.tiers.borrowing.context import Context
 from ragcache_engine.tiers.borrowing.report import ReuseReport
 from ragcache_engine.tiers.counters import Counters
 from ragcache_engine.tiers.prompt_sources import PromptSources
@@ -20,9 +21,6 @@ from ragcache_engine.values import (
     TokenizedPrompt,
     TokenSegment,
 )
-
-Context = tuple[str, Sequence[int]]
-"""What stands before a document in the prompt it is borrowed from: another document's id and tokens."""
 
 CHARACTERS_PER_TOKEN = 4
 """About how many characters of English one token stands for."""

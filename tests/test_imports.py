@@ -73,6 +73,7 @@ MAY_IMPORT = {
     "ragcache_engine.loop": ["errors"],
     "ragcache_engine.protocols": [
         "values",
+        "tiers.borrowing.context",
         "tiers.borrowing.report",
         "tiers.counters",
         "tiers.prompt_sources",
@@ -96,7 +97,7 @@ MAY_IMPORT = {
     "ragcache_engine.knowledge": ["knowledge"],
     "ragcache_engine.prompt": ["prompt", "values", "errors"],
     "ragcache_engine.processes": [],
-    "ragcache_engine.neighbours": ["protocols", "values"],
+    "ragcache_engine.neighbours": ["tiers.borrowing.context", "values"],
     "ragcache_engine.warming": ["prompt", "values", "checks", "errors"],
     "ragcache_engine.document_order": ["knowledge", "values"],
     "ragcache_engine.tiers": ["tiers", "knowledge", "processes"],

@@ -9,6 +9,8 @@ import pytest
 from ragcache_engine import Corpus, Document, EngineConfig, MemoryBackend, RAGCacheEngine
 from ragcache_engine.neighbours import FindNeighbours, NeighbourBook
 from ragcache_engine.protocols import BackendRequest
+from ragcache_engine.tiers.borrowing.context import Context
+from ragcache_engine.values import TokenizedPrompt
 
 A, B, C = (Document(name, f"All that is known about {name}. " * 12) for name in "abc")
 NEAREST = {"a": B, "b": C, "c": A}
@@ -30,7 +32,10 @@ class LookUps:
 
 @pytest.fixture
 def book() -> NeighbourBook:
-    return NeighbourBook(lambda text: [len(word) for word in text.split()])
+    def tokenize(text: str) -> TokenizedPrompt:
+        return TokenizedPrompt(text, [len(word) for word in text.split()])
+
+    return NeighbourBook(tokenize)
 
 
 def names(
@@ -53,7 +58,32 @@ def test_each_document_is_looked_up_once_for_each_version_of_its_corpus(book: Ne
 def test_a_context_is_the_neighbours_text_as_tokens(book: NeighbourBook):
     book.learn([A], LookUps().corpus(), None)
     tokens = tuple(len(word) for word in B.text.split())
-    assert book.contexts(["a"], None, {"a": "sea"}) == {"a": ("b", tokens)}
+    assert book.contexts(["a"], None, {"a": "sea"}) == {"a": Context("b", tokens)}
+
+
+def tokenized(text: str, *ends: int) -> TokenizedPrompt:
+    """Return a text as tokens that end here; each is named by its length."""
+    starts = [0, *ends[:-1]]
+    offsets = list(zip(starts, ends, strict=True))
+    return TokenizedPrompt(text, [end - start for start, end in offsets], offsets)
+
+
+def test_documents_are_tokenised_as_text_that_another_one_follows():
+    def tokenize(text: str) -> TokenizedPrompt:
+        """The last full stop and the first line end are one token, and the second one another."""
+        assert text.endswith("\n\nA")
+        return tokenized(text, len(text) - 4, len(text) - 2, len(text) - 1, len(text))
+
+    book = NeighbourBook(tokenize)
+    book.learn([A], LookUps().corpus(), None)
+    assert book.contexts(["a"], None, {"a": "sea"})["a"] == Context("b", (len(B.text) - 1, 2, 1), 2)
+
+
+def test_a_document_whose_end_merges_with_the_next_one_is_tokenised_alone():
+    book = NeighbourBook(lambda text: tokenized(text, len(text)))
+    book.learn([A], LookUps().corpus(), None)
+    found = book.contexts(["a"], None, {"a": "sea"})["a"]
+    assert found == Context("b", (len(B.text) + 2,), None)
 
 
 def too_few(documents: Sequence[Document]) -> list[Document | None]:

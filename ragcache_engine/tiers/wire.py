@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self
 
+from ragcache_engine.tiers.borrowing.context import Context
 from ragcache_engine.tiers.borrowing.report import ReuseReport
 from ragcache_engine.tiers.counters import Counters
 from ragcache_engine.tiers.prompt_sources import PromptSources
@@ -18,9 +19,6 @@ from ragcache_engine.tiers.tree_snapshot import MOST_DOCUMENTS, TreeSnapshot
 
 FIELD = "ragcache"
 """The name in `kv_transfer_params` under which both messages stand."""
-
-Context = tuple[str, Sequence[int]]
-"""What stands before a document in its donor: another document's id and tokens."""
 
 
 class MalformedRequest(ValueError):
@@ -47,7 +45,7 @@ class RequestMessage:
     is_exact: whether the prompt must borrow nothing.
     recompute_ratio: the share of borrowed documents to compute anew; None: the engine's own.
     starts: for each document in the segments, the token at which its own text begins.
-    contexts: by document, the context behind which its donor stores it: another document's id and tokens.
+    contexts: by document, what its donor stores around it.
     makes_donors: whether the request computes the donors that it lacks whatever they cost.
     """
 
@@ -94,8 +92,8 @@ class RequestMessage:
             content["starts"] = list(self.starts)
         if self.contexts:
             content["contexts"] = {
-                document: [context, list(tokens)]
-                for document, (context, tokens) in self.contexts.items()
+                document: [context, list(tokens), last]
+                for document, (context, tokens, last) in self.contexts.items()
             }
         if self.makes_donors:
             content["makes_donors"] = True
@@ -244,16 +242,16 @@ def _contexts(said: object) -> dict[str, Context]:
         return {}
     contexts: dict[str, Context] = {}
     for document, context in said.items():
-        name, tokens = (
-            context if isinstance(context, (list, tuple)) and len(context) == 2 else (0, 0)
-        )
+        is_whole = isinstance(context, (list, tuple)) and len(context) == 3
+        name, tokens, last = context if is_whole else (0, 0, 0)
         if (
             isinstance(document, str)
             and isinstance(name, str)
             and isinstance(tokens, (list, tuple))
             and all(isinstance(token, int) for token in tokens)
+            and isinstance(last, (int, type(None)))
         ):
-            contexts[document] = (name, tuple(tokens))
+            contexts[document] = Context(name, tuple(tokens), last)
     return contexts
 
 

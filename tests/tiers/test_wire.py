@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from ragcache_engine.tiers.borrowing.context import Context
 from ragcache_engine.tiers.borrowing.report import DocumentReuse, ReuseReport
 from ragcache_engine.tiers.counters import Counters
 from ragcache_engine.tiers.prompt_sources import PromptSources, Reason
@@ -153,7 +154,7 @@ def test_what_a_prompt_borrowed_survives_the_way_back():
 
 
 def test_how_a_prompt_borrows_survives_the_way_there():
-    message = RequestMessage(recompute_ratio=0.0, contexts={"d2": ("d9", (4, 5))})
+    message = RequestMessage(recompute_ratio=0.0, contexts={"d2": Context("d9", (4, 5), 6)})
     assert RequestMessage.from_dict(message.to_dict()) == message
     exact = RequestMessage(is_exact=True)
     assert RequestMessage.from_dict(exact.to_dict()) == exact
@@ -164,8 +165,9 @@ def test_how_a_prompt_borrows_survives_the_way_there():
     [
         {"contexts": "d2"},
         {"contexts": {"d2": ["d9"]}},
-        {"contexts": {"d2": ["d9", ["x"]]}},
-        {"contexts": {"d2": [3, [1]]}},
+        {"contexts": {"d2": ["d9", ["x"], None]}},
+        {"contexts": {"d2": [3, [1], None]}},
+        {"contexts": {"d2": ["d9", [1], "x"]}},
         {"recompute_ratio": 1.5},
         {"recompute_ratio": "all"},
         {"exact": "yes"},

@@ -215,8 +215,8 @@ class Borrowers(Generic[B]):
 def _tier_of(cached: Mapping[Tier, int], plan: BorrowPlan, place: int) -> Tier | None:
     """Return the slowest tier that a donor's tokens came from; None if its document was computed."""
     donor, span = plan.donors[place], plan.lent_document(place)
-    lent_end = min(donor.start + span.lent_end - span.start, len(donor.token_ids) - 1)
-    if sum(cached.values()) < lent_end:
+    end_in_donor = min(donor.start + span.end - span.start, len(donor.token_ids) - 1)
+    if sum(cached.values()) < end_in_donor:
         return None
     slowest = Tier.DEVICE
     for tier in (Tier.HOST, Tier.DISK):

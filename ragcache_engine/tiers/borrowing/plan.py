@@ -18,6 +18,7 @@ from hashlib import sha256
 from math import ceil
 from typing import NamedTuple
 
+from ragcache_engine.tiers.borrowing.context import Context
 from ragcache_engine.tiers.prompts import SegmentEnd
 
 
@@ -51,11 +52,10 @@ class DocumentSpan(NamedTuple):
     end: int
 
     @property
-    def lent_end(self) -> int:
-        """Where the tokens end that a donor lends.
+    def known_end(self) -> int:
+        """Where the tokens end that the document has in every prompt.
 
-        The last token may be another one where something else follows, as in ".\\n\\n", so it is no part
-        of the donor: then a document has one donor, whatever stands behind it.
+        The last token may be another one where something else follows, as in ".\\n\\n".
         """
         return max(self.start + 1, self.end - 1)
 
@@ -64,10 +64,10 @@ class DocumentSpan(NamedTuple):
 class Donor:
     """A prompt that lends the tensors of its last document.
 
-    token_ids: the system text, the context and the document without its last token; then the last one of
-      these again up to the end of the block, and once more. So every token that is lent lies in a whole
-      block, and vLLM, which always computes the last token of a prompt, can take all of these blocks from
-      a cache.
+    token_ids: the system text, the context and the document; then the last one of these again up to the
+      end of the block, and once more. So every token that is lent lies in a whole block, and vLLM, which
+      always computes the last token of a prompt, can take all of these from a cache. The last token
+      of the document is its context's, or missing: so it has one donor, whatever stands behind it.
     segments: its runs, as a RequestMessage carries them.
     start: where the document begins in it.
     """
@@ -99,7 +99,8 @@ class BorrowPlan:
 
     exact_blocks: leading blocks that are exact, and shared with every prompt that begins so. They hold
       the system text and the exact documents.
-    end: the end of the last document. The tokens after it are computed as ever.
+    end: where the last document ends, or what its donor lends of it. The tokens from here on are computed
+      as ever.
     system_tokens: how many tokens stand before the first document.
     documents: the documents, in the prompt's order.
     exact_documents: how many of them, from the first on, are exact.
@@ -124,6 +125,13 @@ class BorrowPlan:
     def lent_document(self, donor: int) -> DocumentSpan:
         """Return the document that a donor lends. donor: its place in the plan."""
         return self.documents[self.exact_documents - 1 + donor]
+
+    def count_copied(self, start: int, end: int) -> int:
+        """Count the copied tokens among those at the positions [start, end)."""
+        return sum(
+            max(0, min(end, copy.target + copy.tokens) - max(start, copy.target))
+            for copy in self.copies
+        )
 
     def after(self, position: int) -> tuple[list[TokenCopy], list[int]]:
         """Return the copies and the recomputed positions that lie at or behind a position."""
@@ -172,7 +180,7 @@ def plan_borrowing(
     token_ids: Sequence[int],
     segments: Sequence[SegmentEnd],
     *,
-    contexts: Mapping[str, tuple[str, Sequence[int]]],
+    contexts: Mapping[str, Context],
     ratio: float,
     block_tokens: int,
     context_tokens: int,
@@ -185,9 +193,11 @@ def plan_borrowing(
 ) -> BorrowPlan | WhyExact:
     """Plan what a prompt borrows, or say why it borrows nothing. A function of its arguments alone.
 
-    segments: as a RequestMessage carries them. contexts: for each document its context, as that
-      document's id and token ids; a document without one is stored alone behind the system text.
-    ratio: how many of a borrowed document's tokens to compute anew, 0 to 1; its first ones.
+    segments: as a RequestMessage carries them. contexts: for each document its context; a document
+      without one is stored alone behind the system text.
+    ratio: how many of a borrowed document's tokens to compute anew, 0 to 1; its first ones, together with
+      the text before it. With 0 that text is copied, too, if the donor has the same before its document:
+      then no pass of the model comes before the step, which would take as long as a short step.
     context_tokens: the most tokens of a prompt. device_blocks: how many blocks the device has.
     least_tokens: the fewest tokens of documents behind the first for which borrowing can pay.
     starts: for each document where its own text begins, behind what stands between it and the one before;
@@ -205,14 +215,16 @@ def plan_borrowing(
     if sum(span.end - span.start for span in spans[exact_documents:]) < least_tokens:
         return WhyExact.SHORT
     system = token_ids[: count_system_tokens(segments)]
-    donors = [_make_first_donor(system, token_ids, spans[:exact_documents], block_tokens)]
+    exact = spans[:exact_documents]
+    donors = [_make_first_donor(system, contexts, token_ids, exact, block_tokens)]
     for place, span in enumerate(spans[exact_documents:], exact_documents):
         donor = (served or {}).get(place)
         context = contexts.get(span.document)
         donors.append(donor or _make_donor(system, context, token_ids, span, block_tokens))
     if max(len(donor.token_ids) for donor in donors) >= context_tokens:  # each gives a token, too
         return WhyExact.TOO_LONG
-    exact_end = spans[exact_documents - 1].lent_end
+    last = exact[-1]
+    exact_end = last.start + _count_lent(donors[0], token_ids[last.start : last.end])
     shared = exact_end // block_tokens - len(system) // block_tokens  # with the first donor
     longest = context_tokens if answer_tokens is None else len(token_ids) + answer_tokens
     longest = max(len(token_ids) + 1, min(longest, context_tokens))
@@ -222,11 +234,11 @@ def plan_borrowing(
     exact_blocks = min(exact_end // block_tokens, len(token_ids) // block_tokens - 1)
     if exact_blocks < 0:
         return WhyExact.SHORT
-    copies, recomputed = _divide(
-        spans[exact_documents - 1 :], donors, ratio, exact_blocks * block_tokens
+    copies, recomputed, end = _divide(
+        token_ids, spans[exact_documents - 1 :], donors, ratio, exact_blocks * block_tokens
     )
     # vLLM always computes the last token of a prompt, because it needs the token's output.
-    end = min(spans[-1].end, len(token_ids) - 1)
+    end = min(end, len(token_ids) - 1)
     copies = [copy.until(end) for copy in copies if copy.target < end]
     recomputed = [at for at in recomputed if at < end]
     return BorrowPlan(
@@ -244,6 +256,7 @@ def plan_borrowing(
 
 def _make_first_donor(
     system: Sequence[int],
+    contexts: Mapping[str, Context],
     token_ids: Sequence[int],
     spans: Sequence[DocumentSpan],
     block_tokens: int,
@@ -252,26 +265,35 @@ def _make_first_donor(
     *before, last = spans
     runs: list[SegmentEnd] = [(len(system), None)] if system else []
     runs += [(span.end, span.document) for span in before]
-    return _pad(list(token_ids[: last.lent_end]), runs, last, last.start, block_tokens)
+    content = [*token_ids[: last.start], *_stored(token_ids, last, contexts.get(last.document))]
+    return _pad(content, runs, last, last.start, block_tokens)
 
 
 def _make_donor(
     system: Sequence[int],
-    context: tuple[str, Sequence[int]] | None,
+    context: Context | None,
     token_ids: Sequence[int],
     span: DocumentSpan,
     block_tokens: int,
 ) -> Donor:
     """Make the prompt [system text, context, document], padded as Donor says."""
-    name, before = context or (None, ())
+    name, before, _ = context or (None, (), None)
     start = len(system) + len(before)
     runs: list[SegmentEnd] = []
     if system:
         runs.append((len(system), None))
     if before:
         runs.append((start, name))
-    content = [*system, *before, *token_ids[span.start : span.lent_end]]
+    content = [*system, *before, *_stored(token_ids, span, context)]
     return _pad(content, runs, span, start, block_tokens)
+
+
+def _stored(token_ids: Sequence[int], span: DocumentSpan, context: Context | None) -> list[int]:
+    """Return a document's tokens as its donor stores them."""
+    tokens = list(token_ids[span.start : span.known_end])
+    if context and context.last_token is not None and span.known_end < span.end:
+        tokens.append(context.last_token)
+    return tokens
 
 
 def _pad(
@@ -294,27 +316,48 @@ def _count_blocks(
 
 
 def _divide(
-    spans: Sequence[DocumentSpan], donors: Sequence[Donor], ratio: float, at: int
-) -> tuple[list[TokenCopy], list[int]]:
+    token_ids: Sequence[int],
+    spans: Sequence[DocumentSpan],
+    donors: Sequence[Donor],
+    ratio: float,
+    at: int,
+) -> tuple[list[TokenCopy], list[int], int]:
     """Divide the tokens from `at`, where the exact blocks end, into those to copy and to recompute.
 
-    spans: the last exact document, and all borrowed ones.
+    spans: the last exact document, and all borrowed ones. Returns where those tokens end as well.
     """
-    lent = spans[0].lent_end
+    lent = spans[0].start + _count_lent(donors[0], token_ids[spans[0].start : spans[0].end])
     copies = [TokenCopy(0, at, at, lent - at)] if lent > at else []
     recomputed: list[int] = []
     at = max(at, lent)
     for place, (span, donor) in enumerate(zip(spans[1:], donors[1:], strict=True), 1):
         fresh = span.start + ceil(ratio * (span.end - span.start))
+        is_between = at >= spans[place - 1].end
+        if is_between and fresh == span.start and _has_before(donor, token_ids[at:fresh]):
+            fresh = at
         recomputed += range(at, fresh)  # with the text between two documents
-        # A donor that a short prompt left may lack the document's end.
-        lent = min(span.lent_end, span.start + len(donor.token_ids) - 1 - donor.start)
+        lent = span.start + _count_lent(donor, token_ids[span.start : span.end])
         if lent > fresh:
             source = donor.start + fresh - span.start
             copies.append(TokenCopy(place, source, fresh, lent - fresh))
         at = max(fresh, lent)
-    recomputed += range(at, spans[-1].end)
-    return copies, recomputed
+    return copies, recomputed, at
+
+
+def _count_lent(donor: Donor, document: Sequence[int]) -> int:
+    """Count the leading tokens of its document that a donor lends.
+
+    It may have the last one in another form. One that a short prompt left may lack more of the end.
+    """
+    lent = donor.token_ids[donor.start : -1][: len(document)]
+    is_whole = len(lent) == len(document) and lent[-1] == document[-1]
+    return len(lent) if is_whole else min(len(lent), len(document) - 1)
+
+
+def _has_before(donor: Donor, text: Sequence[int]) -> bool:
+    """Return whether this text stands before the donor's document."""
+    start = donor.start - len(text)
+    return start >= 0 and donor.token_ids[start : donor.start] == tuple(text)
 
 
 def _digest(

@@ -16,6 +16,7 @@ class DocumentReuse:
     tokens: of the document. tier: where they were when the request came; None if they were computed for
       it. borrowed: tokens taken from another context. recomputed: tokens of a borrowed document that were
       computed anew in this prompt. The other tokens are exact.
+    joined: tokens between it and the document before it that were borrowed with it; none of `tokens`.
     """
 
     document: str
@@ -23,13 +24,14 @@ class DocumentReuse:
     tier: str | None
     borrowed: int = 0
     recomputed: int = 0
+    joined: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class ReuseReport:
     """What a prompt that borrowed has reused, document by document, in its order.
 
-    joined_tokens: tokens between documents; they were computed anew.
+    joined_tokens: tokens between documents that were computed anew.
     """
 
     documents: Sequence[DocumentReuse]
@@ -41,7 +43,7 @@ class ReuseReport:
         tokens = {tier.value: 0 for tier in Tier}
         for document in self.documents:
             if document.tier is not None:
-                tokens[document.tier] += document.borrowed
+                tokens[document.tier] += document.borrowed + document.joined
         return tokens
 
     @property

@@ -31,8 +31,11 @@ def report_borrowing(
         anew += max(0, span.end - plan.end)  # a prompt's last token is computed in any case
         tier = Tier.DEVICE if shared_tokens >= span.end else found.get(place)
         tokens = span.end - span.start
+        joined = plan.count_copied(plan.lent_document(place - 1).end, span.start)
         documents.append(
-            DocumentReuse(span.document, tokens, tier.value if tier else None, tokens - anew, anew)
+            DocumentReuse(
+                span.document, tokens, tier.value if tier else None, tokens - anew, anew, joined
+            )
         )
     computed = len(recomputed) + max(0, plan.documents[-1].end - plan.end)
     of_documents = sum(document.recomputed for document in documents)

@@ -89,7 +89,7 @@ class ServedDocuments:
         # vLLM keeps no block that is not full, and always computes the last token of a prompt.
         full = (len(token_ids) - 1) // self._block_tokens
         for span in spans:
-            whole = min(ceil(span.lent_end / self._block_tokens), full) * self._block_tokens
+            whole = min(ceil(span.known_end / self._block_tokens), full) * self._block_tokens
             if whole <= span.start:
                 return
             # What fills the last block is the document's, so that the block is the document's.
@@ -138,7 +138,7 @@ class ServedDocuments:
         exact = 0
         served: dict[int, Donor] = {}
         for place, span in enumerate(spans):
-            if exact == place and (not place or is_exact(span.lent_end)):
+            if exact == place and (not place or is_exact(span.known_end)):
                 exact += 1
                 continue
             donor = self._find(_name(tenant, system, token_ids, span), names[:place], is_held)
@@ -199,5 +199,5 @@ def _name(
     tenant: str | None, system: Sequence[int], token_ids: Sequence[int], span: DocumentSpan
 ) -> Content:
     content = sha256(array.array("q", [len(system), *system]).tobytes())
-    content.update(array.array("q", token_ids[span.start : span.lent_end]).tobytes())
+    content.update(array.array("q", token_ids[span.start : span.known_end]).tobytes())
     return tenant, span.document, content.digest()

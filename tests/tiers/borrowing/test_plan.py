@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ragcache_engine.tiers.borrowing.context import Context
 from ragcache_engine.tiers.borrowing.plan import (
     BorrowPlan,
     WhyExact,
@@ -16,7 +17,8 @@ from ragcache_engine.tiers.borrowing.plan import (
     plan_borrowing,
 )
 
-SYSTEM, FIRST, SECOND, QUESTION = [1] * 10, [2] * 20, [3] * 20, [4] * 6
+SYSTEM, QUESTION = [1] * 10, [4] * 6
+FIRST, SECOND = [*[2] * 19, 12], [*[3] * 19, 13]
 
 
 def plan(
@@ -104,8 +106,42 @@ def test_a_donor_depends_on_its_document_and_the_system_text_alone(
 
 def test_the_first_share_of_each_borrowed_document_is_recomputed_with_the_text_between():
     made = planned(TWO, TWO_SEGMENTS, ratio=0.1)
-    assert made.recomputed == (29, 30, 31, 32, 33, 51), "and each document's last token"
+    assert made.recomputed == (29, 30, 31, 32, 33), "and the first document's last token"
     assert [tuple(copy) for copy in made.copies] == [(0, 16, 16, 13), (1, 12, 34, 17)]
+    assert made.end == 51, "the last document's last token is computed with the question"
+
+
+def test_a_last_token_that_is_known_is_lent_as_well():
+    known = {"a": Context("b", [7], FIRST[-1]), "b": Context("n", [7], SECOND[-1])}
+    made = planned(TWO, TWO_SEGMENTS, ratio=0.1, contexts=known)
+    assert made.recomputed == (30, 31, 32, 33)
+    assert [tuple(copy) for copy in made.copies] == [(0, 16, 16, 14), (1, 13, 34, 18)]
+    assert made.end == 52
+
+
+def test_a_last_token_in_another_form_is_computed():
+    known = {"a": Context("b", [7], 77), "b": Context("n", [7], 78)}
+    made = planned(TWO, TWO_SEGMENTS, ratio=0.1, contexts=known)
+    assert made.recomputed == (29, 30, 31, 32, 33)
+    assert made.end == 51
+    assert made.donors[1].token_ids[:31] == (*SYSTEM, 7, *SECOND[:-1], 78)
+
+
+@pytest.mark.parametrize(
+    ("before", "ratio", "is_copied"),
+    [([7, 9, 9], 0.0, True), ([9, 9], 0.0, True), ([7, 9, 9], 0.1, False), ([9, 7], 0.0, False)],
+)
+def test_with_ratio_0_the_text_between_is_copied_from_a_donor_that_has_the_same(
+    before: list[int], ratio: float, is_copied: bool
+):
+    known = {"a": Context("n", [7], FIRST[-1]), "b": Context("n", before, SECOND[-1])}
+    made = planned(TWO, TWO_SEGMENTS, ratio=ratio, contexts=known)
+    if is_copied:
+        assert made.recomputed == ()
+        assert tuple(made.copies[1]) == (1, made.donors[1].start - 2, 30, 22)
+    else:
+        assert made.recomputed[:2] == (30, 31)
+    assert made.count_copied(30, 32) == (2 if is_copied else 0)
 
 
 def test_a_document_has_one_donor_whatever_its_last_token_merges_with():
@@ -116,11 +152,12 @@ def test_a_document_has_one_donor_whatever_its_last_token_merges_with():
 def test_with_ratio_1_no_document_behind_the_first_is_copied():
     made = planned(TWO, TWO_SEGMENTS, ratio=1)
     assert made.recomputed == tuple(range(29, 52))
+    assert made.end == 52
     assert [copy.donor for copy in made.copies] == [0]
 
 
 def test_a_document_with_a_context_is_borrowed_from_behind_it():
-    made = planned(TWO, TWO_SEGMENTS, contexts={"b": ("n", [7] * 5)})
+    made = planned(TWO, TWO_SEGMENTS, contexts={"b": Context("n", [7] * 5)})
     donor = made.donors[1]
     assert list(donor.token_ids[:34]) == [*SYSTEM, *[7] * 5, *SECOND[:-1]]
     assert donor.segments == ((10, None), (15, "n"), (48, "b"))
@@ -131,7 +168,7 @@ def test_plans_that_differ_in_anything_have_different_digests():
     digests = {
         planned(TWO, TWO_SEGMENTS).digest,
         planned(TWO, TWO_SEGMENTS, ratio=0.5).digest,
-        planned(TWO, TWO_SEGMENTS, contexts={"b": ("n", [7] * 5)}).digest,
+        planned(TWO, TWO_SEGMENTS, contexts={"b": Context("n", [7] * 5)}).digest,
         planned(TWO, [(10, None), (30, "a"), (33, None), (52, "b")]).digest,
     }
     assert len(digests) == 4
@@ -139,7 +176,7 @@ def test_plans_that_differ_in_anything_have_different_digests():
 
 def test_what_lies_before_a_position_is_left_out():
     copies, recomputed = planned(TWO, TWO_SEGMENTS).after(33)
-    assert recomputed == [33, 51]
+    assert recomputed == [33]
     assert [tuple(copy) for copy in copies] == [(1, 12, 34, 17)]
     copies, _ = planned(TWO, TWO_SEGMENTS).after(40)
     assert [tuple(copy) for copy in copies] == [(1, 18, 40, 11)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ragcache_engine.knowledge import Tier
+from ragcache_engine.tiers.borrowing.context import Context
 from ragcache_engine.tiers.borrowing.plan import BorrowPlan, plan_borrowing
 from ragcache_engine.tiers.borrowing.reporting import report_borrowing
 
@@ -28,3 +29,21 @@ def test_the_last_token_of_a_prompt_is_never_a_borrowed_one(ratio: float, questi
     copied = sum(copy.tokens for copy in plan.copies if copy.donor)
     assert told.documents[1].borrowed == copied
     assert told.documents[1].borrowed + told.documents[1].recomputed == 64
+
+
+def test_the_text_between_that_is_borrowed_counts_by_the_tier_of_the_document_behind_it():
+    tokens = [1] * 16 + [2] * 32 + [9] * 2 + [3] * 64 + [4] * 9
+    plan = plan_borrowing(
+        tokens,
+        [(16, None), (48, "a"), (50, None), (114, "b")],
+        contexts={"a": Context("n", [7], 2), "b": Context("n", [7, 9, 9], 3)},
+        ratio=0.0,
+        block_tokens=16,
+        context_tokens=4096,
+        device_blocks=1000,
+    )
+    assert isinstance(plan, BorrowPlan)
+    told = report_borrowing(plan, {0: Tier.DEVICE, 1: Tier.HOST})
+    assert [(one.borrowed, one.joined) for one in told.documents] == [(0, 0), (64, 2)]
+    assert told.borrowed_by_tier == {"device": 0, "host": 66, "disk": 0}
+    assert (told.documents[1].recomputed, told.joined_tokens) == (0, 0)

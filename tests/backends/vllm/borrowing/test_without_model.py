@@ -16,6 +16,7 @@ from zlib import crc32
 
 import pytest
 
+from ragcache_engine.tiers.borrowing.context import Context
 from ragcache_engine.tiers.borrowing.plan import WhyExact
 from ragcache_engine.tiers.wire import LookedUp, RequestMessage
 
@@ -68,7 +69,7 @@ def test_a_document_is_borrowed_wherever_it_stands(borrowing: Callable[..., Any]
     assert [each["borrowed"] for each in told["reuse"]["documents"]] == [0, 56, 56]
     assert [each["recomputed"] for each in told["reuse"]["documents"]] == [0, 8, 8]
     assert told["tokens"]["device"] == 96  # the system text and the first document, in whole blocks
-    assert engine.computed_tokens - computed == 11, "the question, and the text before it"
+    assert engine.computed_tokens - computed == 12, "the question, and three tokens before it"
 
 
 def test_of_a_new_first_document_only_the_system_text_was_cached(
@@ -114,7 +115,7 @@ def test_donors_that_are_loaded_whole_are_not_computed(borrowing: Callable[..., 
     before, donors_before = engine.computed_tokens, engine.cache.counters.donor_tokens
     told = asked(engine, "again", "a", "d", "c", "b", question=2)
     assert tiers_of(told) == ["host"] * 4
-    assert engine.computed_tokens - before == 11, "the question, and the text before it"
+    assert engine.computed_tokens - before == 12, "the question, and three tokens before it"
     assert engine.cache.counters.donor_tokens == donors_before
     engine.cache.check_idle()
 
@@ -134,7 +135,7 @@ def test_a_prompt_that_borrows_is_held_where_all_its_donors_are(
     borrowing: Callable[..., Any], tmp_path: Path
 ):
     disk = {"host_blocks": 60, "disk_bytes": 1 << 20, "disk_folder": tmp_path}
-    contexts = {name: ("n", document("n")) for name in "bc"}
+    contexts = {name: Context("n", document("n")) for name in "bc"}
     first = borrowing(**disk)
     asked(first, "one", "a", "b", "c", contexts=contexts)
     first.close()
@@ -217,7 +218,8 @@ def test_warming_prepares_documents_that_are_only_together_long_enough_to_borrow
     engine = borrowing()
     short = {f"s{number}": document(f"s{number}", 40) for number in range(3)}
     behind = {
-        name: (f"s{(at + 1) % 3}", short[f"s{(at + 1) % 3}"]) for at, name in enumerate(short)
+        name: Context(f"s{(at + 1) % 3}", short[f"s{(at + 1) % 3}"])
+        for at, name in enumerate(short)
     }
     for at, name in enumerate(short):
         before = f"s{(at + 2) % 3}"
@@ -355,7 +357,7 @@ def test_tokens_of_a_neighbour_that_the_model_does_not_have_end_nothing(
     engine = borrowing()
     tokens, segments = prompt("a", "b")
     for number, token in enumerate([2**63, 10_000_000, -5]):
-        contexts = {"b": ("n", [token])}
+        contexts = {"b": Context("n", [token])}
         engine.ask(f"x{number}", tokens, segments, contexts=contexts, operator_key=None)
     told = engine.run()
     assert all("reuse" in told[f"x{number}"] for number in range(3)), "from a donor stored alone"
@@ -433,8 +435,8 @@ def test_with_any_donors_a_document_is_borrowed_from_the_prompt_it_was_in(
     assert tiers_of(second) == [None, None, "device", "device"]
     borrowed = [document["borrowed"] for document in second["reuse"]["documents"]]
     assert borrowed[:2] == [0, 0]
-    # A tenth, and the last token, are computed anew.
-    assert borrowed[2] == borrowed[3] == 64 - 7 - 1
+    # A tenth is computed anew.
+    assert borrowed[2] == borrowed[3] == 64 - 7
     third = asked(engine, "third", "d", "e", "f")
     assert "reuse" not in third, (
         "what stands here as before is exact, and so is what is new behind it"
@@ -523,7 +525,7 @@ def test_exact_and_borrowing_requests_among_each_other_compute_with_their_own_te
             tokens += texts[name]
             segments.append((len(tokens), name))
         tokens += [dice.randrange(50) for _ in range(dice.randint(1, 40))]
-        behind = {name: (near, texts[near]) for name, near in neighbours.items()}
+        behind = {name: Context(near, texts[near]) for name, near in neighbours.items()}
         engine.ask(
             f"r{number}",
             tokens,
