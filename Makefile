@@ -65,12 +65,20 @@ doctor: $(READY) ## what this machine has, and what would run on it
 	@$(PYTHON) -m ragcache_cli doctor
 
 .PHONY: bench
-bench: $(READY) ## RAGCache against vLLM's own caches; report in benchmarks/results (an hour, a quiet machine)
+bench: $(READY) ## RAGCache against vLLM's own caches; report in benchmarks/results (55 minutes, a quiet machine)
 	@$(PYTHON) benchmarks/full_report.py
 
 .PHONY: bench-quick
 bench-quick: $(READY) ## the same, one trace at two rates, and reuse at any position (14 minutes)
 	@$(PYTHON) benchmarks/full_report.py --quick
+
+.PHONY: bench-anywhere
+bench-anywhere: $(READY) ## reuse at any position alone, against vLLM's prefix cache and exact reuse (11 to 16 minutes)
+	@$(PYTHON) benchmarks/full_report.py --anywhere
+
+.PHONY: bench-parts
+bench-parts: $(READY) ## RAGCache with one part changed at a time, hidden search, quality of reordered answers (10 minutes)
+	@$(PYTHON) benchmarks/full_report.py --parts
 
 # Extras that are tried in an environment each; `dist-cpu` tries those that want a model.
 EACH := client dashboard fleet langchain llamaindex examples

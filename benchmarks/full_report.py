@@ -1,8 +1,10 @@
 """Write the whole report: `ragcache bench` with the paper's goals, more studies, peers and question
 sets.
 
-    python benchmarks/full_report.py                   # `make bench`: an hour, a quiet machine
+    python benchmarks/full_report.py                   # `make bench`: 55 minutes, a quiet machine
     python benchmarks/full_report.py --quick           # `make bench-quick`: one trace, 14 minutes
+    python benchmarks/full_report.py --anywhere        # `make bench-anywhere`: reuse at any position
+    python benchmarks/full_report.py --parts           # `make bench-parts`: RAGCache with parts changed
     python benchmarks/full_report.py --report FOLDER   # the report of a run again, from its raw figures
 
 It takes the arguments of `ragcache bench`. Without --corpus the questions come from the shared question
@@ -91,10 +93,14 @@ def list_left_out(plan: Plan) -> list[str]:
     """List what a plan does not measure, and how to measure it."""
     lines = []
     if plan.name == "quick":
-        lines += [
-            "everything but one trace at two rates: `make bench` takes an hour",
-            "answers in float32, quality of reordered answers, the search hidden by prefill",
-        ]
+        lines.append(
+            "everything but one trace at two rates, and answers in float32: `make bench` takes 55 minutes"
+        )
+    if plan.name not in ("parts", "full"):
+        lines.append(
+            "RAGCache with parts changed, quality of reordered answers, the search hidden by prefill: "
+            "`make bench-parts`, 10 minutes"
+        )
     if plan.name != "full":
         lines.append(
             "the whole grid (four question sets, top-1 to 5, three skews, six rates, every system): "

@@ -15,6 +15,8 @@ QUALITY, HIDDEN_SEARCH, GROWTH = "quality", "overlap", "growth"
 TREE_NODES = {
     "quick": (1_000, 10_000),
     "usual": (1_000, 10_000, 100_000, 1_000_000),
+    "anywhere": (),
+    "parts": (),
     "full": (1_000, 10_000, 100_000, 1_000_000),
 }
 """By plan: the sizes to measure at, in documents of the tree and vectors of the index."""
@@ -25,7 +27,7 @@ def quick(main: str) -> Plan:
 
 
 def usual(main: str) -> Plan:
-    """Plan an hour on two cores. main: the name of the question set.
+    """Plan 55 minutes on two cores. main: the name of the question set.
 
     On squad, the main trace needs four times the memory of device and host. Whole articles are a second
     trace: its prompts are over twice as long, and the host holds all of them.
@@ -36,7 +38,16 @@ def usual(main: str) -> Plan:
         loads = (Load(0.5), replace(OVERLOAD, times=2))
         articles = Part("main", Trace(LONG, 1, SKEW), loads, 30, 8, rounds=1)
         base = _with_first_group(base, parts=(first, articles, *sweeps))
-    return _with_studies(base, hidden_search=40, quality=40)
+    return base
+
+
+def anywhere(main: str) -> Plan:
+    return plan.anywhere(main)
+
+
+def parts(main: str) -> Plan:
+    """Plan RAGCache with parts changed, and the studies that need them: 10 minutes on two cores."""
+    return _with_studies(plan.parts(main), hidden_search=40, quality=40)
 
 
 def full(main: str) -> Plan:
@@ -71,4 +82,10 @@ def _with_studies(base: Plan, *, hidden_search: int, quality: int) -> Plan:
     return replace(base, groups=groups)
 
 
-FULL_PLANS: dict[str, plan.MakePlan] = {"quick": quick, "usual": usual, "full": full}
+FULL_PLANS: dict[str, plan.MakePlan] = {
+    "quick": quick,
+    "usual": usual,
+    "anywhere": anywhere,
+    "parts": parts,
+    "full": full,
+}

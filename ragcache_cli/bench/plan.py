@@ -1,4 +1,4 @@
-"""Plans of what to measure, in which order: a short plan, the usual one, and the whole grid."""
+"""Plans of what to measure, in which order: short ones, the usual one, and the whole grid."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ def quick(main: str) -> Plan:
 
 
 def usual(main: str) -> Plan:
-    """Plan three quarters of an hour on two cores. main: the name of the question set.
+    """Plan 45 to 55 minutes on two cores. main: the name of the question set.
 
     At the lowest rate of the main trace no system is saturated, so throughput is measured relative to
     the TTFT there. Many starts with short plays tell more than few with long ones, see STARTS.
@@ -200,10 +200,20 @@ def usual(main: str) -> Plan:
     first = Part("main", trace, (Load(0.5), SUSTAINED, OVERLOAD), WARM, 8, rounds=1)
     groups = (
         Group(MAIN, (first, sweep_part(TraceSpec(main, 2, None))), starts=STARTS),
-        anywhere_group(main, requests=10, rounds=1, questions=32, memory=6),
-        *ablation_groups(trace, WARM // 2, 10, 1),
+        *anywhere(main).groups,
     )
     return Plan("usual", groups, 24)
+
+
+def anywhere(main: str) -> Plan:
+    """Plan reuse at any position alone, 11 to 16 minutes on two cores. main: as in `usual`."""
+    group = anywhere_group(main, requests=10, rounds=1, questions=32, memory=6)
+    return Plan("anywhere", (group,), 0)
+
+
+def parts(main: str) -> Plan:
+    """Plan RAGCache with one part changed at a time, 9 minutes on two cores. main: as in `usual`."""
+    return Plan("parts", ablation_groups(TraceSpec(main, 2, SKEW), WARM // 2, 10, 1), 0)
 
 
 GRID_LOADS = rates(0.25, 0.5, 1.0, 1.5, 2.0, 3.0)
@@ -239,4 +249,10 @@ def full(main: str, sets: Sequence[str] = ()) -> Plan:
 
 MakePlan = Callable[[str], Plan]
 """Makes a plan from the name of the main question set."""
-PLANS: dict[str, MakePlan] = {"quick": quick, "usual": usual, "full": full}
+PLANS: dict[str, MakePlan] = {
+    "quick": quick,
+    "usual": usual,
+    "anywhere": anywhere,
+    "parts": parts,
+    "full": full,
+}

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 SUMMARY = "measure RAGCache against vLLM's own caches, and report"
 DESCRIPTION = (
     "Put the same questions to vLLM without a cache, with its prefix cache, with its own host "
-    "offload, and to RAGCache, whole and with parts changed; write raw figures, plots and report.md. "
+    "offload, and to RAGCache; write raw figures, plots and report.md. "
     "Without --corpus the questions are the demo's, about Python."
 )
 
@@ -27,6 +27,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     length = parser.add_mutually_exclusive_group()
     length.add_argument(
         "--quick", dest="plan", action="store_const", const="quick", help="14 minutes on two cores"
+    )
+    length.add_argument(
+        "--anywhere",
+        dest="plan",
+        action="store_const",
+        const="anywhere",
+        help="reuse at any position alone, 11 to 16 minutes",
+    )
+    length.add_argument(
+        "--parts",
+        dest="plan",
+        action="store_const",
+        const="parts",
+        help="RAGCache with one part changed at a time, 9 minutes",
     )
     length.add_argument(
         "--full", dest="plan", action="store_const", const="full", help="the whole grid, days"

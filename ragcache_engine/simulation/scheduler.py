@@ -90,6 +90,7 @@ class Scheduler:
         the request. If no request can compute, time passes until a copy ends.
         """
         self.device.collect_copies()
+        self._end_loaded_donors()
         self._ask_for_donors()
         step = _Step(self._step_tokens)
         has_preempted = self._continue_running(step)
@@ -105,6 +106,14 @@ class Scheduler:
         for request in done:
             request.is_decoding = True
         return [request for request in done if not request.is_donor]
+
+    def _end_loaded_donors(self) -> None:
+        """End donors whose whole blocks were loaded: nobody needs what a step would compute of them."""
+        for request in list(self._awaiting_copies):
+            is_loaded = request.is_donor and request.state is State.LOADED
+            missing = request.tokens - request.computed_tokens
+            if is_loaded and missing < self.device.sizes.block_tokens:
+                self.end(request, completed=True)
 
     def _ask_for_donors(self) -> None:
         """Put requests for donors that are missing in front of the queue."""

@@ -132,7 +132,7 @@ def test_closeness_counts_equal_answers_and_accepted_ones():
     assert compare(["a"], ["b"], [()]).contained is None
 
 
-@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("name", sorted(PLANS.keys() - {"parts"}))
 def test_every_plan_compares_warmed_with_not_warmed_and_asks_for_closeness(name: str):
     groups = PLANS[name]("demo").groups
     (group,) = [one for one in groups if all(each in one.systems for each in ANYWHERE)]

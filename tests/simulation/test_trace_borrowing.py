@@ -87,3 +87,21 @@ def test_a_device_too_small_for_donors_computes_exactly():
     result = replayed(SWAPPED, 0.0, device=14)
     assert result.borrowed.total == 0
     assert result.too_long == 0
+
+
+def test_donors_that_are_loaded_whole_are_not_computed():
+    others = tuple((f"x{n}", f"y{n}") for n in range(6))
+    sizes = {"a": 100, "b": 60} | dict.fromkeys([name for pair in others for name in pair], 100)
+    trace = Trace((("a", "b"), *others, ("b", "a")), sizes)
+    prompts = TracePrompts(trace, system_tokens=16, block_tokens=16, has_disk=False)
+    on_device, from_host = (
+        replay_borrowing(trace, prompts, tiers, "lru", profile=PROFILE, ratio=0.0)
+        for tiers in (
+            TierSizes(16, 400),
+            TierSizes(16, 40, 400, token_bytes=1),
+        )  # copies take no time
+    )
+    assert from_host.borrowed.host == on_device.borrowed.device > 0
+    assert from_host.prefill_s == pytest.approx(
+        on_device.prefill_s, abs=PROFILE.prefill_s(0, 1) / 2
+    )
