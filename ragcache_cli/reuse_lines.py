@@ -29,7 +29,7 @@ def exactness_line(usage: Usage) -> str:
     """Say whether an answer is exact, and why, for an engine that may borrow."""
     if usage.is_exact:
         return f"exact: {usage.why_exact or 'nothing was borrowed'}"
-    lent = sum(one.borrowed for one in usage.reused)
+    lent = sum(one.borrowed + one.joined for one in usage.reused)
     return (
         f"approximate: {lent} tokens borrowed from other contexts, {usage.borrowed.total} of them "
         f"cached; {usage.recomputed_tokens} of the same documents recomputed"

@@ -54,7 +54,9 @@ class HitRates:
     def count_documents(self, request: BackendRequest, usage: Usage) -> None:
         """Count the documents of a prompt. Its exact tokens were cached from its start."""
         cached_tokens = usage.cached.total
-        borrowed = {one.document: one.borrowed for one in usage.reused if one.tier is not None}
+        borrowed = {
+            one.document: one.borrowed + one.joined for one in usage.reused if one.tier is not None
+        }
         with self._lock:
             for segment in request.segments:
                 name = segment.document_id

@@ -174,15 +174,17 @@ class NeighbourBook:
         """Tokenise a document with SEPARATOR as in a prompt, where another document follows.
 
         At the end of a string, two line ends are often one token; before a letter they are two. Returns
-        the tokens, and the one that the document ends with; None if the tokenizer cannot tell.
+        the tokens, and the last one that begins in the document, as prompts are cut; None if the
+        tokenizer cannot tell.
         """
         end = len(text) + len(SEPARATOR)
         found = self._tokenize(text + SEPARATOR + FOLLOWING)
+        own = [at for at, (start, _) in enumerate(found.offsets) if start < len(text)]
+        last = found.token_ids[own[-1]] if own else None
         before = [at for at, (_, upto) in enumerate(found.offsets) if upto <= end]
-        if not before or found.offsets[before[-1]][1] != end:
-            return tuple(self._tokenize(text + SEPARATOR).token_ids), None
-        last = next(at for at in before if found.offsets[at][1] >= len(text))
-        return tuple(found.token_ids[: len(before)]), found.token_ids[last]
+        if before and found.offsets[before[-1]][1] == end:
+            return tuple(found.token_ids[: len(before)]), last
+        return tuple(self._tokenize(text + SEPARATOR).token_ids), last
 
 
 def _drop_oldest(known: OrderedDict[Any, Any]) -> None:

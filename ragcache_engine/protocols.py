@@ -48,8 +48,8 @@ class BackendRequest:
       computes it in steps that are short enough to cancel.
     is_exact: whether it must not borrow from other contexts, even if the engine does.
     recompute_ratio: the share of borrowed documents to compute anew; None: the engine's own.
-    contexts: by document, the id and the token ids of the document behind which its tensors are stored,
-      to be borrowed; a document that is left out is stored behind the system text alone.
+    contexts: by document, how its tensors are stored, to be borrowed; a document that is left out is
+      stored behind the system text alone.
     makes_donors: whether the donors that it lacks are computed whatever they cost, to prepare its
       documents for later prompts.
     """

@@ -67,6 +67,11 @@ def list_left_out(plan: Plan) -> list[str]:
             "everything but one trace at two rates, and answers in float32: `ragcache bench` without "
             "--quick takes up to an hour"
         )
+    if plan.name in ("anywhere", "parts"):
+        lines.append(
+            "everything else: `ragcache bench` compares RAGCache with vLLM's own caches, reuse at any "
+            "position among it, in up to an hour"
+        )
     if plan.name not in ("parts", "full"):
         lines.append(
             "RAGCache with one part changed at a time: `ragcache bench --parts`, 9 minutes"

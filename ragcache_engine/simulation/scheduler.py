@@ -113,6 +113,7 @@ class Scheduler:
             is_loaded = request.is_donor and request.state is State.LOADED
             missing = request.tokens - request.computed_tokens
             if is_loaded and missing < self.device.sizes.block_tokens:
+                self.device.manager.record_admission(request.name, 0, self.device.clock.now())
                 self.end(request, completed=True)
 
     def _ask_for_donors(self) -> None:

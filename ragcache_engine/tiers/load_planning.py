@@ -29,7 +29,8 @@ class LoadPlanner:
 
         others: how many other requests run or wait; 0 if the model computes none of them. A request that
           computes its blocks in their step ends with that step; one that loads them takes another step,
-          a short one. But each of the others waits longer for what it computes.
+          a short one. But each of the others waits longer for what it computes. A donor that is loaded
+          whole ends there.
         disk_queue: how many reads wait before those that this request would ask for; None if nothing is
           to be read now.
         """
@@ -85,7 +86,7 @@ class LoadPlanner:
             return copying.best_rate
         if not others:
             return copying.rate
-        step_s = self._speeds.computing.short_step_s
+        step_s = 0.0 if request.is_donor else self._speeds.computing.short_step_s
         return copying.rate._replace(latency_s=step_s / (1 + others))
 
     def _worth_loading(self, rate: Rate, cached: int, computed: int, blocks: int) -> int:

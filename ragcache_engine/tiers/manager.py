@@ -632,7 +632,7 @@ class CacheManager(Generic[B]):
         counters = self.counters
         if request.is_donor:
             missing = request.prompt.tokens - sum(tokens.values())
-            # One that was found whole ends without a step.
+            # One that lacks no whole block ends once it is loaded.
             counters.donor_tokens += missing if missing >= self.block_tokens else 0
             return
         counters.device_tokens += tokens[Tier.DEVICE]

@@ -16,7 +16,7 @@ class Reason(StrEnum):
     EVICTED = "it was evicted"
     QUICKER = "computing was quicker than loading"
     SHARED_BLOCK = "its end shares a block with what follows"
-    JOINT = "text between documents is always computed"
+    JOINT = "the text between two documents was computed"
 
 
 @dataclass(frozen=True, slots=True)

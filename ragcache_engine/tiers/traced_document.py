@@ -53,7 +53,8 @@ def trace_document(
         )
     recomputed = min(rest, reuse.recomputed)
     rest -= recomputed
-    borrowed = {} if reuse.tier is None else {reuse.tier: min(rest, reuse.borrowed)}
+    lent = min(rest, reuse.borrowed + reuse.joined)
+    borrowed = {} if reuse.tier is None else {reuse.tier: lent}
     rest -= sum(borrowed.values())
     if reuse.tier is not None:  # what is left joins it to the document before it
         why = str(Reason.JOINT) if rest else ""

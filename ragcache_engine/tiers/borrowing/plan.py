@@ -66,8 +66,9 @@ class Donor:
 
     token_ids: the system text, the context and the document; then the last one of these again up to the
       end of the block, and once more. So every token that is lent lies in a whole block, and vLLM, which
-      always computes the last token of a prompt, can take all of these from a cache. The last token
-      of the document is its context's, or missing: so it has one donor, whatever stands behind it.
+      always computes the last token of a prompt, can take all of these from a cache. The document ends
+      with the last token that its context names. If none is named, its last token is left out. So a
+      document has one donor, whatever stands behind it.
     segments: its runs, as a RequestMessage carries them.
     start: where the document begins in it.
     """
@@ -99,8 +100,8 @@ class BorrowPlan:
 
     exact_blocks: leading blocks that are exact, and shared with every prompt that begins so. They hold
       the system text and the exact documents.
-    end: where the last document ends, or what its donor lends of it. The tokens from here on are computed
-      as ever.
+    end: where the last document ends, or before that, where what its donor lends of it ends. The tokens
+      from here on are computed as ever.
     system_tokens: how many tokens stand before the first document.
     documents: the documents, in the prompt's order.
     exact_documents: how many of them, from the first on, are exact.

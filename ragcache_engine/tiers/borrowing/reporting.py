@@ -28,8 +28,9 @@ def report_borrowing(
     documents.append(_report_exact(last, found.get(0)))
     for place, span in enumerate(plan.documents[plan.exact_documents :], 1):
         anew = bisect_left(recomputed, span.end) - bisect_left(recomputed, span.start)
-        anew += max(0, span.end - plan.end)  # a prompt's last token is computed in any case
-        tier = Tier.DEVICE if shared_tokens >= span.end else found.get(place)
+        anew += max(0, span.end - plan.end)  # the end of the last document, which no donor lends
+        is_shared = shared_tokens >= min(span.end, plan.end)
+        tier = Tier.DEVICE if is_shared else found.get(place)
         tokens = span.end - span.start
         joined = plan.count_copied(plan.lent_document(place - 1).end, span.start)
         documents.append(

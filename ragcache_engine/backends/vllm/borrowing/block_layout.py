@@ -138,31 +138,20 @@ def arrange(places: torch.Tensor) -> Arrangement:
 
 def _find_dimensions(places: torch.Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the sizes and strides of the fewest dimensions that have elements at these places."""
+    at = places.tolist()
     sizes: list[int] = []
     strides: list[int] = []
-    step = 1  # from the fastest dimension to the slowest
-    for size in reversed(_factors(len(places))):
-        stride = int(places[step])
-        if sizes and stride == strides[0] * sizes[0]:
-            sizes[0] *= size
-        else:
-            sizes.insert(0, size)
-            strides.insert(0, stride)
+    step = 1  # from the fastest dimension to the slowest, each as long as its stride holds
+    while step < len(at):
+        stride, size = at[step], 2
+        while size * step < len(at) and at[size * step] == size * stride:
+            size += 1
+        sizes.insert(0, size)
+        strides.insert(0, stride)
         step *= size
     found = torch.zeros(1, dtype=torch.int64)
     for size, stride in zip(sizes, strides, strict=True):
         found = (found[:, None] + stride * torch.arange(size)).flatten()
-    if not torch.equal(places.cpu(), found):
+    if found.tolist() != at:
         raise UnknownLayout("the attention kernel cuts its blocks into tiles of an unknown kind")
     return tuple(sizes), tuple(strides)
-
-
-def _factors(number: int) -> list[int]:
-    """Return the prime factors of a number, the largest first."""
-    factors, prime = [], 2
-    while number > 1:
-        while number % prime == 0:
-            factors.append(prime)
-            number //= prime
-        prime += 1
-    return factors[::-1]

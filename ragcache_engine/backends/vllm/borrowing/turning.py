@@ -41,7 +41,7 @@ class KeyTurner:
         cos_new, sin_new = self._cos[new], self._sin[new]
         cos = cos_new * cos_old + sin_new * sin_old
         sin = sin_new * cos_old - cos_new * sin_old
-        stays = (old == new)[:, None]  # such keys do not change, not even by rounding
+        stays = (old == new)[:, None]  # such keys do not change by rounding either
         cos, sin = cos.masked_fill(stays, 1.0), sin.masked_fill(stays, 0.0)
         return self._join(cos, cos)[:, None], self._join(-sin, sin)[:, None]
 

@@ -187,11 +187,15 @@ class TierScheduler(Scheduler):
 
     def _end_loaded(self, names: Iterable[str]) -> None:
         """End those of these requests whose whole blocks were loaded, and keep the blocks cached."""
+        tiers = self._tiers
+        assert tiers is not None
         loaded = self.finished_recving_kv_req_ids - self.failed_recving_kv_req_ids
         ended = []
         for name in loaded.intersection(names):
             request = self.requests[name]
             if request.num_prompt_tokens - request.num_computed_tokens < self.block_size:
+                # As a request that goes on is admitted again: how long it waited is measured.
+                tiers.cache.record_admission(name, 0, tiers.now())
                 self.kv_cache_manager.cache_blocks(request, request.num_computed_tokens)
                 ended.append(name)
         self.finish_requests(ended, RequestStatus.FINISHED_LENGTH_CAPPED)

@@ -18,7 +18,7 @@ from ragcache_engine.backends.vllm.borrowing.block_layout import (  # noqa: E402
 pytestmark = pytest.mark.vllm
 
 TOKENS, NUMBERS, BLOCKS = 16, 24, 5
-TILED = [2, 4, 2, 3, 2, 4]  # the first three make the tokens, the others the numbers
+TILED = [2, 4, 2, 2, 3, 4]  # the first three make the tokens, the others the numbers
 
 
 def tiles(order: list[int], offset: int, gap: int) -> torch.Tensor:
@@ -73,6 +73,21 @@ def test_a_copy_changes_its_slots_alone(keys: list[int], values: list[int], seed
         assert torch.equal(
             part.view(cache)[part.index(every)], part.view(before)[part.index(came_from)]
         )
+
+
+@pytest.mark.parametrize("head_size", [64, 80, 96, 112])
+@pytest.mark.parametrize("is_turned", [True, False])
+def test_heads_of_any_size_lie_apart(head_size: int, is_turned: bool):
+    heads, tokens = 3, 32
+    of_token, of_number = (1, tokens) if is_turned else (head_size, 1)  # AVX turns keys, not values
+    places = (
+        torch.arange(tokens)[:, None, None] * of_token
+        + torch.arange(heads)[:, None] * 2 * head_size * tokens
+        + torch.arange(head_size) * of_number
+    ).flatten(1)
+    found = arrange(places)
+    assert found.number_sizes == (heads, head_size)
+    assert found.number_strides == (2 * head_size * tokens, of_number)
 
 
 def test_tokens_one_after_the_other_take_one_dimension_for_all_numbers():

@@ -120,6 +120,26 @@ def test_donors_that_are_loaded_whole_are_not_computed(borrowing: Callable[..., 
     engine.cache.check_idle()
 
 
+def test_how_long_a_donor_waited_is_measured_though_it_computes_nothing(
+    borrowing: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+):
+    engine = borrowing(device_blocks=40, host_blocks=200)
+    asked(engine, "one", "a", "b", "c", "d")
+    for number, names in enumerate(["ef", "gh", "ij", "kl", "mn"]):
+        asked(engine, f"other {number}", *names)
+    admitted: list[tuple[str, bool]] = []
+    record = engine.cache.record_admission
+
+    def note(name: str, loaded_tokens: int, now_s: float) -> None:
+        admitted.append((name.partition("-")[2], loaded_tokens > 0))
+        record(name, loaded_tokens, now_s)
+
+    monkeypatch.setattr(engine.cache, "record_admission", note)
+    asked(engine, "again", "a", "d", question=2)
+    of_donors = [loads for donor, loads in admitted if donor]
+    assert sorted(of_donors) == [False, False, True, True], "each loads, and then goes on"
+
+
 def test_a_second_life_borrows_from_what_the_first_one_left_on_disk(
     borrowing: Callable[..., Any], tmp_path: Path
 ):
@@ -518,14 +538,21 @@ def test_exact_and_borrowing_requests_among_each_other_compute_with_their_own_te
     )
     texts = {f"d{n}": document(f"d{n}", dice.randint(3, 120)) for n in range(10)}
     neighbours = {name: dice.choice(sorted(texts)) for name in texts}
+    between = [[], [11, 11]][seed % 2]
+    behind = {
+        name: Context(near, [*texts[near], *between], dice.choice([texts[name][-1], 3, None]))
+        for name, near in neighbours.items()
+    }
     told: dict[str, Any] = {}
     for number in range(150):
         tokens, segments = list(SYSTEM), [(len(SYSTEM), None)]
         for name in dice.sample(sorted(texts), dice.randint(1, 4)):
             tokens += texts[name]
             segments.append((len(tokens), name))
+            if between:
+                tokens += between
+                segments.append((len(tokens), None))
         tokens += [dice.randrange(50) for _ in range(dice.randint(1, 40))]
-        behind = {name: Context(near, texts[near]) for name, near in neighbours.items()}
         engine.ask(
             f"r{number}",
             tokens,
