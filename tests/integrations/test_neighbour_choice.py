@@ -24,7 +24,7 @@ class Listening(MemoryBackend):
         self.neighbours = []
 
     def generate(self, request):
-        self.neighbours.append({name: near for name, (near, _) in request.contexts.items()})
+        self.neighbours.append({name: one.document for name, one in request.contexts.items()})
         return super().generate(request)
 
 
