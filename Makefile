@@ -65,7 +65,7 @@ doctor: $(READY) ## what this machine has, and what would run on it
 	@$(PYTHON) -m ragcache_cli doctor
 
 .PHONY: bench
-bench: $(READY) ## RAGCache against vLLM's own caches; report in benchmarks/results (55 minutes, a quiet machine)
+bench: $(READY) ## RAGCache against vLLM's own caches; report in benchmarks/results (about 55 minutes, a quiet machine)
 	@$(PYTHON) benchmarks/full_report.py
 
 .PHONY: bench-quick
@@ -77,7 +77,7 @@ bench-anywhere: $(READY) ## reuse at any position alone, against vLLM's prefix c
 	@$(PYTHON) benchmarks/full_report.py --anywhere
 
 .PHONY: bench-parts
-bench-parts: $(READY) ## RAGCache with one part changed at a time, hidden search, quality of reordered answers (10 minutes)
+bench-parts: $(READY) ## RAGCache with one part changed at a time, hidden search, quality of reordered answers (about 10 minutes)
 	@$(PYTHON) benchmarks/full_report.py --parts
 
 # Extras that are tried in an environment each; `dist-cpu` tries those that want a model.

@@ -22,31 +22,23 @@ TREE_NODES = {
 """By plan: the sizes to measure at, in documents of the tree and vectors of the index."""
 
 
-def quick(main: str) -> Plan:
-    return plan.quick(main)
-
-
 def usual(main: str) -> Plan:
-    """Plan 55 minutes on two cores. main: the name of the question set.
+    """Plan about 55 minutes on two cores. main: the name of the question set.
 
     On squad, the main trace needs four times the memory of device and host. Whole articles are a second
     trace: its prompts are over twice as long, and the host holds all of them.
     """
     base = plan.usual(main)
-    if main == MAIN_SET:
-        first, *sweeps = base.groups[0].parts
-        loads = (Load(0.5), replace(OVERLOAD, times=2))
-        articles = Part("main", Trace(LONG, 1, SKEW), loads, 30, 8, rounds=1)
-        base = _with_first_group(base, parts=(first, articles, *sweeps))
-    return base
-
-
-def anywhere(main: str) -> Plan:
-    return plan.anywhere(main)
+    if main != MAIN_SET:
+        return base
+    first, *sweeps = base.groups[0].parts
+    loads = (Load(0.5), replace(OVERLOAD, times=2))
+    articles = Part("main", Trace(LONG, 1, SKEW), loads, 30, 8, rounds=1)
+    return _with_first_group(base, parts=(first, articles, *sweeps))
 
 
 def parts(main: str) -> Plan:
-    """Plan RAGCache with parts changed, and the studies that need them: 10 minutes on two cores."""
+    """Plan RAGCache with parts changed, and the studies that need them: about 10 minutes on two cores."""
     return _with_studies(plan.parts(main), hidden_search=40, quality=40)
 
 
@@ -83,9 +75,9 @@ def _with_studies(base: Plan, *, hidden_search: int, quality: int) -> Plan:
 
 
 FULL_PLANS: dict[str, plan.MakePlan] = {
-    "quick": quick,
+    "quick": plan.quick,
     "usual": usual,
-    "anywhere": anywhere,
+    "anywhere": plan.anywhere,
     "parts": parts,
     "full": full,
 }

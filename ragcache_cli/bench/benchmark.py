@@ -74,7 +74,7 @@ def list_left_out(plan: Plan) -> list[str]:
         )
     if plan.name not in ("parts", "full"):
         lines.append(
-            "RAGCache with one part changed at a time: `ragcache bench --parts`, 9 minutes"
+            "RAGCache with one part changed at a time: `ragcache bench --parts`, about 9 minutes"
         )
     if plan.name != "full":
         lines.append(
@@ -83,8 +83,8 @@ def list_left_out(plan: Plan) -> list[str]:
         )
     return [
         *lines,
-        "the paper's goals, quality of answers, growth and more question sets: `make bench` in a "
-        "checkout of the repository",
+        "the paper's goals, growth and more question sets: `make bench` in a checkout of the repository; "
+        "quality of reordered answers: `make bench-parts` there",
         "LMCache: docs/benchmarks.md says what stops it on a CPU",
     ]
 

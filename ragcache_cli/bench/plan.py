@@ -212,7 +212,7 @@ def anywhere(main: str) -> Plan:
 
 
 def parts(main: str) -> Plan:
-    """Plan RAGCache with one part changed at a time, 9 minutes on two cores. main: as in `usual`."""
+    """Plan RAGCache with one part changed at a time, about 9 minutes. main: as in `usual`."""
     return Plan("parts", ablation_groups(TraceSpec(main, 2, SKEW), WARM // 2, 10, 1), 0)
 
 

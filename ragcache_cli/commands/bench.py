@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         dest="plan",
         action="store_const",
         const="parts",
-        help="RAGCache with one part changed at a time, 9 minutes",
+        help="RAGCache with one part changed at a time, about 9 minutes",
     )
     length.add_argument(
         "--full", dest="plan", action="store_const", const="full", help="the whole grid, days"

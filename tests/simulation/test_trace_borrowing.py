@@ -94,12 +94,10 @@ def test_donors_that_are_loaded_whole_are_not_computed():
     sizes = {"a": 100, "b": 60} | dict.fromkeys([name for pair in others for name in pair], 100)
     trace = Trace((("a", "b"), *others, ("b", "a")), sizes)
     prompts = TracePrompts(trace, system_tokens=16, block_tokens=16, has_disk=False)
+    copies_at_once = TierSizes(16, 40, 400, token_bytes=1)
     on_device, from_host = (
         replay_borrowing(trace, prompts, tiers, "lru", profile=PROFILE, ratio=0.0)
-        for tiers in (
-            TierSizes(16, 400),
-            TierSizes(16, 40, 400, token_bytes=1),
-        )  # copies take no time
+        for tiers in (TierSizes(16, 400), copies_at_once)
     )
     assert from_host.borrowed.host == on_device.borrowed.device > 0
     assert from_host.prefill_s == pytest.approx(

@@ -347,10 +347,11 @@ class VLLM:
         question: Sequence[int] = (9,),
         labelled: bool = True,
         guess: str | None = None,
+        is_donor: bool = False,
     ) -> Request:
         self.count += 1
         request, prompt = self.describe(*documents, question=question, labelled=labelled)
-        self.cache.add_request(request.name, prompt, guess=guess)
+        self.cache.add_request(request.name, prompt, guess=guess, is_donor=is_donor)
         self.waiting.append(request)
         return request
 
@@ -881,8 +882,9 @@ def test_a_long_latency_speaks_against_loading_only_while_the_model_has_nothing_
 
 
 def test_beside_others_a_short_step_speaks_against_loading_what_takes_less_to_compute():
-    """They share the wait: the more there are, the less does the step count."""
-    for others, expected in ((1, (0, 0, 0)), (9, (0, 24, 0))):
+    """They share the wait: the more there are, the less does the step count. A donor needs no step."""
+    cases = ((1, False, (0, 0, 0)), (9, False, (0, 24, 0)), (1, True, (0, 24, 0)))
+    for others, is_donor, expected in cases:
         vllm = VLLM(device=100)
         vllm.run(vllm.arrive("S", "A", "D"))
         vllm.reset(host=False)
@@ -891,7 +893,7 @@ def test_beside_others_a_short_step_speaks_against_loading_what_takes_less_to_co
         computing.short_step_s = 5 * saved_s
         busy = [vllm.arrive("B") for _ in range(others)]
         vllm.schedule()
-        told = vllm.run(vllm.arrive("S", "A", "D"), *busy)
+        told = vllm.run(vllm.arrive("S", "A", "D", is_donor=is_donor), *busy)
         assert sources(told[0]) == expected
         vllm.check_at_rest()
 

@@ -236,7 +236,12 @@ def plan_borrowing(
     if exact_blocks < 0:
         return WhyExact.SHORT
     copies, recomputed, end = _divide(
-        token_ids, spans[exact_documents - 1 :], donors, ratio, exact_blocks * block_tokens
+        token_ids,
+        spans[exact_documents - 1 :],
+        donors,
+        ratio,
+        exact_blocks * block_tokens,
+        exact_end,
     )
     # vLLM always computes the last token of a prompt, because it needs the token's output.
     end = min(end, len(token_ids) - 1)
@@ -322,15 +327,16 @@ def _divide(
     donors: Sequence[Donor],
     ratio: float,
     at: int,
+    exact_end: int,
 ) -> tuple[list[TokenCopy], list[int], int]:
     """Divide the tokens from `at`, where the exact blocks end, into those to copy and to recompute.
 
-    spans: the last exact document, and all borrowed ones. Returns where those tokens end as well.
+    spans: the last exact document, and all borrowed ones. exact_end: where what the first donor lends
+    ends. Returns where the divided tokens end as well.
     """
-    lent = spans[0].start + _count_lent(donors[0], token_ids[spans[0].start : spans[0].end])
-    copies = [TokenCopy(0, at, at, lent - at)] if lent > at else []
+    copies = [TokenCopy(0, at, at, exact_end - at)] if exact_end > at else []
     recomputed: list[int] = []
-    at = max(at, lent)
+    at = max(at, exact_end)
     for place, (span, donor) in enumerate(zip(spans[1:], donors[1:], strict=True), 1):
         fresh = span.start + ceil(ratio * (span.end - span.start))
         is_between = at >= spans[place - 1].end
