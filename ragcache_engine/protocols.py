@@ -52,6 +52,8 @@ class BackendRequest:
       stored behind the system text alone.
     makes_donors: whether the donors that it lacks are computed whatever they cost, to prepare its
       documents for later prompts.
+    goes_on: whether this generates the rest of an answer that an adopted guess has begun. The guess
+      counts as a use of its documents, this does not.
     """
 
     request_id: str
@@ -65,6 +67,7 @@ class BackendRequest:
     recompute_ratio: float | None = None
     contexts: Mapping[str, Context] = field(default_factory=dict)
     makes_donors: bool = False
+    goes_on: bool = False
 
     @property
     def tokens(self) -> TokenizedPrompt:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from ragcache_engine.errors import EngineDied, GenerationFailed, RequestTimedOut
 from ragcache_engine.protocols import Backend, BackendRequest, Delta
-from ragcache_engine.values import FinishReason, SamplingOptions, TokenizedPrompt
+from ragcache_engine.values import FinishReason, TokenizedPrompt
 
 ATTEMPTS = 2
 
@@ -125,16 +125,6 @@ async def _end_when_silent(
             yield delta
 
 
-def _must_start_over(options: SamplingOptions) -> bool:
-    """Return whether the tokens of an answer depend on where in it an attempt begins.
-
-    A guide applies from the answer's first token, not from its middle. Presence and frequency penalties
-    count the tokens of the answer, and a resumed attempt has the first of them in its prompt. The
-    repetition penalty counts the prompt too.
-    """
-    return bool(options.guide or options.presence_penalty or options.frequency_penalty)
-
-
 @dataclass(slots=True)
 class _DeliveredAnswer:
     """Joins a second attempt to the part of an answer that the reader already has.
@@ -169,7 +159,7 @@ class _DeliveredAnswer:
         """Return the request for the missing rest of the answer."""
         if not self.token_ids:
             return request
-        if _must_start_over(request.options):
+        if request.options.depend_on_start:
             self.starts_over = True
             return replace(request, request_id=f"{request.request_id}-again")
         prompt, max_tokens = request.tokens, request.options.max_tokens

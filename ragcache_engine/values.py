@@ -145,6 +145,16 @@ class SamplingOptions:
         if self.guide is not None:
             require_instance(self.guide, Guide, "guide", "such as Guide.json(schema)")
 
+    @property
+    def depend_on_start(self) -> bool:
+        """Whether an answer's tokens depend on where in it a request begins.
+
+        A guide applies from the answer's first token, not from its middle. Presence and frequency
+        penalties count the tokens of the answer, and a request for the rest has the first of them in its
+        prompt. The repetition penalty counts the prompt too.
+        """
+        return bool(self.guide or self.presence_penalty or self.frequency_penalty)
+
 
 def require_options(options: SamplingOptions | None) -> SamplingOptions:
     """Return these options, or the default ones for None. Raises InvalidArgument."""

@@ -18,10 +18,11 @@ class ChainEstimators:
     """Measure what speculating gains for each chain, and decide by it. On the engine's loop only.
 
     is_automatic: whether to speculate only where measurements show that it gains time; False: always.
+    may_go_on: whether a prompt may adopt the first token of its answer, and go on from there.
     """
 
-    def __init__(self, *, is_automatic: bool) -> None:
-        self._is_automatic = is_automatic
+    def __init__(self, *, is_automatic: bool, may_go_on: bool = False) -> None:
+        self._is_automatic, self._may_go_on = is_automatic, may_go_on
         self._estimators: OrderedDict[Hashable, Estimator] = OrderedDict()
 
     def is_worth_guessing(
@@ -36,6 +37,10 @@ class ChainEstimators:
                 speed, step_tokens
             )
         return search.is_worth_guessing
+
+    def are_options_steady(self, search: TrackedSearch) -> bool:
+        """Return whether the next prompt of this chain will probably have the options of the last."""
+        return self._of(search.chain).are_options_steady
 
     def note_prompt(self, search: TrackedSearch, now_s: float, options: SamplingOptions) -> None:
         """Measure how long after its final documents the prompt of this search came; note its options."""
@@ -56,7 +61,7 @@ class ChainEstimators:
             estimator.figures = figures
 
     def _of(self, chain: Hashable) -> Estimator:
-        estimator = self._estimators.setdefault(chain, Estimator())
+        estimator = self._estimators.setdefault(chain, Estimator(may_go_on=self._may_go_on))
         self._estimators.move_to_end(chain)
         if len(self._estimators) > MOST_CHAINS:
             self._estimators.popitem(last=False)

@@ -9,10 +9,11 @@ seconds.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from dataclasses import dataclass, replace
 
+from ragcache_engine.speculation.first_token import are_alike
 from ragcache_engine.speculation.prefill_load import ModelSpeed, running_mean
+from ragcache_engine.values import SamplingOptions
 
 PREPARING_S = 0.0025
 """How long it takes to prepare a guess where none was made yet: two cores and a prompt of 500 tokens."""
@@ -24,7 +25,7 @@ LEAST_USEFUL_SHARE = 0.2
 QUESTIONS_BETWEEN_TRIALS = 16
 """After how many questions to try again a chain for which speculating gains no time."""
 STEADY_PROMPTS = 3
-"""A chain whose options have changed is guessed for again after so many prompts in a row had the same."""
+"""A chain's options are foreseen again after so many prompts in a row had the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,17 +101,28 @@ def is_worthwhile(figures: ChainFigures, speed: ModelSpeed, step_tokens: int | N
 
 @dataclass(slots=True)
 class Estimator:
-    """Keep one chain's figures. Where they speak against speculating, try it again now and then."""
+    """Keep one chain's figures. Where they speak against speculating, try it again now and then.
+
+    may_go_on: whether a prompt may adopt the first token of its answer, and go on from there.
+    """
 
     figures: ChainFigures = ChainFigures()
+    may_go_on: bool = False
     _has_seen_prompt: bool = False
     _has_only_first_lead: bool = False  # the lead is a part of that of the first prompt
     _skipped: int = 0
-    _options: Hashable = None  # of the last prompt
-    _same_options: int = 0  # prompts in a row with these options, the last one among them
-    _have_options_changed: bool = False
+    _options: SamplingOptions | None = None  # of the last prompt
+    _same_options: int = STEADY_PROMPTS  # prompts in a row with these options; enough at first
+    _share_first_token: bool = True  # whether the latest options differ only in where answers end
 
-    def note_prompt(self, lead_s: float, *, was_idle: bool, options: Hashable = None) -> None:
+    @property
+    def are_options_steady(self) -> bool:
+        """Whether the next prompt will probably have the options of the last one."""
+        return self._same_options >= STEADY_PROMPTS
+
+    def note_prompt(
+        self, lead_s: float, *, was_idle: bool, options: SamplingOptions | None = None
+    ) -> None:
         """Note that a prompt came `lead_s` after its final documents, with these sampling options.
 
         was_idle: no other prefill was pending when those documents were found. Otherwise the lead is not
@@ -137,7 +149,8 @@ class Estimator:
             return False  # every prompt so far came in a busy moment
         if self.figures.begins_too_late:
             return False  # leads are measured without guessing too: a trial would show nothing new
-        if self._have_options_changed and self._same_options < STEADY_PROMPTS:
+        may_adopt_first_token = self.may_go_on and self._share_first_token
+        if not self.are_options_steady and not may_adopt_first_token:
             return False  # a guess with other options could not be adopted; nor would a trial show more
         if (
             is_worthwhile(self.figures, speed, step_tokens)
@@ -148,9 +161,11 @@ class Estimator:
         self._skipped += 1
         return False
 
-    def _note_options(self, options: Hashable) -> None:
-        if self._has_seen_prompt and options != self._options:
-            self._have_options_changed = True
-            self._same_options = 0
-        self._options = options
-        self._same_options += 1
+    def _note_options(self, options: SamplingOptions | None) -> None:
+        before, self._options = self._options, options
+        if before is None or options is None or options == before:
+            self._same_options += 1
+            return
+        others_do = self.are_options_steady or self._share_first_token
+        self._share_first_token = others_do and are_alike(before, options)
+        self._same_options = 1

@@ -1,7 +1,8 @@
 """Dynamic speculative pipelining: prefill while the search still runs, and adopt the work if it fits.
 
-A prompt adopts a speculation only if its tokens and sampling options are exactly the same. So a wrong
-guess costs time and never changes an answer. Work that no prompt claims ends after a while; the blocks
+A prompt adopts a speculation only if its tokens are the same, and its sampling options too, but for the
+length and the stop strings of an answer of which only the first token was guessed. So a wrong guess costs
+time and never changes an answer. Work that no prompt claims ends after a while; the blocks
 that it prefilled stay cached. Source: RAGCache, §5.3.
 """
 
@@ -82,15 +83,16 @@ class Pipeline:
         self._load = PrefillLoad()
         self._registry = SearchRegistry(most_unclaimed)
         self._planner = RequestPlanner(backend, templates, next_request_id, contexts_of)
-        self._estimators = ChainEstimators(is_automatic=is_automatic)
+        # A server may borrow, whatever its client knows of it.
+        may_borrow = may_borrow or backend.reads_text
+        self._estimators = ChainEstimators(is_automatic=is_automatic, may_go_on=not may_borrow)
         self._runner = SpeculationRunner(
             backend,
             self._planner,
             self._registry,
             self._load,
             sign_of_life,
-            # A server may borrow, whatever its client knows of it.
-            may_borrow=may_borrow or backend.reads_text,
+            may_borrow=may_borrow,
         )
 
     def use_limits(self, limits: ModelLimits) -> None:
@@ -165,7 +167,12 @@ class Pipeline:
         if running:
             self._runner.cancel(running, search, SpeculationOutcome.OTHER_DOCUMENTS)
         if decision is Decision.START and self._may_start(search, final):
-            self._runner.start(search, documents, is_final=final)
+            self._runner.start(
+                search,
+                documents,
+                is_final=final,
+                is_first_token=not self._estimators.are_options_steady(search),
+            )
 
     def _count_pending_prefills(self, search: TrackedSearch, now_s: float) -> int:
         """Count the running prefills besides the search's own; in "auto" mode also those expected soon.
@@ -201,7 +208,7 @@ class Pipeline:
         search, adopted = self._registry.claim(request, number)
         if search:
             self._settle(search, request, adopted, now_s)
-        return Claim(self._backend.now, self._load, request, search, adopted)
+        return Claim(self._backend, self._load, request, search, adopted)
 
     def _settle(
         self,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from ragcache_engine import SamplingOptions
 from ragcache_engine.speculation.estimate import (
     FIRST_PROMPT_TIMES,
     LEAST_HEAD_START_S,
@@ -154,13 +156,40 @@ def test_after_a_bad_time_good_trials_bring_it_back():
 
 def test_where_each_prompt_has_other_options_nothing_is_guessed_until_they_hold():
     estimator = Estimator()
-    for max_tokens in (4, 4, 9):
+    for seed in (4, 4, 9):
         assert estimator.decide_next(FAST, STEP)  # they have held so far
-        estimator.note_prompt(0.5, was_idle=True, options=max_tokens)
-    for max_tokens in [*range(3 * QUESTIONS_BETWEEN_TRIALS), 5]:
+        estimator.note_prompt(0.5, was_idle=True, options=SamplingOptions(seed=seed))
+    for seed in [*range(3 * QUESTIONS_BETWEEN_TRIALS), 5]:
         assert not estimator.decide_next(FAST, STEP)
-        estimator.note_prompt(0.5, was_idle=True, options=max_tokens)
+        estimator.note_prompt(0.5, was_idle=True, options=SamplingOptions(seed=seed))
     for _ in range(STEADY_PROMPTS - 1):
         assert not estimator.decide_next(FAST, STEP)
-        estimator.note_prompt(0.5, was_idle=True, options=5)
+        estimator.note_prompt(0.5, was_idle=True, options=SamplingOptions(seed=5))
     assert estimator.decide_next(FAST, STEP)
+
+
+@pytest.mark.parametrize("may_go_on", [True, False])
+def test_where_only_the_ends_of_answers_change_their_first_token_is_guessed(may_go_on: bool):
+    estimator = Estimator(may_go_on=may_go_on)
+    ends = [SamplingOptions(max_tokens=4), SamplingOptions(max_tokens=9, stop=(".",))]
+    assert estimator.decide_next(FAST, STEP)
+    for options in ends:
+        assert estimator.are_options_steady
+        estimator.note_prompt(0.5, was_idle=True, options=options)
+    for _ in range(STEADY_PROMPTS - 1):
+        assert not estimator.are_options_steady
+        assert estimator.decide_next(FAST, STEP) is may_go_on
+        estimator.note_prompt(0.5, was_idle=True, options=ends[-1])
+    assert estimator.are_options_steady
+    assert estimator.decide_next(FAST, STEP)
+
+
+def test_a_first_token_is_not_guessed_while_more_than_the_ends_of_answers_changes():
+    estimator = Estimator(may_go_on=True)
+    for options in (
+        SamplingOptions(max_tokens=4),
+        SamplingOptions(max_tokens=4, temperature=0.5),
+        SamplingOptions(max_tokens=9, temperature=0.5),
+    ):
+        estimator.note_prompt(0.5, was_idle=True, options=options)
+    assert not estimator.decide_next(FAST, STEP)

@@ -19,7 +19,12 @@ from ragcache_engine.speculation import Pipeline, TrackedSearch
 
 TEMPLATE = Template("Texts: ", "; ", " Asked: {question}")
 DOCUMENTS = [Document(name, f"{name} is a document about {name}.") for name in "abc"]
-OPTIONS = [SamplingOptions(max_tokens=4), SamplingOptions(max_tokens=9)]
+OPTIONS = [
+    SamplingOptions(max_tokens=4),
+    SamplingOptions(max_tokens=9),
+    SamplingOptions(max_tokens=1),
+    SamplingOptions(max_tokens=9, stop=("again", "what is not")),
+]
 MOST, EXPIRY_S = 3, 10.0
 
 documents = st.lists(st.sampled_from(DOCUMENTS), max_size=2)
@@ -104,7 +109,10 @@ class World:
             finally:
                 if named:
                     del self.searches[number]
-        expected = self.backend.tokenize(reply(prompt.text))
+        reply_text = reply(prompt.text)
+        for stop in options.stop:
+            reply_text = reply_text.split(stop, 1)[0]
+        expected = self.backend.tokenize(reply_text)
         assert text == self.backend.detokenize(expected.token_ids[: options.max_tokens])
 
     def check(self) -> None:

@@ -235,6 +235,79 @@ def test_other_options_are_other_answers_from_the_same_prefill(
     assert engine.stats().speculation.wasted_prefill_tokens == 0
 
 
+OTHER_ENDS = [
+    SamplingOptions(max_tokens=3),
+    SamplingOptions(max_tokens=None),
+    SamplingOptions(max_tokens=10, stop=("2", "It says no")),
+    SamplingOptions(max_tokens=1),
+    SamplingOptions(max_tokens=10, stop=("says",)),
+    SamplingOptions(max_tokens=10, stop=("It",)),
+]
+
+
+def test_where_answers_end_elsewhere_each_time_their_first_tokens_are_adopted(
+    engine: RAGCacheEngine, alone: RAGCacheEngine
+):
+    ask(engine, "Who?", [C, D])
+    ask(alone, "Who?", [C, D], wait=False)
+    outcomes = []
+    for number, options in enumerate(OTHER_ENDS):
+        found = DOCUMENTS[4 + number : 6 + number]
+        answer = ask(engine, "Why?", found, found, options=options)
+        same = ask(alone, "Why?", found, found, options=options, wait=False)
+        assert answer.text == same.text
+        if not options.stop:  # this backend does not generate the words that end an answer
+            assert answer.token_ids == same.token_ids
+            assert answer.usage.output_tokens == same.usage.output_tokens
+        assert answer.usage.prompt_tokens == same.usage.prompt_tokens
+        if number:  # the first one finds what the guess for TEN has computed
+            assert answer.usage.cached == same.usage.cached
+        outcomes.append(answer.usage.speculation.outcome)
+    assert outcomes == [SpeculationOutcome.OTHER_OPTIONS, *[ADOPTED] * (len(OTHER_ENDS) - 1)]
+    assert engine.stats().finished == len(OTHER_ENDS) + 1
+
+
+def test_an_answer_that_goes_on_from_a_guess_used_its_documents_once(
+    engine: RAGCacheEngine, alone: RAGCacheEngine
+):
+    uses = []
+    for one in (engine, alone):
+        for options in (TEN, OTHER_ENDS[0], OTHER_ENDS[1], OTHER_ENDS[2]):
+            ask(one, "Who?", [A, B], [A, B], options=options, wait=one is engine)
+        ask(one, "And now?", [C, D], wait=one is engine)  # it brings the news of the last adoption
+        snapshot = one.snapshot()
+        assert snapshot is not None
+        uses.append({document.documents: document.uses for document in snapshot.documents})
+    assert uses[0] == uses[1]
+
+
+def test_the_rest_of_a_begun_answer_that_dies_is_resumed(
+    engine_on: EngineOn, alone: RAGCacheEngine
+):
+    backend = DiesInTheRest(reply)
+    engine = engine_on(backend, speculation="on")
+    for options in (TEN, OTHER_ENDS[0]):
+        ask(engine, "Who?", [C, D], options=options)
+    answer = ask(engine, "Why?", [A, B], [A, B], options=OTHER_ENDS[1])
+    assert answer.text == alone.generate(TEMPLATE("Why?", [A, B]), options=OTHER_ENDS[1]).text
+    assert answer.usage.speculation.outcome is ADOPTED
+    assert engine.stats().retried == 1
+
+
+class DiesInTheRest(MemoryBackend):
+    """Dies once in the middle of an answer that a guess has begun."""
+
+    is_dead = False
+
+    async def generate(self, request: BackendRequest) -> AsyncGenerator[Delta, None]:
+        async for delta in super().generate(request):
+            if request.goes_on and not self.is_dead:
+                self.is_dead = True
+                yield delta
+                raise EngineDied("gone")
+            yield delta
+
+
 class SpeaksOfItsSeed(MemoryBackend):
     """Its answers depend on the options too, as drawn ones do."""
 

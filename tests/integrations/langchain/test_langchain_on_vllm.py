@@ -58,30 +58,65 @@ def test_the_chain_says_what_the_model_says_to_its_prompt(chat, store, model_eng
     assert chain.invoke(QUESTION) == answer.text
 
 
-def test_a_slow_search_is_overlapped_and_the_answers_are_as_without(
-    chat, corpus, embeddings, model_engine, monkeypatch
-):
+@pytest.fixture
+def slow_store(corpus, embeddings, monkeypatch):
+    """A store whose searches take long, in stages, once `begin` is called."""
+    texts = [*corpus.values(), *(f"Note {n} says nothing of interest." for n in range(4_000))]
+
     def slow(*args, stages_of=ragcache_engine.search.stages, **kwargs):
         for stage in stages_of(*args, **kwargs):
             yield stage
             if not stage.final:
                 time.sleep(0.1)
 
-    texts = [*corpus.values(), *(f"Note {n} says nothing of interest." for n in range(4_000))]
+    def begin():
+        monkeypatch.setattr(ragcache_engine.search, "stages", slow)
+        monkeypatch.setattr(staging, "SLICE_S", 0.0)
+
     store = FaissVectorStore.from_texts(texts, embeddings, index="flat")
+    return store, begin
+
+
+QUESTIONS = [
+    QUESTION,
+    "Why does bread rise in the oven?",
+    "How do bees tell where flowers are?",
+]
+
+
+def test_a_slow_search_is_overlapped_and_the_answers_are_as_without(chat, slow_store, model_engine):
+    store, begin_slow_searches = slow_store
     llm = RAGCacheLLM(engine=model_engine, temperature=0, max_tokens=8)
-    questions = [
-        QUESTION,
-        "Why does bread rise in the oven?",
-        "How do bees tell where flowers are?",
-    ]
     model_engine.clear_cache()
-    plain = chat(store.as_retriever(search_kwargs={"k": 2}), llm).batch(questions)
+    plain = chat(store.as_retriever(search_kwargs={"k": 2}), llm).batch(QUESTIONS)
     model_engine.clear_cache()
-    monkeypatch.setattr(ragcache_engine.search, "stages", slow)
-    monkeypatch.setattr(staging, "SLICE_S", 0.0)
+    begin_slow_searches()
     before = model_engine.stats().speculation
     chain = chat(RAGCacheRetriever.from_vectorstore(store, engine=model_engine, k=2), llm)
-    for question, answer in zip([*questions, *questions], [*plain, *plain], strict=True):
+    for question, answer in zip([*QUESTIONS, *QUESTIONS], [*plain, *plain], strict=True):
         assert chain.invoke(question) == answer
     assert model_engine.stats().speculation.adopted > before.adopted
+
+
+def test_answers_that_end_elsewhere_each_time_go_on_from_a_guessed_token(
+    chat, slow_store, vllm_engine
+):
+    store, begin_slow_searches = slow_store
+    ends = [{"max_tokens": 8}, {"max_tokens": 3}, {"max_tokens": 12, "stop": [" the", ","]}]
+    ends += [{"max_tokens": 1}, {"max_tokens": 40, "stop": ["."]}]
+
+    def ask_all(retriever, questions):
+        llm = RAGCacheLLM(engine=vllm_engine, temperature=0)
+        for number, question in enumerate(questions):
+            yield chat(retriever, llm.bind(**ends[number % len(ends)])).invoke(question)
+
+    questions = [f"{question} Think of case {n}." for n in range(4) for question in QUESTIONS]
+    vllm_engine.clear_cache()
+    plain = list(ask_all(store.as_retriever(search_kwargs={"k": 2}), questions))
+    vllm_engine.clear_cache()
+    begin_slow_searches()
+    before = vllm_engine.stats().speculation
+    retriever = RAGCacheRetriever.from_vectorstore(store, engine=vllm_engine, k=2)
+    assert list(ask_all(retriever, questions)) == plain
+    after = vllm_engine.stats().speculation
+    assert after.adopted - before.adopted >= len(questions) // 2
