@@ -17,12 +17,20 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
 from rich.markup import escape
 from studies import contextpilot_order
-from studies.full_plans import FULL_PLANS, GROWTH, HIDDEN_SEARCH, QUALITY
+from studies.full_plans import (
+    FULL_PLANS,
+    GROWTH,
+    HIDDEN_SEARCH,
+    OTHER_CLOSENESS,
+    OTHER_SET,
+    QUALITY,
+)
 from studies.goals import goals
 from studies.growth import growth, study_growth
 from studies.hidden_search import hidden_search, study_hidden_search
@@ -74,6 +82,7 @@ def full_benchmark() -> Benchmark:
         left_out=list_left_out,
         group_studies={
             CLOSENESS: study_closeness,
+            OTHER_CLOSENESS: partial(study_closeness, of=OTHER_SET),
             QUALITY: study_quality,
             HIDDEN_SEARCH: study_hidden_search,
         },

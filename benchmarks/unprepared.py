@@ -1,13 +1,16 @@
 """Measure reuse at any position where nobody has warmed anything: a stream of new questions.
 
     python benchmarks/unprepared.py --questions 120 --out FOLDER                  # real vLLM
-    python benchmarks/unprepared.py --questions 1600 --backend memory             # tokens alone, no model
+    python benchmarks/unprepared.py --questions 1310 --every 10 --ways exact later --out FOLDER
+    python benchmarks/unprepared.py --questions 2621 --backend memory             # tokens alone, no model
 
 Three engines get each question in turn, one at a time, each at rest: `exact` (reuse="prefix"), and two at
 any position behind neighbours, with missing_donors="compute" and "later". The latter has idle time after
 each of its answers, as between the questions of a person. Reports each quarter of the stream by itself:
 what share of the tokens was computed for the answer, the time to the first token, and how alike the
-answers are to the exact ones.
+answers are to the exact ones. With --every 10 all engines get all questions, and nine of ten are only
+prefilled, without a pause: a long stream then takes half an hour. All engines have the same memory; what
+does not fit goes to a disk cache in a temporary folder.
 """
 
 from __future__ import annotations
@@ -15,9 +18,11 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +31,13 @@ from pydantic import ByteSize
 from selecting.question_sets import Question, find_nearest, read_set
 
 from ragcache_cli.models import demo_model
-from ragcache_engine import Answer, Document, EngineConfig, RAGCacheEngine
+from ragcache_engine import Answer, Document, EngineConfig, RAGCacheEngine, SamplingOptions
 from ragcache_engine.rouge import rouge_l
 
 EXACT, COMPUTE, LATER = "exact", "compute", "later"
 WAYS = (EXACT, COMPUTE, LATER)
 PARTS = 4
+FIRST_TOKEN = replace(OPTIONS, max_tokens=1)
 MOST_REST_S = 30.0
 SPIN_S = 1.1
 """An idle model of vLLM's spins so long; it would take time from the engine asked next."""
@@ -44,14 +50,21 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     with ExitStack() as stack:
         engines = {way: stack.enter_context(_start(way, asked)) for way in asked.ways}
+        spin_s = 0.0 if asked.backend == "memory" else SPIN_S
         for number, question in enumerate(questions):
-            turn = number % len(engines)
-            names = [*engines]
-            answers: dict[str, Answer] = {}
-            for way in names[turn:] + names[:turn]:
-                answers[way] = _ask(engines[way], question, neighbours)
-                _wait_for_rest(engines[way], 0.0 if asked.backend == "memory" else SPIN_S)
-            rows += [_row(number, way, answers[way], answers[EXACT]) for way in answers]
+            if number % asked.every:
+                for engine in engines.values():
+                    _ask(engine, question, neighbours, FIRST_TOKEN)
+            else:
+                for engine in engines.values():
+                    _wait_for_rest(engine, spin_s if asked.every > 1 else 0.0)
+                turn = number // asked.every % len(engines)
+                names = [*engines]
+                answers: dict[str, Answer] = {}
+                for way in names[turn:] + names[:turn]:
+                    answers[way] = _ask(engines[way], question, neighbours, OPTIONS)
+                    _wait_for_rest(engines[way], spin_s)
+                rows += [_row(number, way, answers[way], answers[EXACT]) for way in answers]
             print(f"\r{number + 1} of {len(questions)} questions", end="", flush=True)
     print()
     text = report(rows, len(questions))
@@ -78,15 +91,25 @@ def _start(way: str, asked: argparse.Namespace) -> Iterator[RAGCacheEngine]:
         of_model = {
             "model": asked.model or str(demo_model()),
             "device_cache": ByteSize(asked.device_gib << 30),
-            "vllm_args": {"dtype": "float32", "max_model_len": 4096},
+            "host_cache": ByteSize(asked.host_gib << 30),
+            "disk_cache": ByteSize(asked.disk_gib << 30),
+            "vllm_args": {"dtype": asked.dtype, "max_model_len": 4096},
         }
-    with RAGCacheEngine(EngineConfig(speculation="off", **of_model, **borrowing)) as engine:
-        yield engine
+    with tempfile.TemporaryDirectory() as folder:
+        if asked.disk_gib:
+            of_model["disk_cache_dir"] = folder
+        with RAGCacheEngine(EngineConfig(speculation="off", **of_model, **borrowing)) as engine:
+            yield engine
 
 
-def _ask(engine: RAGCacheEngine, question: Question, neighbours: dict[str, Document]) -> Answer:
+def _ask(
+    engine: RAGCacheEngine,
+    question: Question,
+    neighbours: dict[str, Document],
+    options: SamplingOptions,
+) -> Answer:
     know(engine, question.documents, neighbours)
-    return engine.generate(question.prompt, question.documents, OPTIONS)
+    return engine.generate(question.prompt, question.documents, options)
 
 
 def _wait_for_rest(engine: RAGCacheEngine, spin_s: float) -> None:
@@ -154,7 +177,11 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--ratio", type=float, default=0.15, help="recompute_ratio")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS, help="which engines")
     parser.add_argument("--backend", choices=("vllm", "memory"), default="vllm")
+    parser.add_argument("--every", type=int, default=1, help="measure each n-th question")
     parser.add_argument("--device-gib", type=int, default=3, help="device cache of each engine")
+    parser.add_argument("--host-gib", type=int, default=0, help="its host cache")
+    parser.add_argument("--disk-gib", type=int, default=0, help="its disk cache")
+    parser.add_argument("--dtype", default="float32", help="of model and cache")
     parser.add_argument("--model", help="a folder or hub id (default: the demo's model)")
     parser.add_argument("--out", type=Path)
     return parser.parse_args()

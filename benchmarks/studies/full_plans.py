@@ -5,18 +5,32 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ragcache_cli.bench import plan
-from ragcache_cli.bench.plan import GRID_LOADS, OVERLOAD, SKEW, Group, Load, Part, Plan
+from ragcache_cli.bench.plan import (
+    CLOSENESS,
+    GRID_LOADS,
+    OVERLOAD,
+    SKEW,
+    Group,
+    Load,
+    Part,
+    Plan,
+    anywhere_parts,
+)
 from ragcache_cli.bench.plan import TraceSpec as Trace
 from studies import contextpilot_order
 from studies.shared_sets import LONG, MAIN_SET, SETS
 
 QUALITY, HIDDEN_SEARCH, GROWTH = "quality", "overlap", "growth"
 """Names of the studies, in plans and in raw figures."""
+OTHER_SET = "nq_open"
+"""The question set on which reuse at any position is measured besides the main one."""
+OTHER_CLOSENESS = f"{CLOSENESS}, {OTHER_SET}"
+"""The name of the study that compares approximate answers to its questions."""
 TREE_NODES = {
     "quick": (1_000, 10_000),
-    "usual": (1_000, 10_000, 100_000, 1_000_000),
+    "usual": (),
     "anywhere": (),
-    "parts": (),
+    "parts": (1_000, 10_000, 100_000, 1_000_000),
     "full": (1_000, 10_000, 100_000, 1_000_000),
 }
 """By plan: the sizes to measure at, in documents of the tree and vectors of the index."""
@@ -33,13 +47,25 @@ def usual(main: str) -> Plan:
         return base
     first, *sweeps = base.groups[0].parts
     loads = (Load(0.5), replace(OVERLOAD, times=2))
-    articles = Part("main", Trace(LONG, 1, SKEW), loads, 30, 8, rounds=1)
+    articles = Part("main", Trace(LONG, 1, SKEW), loads, 30, 6, rounds=1)
     return _with_first_group(base, parts=(first, articles, *sweeps))
 
 
 def parts(main: str) -> Plan:
     """Plan RAGCache with parts changed, and the studies that need them: about 10 minutes on two cores."""
     return _with_studies(plan.parts(main), hidden_search=40, quality=40)
+
+
+def anywhere(main: str) -> Plan:
+    """Plan reuse at any position on two question sets, as they came and with Zipf weights."""
+    base = plan.anywhere(main)
+    if main != MAIN_SET:
+        return base
+    (group,) = base.groups
+    traces = (Trace(main, 5, SKEW), Trace(OTHER_SET, 5, None), Trace(OTHER_SET, 5, SKEW))
+    more = [part for one in traces for part in anywhere_parts(one, requests=8, rounds=1)]
+    studies = {**group.studies, OTHER_CLOSENESS: group.studies[CLOSENESS]}
+    return replace(base, groups=(replace(group, parts=(*group.parts, *more), studies=studies),))
 
 
 def full(main: str) -> Plan:
@@ -77,7 +103,7 @@ def _with_studies(base: Plan, *, hidden_search: int, quality: int) -> Plan:
 FULL_PLANS: dict[str, plan.MakePlan] = {
     "quick": plan.quick,
     "usual": usual,
-    "anywhere": plan.anywhere,
+    "anywhere": anywhere,
     "parts": parts,
     "full": full,
 }

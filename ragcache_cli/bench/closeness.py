@@ -54,15 +54,16 @@ def compare(
 
 
 def study_closeness(
-    count: int, workers: Sequence[Worker], context: RunContext
+    count: int, workers: Sequence[Worker], context: RunContext, *, of: str | None = None
 ) -> dict[str, Any] | None:
     """Ask every system the same questions, for answers of the model's own length.
 
+    of: the name of the question set; None: the main one.
     Returns a Closeness for each system, as JSON; None without vLLM's answers in full.
     """
     if OFF.key not in [worker.system.key for worker in workers]:
         return None
-    ready = context.corpora.ready(context.main, TOP_K)
+    ready = context.corpora.ready(of or context.main, TOP_K)
     numbers = draw_questions(len(ready.found), count, None, context.seed)
     accepted = [ready.given.questions[number].answers for number in numbers]
     requests = [Request(number, 0.0, LONGEST_TOKENS) for number in numbers]

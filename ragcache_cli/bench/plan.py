@@ -151,7 +151,7 @@ def rates(*shares: float) -> tuple[Load, ...]:
 
 def sweep_part(trace: TraceSpec) -> Part:
     """Ask one question at a time of one more trace, of RAGCache and its nearest peers."""
-    return Part("sweep", trace, (ONE_BY_ONE,), 20, 12, 1, PEERS)
+    return Part("sweep", trace, (ONE_BY_ONE,), 8, 10, 1, PEERS)
 
 
 def ablation_groups(trace: TraceSpec, warm: int, requests: int, rounds: int) -> tuple[Group, ...]:
@@ -172,14 +172,20 @@ def anywhere_group(main: str, *, requests: int, rounds: int, questions: int, mem
     Prompts have five documents, so that most documents are not the first one. questions: how many
     answers to compare. memory: see Group.memory_times; a borrowing prompt needs room for its donors too.
     """
-    trace = TraceSpec(main, 5, None)
+    return Group(
+        (OFF, ON, FULL, *ANYWHERE),
+        anywhere_parts(TraceSpec(main, 5, None), requests=requests, rounds=rounds),
+        studies={CLOSENESS: questions},
+        memory_times=memory,
+    )
+
+
+def anywhere_parts(trace: TraceSpec, *, requests: int, rounds: int) -> tuple[Part, ...]:
+    """Ask questions of a trace with nothing warmed, and with all documents warmed."""
     loads = (ONE_BY_ONE, Load(None, 4))
-    parts = (
+    return (
         Part(ANYWHERE_PART, trace, loads, 2 * requests, requests, rounds),
         Part(WARMED_PART, trace, loads, 0, requests, rounds, is_warmed=True),
-    )
-    return Group(
-        (OFF, ON, FULL, *ANYWHERE), parts, studies={CLOSENESS: questions}, memory_times=memory
     )
 
 
@@ -197,7 +203,7 @@ def usual(main: str) -> Plan:
     the TTFT there. Many starts with short plays tell more than few with long ones, see STARTS.
     """
     trace = TraceSpec(main, 2, SKEW)
-    first = Part("main", trace, (Load(0.5), SUSTAINED, OVERLOAD), WARM, 8, rounds=1)
+    first = Part("main", trace, (Load(0.5), SUSTAINED, OVERLOAD), WARM, 6, rounds=1)
     groups = (
         Group(MAIN, (first, sweep_part(TraceSpec(main, 2, None))), starts=STARTS),
         *anywhere(main).groups,
@@ -207,7 +213,7 @@ def usual(main: str) -> Plan:
 
 def anywhere(main: str) -> Plan:
     """Plan reuse at any position alone, 11 to 16 minutes on two cores. main: as in `usual`."""
-    group = anywhere_group(main, requests=10, rounds=1, questions=32, memory=6)
+    group = anywhere_group(main, requests=8, rounds=1, questions=24, memory=6)
     return Plan("anywhere", (group,), 0)
 
 

@@ -56,14 +56,12 @@ def draw_closeness(
 ) -> None:
     """Draw ROUGE-L against mean TTFT, a point a system, where documents are warmed and where not.
 
-    Draws nothing without closeness. The TTFT is that of one question at a time. Raises MissingExtra.
+    Draws nothing without closeness. The TTFT is that of one question of the first trace at a time. Raises
+    MissingExtra.
     """
-    panels = [
-        (title, plays_at(plays, point))
-        for point in points(plays)
-        for part, title in ((ANYWHERE_PART, "nothing warmed"), (WARMED_PART, "documents warmed"))
-        if point[0] == part and point[2] == ONE_BY_ONE.name
-    ]
+    titles = {ANYWHERE_PART: "nothing warmed", WARMED_PART: "documents warmed"}
+    shown = [one for one in points(plays) if one[0] in titles and one[2] == ONE_BY_ONE.name]
+    panels = [(titles[one[0]], plays_at(plays, one)) for one in shown if one[1] == shown[0][1]]
     if not panels or not closeness:
         return
     with needed("the plots"):

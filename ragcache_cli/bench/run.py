@@ -199,7 +199,9 @@ def keep_systems(plan: Plan, keys: Sequence[str] | None, known: Mapping[str, Sys
         # The first group measures all wanted systems, even those that the plan has in no group.
         kept = wanted if number == 0 else tuple(one for one in group.systems if one in wanted)
         if number == 0 or len(kept) > 1:
-            studies = {name: asked for name, asked in group.studies.items() if name == CLOSENESS}
+            studies = {
+                name: asked for name, asked in group.studies.items() if name.startswith(CLOSENESS)
+            }
             groups.append(replace(group, systems=kept, studies=studies))
     return replace(plan, groups=tuple(groups), equality=0)
 

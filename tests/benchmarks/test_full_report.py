@@ -114,6 +114,14 @@ def test_plans_with_a_main_part_begin_with_it_and_all_have_ragcache_in_every_gro
     assert main == "squad" or sets == {"demo"}
 
 
+def test_reuse_at_any_position_is_measured_on_two_sets_as_they_came_and_with_zipf_weights():
+    (group,) = FULL_PLANS["anywhere"]("squad").groups
+    traces = {(one.trace.set, one.trace.zipf) for one in group.parts}
+    assert traces == {(name, zipf) for name in ("squad", "nq_open") for zipf in (None, plans.SKEW)}
+    assert {one.is_warmed for one in group.parts} == {True, False}
+    assert set(group.studies) == {"closeness", "closeness, nq_open"}
+
+
 @pytest.mark.parametrize("name", ["quick", "usual", "full"])
 def test_what_throughput_is_told_by_begins_where_nobody_is_saturated(name: str):
     mains = [part for group in FULL_PLANS[name]("squad").groups for part in group.parts]

@@ -83,10 +83,20 @@ def test_exact_and_borrowed_tokens_have_columns_of_their_own(record: RunRecord):
 
 def test_the_report_says_what_warming_took_and_how_close_answers_were(record: RunRecord):
     text = "\n".join(any_position(record))
-    assert "| RAGCache anywhere, ratio 0 | 80 | 33.3 | 24,000 | 23,000 |" in text
+    assert "| squad, top-5 | RAGCache anywhere, ratio 0 | 80 | 33.3 | 24,000 | 23,000 |" in text
     assert "1 at a time, documents warmed, 4 requests" in text
     assert "| RAGCache anywhere, ratio 0 | approximate | 0.810 | 9 of 24 |  |" in text
     assert "| vLLM, no cache | exact | 1.000 | 24 of 24 | 50.0% |" in text
+
+
+def test_answers_to_another_question_set_have_a_table_of_their_own(record: RunRecord):
+    record.studies["closeness, nq_open"] = {
+        "off": {"asked": 20, "equal": 20, "rouge_l": 1.0, "contained": None}
+    }
+    text = "\n".join(any_position(record))
+    assert "to 24 questions, compared" in text
+    assert "to 20 questions of nq_open, compared" in text
+    assert text.count("quality.png") == 1
 
 
 def test_a_run_without_such_parts_has_no_such_section(record: RunRecord):

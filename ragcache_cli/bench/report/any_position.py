@@ -33,7 +33,11 @@ def any_position(record: RunRecord) -> Iterator[str]:
     yield from _warming(record)
     for point in here:
         yield from _times(record, point)
-    yield from _closeness(record)
+    for study in [name for name in record.studies if name.startswith(CLOSENESS)]:
+        yield from _closeness(record, study)
+    if read_closeness(record):
+        yield f"![ROUGE-L against TTFT]({PICTURE})"
+        yield ""
 
 
 def _warming(record: RunRecord) -> Iterator[str]:
@@ -47,9 +51,10 @@ def _warming(record: RunRecord) -> Iterator[str]:
     )
     yield ""
     yield from table(
-        ("system", "documents warmed", "seconds", "tokens of the prompts", "computed"),
+        ("trace", "system", "documents warmed", "seconds", "tokens of the prompts", "computed"),
         (
             (
+                one.trace,
                 record.name_of(one.system),
                 str(one.documents),
                 f"{one.seconds:.1f}",
@@ -100,15 +105,15 @@ def _times(record: RunRecord, point: Point) -> Iterator[str]:
     )
 
 
-def _closeness(record: RunRecord) -> Iterator[str]:
-    seen = read_closeness(record)
+def _closeness(record: RunRecord, study: str) -> Iterator[str]:
+    seen = read_closeness(record, study)
     if not seen:
         return
-    asked = next(iter(seen.values())).asked
+    asked, of = next(iter(seen.values())).asked, study.removeprefix(CLOSENESS).lstrip(", ")
     yield (
-        f"Answers of the model's own length to {asked} questions, compared with those of "
-        f"{record.name_of(OFF.key)} ({record.sizes.dtype}). An exact system that differs shows how much "
-        "vLLM differs from itself when it batches otherwise."
+        f"Answers of the model's own length to {asked} questions{f' of {of}' if of else ''}, compared "
+        f"with those of {record.name_of(OFF.key)} ({record.sizes.dtype}). An exact system that differs "
+        "shows how much vLLM differs from itself when it batches otherwise."
     )
     yield ""
     yield from table(
@@ -124,11 +129,9 @@ def _closeness(record: RunRecord) -> Iterator[str]:
             for key, row in seen.items()
         ),
     )
-    yield f"![ROUGE-L against TTFT]({PICTURE})"
-    yield ""
 
 
-def read_closeness(record: RunRecord) -> dict[str, Closeness]:
+def read_closeness(record: RunRecord, study: str = CLOSENESS) -> dict[str, Closeness]:
     """Return how close each system's answers were; empty if the run did not compare them."""
-    found = record.studies.get(CLOSENESS) or {}
+    found = record.studies.get(study) or {}
     return TypeAdapter(dict[str, Closeness]).validate_python(found)
