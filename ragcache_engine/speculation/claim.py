@@ -17,6 +17,7 @@ from ragcache_engine.values import CachedTokens, SpeculationReport, SpeculationS
 class Claim:
     """What a request has claimed. Use this as a context manager; its end ends the adopted speculation.
 
+    context_tokens: the size of the model's context.
     begun: the deltas of the answer, which the adopted speculation has begun; None if the request adopts
       none.
     """
@@ -28,6 +29,7 @@ class Claim:
         request: BackendRequest,
         search: TrackedSearch | None,
         speculation: Speculation | None,
+        context_tokens: int,
     ) -> None:
         self._now = backend.now
         self._load = load
@@ -40,7 +42,7 @@ class Claim:
         if speculation:
             self.begun = speculation.deltas()
             if speculation.begins(request):
-                self.begun = go_on(backend, request, self.begun)
+                self.begun = go_on(backend, request, self.begun, context_tokens)
 
     def first_token(self, cached: CachedTokens, prompt_tokens: int) -> None:
         """Note that the request has its first token. cached: prompt tokens that were not computed.

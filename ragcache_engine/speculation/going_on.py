@@ -15,17 +15,23 @@ BROKEN_CHARACTER = "\N{REPLACEMENT CHARACTER}"
 
 
 async def go_on(
-    backend: Backend, request: BackendRequest, guessed: AsyncGenerator[Delta, None]
+    backend: Backend,
+    request: BackendRequest,
+    guessed: AsyncGenerator[Delta, None],
+    context_tokens: int,
 ) -> AsyncGenerator[Delta, None]:
     """Yield the answer to the request: the guessed token first, then what the backend adds to it.
 
     guessed: the deltas of a guess of this answer's first token. What they say of the prompt's cache hits
       is said of the answer; for the rest, all that the guess has computed is cached.
+    context_tokens: the size of the model's context, which ends an answer too.
     Raises what the guess or the backend fails with.
     """
     async with aclosing(guessed):
         deltas = [delta async for delta in guessed]
-    first = end_as_wanted(join_deltas(deltas), request.options) if deltas else Delta("", ())
+    first, room = Delta("", ()), context_tokens - request.expected_tokens
+    if deltas:
+        first = end_as_wanted(join_deltas(deltas), request.options, room)
     if not first.is_start:
         yield first
     if first.finish_reason:
@@ -37,16 +43,17 @@ async def go_on(
             )
 
 
-def end_as_wanted(token: Delta, wanted: SamplingOptions) -> Delta:
+def end_as_wanted(token: Delta, wanted: SamplingOptions, room: int) -> Delta:
     """Return the guessed token as the first one of the wanted answer, which may end with it.
 
+    room: the most tokens that the answer may have in the model's context.
     A token whose text is not settled is left out, so that the answer has to begin anew: one with a part
     of a character, or with what may become a stop string. The delta then tells of the prompt alone.
     """
     ends = [at for stop in wanted.stop if (at := token.text.find(stop)) >= 0]
     if ends:
         return replace(token, text=token.text[: min(ends)], finish_reason=FinishReason.STOP)
-    if wanted.max_tokens == 1 or token.finish_reason is FinishReason.STOP:
+    if 1 in (wanted.max_tokens, room) or token.finish_reason is FinishReason.STOP:
         return token
     if _is_settled(token.text, wanted.stop):
         return replace(token, finish_reason=None)

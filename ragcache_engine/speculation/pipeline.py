@@ -208,7 +208,8 @@ class Pipeline:
         search, adopted = self._registry.claim(request, number)
         if search:
             self._settle(search, request, adopted, now_s)
-        return Claim(self._backend, self._load, request, search, adopted)
+        context_tokens = self._limits.context_tokens
+        return Claim(self._backend, self._load, request, search, adopted, context_tokens)
 
     def _settle(
         self,

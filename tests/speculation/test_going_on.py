@@ -13,6 +13,7 @@ from ragcache_engine.speculation.going_on import end_as_wanted, go_on
 from ragcache_engine.values import CachedTokens, TokenizedPrompt
 
 LONG = SamplingOptions(max_tokens=40)
+ROOM = 100
 LENGTH, STOP = FinishReason.LENGTH, FinishReason.STOP
 
 
@@ -21,7 +22,7 @@ def token(text: str, reason: FinishReason = LENGTH) -> Delta:
 
 
 def test_a_longer_answer_goes_on_after_the_token():
-    assert end_as_wanted(token(" The"), LONG) == Delta(" The", (7,), CachedTokens(device=5))
+    assert end_as_wanted(token(" The"), LONG, ROOM) == Delta(" The", (7,), CachedTokens(device=5))
 
 
 @pytest.mark.parametrize(
@@ -37,7 +38,7 @@ def test_a_longer_answer_goes_on_after_the_token():
 def test_an_answer_ends_with_its_first_token_where_it_would(
     text: str, guessed_end: FinishReason, wanted: SamplingOptions, whole: str, end: FinishReason
 ):
-    ended = end_as_wanted(token(text, guessed_end), wanted)
+    ended = end_as_wanted(token(text, guessed_end), wanted, ROOM)
     assert (ended.text, ended.token_ids, ended.finish_reason) == (whole, (7,), end)
 
 
@@ -47,7 +48,7 @@ def test_an_answer_ends_with_its_first_token_where_it_would(
     ids=["no text yet", "part of a character", "half a stop string", "its first character"],
 )
 def test_a_token_whose_text_is_not_settled_is_left_out(text: str, stop: tuple[str, ...]):
-    left = end_as_wanted(token(text), SamplingOptions(stop=stop))
+    left = end_as_wanted(token(text), SamplingOptions(stop=stop), ROOM)
     assert left.is_start
     assert left.cached == CachedTokens(device=5)
 
@@ -64,14 +65,17 @@ class Rest:
         yield Delta(".", (9,), CachedTokens(device=1, host=8), STOP)
 
 
-def answer(guessed: list[Delta], wanted: SamplingOptions) -> tuple[list[Delta], Rest]:
+def answer(
+    guessed: list[Delta], wanted: SamplingOptions, context_tokens: int = 100
+) -> tuple[list[Delta], Rest]:
     async def deltas() -> AsyncGenerator[Delta, None]:
         for delta in guessed:
             yield delta
 
     async def collect() -> list[Delta]:
         request = BackendRequest("r", TokenizedPrompt("why", (1, 2), ((0, 1), (1, 3))), (), wanted)
-        return [delta async for delta in go_on(backend, request, deltas())]  # type: ignore[arg-type]
+        going_on = go_on(backend, request, deltas(), context_tokens)  # type: ignore[arg-type]
+        return [delta async for delta in going_on]
 
     backend = Rest()
     return asyncio.run(collect()), backend
@@ -97,6 +101,12 @@ def test_where_the_token_is_left_out_the_whole_answer_is_asked_for():
 def test_nothing_more_is_asked_for_where_the_token_is_all():
     said, backend = answer([token(" The", STOP)], LONG)
     assert [delta.finish_reason for delta in said] == [STOP]
+    assert not backend.asked
+
+
+def test_an_answer_ends_where_the_context_does():
+    said, backend = answer([token(" The")], SamplingOptions(max_tokens=None), context_tokens=3)
+    assert [delta.finish_reason for delta in said] == [LENGTH]
     assert not backend.asked
 
 
