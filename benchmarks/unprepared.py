@@ -65,13 +65,14 @@ def main() -> None:
                     answers[way] = _ask(engines[way], question, neighbours, OPTIONS)
                     _wait_for_rest(engines[way], spin_s)
                 rows += [_row(number, way, answers[way], answers[EXACT]) for way in answers]
+                if asked.out:
+                    asked.out.mkdir(parents=True, exist_ok=True)
+                    (asked.out / "raw.json").write_text(json.dumps(rows))
             print(f"\r{number + 1} of {len(questions)} questions", end="", flush=True)
     print()
     text = report(rows, len(questions))
     print(text)
     if asked.out:
-        asked.out.mkdir(parents=True, exist_ok=True)
-        (asked.out / "raw.json").write_text(json.dumps(rows))
         (asked.out / "report.md").write_text(text)
 
 
