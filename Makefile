@@ -73,11 +73,11 @@ bench-quick: $(READY) ## the same, one trace at two rates, and reuse at any posi
 	@$(PYTHON) benchmarks/full_report.py --quick
 
 .PHONY: bench-anywhere
-bench-anywhere: $(READY) ## reuse at any position alone, against vLLM's prefix cache and exact reuse (11 to 16 minutes)
+bench-anywhere: $(READY) ## reuse at any position alone, two question sets, against vLLM and exact reuse (about half an hour)
 	@$(PYTHON) benchmarks/full_report.py --anywhere
 
 .PHONY: bench-parts
-bench-parts: $(READY) ## RAGCache with one part changed at a time, hidden search, quality of reordered answers (about 10 minutes)
+bench-parts: $(READY) ## RAGCache with one part changed at a time, hidden search, reordered answers, growth (about 10 minutes)
 	@$(PYTHON) benchmarks/full_report.py --parts
 
 # Extras that are tried in an environment each; `dist-cpu` tries those that want a model.

@@ -111,8 +111,8 @@ def list_left_out(plan: Plan) -> list[str]:
         )
     if plan.name not in ("parts", "full"):
         lines.append(
-            "RAGCache with parts changed, quality of reordered answers, the search hidden by prefill: "
-            "`make bench-parts`, about 10 minutes"
+            "RAGCache with parts changed, quality of reordered answers, the search hidden by prefill, "
+            "costs by the number of documents: `make bench-parts`, about 10 minutes"
         )
     if plan.name != "full":
         lines.append(
