@@ -1,7 +1,8 @@
 """Measure reuse at any position where nobody has warmed anything: a stream of new questions.
 
     python benchmarks/unprepared.py --questions 120 --out FOLDER                  # real vLLM
-    python benchmarks/unprepared.py --questions 1310 --every 10 --ways exact later --out FOLDER
+    python benchmarks/unprepared.py --questions 1000 --every 10 --ways exact later --device-gib 1 \\
+        --host-gib 5 --disk-gib 24 --dtype auto --out FOLDER
     python benchmarks/unprepared.py --questions 2621 --backend memory             # tokens alone, no model
 
 Three engines get each question in turn, one at a time, each at rest: `exact` (reuse="prefix"), and two at
@@ -9,8 +10,8 @@ any position behind neighbours, with missing_donors="compute" and "later". The l
 each of its answers, as between the questions of a person. Reports each quarter of the stream by itself:
 what share of the tokens was computed for the answer, the time to the first token, and how alike the
 answers are to the exact ones. With --every 10 all engines get all questions, and nine of ten are only
-prefilled, without a pause: a long stream then takes half an hour. All engines have the same memory; what
-does not fit goes to a disk cache in a temporary folder.
+prefilled, without a pause: a stream of 1,000 then takes 42 minutes. All engines have the same memory;
+what does not fit goes to a disk cache in a temporary folder.
 """
 
 from __future__ import annotations
@@ -48,6 +49,8 @@ def main() -> None:
     corpus, questions = read_set(asked.data / asked.set, asked.questions, asked.top_k)
     neighbours = {name: found[0] for name, found in find_nearest(corpus).items()}
     rows: list[dict[str, Any]] = []
+    if asked.out:
+        asked.out.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         engines = {way: stack.enter_context(_start(way, asked)) for way in asked.ways}
         spin_s = 0.0 if asked.backend == "memory" else SPIN_S
@@ -66,7 +69,6 @@ def main() -> None:
                     _wait_for_rest(engines[way], spin_s)
                 rows += [_row(number, way, answers[way], answers[EXACT]) for way in answers]
                 if asked.out:
-                    asked.out.mkdir(parents=True, exist_ok=True)
                     (asked.out / "raw.json").write_text(json.dumps(rows))
             print(f"\r{number + 1} of {len(questions)} questions", end="", flush=True)
     print()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any, Protocol
 
 from ragcache_engine.chat import ToolReader
@@ -74,6 +74,20 @@ class BackendRequest:
         """The prompt's tokens. Only for backends that do not read text."""
         assert isinstance(self.prompt, TokenizedPrompt), "this backend reads text"
         return self.prompt
+
+    def continued_after(self, token_ids: Sequence[int], suffix: str) -> BackendRequest:
+        """Return the request for the rest of an answer that has these tokens already.
+
+        suffix: what the request's id ends in. Only for backends that do not read text.
+        """
+        prompt, max_tokens = self.tokens, self.options.max_tokens
+        rest = None if max_tokens is None else max_tokens - len(token_ids)
+        return replace(
+            self,
+            request_id=self.request_id + suffix,
+            prompt=TokenizedPrompt(prompt.text, (*prompt.token_ids, *token_ids), prompt.offsets),
+            options=replace(self.options, max_tokens=rest),
+        )
 
     @property
     def expected_tokens(self) -> int:

@@ -162,15 +162,7 @@ class _DeliveredAnswer:
         if request.options.depend_on_start:
             self.starts_over = True
             return replace(request, request_id=f"{request.request_id}-again")
-        prompt, max_tokens = request.tokens, request.options.max_tokens
-        longer = TokenizedPrompt(prompt.text, (*prompt.token_ids, *self.token_ids), prompt.offsets)
-        options = replace(
-            request.options,
-            max_tokens=None if max_tokens is None else max_tokens - len(self.token_ids),
-        )
-        return replace(
-            request, request_id=f"{request.request_id}-resumed", prompt=longer, options=options
-        )
+        return request.continued_after(self.token_ids, "-resumed")
 
     def begin_attempt(self, backend: Backend, skip_special_tokens: bool) -> None:
         """Work out which text of the delivered tokens the reader has not got yet."""

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from ragcache_engine.protocols import Backend, BackendRequest, Delta
 from ragcache_engine.speculation.generation import join_deltas
-from ragcache_engine.values import FinishReason, SamplingOptions, TokenizedPrompt
+from ragcache_engine.values import FinishReason, SamplingOptions
 
 BROKEN_CHARACTER = "\N{REPLACEMENT CHARACTER}"
 """How a tokenizer writes a character of which a later token has the rest."""
@@ -36,8 +36,9 @@ async def go_on(
         yield first
     if first.finish_reason:
         return
-    async with aclosing(backend.generate(_request_rest(request, first.token_ids))) as rest:
-        async for delta in rest:
+    rest = request.continued_after(first.token_ids, "-rest") if first.token_ids else request
+    async with aclosing(backend.generate(replace(rest, goes_on=True))) as deltas_of_rest:
+        async for delta in deltas_of_rest:
             yield replace(
                 delta, cached=first.cached, why_exact=first.why_exact, sources=first.sources
             )
@@ -66,16 +67,3 @@ def _is_settled(text: str, stop: tuple[str, ...]) -> bool:
         text.endswith(word[:length]) for word in stop for length in range(1, len(word))
     )
     return bool(text) and not text.endswith(BROKEN_CHARACTER) and not may_begin_stop
-
-
-def _request_rest(request: BackendRequest, had: tuple[int, ...]) -> BackendRequest:
-    """Return the request for the tokens that follow those."""
-    prompt, max_tokens = request.tokens, request.options.max_tokens
-    rest = None if max_tokens is None else max_tokens - len(had)
-    return replace(
-        request,
-        request_id=f"{request.request_id}-rest" if had else request.request_id,
-        prompt=TokenizedPrompt(prompt.text, (*prompt.token_ids, *had), prompt.offsets),
-        options=replace(request.options, max_tokens=rest),
-        goes_on=True,
-    )
