@@ -78,7 +78,12 @@ ANYWHERE = tuple(
         f"anywhere-{ratio:g}",
         f"RAGCache anywhere, ratio {ratio:g}",
         RAGCACHE,
-        {"reuse": "anywhere", "recompute_ratio": ratio, "donors": "neighbours"},
+        {
+            "reuse": "anywhere",
+            "recompute_ratio": ratio,
+            "donors": "neighbours",
+            "recheck_share": 0,  # an idle system must not compute beside the one that is asked
+        },
         is_approximate=True,
     )
     for ratio in (0.0, 0.15)

@@ -26,9 +26,10 @@ from ragcache_cli.bench.plots import draw_closeness
 from ragcache_cli.bench.record import RunRecord
 from ragcache_cli.bench.report.answer_checks import answers as answers_section
 from ragcache_cli.bench.report.any_position import any_position, read_closeness
-from ragcache_cli.bench.systems import ANYWHERE, FULL, OFF, SYSTEMS, Sizes
+from ragcache_cli.bench.systems import ANYWHERE, FULL, OFF, RAGCACHE, SYSTEMS, Sizes
 from ragcache_cli.main import main
 from ragcache_cli.prompts import CHATML
+from ragcache_engine import EngineConfig
 
 
 def play(
@@ -158,6 +159,12 @@ def test_only_systems_named_so_may_change_answers():
     assert all(
         one.is_approximate == (one.settings.get("reuse") == "anywhere") for one in SYSTEMS.values()
     )
+
+
+def test_no_system_rechecks_answers_beside_the_one_that_is_asked():
+    ours = [one for one in SYSTEMS.values() if one.kind == RAGCACHE]
+    configs = [EngineConfig.model_validate({"model": "any", **one.settings}) for one in ours]
+    assert not any(one.reuse == "anywhere" and one.recheck_share for one in configs)
 
 
 @pytest.mark.parametrize("kind", ["flat", "ivf"])
