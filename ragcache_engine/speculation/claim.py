@@ -50,7 +50,7 @@ class Claim:
         prompt_tokens: how many tokens the prompt has.
         """
         now_s, speculation = self._now(), self._speculation
-        self._load.end(self)
+        self._load.begin_answer(self)
         if self._was_alone:
             self._load.note_speed(now_s - self._claimed_s, prompt_tokens - cached.total)
         if self._search:
@@ -70,6 +70,6 @@ class Claim:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._load.end(self)
+        self._load.end_answer(self)
         if self._speculation:
             self._speculation.cancel()

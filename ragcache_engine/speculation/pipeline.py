@@ -166,13 +166,14 @@ class Pipeline:
             return
         if running:
             self._runner.cancel(running, search, SpeculationOutcome.OTHER_DOCUMENTS)
-        if decision is Decision.START and self._may_start(search, final):
-            self._runner.start(
-                search,
-                documents,
-                is_final=final,
-                is_first_token=not self._estimators.are_options_steady(search),
-            )
+        if decision is not Decision.START:
+            return
+        is_first_token = not self._estimators.are_options_steady(search)
+        # The rest of such an answer is a request of its own, which would delay those that run beside it.
+        if is_first_token and self._is_automatic and (pending or self._load.answering):
+            return
+        if self._may_start(search, final):
+            self._runner.start(search, documents, is_final=final, is_first_token=is_first_token)
 
     def _count_pending_prefills(self, search: TrackedSearch, now_s: float) -> int:
         """Count the running prefills besides the search's own; in "auto" mode also those expected soon.

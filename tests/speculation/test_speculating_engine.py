@@ -10,6 +10,7 @@ import time
 import weakref
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 from typing import Any
 
 import pytest
@@ -644,3 +645,52 @@ def test_under_load_it_begins_nothing(engine_on: EngineOn):
         backend.goes_on.set()
         stream.answer()
     assert engine.stats().speculation.started == 0
+
+
+class HeldInTheMiddle(MemoryBackend):
+    """Stops a few steps after `hold`, until it is let go on. A prompt costs no time of its clock."""
+
+    def __init__(self) -> None:
+        super().__init__(reply, fault=self._hold, prefill_s=lambda *_: 1e-9, decode_s=0.0)
+        self._step = 0
+        self._last_step: int | None = None
+
+    def hold(self) -> None:
+        self._last_step = self._step + 4
+
+    def go_on(self) -> None:
+        self._last_step = None
+
+    def _hold(self, step: int) -> None:
+        if self._last_step is not None and step > self._last_step:
+            raise Stall
+        self._step = step
+
+
+def test_a_first_token_is_guessed_only_while_no_other_answer_is_generated(engine_on: EngineOn):
+    backend = HeldInTheMiddle()
+    engine = engine_on(backend)
+    numbers = count(3)
+
+    def ask_for_another_length(*, is_guessed: bool) -> None:
+        number = next(numbers)
+        options, before = SamplingOptions(max_tokens=number), engine.stats().speculation.started
+        with engine.retrieval(f"Why {number}?", template=TEMPLATE, options=options) as retrieval:
+            retrieval.provisional([A, B])
+            assert not is_guessed or started(engine, before + 1)
+            backend.advance(0.5)
+            retrieval.found([A, B])
+        if not is_guessed:
+            time.sleep(0.2)  # a guess would have begun by now
+        backend.go_on()
+        engine.generate(TEMPLATE(f"Why {number}?", [A, B]), options=options)
+        assert engine.stats().speculation.started == before + is_guessed
+
+    for _ in range(3):
+        ask_for_another_length(is_guessed=True)
+    backend.hold()
+    with engine.stream("Someone else's prompt.", options=TEN) as stream:
+        next(iter(stream))
+        ask_for_another_length(is_guessed=False)
+        stream.answer()
+    ask_for_another_length(is_guessed=True)
