@@ -65,7 +65,7 @@ doctor: $(READY) ## what this machine has, and what would run on it
 	@$(PYTHON) -m ragcache_cli doctor
 
 .PHONY: bench
-bench: $(READY) ## RAGCache against vLLM's own caches; report in benchmarks/results (about 55 minutes, a quiet machine)
+bench: $(READY) ## RAGCache against vLLM's own caches; report in benchmarks/results (about 45 minutes, a quiet machine)
 	@$(PYTHON) benchmarks/full_report.py
 
 .PHONY: bench-quick
@@ -73,7 +73,7 @@ bench-quick: $(READY) ## the same, one trace at two rates, and reuse at any posi
 	@$(PYTHON) benchmarks/full_report.py --quick
 
 .PHONY: bench-anywhere
-bench-anywhere: $(READY) ## reuse at any position alone, two question sets, against vLLM and exact reuse (about half an hour)
+bench-anywhere: $(READY) ## reuse at any position alone, two question sets, against vLLM and exact reuse (25 minutes)
 	@$(PYTHON) benchmarks/full_report.py --anywhere
 
 .PHONY: bench-parts

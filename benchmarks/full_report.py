@@ -1,7 +1,7 @@
 """Write the whole report: `ragcache bench` with the paper's goals, more studies, peers and question
 sets.
 
-    python benchmarks/full_report.py                   # `make bench`: about 55 minutes, a quiet machine
+    python benchmarks/full_report.py                   # `make bench`: about 45 minutes, a quiet machine
     python benchmarks/full_report.py --quick           # `make bench-quick`: one trace, 14 minutes
     python benchmarks/full_report.py --anywhere        # `make bench-anywhere`: reuse at any position
     python benchmarks/full_report.py --parts           # `make bench-parts`: RAGCache with parts changed
@@ -103,11 +103,11 @@ def list_left_out(plan: Plan) -> list[str]:
     lines = []
     if plan.name == "quick":
         lines.append(
-            "everything but one trace at two rates; answers in float32: `make bench`, about 55 minutes"
+            "everything but one trace at two rates; answers in float32: `make bench`, about 45 minutes"
         )
     if plan.name in ("anywhere", "parts"):
         lines.append(
-            "everything else: `make bench` compares RAGCache with vLLM's own caches, about 55 minutes"
+            "everything else: `make bench` compares RAGCache with vLLM's own caches, about 45 minutes"
         )
     if plan.name not in ("parts", "full"):
         lines.append(

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ragcache_cli.bench.corpora import Prepared
-from ragcache_cli.bench.plan import Group, Load, Part, TraceSpec
+from ragcache_cli.bench.plan import DEVICE_WARM, Group, Load, Part, TraceSpec
 from ragcache_cli.bench.plays import Play, Seen, Warming
 from ragcache_cli.bench.systems import OFF, RAGCACHE, Sizes, System
 from ragcache_cli.bench.worker_client import Worker
@@ -123,7 +123,7 @@ def _play_part(
     prefilled = [replace(one, max_tokens=1) for one in before]  # caches reuse prompts, not answers
     for worker in workers:
         if part.warm and worker.system.key != OFF.key:
-            worker.play(prefilled, at_once=4)
+            worker.play(keep_needed(prefilled, worker.system), at_once=4)
             say(f"{part.trace.name}: {worker.system.name} is warm")
     capacity = None
     if any(load.rate for load in part.loads):
@@ -143,6 +143,14 @@ def _play_part(
             # All or none, so that an interrupted run has only rounds with all systems.
             seen.plays += [replace(one, start=start) for one in played]
             say(f"{part.trace.name}, {load.name}: round {number + 1}")
+
+
+def keep_needed(prefilled: Sequence[Request], system: System) -> Sequence[Request]:
+    """Return those of the requests that warm up which this system needs to fill its caches.
+
+    A cache on the device alone holds nothing older than the last ones.
+    """
+    return prefilled if system.has_host else prefilled[-DEVICE_WARM:]
 
 
 def _warm_documents(

@@ -64,7 +64,8 @@ class Load:
 class Part:
     """Plays of one trace to systems that run at the same time.
 
-    warm: how many requests fill the caches first; they are not counted. requests: of one play.
+    warm: how many requests fill the caches first; they are not counted. Systems without host memory
+      get the last DEVICE_WARM of them. requests: of one play.
     rounds: how often each load is played in each start of the systems, in another order each time.
     systems: keys of the systems to play to. None: all systems of the group.
     is_warmed: whether RAGCache's systems first prefill every document that the part's questions find, as
@@ -133,6 +134,8 @@ WARM = 100
 """How many requests it takes until host memory is full and policies differ. Shorter traces measure
 mostly documents that were never seen before: after 60 requests, a cache without limits would have 56%
 of the prompt tokens, after 500 requests 73%."""
+DEVICE_WARM = 30
+"""How many requests fill device memory in the usual plan, of either trace."""
 STARTS = 5
 """How often the usual plan starts every system. Two starts of one system differ by more than two rounds
 of one start, up to a fifth; a median of five can tell a few percent apart."""
@@ -151,7 +154,7 @@ def rates(*shares: float) -> tuple[Load, ...]:
 
 def sweep_part(trace: TraceSpec) -> Part:
     """Ask one question at a time of one more trace, of RAGCache and its nearest peers."""
-    return Part("sweep", trace, (ONE_BY_ONE,), 8, 10, 1, PEERS)
+    return Part("sweep", trace, (ONE_BY_ONE,), 6, 6, 1, PEERS)
 
 
 def ablation_groups(trace: TraceSpec, warm: int, requests: int, rounds: int) -> tuple[Group, ...]:
@@ -197,7 +200,7 @@ def quick(main: str) -> Plan:
 
 
 def usual(main: str) -> Plan:
-    """Plan 45 to 55 minutes on two cores. main: the name of the question set.
+    """Plan 40 to 45 minutes on two cores. main: the name of the question set.
 
     At the lowest rate of the main trace no system is saturated, so throughput is measured relative to
     the TTFT there. Many starts with short plays tell more than few with long ones, see STARTS.
@@ -208,7 +211,7 @@ def usual(main: str) -> Plan:
         Group(MAIN, (first, sweep_part(TraceSpec(main, 2, None))), starts=STARTS),
         *anywhere(main).groups,
     )
-    return Plan("usual", groups, 24)
+    return Plan("usual", groups, 16)
 
 
 def anywhere(main: str) -> Plan:

@@ -38,6 +38,11 @@ class System:
     is_approximate: bool = False
     documents_step: str = ""
 
+    @property
+    def has_host(self) -> bool:
+        """Whether it keeps tensors in host memory."""
+        return self.kind == RAGCACHE or "offload" in self.settings
+
 
 @dataclass(frozen=True, slots=True)
 class Sizes:

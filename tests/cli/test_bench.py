@@ -22,7 +22,7 @@ from ragcache_cli import embedding
 from ragcache_cli.bench import drive, results
 from ragcache_cli.bench import plan as plans
 from ragcache_cli.bench.corpora import live_tokens
-from ragcache_cli.bench.plan import PLANS
+from ragcache_cli.bench.plan import DEVICE_WARM, PLANS, WARM
 from ragcache_cli.bench.plays import Play
 from ragcache_cli.bench.question_sets import read_own_questions
 from ragcache_cli.bench.record import RunRecord
@@ -30,6 +30,7 @@ from ragcache_cli.bench.report.sections import Section, compose_report
 from ragcache_cli.bench.run import results_folder
 from ragcache_cli.bench.systems import FULL, SYSTEMS, Sizes
 from ragcache_cli.bench.worker_client import Worker
+from ragcache_cli.bench.workload import Request
 from ragcache_cli.errors import BenchFailed
 from ragcache_cli.machine import this_machine
 from ragcache_cli.main import main
@@ -117,6 +118,18 @@ def test_each_start_warms_up_alike_and_is_asked_what_no_other_was(
     assert [one["start"] for one in told] == [0, 0, 0, 1, 1, 1]
     started = [one["system"] for one in told]
     assert started[3:] == started[2::-1]  # none has the place of the first one always
+
+
+def test_a_system_without_host_memory_is_warmed_by_the_last_requests_alone():
+    prefilled = [Request(number, 0.0, 1) for number in range(WARM)]
+    warmed_by = {
+        key: drive.keep_needed(prefilled, SYSTEMS[key]) for key in ("on", "lru", "ragcache")
+    }
+    assert warmed_by == {
+        "on": prefilled[-DEVICE_WARM:],
+        "lru": prefilled,
+        "ragcache": prefilled,
+    }
 
 
 def test_a_run_that_breaks_off_in_a_round_reports_the_rounds_before_it(
