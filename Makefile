@@ -26,11 +26,11 @@ demo: $(READY) ## answer the same questions with stock vLLM and with RAGCache, e
 	@$(PYTHON) -m ragcache_cli demo
 
 .PHONY: test
-test: lint types ## lint, types, and the tests with the real model, but no whole programs (15 minutes on two cores)
+test: lint types ## lint, types, and the tests with the real model, but no whole programs (about 20 minutes on two cores)
 	@$(PYTHON) -m pytest -n 2 --dist loadgroup -m "not program"
 
 .PHONY: test-all
-test-all: lint types ## everything that must hold before a merge: whole programs too, such as demo and notebooks (25 minutes)
+test-all: lint types ## everything that must hold before a merge: whole programs too, such as demo and notebooks (half an hour)
 	@$(PYTHON) -m pytest -n 2 --dist loadgroup
 
 .PHONY: test-quick
@@ -73,7 +73,7 @@ bench-quick: $(READY) ## the same, one trace at two rates, and reuse at any posi
 	@$(PYTHON) benchmarks/full_report.py --quick
 
 .PHONY: bench-anywhere
-bench-anywhere: $(READY) ## reuse at any position alone, two question sets, against vLLM and exact reuse (25 minutes)
+bench-anywhere: $(READY) ## reuse at any position alone, two question sets, against vLLM and exact reuse (23 minutes)
 	@$(PYTHON) benchmarks/full_report.py --anywhere
 
 .PHONY: bench-parts

@@ -38,6 +38,7 @@ SHARED_ENGINES = {
     "model_engine",
     "ragcache_server",
     "server_engine",
+    "stock_server",
     "stock_client",
 }
 """Fixtures that start an engine for the whole session, or a server for all tests of a file."""
