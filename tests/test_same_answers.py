@@ -18,7 +18,7 @@ from ragcache_engine import RAGCacheEngine
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 
-QUESTIONS = 10
+QUESTIONS = 20
 AT_ONCE = 8
 
 

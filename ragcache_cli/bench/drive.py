@@ -123,7 +123,7 @@ def _play_part(
     prefilled = [replace(one, max_tokens=1) for one in before]  # caches reuse prompts, not answers
     for worker in workers:
         if part.warm and worker.system.key != OFF.key:
-            worker.play(keep_needed(prefilled, worker.system), at_once=4)
+            worker.play(choose_warming(prefilled, worker.system), at_once=4)
             say(f"{part.trace.name}: {worker.system.name} is warm")
     capacity = None
     if any(load.rate for load in part.loads):
@@ -145,7 +145,7 @@ def _play_part(
             say(f"{part.trace.name}, {load.name}: round {number + 1}")
 
 
-def keep_needed(prefilled: Sequence[Request], system: System) -> Sequence[Request]:
+def choose_warming(prefilled: Sequence[Request], system: System) -> Sequence[Request]:
     """Return those of the requests that warm up which this system needs to fill its caches.
 
     A cache on the device alone holds nothing older than the last ones.

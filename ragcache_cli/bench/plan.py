@@ -211,7 +211,7 @@ def usual(main: str) -> Plan:
         Group(MAIN, (first, sweep_part(TraceSpec(main, 2, None))), starts=STARTS),
         *anywhere(main).groups,
     )
-    return Plan("usual", groups, 16)
+    return Plan("usual", groups, 24)
 
 
 def anywhere(main: str) -> Plan:

@@ -46,7 +46,7 @@ class Pipeline:
       SearchRegistry     which searches and speculations a prompt may still claim
       RequestPlanner     what the expected prompt is
       SpeculationRunner  the running speculations, how each ended, the statistics
-      PrefillLoad        which prefills run now, and how fast the model is
+      PrefillLoad        which prefills and answers run now, and how fast the model is
       ChainEstimators    for which chains speculating gains time
       Pipeline           the order of events, the model's limits, and the timer for unclaimed work
 

@@ -123,7 +123,7 @@ def test_each_start_warms_up_alike_and_is_asked_what_no_other_was(
 def test_a_system_without_host_memory_is_warmed_by_the_last_requests_alone():
     prefilled = [Request(number, 0.0, 1) for number in range(WARM)]
     warmed_by = {
-        key: drive.keep_needed(prefilled, SYSTEMS[key]) for key in ("on", "lru", "ragcache")
+        key: drive.choose_warming(prefilled, SYSTEMS[key]) for key in ("on", "lru", "ragcache")
     }
     assert warmed_by == {
         "on": prefilled[-DEVICE_WARM:],

@@ -78,16 +78,26 @@ def alone(engine_on: EngineOn) -> RAGCacheEngine:
 
 
 class Held(MemoryBackend):
-    """Stops after a few steps until it is let go on, so that what runs is sure to be found running."""
+    """Stops after a few steps until it is let go on, so that what runs is sure to be found running.
 
-    def __init__(self, reply: Callable[[str], str] = reply, steps: int = 3) -> None:
-        super().__init__(reply, fault=self._hold)
+    clock: how long prefills and steps take; see MemoryBackend.
+    """
+
+    def __init__(self, reply: Callable[[str], str] = reply, steps: int = 3, **clock: Any) -> None:
+        super().__init__(reply, fault=self._hold, **clock)
         self._held_steps = steps
+        self._step = 0
         self.goes_on = threading.Event()
+
+    def hold_after(self, steps: int) -> None:
+        """Stop again once it has made so many steps more."""
+        self._held_steps = self._step + steps
+        self.goes_on.clear()
 
     def _hold(self, step: int) -> None:
         if step >= self._held_steps and not self.goes_on.is_set():
             raise Stall
+        self._step = step
 
 
 def ask(
@@ -647,28 +657,9 @@ def test_under_load_it_begins_nothing(engine_on: EngineOn):
     assert engine.stats().speculation.started == 0
 
 
-class HeldInTheMiddle(MemoryBackend):
-    """Stops a few steps after `hold`, until it is let go on. A prompt costs no time of its clock."""
-
-    def __init__(self) -> None:
-        super().__init__(reply, fault=self._hold, prefill_s=lambda *_: 1e-9, decode_s=0.0)
-        self._step = 0
-        self._last_step: int | None = None
-
-    def hold(self) -> None:
-        self._last_step = self._step + 4
-
-    def go_on(self) -> None:
-        self._last_step = None
-
-    def _hold(self, step: int) -> None:
-        if self._last_step is not None and step > self._last_step:
-            raise Stall
-        self._step = step
-
-
 def test_a_first_token_is_guessed_only_while_no_other_answer_is_generated(engine_on: EngineOn):
-    backend = HeldInTheMiddle()
+    backend = Held(prefill_s=lambda cached, computed: 1e-9, decode_s=0.0)
+    backend.goes_on.set()
     engine = engine_on(backend)
     numbers = count(3)
 
@@ -682,13 +673,13 @@ def test_a_first_token_is_guessed_only_while_no_other_answer_is_generated(engine
             retrieval.found([A, B])
         if not is_guessed:
             time.sleep(0.2)  # a guess would have begun by now
-        backend.go_on()
+        backend.goes_on.set()
         engine.generate(TEMPLATE(f"Why {number}?", [A, B]), options=options)
         assert engine.stats().speculation.started == before + is_guessed
 
     for _ in range(3):
         ask_for_another_length(is_guessed=True)
-    backend.hold()
+    backend.hold_after(5)
     with engine.stream("Someone else's prompt.", options=TEN) as stream:
         next(iter(stream))
         ask_for_another_length(is_guessed=False)
