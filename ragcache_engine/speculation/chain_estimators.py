@@ -26,16 +26,21 @@ class ChainEstimators:
         self._estimators: OrderedDict[Hashable, Estimator] = OrderedDict()
 
     def is_worth_guessing(
-        self, search: TrackedSearch, speed: ModelSpeed, step_tokens: int | None
+        self, search: TrackedSearch, speed: ModelSpeed, step_tokens: int | None, *, is_early: bool
     ) -> bool:
-        """Decide whether to speculate on this question. The decision is made once and kept.
+        """Decide whether to speculate on this question now. The decision is made once and kept.
 
         step_tokens: the most tokens in one step of the model; None if one step computes a whole prompt.
+        is_early: whether the search still runs. A question that is left for the end of its search is
+          decided then.
         """
+        if not self._is_automatic:
+            return True
+        estimator = self._of(search.chain)
+        if is_early and not estimator.may_begin_early(speed, step_tokens):
+            return False
         if search.is_worth_guessing is None:
-            search.is_worth_guessing = not self._is_automatic or self._of(search.chain).decide_next(
-                speed, step_tokens
-            )
+            search.is_worth_guessing = estimator.decide_next(speed, step_tokens, is_early=is_early)
         return search.is_worth_guessing
 
     def are_options_steady(self, search: TrackedSearch) -> bool:
@@ -43,9 +48,12 @@ class ChainEstimators:
         return self._of(search.chain).are_options_steady
 
     def note_prompt(self, search: TrackedSearch, now_s: float, options: SamplingOptions) -> None:
-        """Measure how long after its final documents the prompt of this search came; note its options."""
-        lead_s = now_s - search.documents_since_s
-        self._of(search.chain).note_prompt(lead_s, was_idle=search.was_idle, options=options)
+        """Measure when the search had its documents, and when its prompt came; note the options."""
+        found_s, was_idle = search.documents_since_s, search.was_idle
+        ended_s = found_s if search.ended_s is None else search.ended_s
+        estimator = self._of(search.chain)
+        estimator.note_search(ended_s - found_s, search.changes, was_idle=was_idle)
+        estimator.note_prompt(now_s - ended_s, was_idle=was_idle, options=options)
 
     def note_outcome(self, search: TrackedSearch) -> None:
         """Count, once, whether the work that was started for this search was of use."""

@@ -1,10 +1,14 @@
 """Estimate from running means whether speculating gains time for a chain on this machine.
 
-A guess begins after the stage that first has the final documents, once its prompt is written, tokenised
-and handed over. The head start is the time from there to the prompt. It is the gain, as far as the
-prefill is long enough to fill it (the search time that RAGCache's Table 3 counts as overlapped). The loss
-is the rest of the model's step that a wrong guess still runs when the right prompt comes. All times are
-seconds.
+A guess begins once its prompt is written, tokenised and handed over. The head start is the time from
+there to the chain's own prompt. It is the gain, as far as the prefill is long enough to fill it (the
+search time that RAGCache's Table 3 counts as overlapped). The loss is the rest of the model's step that a
+wrong guess still runs when the right prompt comes. All times are seconds.
+
+Guesses on provisional documents have an estimate of their own. A right one begins earlier, by what the
+search still takes after the stage that first has the final documents. Each stage with other documents
+makes one wrong. Both are seen in every search, whether or not anything was guessed, so a chain with short
+searches need not pay for wrong guesses to learn that they do not pay.
 """
 
 from __future__ import annotations
@@ -21,6 +25,11 @@ LEAST_HEAD_START_S = 0.003
 """With a shorter one, an early start costs as much as it hides, because it must wake two threads."""
 FIRST_PROMPT_TIMES = 4
 """How many times as long a chain takes for its first prompt, which loads code and finds empty caches."""
+FIRST_CHANGES = 0.25
+"""How many times a search is assumed to replace its documents before any was seen. One wrong guess can
+cost more than ten right ones gain, so the first searches that replace nothing prove little."""
+CHANGES_WEIGHT = 1 / 16
+"""Share of the newest search in the running mean of these times."""
 LEAST_USEFUL_SHARE = 0.2
 QUESTIONS_BETWEEN_TRIALS = 16
 """After how many questions to try again a chain for which speculating gains no time."""
@@ -32,27 +41,45 @@ STEADY_PROMPTS = 3
 class ChainFigures:
     """Running means over the questions of one chain.
 
-    lead_s: seconds from the stage that first had the final documents to the prompt, over questions that
-      came in idle moments; None before the first of them.
-    preparing_s: seconds from the decision to speculate until the backend has the request.
+    lead_s: seconds from the end of the search to the prompt, over questions that came in idle moments;
+      None before the first of them.
     useful_share: the share of the questions speculated on whose speculation was useful.
     wrong_guesses: cancelled speculations per question speculated on.
+    preparing_s: seconds from the decision to speculate until the backend has the request.
+    early_s: seconds from the stage that first had the final documents to the end of the search, in idle
+      moments; None before the first search.
+    changes: how many times a search replaced the documents of an earlier stage.
     """
 
     lead_s: float | None = None
     useful_share: float = 1.0
     wrong_guesses: float = 0.0
     preparing_s: float = PREPARING_S
+    early_s: float | None = None
+    changes: float = FIRST_CHANGES
 
-    @property
-    def head_start_s(self) -> float:
-        """How long before its prompt a guess begins; 0 before any lead was measured."""
-        return max(0.0, (self.lead_s or 0.0) - self.preparing_s)
+    def head_start_s(self, *, is_early: bool) -> float:
+        """Return how long before its prompt a guess begins; 0 before any lead was measured.
 
-    @property
-    def begins_too_late(self) -> bool:
-        """Whether prompts come so soon after their documents that a guess is useless."""
-        return self.lead_s is not None and self.head_start_s < LEAST_HEAD_START_S
+        is_early: whether it begins on provisional documents.
+        """
+        if self.lead_s is None:
+            return 0.0
+        early_s = (self.early_s or 0.0) if is_early else 0.0
+        return max(0.0, self.lead_s + early_s - self.preparing_s)
+
+    def begins_too_late(self, *, is_early: bool) -> bool:
+        """Return whether prompts come so soon after their documents that a guess is useless."""
+        is_known = self.lead_s is not None
+        return is_known and self.head_start_s(is_early=is_early) < LEAST_HEAD_START_S
+
+    def after_search(self, early_s: float, changes: int) -> ChainFigures:
+        """Return the figures with one more search that came in an idle moment."""
+        return replace(
+            self,
+            early_s=running_mean(self.early_s, early_s),
+            changes=self.changes + CHANGES_WEIGHT * (changes - self.changes),
+        )
 
     def after_lead(self, lead_s: float) -> ChainFigures:
         """Return the figures with one more measured lead."""
@@ -75,28 +102,53 @@ class ChainFigures:
         )
 
 
-def expected_gain_s(figures: ChainFigures, speed: ModelSpeed, step_tokens: int | None) -> float:
+def expected_gain_s(
+    figures: ChainFigures, speed: ModelSpeed, step_tokens: int | None, *, is_early: bool = False
+) -> float:
     """Return the seconds that speculating is expected to take off the next question's TTFT.
 
     A negative number is a loss; 0 before any lead was measured.
     step_tokens: most tokens in one step of the model; None if a prompt is computed in one step.
+    is_early: whether the guess begins on provisional documents.
     """
     if figures.lead_s is None:
         return 0.0
-    prefill_s = figures.lead_s if speed.prefill_s is None else speed.prefill_s
+    head_start_s = figures.head_start_s(is_early=is_early)
+    prefill_s = head_start_s if speed.prefill_s is None else speed.prefill_s
+    return figures.useful_share * min(
+        head_start_s, prefill_s
+    ) - figures.wrong_guesses * _rest_of_step_s(prefill_s, speed, step_tokens)
+
+
+def expected_early_gain_s(
+    figures: ChainFigures, speed: ModelSpeed, step_tokens: int | None
+) -> float:
+    """Return the seconds that guesses on provisional documents gain, beside one on the final documents.
+
+    A negative number is a loss; 0 before any search was seen. step_tokens: as in `expected_gain_s`.
+    """
+    if figures.early_s is None:
+        return 0.0
+    prefill_s = figures.early_s if speed.prefill_s is None else speed.prefill_s
+    rest_s = _rest_of_step_s(prefill_s, speed, step_tokens)
+    return min(figures.early_s, prefill_s) - figures.changes * rest_s
+
+
+def _rest_of_step_s(prefill_s: float, speed: ModelSpeed, step_tokens: int | None) -> float:
+    """Return how long a wrong guess still computes when the right prompt comes: half of its step."""
     step_s = prefill_s if step_tokens is None else min(prefill_s, speed.token_s * step_tokens)
-    # On average, the right prompt comes in the middle of a wrong guess's step.
-    return (
-        figures.useful_share * min(figures.head_start_s, prefill_s)
-        - figures.wrong_guesses * step_s / 2
-    )
+    return step_s / 2
 
 
-def is_worthwhile(figures: ChainFigures, speed: ModelSpeed, step_tokens: int | None) -> bool:
+def is_worthwhile(
+    figures: ChainFigures, speed: ModelSpeed, step_tokens: int | None, *, is_early: bool = False
+) -> bool:
     """Return True if speculating is expected to gain time, or nothing was measured yet."""
-    if figures.useful_share < LEAST_USEFUL_SHARE or figures.begins_too_late:
+    is_late = figures.begins_too_late(is_early=is_early)
+    if figures.useful_share < LEAST_USEFUL_SHARE or is_late:
         return False
-    return figures.lead_s is None or expected_gain_s(figures, speed, step_tokens) > 0.0
+    gain_s = expected_gain_s(figures, speed, step_tokens, is_early=is_early)
+    return figures.lead_s is None or gain_s > 0.0
 
 
 @dataclass(slots=True)
@@ -120,12 +172,20 @@ class Estimator:
         """Whether the next prompt will probably have the options of the last one."""
         return self._same_options >= STEADY_PROMPTS
 
+    def note_search(self, early_s: float, changes: int, *, was_idle: bool) -> None:
+        """Note that a search first had its final documents `early_s` before its end.
+
+        changes: how many times it had replaced others by then. was_idle: as in `note_prompt`.
+        """
+        if was_idle:
+            self.figures = self.figures.after_search(early_s, changes)
+
     def note_prompt(
         self, lead_s: float, *, was_idle: bool, options: SamplingOptions | None = None
     ) -> None:
-        """Note that a prompt came `lead_s` after its final documents, with these sampling options.
+        """Note that a prompt came `lead_s` after the end of its search, with these sampling options.
 
-        was_idle: no other prefill was pending when those documents were found. Otherwise the lead is not
+        was_idle: no other prefill was pending when its documents were found. Otherwise the lead is not
           counted: a busy process delays everything, so its times do not show what a guess gains in idle
           moments, when guesses gain most.
         """
@@ -140,20 +200,30 @@ class Estimator:
             self.figures = self.figures.after_lead(lead_s)
         self._has_only_first_lead = is_first
 
-    def decide_next(self, speed: ModelSpeed, step_tokens: int | None) -> bool:
+    def may_begin_early(self, speed: ModelSpeed, step_tokens: int | None) -> bool:
+        """Return whether to guess on provisional documents, or nothing is known of searches yet."""
+        early_s = self.figures.early_s
+        return early_s is None or (
+            early_s >= LEAST_HEAD_START_S
+            and expected_early_gain_s(self.figures, speed, step_tokens) > 0.0
+        )
+
+    def decide_next(
+        self, speed: ModelSpeed, step_tokens: int | None, *, is_early: bool = False
+    ) -> bool:
         """Decide whether to speculate on the next question. Call this once for each question.
 
-        step_tokens: as in `expected_gain_s`.
+        step_tokens, is_early: as in `expected_gain_s`.
         """
         if self.figures.lead_s is None and self._has_seen_prompt:
             return False  # every prompt so far came in a busy moment
-        if self.figures.begins_too_late:
+        if self.figures.begins_too_late(is_early=is_early):
             return False  # leads are measured without guessing too: a trial would show nothing new
         may_adopt_first_token = self.may_go_on and self._share_first_token
         if not self.are_options_steady and not may_adopt_first_token:
             return False  # a guess with other options could not be adopted; nor would a trial show more
         if (
-            is_worthwhile(self.figures, speed, step_tokens)
+            is_worthwhile(self.figures, speed, step_tokens, is_early=is_early)
             or self._skipped >= QUESTIONS_BETWEEN_TRIALS
         ):
             self._skipped = 0

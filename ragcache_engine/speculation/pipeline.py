@@ -189,7 +189,9 @@ class Pipeline:
         if self._registry.is_full or not self._planner.may_plan(search):
             return False
         step_tokens = None if is_final else self._limits.step_tokens
-        return self._estimators.is_worth_guessing(search, self._load.speed, step_tokens)
+        return self._estimators.is_worth_guessing(
+            search, self._load.speed, step_tokens, is_early=not is_final
+        )
 
     def abandon(self, search: TrackedSearch) -> None:
         """Close a search that ended without documents: no prompt will come from it."""

@@ -28,6 +28,7 @@ class TrackedSearch:
     is_worth_guessing: whether the engine speculates on this question; None until that was decided.
     documents: the documents of the last stage, nearest first; None before the first stage.
     documents_since_s: when a stage first had these documents.
+    changes: how many times a stage had other documents than the one before.
     was_idle: whether no other prefill was pending at that moment.
     ended_s: when the search ended with documents; None while it runs.
     is_closed: whether the prompt has come, or will not come; then nothing more is started for this
@@ -49,6 +50,7 @@ class TrackedSearch:
     is_worth_guessing: bool | None = None
     documents: Sequence[Document] | None = None
     documents_since_s: float = 0.0
+    changes: int = 0
     was_idle: bool = False
     ended_s: float | None = None
     is_closed: bool = False
@@ -67,6 +69,7 @@ class TrackedSearch:
         names = ", ".join(document.id for document in documents)
         self.note(now_s, SpeculationStep.STAGE, f"final: {names}" if final else names)
         if self.documents != documents:
+            self.changes += self.documents is not None
             self.documents, self.documents_since_s = documents, now_s
             self.was_idle = is_idle
         if final:

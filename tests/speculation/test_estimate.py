@@ -15,6 +15,7 @@ from ragcache_engine.speculation.estimate import (
     STEADY_PROMPTS,
     ChainFigures,
     Estimator,
+    expected_early_gain_s,
     expected_gain_s,
     is_worthwhile,
 )
@@ -92,7 +93,7 @@ def test_shorter_steps_never_gain_less(before: ChainFigures, speed: ModelSpeed):
 
 @given(figures, speeds)
 def test_it_is_tried_again_now_and_then(before: ChainFigures, speed: ModelSpeed):
-    assume(not before.begins_too_late)
+    assume(not before.begins_too_late(is_early=False))
     estimator = Estimator(before)
     wanted = [estimator.decide_next(speed, STEP) for _ in range(3 * QUESTIONS_BETWEEN_TRIALS)]
     assert True in wanted[: QUESTIONS_BETWEEN_TRIALS + 1]
@@ -182,6 +183,55 @@ def test_where_only_the_ends_of_answers_change_their_first_token_is_guessed(may_
         estimator.note_prompt(0.5, was_idle=True, options=ends[-1])
     assert estimator.are_options_steady
     assert estimator.decide_next(FAST, STEP)
+
+
+def seen(searches: int, early_s: float, changes: int = 0) -> Estimator:
+    """An estimator that has seen so many searches alike."""
+    estimator = Estimator()
+    for _ in range(searches):
+        estimator.note_search(early_s, changes, was_idle=True)
+    return estimator
+
+
+def test_provisional_documents_are_tried_where_no_search_was_seen():
+    assert Estimator().may_begin_early(FAST, STEP)
+
+
+def test_a_search_of_milliseconds_is_waited_for():
+    # Its wrong guesses would cost the rest of a step of half a second.
+    assert not any(seen(n, early_s=0.002).may_begin_early(FAST, STEP) for n in range(1, 64))
+
+
+def test_a_search_of_some_milliseconds_must_prove_that_it_replaces_nothing():
+    assert not seen(4, early_s=0.02).may_begin_early(FAST, STEP)
+    assert seen(40, early_s=0.02).may_begin_early(FAST, STEP)
+    estimator = seen(40, early_s=0.02)
+    estimator.note_search(0.0, changes=1, was_idle=True)
+    assert not estimator.may_begin_early(FAST, STEP)
+
+
+def test_a_long_search_is_not_waited_for_as_long_as_it_keeps_its_documents():
+    assert seen(1, early_s=0.4).may_begin_early(FAST, STEP)
+    assert not seen(16, early_s=0.4, changes=7).may_begin_early(FAST, STEP)
+
+
+def test_a_search_in_a_busy_moment_proves_nothing():
+    estimator = Estimator()
+    estimator.note_search(0.002, changes=3, was_idle=False)
+    assert estimator.figures == ChainFigures()
+
+
+def test_what_the_search_still_takes_is_a_head_start_for_an_early_guess_only():
+    estimator = Estimator(ChainFigures(lead_s=0.001, early_s=0.3, changes=0.0))
+    assert not estimator.decide_next(FAST, STEP)
+    assert estimator.decide_next(FAST, STEP, is_early=True)
+
+
+@given(seconds, st.floats(0, 8), speeds)
+def test_more_replaced_documents_never_gain_more(early_s: float, changes: float, speed: ModelSpeed):
+    few, more = (ChainFigures(early_s=early_s, changes=changes + extra) for extra in (0, 1))
+    assert expected_early_gain_s(more, speed, STEP) <= expected_early_gain_s(few, speed, STEP)
+    assert expected_early_gain_s(few, speed, STEP) <= early_s
 
 
 def test_a_first_token_is_not_guessed_while_more_than_the_ends_of_answers_changes():

@@ -644,6 +644,30 @@ def test_left_alone_it_goes_on_where_searches_take_their_time(
     assert goes_on or engine.stats().speculation.started <= 1
 
 
+def test_left_alone_it_waits_for_the_end_of_short_searches(engine_on: EngineOn):
+    """A wrong guess would run a step of half a second, to begin two milliseconds sooner."""
+    backend = Held(prefill_s=lambda cached, computed: 0.5, decode_s=0.0)
+    backend.goes_on.set()
+    engine = engine_on(backend)
+    outcomes = []
+    for number in range(6):
+        question, options = f"Why {number}?", TEN
+        with engine.retrieval(question, template=TEMPLATE, options=options) as retrieval:
+            retrieval.provisional([C, D])
+            if not number:
+                assert started(engine, 1)  # nothing is known yet
+            else:
+                time.sleep(0.1)  # a guess would have begun by now
+            backend.advance(0.002)
+            retrieval.found([A, B])
+        assert started(engine, number + 1 + 1)
+        backend.advance(0.05)  # what the chain takes for its prompt
+        usage = engine.generate(TEMPLATE(question, [A, B]), options=options).usage
+        outcomes.append(usage.speculation.outcome)
+    assert outcomes == [ADOPTED] * 6
+    assert engine.stats().speculation.started == 7  # one for each question, and a wrong one
+
+
 def test_under_load_it_begins_nothing(engine_on: EngineOn):
     backend = Held(steps=0)
     engine = engine_on(backend)
