@@ -104,6 +104,10 @@ class BlockIndex(Generic[B]):
         """Return the nodes in which a document has tokens."""
         return tuple(self._nodes_of.get(document, ()))
 
+    def has_elsewhere(self, document: str, nodes: Sequence[Node]) -> bool:
+        """Return whether a document has tokens in a node that is none of these few."""
+        return any(node not in nodes for node in self._nodes_of.get(document, ()))
+
     def documents(self) -> Sequence[str]:
         """Return the ids of all documents that a node is named after."""
         return tuple(self._nodes_of)

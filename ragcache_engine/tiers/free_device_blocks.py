@@ -86,13 +86,13 @@ class FreeDeviceBlocks(Generic[B]):
 
     # -- blocks go ---------------------------------------------------------------------------------
 
-    def pop_spare(self) -> B | None:
-        """Take the next empty or unowned block to overwrite; None if there is none."""
-        if self._empty:
-            return self._empty.popitem()[1]
-        if self._unowned:
-            return self._unowned.popitem(last=False)[1]
-        return None
+    def pop_spares(self, count: int) -> list[B]:
+        """Take the next empty and unowned blocks to overwrite; fewer if there are not so many."""
+        empty, unowned = self._empty, self._unowned
+        taken = [empty.popitem()[1] for _ in range(min(count, len(empty)))]
+        missing = min(count - len(taken), len(unowned))
+        taken += [unowned.popitem(last=False)[1] for _ in range(missing)]
+        return taken
 
     def has_empty(self) -> bool:
         """Return whether there is an empty block."""

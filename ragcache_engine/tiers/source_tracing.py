@@ -58,5 +58,5 @@ def explain_computing(
 def _why_absent(node: Node, document: str, request: TrackedRequest, index: BlockIndex[B]) -> Reason:
     if node.uses:
         return Reason.EVICTED
-    elsewhere = any(other not in request.nodes for other in index.nodes_of(document))
+    elsewhere = index.has_elsewhere(document, request.nodes)
     return Reason.OTHER_CONTEXT if elsewhere else Reason.FIRST_TIME

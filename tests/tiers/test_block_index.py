@@ -107,6 +107,16 @@ def test_a_document_is_found_in_every_context_and_after_its_node_was_cut():
     assert book.index.nodes_of("F") == ()
 
 
+def test_a_document_is_elsewhere_if_a_node_of_no_given_path_has_it():
+    book = Book()
+    one = book.path("abc", Cut(1), Cut(3, ("D",)))
+    assert not book.index.has_elsewhere("D", one)
+    other = book.path("xbc", Cut(1), Cut(3, ("D",)))
+    assert book.index.has_elsewhere("D", one)
+    assert not book.index.has_elsewhere("D", [*one, *other])
+    assert not book.index.has_elsewhere("F", [])
+
+
 def test_a_prompt_that_tells_no_names_takes_none_away():
     book = Book()
     book.path("abc", Cut(3, ("D",)))

@@ -96,14 +96,14 @@ class TierConnector(OffloadingConnector):
         self._held: dict[str, list[bool]] = {}
         self._blocks = kv_cache_config.num_blocks
 
-    @property
+    @cached_property
     def offloading(self) -> TierOffloadingManager:
         """What vLLM asks about blocks. Only the scheduler's process has it."""
         offloading = self.scheduler.manager
         assert isinstance(offloading, TierOffloadingManager)
         return offloading
 
-    @property
+    @cached_property
     def cache(self) -> CacheManager[KVCacheBlock]:
         """The cache manager. Only the scheduler's process has one."""
         return self.offloading.cache
@@ -274,11 +274,12 @@ class TierConnector(OffloadingConnector):
         tokens = cache.finish_request(name, completed=completed, reuse=reuse)
         self.served.end(name, tokens, sources, completed=completed, reuse=reuse)
         why_exact = self._why_exact.pop(name, None)
-        answer = FinishMessage(tokens, cache.counters, reuse, why_exact)
-        if self.settings.is_operator(message.operator_key):
-            tree = self._snapshot(message) if message.snapshot else None
-            held = self._held.pop(name, ())
-            answer = replace(answer, sources=sources, tree=tree, held=held)
+        tree, held = None, self._held.pop(name, ())
+        if not self.settings.is_operator(message.operator_key):
+            sources = None
+        elif message.snapshot:
+            tree = self._snapshot(message)
+        answer = FinishMessage(tokens, cache.counters, reuse, why_exact, sources, tree, held)
         return delays, {**(params or {}), **answer.to_dict()}
 
     def _snapshot(self, message: RequestMessage) -> TreeSnapshot:
