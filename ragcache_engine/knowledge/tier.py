@@ -12,9 +12,6 @@ class Tier(StrEnum):
     HOST = "host"
     DISK = "disk"
 
-    # As texts, to which tiers are equal. An enum's own hash runs Python code, for each look into a dict.
-    __hash__ = str.__hash__
-
 
 TIERS = tuple(Tier)
 """All tiers, the fastest first. Lists with one number for each tier are in this order."""

@@ -58,20 +58,21 @@ class ChainFigures:
     early_s: float | None = None
     changes: float = FIRST_CHANGES
 
-    def head_start_s(self, *, is_early: bool) -> float:
-        """Return how long before its prompt a guess begins; 0 before any lead was measured.
+    @property
+    def head_start_s(self) -> float:
+        """How long before its prompt a guess begins; 0 before any lead was measured."""
+        return max(0.0, (self.lead_s or 0.0) - self.preparing_s)
 
-        is_early: whether it begins on provisional documents.
-        """
-        if self.lead_s is None:
-            return 0.0
-        early_s = (self.early_s or 0.0) if is_early else 0.0
-        return max(0.0, self.lead_s + early_s - self.preparing_s)
+    @property
+    def begins_too_late(self) -> bool:
+        """Whether prompts come so soon after their documents that a guess is useless."""
+        return self.lead_s is not None and self.head_start_s < LEAST_HEAD_START_S
 
-    def begins_too_late(self, *, is_early: bool) -> bool:
-        """Return whether prompts come so soon after their documents that a guess is useless."""
-        is_known = self.lead_s is not None
-        return is_known and self.head_start_s(is_early=is_early) < LEAST_HEAD_START_S
+    def with_early_lead(self) -> ChainFigures:
+        """Return the figures for guesses on provisional documents, whose lead is longer by `early_s`."""
+        if self.lead_s is None or self.early_s is None:
+            return self
+        return replace(self, lead_s=self.early_s + self.lead_s)
 
     def after_search(self, early_s: float, changes: int) -> ChainFigures:
         """Return the figures with one more search that came in an idle moment."""
@@ -102,22 +103,18 @@ class ChainFigures:
         )
 
 
-def expected_gain_s(
-    figures: ChainFigures, speed: ModelSpeed, step_tokens: int | None, *, is_early: bool = False
-) -> float:
+def expected_gain_s(figures: ChainFigures, speed: ModelSpeed, step_tokens: int | None) -> float:
     """Return the seconds that speculating is expected to take off the next question's TTFT.
 
     A negative number is a loss; 0 before any lead was measured.
     step_tokens: most tokens in one step of the model; None if a prompt is computed in one step.
-    is_early: whether the guess begins on provisional documents.
     """
     if figures.lead_s is None:
         return 0.0
-    head_start_s = figures.head_start_s(is_early=is_early)
-    prefill_s = head_start_s if speed.prefill_s is None else speed.prefill_s
-    return figures.useful_share * min(
-        head_start_s, prefill_s
-    ) - figures.wrong_guesses * _rest_of_step_s(prefill_s, speed, step_tokens)
+    prefill_s = figures.lead_s if speed.prefill_s is None else speed.prefill_s
+    rest_s = _rest_of_step_s(prefill_s, speed, step_tokens)
+    gain_s = figures.useful_share * min(figures.head_start_s, prefill_s)
+    return gain_s - figures.wrong_guesses * rest_s
 
 
 def expected_early_gain_s(
@@ -140,15 +137,11 @@ def _rest_of_step_s(prefill_s: float, speed: ModelSpeed, step_tokens: int | None
     return step_s / 2
 
 
-def is_worthwhile(
-    figures: ChainFigures, speed: ModelSpeed, step_tokens: int | None, *, is_early: bool = False
-) -> bool:
+def is_worthwhile(figures: ChainFigures, speed: ModelSpeed, step_tokens: int | None) -> bool:
     """Return True if speculating is expected to gain time, or nothing was measured yet."""
-    is_late = figures.begins_too_late(is_early=is_early)
-    if figures.useful_share < LEAST_USEFUL_SHARE or is_late:
+    if figures.useful_share < LEAST_USEFUL_SHARE or figures.begins_too_late:
         return False
-    gain_s = expected_gain_s(figures, speed, step_tokens, is_early=is_early)
-    return figures.lead_s is None or gain_s > 0.0
+    return figures.lead_s is None or expected_gain_s(figures, speed, step_tokens) > 0.0
 
 
 @dataclass(slots=True)
@@ -213,19 +206,18 @@ class Estimator:
     ) -> bool:
         """Decide whether to speculate on the next question. Call this once for each question.
 
-        step_tokens, is_early: as in `expected_gain_s`.
+        step_tokens: as in `expected_gain_s`. is_early: whether the guess would begin on provisional
+          documents.
         """
-        if self.figures.lead_s is None and self._has_seen_prompt:
+        figures = self.figures.with_early_lead() if is_early else self.figures
+        if figures.lead_s is None and self._has_seen_prompt:
             return False  # every prompt so far came in a busy moment
-        if self.figures.begins_too_late(is_early=is_early):
+        if figures.begins_too_late:
             return False  # leads are measured without guessing too: a trial would show nothing new
         may_adopt_first_token = self.may_go_on and self._share_first_token
         if not self.are_options_steady and not may_adopt_first_token:
             return False  # a guess with other options could not be adopted; nor would a trial show more
-        if (
-            is_worthwhile(self.figures, speed, step_tokens, is_early=is_early)
-            or self._skipped >= QUESTIONS_BETWEEN_TRIALS
-        ):
+        if is_worthwhile(figures, speed, step_tokens) or self._skipped >= QUESTIONS_BETWEEN_TRIALS:
             self._skipped = 0
             return True
         self._skipped += 1

@@ -26,8 +26,6 @@ class DeviceTier(Generic[B]):
         self._tree = index.tree
         self._pool = index.device
         self._requests = requests
-        self.claim = self._pool.claim
-        """Notes that a request computes with a free block now. Raises KeyError if it is not free."""
 
     def __len__(self) -> int:
         """Return how many blocks are free."""
@@ -36,6 +34,10 @@ class DeviceTier(Generic[B]):
     def free_blocks(self) -> list[B]:
         """Return all free blocks: empty ones, those that no node owns, and those of nodes."""
         return self._pool.all()
+
+    def claim(self, block: B) -> None:
+        """Note that a request computes with a free block now. Raises KeyError if it is not free."""
+        self._pool.claim(block)
 
     def return_blocks(self, blocks: Iterable[B]) -> None:
         """Take back blocks that no request computes with any more."""
@@ -91,11 +93,8 @@ class DeviceTier(Generic[B]):
         while upto < node.blocks and record.device[upto] is not None:
             upto += 1
         self._tree.hold(node, Tier.DEVICE, upto)
-        counted = node.resident[DEVICE]
-        if counted == node.blocks:
-            return
         for at in places:
-            if at >= counted:
+            if at >= node.resident[DEVICE]:
                 for block in clear_places(record.device, at, at + 1):
                     self._pool.disown(block)
 

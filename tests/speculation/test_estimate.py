@@ -93,7 +93,7 @@ def test_shorter_steps_never_gain_less(before: ChainFigures, speed: ModelSpeed):
 
 @given(figures, speeds)
 def test_it_is_tried_again_now_and_then(before: ChainFigures, speed: ModelSpeed):
-    assume(not before.begins_too_late(is_early=False))
+    assume(not before.begins_too_late)
     estimator = Estimator(before)
     wanted = [estimator.decide_next(speed, STEP) for _ in range(3 * QUESTIONS_BETWEEN_TRIALS)]
     assert True in wanted[: QUESTIONS_BETWEEN_TRIALS + 1]
@@ -185,8 +185,8 @@ def test_where_only_the_ends_of_answers_change_their_first_token_is_guessed(may_
     assert estimator.decide_next(FAST, STEP)
 
 
-def seen(searches: int, early_s: float, changes: int = 0) -> Estimator:
-    """An estimator that has seen so many searches alike."""
+def after_searches(searches: int, early_s: float, changes: int = 0) -> Estimator:
+    """Make an estimator that has seen so many searches alike."""
     estimator = Estimator()
     for _ in range(searches):
         estimator.note_search(early_s, changes, was_idle=True)
@@ -199,20 +199,22 @@ def test_provisional_documents_are_tried_where_no_search_was_seen():
 
 def test_a_search_of_milliseconds_is_waited_for():
     # Its wrong guesses would cost the rest of a step of half a second.
-    assert not any(seen(n, early_s=0.002).may_begin_early(FAST, STEP) for n in range(1, 64))
+    assert not any(
+        after_searches(n, early_s=0.002).may_begin_early(FAST, STEP) for n in range(1, 64)
+    )
 
 
 def test_a_search_of_some_milliseconds_must_prove_that_it_replaces_nothing():
-    assert not seen(4, early_s=0.02).may_begin_early(FAST, STEP)
-    assert seen(40, early_s=0.02).may_begin_early(FAST, STEP)
-    estimator = seen(40, early_s=0.02)
+    assert not after_searches(4, early_s=0.02).may_begin_early(FAST, STEP)
+    assert after_searches(40, early_s=0.02).may_begin_early(FAST, STEP)
+    estimator = after_searches(40, early_s=0.02)
     estimator.note_search(0.0, changes=1, was_idle=True)
     assert not estimator.may_begin_early(FAST, STEP)
 
 
 def test_a_long_search_is_not_waited_for_as_long_as_it_keeps_its_documents():
-    assert seen(1, early_s=0.4).may_begin_early(FAST, STEP)
-    assert not seen(16, early_s=0.4, changes=7).may_begin_early(FAST, STEP)
+    assert after_searches(1, early_s=0.4).may_begin_early(FAST, STEP)
+    assert not after_searches(16, early_s=0.4, changes=7).may_begin_early(FAST, STEP)
 
 
 def test_a_search_in_a_busy_moment_proves_nothing():

@@ -646,23 +646,22 @@ def test_left_alone_it_goes_on_where_searches_take_their_time(
 
 def test_left_alone_it_waits_for_the_end_of_short_searches(engine_on: EngineOn):
     """A wrong guess would run a step of half a second, to begin two milliseconds sooner."""
-    backend = Held(prefill_s=lambda cached, computed: 0.5, decode_s=0.0)
-    backend.goes_on.set()
+    backend = MemoryBackend(reply, prefill_s=lambda cached, computed: 0.5, decode_s=0.0)
     engine = engine_on(backend)
     outcomes = []
     for number in range(6):
-        question, options = f"Why {number}?", TEN
-        with engine.retrieval(question, template=TEMPLATE, options=options) as retrieval:
+        question = f"Why {number}?"
+        with engine.retrieval(question, template=TEMPLATE, options=TEN) as retrieval:
             retrieval.provisional([C, D])
-            if not number:
-                assert started(engine, 1)  # nothing is known yet
-            else:
+            if number:
                 time.sleep(0.1)  # a guess would have begun by now
+            else:
+                assert started(engine, 1)  # nothing is known yet
             backend.advance(0.002)
             retrieval.found([A, B])
-        assert started(engine, number + 1 + 1)
+        assert started(engine, number + 2)
         backend.advance(0.05)  # what the chain takes for its prompt
-        usage = engine.generate(TEMPLATE(question, [A, B]), options=options).usage
+        usage = engine.generate(TEMPLATE(question, [A, B]), options=TEN).usage
         outcomes.append(usage.speculation.outcome)
     assert outcomes == [ADOPTED] * 6
     assert engine.stats().speculation.started == 7  # one for each question, and a wrong one

@@ -31,8 +31,11 @@ from ragcache_engine.tiers.manager import CacheManager, Presence
 Workers = Mapping[tuple[int, int], WorkerLayout]
 """What the workers described, by their ranks in pipeline and tensor parallelism."""
 
-HERE, COMING = Presence.HERE, Presence.COMING
-HIT, PENDING, MISS = LookupResult.HIT, LookupResult.HIT_PENDING, LookupResult.MISS
+_LOOKUP_RESULTS = {
+    Presence.HERE: LookupResult.HIT,
+    Presence.COMING: LookupResult.HIT_PENDING,
+    Presence.AWAY: LookupResult.MISS,
+}
 
 
 class TierOffloadingManager(OffloadingManager):
@@ -61,8 +64,7 @@ class TierOffloadingManager(OffloadingManager):
         return RequestOffloadingContext(OffloadPolicy.REQUEST_LEVEL)
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
-        found = self.cache.lookup(req_context.req_id, get_offload_block_hash(key))
-        return HIT if found is HERE else PENDING if found is COMING else MISS
+        return _LOOKUP_RESULTS[self.cache.lookup(req_context.req_id, get_offload_block_hash(key))]
 
     def prepare_load(self, keys: Collection[OffloadKey], req_context: ReqContext) -> LoadStoreSpec:
         return CPULoadStoreSpec(self.cache.begin_load(map(get_offload_block_hash, keys)))
