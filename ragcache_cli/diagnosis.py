@@ -19,6 +19,7 @@ from ragcache_engine.backends.vllm.installed import (
     INSTALL_FOR_CPU,
     INSTALL_FOR_GPU,
     SUPPORTED,
+    TRY_ANY,
     Wheel,
     installed_vllm,
 )
@@ -169,20 +170,18 @@ def backend(wheel: Wheel | None, machine: Machine) -> Finding:
     if wheel is None:
         return Finding("backend", f"none: vLLM is not installed; {why}: {install}", Verdict.BAD)
     named = f"vllm, from the wheel {wheel.name} {wheel.version}"
-    if not wheel.is_supported:
-        return Finding(
-            "backend",
-            f"none: {wheel.name} {wheel.version} is outside the supported range ({SUPPORTED}): "
-            f"{install}",
-            Verdict.BAD,
-        )
+    if not wheel.is_supported and not wheel.is_tried_anyway:
+        return Finding("backend", f"none: {wheel.refusal}", Verdict.BAD)
     if wheel.is_cpu and machine.gpus:
         text = f"{named}, on the CPU, though {why}; for the GPU: {install}"
         return Finding("backend", text, Verdict.NOTE)
     if not wheel.is_cpu and not machine.gpus:
         text = f"none: the wheel {wheel.name} {wheel.version} wants a GPU, and {why}: {install}"
         return Finding("backend", text, Verdict.BAD)
-    return Finding("backend", f"{named}, because {why}; supported: {SUPPORTED}")
+    if wheel.is_tried_anyway:
+        text = f"{named}, with which RAGCache was never run, because {TRY_ANY} is set"
+        return Finding("backend", text, Verdict.NOTE)
+    return Finding("backend", f"{named}, because {why}; supported: {' and '.join(SUPPORTED)}")
 
 
 def _model(model: str, machine: Machine, wheel: Wheel | None) -> list[Finding]:

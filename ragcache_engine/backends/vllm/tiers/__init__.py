@@ -9,4 +9,5 @@
 | TierSpec | `spec_module_path`, a subclass of TieringOffloadingSpec |
 | TierOffloadingManager | made by TierSpec.get_manager, an OffloadingManager |
 | HostCopyWorker | made by TierSpec.get_worker on the CPU platform, an OffloadingWorker |
+| IdleWorker | made by TierSpec.get_worker without a host tier, an OffloadingWorker |
 """

@@ -1,7 +1,7 @@
 """Copies blocks between vLLM's cache and the host tier on the CPU platform, where both are main memory.
 
-vLLM's own worker copies with CUDA streams, and refuses the CPU platform. On a GPU, vLLM's own worker
-does the copies.
+vLLM's own worker, CPUOffloadingWorker, copies with CUDA streams and refuses the CPU platform. On a GPU it
+does the copies. Where there is no host tier, nobody does.
 """
 
 from __future__ import annotations
@@ -27,12 +27,10 @@ Rows = npt.NDArray[np.int8]
 class HostCopyWorker(OffloadingWorker):
     """Copies at once, in the worker's own thread: a block of 32 tokens takes well under a millisecond.
 
-    caches: vLLM's cache.
-    region: the host tier's memory, mapped into this process; None if the tier has no room. Then no copy
-      is ever submitted.
+    caches: vLLM's cache. region: the host tier's memory, mapped into this process.
     """
 
-    def __init__(self, caches: CanonicalKVCaches, region: SharedOffloadRegion | None) -> None:
+    def __init__(self, caches: CanonicalKVCaches, region: SharedOffloadRegion) -> None:
         self._region = region
         self._finished: list[TransferResult] = []
         # Each tensor as rows of bytes, one row for each block. They are numpy arrays, because torch would
@@ -41,21 +39,23 @@ class HostCopyWorker(OffloadingWorker):
             cache.tensor.view(torch.int8).view(-1, cache.page_size_bytes).numpy()
             for cache in caches.tensors
         ]
-        self._host = (
-            [
-                region.create_next_worker_view(cache.page_size_bytes).numpy()
-                for cache in caches.tensors
-            ]
-            if region
-            else []
-        )
+        self._host = [
+            region.create_next_worker_view(cache.page_size_bytes).numpy()
+            for cache in caches.tensors
+        ]
 
     def submit_store(
         self, job_id: int, src_spec: GPULoadStoreSpec, dst_spec: LoadStoreSpec
     ) -> bool:
         return self._copy(job_id, self._device, _rows(src_spec), self._host, _rows(dst_spec))
 
-    def submit_load(self, job_id: int, src_spec: LoadStoreSpec, dst_spec: GPULoadStoreSpec) -> bool:
+    def submit_load(
+        self,
+        job_id: int,
+        src_spec: LoadStoreSpec,
+        dst_spec: GPULoadStoreSpec,
+        expedited: bool = False,  # from vLLM 0.33 on: whether it goes before others; here none waits
+    ) -> bool:
         return self._copy(job_id, self._host, _rows(src_spec), self._device, _rows(dst_spec))
 
     def get_finished(self) -> list[TransferResult]:
@@ -68,8 +68,7 @@ class HostCopyWorker(OffloadingWorker):
     def shutdown(self) -> None:
         self._host.clear()
         self._device.clear()
-        if self._region:
-            self._region.cleanup()
+        self._region.cleanup()
 
     def _copy(
         self,
@@ -87,6 +86,30 @@ class HostCopyWorker(OffloadingWorker):
             size_bytes += source.shape[1] * len(source_rows)
         self._finished.append(TransferResult(job_id, True, size_bytes, time.perf_counter() - start))
         return True
+
+
+class IdleWorker(OffloadingWorker):
+    """The worker of an engine without a host tier, to which the scheduler submits nothing."""
+
+    def submit_store(
+        self, job_id: int, src_spec: GPULoadStoreSpec, dst_spec: LoadStoreSpec
+    ) -> bool:
+        raise RuntimeError(f"job {job_id} stores blocks, and there is no host tier")
+
+    def submit_load(
+        self,
+        job_id: int,
+        src_spec: LoadStoreSpec,
+        dst_spec: GPULoadStoreSpec,
+        expedited: bool = False,
+    ) -> bool:
+        raise RuntimeError(f"job {job_id} loads blocks, and there is no host tier")
+
+    def get_finished(self) -> list[TransferResult]:
+        return []
+
+    def wait(self, job_ids: set[int]) -> None:
+        pass
 
 
 def _rows(spec: LoadStoreSpec) -> list[int]:

@@ -19,11 +19,13 @@ from vllm.v1.kv_offload.base import (
     OffloadingWorker,
 )
 from vllm.v1.kv_offload.config import OffloadingConfig
+from vllm.v1.kv_offload.cpu.gpu_worker import CPUOffloadingWorker
 from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
 from ragcache_engine.backends.vllm import shared_memory
-from ragcache_engine.backends.vllm.tiers.host_copy import HostCopyWorker
+from ragcache_engine.backends.vllm.differences import map_on_demand
+from ragcache_engine.backends.vllm.tiers.host_copy import HostCopyWorker, IdleWorker
 from ragcache_engine.backends.vllm.tiers.metrics import build_definitions
 from ragcache_engine.backends.vllm.tiers.offloading import TierOffloadingManager, Workers
 from ragcache_engine.backends.vllm.tiers.origin import NoOrigin, build_origin
@@ -60,15 +62,35 @@ class TierSpec(TieringOffloadingSpec):
             self._tier_manager = self._make_manager()
         return self._tier_manager
 
+    @classmethod
+    def config_info_keys(cls, extra_config: dict[str, Any]) -> tuple[str, ...]:
+        # vLLM 0.33 would announce the settings of its own manager, which ours does not have.
+        return ()
+
     def get_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
         if self._tier_worker is None:
-            self._claim_memory()
-            if current_platform.is_cpu() or not self.num_chunks:
-                region = self._map_region(self.config.parallel.rank) if self.num_chunks else None
-                self._tier_worker = HostCopyWorker(kv_caches, region)
-            else:
-                self._tier_worker = self.create_worker(kv_caches)
+            self._tier_worker = self._make_worker(kv_caches)
         return self._tier_worker
+
+    def _make_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
+        if not self.num_chunks:
+            return IdleWorker()
+        self._claim_memory()
+        region = self._map_region(self.config.parallel.rank)
+        try:
+            if current_platform.is_cpu():
+                return HostCopyWorker(kv_caches, region)
+            # Not by the parent's `create_worker`: it maps the memory in its own way, and where it does
+            # so with several files, it misses those that the claim has not made.
+            return CPUOffloadingWorker(
+                kv_caches=kv_caches,
+                blocks_per_chunk=self.blocks_per_chunk,
+                num_cpu_chunks=self.num_chunks,
+                mmap_region=region,
+            )
+        except Exception:
+            region.cleanup()
+            raise
 
     def _make_manager(self) -> TierOffloadingManager:
         settings = self._settings
@@ -160,16 +182,11 @@ class TierSpec(TieringOffloadingSpec):
         of the disk tier alone, so its pages are mapped as they are needed: for all of them every start
         would wait 0.3 s a GiB.
         """
-        on_demand: dict[str, Any] = {}
-        if (
-            rank is None
-        ):  # it never creates the file, so it populates nothing, and nobody waits for it
-            on_demand = {"populate_only_on_creator": True, "barrier": lambda: None}
         return SharedOffloadRegion(
             engine_id=self.config.engine_id,
             num_chunks=self.num_chunks,
             rank=rank,
             kv_bytes_per_chunk=self.kv_bytes_per_chunk,
             cpu_page_size=self.cpu_page_size_per_worker,
-            **on_demand,
+            **(map_on_demand() if rank is None else {}),
         )
