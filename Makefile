@@ -37,6 +37,18 @@ test-all: lint types ## everything that must hold before a merge: whole programs
 test-quick: $(READY) ## the tests that need no model, in seconds
 	@$(PYTHON) -m pytest -m "not vllm and not fleet"
 
+.PHONY: test-versions
+test-versions: $(READY) ## the tests on every promised version of vLLM, LangChain and LlamaIndex (half an hour a version of vLLM)
+	@$(PYTHON) tools/test_versions.py
+
+.PHONY: test-versions-quick
+test-versions-quick: $(READY) ## the least of them, on promised versions that are not installed (3 minutes)
+	@$(PYTHON) tools/test_versions.py --quick
+
+.PHONY: newest-vllm
+newest-vllm: $(READY) ## say whether vLLM or a framework has a version that was never tried
+	@$(PYTHON) tools/test_versions.py --newest
+
 .PHONY: lint
 lint: $(READY) ## ruff: lint and format, checked only
 	@$(VENV)/bin/ruff check $(SEEN)

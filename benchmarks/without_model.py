@@ -7,6 +7,7 @@ worker copies tensors. benchmarks/scheduling.py, tier_hits.py and tests use it.
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
@@ -32,7 +33,13 @@ from vllm.v1.kv_cache_interface import (
     KVCacheGroupSpec,
     KVCacheTensor,
 )
-from vllm.v1.kv_offload.base import CanonicalKVCacheRef, CanonicalKVCaches, CanonicalKVCacheTensor
+from vllm.v1.kv_offload.base import (
+    CanonicalKVCacheRef,
+    CanonicalKVCaches,
+    CanonicalKVCacheTensor,
+    OffloadingWorker,
+    TransferResult,
+)
 from vllm.v1.kv_offload.factory import OffloadingSpecFactory
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
@@ -69,6 +76,56 @@ class WrongTensors(AssertionError):
     """A request computes with a block that does not hold the tensors of the request's tokens."""
 
 
+class LateCopies(OffloadingWorker):
+    """Copies as late as a GPU may: beside the steps, not when a copy is submitted.
+
+    A copy is carried out when somebody waits for it, else after a random number of further steps.
+    copying: carries the copies out, at once.
+    """
+
+    def __init__(self, copying: OffloadingWorker, seed: int) -> None:
+        self._copying = copying
+        self._dice = random.Random(seed)
+        # A GPU keeps the order of the copies to the host, and of those from it, but not between them.
+        self._stores: list[tuple[int, Any, Any]] = []
+        self._loads: list[tuple[int, Any, Any]] = []
+
+    @property
+    def is_copying(self) -> bool:
+        return bool(self._stores or self._loads)
+
+    def submit_store(self, job_id: int, src_spec: Any, dst_spec: Any) -> bool:
+        self._stores.append((job_id, src_spec, dst_spec))
+        return True
+
+    def submit_load(
+        self, job_id: int, src_spec: Any, dst_spec: Any, expedited: bool = False
+    ) -> bool:
+        self._loads.append((job_id, src_spec, dst_spec))
+        return True
+
+    def wait(self, job_ids: set[int]) -> None:
+        def count(jobs: Sequence[tuple[int, Any, Any]]) -> int:
+            return max((n for n, job in enumerate(jobs, start=1) if job[0] in job_ids), default=0)
+
+        self._carry_out(count(self._stores), count(self._loads))
+
+    def get_finished(self) -> list[TransferResult]:
+        self._carry_out(
+            self._dice.randint(0, len(self._stores)), self._dice.randint(0, len(self._loads))
+        )
+        return self._copying.get_finished()
+
+    def shutdown(self) -> None:
+        self._copying.shutdown()
+
+    def _carry_out(self, stores: int, loads: int) -> None:
+        for _ in range(stores):
+            self._copying.submit_store(*self._stores.pop(0))
+        for _ in range(loads):
+            self._copying.submit_load(*self._loads.pop(0))
+
+
 class ModellessEngine:
     """Runs vLLM's scheduler step by step, around a model that computes nothing.
 
@@ -80,7 +137,9 @@ class ModellessEngine:
     recompute_ratio: with RAGCache's scheduler, the share of borrowed documents to compute anew; None
       borrows nothing. any_donors: whether served prompts lend as well. donors_later: whether a prompt is
       answered exactly if that computes less than its missing donors.
-    block_tokens: tokens in a block, 16 or a multiple. arguments: further arguments for vLLM.
+    block_tokens: tokens in a block, 16 or a multiple.
+    late_copies: a seed, to carry out copies as late as a GPU may; None carries them out at once.
+    arguments: further arguments for vLLM.
     """
 
     def __init__(
@@ -102,6 +161,7 @@ class ModellessEngine:
         recompute_ratio: float | None = None,
         any_donors: bool = False,
         donors_later: bool = False,
+        late_copies: int | None = None,
         arguments: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         with_tiers = scheduler.__name__ == "TierScheduler"
@@ -148,6 +208,8 @@ class ModellessEngine:
             hash_block_size=block_tokens,
         )
         self._worker = self._make_worker() if with_tiers or host_blocks else None
+        self._late = LateCopies(self._worker, late_copies) if late_copies is not None else None
+        self._worker = self._late or self._worker
         self.cache: Any = None
         if with_tiers:
             told = self.scheduler.connector.get_handshake_metadata()
@@ -255,7 +317,8 @@ class ModellessEngine:
         """Step until no request waits or runs, and all copies are done."""
         ended: dict[str, dict[str, Any]] = {}
         for _ in range(most_steps):
-            if not self.scheduler.has_requests() and not self._stores:
+            is_copying = self._stores or (self._late and self._late.is_copying)
+            if not self.scheduler.has_requests() and not is_copying:
                 self._wait_for_disk()
                 return ended
             ended.update(self.step())
@@ -290,6 +353,7 @@ class ModellessEngine:
                 self._stores.append((job, store.src_spec, store.dst_spec))
         for job, source, target in self._stores:
             self._worker.submit_store(job, source, target)
+        self._worker.wait(jobs.jobs_to_flush or set())
         self._stores = [
             (job, store.src_spec, store.dst_spec) for job, store in jobs.store_jobs.items()
         ]

@@ -39,7 +39,7 @@ def choose_backend(config: EngineConfig) -> Backend:
         return backend_within(config.device_cache, budget_of(config))
     if config.backend == "server":
         return find_configured_server(config, config.model).backend
-    wheel = require_vllm()
+    require_vllm()
     log = choose_log(config.vllm_log, config.vllm_args)
     log.open()  # vLLM logs while it is imported
     try:
@@ -51,7 +51,6 @@ def choose_backend(config: EngineConfig) -> Backend:
             config.device_cache,
             budget_of(config),
             config.vllm_args,
-            wheel=wheel,
             log=log,
             tool_parser=config.tool_parser,
         )
@@ -83,8 +82,8 @@ def require_guarded_caller(config: EngineConfig) -> None:
 
     The backend checks its caller itself. Call this first if you make the backend on another thread.
     """
-    # vLLM on a CPU always spawns its processes.
-    if config.backend not in ("memory", "server") and require_vllm().is_cpu:
+    if config.backend not in ("memory", "server"):
+        require_vllm()
         require_guarded_main()
 
 

@@ -29,9 +29,8 @@ from ragcache_engine.backends.vllm.chat import render_conversation
 from ragcache_engine.backends.vllm.collection import exclude_imports_from_collection
 from ragcache_engine.backends.vllm.core_executor import reserving_no_core_for_connector
 from ragcache_engine.backends.vllm.guides import require_servable, to_structured_outputs
-from ragcache_engine.backends.vllm.installed import Wheel
 from ragcache_engine.backends.vllm.log import EngineLog, ShownLog
-from ragcache_engine.backends.vllm.main_guard import require_guarded_main
+from ragcache_engine.backends.vllm.main_guard import require_guarded_main, spawning_processes
 from ragcache_engine.backends.vllm.tiers.settings import TierSettings
 from ragcache_engine.chat import CallReader, ToolReader
 from ragcache_engine.errors import EngineDied, EngineError, EngineStartFailed, GenerationFailed
@@ -71,8 +70,8 @@ class VLLMBackend:
     """Runs a model in vLLM's own processes. `start` starts them and `close` ends them.
 
     model, device_cache_bytes, vllm_args, tool_parser: as in EngineConfig.
-    budget: the sizes and settings of the slower tiers. wheel: the installed vLLM. log: keeps vLLM's log,
-      and the backend closes it; None: vLLM logs as it does by itself.
+    budget: the sizes and settings of the slower tiers. log: keeps vLLM's log, and the backend closes it;
+      None: vLLM logs as it does by itself.
     Raises UnguardedMain, ModelNotFound, ConfigError.
     """
 
@@ -86,12 +85,10 @@ class VLLMBackend:
         budget: TierBudget,
         vllm_args: Mapping[str, Any],
         *,
-        wheel: Wheel,
         log: EngineLog | None = None,
         tool_parser: str | None = None,
     ) -> None:
-        if wheel.is_cpu:  # vLLM always spawns its processes there
-            require_guarded_main()
+        require_guarded_main()
         if tool_parser is not None:
             from ragcache_engine.backends.vllm.tool_parsers import require_parser
 
@@ -124,7 +121,11 @@ class VLLMBackend:
         if self._has_tiers and config.kv_transfer_config:
             self._engine_id = config.kv_transfer_config.engine_id
         try:
-            with reserving_no_core_for_connector(config), self._log.starting(self._model, config):
+            with (
+                spawning_processes(),
+                reserving_no_core_for_connector(config),
+                self._log.starting(self._model, config),
+            ):
                 llm = AsyncLLM.from_vllm_config(
                     config, usage_context=UsageContext.ENGINE_CONTEXT, disable_log_stats=True
                 )

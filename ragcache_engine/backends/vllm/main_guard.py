@@ -1,19 +1,42 @@
-"""Refuses a main script without `if __name__ == "__main__":`, which vLLM's processes would run again."""
+"""Spawns vLLM's processes, and refuses a main script that each of them would run again.
+
+On a GPU vLLM forks them, unless it is told otherwise. A fork copies locks in whatever state the threads
+of the user's process have them: those of RAGCache's own loop, and those of OpenMP, with which Faiss
+searches. So RAGCache lets vLLM spawn, as on a CPU vLLM always does.
+"""
 
 from __future__ import annotations
 
 import ast
+import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 
 from ragcache_engine.errors import UnguardedMain
+
+METHOD = "VLLM_WORKER_MULTIPROC_METHOD"
+
+
+@contextmanager
+def spawning_processes() -> Iterator[None]:
+    """Let vLLM spawn the processes that it starts in this block, unless the user's METHOD says else."""
+    if METHOD in os.environ:
+        yield
+        return
+    os.environ[METHOD] = "spawn"
+    try:
+        yield
+    finally:
+        os.environ.pop(METHOD, None)
 
 
 def require_guarded_main() -> None:
     """Raise UnguardedMain if the call comes from the top level of a main script without a guard.
 
-    vLLM spawns its processes. Each process imports the main script again, and would start an engine of
-    its own. Calls from modules, notebooks and tests pass.
+    Each spawned process of vLLM's imports the main script again, and would start an engine of its own.
+    Calls from modules, notebooks and tests pass.
     """
     frame = _main_module_frame()
     if frame is None:

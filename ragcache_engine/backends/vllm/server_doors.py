@@ -56,12 +56,11 @@ def serve_engine(state: Any) -> Served:
     vLLM documents neither `state.engine_client` nor `state.args`, though all its routes use them;
     tests/backends/server/test_on_vllm.py notices when they move.
     """
+    require_vllm()
     llm: AsyncLLM = state.engine_client
     args = state.args
     parser = args.tool_call_parser if args.enable_auto_tool_choice else None
-    backend = VLLMBackend(
-        args.model, None, _budget_of(llm), {}, wheel=require_vllm(), tool_parser=parser
-    )
+    backend = VLLMBackend(args.model, None, _budget_of(llm), {}, tool_parser=parser)
     limits = backend.use_running(llm)
     models = tuple(args.served_model_name or [args.model])
     return Served(backend, limits, models, parser, load_chat_template(args.chat_template))

@@ -80,7 +80,6 @@ def backend_on(demo_model: str, tmp_path: Path) -> Iterator[Any]:
     from vllm.renderers import renderer_from_config
 
     from ragcache_engine.backends.vllm.backend import VLLMBackend
-    from ragcache_engine.backends.vllm.installed import require_vllm
 
     renderers = []
 
@@ -95,7 +94,7 @@ def backend_on(demo_model: str, tmp_path: Path) -> Iterator[Any]:
         arguments = AsyncEngineArgs(model=str(tmp_path), max_model_len=512, block_size=32)
         renderer = renderer_from_config(arguments.create_engine_config())
         renderers.append(renderer)
-        backend = VLLMBackend(str(tmp_path), None, None, {}, wheel=require_vllm())  # type: ignore[arg-type]
+        backend = VLLMBackend(str(tmp_path), None, None, {})  # type: ignore[arg-type]
         backend.attach(SimpleNamespace(renderer=renderer))  # type: ignore[arg-type]
         return backend, renderer
 

@@ -53,8 +53,7 @@ class LLM:
 
 def backend_on(llm: LLM, *, disk: Path | None = None) -> VLLMBackend:
     budget = TierBudget(policy="lru", disk_bytes=1000 if disk else 0, disk_folder=disk)
-    wheel: Any = SimpleNamespace(is_cpu=False)
-    backend = VLLMBackend("model", None, budget, {}, wheel=wheel)
+    backend = VLLMBackend("model", None, budget, {})
     backend._llm, backend._has_tiers = llm, True  # type: ignore[assignment]
     return backend
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from ragcache_engine.backends.vllm.installed import installed_vllm
+from ragcache_engine.backends.vllm.main_guard import METHOD, spawning_processes
 
 CALL = "require_guarded_main()"
 IMPORT = "from ragcache_engine.backends.vllm.main_guard import require_guarded_main\n"
@@ -73,3 +75,15 @@ def test_an_asynchronous_start_is_told_so_on_whichever_thread_it_loads(tmp_path:
     assert done.returncode == 1
     assert "UnguardedMain: " in done.stderr
     assert "script.py, line 4" in done.stderr
+
+
+@pytest.mark.parametrize(("chosen", "inside"), [(None, "spawn"), ("fork", "fork")])
+def test_processes_are_spawned_unless_the_user_has_chosen(
+    monkeypatch: pytest.MonkeyPatch, chosen: str | None, inside: str
+):
+    monkeypatch.delenv(METHOD, raising=False)
+    if chosen:
+        monkeypatch.setenv(METHOD, chosen)
+    with spawning_processes():
+        assert os.environ[METHOD] == inside
+    assert os.environ.get(METHOD) == chosen

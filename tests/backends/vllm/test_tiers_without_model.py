@@ -383,9 +383,13 @@ def test_a_small_request_passes_one_that_waits_for_memory_and_does_not_starve_it
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize(("seed", "late_copies"), [(1, None), (2, 2)], ids=["1", "2-as-on-a-gpu"])
 def test_under_load_with_aborts_forgetting_and_broken_files_no_tensor_is_out_of_place(
-    engine_with: Callable[..., Any], tmp_path: Path, policy: str, seed: int
+    engine_with: Callable[..., Any],
+    tmp_path: Path,
+    policy: str,
+    seed: int,
+    late_copies: int | None,
 ):
     dice = random.Random(seed)
     engine = engine_with(
@@ -395,6 +399,7 @@ def test_under_load_with_aborts_forgetting_and_broken_files_no_tensor_is_out_of_
         disk_folder=tmp_path,
         policy=policy,
         at_once=4,
+        late_copies=late_copies,
     )
     texts = {f"d{n}": document(f"d{n}", dice.randint(3, 120)) for n in range(10)}
     asked = 0

@@ -57,7 +57,11 @@ class Arrangement:
 
 @dataclass(frozen=True, slots=True)
 class BlockLayout:
-    """Where keys and values lie in a cache's blocks. block_tokens: tokens in a block."""
+    """Where keys and values lie in a cache's blocks.
+
+    block_tokens: tokens in a block of the attention kernel, which may be smaller than those that the
+      scheduler gives to requests.
+    """
 
     keys: Arrangement
     values: Arrangement
@@ -67,11 +71,17 @@ class BlockLayout:
 def find_slots(blocks: Sequence[int], start: int, tokens: int, block_tokens: int) -> torch.Tensor:
     """Return the slots of the positions [start, start + tokens) of a request; int64, on the CPU.
 
-    blocks: the request's blocks, in order.
+    blocks: the request's blocks, in order. block_tokens: tokens in each of them. Slots are the same
+      where the kernel cuts each block into smaller ones.
     """
     at = torch.arange(start, start + tokens)
     table = torch.tensor(blocks, dtype=torch.int64)
     return table[at // block_tokens] * block_tokens + at % block_tokens
+
+
+def cut_blocks(blocks: Sequence[int], parts: int) -> list[int]:
+    """Return the kernel's blocks that these of a request are cut into, in order. parts: of each block."""
+    return [block * parts + part for block in blocks for part in range(parts)]
 
 
 def probe_layout(layer: Any, cache: torch.Tensor, kv_heads: int, head_size: int) -> BlockLayout:

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from vllm.config import VllmConfig
+from vllm.utils.torch_utils import async_tensor_h2d
 
 from ragcache_engine.backends.vllm.borrowing.block_layout import (
     find_slots,
@@ -20,6 +21,9 @@ from ragcache_engine.backends.vllm.borrowing.turning import KeyTurner, find_rota
 class BorrowCarrier:
     """Fills the blocks of requests that borrow, before vLLM computes the rest of their prompts.
 
+    On a GPU all of it runs on the stream of the step that follows, behind the step before: donors are
+    written when they are read, and what is copied is there when the step reads it. Nothing waits for
+    the device, so that the worker may prepare the next step meanwhile.
     caches: each layer's cache, by the layer's name.
     Raises UnsupportedRotation or UnknownLayout.
     """
@@ -37,6 +41,7 @@ class BorrowCarrier:
             (layout.keys.view(each), layout.values.view(each)) for each in caches.values()
         ]
         self._device = cache.device
+        self._block_tokens = config.cache_config.block_size
         self._recomputer = Recomputer(config, model, layers, layout.block_tokens, cache.device)
 
     def carry_out(self, jobs: Sequence[BorrowJob]) -> None:
@@ -50,16 +55,17 @@ class BorrowCarrier:
             return
         old = torch.cat([torch.arange(c.source, c.source + c.tokens) for _, c in copies])
         new = torch.cat([torch.arange(c.target, c.target + c.tokens) for _, c in copies])
-        size = self._layout.block_tokens
+        size = self._block_tokens
         sources = torch.cat(
             [find_slots(c.donor_blocks, c.source, c.tokens, size) for _, c in copies]
         )
         targets = torch.cat([find_slots(job.blocks, c.target, c.tokens, size) for job, c in copies])
         device, layout = self._device, self._layout
-        sources, targets = sources.to(device), targets.to(device)
+        sources = async_tensor_h2d(sources, device)
+        targets = async_tensor_h2d(targets, device)
         from_keys, to_keys = layout.keys.index(sources), layout.keys.index(targets)
         from_values, to_values = layout.values.index(sources), layout.values.index(targets)
-        angles = self._turner.plan(old.to(device), new.to(device))
+        angles = self._turner.plan(async_tensor_h2d(old, device), async_tensor_h2d(new, device))
         form = (len(old), self._heads, self._head_size)
         for keys, values in self._views:
             lent = keys[from_keys]

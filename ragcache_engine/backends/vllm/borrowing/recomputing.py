@@ -15,9 +15,14 @@ from typing import Any
 import torch
 from vllm.config import VllmConfig
 from vllm.forward_context import set_forward_context
+from vllm.utils.torch_utils import async_tensor_h2d
 from vllm.v1.attention.backend import CommonAttentionMetadata
 
-from ragcache_engine.backends.vllm.borrowing.block_layout import find_slots
+from ragcache_engine.backends.vllm.borrowing.block_layout import (
+    UnknownLayout,
+    cut_blocks,
+    find_slots,
+)
 from ragcache_engine.backends.vllm.borrowing.job import BorrowJob
 
 
@@ -38,7 +43,8 @@ class VirtualSequence:
 class Recomputer:
     """Runs virtual sequences through the model.
 
-    layers: vLLM's Attention modules by name. most_tokens: the most tokens of one pass.
+    layers: vLLM's Attention modules by name. kernel_tokens: tokens in a block of the attention kernel.
+    Raises UnknownLayout if the requests' blocks are no multiple of those.
     """
 
     def __init__(
@@ -46,20 +52,27 @@ class Recomputer:
         config: VllmConfig,
         model: torch.nn.Module,
         layers: dict[str, Any],
-        block_tokens: int,
+        kernel_tokens: int,
         device: torch.device,
     ) -> None:
         self._config = config
         self._model = model
         self._names = list(layers)
-        self._block_tokens = block_tokens
+        self._block_tokens = config.cache_config.block_size
+        self._parts, rest = divmod(self._block_tokens, kernel_tokens)
+        if rest or not self._parts:
+            raise UnknownLayout(
+                f"the attention kernel's blocks of {kernel_tokens} tokens do not fill blocks of "
+                f"{self._block_tokens}"
+            )
         self._device = device
         self._most_tokens = config.scheduler_config.max_num_batched_tokens
         self._most_sequences = config.scheduler_config.max_num_seqs
         first = next(iter(layers.values()))
         # An instance of our own: the runner's has prepared the step that follows.
+        spec = first.get_kv_cache_spec(config).copy_with_new_block_size(kernel_tokens)
         self._builder = first.get_attn_backend().get_builder_cls()(
-            first.get_kv_cache_spec(config), self._names, config, device
+            spec, self._names, config, device
         )
 
     def recompute(self, jobs: Sequence[BorrowJob]) -> None:
@@ -85,24 +98,27 @@ class Recomputer:
         tokens = torch.tensor(
             [token for each in batch for token in each.token_ids], dtype=torch.int32
         )
-        widest = max(len(sequence.blocks) for sequence in batch)
+        widest = max(len(sequence.blocks) for sequence in batch) * self._parts
         table = torch.zeros((len(batch), widest), dtype=torch.int32)
         for row, sequence in enumerate(batch):
-            table[row, : len(sequence.blocks)] = torch.tensor(sequence.blocks, dtype=torch.int32)
-        slots = slots.to(device)
+            blocks = cut_blocks(sequence.blocks, self._parts)
+            table[row, : len(blocks)] = torch.tensor(blocks, dtype=torch.int32)
+        slots = async_tensor_h2d(slots, device)
+        positions = async_tensor_h2d(positions, device)
         metadata = self._builder.build(
             0,
             CommonAttentionMetadata(
-                query_start_loc=starts.to(device),
+                query_start_loc=async_tensor_h2d(starts, device),
                 query_start_loc_cpu=starts,
-                seq_lens=ends.to(device),
+                seq_lens=async_tensor_h2d(ends, device),
+                seq_lens_cpu_upper_bound=ends,  # without it FlashInfer would wait for the device
                 num_reqs=len(batch),
                 num_actual_tokens=len(tokens),
                 max_query_len=max(lengths),
                 max_seq_len=int(ends.max()),
-                block_table_tensor=table.to(device),
+                block_table_tensor=async_tensor_h2d(table, device),
                 slot_mapping=slots,
-                positions=positions.to(device),
+                positions=positions,
             ),
         )
         with (
@@ -115,8 +131,8 @@ class Recomputer:
             ),
         ):
             self._model(
-                input_ids=tokens.to(device),
-                positions=positions.to(device),
+                input_ids=async_tensor_h2d(tokens, device),
+                positions=positions,
                 intermediate_tensors=None,
                 inputs_embeds=None,
             )

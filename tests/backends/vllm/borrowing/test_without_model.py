@@ -523,9 +523,10 @@ def test_any_donors_lend_only_what_is_still_there(
     engine.cache.check_idle()
 
 
+@pytest.mark.parametrize("late_copies", [None, 5], ids=["at-once", "as-on-a-gpu"])
 @pytest.mark.parametrize("seed", [1, 2, 3, 4])
 def test_exact_and_borrowing_requests_among_each_other_compute_with_their_own_tensors(
-    borrowing: Callable[..., Any], tmp_path: Path, seed: int
+    borrowing: Callable[..., Any], tmp_path: Path, seed: int, late_copies: int | None
 ):
     dice = random.Random(seed)
     engine = borrowing(
@@ -535,6 +536,7 @@ def test_exact_and_borrowing_requests_among_each_other_compute_with_their_own_te
         disk_folder=tmp_path,
         at_once=4,
         recompute_ratio=dice.choice([0.0, 0.15, 1.0]),
+        late_copies=late_copies,
     )
     texts = {f"d{n}": document(f"d{n}", dice.randint(3, 120)) for n in range(10)}
     neighbours = {name: dice.choice(sorted(texts)) for name in texts}
