@@ -1,4 +1,7 @@
-"""Writes a model folder with the shape of a 7B and random weights.
+"""Write a model folder with the shape of a 7B. vLLM fills it with random weights (load_format="dummy").
+
+    python benchmarks/gpu/random_model.py /tmp/random-7b
+    python benchmarks/gpu/random_model.py /tmp/random-tiny --layers 2 --width 256     # to try on a CPU
 
 How long a prefill takes depends on the shape, not on the values. The tokenizer is the demo model's, so
 that real documents and questions become real token sequences. The answers are noise, but the same noise
@@ -7,6 +10,7 @@ each time, so that the answers of two systems can be compared.
 
 from __future__ import annotations
 
+import argparse
 import json
 import shutil
 from pathlib import Path
@@ -14,7 +18,6 @@ from typing import Any
 
 HEAD = 128
 CONTEXT_TOKENS = 32_768
-FILE_BYTES = 4 << 30
 
 
 def shape(layers: int, width: int, vocabulary: int) -> dict[str, Any]:
@@ -53,32 +56,19 @@ def write_model(folder: Path, tokenizer: Path, layers: int = 32, width: int = 40
     return folder
 
 
-def write_weights(folder: Path, dtype: str) -> int:
-    """Fill the folder with random weights of its shape; return their bytes. Does nothing if it has some.
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n", 1)[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--tokenizer", type=Path, help="a model folder (default: the demo's)")
+    parser.add_argument("--layers", type=int, default=32)
+    parser.add_argument("--width", type=int, default=4096)
+    given = parser.parse_args()
+    if given.tokenizer is None:
+        from ragcache_cli.models import demo_model
 
-    They are drawn on the GPU if there is one. dtype: a name of torch's, such as "bfloat16".
-    """
-    import torch
-    from safetensors.torch import save_file
-    from transformers import AutoConfig, AutoModelForCausalLM
+        given.tokenizer = demo_model()
+    print(write_model(given.folder, given.tokenizer, given.layers, given.width))
 
-    if any(folder.glob("*.safetensors")):
-        return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
-    kind = getattr(torch, dtype)
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder), dtype=kind)
-    where = "cuda" if torch.cuda.is_available() else "cpu"
-    part: dict[str, Any] = {}
-    total = held = number = 0
-    for name, shape in [(name, each.shape) for name, each in model.state_dict().items()]:
-        if "norm" in name:
-            made = torch.ones(shape, dtype=kind)
-        else:
-            made = (torch.randn(shape, device=where, dtype=kind) * 0.02).cpu()
-        part[name] = made
-        total, held = total + made.nbytes, held + made.nbytes
-        if held > FILE_BYTES:
-            save_file(part, folder / f"model-{number}.safetensors", {"format": "pt"})
-            part, held, number = {}, 0, number + 1
-    save_file(part, folder / f"model-{number}.safetensors", {"format": "pt"})
-    return total
+
+if __name__ == "__main__":
+    main()
