@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
@@ -87,17 +87,18 @@ def test_a_kernel_that_stores_other_numbers_is_refused():
         probe_layout(SimpleNamespace(impl=Rounding()), heads_behind_tokens(), HEADS, HEAD)
 
 
+@settings(suppress_health_check=[HealthCheck.too_slow])  # on a busy machine
 @given(
-    blocks=st.lists(st.integers(0, 99), min_size=1, max_size=6, unique=True),
+    blocks=st.lists(st.integers(0, 99), min_size=1, max_size=6),
     parts=st.integers(1, 4),
-    data=st.data(),
+    start=st.integers(0, 15),
+    count=st.integers(1, 96),
 )
 def test_slots_are_the_same_in_the_blocks_that_a_kernel_cuts_them_into(
-    blocks: list[int], parts: int, data: st.DataObject
+    blocks: list[int], parts: int, start: int, count: int
 ):
     tokens = parts * TOKENS
-    start = data.draw(st.integers(0, len(blocks) * tokens - 1))
-    count = data.draw(st.integers(1, len(blocks) * tokens - start))
+    count = min(count, len(blocks) * tokens - start)
     of_requests = find_slots(blocks, start, count, tokens)
     of_the_kernel = find_slots(cut_blocks(blocks, parts), start, count, TOKENS)
     assert torch.equal(of_requests, of_the_kernel)
