@@ -38,7 +38,7 @@ test-quick: $(READY) ## the tests that need no model, in seconds
 	@$(PYTHON) -m pytest -m "not vllm and not fleet"
 
 .PHONY: test-versions
-test-versions: $(READY) ## the tests on every promised version of vLLM, LangChain and LlamaIndex (half an hour a version of vLLM)
+test-versions: $(READY) ## the tests on every promised version of vLLM, LangChain and LlamaIndex (long: all tests that load vLLM, for each)
 	@$(PYTHON) tools/test_versions.py
 
 .PHONY: test-versions-quick
