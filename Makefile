@@ -168,6 +168,14 @@ bench-selection: $(READY) ## donors and rules of selection by the answers of a s
 bench-overlap: $(READY) ## how much of a search the prefill hides, and what wrong guesses cost (an hour, two quiet cores)
 	@$(PYTHON) benchmarks/overlap.py --out benchmarks/results/overlap
 
+.PHONY: bench-gpu
+bench-gpu: $(READY) ## what RAGCache does on one NVIDIA GPU: starts, answers, TTFT from each tier, a stream (10 minutes)
+	@$(PYTHON) benchmarks/gpu_report.py
+
+.PHONY: bench-gpu-try
+bench-gpu-try: $(READY) ## all of that, small, on a CPU (10 minutes)
+	@$(PYTHON) benchmarks/gpu_report.py --cpu
+
 .PHONY: bench-fleet
 bench-fleet: $(READY) ## two real replicas: routings side by side, killed replicas, the shared disk (20 minutes)
 	@$(PYTHON) benchmarks/fleet.py --out benchmarks/results/fleet

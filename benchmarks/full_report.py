@@ -124,7 +124,7 @@ def list_left_out(plan: Plan) -> list[str]:
     return [
         *lines,
         "LMCache: docs/benchmarks.md says what stops it on a CPU",
-        "a GPU: benchmarks/gpu has the same comparison for one",
+        "a GPU: `make bench-gpu`",
     ]
 
 

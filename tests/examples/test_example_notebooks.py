@@ -59,7 +59,7 @@ def cached_in_second_round(text: str) -> dict[str, int]:
 
 @pytest.mark.vllm
 @pytest.mark.program
-@pytest.mark.timeout(360)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", NOTEBOOKS)
 def test_a_notebook_runs_and_shows_what_it_claims(runner, demo_model, name, monkeypatch):
     for module in ("langchain_community", "llama_index.core", "sentence_transformers"):
@@ -77,7 +77,7 @@ def test_a_notebook_runs_and_shows_what_it_claims(runner, demo_model, name, monk
 
 @pytest.mark.vllm
 @pytest.mark.program
-@pytest.mark.timeout(360)
+@pytest.mark.timeout(900)
 def test_the_notebook_on_any_position_borrows_and_tells_what_it_costs(
     runner, demo_model, monkeypatch
 ):

@@ -66,9 +66,12 @@ def test_several_workers_stay_with_vllm(demo_model: str, workers: str):
 
 
 def test_an_engine_is_one_process_of_vllm(vllm_engine: RAGCacheEngine):
-    names = [child.name() for child in psutil.Process().children(recursive=True)]
-    assert any("EngineCore" in name for name in names)
-    assert not any("Worker" in name for name in names)
+    cores = [child for child in psutil.Process().children() if "EngineCore" in child.name()]
+    # Stock vLLM may be up beside it, and its core has a worker.
+    without_worker = [
+        core for core in cores if not any("Worker" in child.name() for child in core.children())
+    ]
+    assert without_worker
 
 
 def report_cores(model: str, environment: dict[str, str], told: Any) -> None:

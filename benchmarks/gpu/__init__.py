@@ -1,0 +1,1 @@
+"""What RAGCache does on an NVIDIA GPU: the parts of `make bench-gpu`, each a process of its own."""
