@@ -51,9 +51,14 @@ VLLM_QUICK_TESTS = [
     "tests/backends/vllm/borrowing/test_without_model.py",
     "tests/backends/vllm/test_against_stock.py",
     *("-n", "2", "--dist", "loadgroup"),
+    *("-k", "not (arc or gdsf or lfu or s3fifo or sieve or 3-at or 3-as or 4-at or 4-as)"),
 ]
+"""Of what runs for every policy and many seeds: the default policy, LRU, and two seeds."""
 
 FRAMEWORK_TESTS = ["-m", "not vllm and not program", "-n", "2"]
+
+FRAMEWORK_QUICK_TESTS = [*FRAMEWORK_TESTS, "-k", "not served"]
+"""Without those that ask a server the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,10 +193,12 @@ def plan(folder: Path, *, quick: bool, only: str | None) -> Iterator[Trial]:
                 if one != version(family.package):
                     overlay = folder / f"{family.package}-{one}"
                     lay_family(family, one, overlay)
-                files = (
-                    [f"{family.tests}/{name}" for name in family.quick] if quick else [family.tests]
-                )
-                yield Trial(family.package, one, [*files, *FRAMEWORK_TESTS], overlay)
+                if quick:
+                    files = [f"{family.tests}/{name}" for name in family.quick]
+                    tests = [*files, *FRAMEWORK_QUICK_TESTS]
+                else:
+                    tests = [family.tests, *FRAMEWORK_TESTS]
+                yield Trial(family.package, one, tests, overlay)
 
 
 # -- packages ------------------------------------------------------------------------------------------

@@ -33,8 +33,9 @@ def write_report(rows: Sequence[Row], out: Path) -> Path:
     """Write report.md and, where there are times, ttft.png; return the report. Raises MissingExtra."""
     has_picture = draw(rows, out)
     lines = [
-        "# RAGCache on this device",
+        f"# RAGCache on {device(rows)}",
         "",
+        *(["A small try on a CPU, whose times mean nothing.", ""] if device(rows) == "CPU" else []),
         *machine(rows),
         *started(rows),
         *(
@@ -55,6 +56,11 @@ def write_report(rows: Sequence[Row], out: Path) -> Path:
 
 def of(rows: Sequence[Row], what: str) -> list[Row]:
     return [row for row in rows if row["what"] == what]
+
+
+def device(rows: Sequence[Row]) -> str:
+    """Return the name of the device that was measured."""
+    return next((str(row["device"]) for row in of(rows, "machine")), "this device")
 
 
 def machine(rows: Sequence[Row]) -> Iterator[str]:
@@ -254,7 +260,7 @@ def draw(rows: Sequence[Row], out: Path) -> bool:
     with needed("the plots"):
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
-    figure = Figure(figsize=(10, 4), layout="constrained")
+    figure = Figure(figsize=(11, 4.5), layout="constrained")
     FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2)
     _draw_times(left, found)
@@ -268,14 +274,20 @@ def _draw_times(axes: Any, found: dict[tuple[int, str], list[Row]]) -> None:
         points = sorted(
             (
                 statistics.fmean(row["prompt_tokens"] for row in some),
-                statistics.median(row["ttft_s"] for row in some),
+                1000 * statistics.median(row["ttft_s"] for row in some),
             )
             for (_, of_place), some in found.items()
             if of_place == place
         )
         if points:
             axes.plot(*zip(*points, strict=True), marker="o", label=place, color=COLOURS[place])
-    axes.set(title="One request", xlabel="prompt tokens", ylabel="TTFT, seconds", yscale="log")
+    axes.set(
+        title="One request",
+        xlabel="prompt tokens",
+        ylabel="TTFT, ms",
+        xlim=(0, None),
+        ylim=(0, None),
+    )
     if found:
         axes.legend(frameon=False, fontsize=8)
 
@@ -285,14 +297,15 @@ def _draw_streams(axes: Any, under_load: Sequence[Row]) -> None:
     width = 0.8 / len(SYSTEMS)
     for number, (key, name) in enumerate(SYSTEMS.items()):
         bars = [
-            (at + number * width, statistics.fmean(row["ttft_s"]))
+            (at + number * width, 1000 * statistics.fmean(row["ttft_s"]))
             for at, load in enumerate(loads)
             for row in under_load
             if row["system"] == key and row["load"] == load
         ]
         if bars:
             axes.bar(*zip(*bars, strict=True), width, label=name)
-    axes.set(title="A Zipf stream", xlabel="load", ylabel="mean TTFT, seconds")
+    axes.set(title="A Zipf stream", xlabel="load", ylabel="mean TTFT, ms")
+    axes.margins(y=0.4)  # room for the legend
     axes.set_xticks(
         [at + 0.4 - width / 2 for at in range(len(loads))], [f"{load:g}" for load in loads]
     )

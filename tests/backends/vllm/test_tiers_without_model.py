@@ -311,8 +311,8 @@ def test_files_of_an_earlier_life_are_forgotten_too(
     second.run()
     second.close()  # after all writes and removals
     third = engine_with(**disk)
-    assert sum(answered(third, "three", "a", "b", question=2).values()) <= 32  # the system text
-    assert answered(third, "four", "c", question=2)["disk"] > 32
+    # Whether it is loaded or computed would hang on how fast the disk has just been.
+    assert look_up(third, "ab", "c") == [False, True]
 
 
 def test_a_second_engine_on_the_folder_forgets_what_the_first_one_forgot(
