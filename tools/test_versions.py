@@ -188,7 +188,10 @@ def plan(folder: Path, *, quick: bool, only: str | None) -> Iterator[Trial]:
                 yield Trial("vllm", one, tests, None if is_installed else unpack_vllm(one))
     for family in FAMILIES:
         if only in (None, family.package):
-            for one in [oldest(family)] if quick else [oldest(family), newest(family.package)]:
+            ends = (
+                [oldest(family)] if quick else [oldest(family), newest_installable(family.package)]
+            )
+            for one in dict.fromkeys(ends):  # they may be the same
                 overlay = None
                 if one != version(family.package):
                     overlay = folder / f"{family.package}-{one}"
@@ -270,6 +273,12 @@ def newest(package: str) -> str:
     """Return the newest version that the index has for this Python."""
     (found,) = resolve([package], "--no-deps")
     return found.split("==")[1]
+
+
+def newest_installable(package: str) -> str:
+    """Return the newest version whose requirements the index has too: a release may come before them."""
+    found = [line for line in resolve([package]) if line.startswith(f"{package}==")]
+    return found[0].split("==")[1]
 
 
 def oldest(family: Family) -> str:
