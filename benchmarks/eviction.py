@@ -27,9 +27,9 @@ from typing import Any
 from rich.progress import track
 
 from ragcache_engine.knowledge.eviction import DEFAULT_POLICY, POLICIES
-from ragcache_engine.knowledge.oracle import oracle, reuse_anywhere
-from ragcache_engine.knowledge.replay import default_cost, replay
-from ragcache_engine.knowledge.traces import Trace, draw_drifting, draw_zipf
+from ragcache_engine.simulation.oracle import oracle, reuse_anywhere
+from ragcache_engine.simulation.replay import default_cost, replay
+from ragcache_engine.simulation.traces import Trace, draw_drifting, draw_zipf
 
 DATA = Path(os.environ.get("RAGCACHE_DATA", Path(__file__).parents[2] / "shared" / "data"))
 SETS = ("squad", "multihoprag", "nq_open", "musique")
