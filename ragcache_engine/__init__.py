@@ -4,7 +4,8 @@ Importing this package loads neither torch, vLLM, Faiss nor a framework; making 
 
 The engine's doors are in engine.py. In the caller's process a prompt passes requests/
 (intake, runtime, runner) and a backend; speculation begins prompts before they come. vLLM's scheduler
-runs in a process of its own, with the cache manager (tiers) over the knowledge tree (knowledge) beside it.
+runs in a process of its own, with the cache manager (tiers) over the knowledge tree (knowledge) beside
+it.
 docs/architecture.md draws all of it.
 """
 
@@ -64,8 +65,8 @@ from ragcache_engine.observing.request_log import DocumentSource, FinishedReques
 from ragcache_engine.prompt.template import Render, Template
 from ragcache_engine.requests.streams import AnswerStream
 from ragcache_engine.retrievals.tracker import RetrievalInProgress
-from ragcache_engine.tiers.borrowing.report import DocumentReuse
 from ragcache_engine.tiers.counters import DiskState, TierCounters
+from ragcache_engine.tiers.provenance import DocumentReuse
 from ragcache_engine.tiers.tree_snapshot import DocumentBlocks, TreeSnapshot
 from ragcache_engine.values import (
     Answer,

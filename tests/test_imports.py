@@ -25,7 +25,7 @@ MAY_IMPORT = {
     "ragcache_engine.tables": [],
     "ragcache_engine.values": [
         "knowledge",
-        "tiers.borrowing.report",
+        "tiers.provenance",
         "tiers.counters",
         "tables",
         "guide",
@@ -41,7 +41,7 @@ MAY_IMPORT = {
         "guide",
         "prompt",
         "values",
-        "tiers.borrowing.report",
+        "tiers.provenance",
         "tiers.counters",
         "tiers.prompts",
         "tiers.wire",
@@ -52,9 +52,8 @@ MAY_IMPORT = {
     "ragcache_engine.protocols": [
         "values",
         "tiers.borrowing.context",
-        "tiers.borrowing.report",
+        "tiers.provenance",
         "tiers.counters",
-        "tiers.prompt_sources",
         "tiers.tree_snapshot",
         "chat",
         "prompt",

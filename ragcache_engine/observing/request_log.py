@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from ragcache_engine.protocols import BackendRequest, PromptText
-from ragcache_engine.tiers.prompt_sources import PromptSources
-from ragcache_engine.tiers.traced_document import TracedDocument, trace_document
+from ragcache_engine.tiers.provenance import PromptSources, TracedDocument, trace_document
 from ragcache_engine.values import CachedTokens, SegmentKind, TokenSegment, Usage
 
 REMEMBERED = 100

@@ -24,7 +24,7 @@ from ragcache_engine import (
 )
 from ragcache_engine.anywhere.rechecking import RecheckingBackend
 from ragcache_engine.protocols import BackendRequest, Delta
-from ragcache_engine.tiers.borrowing.report import ReuseReport
+from ragcache_engine.tiers.provenance import ReuseReport
 
 TIDES = Document("tides", "The moon pulls the oceans. " * 9)
 SALT = Document("salt", "Rivers bring the salt. " * 9)

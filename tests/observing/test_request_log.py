@@ -17,7 +17,7 @@ from ragcache_engine.observing.request_log import (
     RequestLog,
 )
 from ragcache_engine.protocols import BackendRequest
-from ragcache_engine.tiers.prompt_sources import Reason
+from ragcache_engine.tiers.provenance import Reason
 from ragcache_engine.values import CachedTokens, SamplingOptions, TokenizedPrompt, Usage
 
 TIDES = Document("tides", "The moon pulls the oceans and the tides follow it " * 9 + "all day.")

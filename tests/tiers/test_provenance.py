@@ -7,7 +7,13 @@ import pytest
 from ragcache_engine.knowledge import Tier
 from ragcache_engine.tiers.borrowing.context import Context
 from ragcache_engine.tiers.borrowing.plan import BorrowPlan, plan_borrowing
-from ragcache_engine.tiers.borrowing.reporting import report_borrowing
+from ragcache_engine.tiers.provenance import (
+    DocumentReuse,
+    PromptSources,
+    Reason,
+    report_borrowing,
+    trace_document,
+)
 
 SEGMENTS: list[tuple[int, str | None]] = [(16, None), (48, "a"), (112, "b")]
 
@@ -47,3 +53,20 @@ def test_the_text_between_that_is_borrowed_counts_by_the_tier_of_the_document_be
     assert [(one.borrowed, one.joined) for one in told.documents] == [(0, 0), (64, 2)]
     assert told.borrowed_by_tier == {"device": 0, "host": 66, "disk": 0}
     assert (told.documents[1].recomputed, told.joined_tokens) == (0, 0)
+
+
+NOTHING_CACHED = PromptSources((), {})
+
+
+def test_text_that_was_borrowed_with_a_document_counts_as_borrowed():
+    reuse = DocumentReuse("a", 60, "host", borrowed=60, joined=2)
+    traced = trace_document("a", 100, 162, NOTHING_CACHED, reuse)
+    assert (traced.tokens, traced.borrowed, traced.recomputed) == (62, {"host": 62}, 0)
+    assert traced.why == ""
+
+
+def test_text_between_that_was_computed_is_named():
+    reuse = DocumentReuse("a", 60, "host", borrowed=50, recomputed=10)
+    traced = trace_document("a", 100, 162, NOTHING_CACHED, reuse)
+    assert (traced.tokens, traced.borrowed, traced.recomputed) == (62, {"host": 50}, 10)
+    assert traced.why == Reason.JOINT
