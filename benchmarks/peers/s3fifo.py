@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ragcache_engine.knowledge.eviction.ghosts import Ghosts
-from ragcache_engine.knowledge.eviction.leaf_queue import LeafQueue
+from peers.ghosts import Ghosts
+from peers.leaf_queue import LeafQueue
 from ragcache_engine.knowledge.node import Node
 
 SMALL_SHARE = 0.1

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ragcache_engine.knowledge.eviction.leaf_queue import LeafQueue
+from peers.leaf_queue import LeafQueue
 from ragcache_engine.knowledge.node import Node
 
 
