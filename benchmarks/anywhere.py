@@ -27,7 +27,7 @@ from selecting.question_sets import SEPARATOR, Question, find_nearest, read_set
 from ragcache_cli.bench.grading import contained
 from ragcache_cli.models import demo_model
 from ragcache_engine import Answer, Corpus, Document, EngineConfig, RAGCacheEngine, SamplingOptions
-from ragcache_engine.rouge import rouge_l
+from ragcache_engine.anywhere.rouge import rouge_l
 
 DOCUMENTS_AT_ONCE = 5
 """How many documents one warming prompt holds."""

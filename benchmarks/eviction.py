@@ -24,14 +24,16 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from peers import PEERS
 from rich.progress import track
 
 from ragcache_engine.knowledge.eviction import DEFAULT_POLICY, POLICIES
-from ragcache_engine.knowledge.oracle import oracle, reuse_anywhere
-from ragcache_engine.knowledge.replay import default_cost, replay
-from ragcache_engine.knowledge.traces import Trace, draw_drifting, draw_zipf
+from ragcache_engine.simulation.oracle import oracle, reuse_anywhere
+from ragcache_engine.simulation.replay import default_cost, replay
+from ragcache_engine.simulation.traces import Trace, draw_drifting, draw_zipf
 
 DATA = Path(os.environ.get("RAGCACHE_DATA", Path(__file__).parents[2] / "shared" / "data"))
+COMPARED = {**POLICIES, **PEERS}
 SETS = ("squad", "multihoprag", "nq_open", "musique")
 TOP_K = (2, 5)
 STREAMS = ("natural", "zipf", "drift")
@@ -97,7 +99,7 @@ def measure(
     totals = [sum(trace.tokens[document] for document in request) for request in trace.requests]
     total = sum(totals)
     best = oracle(trace, capacity)
-    replays = {policy: replay(trace, capacity, POLICIES[policy]) for policy in policies}
+    replays = {policy: replay(trace, capacity, COMPARED[policy]) for policy in policies}
     return Row(
         name,
         top_k,
@@ -166,7 +168,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder for the results")
     parser.add_argument("--data", type=Path, default=DATA)
     parser.add_argument("--sets", nargs="+", choices=SETS, default=SETS)
-    parser.add_argument("--policies", nargs="+", choices=POLICIES, default=list(POLICIES))
+    parser.add_argument("--policies", nargs="+", choices=COMPARED, default=list(COMPARED))
     asked = parser.parse_args(arguments)
 
     sets = {name: questions(name, asked.data) for name in asked.sets}

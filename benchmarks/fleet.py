@@ -47,7 +47,7 @@ from ragcache_cli.models import demo_model
 from ragcache_engine.fleet_serving.fleet_settings import FleetSettings
 from ragcache_engine.fleet_serving.ingress import ROUTING_HEADER
 from ragcache_engine.fleet_serving.running import NAME, running_fleet
-from ragcache_engine.knowledge.traces import zipf_weights
+from ragcache_engine.simulation.traces import zipf_weights
 
 DATA = Path(os.environ.get("RAGCACHE_DATA", Path(__file__).parents[2] / "shared" / "data"))
 MIB = 1 << 20

@@ -25,8 +25,8 @@ from tokenizers import Tokenizer
 
 from ragcache_cli.models import demo_model
 from ragcache_engine.knowledge.cost import CostProfile
-from ragcache_engine.knowledge.traces import Trace
 from ragcache_engine.simulation.fleet import FleetSizes, replay_fleet
+from ragcache_engine.simulation.traces import Trace
 
 REPLICAS = 2
 BLOCK_TOKENS = 32

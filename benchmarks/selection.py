@@ -56,7 +56,7 @@ from torch import Tensor
 from ragcache_cli.bench.grading import contained
 from ragcache_cli.models import demo_model
 from ragcache_engine import Document
-from ragcache_engine.rouge import rouge_l
+from ragcache_engine.anywhere.rouge import rouge_l
 
 MOST_TOKENS = 24
 AT_ONCE = 42

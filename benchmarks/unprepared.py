@@ -33,7 +33,7 @@ from selecting.question_sets import Question, find_nearest, read_set
 
 from ragcache_cli.models import demo_model
 from ragcache_engine import Answer, Document, EngineConfig, RAGCacheEngine, SamplingOptions
-from ragcache_engine.rouge import rouge_l
+from ragcache_engine.anywhere.rouge import rouge_l
 
 EXACT, COMPUTE, LATER = "exact", "compute", "later"
 WAYS = (EXACT, COMPUTE, LATER)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from ragcache_engine import CachedTokens
-from ragcache_engine.rouge import rouge_l
+from ragcache_engine.anywhere.rouge import rouge_l
 
 
 class Side(StrEnum):

@@ -19,7 +19,7 @@ from ragcache_cli.simulate_replays import Findings, SimulateSettings, run, token
 from ragcache_cli.simulate_report import answers, draw, table
 from ragcache_cli.terminal import Phases
 from ragcache_engine.knowledge.cost import CostProfile
-from ragcache_engine.knowledge.traces import Trace
+from ragcache_engine.simulation.traces import Trace
 
 __all__ = ["SimulateSettings", "cost_profile", "kv_bytes_of", "simulate"]
 

@@ -17,8 +17,8 @@ from ragcache_cli.simulate_replays import tokens_of
 from ragcache_cli.simulate_report import size_text
 from ragcache_cli.terminal import Phases
 from ragcache_engine.knowledge.cost import CostProfile
-from ragcache_engine.knowledge.traces import Trace, draw_zipf
 from ragcache_engine.simulation.fleet import FleetReplay, FleetSizes, replay_fleet
+from ragcache_engine.simulation.traces import Trace, draw_zipf
 
 FLEET_CAPACITY = "10%"
 """What a replica holds if nobody says otherwise."""

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from ragcache_cli.errors import CommandError
 from ragcache_engine.knowledge.cost import CostProfile
-from ragcache_engine.knowledge.oracle import oracle, reuse_anywhere
-from ragcache_engine.knowledge.traces import Trace
+from ragcache_engine.simulation.oracle import oracle, reuse_anywhere
 from ragcache_engine.simulation.sizes import NOMINAL_TOKEN_BYTES, TierSizes
 from ragcache_engine.simulation.trace_prompts import TracePrompts
 from ragcache_engine.simulation.trace_replay import (
@@ -18,6 +17,7 @@ from ragcache_engine.simulation.trace_replay import (
     replay_borrowing,
     replay_trace,
 )
+from ragcache_engine.simulation.traces import Trace
 
 ORACLE = "oracle"
 """The name of the oracle in rows, where others have a policy."""

@@ -21,7 +21,7 @@ from ragcache_cli.embedding import Embedder
 from ragcache_cli.errors import BadTrace, CommandError
 from ragcache_cli.index import PassageIndex, update_index
 from ragcache_cli.terminal import Phases
-from ragcache_engine.knowledge.traces import Trace
+from ragcache_engine.simulation.traces import Trace
 
 QUESTION_KEYS = ("question", "query", "text")
 QUESTION_TOP_K = 3

@@ -2,12 +2,14 @@
 
 Importing this package loads neither torch, vLLM, Faiss nor a framework; making an engine loads vLLM.
 
-The engine's doors are in engine.py. In the caller's process a prompt passes prompt_intake, runtime,
-request_runner and a backend; speculation begins prompts before they come. vLLM's scheduler runs in a
-process of its own, with the cache manager (tiers) over the knowledge tree (knowledge) beside it.
+The engine's doors are in engine.py. In the caller's process a prompt passes requests/
+(intake, runtime, runner) and a backend; speculation begins prompts before they come. vLLM's scheduler
+runs in a process of its own, with the cache manager (tiers) over the knowledge tree (knowledge) beside
+it.
 docs/architecture.md draws all of it.
 """
 
+from ragcache_engine.anywhere.neighbours import Corpus
 from ragcache_engine.backends.memory import MemoryBackend
 from ragcache_engine.chat import ToolAnswer, ToolAnswerPart, ToolCall, ToolCallPart, ToolReader
 from ragcache_engine.config import EngineConfig
@@ -58,14 +60,13 @@ from ragcache_engine.errors import (
 )
 from ragcache_engine.guide import Guide, GuideKind
 from ragcache_engine.knowledge.tier import Tier
-from ragcache_engine.metrics import EngineCollector
-from ragcache_engine.neighbours import Corpus
+from ragcache_engine.observing.metrics import EngineCollector
+from ragcache_engine.observing.request_log import DocumentSource, FinishedRequest
 from ragcache_engine.prompt.template import Render, Template
-from ragcache_engine.request_log import DocumentSource, FinishedRequest
-from ragcache_engine.retrieval_tracking import RetrievalInProgress
-from ragcache_engine.streams import AnswerStream
-from ragcache_engine.tiers.borrowing.report import DocumentReuse
+from ragcache_engine.requests.streams import AnswerStream
+from ragcache_engine.retrievals.tracker import RetrievalInProgress
 from ragcache_engine.tiers.counters import DiskState, TierCounters
+from ragcache_engine.tiers.provenance import DocumentReuse
 from ragcache_engine.tiers.tree_snapshot import DocumentBlocks, TreeSnapshot
 from ragcache_engine.values import (
     Answer,
@@ -86,7 +87,7 @@ from ragcache_engine.values import (
     TokenizedPrompt,
     Usage,
 )
-from ragcache_engine.warming import Warmed, sets_of_each
+from ragcache_engine.warming.plan import Warmed, sets_of_each
 
 __version__ = "0.1.0"
 

@@ -13,13 +13,17 @@ from pathlib import PurePath
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from ragcache_engine.anywhere.calibration import Calibration, find_calibration
+from ragcache_engine.anywhere.donor_preparation import PreparingBackend
+from ragcache_engine.anywhere.drift import BY_HAND_LEAST, Drift
+from ragcache_engine.anywhere.neighbours import Corpus, NeighbourBook, without_contexts
+from ragcache_engine.anywhere.rechecking import RecheckingBackend
 from ragcache_engine.backends.choice import (
     choose_backend,
     find_configured_server,
     require_borrowing,
     require_guarded_caller,
 )
-from ragcache_engine.calibration import Calibration, find_calibration
 from ragcache_engine.checks import (
     require_items,
     require_switch,
@@ -30,8 +34,6 @@ from ragcache_engine.checks import (
 from ragcache_engine.config import EngineConfig
 from ragcache_engine.dashboard import open_dashboard
 from ragcache_engine.dashboard.engine_observer import EngineObserver
-from ragcache_engine.document_order import DocumentOrdering
-from ragcache_engine.drift import BY_HAND_LEAST, Drift
 from ragcache_engine.engine_chat import EngineChat, moved_to_chat
 from ragcache_engine.engine_table import engine_table
 from ragcache_engine.errors import (
@@ -41,20 +43,17 @@ from ragcache_engine.errors import (
     InvalidArgument,
 )
 from ragcache_engine.knowledge import policy_of_tiers
-from ragcache_engine.loop import call_in_thread, finish_even_if_cancelled, run_in_thread
-from ragcache_engine.metrics import EngineCollector, EngineFigures, write_metrics
-from ragcache_engine.neighbours import Corpus, NeighbourBook, without_contexts
-from ragcache_engine.prefilling import Prefiller, prefill_all, prefill_all_async
-from ragcache_engine.preparing import PreparingBackend
+from ragcache_engine.observing.metrics import EngineCollector, EngineFigures, write_metrics
+from ragcache_engine.observing.request_log import FinishedRequest
 from ragcache_engine.prompt import Render, TemplateBook, as_render
-from ragcache_engine.prompt_intake import PromptIntake
 from ragcache_engine.protocols import Backend
-from ragcache_engine.rechecking import RecheckingBackend
-from ragcache_engine.request_log import FinishedRequest
-from ragcache_engine.request_runner import PreparedRequest
-from ragcache_engine.retrieval_tracking import RetrievalInProgress, RetrievalTracker
-from ragcache_engine.runtime import Report, Runtime
-from ragcache_engine.streams import AnswerStream, join_pieces, read_async
+from ragcache_engine.requests.intake import PromptIntake
+from ragcache_engine.requests.loop import call_in_thread, finish_even_if_cancelled, run_in_thread
+from ragcache_engine.requests.runner import PreparedRequest
+from ragcache_engine.requests.runtime import Report, Runtime
+from ragcache_engine.requests.streams import AnswerStream, join_pieces, read_async
+from ragcache_engine.retrievals.document_order import DocumentOrdering
+from ragcache_engine.retrievals.tracker import RetrievalInProgress, RetrievalTracker
 from ragcache_engine.tiers.tree_snapshot import MOST_DOCUMENTS, TreeSnapshot
 from ragcache_engine.values import (
     Answer,
@@ -65,7 +64,8 @@ from ragcache_engine.values import (
     SamplingOptions,
     TokenizedPrompt,
 )
-from ragcache_engine.warming import Prefill, Warmed, plan_prefills
+from ragcache_engine.warming.plan import Prefill, Warmed, plan_prefills
+from ragcache_engine.warming.prefill import Prefiller, prefill_all, prefill_all_async
 
 if TYPE_CHECKING:
     from ragcache_engine.dashboard.serving import Dashboard

@@ -17,7 +17,7 @@ from ragcache_engine.chat import (
 )
 from ragcache_engine.errors import InvalidArgument, RefusedMessages
 from ragcache_engine.protocols import Conversation
-from ragcache_engine.runtime import Runtime
+from ragcache_engine.requests.runtime import Runtime
 from ragcache_engine.values import ChatPrompt, SamplingOptions
 
 

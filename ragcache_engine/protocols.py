@@ -9,9 +9,8 @@ from typing import Any, Protocol
 from ragcache_engine.chat import ToolReader
 from ragcache_engine.prompt.segments import Span
 from ragcache_engine.tiers.borrowing.context import Context
-from ragcache_engine.tiers.borrowing.report import ReuseReport
 from ragcache_engine.tiers.counters import Counters
-from ragcache_engine.tiers.prompt_sources import PromptSources
+from ragcache_engine.tiers.provenance import PromptSources, ReuseReport
 from ragcache_engine.tiers.tree_snapshot import TreeSnapshot
 from ragcache_engine.values import (
     CachedTokens,

@@ -19,8 +19,8 @@ from ragcache_engine.errors import InvalidArgument
 from ragcache_engine.guide import Guide
 from ragcache_engine.knowledge.tier import Tier
 from ragcache_engine.tables import Share, ShownAsTable, Table
-from ragcache_engine.tiers.borrowing.report import DocumentReuse
 from ragcache_engine.tiers.counters import TierCounters
+from ragcache_engine.tiers.provenance import DocumentReuse
 
 
 class FinishReason(StrEnum):

@@ -51,7 +51,7 @@ VLLM_QUICK_TESTS = [
     "tests/backends/vllm/borrowing/test_without_model.py",
     "tests/backends/vllm/test_against_stock.py",
     *("-n", "2", "--dist", "loadgroup"),
-    *("-k", "not (arc or gdsf or lfu or s3fifo or sieve or 3-at or 3-as or 4-at or 4-as)"),
+    *("-k", "not (gdsf or lfu or 3-at or 3-as or 4-at or 4-as)"),
 ]
 """Of what runs for every policy and many seeds: the default policy, LRU, and two seeds."""
 

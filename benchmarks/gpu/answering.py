@@ -13,7 +13,7 @@ from gpu.asking import TIERS, Engine, OurEngine, Prompt, Reply, StockEngine
 from gpu.model import token_bytes
 from gpu.run import Run
 from ragcache_cli.models import demo_model
-from ragcache_engine.rouge import rouge_l
+from ragcache_engine.anywhere.rouge import rouge_l
 
 CONTEXT = 768
 """The longest prompt of three passages with its answer, in tokens: 538 and 12, in whole blocks."""

@@ -17,7 +17,7 @@ from ragcache_cli.bench.report.answer_checks import answers
 from ragcache_cli.bench.report.markdown import table
 from ragcache_cli.bench.systems import FULL
 from ragcache_cli.bench.worker_client import Worker
-from ragcache_engine.rouge import rouge_l
+from ragcache_engine.anywhere.rouge import rouge_l
 from studies.full_plans import QUALITY
 
 

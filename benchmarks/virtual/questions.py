@@ -16,8 +16,8 @@ from studies.shared_sets import LONG, TOKENS_A_WORD, data_folder
 from ragcache_cli.bench.corpora import ANSWER_UNKNOWN, LONGEST_ANSWER
 from ragcache_cli.errors import BadTrace
 from ragcache_cli.prompts import BETWEEN_PASSAGES, PromptForm
-from ragcache_engine.document_order import DocumentOrdering
 from ragcache_engine.knowledge import policy_of_tiers
+from ragcache_engine.retrievals.document_order import DocumentOrdering
 from ragcache_engine.values import Document
 from virtual.engine import Asked
 

@@ -12,7 +12,7 @@ from ragcache_cli.bench.grading import contained
 from ragcache_cli.bench.systems import OFF
 from ragcache_cli.bench.worker_client import Worker
 from ragcache_cli.bench.workload import Request, draw_questions
-from ragcache_engine.rouge import rouge_l
+from ragcache_engine.anywhere.rouge import rouge_l
 
 TOP_K = 5
 LONGEST_TOKENS = 32

@@ -26,7 +26,7 @@ from ragcache_cli.models import DEMO_MODEL, DEMO_MODEL_NAME, demo_model
 from ragcache_cli.precision import choose_dtype
 from ragcache_cli.terminal import Phases
 from ragcache_engine import ConfigError, Corpus, EngineConfig, RAGCacheEngine
-from ragcache_engine.calibration import Calibration, CalibrationKey
+from ragcache_engine.anywhere.calibration import Calibration, CalibrationKey
 from ragcache_engine.config import DonorKind
 
 OTHER_HOME = "set RAGCACHE_HOME to another folder"

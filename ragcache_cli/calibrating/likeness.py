@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from ragcache_engine import Answer
-from ragcache_engine.rouge import rouge_l
+from ragcache_engine.anywhere.rouge import rouge_l
 
 RESAMPLES = 2000
 LOWER_SHARE = 0.05

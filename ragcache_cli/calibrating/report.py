@@ -10,7 +10,7 @@ from rich.table import Table
 
 from ragcache_cli.calibrating.cases import Case
 from ragcache_cli.calibrating.likeness import FEW, Likeness, Run
-from ragcache_engine.calibration import Calibration
+from ragcache_engine.anywhere.calibration import Calibration
 
 LONGEST_QUESTION = 48
 

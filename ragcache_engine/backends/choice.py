@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from ragcache_engine.anywhere.calibration import with_calibrated_ratio
 from ragcache_engine.backends.memory import MemoryBackend
 from ragcache_engine.backends.memory.budgeted import backend_within
 from ragcache_engine.backends.vllm.budget import TierBudget
@@ -12,7 +13,6 @@ from ragcache_engine.backends.vllm.collection import importing_vllm
 from ragcache_engine.backends.vllm.installed import require_vllm
 from ragcache_engine.backends.vllm.log import choose_log
 from ragcache_engine.backends.vllm.main_guard import require_guarded_main
-from ragcache_engine.calibration import with_calibrated_ratio
 from ragcache_engine.config import EngineConfig
 from ragcache_engine.errors import BackendUnavailable, CannotBorrow
 from ragcache_engine.protocols import Backend

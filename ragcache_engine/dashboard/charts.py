@@ -9,7 +9,7 @@ from typing import Any
 
 from ragcache_engine.dashboard.history import SOURCES, Interval
 from ragcache_engine.dashboard.observation import Observation, ObservedRequest
-from ragcache_engine.request_log import DocumentSource
+from ragcache_engine.observing.request_log import DocumentSource
 from ragcache_engine.tiers.tree_snapshot import DocumentBlocks, TreeSnapshot
 from ragcache_engine.values import BORROWED
 

@@ -10,8 +10,8 @@ from ragcache_engine.dashboard.lanes import lanes
 from ragcache_engine.dashboard.observation import Observation, ObservedRequest, Phase
 from ragcache_engine.dashboard.tree_memory import TreeMemory
 from ragcache_engine.errors import EngineClosed, RAGCacheError
-from ragcache_engine.request_log import FinishedRequest
-from ragcache_engine.runtime import Runtime
+from ragcache_engine.observing.request_log import FinishedRequest
+from ragcache_engine.requests.runtime import Runtime
 from ragcache_engine.tiers.tree_snapshot import TreeSnapshot
 from ragcache_engine.values import Usage
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from ragcache_engine.request_log import DocumentSource
+from ragcache_engine.observing.request_log import DocumentSource
 from ragcache_engine.tiers.counters import TierCounters
 from ragcache_engine.tiers.tree_snapshot import TreeSnapshot
 

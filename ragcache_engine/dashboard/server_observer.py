@@ -13,7 +13,7 @@ from typing import Any
 from ragcache_engine.dashboard.observation import Observation, ObservedRequest, Phase
 from ragcache_engine.dashboard.tree_memory import TreeMemory
 from ragcache_engine.errors import RAGCacheError
-from ragcache_engine.request_log import DocumentSource
+from ragcache_engine.observing.request_log import DocumentSource
 from ragcache_engine.tiers.counters import BlocksByTier, DiskState, TierCounters
 from ragcache_engine.tiers.metric_names import (
     CAPACITY,

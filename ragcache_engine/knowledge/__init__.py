@@ -10,7 +10,7 @@
 | cost.py | how long a prefill takes on this machine |
 | request_queue.py | which waiting request goes first |
 | document_cache.py | the paper's own view of the tree: whole prompts, one tier |
-| path_order.py, traces.py, replay.py, oracle.py | built on that: orders of documents, replays, bounds |
+| path_order.py | orders of documents, built on that |
 """
 
 from ragcache_engine.knowledge.cost import CostProfile, UnusableProfile

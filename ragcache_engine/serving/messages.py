@@ -15,8 +15,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from ragcache_engine.errors import EngineError, InvalidArgument, RAGCacheError
 from ragcache_engine.guide import Guide, GuideKind
 from ragcache_engine.protocols import BackendRequest, Conversation, Delta, PromptText
-from ragcache_engine.tiers.borrowing.report import ReuseReport
 from ragcache_engine.tiers.counters import Counters
+from ragcache_engine.tiers.provenance import ReuseReport
 from ragcache_engine.values import (
     CachedTokens,
     FinishReason,

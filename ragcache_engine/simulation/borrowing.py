@@ -13,8 +13,7 @@ from ragcache_engine.simulation.block_pool import Block
 from ragcache_engine.simulation.device import SimulatedDevice
 from ragcache_engine.simulation.request import SimulatedRequest
 from ragcache_engine.tiers.borrowing.borrowers import Borrower, Borrowers, MissingDonor
-from ragcache_engine.tiers.borrowing.report import ReuseReport
-from ragcache_engine.tiers.borrowing.reporting import report_borrowing
+from ragcache_engine.tiers.provenance import ReuseReport, report_borrowing
 
 UNBOUNDED = 1 << 40
 """More tokens than any step computes, for a scheduler whose steps have no limit."""

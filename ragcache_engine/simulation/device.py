@@ -30,7 +30,7 @@ from ragcache_engine.tiers.disk.transfers import DiskTransfers
 from ragcache_engine.tiers.host_slots import HostSlots
 from ragcache_engine.tiers.manager import CacheManager, Presence
 from ragcache_engine.tiers.node_record import Key
-from ragcache_engine.tiers.prompt_sources import PromptSources
+from ragcache_engine.tiers.provenance import PromptSources
 
 
 class Admission(Enum):

@@ -19,7 +19,7 @@ from ragcache_engine.fleet.routing import make_routing
 from ragcache_engine.knowledge import POLICIES, CostProfile
 from ragcache_engine.knowledge.document_cache import DocumentCache
 from ragcache_engine.knowledge.node import Segment
-from ragcache_engine.knowledge.traces import Request, Trace
+from ragcache_engine.simulation.traces import Request, Trace
 
 REPORT_EVERY = 50
 """After how many of its requests a replica says what it holds."""

@@ -9,9 +9,9 @@ from enum import Enum, auto
 from ragcache_engine.simulation.block_keys import KeyChain
 from ragcache_engine.simulation.block_pool import Block
 from ragcache_engine.simulation.loans import Loan
-from ragcache_engine.tiers.borrowing.report import ReuseReport
 from ragcache_engine.tiers.node_record import Key
 from ragcache_engine.tiers.prompts import Prompt, describe_prompt
+from ragcache_engine.tiers.provenance import ReuseReport
 
 
 class State(Enum):

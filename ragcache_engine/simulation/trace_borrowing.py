@@ -8,11 +8,11 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 
-from ragcache_engine.knowledge.traces import Request
 from ragcache_engine.simulation.borrowed_prompts import describe_donor, split_keys
 from ragcache_engine.simulation.loans import DonorPrompt, Loan
 from ragcache_engine.simulation.request import SimulatedRequest
 from ragcache_engine.simulation.trace_prompts import MOST_PROMPTS, TracePrompts
+from ragcache_engine.simulation.traces import Request
 from ragcache_engine.tiers.borrowing.plan import Donor, WhyExact, plan_borrowing
 
 QUESTION = -1

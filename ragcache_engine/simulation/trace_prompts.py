@@ -12,8 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from ragcache_engine.knowledge.traces import Request, Trace
 from ragcache_engine.simulation.request import SimulatedRequest, describe_with_keys
+from ragcache_engine.simulation.traces import Request, Trace
 from ragcache_engine.tiers.node_record import Key
 from ragcache_engine.tiers.prompts import Prompt, SegmentEnd
 

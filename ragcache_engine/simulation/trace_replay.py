@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from ragcache_engine.document_order import CHARACTERS_PER_TOKEN, DocumentOrdering
 from ragcache_engine.knowledge import CostProfile, policy_of_tiers
-from ragcache_engine.knowledge.traces import Trace
+from ragcache_engine.retrievals.document_order import CHARACTERS_PER_TOKEN, DocumentOrdering
 from ragcache_engine.simulation.clock import VirtualClock
 from ragcache_engine.simulation.device import SimulatedDevice
 from ragcache_engine.simulation.request import SimulatedRequest
@@ -18,6 +17,7 @@ from ragcache_engine.simulation.scheduler import Scheduler
 from ragcache_engine.simulation.sizes import TierSizes
 from ragcache_engine.simulation.trace_borrowing import BorrowingPrompts
 from ragcache_engine.simulation.trace_prompts import TracePrompt, TracePrompts
+from ragcache_engine.simulation.traces import Trace
 from ragcache_engine.values import CachedTokens, Document
 
 CHAIN = "trace"

@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Callable, Collection, Hashable, Sequence
 from itertools import count
 
-from ragcache_engine.neighbours import ContextsOf, without_contexts
+from ragcache_engine.anywhere.neighbours import ContextsOf, without_contexts
 from ragcache_engine.prompt import Render, TemplateBook
 from ragcache_engine.protocols import Backend, BackendRequest
 from ragcache_engine.speculation.chain_estimators import ChainEstimators

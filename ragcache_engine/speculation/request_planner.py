@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from ragcache_engine.neighbours import ContextsOf, without_contexts
+from ragcache_engine.anywhere.neighbours import ContextsOf, without_contexts
 from ragcache_engine.prompt import TemplateBook, find_documents, token_segments
 from ragcache_engine.protocols import Backend, BackendRequest, PromptText
 from ragcache_engine.speculation.first_token import keep_first_token

@@ -11,7 +11,6 @@ from ragcache_engine.knowledge import CostProfile, EvictionPolicy, KnowledgeTree
 from ragcache_engine.knowledge.request_queue import cached_ratio
 from ragcache_engine.knowledge.tier import RANK, TIERS
 from ragcache_engine.tiers.block_index import BlockIndex
-from ragcache_engine.tiers.borrowing.report import ReuseReport
 from ragcache_engine.tiers.counters import BlocksByTier, Counters
 from ragcache_engine.tiers.device_tier import DeviceTier
 from ragcache_engine.tiers.disk.block_file import document_mark
@@ -24,8 +23,8 @@ from ragcache_engine.tiers.host_copying import HostCopying
 from ragcache_engine.tiers.host_slots import HostSlots
 from ragcache_engine.tiers.load_planning import LoadPlanner, blocks_on_device
 from ragcache_engine.tiers.node_record import B, Key
-from ragcache_engine.tiers.prompt_sources import PromptSources, Reason
 from ragcache_engine.tiers.prompts import Prompt
+from ragcache_engine.tiers.provenance import PromptSources, Reason, ReuseReport
 from ragcache_engine.tiers.requests import RequestTable, TrackedRequest
 from ragcache_engine.tiers.source_tracing import trace_sources
 from ragcache_engine.tiers.speed import SHORTEST_STEP_TOKENS, ComputingSpeed, Speeds

@@ -10,8 +10,8 @@ from typing import Generic
 from ragcache_engine.knowledge import Node, Tier
 from ragcache_engine.tiers.block_index import BlockIndex
 from ragcache_engine.tiers.node_record import B, Key
-from ragcache_engine.tiers.prompt_sources import PromptSources
 from ragcache_engine.tiers.prompts import Prompt
+from ragcache_engine.tiers.provenance import PromptSources
 
 MOST_UNADOPTED = 64
 """How many ended guesses to keep for adoption; the engine has far fewer of them."""

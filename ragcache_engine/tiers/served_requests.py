@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 
-from ragcache_engine.tiers.borrowing.report import ReuseReport
-from ragcache_engine.tiers.prompt_sources import PromptSources
 from ragcache_engine.tiers.prompts import SegmentEnd
-from ragcache_engine.tiers.traced_document import TracedDocument, trace_document
+from ragcache_engine.tiers.provenance import (
+    PromptSources,
+    ReuseReport,
+    TracedDocument,
+    trace_document,
+)
 from ragcache_engine.tiers.tree_snapshot import ServedRequest
 
 REMEMBERED = 30

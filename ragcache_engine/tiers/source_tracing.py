@@ -5,7 +5,7 @@ from __future__ import annotations
 from ragcache_engine.knowledge import Node, Tier
 from ragcache_engine.tiers.block_index import BlockIndex
 from ragcache_engine.tiers.node_record import B
-from ragcache_engine.tiers.prompt_sources import PromptSources, Reason
+from ragcache_engine.tiers.provenance import PromptSources, Reason
 from ragcache_engine.tiers.requests import TrackedRequest
 
 

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from ragcache_engine.tiers.counters import BlocksByTier, DiskState
 from ragcache_engine.tiers.document_sketch import DocumentSketch
-from ragcache_engine.tiers.traced_document import TracedDocument
+from ragcache_engine.tiers.provenance import TracedDocument
 
 MOST_DOCUMENTS = 500
 """A snapshot lists no more documents than this."""

@@ -11,10 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self
 
 from ragcache_engine.tiers.borrowing.context import Context
-from ragcache_engine.tiers.borrowing.report import ReuseReport
 from ragcache_engine.tiers.counters import Counters
-from ragcache_engine.tiers.prompt_sources import PromptSources
 from ragcache_engine.tiers.prompts import SegmentEnd
+from ragcache_engine.tiers.provenance import PromptSources, ReuseReport
 from ragcache_engine.tiers.tree_snapshot import MOST_DOCUMENTS, TreeSnapshot
 
 FIELD = "ragcache"

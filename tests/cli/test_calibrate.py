@@ -29,9 +29,9 @@ from ragcache_engine import (  # noqa: E402
     MemoryBackend,
     RAGCacheEngine,
 )
-from ragcache_engine.calibration import CalibrationKey, find_calibration  # noqa: E402
+from ragcache_engine.anywhere.calibration import CalibrationKey, find_calibration  # noqa: E402
 from ragcache_engine.protocols import BackendRequest, Delta  # noqa: E402
-from ragcache_engine.tiers.borrowing.report import ReuseReport  # noqa: E402
+from ragcache_engine.tiers.provenance import ReuseReport  # noqa: E402
 
 FRUITS = ("apples", "pears", "plums", "figs")
 

@@ -20,7 +20,7 @@ from grafana_foundation_sdk.models.dashboard import Dashboard
 from prometheus_client import CollectorRegistry, start_http_server
 
 from ragcache_engine import Document, RAGCacheEngine
-from ragcache_engine.metrics import sample_figures
+from ragcache_engine.observing.metrics import sample_figures
 from ragcache_engine.tiers.metric_names import SCHEDULING, MetricKind
 from ragcache_engine.values import CacheStats
 

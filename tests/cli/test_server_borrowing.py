@@ -15,7 +15,7 @@ import pytest
 
 from ragcache_cli.main import main
 from ragcache_engine import EngineConfig
-from ragcache_engine.calibration import Calibration, CalibrationKey
+from ragcache_engine.anywhere.calibration import Calibration, CalibrationKey
 from ragcache_engine.dashboard import ServerObserver
 
 pytestmark = pytest.mark.vllm

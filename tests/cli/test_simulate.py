@@ -12,7 +12,7 @@ from ragcache_cli.errors import CommandError
 from ragcache_cli.simulate import SimulateSettings, simulate
 from ragcache_cli.simulate_replays import ORACLE, tokens_of
 from ragcache_engine.knowledge.cost import CostProfile
-from ragcache_engine.knowledge.traces import Trace
+from ragcache_engine.simulation.traces import Trace
 
 # Pairs of documents, each asked for in one order, in the other, and in the first again.
 PAIRS = [(f"a{n}", f"b{n}") for n in range(20)]

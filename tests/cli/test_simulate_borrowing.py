@@ -13,7 +13,7 @@ from ragcache_cli.main import main
 from ragcache_cli.simulate import SimulateSettings, simulate
 from ragcache_cli.simulate_replays import Findings
 from ragcache_engine.knowledge.cost import CostProfile
-from ragcache_engine.knowledge.traces import Trace
+from ragcache_engine.simulation.traces import Trace
 
 # Pairs of documents, each asked for in one order, in the other, and in the first again.
 SWAPPED = Trace(

@@ -10,7 +10,7 @@ from rich.console import Console
 from ragcache_cli.main import main
 from ragcache_cli.top import render, watch
 from ragcache_engine.dashboard import History, Observation, ObservedRequest
-from ragcache_engine.request_log import DocumentSource
+from ragcache_engine.observing.request_log import DocumentSource
 from ragcache_engine.tiers.counters import BlocksByTier, DiskState, TierCounters
 from ragcache_engine.tiers.tree_snapshot import DocumentBlocks, TreeSnapshot
 from ragcache_engine.values import CachedTokens

@@ -8,7 +8,7 @@ import pytest
 
 from ragcache_cli.errors import BadTrace
 from ragcache_cli.trace_files import read_questions, read_trace, write_trace
-from ragcache_engine.knowledge.traces import Trace
+from ragcache_engine.simulation.traces import Trace
 
 
 def test_a_trace_comes_back_as_it_was_written(tmp_path):

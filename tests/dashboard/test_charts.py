@@ -10,7 +10,7 @@ import pytest
 from ragcache_engine.dashboard import charts
 from ragcache_engine.dashboard.history import Interval
 from ragcache_engine.dashboard.observation import Observation, ObservedRequest, Phase
-from ragcache_engine.request_log import DocumentSource
+from ragcache_engine.observing.request_log import DocumentSource
 from ragcache_engine.tiers.counters import BlocksByTier, TierCounters
 from ragcache_engine.tiers.tree_snapshot import DocumentBlocks, TreeSnapshot
 from ragcache_engine.values import CachedTokens

@@ -15,7 +15,7 @@ import pytest
 from ragcache_engine.knowledge import DocumentCache, EvictionPolicy, Node, Segment
 from ragcache_engine.knowledge.eviction import GDSF, LRU, PGDSF
 from ragcache_engine.knowledge.eviction.gdsf import priority
-from ragcache_engine.knowledge.traces import zipf_weights
+from ragcache_engine.simulation.traces import zipf_weights
 
 libcachesim = pytest.importorskip("libcachesim", reason="libcachesim has no wheel for this Python")
 

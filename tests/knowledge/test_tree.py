@@ -24,7 +24,6 @@ from ragcache_engine.knowledge import (
     policy_of_tiers,
 )
 from ragcache_engine.knowledge.eviction import HalfLife
-from ragcache_engine.knowledge.eviction.ghosts import Ghosts
 from ragcache_engine.knowledge.tree import REMEMBERED_PER_BLOCK
 
 DEVICE, HOST, DISK = Tier
@@ -203,7 +202,7 @@ def test_a_half_without_blocks_is_refused_or_keeps_the_tree_in_order():
     tree.check()
 
 
-@pytest.mark.parametrize("policy", ["arc", "gdsf", "lfu", "pgdsf", "sieve"])
+@pytest.mark.parametrize("policy", ["gdsf", "lfu", "pgdsf"])
 def test_what_came_in_for_a_use_counts_as_used_once_when_that_is_over(policy: str):
     tree = tree_of(policy, host=8)
     for name in "AABC":
@@ -249,30 +248,6 @@ def test_tiers_share_no_more_than_their_popularity():
     tree.unpin([node])
     assert tree.evict(DEVICE, 1) == []
     assert len(tree.evict(HOST, 1)) == 1
-
-
-def test_those_who_left_count_with_the_blocks_they_had():
-    """ARC and S3-FIFO go by it."""
-    tree, ghosts = tree_of(device=8), Ghosts()
-    (node,) = chain(tree, "A")
-    ghosts.add(node)
-    tree.split(node, Segment("A", 3), Segment("A", 1))
-    ghosts.trim(3)
-    assert ghosts.blocks == 0
-
-
-def test_arc_minds_no_cut_of_a_node_that_left():
-    tree = tree_of("arc", device=8)
-    (node,) = chain(tree, "A")
-    tree.record_use([node], 0, 0.1)
-    tree.hold(node, DEVICE, 4)
-    tree.unpin([node])
-    tree.evict(DEVICE, 4)
-    upper = tree.split(node, Segment("A", 3), Segment("A", 1))
-    tree.hold(upper, DEVICE, 3)
-    tree.hold(node, DEVICE, 1)
-    tree.evict(DEVICE, 4)
-    tree.check()
 
 
 NAMES = "ABCD"

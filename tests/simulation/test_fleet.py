@@ -6,9 +6,9 @@ import pytest
 
 from ragcache_engine.fleet import ROUTINGS
 from ragcache_engine.knowledge import POLICIES, CostProfile
-from ragcache_engine.knowledge.replay import replay
-from ragcache_engine.knowledge.traces import Trace, draw_zipf
 from ragcache_engine.simulation.fleet import FleetSizes, replay_fleet
+from ragcache_engine.simulation.replay import replay
+from ragcache_engine.simulation.traces import Trace, draw_zipf
 
 DOCUMENTS = {f"d{number}": 160 for number in range(200)}
 PAIRS = Trace(tuple((f"d{n}", f"d{(7 * n) % 200}") for n in range(200)), DOCUMENTS)

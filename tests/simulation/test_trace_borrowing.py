@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from ragcache_engine.knowledge import CostProfile
-from ragcache_engine.knowledge.traces import Trace, draw_zipf
 from ragcache_engine.simulation.sizes import TierSizes
 from ragcache_engine.simulation.trace_prompts import TracePrompts
 from ragcache_engine.simulation.trace_replay import TraceReplay, replay_borrowing, replay_trace
+from ragcache_engine.simulation.traces import Trace, draw_zipf
 
 PROFILE = CostProfile.default()
 SWAPPED = Trace((("a", "b"), ("b", "a")), {"a": 100, "b": 60})

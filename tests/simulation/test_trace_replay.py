@@ -6,12 +6,12 @@ import pytest
 
 from ragcache_engine.knowledge import CostProfile
 from ragcache_engine.knowledge.eviction import LRU
-from ragcache_engine.knowledge.oracle import oracle
-from ragcache_engine.knowledge.replay import replay
-from ragcache_engine.knowledge.traces import Trace, draw_zipf
+from ragcache_engine.simulation.oracle import oracle
+from ragcache_engine.simulation.replay import replay
 from ragcache_engine.simulation.sizes import TierSizes
 from ragcache_engine.simulation.trace_prompts import TracePrompts
 from ragcache_engine.simulation.trace_replay import TraceReplay, endless_hit_rate, replay_trace
+from ragcache_engine.simulation.traces import Trace, draw_zipf
 
 PROFILE = CostProfile.default()
 PAIRS = Trace(

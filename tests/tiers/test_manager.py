@@ -1549,7 +1549,7 @@ class AnythingVLLMDoes(RuleBasedStateMachine):
                     assert set(kept) <= self.from_earlier, f"{document} is still on disk"
 
 
-@pytest.mark.parametrize("policy", ["lru", "pgdsf", "halflife", "s3fifo", "arc"])
+@pytest.mark.parametrize("policy", ["lru", "pgdsf", "halflife", "gdsf", "lfu"])
 def test_whatever_vllm_does_nothing_is_lost_or_mixed_up(policy: str):
     machine = type("Machine", (AnythingVLLMDoes,), {"policy": policy})
     machine.TestCase.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from itertools import count
 
-from ragcache_engine.tiers.borrowing.report import DocumentReuse, ReuseReport
-from ragcache_engine.tiers.prompt_sources import PromptSources, Reason
+from ragcache_engine.tiers.provenance import (
+    DocumentReuse,
+    PromptSources,
+    Reason,
+    ReuseReport,
+    TracedDocument,
+)
 from ragcache_engine.tiers.served_requests import REMEMBERED, ServedRequests
-from ragcache_engine.tiers.traced_document import TracedDocument
 
 
 def served_every_second() -> ServedRequests:

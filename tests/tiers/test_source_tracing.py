@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from ragcache_engine.tiers.prompt_sources import PromptSources, Reason
+from ragcache_engine.tiers.provenance import PromptSources, Reason
 
 SOURCES = PromptSources(((64, "device"), (96, "disk"), (128, "host")), {"b": Reason.QUICKER})
 

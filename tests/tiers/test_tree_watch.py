@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ragcache_engine.knowledge import POLICIES, KnowledgeTree, Node, Segment, Tier
 from ragcache_engine.tiers.counters import BlocksByTier, DiskState
-from ragcache_engine.tiers.traced_document import TracedDocument
+from ragcache_engine.tiers.provenance import TracedDocument
 from ragcache_engine.tiers.tree_snapshot import (
     MOST_DOCUMENTS,
     DocumentBlocks,

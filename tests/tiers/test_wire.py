@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from ragcache_engine.tiers.borrowing.context import Context
-from ragcache_engine.tiers.borrowing.report import DocumentReuse, ReuseReport
 from ragcache_engine.tiers.counters import Counters
-from ragcache_engine.tiers.prompt_sources import PromptSources, Reason
+from ragcache_engine.tiers.provenance import DocumentReuse, PromptSources, Reason, ReuseReport
 from ragcache_engine.tiers.tree_snapshot import TreeSnapshot
 from ragcache_engine.tiers.wire import (
     FIELD,

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ragcache_engine.knowledge.eviction.arc import ARC
 from ragcache_engine.knowledge.eviction.gdsf import GDSF
 from ragcache_engine.knowledge.eviction.halflife import HalfLife
 from ragcache_engine.knowledge.eviction.lfu import LFU
@@ -15,19 +14,12 @@ from ragcache_engine.knowledge.eviction.lru import LRU
 from ragcache_engine.knowledge.eviction.pgdsf import PGDSF
 from ragcache_engine.knowledge.eviction.policy import EvictionPolicy
 from ragcache_engine.knowledge.eviction.popularity import Popularity
-from ragcache_engine.knowledge.eviction.s3fifo import S3FIFO
-from ragcache_engine.knowledge.eviction.sieve import SIEVE
-from ragcache_engine.knowledge.eviction.wtinylfu import WTinyLFU
 
 POLICIES: dict[str, Callable[[], EvictionPolicy]] = {
     "lru": LRU,
     "lfu": LFU,
     "gdsf": GDSF,
     "pgdsf": PGDSF,
-    "arc": ARC,
-    "s3fifo": S3FIFO,
-    "sieve": SIEVE,
-    "wtinylfu": WTinyLFU,
     "halflife": HalfLife,
 }
 
@@ -47,17 +39,13 @@ def policy_of_tiers(name: str) -> Callable[[], EvictionPolicy]:
 
 
 __all__ = [
-    "ARC",
     "DEFAULT_POLICY",
     "GDSF",
     "LFU",
     "LRU",
     "PGDSF",
     "POLICIES",
-    "S3FIFO",
-    "SIEVE",
     "EvictionPolicy",
     "HalfLife",
-    "WTinyLFU",
     "policy_of_tiers",
 ]

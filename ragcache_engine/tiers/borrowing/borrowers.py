@@ -9,7 +9,7 @@ from typing import Generic, NamedTuple
 from ragcache_engine.knowledge import Tier
 from ragcache_engine.tiers.borrowing.plan import BorrowPlan
 from ragcache_engine.tiers.node_record import B, Key
-from ragcache_engine.tiers.prompt_sources import PromptSources, Reason
+from ragcache_engine.tiers.provenance import PromptSources, Reason
 
 MOST_READY = 16
 """So many requests at most get their borrowed tensors in one step."""

@@ -34,11 +34,10 @@ from ragcache_engine.tiers.borrowing.plan import (
     plan_borrowing,
 )
 from ragcache_engine.tiers.borrowing.putting_off import find_why_exact
-from ragcache_engine.tiers.borrowing.report import ReuseReport
-from ragcache_engine.tiers.borrowing.reporting import report_borrowing
 from ragcache_engine.tiers.borrowing.served import ServedDocuments
 from ragcache_engine.tiers.manager import CacheManager
 from ragcache_engine.tiers.prompts import Prompt, SegmentEnd, describe_prompt
+from ragcache_engine.tiers.provenance import ReuseReport, report_borrowing
 from ragcache_engine.tiers.wire import RequestMessage
 
 LEAST_BORROWED_TOKENS = 64

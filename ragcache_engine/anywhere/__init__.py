@@ -1,0 +1,12 @@
+"""Reuse at any position, in the user's process: donors are prepared when idle, answers rechecked.
+
+| file | holds |
+|---|---|
+| neighbours.py | which documents stand before which, so that donors have a context |
+| donor_preparation.py | computes documents that prompts wanted, while no request runs |
+| rechecking.py | answers some borrowed requests again, exactly, while no request runs |
+| drift.py, rouge.py | how like the two answers are, and when borrowing is to stop |
+| calibration.py | the ratio to compute anew, as measured for a model |
+| idle_work.py | what is done while no request runs |
+| forwarding.py | a backend around another one |
+"""

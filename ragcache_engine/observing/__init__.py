@@ -1,0 +1,1 @@
+"""What an engine tells about its work: finished requests, hit rates, metrics."""

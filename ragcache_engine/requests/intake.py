@@ -1,0 +1,157 @@
+"""Checks a prompt, tokenises it, and finds out which part of it is which document."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Protocol
+
+from ragcache_engine.anywhere.neighbours import ContextsOf, without_contexts
+from ragcache_engine.checks import (
+    require_items,
+    require_number,
+    require_switch,
+    require_tenant,
+    require_text,
+)
+from ragcache_engine.errors import EmptyPrompt, InvalidArgument, PromptTooLong
+from ragcache_engine.prompt import PromptMatch, Retrieval, find_documents, token_segments
+from ragcache_engine.protocols import BackendRequest, PromptText
+from ragcache_engine.requests.runner import PreparedRequest
+from ragcache_engine.requests.runtime import Runtime
+from ragcache_engine.values import (
+    DOCUMENTS_HINT,
+    ChatPrompt,
+    Document,
+    SamplingOptions,
+    TokenizedPrompt,
+    Usage,
+    require_options,
+)
+
+
+class RememberedRetrievals(Protocol):
+    """What was retrieved lately, as prompts need it; see RetrievalTracker."""
+
+    def match(self, prompt: str, tenant: str | None) -> PromptMatch:
+        """Recognise remembered documents in the prompt, and the retrieval that led to it."""
+
+    def note_named(self) -> None:
+        """Note that the caller of a prompt names its documents, which need no recognising."""
+
+    def learn(self, retrieval: Retrieval, request: BackendRequest) -> None:
+        """Learn from a prompt in which order documents come, and how its chain writes prompts."""
+
+    def count_hits(
+        self, retrieval: Retrieval | None, request: BackendRequest, usage: Usage
+    ) -> None:
+        """Count what a finished request took from the cache. retrieval: the one that led to it."""
+
+
+class PromptIntake:
+    """Turns a prompt into a request. Any thread may call its methods; they start nothing.
+
+    context_tokens: the most tokens that the model's context holds, prompt and answer together.
+    contexts_of: returns the contexts that documents are borrowed from.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        retrievals: RememberedRetrievals,
+        context_tokens: int,
+        contexts_of: ContextsOf = without_contexts,
+    ) -> None:
+        self._contexts_of = contexts_of
+        self._runtime = runtime
+        self._retrievals = retrievals
+        self._context_tokens = context_tokens
+
+    def prepare(
+        self,
+        prompt: str,
+        documents: Sequence[Document] | None,
+        options: SamplingOptions | None,
+        tenant: str | None,
+        exact: bool = False,
+        recompute_ratio: float | None = None,
+    ) -> PreparedRequest:
+        """Check and tokenise a prompt, and find its documents; see RAGCacheEngine.generate.
+
+        Raises InvalidArgument, EmptyPrompt, PromptTooLong, UnsupportedGuide,
+        EngineClosed or EngineInOtherProcess.
+        """
+        self._runtime.require_this_process()
+        called_s = self._runtime.backend.now()
+        require_text(prompt, "a prompt")
+        if documents is not None:
+            documents = require_items(documents, Document, "documents", DOCUMENTS_HINT)
+        tenant = require_tenant(tenant)
+        require_switch(exact, "exact")
+        if recompute_ratio is not None:
+            recompute_ratio = require_number(recompute_ratio, "recompute_ratio")
+            if not 0 <= recompute_ratio <= 1:
+                raise InvalidArgument(f"recompute_ratio is from 0 to 1, got {recompute_ratio}")
+        options = require_options(options)
+        if isinstance(prompt, ChatPrompt):
+            prompt, options = str(prompt), replace(options, add_special_tokens=False)
+        self._runtime.wait_until_up()
+        request_id = self._runtime.next_request_id()
+        if options.guide:
+            self._runtime.backend.check(options)
+        tokenized = None
+        if not self._runtime.backend.reads_text:
+            tokenized = self._runtime.pipeline.tokenize(prompt, options.add_special_tokens)
+        self._require_fitting(prompt, tokenized)
+        if documents is None:
+            match = self._retrievals.match(prompt, tenant)
+        else:
+            match = PromptMatch(find_documents(prompt, documents))
+            self._retrievals.note_named()
+        names = [span.document_id for span in match.spans]
+        request = BackendRequest(
+            request_id=request_id,
+            prompt=PromptText(prompt, match.spans) if tokenized is None else tokenized,
+            segments=() if tokenized is None else token_segments(tokenized, match.spans),
+            options=options,
+            tenant=tenant,
+            is_exact=exact,
+            recompute_ratio=recompute_ratio,
+            contexts={} if exact else self._contexts_of(names, tenant, match.corpora),
+        )
+        retrieval = match.retrieval
+        return PreparedRequest(
+            request=request,
+            document_ids=tuple(names),
+            question_s=retrieval.started_s if retrieval else called_s,
+            called_s=called_s,
+            search_number=retrieval.search_number if retrieval else None,
+            learn=partial(self._retrievals.learn, retrieval, request) if retrieval else None,
+            count_hits=partial(self._retrievals.count_hits, retrieval, request),
+        )
+
+    def tokenize(self, prompt: str, add_special_tokens: bool) -> TokenizedPrompt:
+        """Return the prompt's tokens; a ChatPrompt gets no special tokens.
+
+        Raises InvalidArgument or EngineClosed.
+        """
+        require_text(prompt, "a prompt")
+        require_switch(add_special_tokens, "add_special_tokens")
+        self._runtime.wait_until_up()
+        if isinstance(prompt, ChatPrompt):
+            prompt, add_special_tokens = str(prompt), False
+        return self._runtime.pipeline.tokenize(prompt, add_special_tokens)
+
+    def _require_fitting(self, prompt: str, tokenized: TokenizedPrompt | None) -> None:
+        """Raise EmptyPrompt or PromptTooLong. tokenized: None if the backend counts the tokens."""
+        if not (prompt if tokenized is None else len(tokenized)):
+            raise EmptyPrompt(
+                "the prompt is empty: check what your prompt template was filled with"
+            )
+        if tokenized is not None and len(tokenized) >= self._context_tokens:
+            raise PromptTooLong(
+                f"the prompt has {len(tokenized)} tokens, and the model's context of "
+                f"{self._context_tokens} leaves no room for an answer; retrieve fewer or "
+                f"shorter documents, or raise max_model_len in vllm_args"
+            )

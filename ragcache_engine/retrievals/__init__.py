@@ -1,0 +1,1 @@
+"""What retrievers found: told to speculation, remembered for the prompts that follow, counted."""

@@ -1,0 +1,194 @@
+"""Prefills what warming has planned, some at a time; `warming` knows what to prefill."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import aclosing, contextmanager
+from dataclasses import replace
+from functools import partial
+from itertools import islice
+
+from ragcache_engine.anywhere.donor_preparation import ONE_TOKEN
+from ragcache_engine.errors import EngineDied
+from ragcache_engine.requests.intake import PromptIntake
+from ragcache_engine.requests.runner import PreparedRequest
+from ragcache_engine.requests.runtime import Runtime
+from ragcache_engine.requests.streams import AnswerStream, join_pieces, read_async
+from ragcache_engine.values import Answer
+from ragcache_engine.warming.plan import Prefill, Warmed
+
+WARM_AT_ONCE = 4
+"""How many prompts to prefill at a time: enough to fill the model's steps, few beside real questions."""
+
+LOOKED_UP_AT_ONCE = 16
+"""How many prompts to look up in the tiers at a time. Between two steps of the model, each takes some
+2 ms."""
+
+
+class Prefiller:
+    """Makes and runs the requests that prefill documents. Any thread may call its methods.
+
+    recompute_ratio: of borrowed documents; None if nothing is borrowed. only_missing: whether to look up
+      what is held already, instead of loading it.
+    """
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        intake: PromptIntake,
+        *,
+        tenant: str | None,
+        recompute_ratio: float | None,
+        only_missing: bool,
+    ) -> None:
+        self._runtime = runtime
+        self._intake = intake
+        self._tenant = tenant
+        self._recompute_ratio = recompute_ratio
+        self._only_missing = only_missing
+
+    def prepare(self, prefill: Prefill) -> PreparedRequest:
+        """Return the request that prefills this. Raises what PromptIntake.prepare does."""
+        prompt, documents = prefill
+        prepared = self._intake.prepare(
+            prompt, documents, ONE_TOKEN, self._tenant, False, self._recompute_ratio
+        )
+        return replace(prepared, request=replace(prepared.request, makes_donors=True))
+
+    def find_held(self, requests: Sequence[PreparedRequest]) -> list[bool]:
+        """Return which requests need not run, as some tier holds all that they would compute.
+
+        Raises RequestTimedOut or EngineClosed.
+        """
+        if not self._only_missing:
+            return [False] * len(requests)
+        try:
+            return self._runtime.use_held([one.request for one in requests]).result()
+        except EngineDied:
+            return [False] * len(requests)  # running them restarts the model
+
+    def run(self, request: PreparedRequest) -> Answer:
+        """Run a request and wait for it."""
+        with AnswerStream(
+            partial(self._runtime.start_request, self._begin(request)),
+            self._runtime.require_this_process,
+            keep_alive=self,
+            has_start=self._runtime.backend.reads_text,
+        ) as pieces:
+            return pieces.answer()
+
+    async def arun(self, request: PreparedRequest) -> Answer:
+        """Run a request."""
+        start = partial(self._runtime.start_request, self._begin(request))
+        async with aclosing(read_async(start)) as pieces:
+            return join_pieces([piece async for piece in pieces])
+
+    def _begin(self, request: PreparedRequest) -> PreparedRequest:
+        """Let the request's times begin now: it was prepared some requests ago."""
+        now_s = self._runtime.backend.now()
+        return replace(request, question_s=now_s, called_s=now_s)
+
+
+def prefill_all(prefills: Sequence[Prefill], prefiller: Prefiller, *, progress: bool) -> Warmed:
+    """Prefill everything, WARM_AT_ONCE at a time, but for what is held already.
+
+    progress: show a bar on standard error.
+    """
+    warmed = Warmed()
+    running: deque[Future[Answer]] = deque()
+    with (
+        show_progress(len(prefills), progress) as advance,
+        ThreadPoolExecutor(WARM_AT_ONCE) as pool,
+    ):
+
+        def collect(most: int) -> None:
+            nonlocal warmed
+            while len(running) > most:
+                warmed = warmed.after(running.popleft().result().usage)
+                advance()
+
+        for start in range(0, len(prefills), LOOKED_UP_AT_ONCE):
+            part = prefills[start : start + LOOKED_UP_AT_ONCE]
+            requests = [prefiller.prepare(one) for one in part]
+            held = prefiller.find_held(requests)
+            for request, is_held in zip(requests, held, strict=True):
+                if is_held:
+                    warmed = warmed.after_held(len(request.request.tokens))
+                    advance()
+                else:
+                    running.append(pool.submit(prefiller.run, request))
+                    collect(WARM_AT_ONCE)  # no more are prepared than can soon run
+        collect(0)
+    return warmed
+
+
+async def prefill_all_async(
+    prefills: Sequence[Prefill], prefiller: Prefiller, *, progress: bool
+) -> Warmed:
+    """`prefill_all` for coroutines. Cancelling it, or an error, cancels the prefills that still run."""
+    warmed, waiting = Warmed(), iter(prefills)
+    missing: deque[PreparedRequest] = deque()
+    looking = asyncio.Lock()
+    with show_progress(len(prefills), progress) as advance:
+
+        async def look_up_more() -> None:
+            nonlocal warmed
+            while not missing and (part := list(islice(waiting, LOOKED_UP_AT_ONCE))):
+                requests = await asyncio.to_thread(lambda: [prefiller.prepare(one) for one in part])
+                held = await asyncio.to_thread(prefiller.find_held, requests)
+                for request, is_held in zip(requests, held, strict=True):
+                    if is_held:
+                        warmed = warmed.after_held(len(request.request.tokens))
+                        advance()
+                    else:
+                        missing.append(request)
+
+        async def work() -> None:
+            nonlocal warmed
+            while True:
+                async with looking:
+                    await look_up_more()
+                    if not missing:
+                        return
+                    request = missing.popleft()
+                answer = await prefiller.arun(request)
+                warmed = warmed.after(answer.usage)
+                advance()
+
+        workers = [asyncio.create_task(work()) for _ in range(WARM_AT_ONCE)]
+        try:
+            await asyncio.gather(*workers)
+        finally:
+            for worker in workers:
+                worker.cancel()
+            await asyncio.gather(*workers, return_exceptions=True)
+    return warmed
+
+
+@contextmanager
+def show_progress(total: int, wanted: bool) -> Iterator[Callable[[], None]]:
+    """Show a progress bar on standard error, if wanted. Yields a function that advances it by one."""
+    if not wanted:
+        yield lambda: None
+        return
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (
+        TextColumn("Prefilling documents"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True)) as bar:
+        task = bar.add_task("", total=total)
+        yield lambda: bar.advance(task)

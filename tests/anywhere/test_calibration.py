@@ -1,0 +1,151 @@
+"""reuse="anywhere" takes its ratio from a measurement, or says how to get one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from ragcache_engine import (
+    CannotBorrow,
+    EngineConfig,
+    MemoryBackend,
+    NotCalibrated,
+    RAGCacheEngine,
+    UnusableCalibration,
+)
+from ragcache_engine.anywhere.calibration import Calibration, CalibrationKey, find_calibration
+from ragcache_engine.backends.choice import budget_of
+
+
+@pytest.fixture(autouse=True)
+def _a_home_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("RAGCACHE_HOME", str(tmp_path / "home"))
+
+
+def anywhere(**settings: Any) -> EngineConfig:
+    return EngineConfig(model="org/model", reuse="anywhere", **settings)
+
+
+def measured(config: EngineConfig, ratio: float = 0.15) -> Calibration:
+    return Calibration(CalibrationKey.of(config), ratio, 0.97, 0.96, 0.98, 0.95, 50, "2026-11-23")
+
+
+def keep(calibration: Calibration) -> Path:
+    path = calibration.key.path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(calibration.to_json())
+    return path
+
+
+def test_a_calibration_survives_its_file():
+    calibration = measured(anywhere())
+    assert Calibration.from_json(calibration.to_json()) == calibration
+    assert calibration.least_rouge_l == pytest.approx(0.95 * 0.98)
+
+
+def test_an_engine_takes_the_ratio_that_was_measured_for_it():
+    keep(measured(anywhere()))
+    with RAGCacheEngine(anywhere(), backend=MemoryBackend(recompute_ratio=0.0)) as engine:
+        assert engine.config.recompute_ratio == 0.15
+    assert budget_of(anywhere()).recompute_ratio == 0.15
+
+
+def test_a_ratio_by_hand_needs_no_calibration():
+    assert find_calibration(anywhere(recompute_ratio=0.0)) is None
+    assert budget_of(anywhere(recompute_ratio=0.0)).recompute_ratio == 0.0
+
+
+def test_prefix_reuse_needs_none_and_borrows_nothing():
+    assert budget_of(EngineConfig(model="org/model")).recompute_ratio is None
+
+
+def test_without_a_calibration_the_error_says_how_to_get_a_ratio():
+    with pytest.raises(NotCalibrated, match=r"ragcache calibrate org/model .*recompute_ratio="):
+        RAGCacheEngine(anywhere(), backend=MemoryBackend(recompute_ratio=0.0))
+    with pytest.raises(NotCalibrated):
+        budget_of(anywhere())
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"vllm_args": {"dtype": "float32"}}, {"donors": "alone"}, {"chat_template": "{{ messages }}"}],
+)
+def test_a_calibration_holds_for_one_dtype_template_and_kind_of_donors(other: dict[str, Any]):
+    keep(measured(anywhere(**other)))
+    with pytest.raises(NotCalibrated, match="there is one for model 'org/model'"):
+        RAGCacheEngine(anywhere(), backend=MemoryBackend(recompute_ratio=0.0))
+
+
+def test_two_spellings_of_a_dtype_and_of_a_folder_are_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "model").mkdir()
+    monkeypatch.chdir(tmp_path)
+    one = EngineConfig(model="./model", vllm_args={"dtype": "half"})
+    other = EngineConfig(model=str(tmp_path / "model"), vllm_args={"dtype": "float16"})
+    assert CalibrationKey.of(one).path == CalibrationKey.of(other).path
+
+
+def test_a_calibration_of_another_model_is_refused():
+    path = CalibrationKey.of(anywhere()).path
+    other = EngineConfig(model="org/other", reuse="anywhere")
+    keep(replace(measured(other)))
+    path.write_text(CalibrationKey.of(other).path.read_text())
+    with pytest.raises(UnusableCalibration, match="is for model 'org/other'"):
+        RAGCacheEngine(anywhere(), backend=MemoryBackend(recompute_ratio=0.0))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        "nothing",
+        '{"format": "ragcache-calibration"}',
+        '{"format": "ragcache-calibration", "version": 1}',
+        '{"format": "ragcache-calibration", "version": 1, "key": 3}',
+    ],
+)
+def test_a_damaged_file_is_refused(text: str):
+    keep(measured(anywhere())).write_text(text)
+    with pytest.raises(UnusableCalibration, match="damaged"):
+        RAGCacheEngine(anywhere(), backend=MemoryBackend(recompute_ratio=0.0))
+
+
+@pytest.mark.parametrize("wrong", ["2.0", "true", '"0.1"', "NaN", "null"])
+def test_a_ratio_that_no_measurement_gives_is_refused(wrong: str):
+    path = keep(measured(anywhere()))
+    text = path.read_text().replace('"recompute_ratio": 0.15', f'"recompute_ratio": {wrong}')
+    path.write_text(text)
+    with pytest.raises(UnusableCalibration, match="recompute_ratio"):
+        RAGCacheEngine(anywhere(), backend=MemoryBackend(recompute_ratio=0.0))
+
+
+def test_a_file_that_cannot_be_read_is_refused():
+    path = CalibrationKey.of(anywhere()).path
+    path.mkdir(parents=True)
+    with pytest.raises(UnusableCalibration, match="cannot be read"):
+        RAGCacheEngine(anywhere(), backend=MemoryBackend(recompute_ratio=0.0))
+
+
+def test_a_ratio_without_borrowing_is_a_mistake():
+    with pytest.raises(ValidationError, match='set reuse="anywhere" as well'):
+        EngineConfig(model="org/model", recompute_ratio=0.1)
+
+
+def test_a_backend_that_cannot_borrow_is_refused():
+    config = EngineConfig(backend="memory", reuse="anywhere", recompute_ratio=0.1)
+    with pytest.raises(CannotBorrow, match='set reuse="prefix"'):
+        RAGCacheEngine(config, backend=MemoryBackend())
+    with RAGCacheEngine(config, backend=MemoryBackend(recompute_ratio=0.1)) as engine:
+        assert engine.config.recompute_ratio == 0.1
+
+
+def test_the_engine_without_a_model_needs_a_ratio_like_any_other():
+    with pytest.raises(NotCalibrated, match="recompute_ratio"):
+        RAGCacheEngine(EngineConfig(backend="memory", reuse="anywhere"))

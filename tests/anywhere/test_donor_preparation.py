@@ -1,0 +1,243 @@
+"""With missing_donors="later", new documents are answered exactly, and prepared in idle time."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncGenerator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+
+from ragcache_engine import (
+    Answer,
+    Corpus,
+    Document,
+    EngineConfig,
+    MemoryBackend,
+    RAGCacheEngine,
+    SamplingOptions,
+)
+from ragcache_engine.anywhere.donor_preparation import MOST_WAITING, PreparingBackend
+from ragcache_engine.protocols import BackendRequest, Delta
+from ragcache_engine.tiers.borrowing.plan import WhyExact
+
+SEA = [Document(f"d{n}", f"What is known about the sea, page {n}. " * 20) for n in range(8)]
+LATER = WhyExact.NOT_PREPARED.value
+ONE = SamplingOptions(max_tokens=1)
+
+
+@pytest.fixture(autouse=True)
+def _idle_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    defaults = PreparingBackend.__init__.__kwdefaults__
+    assert defaults is not None
+    monkeypatch.setitem(defaults, "idle_s", 0.0)
+
+
+@pytest.fixture
+def engine_of() -> Iterator[Callable[..., RAGCacheEngine]]:
+    engines: list[RAGCacheEngine] = []
+
+    def make(**changes: Any) -> RAGCacheEngine:
+        settings = {"backend": "memory", "reuse": "anywhere", "recompute_ratio": 0.1}
+        settings |= {"donors": "alone", "missing_donors": "later", **changes}
+        engines.append(RAGCacheEngine(EngineConfig.model_validate(settings)))
+        return engines[-1]
+
+    yield make
+    for engine in engines:
+        engine.close()
+
+
+def ask(engine: RAGCacheEngine, *pages: int, **how: Any) -> Answer:
+    found = [SEA[page] for page in pages]
+    texts = "\n\n".join(document.text for document in found)
+    return engine.generate(f"You know the sea.\n\n{texts}\n\nWhy?", found, ONE, **how)
+
+
+def prepared(engine: RAGCacheEngine) -> bool:
+    deadline = time.monotonic() + 30
+    while engine.stats().unprepared and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return not engine.stats().unprepared
+
+
+def test_new_documents_are_answered_exactly_and_borrowed_the_next_time(engine_of):
+    engine = engine_of()
+    first = ask(engine, 0, 1, 2).usage
+    assert (first.is_exact, first.why_exact) == (True, LATER)
+    assert prepared(engine)
+    second = ask(engine, 0, 2, 1).usage
+    assert not second.is_exact
+    assert second.borrowed.device > second.prompt_tokens // 2
+
+
+def test_no_prompt_computes_more_than_its_exact_answer(engine_of):
+    engine, exact = engine_of(), engine_of()
+    for pages in ([0, 1, 2], [3, 1, 2], [4, 5, 1], [6, 5, 7]):
+        mine, theirs = ask(engine, *pages).usage, ask(exact, *pages, exact=True).usage
+        assert mine.computed_tokens <= theirs.computed_tokens
+        assert prepared(engine)
+
+
+def test_preparing_is_no_request_in_the_statistics_and_no_use_of_documents(engine_of):
+    engine = engine_of()
+    ask(engine, 0, 1)
+    assert prepared(engine)
+    stats = engine.stats()
+    assert (stats.finished, stats.running, stats.approximate) == (1, 0, 0)
+
+
+def test_a_prompt_asked_twice_is_prepared_once(engine_of):
+    engine = engine_of()
+    for _ in range(2):
+        ask(engine, 0, 1, 2)
+    assert prepared(engine)
+    before = engine.stats().tiers
+    assert before.donor_tokens > 0
+    assert ask(engine, 0, 1, 2).usage.why_exact == WhyExact.CACHED
+    assert engine.stats().unprepared == 0
+    assert engine.stats().tiers.donor_tokens == before.donor_tokens, "nothing is prepared again"
+
+
+def test_warming_prepares_at_once(engine_of):
+    engine = engine_of()
+    engine.warm([SEA[:3], SEA[2::-1]], template="You know the sea.\n\n{context}\n\n{question}")
+    assert engine.stats().unprepared == 0
+    assert not ask(engine, 1, 2, 0).usage.is_exact
+
+
+def test_a_neighbour_is_prepared_with_its_document(engine_of):
+    engine = engine_of(donors="neighbours")
+    corpus = Corpus(1, lambda asked: [SEA[7] for _ in asked])
+    with engine.retrieval("Why?") as retrieval:
+        retrieval.look_up_neighbours(SEA[:3], corpus)
+        retrieval.found(SEA[:3])
+    assert ask(engine, 0, 1, 2).usage.why_exact == LATER
+    assert prepared(engine)
+    assert not ask(engine, 0, 2, 1).usage.is_exact
+
+
+class Held(MemoryBackend):
+    """Borrows, prepares later, and ends no answer that somebody asked for before `go_on` is set."""
+
+    def __init__(self) -> None:
+        super().__init__(recompute_ratio=0.1, donors_later=True)
+        self.has_begun, self.go_on = threading.Event(), threading.Event()
+
+    async def generate(self, request: BackendRequest) -> AsyncGenerator[Delta, None]:
+        async with aclosing(super().generate(request)) as deltas:
+            async for delta in deltas:
+                if delta.finish_reason and not request.makes_donors:
+                    self.has_begun.set()
+                    await asyncio.to_thread(self.go_on.wait, 30)
+                yield delta
+
+
+def test_what_is_forgotten_while_it_is_asked_is_not_prepared():
+    backend = Held()
+    config = EngineConfig(
+        model="any",
+        reuse="anywhere",
+        recompute_ratio=0.1,
+        donors="alone",
+        missing_donors="later",
+        recheck_share=0,
+    )
+    with RAGCacheEngine(config, backend=backend) as engine, ThreadPoolExecutor(1) as beside:
+        asked = beside.submit(ask, engine, 0, 1)
+        assert backend.has_begun.wait(30)
+        engine.forget(["d1"])
+        backend.go_on.set()
+        assert asked.result().usage.why_exact == LATER
+        time.sleep(0.1)
+        assert engine.stats().unprepared == 0
+        assert engine.stats().tiers.donor_tokens == 0
+        ask(engine, 2, 3)
+        assert prepared(engine)
+        assert engine.stats().tiers.donor_tokens > 0, "what comes afterwards is prepared"
+
+
+def test_nothing_is_prepared_that_nobody_will_borrow():
+    inner = MemoryBackend(recompute_ratio=0.1, donors_later=True)
+    backend = PreparingBackend(inner, is_wanted=lambda: False)
+    config = EngineConfig(
+        model="any", reuse="anywhere", recompute_ratio=0.1, donors="alone", recheck_share=0
+    )
+    with RAGCacheEngine(config, backend=backend) as engine:
+        ask(engine, 0, 1)
+        time.sleep(0.1)
+        assert backend.report() == {"unprepared": 1}
+        assert engine.stats().tiers.donor_tokens == 0
+
+
+def test_what_is_forgotten_is_not_prepared(engine_of, monkeypatch: pytest.MonkeyPatch):
+    defaults = PreparingBackend.__init__.__kwdefaults__
+    assert defaults is not None
+    monkeypatch.setitem(defaults, "idle_s", 3600.0)
+    engine = engine_of()
+    ask(engine, 0, 1)
+    ask(engine, 2, 3)
+    assert engine.stats().unprepared == 2
+    engine.forget(["d1"])
+    assert engine.stats().unprepared == 1
+    engine.clear_cache()
+    assert engine.stats().unprepared == 0
+
+
+def test_only_the_latest_prompts_wait(engine_of, monkeypatch: pytest.MonkeyPatch):
+    defaults = PreparingBackend.__init__.__kwdefaults__
+    assert defaults is not None
+    monkeypatch.setitem(defaults, "idle_s", 3600.0)
+    engine = engine_of()
+    for number in range(MOST_WAITING + 3):
+        found = [Document(f"{number} {part}", f"page {number} {part} " * 30) for part in range(2)]
+        engine.generate("\n\n".join([*(one.text for one in found), "Why?"]), found, ONE)
+    assert engine.stats().unprepared == MOST_WAITING
+
+
+def test_a_request_ends_the_preparing_which_goes_on_later():
+    class Slow(MemoryBackend):
+        """Holds what only prepares, as long as `is_held`."""
+
+        is_held = True
+        begun = 0
+
+        async def generate(self, request: Any) -> Any:
+            if request.makes_donors:
+                self.begun += 1
+                while self.is_held:
+                    await asyncio.sleep(0.01)
+            async for delta in super().generate(request):
+                yield delta
+
+    backend = Slow(recompute_ratio=0.1, donors_later=True)
+    config = EngineConfig(
+        model="any", reuse="anywhere", recompute_ratio=0.1, donors="alone", missing_donors="later"
+    )
+    with RAGCacheEngine(config, backend=backend) as engine:
+        ask(engine, 0, 1, 2)
+        deadline = time.monotonic() + 30
+        while not backend.begun and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert ask(engine, 3, 4).usage.is_exact
+        assert engine.stats().unprepared == 2
+        backend.is_held = False
+        assert prepared(engine)
+        assert backend.begun >= 3
+        assert not ask(engine, 2, 1, 0).usage.is_exact
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"missing_donors": "later"},
+        {"missing_donors": "later", "reuse": "anywhere", "recompute_ratio": 0.1, "donors": "any"},
+    ],
+)
+def test_it_is_refused_where_nothing_is_ever_prepared(settings: dict[str, Any]):
+    with pytest.raises(ValueError, match="missing_donors"):
+        EngineConfig.model_validate({"backend": "memory", **settings})

@@ -1,0 +1,130 @@
+"""Documents prefilled before anybody asks about them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ragcache_engine import (
+    Document,
+    MemoryBackend,
+    RAGCacheEngine,
+    UnknownDocument,
+    UnknownTemplate,
+    Warmed,
+)
+from ragcache_engine.warming.plan import sets_of_each
+
+TEMPLATE = "Use the reports.\n\n{context}\n\nQuestion: {question}"
+A = Document("a", "The first report is about the harvest of the year. " * 6)
+NAMES = st.lists(st.text(min_size=1), min_size=2, max_size=9, unique=True)
+B = Document("b", "The second report is about ships and the sea. " * 6)
+
+
+def asked(engine: RAGCacheEngine, *documents: Document) -> int:
+    """Cached tokens of a question about the documents."""
+    context = "\n\n".join(document.text for document in documents)
+    prompt = TEMPLATE.format(context=context, question="Which is the longer one?")
+    return engine.generate(prompt, documents).usage.cached.total
+
+
+def test_what_was_warmed_is_cached_for_the_first_question(memory_engine: RAGCacheEngine):
+    warmed = memory_engine.warm([[A, B], [B]], template=TEMPLATE)
+    assert warmed.sets == 2
+    assert warmed.computed_tokens > 0
+    cached = asked(memory_engine, A, B)
+    assert cached >= warmed.prompt_tokens - len(B.text) - 32
+    assert asked(memory_engine, B) > 0
+
+
+def test_warming_twice_computes_next_to_nothing_more(memory_engine: RAGCacheEngine):
+    memory_engine.warm([[A, B]], template=TEMPLATE)
+    again = memory_engine.warm([[A, B]], template=TEMPLATE)
+    assert again.computed_tokens <= memory_engine.limits.block_tokens
+
+
+def test_ids_stand_for_documents_of_a_corpus_or_of_earlier_searches(memory_engine: RAGCacheEngine):
+    with memory_engine.retrieval("Which is longer?") as retrieval:
+        retrieval.found([B])
+    warmed = memory_engine.warm([["a", "b"]], template=TEMPLATE, corpus=[A])
+    assert warmed.sets == 1
+
+
+def test_an_unknown_id_is_named_before_any_work(
+    engine_on: Callable[..., RAGCacheEngine],
+):
+    backend = MemoryBackend()
+    engine = engine_on(backend)
+    with pytest.raises(UnknownDocument, match="'nobody'"):
+        engine.warm([[A], ["nobody"]], template=TEMPLATE)
+    assert backend.prefilled_tokens == 0
+
+
+def test_a_template_learned_from_the_chains_own_prompts_will_do(memory_engine: RAGCacheEngine):
+    for number, documents in enumerate([[A, B], [B, A], [A, B]]):
+        question = f"What is said in line {number}?"
+        with memory_engine.retrieval(question, chain="chain") as retrieval:
+            retrieval.found(documents)
+        context = "\n\n".join(document.text for document in documents)
+        memory_engine.generate(TEMPLATE.format(context=context, question=question))
+    other = Document("c", "A third report about something else altogether. " * 6)
+    assert memory_engine.warm([[other, A]], chain="chain").sets == 1
+    assert asked(memory_engine, other, A) > 0
+
+
+@pytest.mark.parametrize(
+    "template", [None, "{question}\n\n{context}", lambda question, documents: "nothing of them"]
+)
+def test_without_a_template_that_puts_documents_first_it_says_what_to_give(
+    memory_engine: RAGCacheEngine, template: object
+):
+    with pytest.raises(UnknownTemplate, match="template="):
+        memory_engine.warm([[A, B]], template=template)  # type: ignore[arg-type]
+
+
+def test_progress_is_shown_on_standard_error_if_wanted(
+    memory_engine: RAGCacheEngine, capsys: pytest.CaptureFixture[str]
+):
+    memory_engine.warm([[A]], template=TEMPLATE)
+    assert capsys.readouterr().err == ""
+    memory_engine.warm([[A]], template=TEMPLATE, progress=True)
+    assert "1/1" in capsys.readouterr().err
+
+
+def test_coroutines_warm_as_threads_do(memory_engine: RAGCacheEngine):
+    sets = [[A, B], [B], [], ["a"]]
+    warmed = asyncio.run(memory_engine.awarm(sets, template=TEMPLATE, corpus=[A]))
+    assert warmed.sets == 3
+    assert asked(memory_engine, A, B) > 0
+    assert memory_engine.warm(sets, template=TEMPLATE, corpus=[A]).prompt_tokens == (
+        warmed.prompt_tokens
+    )
+    assert asyncio.run(memory_engine.awarm([])) == memory_engine.warm([]) == Warmed()
+
+
+def test_coroutines_are_told_what_is_unknown_as_it_is(memory_engine: RAGCacheEngine):
+    with pytest.raises(UnknownDocument, match="'nobody'"):
+        asyncio.run(memory_engine.awarm([["nobody"]], template=TEMPLATE))
+    with pytest.raises(UnknownTemplate, match="template="):
+        asyncio.run(memory_engine.awarm([[A]]))
+
+
+@given(NAMES)
+def test_for_borrowing_each_document_comes_first_once_and_second_once(names: list[str]):
+    sets = sets_of_each(names, borrows=True)
+    assert sorted(first for first, _ in sets) == sorted(names)
+    assert sorted(second for _, second in sets) == sorted(names)
+    assert all(first != second for first, second in sets)
+
+
+@given(NAMES)
+def test_for_exact_reuse_each_document_comes_first(names: list[str]):
+    assert sets_of_each(names, borrows=False) == [[name] for name in names]
+
+
+def test_a_single_document_is_a_set_of_its_own():
+    assert sets_of_each(["a"], borrows=True) == [["a"]]

@@ -1,0 +1,105 @@
+"""Prefills of warming: some at a time, none that is held already, all ended by an error."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from ragcache_engine import (
+    Document,
+    EngineDied,
+    GenerationFailed,
+    InvalidArgument,
+    MemoryBackend,
+    RAGCacheEngine,
+    Warmed,
+)
+from ragcache_engine.backends.memory import Stall
+from ragcache_engine.warming.prefill import WARM_AT_ONCE
+
+TEMPLATE = "Use the reports.\n\n{context}\n\nQuestion: {question}"
+A = Document("a", "The first report is about the harvest of the year. " * 6)
+B = Document("b", "The second report is about ships and the sea. " * 6)
+
+
+def asked(engine: RAGCacheEngine, document: Document) -> int:
+    """Cached tokens of a question about the document."""
+    prompt = TEMPLATE.format(context=document.text, question="Which is the longer one?")
+    return engine.generate(prompt, [document]).usage.cached.total
+
+
+def test_what_is_cached_is_not_even_run_if_only_what_is_missing_is_wanted(
+    memory_engine: RAGCacheEngine,
+):
+    other = Document("c", "The third report is about the weather at sea. " * 6)
+    first = memory_engine.warm([[A], [B]], template=TEMPLATE, only_missing=True)
+    assert first.computed_tokens > 0
+    finished = memory_engine.stats().finished
+    again = memory_engine.warm([[A], [other], [B]], template=TEMPLATE, only_missing=True)
+    assert memory_engine.stats().finished == finished + 1
+    assert again.sets == 3
+    assert 0 < again.computed_tokens < first.computed_tokens
+    assert asked(memory_engine, other) > 0
+    awaited = memory_engine.awarm([[A], [other], [B]], template=TEMPLATE, only_missing=True)
+    assert asyncio.run(awaited) == Warmed(3, again.prompt_tokens)
+
+
+def test_many_sets_are_warmed_each_once_whatever_is_held(memory_engine: RAGCacheEngine):
+    documents = [Document(f"d{at}", f"Report {at} is about harvest {at}. " * 9) for at in range(50)]
+    memory_engine.warm([[one] for one in documents[::3]], template=TEMPLATE)
+    finished = memory_engine.stats().finished
+    sets = [[one] for one in documents]
+    assert memory_engine.warm(sets, template=TEMPLATE, only_missing=True).sets == 50
+    assert memory_engine.stats().finished == finished + 50 - 17
+    assert memory_engine.warm(sets, template=TEMPLATE, only_missing=True).computed_tokens == 0
+
+
+def test_a_switch_that_is_none_is_refused_before_any_work(memory_engine: RAGCacheEngine):
+    with pytest.raises(InvalidArgument, match="only_missing must be True or False, got 'no'"):
+        memory_engine.warm([[A]], template=TEMPLATE, only_missing="no")  # type: ignore[arg-type]
+    assert memory_engine.stats().finished == 0
+
+
+def test_a_model_that_died_is_started_again_and_prefills_all(
+    engine_on: Callable[..., RAGCacheEngine],
+):
+    class DiesWhenAsked(MemoryBackend):
+        async def use_held(self, requests: object) -> list[bool]:
+            raise EngineDied("the process is gone")
+
+    engine = engine_on(DiesWhenAsked())
+    assert engine.warm([[A], [B]], template=TEMPLATE, only_missing=True).computed_tokens > 0
+    assert asked(engine, B) > 0
+
+
+def test_cancelling_a_warming_ends_its_prefills(engine_on: Callable[..., RAGCacheEngine]):
+    def stall(step: int) -> None:
+        raise Stall
+
+    engine = engine_on(MemoryBackend(fault=stall))
+
+    async def give_up() -> None:
+        warming = asyncio.create_task(engine.awarm([[A], [B]] * 8, template=TEMPLATE))
+        while engine.stats().running < WARM_AT_ONCE:
+            await asyncio.sleep(0.001)
+        warming.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await warming
+        while engine.stats().running:
+            await asyncio.sleep(0.001)
+
+    asyncio.run(give_up())
+    assert engine.stats().cancelled == WARM_AT_ONCE
+
+
+def test_a_prefill_that_fails_ends_a_warming_with_its_error(
+    engine_on: Callable[..., RAGCacheEngine],
+):
+    def fail(step: int) -> None:
+        raise GenerationFailed("a step broke")
+
+    engine = engine_on(MemoryBackend(fault=fail))
+    with pytest.raises(GenerationFailed, match="a step broke"):
+        asyncio.run(engine.awarm([[A], [B]], template=TEMPLATE))
