@@ -42,7 +42,7 @@ test-versions: $(READY) ## the tests on every promised version of vLLM, LangChai
 	@$(PYTHON) tools/test_versions.py
 
 .PHONY: test-versions-quick
-test-versions-quick: $(READY) ## the least of them, on promised versions that are not installed (3 minutes)
+test-versions-quick: $(READY) ## the least of them, on promised versions that are not installed (4 minutes without AVX-512)
 	@$(PYTHON) tools/test_versions.py --quick
 
 .PHONY: newest-vllm
@@ -173,7 +173,7 @@ bench-gpu: $(READY) ## what RAGCache does on one NVIDIA GPU: starts, answers, TT
 	@$(PYTHON) benchmarks/gpu_report.py
 
 .PHONY: bench-gpu-try
-bench-gpu-try: $(READY) ## all of that, small, on a CPU (10 minutes)
+bench-gpu-try: $(READY) ## all of that, small, on a CPU (14 minutes without AVX-512)
 	@$(PYTHON) benchmarks/gpu_report.py --cpu
 
 .PHONY: bench-fleet

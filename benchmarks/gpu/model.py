@@ -46,8 +46,8 @@ def shape(layers: int, width: int, vocabulary: int) -> dict[str, Any]:
     }
 
 
-def write_model(folder: Path, tokenizer: Path, layers: int = 32, width: int = 4096) -> Path:
-    """Write the folder. tokenizer: a model folder, whose tokenizer is used."""
+def write_model(folder: Path, tokenizer: Path, layers: int, width: int) -> None:
+    """Write the folder, without weights. tokenizer: a model folder, whose tokenizer is used."""
     folder.mkdir(parents=True, exist_ok=True)
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         if (tokenizer / name).is_file():
@@ -55,7 +55,6 @@ def write_model(folder: Path, tokenizer: Path, layers: int = 32, width: int = 40
     config = json.loads((tokenizer / "config.json").read_text(encoding="utf-8"))
     made = shape(layers, width, config["vocab_size"])
     (folder / "config.json").write_text(json.dumps(made, indent=1), encoding="utf-8")
-    return folder
 
 
 def write_weights(folder: Path, dtype: str) -> int:
@@ -134,11 +133,10 @@ def our_engine(run: Run, *, device: int, host: int, **settings: Any) -> OurEngin
     given = load(run)
     model, dtype = given.pop("model"), run.sizes.dtype
     each = token_bytes(model, dtype)
-    arguments = {"max_model_len": run.sizes.context, **given, **settings.pop("vllm_args", {})}
     return OurEngine(
         model=model,
         device_cache=device * each,
         host_cache=host * each,
-        vllm_args=run.vllm_args(dtype, **arguments),
+        vllm_args=run.vllm_args(dtype, max_model_len=run.sizes.context, **given),
         **settings,
     )

@@ -20,9 +20,10 @@ from ragcache_engine import EngineError
 async def ttft(run: Run, detail: str) -> None:
     """Ask the same documents again and again; note each TTFT by the tier that had most of its prompt."""
     sizes = run.sizes
-    has_files = "load_format" not in load(run)
+    given = load(run)
+    has_files = "load_format" not in given
     with tempfile.TemporaryDirectory(dir=run.out) as folder:
-        each = token_bytes(load(run)["model"], sizes.dtype)
+        each = token_bytes(given["model"], sizes.dtype)
         disk = (
             {"disk_cache": sizes.disk * each, "disk_cache_dir": Path(folder)} if has_files else {}
         )
@@ -56,7 +57,7 @@ async def ttft(run: Run, detail: str) -> None:
         for document in documents:
             await ask(*document)  # computed
             await ask(*document)  # from the device
-        fillers = iter(longest_prompts(load(run)["model"], sizes.context))
+        fillers = longest_prompts(given["model"], sizes.context)
         for _ in range(2):
             for length in sizes.lengths:
                 await ask(length, 0)

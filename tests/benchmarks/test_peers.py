@@ -1,72 +1,16 @@
-"""benchmarks/peers: what sets the policies of others apart, and that each keeps a tree's invariants."""
+"""benchmarks/peers: what sets each policy apart, on cases small enough to follow by hand.
+
+What every policy must do is shown for these too, in tests/knowledge and tests/simulation/test_replay.py.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-import pytest
+from every_policy import Flat
 from peers import PEERS
 from peers.arc import ARC
 from peers.ghosts import Ghosts
 
-from ragcache_engine.knowledge import DocumentCache, KnowledgeTree, Node, Segment, Tier
-from ragcache_engine.knowledge.eviction.policy import EvictionPolicy
-from ragcache_engine.simulation.replay import replay
-from ragcache_engine.simulation.traces import Trace, draw_drifting
-
-
-class Flat:
-    """Documents of one token, one a request."""
-
-    def __init__(self, policy: str, capacity: int) -> None:
-        self.cache = DocumentCache(capacity, PEERS[policy], block_tokens=1)
-
-    @property
-    def policy(self) -> EvictionPolicy:
-        return self.cache.policy
-
-    def ask(self, names: Iterable[str], prefill_s: float = 1.0) -> Flat:
-        for name in names:
-            nodes = self.cache.use(self.cache.match([Segment(name, 1)]), prefill_s)
-            self.cache.admit(nodes)
-        return self
-
-    def held(self) -> set[str]:
-        return {node.segment.name for node in self.nodes() if node.resident[0]}
-
-    def nodes(self) -> list[Node]:
-        return [node for node in self.cache.tree.root.downwards() if node.parent]
-
-
-@pytest.mark.parametrize("policy", PEERS)
-def test_a_document_asked_for_again_and_again_is_kept(policy: str):
-    flat = Flat(policy, 8)
-    for number in range(30):
-        flat.ask(["favourite", "favourite", f"passing {number}"])
-    assert "favourite" in flat.held()
-
-
-@pytest.mark.parametrize("policy", PEERS)
-def test_choosing_a_victim_twice_chooses_the_same(policy: str):
-    flat = Flat(policy, 4).ask("ABCDAAB")
-    first, second = (flat.policy.victim(lambda node: not node.pins) for _ in range(2))
-    assert first is not None
-    assert first is second
-
-
-@pytest.mark.parametrize("policy", PEERS)
-def test_nobody_is_evicted_who_may_not_be(policy: str):
-    flat = Flat(policy, 4).ask("ABCD")
-    assert flat.policy.victim(lambda node: False) is None
-
-
-@pytest.mark.parametrize("policy", PEERS)
-def test_a_policy_forgets_nodes_with_the_tree(policy: str):
-    cache = DocumentCache(4, PEERS[policy], block_tokens=1, frequency_window=16)
-    for number in range(5_000):
-        cache.admit(cache.use(cache.match([Segment(str(number), 1)]), 1.0))
-    kept = cache.policy.__dict__.values()
-    assert all(len(part) < 4_000 for part in kept if hasattr(part, "__len__"))
+from ragcache_engine.knowledge import KnowledgeTree, Node, Segment, Tier
 
 
 def test_the_hand_of_sieve_spares_the_used_once_and_goes_on_from_where_it_stood():
@@ -123,10 +67,10 @@ def test_wtinylfu_lets_no_newcomer_replace_one_used_more_often():
     assert "X" in flat.held()
 
 
-def a_document(policy: str = "arc", tokens: int = 4) -> tuple[KnowledgeTree, Node]:
+def a_document() -> tuple[KnowledgeTree, Node]:
     """A tree with one document, pinned."""
-    tree = KnowledgeTree({Tier.DEVICE: 8}, PEERS[policy], block_tokens=1)
-    node = tree.child(tree.root, Segment("A", tokens))
+    tree = KnowledgeTree({Tier.DEVICE: 8}, PEERS["arc"], block_tokens=1)
+    node = tree.child(tree.root, Segment("A", 4))
     tree.pin([node])
     return tree, node
 
@@ -151,31 +95,3 @@ def test_arc_minds_no_cut_of_a_node_that_left():
     tree.hold(node, Tier.DEVICE, 1)
     tree.evict(Tier.DEVICE, 4)
     tree.check()
-
-
-RECORDED = {
-    "arc": (8541, 18808),
-    "s3fifo": (9143, 19236),
-    "sieve": (8399, 19339),
-    "wtinylfu": (8596, 18643),
-}
-"""Token hits at room for 100 and for 400 tokens."""
-
-
-def small_trace() -> Trace:
-    """60 questions over 24 documents of 3 to 26 tokens, three to a question; 600 of them drawn."""
-    names = [f"document {number}" for number in range(24)]
-    asked = tuple(
-        (names[n * n % 24], names[(n * 7 + 1) % 24], names[(n * 5 + 2) % 24]) for n in range(60)
-    )
-    return draw_drifting(
-        Trace(asked, {name: 3 + place for place, name in enumerate(names)}), 600, 7, every=300
-    )
-
-
-@pytest.mark.parametrize("name", PEERS)
-def test_the_recorded_hits_have_not_moved(name: str):
-    hits = tuple(
-        replay(small_trace(), capacity, PEERS[name]).cached_tokens for capacity in (100, 400)
-    )
-    assert hits == RECORDED[name]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+from every_policy import EVERY_POLICY
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -19,7 +20,7 @@ def path(*names: str, tokens: int = 4) -> list[Segment]:
 
 
 def cache_of(policy: str = "lru", block_tokens: int = 1, *, blocks: int) -> DocumentCache:
-    return DocumentCache(blocks, POLICIES[policy], block_tokens=block_tokens)
+    return DocumentCache(blocks, EVERY_POLICY[policy], block_tokens=block_tokens)
 
 
 def ask(
@@ -166,7 +167,9 @@ class AnyCallsInAnyOrder(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.cache = DocumentCache(6, POLICIES[self.policy], block_tokens=3, frequency_window=12)
+        self.cache = DocumentCache(
+            6, EVERY_POLICY[self.policy], block_tokens=3, frequency_window=12
+        )
         self.running: list[tuple[Node, ...]] = []
         self.held: dict[Node, int] = {}
 
@@ -225,7 +228,7 @@ class AnyCallsInAnyOrder(RuleBasedStateMachine):
                 assert not blocks
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", EVERY_POLICY)
 def test_invariants_hold_under(policy: str):
     machine = type("Machine", (AnyCallsInAnyOrder,), {"policy": policy})
     machine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)

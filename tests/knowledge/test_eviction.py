@@ -5,43 +5,19 @@ That each keeps the tree's invariants is shown for all of them in test_tree.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from itertools import pairwise
 from random import Random
 
 import pytest
+from every_policy import EVERY_POLICY, Flat
 
 from ragcache_engine.knowledge import POLICIES, DocumentCache, Node, Segment
 from ragcache_engine.knowledge.eviction import DEFAULT_POLICY, GDSF, HalfLife, policy_of_tiers
-from ragcache_engine.knowledge.eviction.policy import EvictionPolicy
 from ragcache_engine.knowledge.eviction.popularity import ALARM_HALF_LIFE, Popularity
 
 
-class Flat:
-    """Documents of one token, one a request."""
-
-    def __init__(self, policy: str | Callable[[], EvictionPolicy], capacity: int) -> None:
-        make = POLICIES[policy] if isinstance(policy, str) else policy
-        self.cache = DocumentCache(capacity, make, block_tokens=1)
-
-    @property
-    def policy(self) -> EvictionPolicy:
-        return self.cache.policy
-
-    def ask(self, names: Iterable[str], prefill_s: float = 1.0) -> Flat:
-        for name in names:
-            nodes = self.cache.use(self.cache.match([Segment(name, 1)]), prefill_s)
-            self.cache.admit(nodes)
-        return self
-
-    def held(self) -> set[str]:
-        return {node.segment.name for node in self.nodes() if node.resident[0]}
-
-    def nodes(self) -> list[Node]:
-        return [node for node in self.cache.tree.root.downwards() if node.parent]
-
-
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", EVERY_POLICY)
 def test_a_document_asked_for_again_and_again_is_kept(policy: str):
     flat = Flat(policy, 8)
     for number in range(30):
@@ -49,7 +25,7 @@ def test_a_document_asked_for_again_and_again_is_kept(policy: str):
     assert "favourite" in flat.held()
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", EVERY_POLICY)
 def test_choosing_a_victim_twice_chooses_the_same(policy: str):
     flat = Flat(policy, 4).ask("ABCDAAB")
     first, second = (flat.policy.victim(lambda node: not node.pins) for _ in range(2))
@@ -57,15 +33,15 @@ def test_choosing_a_victim_twice_chooses_the_same(policy: str):
     assert first is second
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", EVERY_POLICY)
 def test_nobody_is_evicted_who_may_not_be(policy: str):
     flat = Flat(policy, 4).ask("ABCD")
     assert flat.policy.victim(lambda node: False) is None
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", EVERY_POLICY)
 def test_a_policy_forgets_nodes_with_the_tree(policy: str):
-    cache = DocumentCache(4, POLICIES[policy], block_tokens=1, frequency_window=16)
+    cache = DocumentCache(4, EVERY_POLICY[policy], block_tokens=1, frequency_window=16)
     for number in range(5_000):
         cache.admit(cache.use(cache.match([Segment(str(number), 1)]), 1.0))
     kept = cache.policy.__dict__.values()

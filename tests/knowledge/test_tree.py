@@ -10,6 +10,7 @@ import contextlib
 from collections import Counter
 
 import pytest
+from every_policy import EVERY_POLICY, policy_for_tree
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
@@ -21,7 +22,6 @@ from ragcache_engine.knowledge import (
     Node,
     Segment,
     Tier,
-    policy_of_tiers,
 )
 from ragcache_engine.knowledge.eviction import HalfLife
 from ragcache_engine.knowledge.tree import REMEMBERED_PER_BLOCK
@@ -32,7 +32,7 @@ DEVICE, HOST, DISK = Tier
 def tree_of(policy: str = "lru", block_tokens: int = 1, **blocks: int) -> KnowledgeTree:
     return KnowledgeTree(
         {Tier(name): count for name, count in blocks.items()},
-        policy_of_tiers(policy),
+        policy_for_tree(policy),
         block_tokens=block_tokens,
     )
 
@@ -202,7 +202,7 @@ def test_a_half_without_blocks_is_refused_or_keeps_the_tree_in_order():
     tree.check()
 
 
-@pytest.mark.parametrize("policy", ["gdsf", "lfu", "pgdsf"])
+@pytest.mark.parametrize("policy", ["arc", "gdsf", "lfu", "pgdsf", "sieve"])
 def test_what_came_in_for_a_use_counts_as_used_once_when_that_is_over(policy: str):
     tree = tree_of(policy, host=8)
     for name in "AABC":
@@ -263,7 +263,7 @@ class AnyCallsInAnyOrder(RuleBasedStateMachine):
         self.known: set[Node] = set()
         self.tree = KnowledgeTree(
             {DEVICE: 8, HOST: 6, DISK: 5},
-            policy_of_tiers(self.policy),
+            policy_for_tree(self.policy),
             block_tokens=3,
             frequency_window=12,
             forgotten=lambda node: self.gone.update([node]),
@@ -425,7 +425,7 @@ class AnyCallsInAnyOrder(RuleBasedStateMachine):
         assert all(node.parent is None and not any(node.resident) for node in self.gone)
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", EVERY_POLICY)
 def test_the_tree_keeps_its_invariants_under(policy: str):
     machine = type("Machine", (AnyCallsInAnyOrder,), {"policy": policy})
     machine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

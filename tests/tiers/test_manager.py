@@ -18,6 +18,7 @@ from hashlib import blake2b
 from typing import Any
 
 import pytest
+from every_policy import policy_for_tree
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -28,7 +29,7 @@ from hypothesis.stateful import (
     rule,
 )
 
-from ragcache_engine.knowledge import Node, Tier, policy_of_tiers
+from ragcache_engine.knowledge import Node, Tier
 from ragcache_engine.knowledge.tier import RANK
 from ragcache_engine.tiers.disk.block_file import document_mark
 from ragcache_engine.tiers.disk.transfers import BlockCopy, FinishedCopy
@@ -316,7 +317,7 @@ class VLLM:
     ) -> None:
         self.host = HostSlots(host)
         self.cache: CacheManager[Block] = CacheManager(
-            policy=policy_of_tiers(policy),
+            policy=policy_for_tree(policy),
             block_tokens=BLOCK_TOKENS,
             block_bytes=block_bytes,
             host=self.host,
@@ -1549,7 +1550,7 @@ class AnythingVLLMDoes(RuleBasedStateMachine):
                     assert set(kept) <= self.from_earlier, f"{document} is still on disk"
 
 
-@pytest.mark.parametrize("policy", ["lru", "pgdsf", "halflife", "gdsf", "lfu"])
+@pytest.mark.parametrize("policy", ["lru", "pgdsf", "halflife", "s3fifo", "arc"])
 def test_whatever_vllm_does_nothing_is_lost_or_mixed_up(policy: str):
     machine = type("Machine", (AnythingVLLMDoes,), {"policy": policy})
     machine.TestCase.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
