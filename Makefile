@@ -169,7 +169,7 @@ bench-overlap: $(READY) ## how much of a search the prefill hides, and what wron
 	@$(PYTHON) benchmarks/overlap.py --out benchmarks/results/overlap
 
 .PHONY: bench-gpu
-bench-gpu: $(READY) ## what RAGCache does on one NVIDIA GPU: starts, answers, TTFT from each tier, a stream (10 minutes)
+bench-gpu: $(READY) ## what RAGCache does on one NVIDIA GPU: starts, answers, TTFT from each tier, a stream (15 minutes)
 	@$(PYTHON) benchmarks/gpu_report.py
 
 .PHONY: bench-gpu-try
@@ -181,7 +181,7 @@ bench-fleet: $(READY) ## two real replicas: routings side by side, killed replic
 	@$(PYTHON) benchmarks/fleet.py --out benchmarks/results/fleet
 
 .PHONY: soak-changing
-soak-changing: $(READY) ## documents that change while eight threads ask, in both frameworks, without a model (10 minutes)
+soak-changing: $(READY) ## documents that change while eight threads ask, in both frameworks, without a model (15 minutes)
 	@$(PYTHON) benchmarks/changing_langchain.py
 	@$(PYTHON) benchmarks/changing_llamaindex.py
 

@@ -56,6 +56,7 @@ def emit_answers(run: Run, system: str, dtype: str, replies: Sequence[Reply]) ->
         dtype=dtype,
         **shares,
         tokens=[reply.token_ids for reply in replies],
+        margins=[reply.margins for reply in replies if reply.margins],
     )
 
 
@@ -68,11 +69,15 @@ async def answers(run: Run, detail: str) -> None:
     if system != "RAGCache":
         stock = StockEngine(
             model=model,
-            kv_cache_memory_bytes=8192 * each,
+            kv_cache_memory_bytes=(len(prompts) + 1) * CONTEXT * each,
             enable_prefix_caching=system != "vLLM",
             **run.vllm_args(numbers, max_model_len=CONTEXT),
         )
-        emit_answers(run, system, dtype, await ask_all(stock, run, prompts))
+        if system == "vLLM":
+            emit_answers(run, system, dtype, await ask_all(stock, run, prompts, margins=True))
+        else:  # twice, as RAGCache: in the second pass only each prompt's last tokens are computed
+            for name in ("first", "second"):
+                emit_answers(run, f"{system}, {name}", dtype, await ask_all(stock, run, prompts))
         stock.close()
         return
     with tempfile.TemporaryDirectory() as folder:

@@ -26,7 +26,11 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What an answer was and cost. cached: prompt tokens by the tier that had them."""
+    """What an answer was and cost.
+
+    cached: prompt tokens by the tier that had them. margins: by how much vLLM liked each token better
+      than the next best one, in log-probability; empty if that was not asked for.
+    """
 
     token_ids: tuple[int, ...]
     text: str
@@ -35,6 +39,7 @@ class Reply:
     cached: dict[str, int] = field(default_factory=dict)
     borrowed: int = 0
     recomputed: int = 0
+    margins: tuple[float, ...] = ()
 
     @property
     def cached_tokens(self) -> int:
@@ -108,7 +113,7 @@ class StockEngine:
         self.llm = AsyncLLM.from_vllm_config(self.config, disable_log_stats=True)
         self._asked = 0
 
-    async def ask(self, prompt: Prompt, tokens: int, **how: Any) -> Reply:
+    async def ask(self, prompt: Prompt, tokens: int, *, margins: bool = False) -> Reply:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
@@ -117,9 +122,11 @@ class StockEngine:
             max_tokens=tokens,
             ignore_eos=True,
             output_kind=RequestOutputKind.DELTA,
+            logprobs=2 if margins else None,
         )
         self._asked += 1
         ids: list[int] = []
+        liked: list[float] = []
         began, ttft_s, text, last = time.perf_counter(), 0.0, "", None
         async with aclosing(self.llm.generate(prompt.text, params, str(self._asked))) as outputs:
             async for output in outputs:
@@ -127,10 +134,16 @@ class StockEngine:
                     ttft_s = time.perf_counter() - began
                 ids += output.outputs[0].token_ids
                 text += output.outputs[0].text
+                for of_token in output.outputs[0].logprobs or ():
+                    best, second = sorted((one.logprob for one in of_token.values()), reverse=True)[
+                        :2
+                    ]
+                    liked.append(round(best - second, 4))
                 last = output
         assert last is not None
         cached = {"device": last.num_cached_tokens or 0}
-        return Reply(tuple(ids), text, ttft_s, len(last.prompt_token_ids or ()), cached)
+        prompt_tokens = len(last.prompt_token_ids or ())
+        return Reply(tuple(ids), text, ttft_s, prompt_tokens, cached, margins=tuple(liked))
 
     def close(self) -> None:
         self.llm.shutdown()

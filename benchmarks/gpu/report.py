@@ -12,7 +12,16 @@ from gpu.run import Row
 from ragcache_cli.bench.report.markdown import table
 from ragcache_cli.extras import needed
 
-PLACES = ("computed", "device", "host", "disk", "borrowed, 0.15", "borrowed, 0")
+PLACES = (
+    "vLLM, computed",
+    "vLLM, device",
+    "computed",
+    "device",
+    "host",
+    "disk",
+    "borrowed, 0.15",
+    "borrowed, 0",
+)
 SYSTEMS = {
     "ragcache": "RAGCache",
     "prefix": "vLLM's prefix cache",
@@ -20,6 +29,8 @@ SYSTEMS = {
     "arc": "vLLM's host offload, ARC",
 }
 COLOURS = {
+    "vLLM, computed": "#bdc1c6",
+    "vLLM, device": "#8ab4f8",
     "computed": "#5f6368",
     "device": "#1a73e8",
     "host": "#12a182",
@@ -113,6 +124,7 @@ def times(rows: Sequence[Row]) -> Iterator[str]:
     )
     yield ""
     lengths = sorted({length for length, _ in found})
+    places = [place for place in PLACES if any(place == other for _, other in found)]
     cells = []
     for length in lengths:
         prompt = statistics.fmean(
@@ -121,8 +133,8 @@ def times(rows: Sequence[Row]) -> Iterator[str]:
             if of_length == length
             for row in some
         )
-        cells.append([f"{prompt:,.0f}", *(cell(found, length, place) for place in PLACES)])
-    yield from table(["tokens", *PLACES], cells)
+        cells.append([f"{prompt:,.0f}", *(cell(found, length, place) for place in places)])
+    yield from table(["tokens", *places], cells)
 
 
 def cell(found: dict[tuple[int, str], list[Row]], length: int, place: str) -> str:
@@ -148,15 +160,16 @@ def answers(rows: Sequence[Row]) -> Iterator[str]:
         yield "## Are the answers equal?"
         yield ""
         yield (
-            "Answers that differ from those of vLLM without a cache. Of RAGCache's none may in float32, "
-            "nor with batch invariance. In bfloat16 vLLM's prefix cache differs from vLLM as well: "
-            "compare with that."
+            "Answers that differ from those of vLLM without a cache. Rounding turns near ties, in vLLM's "
+            "prefix cache too: compare with that, pass by pass. Margin: by how much vLLM liked its token "
+            "better than the next best one where an answer turned, in log-probability, at most; a cache "
+            "that returned wrong keys and values would turn answers at any margin."
         )
         yield ""
         yield from table(
-            ["numbers", "system", "differ", "tokens from device, host, disk"],
+            ["numbers", "system", "differ", "margin", "tokens from device, host, disk"],
             [
-                [dtype, system, count_different(row, by_system), shares(row)]
+                [dtype, system, *different(row, by_system), shares(row)]
                 for dtype, by_system in by_dtype.items()
                 for system, row in by_system.items()
             ],
@@ -180,12 +193,23 @@ def answers(rows: Sequence[Row]) -> Iterator[str]:
         )
 
 
-def count_different(row: Row, by_system: dict[str, Row]) -> str:
+def different(row: Row, by_system: dict[str, Row]) -> tuple[str, str]:
+    """Return how many answers differ from vLLM's, and the largest margin at which one turned."""
     reference = by_system.get("vLLM")
     if reference is None:
-        return "vLLM did not answer"
+        return "vLLM did not answer", ""
     pairs = list(zip(row["tokens"], reference["tokens"], strict=False))
-    return f"{sum(one != other for one, other in pairs)} of {len(pairs)}"
+    turned = {
+        number: next(at for at, (a, b) in enumerate(zip(one, other, strict=True)) if a != b)
+        for number, (one, other) in enumerate(pairs)
+        if one != other
+    }
+    margins, text = reference.get("margins"), ""
+    if margins and row is reference:
+        text = f"median {statistics.median(each for some in margins for each in some):.2f}"
+    elif margins and turned:
+        text = f"{max(margins[number][at] for number, at in turned.items()):.2f}"
+    return f"{len(turned)} of {len(pairs)}", text
 
 
 def shares(row: Row) -> str:

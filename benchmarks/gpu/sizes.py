@@ -64,7 +64,7 @@ GPU = Sizes(
     questions=60,
     answer=12,
     dtypes=("float32", "bfloat16", "invariant"),
-    at_once=3,
+    at_once=10,
 )
 
 CPU = Sizes(

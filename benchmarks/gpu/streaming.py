@@ -15,7 +15,7 @@ from gpu.run import Run
 WARM_BESIDE = 8
 """So many requests at a time before a stream is measured."""
 
-SYSTEMS = ("ragcache", "prefix", "lru", "arc")
+SYSTEMS = ("ragcache", "lru", "prefix", "arc")
 DOCUMENTS, SETS = 400, 300
 
 

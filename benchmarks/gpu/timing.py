@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import random
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -11,14 +12,57 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from gpu.asking import QUESTION_WORDS, SYSTEM_WORDS, OurEngine, Prompt, Reply, prompt_of, words
+from gpu.asking import (
+    QUESTION_WORDS,
+    SYSTEM_WORDS,
+    OurEngine,
+    Prompt,
+    Reply,
+    StockEngine,
+    prompt_of,
+    words,
+)
 from gpu.model import load, our_engine, token_bytes
 from gpu.run import Run
 from ragcache_engine import EngineError
 
 
-async def ttft(run: Run, detail: str) -> None:
-    """Ask the same documents again and again; note each TTFT by the tier that had most of its prompt."""
+async def ttft(run: Run, system: str) -> None:
+    """Note each TTFT by where most of the prompt's tokens came from. system: "vllm" or "ragcache"."""
+    await {"vllm": ttft_of_vllm, "ragcache": ttft_of_ragcache}[system](run)
+
+
+async def ttft_of_vllm(run: Run) -> None:
+    """Ask each document twice: it is computed, then vLLM's prefix cache has it."""
+    sizes, given = run.sizes, load(run)
+    stock = StockEngine(
+        kv_cache_memory_bytes=sizes.device * token_bytes(given["model"], sizes.dtype),
+        enable_prefix_caching=True,
+        **run.vllm_args(sizes.dtype, max_model_len=sizes.context, **given),
+    )
+    for length in sizes.lengths:
+        for number in range(-1, sizes.repeats):  # the first compiles
+            document = {"d": words(f"{length} {number}", length)}
+            for place in ("vLLM, computed", "vLLM, device"):
+                reply = await stock.ask(prompt_of(document, f"{place} {number}"), 1)
+                if number >= 0:
+                    emit_ttft(run, length, place, reply)
+    stock.close()
+
+
+def emit_ttft(run: Run, length: int, place: str, reply: Reply, **more: int) -> None:
+    run.emit(
+        "ttft",
+        length=length,
+        place=place,
+        ttft_s=round(reply.ttft_s, 5),
+        prompt_tokens=reply.prompt_tokens,
+        **more,
+    )
+
+
+async def ttft_of_ragcache(run: Run) -> None:
+    """Ask the same documents again and again, until each tier has answered for them."""
     sizes = run.sizes
     given = load(run)
     has_files = "load_format" not in given
@@ -41,14 +85,7 @@ async def ttft(run: Run, detail: str) -> None:
             # System text and question are of another place than the document, some blocks may be too.
             least = 0.7 * reply.prompt_tokens * share_of_document(length)
             if number >= 0 and places[place] > least:
-                run.emit(
-                    "ttft",
-                    length=length,
-                    place=place,
-                    ttft_s=round(reply.ttft_s, 5),
-                    prompt_tokens=reply.prompt_tokens,
-                    bytes=places[place] * each,
-                )
+                emit_ttft(run, length, place, reply, bytes=places[place] * each)
 
         for length in sizes.lengths:  # compiles
             await ask(length, -1)
@@ -67,6 +104,7 @@ async def ttft(run: Run, detail: str) -> None:
             for document in documents:
                 await clear(ours)
                 await ask(*document)  # from the disk, where it was written meanwhile
+        run.emit("counters", **dataclasses.asdict(ours.engine.stats()))
         ours.close()
 
 
@@ -129,12 +167,11 @@ async def borrowed(run: Run, detail: str) -> None:
             for way, how in ways.items():
                 reply = await ask(dice.sample(names, taken), **how)
                 if turn:
-                    run.emit(
-                        "ttft",
-                        length=length,
-                        place=way,
-                        ttft_s=round(reply.ttft_s, 5),
-                        prompt_tokens=reply.prompt_tokens,
+                    emit_ttft(
+                        run,
+                        length,
+                        way,
+                        reply,
                         borrowed=reply.borrowed,
                         recomputed=reply.recomputed,
                     )

@@ -68,7 +68,7 @@ def start_with(run: Run, tmp_path: Path, lines: str) -> bool:
     file = tmp_path / "start.py"
     file.write_text(f"import json, pathlib, sys\npart = sys.argv[-1]\n{lines}")
     program = [sys.executable, str(file), str(run.out / "settings.json")]
-    return gpu_report.Benchmark(run, 600, ["start"], program).start()
+    return gpu_report.Benchmark(run, 600, ["start"], program=program).start()
 
 
 def test_a_start_takes_less_and_less_of_what_a_gpu_has_until_it_succeeds(tmp_path: Path):
@@ -138,6 +138,7 @@ ROWS = [
             "system": system,
             "dtype": "float32",
             "tokens": tokens,
+            "margins": [[2.5, 2.0], [3.0, 0.125]] if system == "vLLM" else [],
             "device": 0.5,
             "host": 0.25,
             "disk": 0.0,
@@ -169,7 +170,8 @@ def test_the_report_says_where_tokens_came_from_and_how_fast(tmp_path: Path):
     assert "| 1,000 | 0.300 (0.300 to 0.300) | 0.010 (0.010 to 0.010) | " in text
     # 100 MB in the 3 ms that the host takes longer than the device.
     assert "0.013 (0.012 to 0.014), 33.33 GB/s" in text
-    assert "| float32 | RAGCache, first | 1 of 2 | 50%, 25%, 0% |" in text
+    assert "| float32 | vLLM | 0 of 2 | median 2.25 | 50%, 25%, 0% |" in text
+    assert "| float32 | RAGCache, first | 1 of 2 | 0.12 | 50%, 25%, 0% |" in text
     assert "| 1 | vLLM's host offload, LRU | 7.5 | 3 of 4 | 0.200 s | 0.200 s |" in text
     assert "**failed**: was ended x/y" in text
     assert (tmp_path / "ttft.png").stat().st_size > 10_000
