@@ -13,7 +13,7 @@ from ragcache_engine.simulation.loans import DonorPrompt, Loan
 from ragcache_engine.simulation.request import SimulatedRequest
 from ragcache_engine.simulation.trace_prompts import MOST_PROMPTS, TracePrompts
 from ragcache_engine.simulation.traces import Request
-from ragcache_engine.tiers.borrowing.plan import Donor, WhyExact, plan_borrowing
+from ragcache_engine.tiers.borrowing.plan import Donor, Room, WhyExact, plan_borrowing
 
 QUESTION = -1
 """The token of every question; no document has it."""
@@ -40,11 +40,9 @@ class BorrowingPrompts:
         plan = plan_borrowing(
             tokens,
             segments,
+            Room(self._prompts.block_tokens, NO_CONTEXT_LIMIT, self._device_blocks),
             contexts={},
             ratio=self._ratio,
-            block_tokens=self._prompts.block_tokens,
-            context_tokens=NO_CONTEXT_LIMIT,
-            device_blocks=self._device_blocks,
         )
         if isinstance(plan, WhyExact):
             return exact

@@ -6,7 +6,7 @@ import pytest
 
 from ragcache_engine.knowledge import Tier
 from ragcache_engine.tiers.borrowing.context import Context
-from ragcache_engine.tiers.borrowing.plan import BorrowPlan, plan_borrowing
+from ragcache_engine.tiers.borrowing.plan import BorrowPlan, Room, plan_borrowing
 from ragcache_engine.tiers.provenance import (
     DocumentReuse,
     PromptSources,
@@ -24,11 +24,9 @@ def test_the_last_token_of_a_prompt_is_never_a_borrowed_one(ratio: float, questi
     plan = plan_borrowing(
         list(range(112 + question)),
         SEGMENTS,
+        Room(16, 4096, 1000),
         contexts={},
         ratio=ratio,
-        block_tokens=16,
-        context_tokens=4096,
-        device_blocks=1000,
     )
     assert isinstance(plan, BorrowPlan)
     told = report_borrowing(plan, {0: Tier.DEVICE, 1: Tier.DEVICE})
@@ -42,11 +40,9 @@ def test_the_text_between_that_is_borrowed_counts_by_the_tier_of_the_document_be
     plan = plan_borrowing(
         tokens,
         [(16, None), (48, "a"), (50, None), (114, "b")],
+        Room(16, 4096, 1000),
         contexts={"a": Context("n", [7], 2), "b": Context("n", [7, 9, 9], 3)},
         ratio=0.0,
-        block_tokens=16,
-        context_tokens=4096,
-        device_blocks=1000,
     )
     assert isinstance(plan, BorrowPlan)
     told = report_borrowing(plan, {0: Tier.DEVICE, 1: Tier.HOST})

@@ -35,8 +35,10 @@ from ragcache_engine.simulation.request import SimulatedRequest, describe_with_k
 from ragcache_engine.simulation.scheduler import PrefillTime, Scheduler
 from ragcache_engine.simulation.sizes import NOMINAL_TOKEN_BYTES, TierSizes
 from ragcache_engine.tiers.borrowing.plan import (
+    MADE_DONORS,
     BorrowPlan,
     Donor,
+    Room,
     WhyExact,
     count_system_tokens,
     find_spans,
@@ -316,11 +318,11 @@ class MemoryBackend:
             return WhyExact.ASKED
         ratio = request.recompute_ratio
         tokens = request.tokens.token_ids
-        exact_documents, served = 1, dict[int, Donor]()
+        lenders = MADE_DONORS
         if self._served is not None and (
             spans := find_spans(segments, len(tokens), request.text_starts)
         ):
-            exact_documents, served = self._served.choose(
+            lenders = self._served.choose(
                 request.tenant,
                 tokens,
                 spans,
@@ -331,14 +333,13 @@ class MemoryBackend:
         plan = plan_borrowing(
             tokens,
             segments,
+            Room(
+                self._limits.block_tokens, self._limits.context_tokens, self._limits.device_blocks
+            ),
             contexts=request.contexts,
             ratio=self._recompute_ratio if ratio is None else ratio,
-            block_tokens=self._limits.block_tokens,
-            context_tokens=self._limits.context_tokens,
-            device_blocks=self._limits.device_blocks,
             starts=request.text_starts,
-            exact_documents=exact_documents,
-            served=served,
+            lenders=lenders,
             answer_tokens=request.options.max_tokens,
         )
         if not isinstance(plan, BorrowPlan) or request.makes_donors or not self._donors_later:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import array
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from hashlib import sha256
 from math import ceil
@@ -177,19 +177,41 @@ def count_system_tokens(segments: Sequence[SegmentEnd]) -> int:
     return at
 
 
+@dataclass(frozen=True, slots=True)
+class Room:
+    """How long a prompt may be with its answer; how many blocks of how many tokens the device has."""
+
+    block_tokens: int
+    context_tokens: int
+    device_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lenders:
+    """Which documents of a prompt are exact, and what served prompts left for the others.
+
+    exact_documents: how many, from the first on. served: donors that take the place of those made from
+    contexts, by the place of their document among all documents of the prompt.
+    """
+
+    exact_documents: int = 1
+    served: Mapping[int, Donor] = field(default_factory=dict)
+
+
+MADE_DONORS = Lenders()
+"""The first document is exact; each other one has a donor of its own."""
+
+
 def plan_borrowing(
     token_ids: Sequence[int],
     segments: Sequence[SegmentEnd],
+    room: Room,
     *,
     contexts: Mapping[str, Context],
     ratio: float,
-    block_tokens: int,
-    context_tokens: int,
-    device_blocks: int,
-    least_tokens: int = 0,
     starts: Sequence[int] = (),
-    exact_documents: int = 1,
-    served: Mapping[int, Donor] | None = None,
+    lenders: Lenders = MADE_DONORS,
+    least_tokens: int = 0,
     answer_tokens: int | None = 1,
 ) -> BorrowPlan | WhyExact:
     """Plan what a prompt borrows, or say why it borrows nothing. A function of its arguments alone.
@@ -199,15 +221,14 @@ def plan_borrowing(
     ratio: how many of a borrowed document's tokens to compute anew, 0 to 1; its first ones, together with
       the text before it. With 0 that text is copied, too, if the donor has the same before its document:
       then no pass of the model comes before the step, which would take as long as a short step.
-    context_tokens: the most tokens of a prompt. device_blocks: how many blocks the device has.
     least_tokens: the fewest tokens of documents behind the first for which borrowing can pay.
     starts: for each document where its own text begins, behind what stands between it and the one before;
       without them, at the end of the run before.
-    exact_documents: how many documents are exact, from the first on. served: donors that take the place
-      of those from contexts, by the place of their document among all documents of the prompt.
     answer_tokens: the most tokens of the answer; None: all that the context has room for. A request that
       loses its memory in the middle of its answer needs its donors again, beside what it has computed.
     """
+    block_tokens, context_tokens = room.block_tokens, room.context_tokens
+    exact_documents = lenders.exact_documents
     spans = find_spans(segments, len(token_ids), starts)
     if len(spans) < 2:
         return WhyExact.FEW_DOCUMENTS
@@ -219,7 +240,7 @@ def plan_borrowing(
     exact = spans[:exact_documents]
     donors = [_make_first_donor(system, contexts, token_ids, exact, block_tokens)]
     for place, span in enumerate(spans[exact_documents:], exact_documents):
-        donor = (served or {}).get(place)
+        donor = lenders.served.get(place)
         context = contexts.get(span.document)
         donors.append(donor or _make_donor(system, context, token_ids, span, block_tokens))
     if max(len(donor.token_ids) for donor in donors) >= context_tokens:  # each gives a token, too
@@ -229,7 +250,7 @@ def plan_borrowing(
     shared = exact_end // block_tokens - len(system) // block_tokens  # with the first donor
     longest = context_tokens if answer_tokens is None else len(token_ids) + answer_tokens
     longest = max(len(token_ids) + 1, min(longest, context_tokens))
-    if _count_blocks(system, donors, longest, block_tokens) - shared > device_blocks:
+    if _count_blocks(system, donors, longest, block_tokens) - shared > room.device_blocks:
         return WhyExact.NO_ROOM
     # One whole block at least is not exact, so that its hash, and with it all later ones, can tell.
     exact_blocks = min(exact_end // block_tokens, len(token_ids) // block_tokens - 1)

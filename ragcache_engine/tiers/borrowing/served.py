@@ -17,7 +17,7 @@ from hashlib import sha256
 from itertools import combinations
 from math import ceil
 
-from ragcache_engine.tiers.borrowing.plan import BorrowPlan, DocumentSpan, Donor
+from ragcache_engine.tiers.borrowing.plan import BorrowPlan, DocumentSpan, Donor, Lenders
 from ragcache_engine.tiers.prompts import SegmentEnd
 
 MOST_VARIANTS = 5
@@ -125,8 +125,8 @@ class ServedDocuments:
         *,
         is_exact: Callable[[int], bool],
         is_held: Callable[[Donor], bool],
-    ) -> tuple[int, dict[int, Donor]]:
-        """Return how many documents to take exactly, and donors for later ones, by place.
+    ) -> Lenders:
+        """Return how many documents to take exactly, and donors for later ones.
 
         Exact are the first one, those that follow it here as they did before, and those that were in no
         prompt, as long as all before them are exact: so what is new is computed where it stands.
@@ -146,7 +146,7 @@ class ServedDocuments:
                 served[place] = donor
             elif exact == place:
                 exact += 1
-        return exact, served
+        return Lenders(exact, served)
 
     def forget(self, documents: Sequence[str]) -> None:
         """Drop all variants in whose prompt one of these documents stood."""

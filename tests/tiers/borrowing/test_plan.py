@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from ragcache_engine.tiers.borrowing.context import Context
 from ragcache_engine.tiers.borrowing.plan import (
     BorrowPlan,
+    Room,
     WhyExact,
     find_spans,
     plan_borrowing,
@@ -24,14 +25,11 @@ FIRST, SECOND = [*[2] * 19, 12], [*[3] * 19, 13]
 def plan(
     tokens: list[int], segments: list[tuple[int, str | None]], **settings: Any
 ) -> BorrowPlan | WhyExact:
-    usual: dict[str, Any] = {
-        "contexts": {},
-        "ratio": 0.1,
-        "block_tokens": 16,
-        "context_tokens": 4096,
-        "device_blocks": 1000,
-    }
-    return plan_borrowing(tokens, segments, **{**usual, **settings})
+    """settings: of Room, or of plan_borrowing."""
+    room = {"block_tokens": 16, "context_tokens": 4096, "device_blocks": 1000}
+    room |= {name: settings.pop(name) for name in room if name in settings}
+    usual: dict[str, Any] = {"contexts": {}, "ratio": 0.1}
+    return plan_borrowing(tokens, segments, Room(**room), **{**usual, **settings})
 
 
 def planned(

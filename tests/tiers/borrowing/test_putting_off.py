@@ -6,7 +6,7 @@ from itertools import count
 
 import pytest
 
-from ragcache_engine.tiers.borrowing.plan import BorrowPlan, WhyExact, plan_borrowing
+from ragcache_engine.tiers.borrowing.plan import BorrowPlan, Room, WhyExact, plan_borrowing
 from ragcache_engine.tiers.borrowing.putting_off import find_why_exact
 
 BLOCK = 4
@@ -19,11 +19,9 @@ def planned(ratio: float = 0.0) -> BorrowPlan:
     plan = plan_borrowing(
         TOKENS,
         SEGMENTS,
+        Room(BLOCK, 1000, 1000),
         contexts={},
         ratio=ratio,
-        block_tokens=BLOCK,
-        context_tokens=1000,
-        device_blocks=1000,
     )
     assert isinstance(plan, BorrowPlan)
     return plan

@@ -11,6 +11,8 @@ from ragcache_engine.tiers.borrowing.plan import (
     BorrowPlan,
     DocumentSpan,
     Donor,
+    Lenders,
+    Room,
     WhyExact,
     plan_borrowing,
 )
@@ -42,9 +44,10 @@ def choose(
     is_held: Callable[[Donor], bool] = lambda donor: True,
 ) -> tuple[int, dict[int, Donor]]:
     """exact: how many of the prompt's tokens some tier has."""
-    return store.choose(
+    chosen = store.choose(
         tenant, *prompt_of(*names), is_exact=lambda end: end <= exact, is_held=is_held
     )
+    return chosen.exact_documents, dict(chosen.served)
 
 
 def names_in(donor: Donor) -> str:
@@ -117,7 +120,7 @@ def test_tenants_and_other_texts_of_the_same_name_have_their_own(store: ServedDo
     changed = store.choose(
         "x", tokens, spans, system, is_exact=lambda _: False, is_held=lambda _: True
     )
-    assert changed == (2, {})
+    assert changed == Lenders(2, {})
 
 
 def test_nobody_borrows_from_a_prompt_with_a_forgotten_document(store: ServedDocuments):
@@ -161,18 +164,14 @@ def test_the_end_of_a_document_in_a_block_that_is_not_full_is_not_lent(store: Se
 
 def plan(store: ServedDocuments, *names: str) -> BorrowPlan | WhyExact:
     tokens, spans, _ = prompt_of(*names)
-    exact, donors = choose(store, *names)
     segments = [(len(SYSTEM), None), *((span.end, span.document) for span in spans)]
     return plan_borrowing(
         tokens,
         segments,
+        Room(BLOCK, 1000, 1000),
         contexts={},
         ratio=0.0,
-        block_tokens=BLOCK,
-        context_tokens=1000,
-        device_blocks=1000,
-        exact_documents=exact,
-        served=donors,
+        lenders=Lenders(*choose(store, *names)),
     )
 
 

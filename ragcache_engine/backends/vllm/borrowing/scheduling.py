@@ -26,8 +26,11 @@ from vllm.v1.request import Request, RequestStatus
 from ragcache_engine.backends.vllm.borrowing.job import BlockCopy, BorrowJob
 from ragcache_engine.tiers.borrowing.borrowers import Borrower, Borrowers, MissingDonor
 from ragcache_engine.tiers.borrowing.plan import (
+    MADE_DONORS,
     BorrowPlan,
     Donor,
+    Lenders,
+    Room,
     WhyExact,
     count_system_tokens,
     find_spans,
@@ -102,13 +105,11 @@ class BorrowScheduling:
         self._donors_later = donors_later
         self._on_disk = on_disk
         self._block_tokens = cache.block_tokens
-        self._context_tokens = config.model_config.max_model_len
         self._step_tokens = config.scheduler_config.max_num_batched_tokens
         self._hasher = make_block_hasher(config)
-        self._device_blocks = scheduler.pool.num_gpu_blocks - 1  # vLLM keeps one for itself
-        self._borrowers: Borrowers[KVCacheBlock] = Borrowers(
-            self._cached_block, self._device_blocks
-        )
+        device_blocks = scheduler.pool.num_gpu_blocks - 1  # vLLM keeps one for itself
+        self._room = Room(self._block_tokens, config.model_config.max_model_len, device_blocks)
+        self._borrowers: Borrowers[KVCacheBlock] = Borrowers(self._cached_block, device_blocks)
         self._donors: dict[str, Prompt] = {}
         self._described: dict[DonorName, Prompt] = {}
         self._numbers = count()
@@ -131,20 +132,16 @@ class BorrowScheduling:
         if request.lora_request or request.mm_features or request.prompt_embeds is not None:
             return WhyExact.OTHER_INPUT
         assert request.prompt_token_ids is not None
-        exact_documents, served = self._choose_served(request, message)
         plan = plan_borrowing(
             request.prompt_token_ids,
             message.segments,
+            self._room,
             contexts=message.contexts,
             ratio=self._ratio if message.recompute_ratio is None else message.recompute_ratio,
-            block_tokens=self._block_tokens,
-            context_tokens=self._context_tokens,
-            device_blocks=self._device_blocks,
             # A prompt of several short documents will borrow them.
             least_tokens=0 if message.makes_donors else LEAST_BORROWED_TOKENS,
             starts=message.starts,
-            exact_documents=exact_documents,
-            served=served,
+            lenders=self._choose_served(request, message),
             answer_tokens=request.max_tokens,
         )
         if not isinstance(plan, BorrowPlan) or message.makes_donors or not self._donors_later:
@@ -159,17 +156,15 @@ class BorrowScheduling:
         )
         return plan if why_exact is None else why_exact
 
-    def _choose_served(
-        self, request: Request, message: RequestMessage
-    ) -> tuple[int, dict[int, Donor]]:
-        """Return how many documents are exact, and the donors that served prompts left for others."""
+    def _choose_served(self, request: Request, message: RequestMessage) -> Lenders:
+        """Return which documents are exact, and the donors that served prompts left for others."""
         if self._served is None:
-            return 1, {}
+            return MADE_DONORS
         tokens = request.prompt_token_ids
         assert tokens is not None
         spans = find_spans(message.segments, len(tokens), message.starts)
         if not spans:
-            return 1, {}
+            return MADE_DONORS
         keys = request.block_hashes
         return self._served.choose(
             request.cache_salt,
