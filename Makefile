@@ -114,7 +114,7 @@ clean: ## remove the environment and everything made by the targets above
 
 .PHONY: bench-eviction
 bench-eviction: $(READY) ## token hits of every eviction policy on real retrieval traces (2 minutes)
-	@$(PYTHON) benchmarks/eviction.py --out benchmarks/results/eviction
+	@$(PYTHON) benchmarks/eviction.py
 
 .PHONY: bench-tree
 bench-tree: $(READY) ## what the knowledge tree costs a request, from 1,000 to 1,000,000 nodes (5 minutes)

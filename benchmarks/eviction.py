@@ -2,12 +2,12 @@
 
 Replays real retrievals through a knowledge tree that counts in tokens: in their order, drawn again with
 Zipf weights, and drawn with weights that change every 1,000 requests. It replays each stream with the
-two and the five nearest documents, and with room for 5, 20 and 100% of all document tokens. Writes
-eviction.md and eviction.json: the token hits and the saved prefill seconds (by the default cost
-formula) of every policy, next to the upper bounds: the oracle's, and those of reuse at any position.
+two and the five nearest documents, and with room for 5, 20 and 100% of all document tokens. Prints the
+share of tokens that each policy hits, next to the upper bounds: the oracle's, and that of reuse at any
+position.
 
-    python benchmarks/eviction.py --out /tmp/eviction
-    python benchmarks/eviction.py --out /tmp/eviction --sets squad --policies lru pgdsf halflife
+    python benchmarks/eviction.py                 # means over all sets
+    python benchmarks/eviction.py --each --sets squad --policies lru pgdsf halflife
 
 RAGCACHE_DATA names the folder of the question sets; tokens are estimated as words x 1.3.
 """
@@ -18,10 +18,12 @@ import argparse
 import gzip
 import json
 import os
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from peers import PEERS
@@ -29,7 +31,7 @@ from rich.progress import track
 
 from ragcache_engine.knowledge.eviction import DEFAULT_POLICY, POLICIES
 from ragcache_engine.simulation.oracle import oracle, reuse_anywhere
-from ragcache_engine.simulation.replay import default_cost, replay
+from ragcache_engine.simulation.replay import replay
 from ragcache_engine.simulation.traces import Trace, draw_drifting, draw_zipf
 
 DATA = Path(os.environ.get("RAGCACHE_DATA", Path(__file__).parents[2] / "shared" / "data"))
@@ -46,18 +48,15 @@ CLOSE = 0.01
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """The results in one setting, by policy. hits: the share of tokens. saved_s: seconds of prefill."""
+    """The shares of tokens that were hit in one setting. hits: by policy."""
 
     questions: str
     top_k: int
     stream: str
     capacity_share: float
     oracle_hits: float
-    oracle_saved_s: float
     anywhere_hits: float
-    anywhere_hits_unbounded: float
     hits: dict[str, float]
-    saved_s: dict[str, float]
 
     @property
     def best_other(self) -> str:
@@ -96,48 +95,46 @@ def measure(
 ) -> Row:
     trace = stream(asked.top(top_k), kind)
     capacity = int(share * sum(trace.tokens.values()))
-    totals = [sum(trace.tokens[document] for document in request) for request in trace.requests]
-    total = sum(totals)
-    best = oracle(trace, capacity)
-    replays = {policy: replay(trace, capacity, COMPARED[policy]) for policy in policies}
+    total = sum(trace.tokens[document] for request in trace.requests for document in request)
     return Row(
         name,
         top_k,
         kind,
         share,
-        best.tokens / total,
-        sum(
-            default_cost(0, asked_for) - default_cost(cached, asked_for - cached)
-            for asked_for, cached in zip(totals, best.cached, strict=True)
-        ),
+        oracle(trace, capacity).tokens / total,
         reuse_anywhere(trace, capacity) / total,
-        reuse_anywhere(trace) / total,
-        {policy: result.token_hit_rate for policy, result in replays.items()},
-        {policy: result.saved_s for policy, result in replays.items()},
+        {policy: replay(trace, capacity, COMPARED[policy]).token_hit_rate for policy in policies},
     )
 
 
-def table(rows: Sequence[Row], policies: Sequence[str], what: str) -> Iterator[str]:
+def means(rows: Sequence[Row]) -> Iterator[Row]:
+    """Yield a row for each stream and room: the means over sets and numbers of documents."""
+    groups: dict[tuple[str, float], list[Row]] = defaultdict(list)
+    for row in rows:
+        groups[row.stream, row.capacity_share].append(row)
+    for (kind, share), some in groups.items():
+        yield Row(
+            "all",
+            0,
+            kind,
+            share,
+            fmean(row.oracle_hits for row in some),
+            fmean(row.anywhere_hits for row in some),
+            {policy: fmean(row.hits[policy] for row in some) for policy in some[0].hits},
+        )
+
+
+def table(rows: Sequence[Row], policies: Sequence[str]) -> Iterator[str]:
     """Write a Markdown table with the best policy of each row in bold."""
-    digits = 3 if what == "hits" else 0
-    heads = ["set", "top", "stream", "room", *policies, "oracle"]
-    heads += ["anywhere, same room", "anywhere, no bound"] if what == "hits" else []
+    heads = ["set", "top", "stream", "room", *policies, "oracle", "at any position"]
     yield "| " + " | ".join(heads) + " |"
     yield "|" + "---|" * len(heads)
     for row in rows:
-        values = row.hits if what == "hits" else row.saved_s
-        limit = row.oracle_hits if what == "hits" else row.oracle_saved_s
-        best = max(values.values())
-        cells = [row.questions, str(row.top_k), row.stream, f"{row.capacity_share:.0%}"]
-        cells += [
-            f"**{values[policy]:.{digits}f}**"
-            if values[policy] == best
-            else f"{values[policy]:.{digits}f}"
-            for policy in policies
-        ]
-        cells.append(f"{limit:.{digits}f}")
-        if what == "hits":
-            cells += [f"{row.anywhere_hits:.3f}", f"{row.anywhere_hits_unbounded:.3f}"]
+        shown = {policy: f"{row.hits[policy]:.3f}" for policy in policies}
+        best = max(shown.values())
+        cells = [row.questions, str(row.top_k or "both"), row.stream, f"{row.capacity_share:.0%}"]
+        cells += [f"**{hits}**" if hits == best else hits for hits in shown.values()]
+        cells += [f"{row.oracle_hits:.3f}", f"{row.anywhere_hits:.3f}"]
         yield "| " + " | ".join(cells) + " |"
 
 
@@ -165,7 +162,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--out", type=Path, required=True, help="folder for the results")
+    parser.add_argument(
+        "--each", action="store_true", help="every setting, not means over the sets"
+    )
     parser.add_argument("--data", type=Path, default=DATA)
     parser.add_argument("--sets", nargs="+", choices=SETS, default=SETS)
     parser.add_argument("--policies", nargs="+", choices=COMPARED, default=list(COMPARED))
@@ -177,18 +176,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         measure(name, sets[name], top_k, kind, share, asked.policies)
         for name, top_k, kind, share in track(settings, "replaying")
     ]
-    lines = ["# Eviction policies", "", "## Token hits, share of all document tokens", ""]
-    lines += [*table(rows, asked.policies, "hits"), "", "## Saved prefill seconds", ""]
-    lines += [*table(rows, asked.policies, "saved_s"), ""]
+    print(*table(rows if asked.each else list(means(rows)), asked.policies), sep="\n")
     if DEFAULT_POLICY in asked.policies and len(asked.policies) > 1:
-        said = list(compare_default(rows))
-        lines += ["## The default", "", *(f"- {line}" for line in said), ""]
-        print(*said, sep="\n")
-    asked.out.mkdir(parents=True, exist_ok=True)
-    (asked.out / "eviction.md").write_text("\n".join(lines), encoding="utf-8")
-    (asked.out / "eviction.json").write_text(
-        json.dumps([asdict(row) for row in rows], indent=1), encoding="utf-8"
-    )
+        print("", *compare_default(rows), sep="\n")
 
 
 if __name__ == "__main__":

@@ -214,7 +214,7 @@ RECORDED = {
     "s3fifo": (9143, 19236),
     "sieve": (8399, 19339),
     "wtinylfu": (8596, 18643),
-    "halflife": (11139, 19058),
+    "halflife": (10648, 18791),
     "oracle": (13274, 20996),
 }
 """Token hits at room for 100 and for 400 tokens."""

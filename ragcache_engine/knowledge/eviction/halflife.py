@@ -4,11 +4,11 @@ The engine's default. A cached block saves its computation at each use, and comp
 nearly the same wherever it stands. So the blocks worth holding are those with the highest rate of use.
 LRU and the clock of PGDSF guess that rate from the latest use, which costs hits while popularity is
 steady. LFU counts all uses alike, which costs hits when popularity changes. HalfLife counts uses that
-decay, with the half-life that has lately forecast the requests best, and begins anew when popularity
-changes at once (popularity.py). So the policy behaves like LFU on a steady stream of requests, and nearly
-like LRU on a changing one. `half_life` shows which of the two it is. Uses of nodes that are not cached
-count as well, so a newcomer is judged by its past: it takes a victim's place only if its own rate is at
-least as high. Documents used once do not flush the cache.
+decay, with the half-life that has lately forecast the requests best (popularity.py). So the policy
+behaves like LFU on a steady stream of requests, and nearly like LRU on a changing one. `half_life` shows
+which of the two it is. Uses of nodes that are not cached count as well, so a newcomer is judged by its
+past: it takes a victim's place only if its own rate is at least as high. Documents used once do not
+flush the cache.
 
 When popularity drifts, no policy without knowledge of the future can be perfect. A newly popular
 document must be used several times before its uses differ from noise. The oracle holds the document from
@@ -44,25 +44,20 @@ class HalfLife(ByPriority):
         super().__init__()
         # Not `or`: one that has counted nothing yet is empty, and so false.
         self._popularity = Popularity(half_lives) if popularity is None else popularity
-        self._scale_used = self._popularity.scale
+        self._half_life_used = self._popularity.half_life
 
     @property
     def half_life(self) -> float:
         """The number of requests after which a use counts half, as chosen now."""
         return self._popularity.half_life
 
-    @property
-    def restarts(self) -> int:
-        """How many sudden changes of popularity were noticed."""
-        return self._popularity.restarts
-
     def compute_priority(self, node: Node) -> float:
         return self._popularity.log2_rate(node)
 
     def seen(self, node: Node) -> None:
         self._popularity.record_use(node)
-        if self._popularity.scale != self._scale_used:
-            self._scale_used = self._popularity.scale
+        if self._popularity.half_life != self._half_life_used:
+            self._half_life_used = self._popularity.half_life
             self.recompute_priorities()
 
     def prefers(self, newcomer: Node, victim: Node, *, in_use: bool = False) -> bool:

@@ -7,12 +7,6 @@ half-lives: each half-life forecasts every next use, and the one with the highes
 is chosen. Forecasts compare nodes of the same depth, because deeper nodes are used less often whatever
 the half-life.
 
-Where popularity changes at once, all that was counted before is noise, and every half-life needs its own
-time to forget it. So one more count with a short half-life is kept only to notice that. When it forecasts
-better than the chosen half-life, the others begin anew from its counts: what happened before the change
-is forgotten, and all that follows counts. Detecting changes and restarting from a short window: Bifet and
-Gavalda, "Learning from time-changing data with adaptive windowing" (2007).
-
 A single use says little: most nodes used once are never used again. Deeper nodes return even less
 often, since more documents of a path have to agree. So a discount is taken from the latest use. For
 each depth it is once / (once + 2 x twice), where `once` and `twice` are the numbers of known nodes used
@@ -37,16 +31,12 @@ HALF_LIVES = (150.0, 1_500.0, 16_000.0)
 """Half-lives to choose among, in requests. The longest reaches about as far back as the tree's frequency
 window."""
 
-ALARM_HALF_LIFE = 50.0
-"""Half-life, in requests, of the counts that notice a sudden change; nothing else goes by them."""
-
 SCORE_HALF_LIFE = 150.0
 """Half-life of the forecasts' scores, in requests: how soon a change of popularity is noticed."""
 
 MARGIN_BITS = 0.05
-"""By how many bits per request a forecast must be better before its half-life is chosen, or before the
-others begin anew from the alarm's. Below 0.03 noise alone changes the choice on steady streams, and each
-change evicts."""
+"""By how many bits per request a forecast must be better before its half-life is chosen. Below 0.03 noise
+alone changes the choice on steady streams, and each change evicts."""
 
 UNIFORM_SHARE = 0.2
 """Share of each forecast that goes to all known nodes alike, because decayed counts forget nodes."""
@@ -60,8 +50,6 @@ NODES_BEFORE_CLEANING = 1_024
 HALF_LIVES_TO_SCALE = 900.0
 """After how many half-lives to scale counts down: a float can hold two to the power of a thousand."""
 
-TRACE = 1e-18
-"""What remains of a count when counting begins anew: less than any use that still counts."""
 SMALLEST_COUNT = 1e-300
 """The least value of a count, so that one can divide by it and take its logarithm."""
 
@@ -102,8 +90,8 @@ class _NodeCounts:
 class Popularity:
     """Estimates rates of use, with the half-life that has lately forecast best.
 
-    half_lives: half-lives to choose among, in requests. half_life: the one chosen now.
-    restarts: how many sudden changes of popularity were noticed.
+    half_lives: half-lives to choose among, in requests. half_life: the one chosen now. Rates are to be
+    compared only while it is the same.
     The object remembers the nodes that the tree remembers, and in time drops those that the tree
     forgets.
     Raises ValueError unless the half-lives are one or more positive numbers.
@@ -112,15 +100,13 @@ class Popularity:
     def __init__(self, half_lives: Sequence[float] = HALF_LIVES) -> None:
         if not half_lives or min(half_lives) <= 0:
             raise ValueError(f"half-lives are one or more positive numbers, got {half_lives}")
-        self.restarts = 0
-        self._half_lives = (*half_lives, ALARM_HALF_LIFE)
+        self._half_lives = tuple(half_lives)
         self._best = self._half_lives.index(max(half_lives))
         self.half_life = self._half_lives[self._best]
         self._scores = [0.0] * len(self._half_lives)
         self._judged_requests = 0.0  # how many, with decay as in the scores
         self._now = 0
         self._unit_time = 0  # the time whose uses count 1
-        self._begun_at = 0  # when the counts began anew
         # What a use counts now, for each half-life.
         self._use_weights = (1.0,) * len(self._half_lives)
         self._levels: list[_DepthCounts] = []
@@ -133,13 +119,8 @@ class Popularity:
         """How many nodes are remembered."""
         return len(self._records)
 
-    @property
-    def scale(self) -> tuple[float, int]:
-        """What all rates depend on; rates are to be compared only while it is the same."""
-        return self.half_life, self.restarts
-
     def record_use(self, node: Node) -> bool:
-        """Count a completed use; return whether all rates have changed their scale, or begun anew.
+        """Count a completed use; return whether the half-life has changed, and with it all rates.
 
         Several tiers may report the same use one after the other: it counts once.
         """
@@ -184,10 +165,7 @@ class Popularity:
 
     def _weight_then(self, time: int) -> float:
         """Return what a use at this time counts now, for the chosen half-life."""
-        since = max(time, self._begun_at) - self._unit_time
-        weight: float = 2.0 ** (since / self.half_life)
-        if time < self._begun_at:  # it was counted with the alarm's half-life
-            weight *= 2.0 ** ((time - self._begun_at) / min(self.half_life, ALARM_HALF_LIFE))
+        weight: float = 2.0 ** ((time - self._unit_time) / self.half_life)
         return weight
 
     def _begin_request(self, now: int) -> bool:
@@ -200,40 +178,12 @@ class Popularity:
         self._use_weights = tuple([2.0 ** (passed / half_life) for half_life in self._half_lives])
         self._judged_requests = self._judged_requests * fade + 1.0
         self._scores = scores = [score * fade for score in self._scores]
-        *others, alarm = scores
-        needed = scores[self._best] + MARGIN_BITS * self._judged_requests
-        if alarm > needed and self.half_life > ALARM_HALF_LIFE:
-            self._begin_anew()
-            return True
-        best = max(others)
-        if best <= needed:
+        best = max(scores)
+        if best <= scores[self._best] + MARGIN_BITS * self._judged_requests:
             return False
-        self._best = others.index(best)
+        self._best = scores.index(best)
         self.half_life = self._half_lives[self._best]
         return True
-
-    def _begin_anew(self) -> None:
-        """Let every half-life longer than the alarm's go on from the alarm's counts. Chooses the longest.
-
-        The counts of all nodes keep their proportions, and a use now counts as much as it would have.
-        """
-        self.restarts += 1
-        self._begun_at = self._now
-        alarm = self._use_weights[-1]
-        # What the alarm's counts are multiplied with; None keeps the half-life's own counts.
-        scales = [
-            one / alarm if half_life > ALARM_HALF_LIFE else None
-            for half_life, one in zip(self._half_lives, self._use_weights, strict=True)
-        ]
-        for level in self._levels:
-            level.weights = _go_on_from_last(level.weights, scales)
-        for record in self._records.values():
-            record.counts = tuple(_go_on_from_last(record.counts, scales))
-        for which, scale in enumerate(scales):
-            if scale is not None:
-                self._scores[which] = self._scores[-1]
-        self._best = self._half_lives.index(max(self._half_lives))
-        self.half_life = self._half_lives[self._best]
 
     def _add_record(self, node: Node) -> _NodeCounts:
         if len(self._records) >= self._clean_at:
@@ -295,18 +245,6 @@ class Popularity:
             level.update_discount()
         self._records = kept
         self._clean_at = max(NODES_BEFORE_CLEANING, 2 * len(kept))
-
-
-def _go_on_from_last(counts: Sequence[float], scales: Sequence[float | None]) -> list[float]:
-    """Return the last count times each scale, and where that is None, the count itself.
-
-    A trace of the count itself remains, so that nodes that the last count has forgotten keep an order.
-    """
-    last = counts[-1]
-    return [
-        count if scale is None else max(last * scale + count * TRACE, SMALLEST_COUNT)
-        for count, scale in zip(counts, scales, strict=True)
-    ]
 
 
 def _depth(node: Node) -> int:
