@@ -11,6 +11,7 @@ docs/architecture.md draws all of it.
 
 from ragcache_engine.anywhere.neighbours import Corpus
 from ragcache_engine.backends.memory import MemoryBackend
+from ragcache_engine.cache_stats import CacheStats
 from ragcache_engine.chat import ToolAnswer, ToolAnswerPart, ToolCall, ToolCallPart, ToolReader
 from ragcache_engine.config import EngineConfig
 from ragcache_engine.engine import RAGCacheEngine
@@ -66,14 +67,13 @@ from ragcache_engine.prompt.template import Render, Template
 from ragcache_engine.requests.streams import AnswerStream
 from ragcache_engine.retrievals.tracker import RetrievalInProgress
 from ragcache_engine.tiers.counters import DiskState, TierCounters
-from ragcache_engine.tiers.provenance import DocumentReuse
 from ragcache_engine.tiers.tree_snapshot import DocumentBlocks, TreeSnapshot
 from ragcache_engine.values import (
     Answer,
     CachedTokens,
-    CacheStats,
     ChatPrompt,
     Document,
+    DocumentReuse,
     FinishReason,
     HitRate,
     ModelLimits,

@@ -24,6 +24,7 @@ from ragcache_engine.backends.choice import (
     require_borrowing,
     require_guarded_caller,
 )
+from ragcache_engine.cache_stats import CacheStats
 from ragcache_engine.checks import (
     require_items,
     require_switch,
@@ -57,7 +58,6 @@ from ragcache_engine.retrievals.tracker import RetrievalInProgress, RetrievalTra
 from ragcache_engine.tiers.tree_snapshot import MOST_DOCUMENTS, TreeSnapshot
 from ragcache_engine.values import (
     Answer,
-    CacheStats,
     Document,
     ModelLimits,
     Piece,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from ragcache_engine.cache_stats import CacheStats
 from ragcache_engine.config import EngineConfig
 from ragcache_engine.tables import Table
-from ragcache_engine.values import CacheStats, ModelLimits
+from ragcache_engine.values import ModelLimits
 
 
 def engine_table(

@@ -17,10 +17,7 @@ from ragcache_engine.checks import (
 )
 from ragcache_engine.errors import InvalidArgument
 from ragcache_engine.guide import Guide
-from ragcache_engine.knowledge.tier import Tier
 from ragcache_engine.tables import Share, ShownAsTable, Table
-from ragcache_engine.tiers.counters import TierCounters
-from ragcache_engine.tiers.provenance import DocumentReuse
 
 
 class FinishReason(StrEnum):
@@ -296,6 +293,24 @@ class SpeculationReport:
 
 
 @dataclass(frozen=True, slots=True)
+class DocumentReuse:
+    """Where the tensors of one document in a prompt came from.
+
+    tokens: of the document. tier: where they were when the request came; None if they were computed for
+      it. borrowed: tokens taken from another context. recomputed: tokens of a borrowed document that were
+      computed anew in this prompt. The other tokens are exact.
+    joined: tokens between it and the document before it that were borrowed with it; none of `tokens`.
+    """
+
+    document: str
+    tokens: int
+    tier: str | None
+    borrowed: int = 0
+    recomputed: int = 0
+    joined: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Usage(ShownAsTable):
     """What one answer cost. `print(usage)` shows a table, and so does a notebook.
 
@@ -465,151 +480,6 @@ class HitRate:
 
 
 @dataclass(frozen=True, slots=True)
-class CacheStats(ShownAsTable):
-    """The engine's counters since it started. Unfinished and cancelled requests count no tokens.
-
-    `print(stats)` shows a table, and so does a notebook.
-
-    running: requests that run now. finished, cancelled, failed: requests that ended in this way.
-    retried: second attempts of requests whose first attempt failed.
-    restarts: how often the model's process was started again after it had died.
-    prompt_tokens, output_tokens, cached, borrowed: of finished requests, as in Usage.
-    approximate: finished requests that borrowed, so whose answers are not exact.
-    unprepared: prompts that were answered exactly, and whose documents wait to be prepared in idle time;
-      see EngineConfig.missing_donors.
-    rechecked: approximate answers that were computed once more, exactly; see EngineConfig.recheck_share.
-    drift: how unlike the last of these answers were: 1 less the mean ROUGE-L; None before the first.
-    is_switched_off: whether they were so unlike that the engine borrows no more.
-    tiers: how much the tiers evicted, copied, refused and found damaged, and how long scheduling took,
-      as of the request that ended last. These counts start again from 0 with the model's process.
-    by_chain, by_document: hit rates of finished requests whose documents were retrieved through the
-      engine, or named; those with the most tokens first. Only those used lately: 64 chains, 1024
-      documents. A chain is named by its key if that is a text, and numbered if not.
-
-        >>> stats = CacheStats(finished=2, prompt_tokens=2000, cached=CachedTokens(device=500, host=500))
-        >>> stats.hit_rate, stats.hit_ratio(Tier.HOST), stats.computed_tokens
-        (0.5, 0.25, 1000)
-        >>> stats
-        CacheStats(finished=2, running=0, prompt_tokens=2000, hit_rate=50%)
-    """
-
-    running: int = 0
-    finished: int = 0
-    cancelled: int = 0
-    failed: int = 0
-    retried: int = 0
-    restarts: int = 0
-    prompt_tokens: int = 0
-    output_tokens: int = 0
-    cached: CachedTokens = field(default_factory=CachedTokens)
-    borrowed: CachedTokens = field(default_factory=CachedTokens)
-    approximate: int = 0
-    unprepared: int = 0
-    rechecked: int = 0
-    drift: float | None = None
-    is_switched_off: bool = False
-    speculation: SpeculationStats = field(default_factory=SpeculationStats)
-    tiers: TierCounters = field(default_factory=TierCounters)
-    by_chain: tuple[HitRate, ...] = ()
-    by_document: tuple[HitRate, ...] = ()
-
-    @property
-    def computed_tokens(self) -> int:
-        """How many prompt tokens of finished requests had to be prefilled."""
-        return self.prompt_tokens - self.cached.total - self.borrowed.total
-
-    def hit_ratio(self, tier: Tier | None = None) -> float:
-        """Return the share of prompt tokens reused exactly, from `tier` or any; 0 before any answer."""
-        if not self.prompt_tokens:
-            return 0.0
-        cached = self.cached.total if tier is None else getattr(self.cached, tier.value)
-        return float(cached) / self.prompt_tokens
-
-    @property
-    def hit_rate(self) -> float:
-        """The share of prompt tokens reused exactly, from any tier; 0 before any answer."""
-        return self.hit_ratio()
-
-    @property
-    def borrowed_rate(self) -> float:
-        """The share of prompt tokens that were borrowed, so are approximate; 0 before any answer."""
-        return self.borrowed.total / self.prompt_tokens if self.prompt_tokens else 0.0
-
-    def __repr__(self) -> str:
-        counts = f"finished={self.finished}, running={self.running}"
-        problems = {"failed": self.failed, "cancelled": self.cancelled, "retried": self.retried}
-        counts += "".join(f", {name}={number}" for name, number in problems.items() if number)
-        borrowed = f", borrowed_rate={self.borrowed_rate:.0%}" if self.borrowed.total else ""
-        return (
-            f"CacheStats({counts}, prompt_tokens={self.prompt_tokens}, "
-            f"hit_rate={self.hit_rate:.0%}{borrowed})"
-        )
-
-    def __str__(self) -> str:
-        return self._table().as_text()
-
-    def _table(self) -> Table:
-        states = {
-            "finished": self.finished,
-            "running": self.running,
-            "cancelled": self.cancelled,
-            "failed": self.failed,
-        }
-        requests = ", ".join(f"{count:,} {state}" for state, count in states.items() if count)
-        rows = [
-            ("requests", requests or "none yet"),
-            ("hit rate", f"{self.hit_rate:.0%} of {self.prompt_tokens:,} prompt tokens"),
-            *self._rows_of_borrowing(),
-            ("answer tokens", f"{self.output_tokens:,}"),
-        ]
-        if self.retried:
-            rows.append(("tried again", f"{self.retried:,}"))
-        begun = self.speculation
-        if begun.started:
-            kept = begun.adopted + begun.prefilled
-            rows.append(("begun early", f"{begun.started}, {kept} of them used"))
-        rows += [(f"chain {one.name!r}", _describe_rate(one)) for one in self.by_chain[:_SHOWN]]
-        rows += [
-            (f"document {one.name!r}", _describe_rate(one)) for one in self.by_document[:_SHOWN]
-        ]
-        bar = shares_by_source(self.prompt_tokens, self.cached, self.borrowed)
-        return Table("Cache", rows, bar)
-
-    def _rows_of_borrowing(self) -> list[tuple[str, str]]:
-        """Return what an engine that borrows has to tell; nothing for one that has not borrowed."""
-        rows = []
-        if self.borrowed.total:
-            rows.append(
-                (BORROWED, f"{self.borrowed_rate:.0%} of {self.prompt_tokens:,} prompt tokens")
-            )
-        if self.approximate:
-            rows.append(("approximate answers", f"{self.approximate:,} of {self.finished:,}"))
-        if self.unprepared:
-            rows.append(("prompts still to prepare", f"{self.unprepared:,}"))
-        if self.drift is not None:
-            rows.append(("drift", f"{self.drift:.2f} over {self.rechecked:,} rechecked answers"))
-        if self.is_switched_off:
-            rows.append(("borrowing", "switched off: answers drifted"))
-        return rows
-
-
-_SHOWN = 5
-_START = 60
-"""So many characters of an answer stand in its short form."""
-
-
-def _describe_rate(one: HitRate) -> str:
-    prompts = "1 prompt" if one.prompts == 1 else f"{one.prompts:,} prompts"
-    borrowed = f" exact, {one.borrowed_rate:.0%} borrowed" if one.borrowed_tokens else ""
-    return f"{one.rate:.0%}{borrowed} of {one.tokens:,} tokens in {prompts}"
-
-
-def _list_some(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:_SHOWN])
-    return shown if len(names) <= _SHOWN else f"{shown} and {len(names) - _SHOWN} more"
-
-
-@dataclass(frozen=True, slots=True)
 class ModelLimits:
     """How much the started model can take.
 
@@ -635,3 +505,13 @@ class ModelLimits:
     def host_tokens(self) -> int:
         """How many tokens the host tier holds."""
         return self.block_tokens * self.host_blocks
+
+
+_SHOWN = 5
+_START = 60
+"""So many characters of an answer stand in its short form."""
+
+
+def _list_some(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:_SHOWN])
+    return shown if len(names) <= _SHOWN else f"{shown} and {len(names) - _SHOWN} more"

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
+from ragcache_engine.cache_stats import CacheStats
 from ragcache_engine.observing.request_log import TTFT_BUCKETS_S, TimesToFirstToken
 from ragcache_engine.tiers.counters import SCHEDULING_BUCKETS_S
 from ragcache_engine.tiers.metric_names import (
@@ -16,7 +17,7 @@ from ragcache_engine.tiers.metric_names import (
     Sample,
     sample_counters,
 )
-from ragcache_engine.values import CacheStats, SpeculationStats
+from ragcache_engine.values import SpeculationStats
 
 if TYPE_CHECKING:
     from prometheus_client import Metric as Family

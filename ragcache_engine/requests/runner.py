@@ -10,6 +10,7 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ragcache_engine.cache_stats import CacheStats
 from ragcache_engine.errors import BadRequest, EngineClosed, EngineDied, RequestTimedOut
 from ragcache_engine.observing.request_log import RequestLog
 from ragcache_engine.protocols import Backend, BackendRequest, Delta
@@ -17,7 +18,7 @@ from ragcache_engine.requests.retry import Heartbeat, run_with_retry
 from ragcache_engine.requests.streams import START, Item
 from ragcache_engine.speculation import Pipeline
 from ragcache_engine.tiers.borrowing.plan import PASSING
-from ragcache_engine.values import CachedTokens, CacheStats, Piece, SpeculationOutcome, Usage
+from ragcache_engine.values import CachedTokens, Piece, SpeculationOutcome, Usage
 
 logger = logging.getLogger(__name__)
 

@@ -14,6 +14,7 @@ from itertools import count
 from typing import Any
 
 from ragcache_engine.anywhere.neighbours import ContextsOf, without_contexts
+from ragcache_engine.cache_stats import CacheStats
 from ragcache_engine.config import SpeculationMode
 from ragcache_engine.errors import EngineClosed
 from ragcache_engine.observing.request_log import FinishedRequest, TimesToFirstToken
@@ -26,7 +27,7 @@ from ragcache_engine.requests.streams import Item
 from ragcache_engine.requests.upkeep import CacheUpkeep
 from ragcache_engine.speculation import Pipeline
 from ragcache_engine.tiers.tree_snapshot import TreeSnapshot
-from ragcache_engine.values import CacheStats, ModelLimits
+from ragcache_engine.values import ModelLimits
 
 logger = logging.getLogger(__name__)
 

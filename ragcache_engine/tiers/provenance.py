@@ -17,6 +17,7 @@ from typing import Any, Self
 
 from ragcache_engine.knowledge import Tier
 from ragcache_engine.tiers.borrowing.plan import BorrowPlan, DocumentSpan
+from ragcache_engine.values import DocumentReuse
 
 
 class Reason(StrEnum):
@@ -74,24 +75,6 @@ class PromptSources:
         # A document whose own blocks were all cached ends in a block that what follows owns.
         rest = Reason.SHARED_BLOCK if cached_tokens else ""
         return str(self.reasons.get(document, rest))
-
-
-@dataclass(frozen=True, slots=True)
-class DocumentReuse:
-    """Where the tensors of one document in a prompt came from.
-
-    tokens: of the document. tier: where they were when the request came; None if they were computed for
-      it. borrowed: tokens taken from another context. recomputed: tokens of a borrowed document that were
-      computed anew in this prompt. The other tokens are exact.
-    joined: tokens between it and the document before it that were borrowed with it; none of `tokens`.
-    """
-
-    document: str
-    tokens: int
-    tier: str | None
-    borrowed: int = 0
-    recomputed: int = 0
-    joined: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,9 +20,9 @@ from grafana_foundation_sdk.models.dashboard import Dashboard
 from prometheus_client import CollectorRegistry, start_http_server
 
 from ragcache_engine import Document, RAGCacheEngine
+from ragcache_engine.cache_stats import CacheStats
 from ragcache_engine.observing.metrics import sample_figures
 from ragcache_engine.tiers.metric_names import SCHEDULING, MetricKind
-from ragcache_engine.values import CacheStats
 
 DEFAULTS = {"$__rate_interval": "10s", "$__range": "1m", "$job": ".*", "$instance": ".*"}
 """What Grafana fills in for its variables; a short interval, as the test scrapes often."""

@@ -8,12 +8,12 @@ from ragcache_engine.knowledge import Tier
 from ragcache_engine.tiers.borrowing.context import Context
 from ragcache_engine.tiers.borrowing.plan import BorrowPlan, Room, plan_borrowing
 from ragcache_engine.tiers.provenance import (
-    DocumentReuse,
     PromptSources,
     Reason,
     report_borrowing,
     trace_document,
 )
+from ragcache_engine.values import DocumentReuse
 
 SEGMENTS: list[tuple[int, str | None]] = [(16, None), (48, "a"), (112, "b")]
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from itertools import count
 
 from ragcache_engine.tiers.provenance import (
-    DocumentReuse,
     PromptSources,
     Reason,
     ReuseReport,
     TracedDocument,
 )
 from ragcache_engine.tiers.served_requests import REMEMBERED, ServedRequests
+from ragcache_engine.values import DocumentReuse
 
 
 def served_every_second() -> ServedRequests:

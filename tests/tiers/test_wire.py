@@ -10,7 +10,7 @@ import pytest
 
 from ragcache_engine.tiers.borrowing.context import Context
 from ragcache_engine.tiers.counters import Counters
-from ragcache_engine.tiers.provenance import DocumentReuse, PromptSources, Reason, ReuseReport
+from ragcache_engine.tiers.provenance import PromptSources, Reason, ReuseReport
 from ragcache_engine.tiers.tree_snapshot import TreeSnapshot
 from ragcache_engine.tiers.wire import (
     FIELD,
@@ -19,6 +19,7 @@ from ragcache_engine.tiers.wire import (
     MalformedRequest,
     RequestMessage,
 )
+from ragcache_engine.values import DocumentReuse
 
 
 def test_what_a_request_carries_survives_the_way_to_vllm():
