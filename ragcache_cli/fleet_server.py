@@ -18,8 +18,8 @@ from ragcache_cli.logging_setup import let_libraries_speak
 from ragcache_cli.server import DoorSettings
 from ragcache_engine.backends.vllm.cpu_defaults import cache_bytes, chooses_cache_size
 from ragcache_engine.backends.vllm.installed import require_vllm
+from ragcache_engine.fleet_serving.deploy_file import serve_config
 from ragcache_engine.fleet_serving.fleet_settings import FleetSettings
-from ragcache_engine.fleet_serving.manifests import kuberay_manifest, serve_config, to_yaml
 from ragcache_engine.serving.settings import OPERATOR_KEY
 
 FEW_CORES = 4
@@ -94,19 +94,14 @@ def share_memory(settings: FleetSettings) -> FleetSettings:
 def print_config(
     settings: FleetSettings, fleet: FleetArguments, folder: Path, console: Console
 ) -> None:
-    """Write the config file of Serve, and the manifest of KubeRay, into a folder."""
+    """Write the config file of Serve into a folder."""
     with needed("a fleet"):
-        import ray
+        import yaml  # it comes with Ray
     folder.mkdir(parents=True, exist_ok=True)
-    config, manifest = folder / "serve.yaml", folder / "kuberay.yaml"
-    config.write_text(
-        to_yaml(serve_config(settings, host=fleet.host, port=fleet.port)), encoding="utf-8"
-    )
-    made = kuberay_manifest(
-        settings, image="YOUR-IMAGE", port=fleet.port, ray_version=ray.__version__
-    )
-    manifest.write_text(to_yaml(made), encoding="utf-8")
-    console.print(f"Written: {config}, {manifest}", highlight=False, soft_wrap=True)
+    config = folder / "serve.yaml"
+    made = serve_config(settings, host=fleet.host, port=fleet.port)
+    config.write_text(yaml.safe_dump(made, sort_keys=False), encoding="utf-8")
+    console.print(f"Written: {config}", highlight=False, soft_wrap=True)
 
 
 def run_fleet(settings: FleetSettings, fleet: FleetArguments, console: Console) -> None:

@@ -36,7 +36,7 @@ async def ttft_of_vllm(run: Run) -> None:
     """Ask each document twice: it is computed, then vLLM's prefix cache has it."""
     sizes, given = run.sizes, load(run)
     stock = StockEngine(
-        kv_cache_memory_bytes=sizes.device * token_bytes(given["model"], sizes.dtype),
+        kv_cache_memory_bytes=2 * sizes.context * token_bytes(given["model"], sizes.dtype),
         enable_prefix_caching=True,
         **run.vllm_args(sizes.dtype, max_model_len=sizes.context, **given),
     )

@@ -122,7 +122,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--print-config",
         type=Path,
         metavar="FOLDER",
-        help="write serve.yaml and kuberay.yaml there instead of starting anything",
+        help="write serve.yaml, for `serve deploy`, there instead of starting anything",
     )
     parser.add_argument(
         "--show", action="store_true", help="print the command instead of running it"

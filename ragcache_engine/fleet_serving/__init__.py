@@ -13,7 +13,7 @@
 | application.py | the application of Ray Serve, made of all these |
 | running.py | starts and ends it |
 | fleet_settings.py | what a fleet is made of |
-| manifests.py | the same as a file for `serve deploy`, and for Kubernetes |
+| deploy_file.py | the same as a file for `serve deploy` |
 
 Only application.py, engine_replica.py, request_router.py and running.py import Ray.
 """

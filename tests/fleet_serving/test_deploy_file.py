@@ -1,0 +1,54 @@
+"""The file of a fleet is read as it was meant."""
+
+from __future__ import annotations
+
+import pytest
+
+from ragcache_engine import ConfigError
+from ragcache_engine.fleet_serving.deploy_file import serve_config
+from ragcache_engine.fleet_serving.fleet_settings import FleetSettings
+
+yaml = pytest.importorskip("yaml")
+
+SETTINGS = FleetSettings(
+    ("-m", "ragcache_cli", "serve", "Qwen/Qwen2.5-7B-Instruct", "--", "--dtype", "float16"),
+    {"RAGCACHE_KEYS": "/etc/ragcache/keys.toml"},
+    replicas=3,
+    max_replicas=9,
+    replica_gpus=1,
+    keys_file="/etc/ragcache/keys.toml",
+)
+
+
+def test_serve_reads_the_settings_back():
+    config = yaml.safe_load(yaml.safe_dump(serve_config(SETTINGS, host="0.0.0.0", port=8000)))
+    (application,) = config["applications"]
+    assert FleetSettings.from_json(application["args"]) == SETTINGS
+    assert config["http_options"]["port"] == 8000
+
+
+def test_serve_itself_accepts_the_file():
+    schema = pytest.importorskip("ray.serve.schema")
+    config = yaml.safe_load(yaml.safe_dump(serve_config(SETTINGS, host="0.0.0.0", port=8000)))
+    read = schema.ServeDeploySchema.model_validate(config)
+    assert read.applications[0].import_path.endswith("application:build")
+
+
+def test_the_application_is_built_from_the_file():
+    pytest.importorskip("ray.serve")
+    from ragcache_engine.fleet_serving.application import build, engine_options
+
+    assert build(SETTINGS.to_json())
+    options = engine_options(SETTINGS)
+    assert options["autoscaling_config"]["max_replicas"] == 9
+    assert options["ray_actor_options"]["num_gpus"] == 1
+
+
+@pytest.mark.parametrize(
+    "changes", [{"replicas": 0}, {"replicas": 3, "max_replicas": 2}, {"routing": "nearest"}]
+)
+def test_settings_that_cannot_work_are_refused(changes):
+    with pytest.raises(ConfigError):
+        FleetSettings(("server",), **changes)
+    with pytest.raises(ConfigError, match="no fleet's"):
+        FleetSettings.from_json({"servers": 3})
