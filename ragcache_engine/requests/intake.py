@@ -82,7 +82,6 @@ class PromptIntake:
         Raises InvalidArgument, EmptyPrompt, PromptTooLong, UnsupportedGuide,
         EngineClosed or EngineInOtherProcess.
         """
-        self._runtime.require_this_process()
         called_s = self._runtime.backend.now()
         require_text(prompt, "a prompt")
         if documents is not None:

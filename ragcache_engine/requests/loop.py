@@ -40,7 +40,7 @@ class LoopThread:
 
     def require_this_process(self) -> None:
         """Raise EngineInOtherProcess in a forked child. Takes no lock: its holder may not exist here."""
-        if not self.is_in_this_process:
+        if os.getpid() != self._process:
             raise EngineInOtherProcess(
                 f"this engine belongs to process {self._process} and cannot serve process {os.getpid()}, "
                 "which was forked from it: a fork copies no threads. Make a RAGCacheEngine in each "

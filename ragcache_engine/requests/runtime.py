@@ -70,6 +70,7 @@ class Runtime:
         self._requests = RequestRunner(backend, self.pipeline, heartbeat)
         self._upkeep = CacheUpkeep(backend, self.pipeline, heartbeat)
         self._thread = LoopThread("ragcache-engine")
+        self.require_this_process = self._thread.require_this_process
         self._request_numbers = count()
         self._is_closing = False
         self._before_close: list[Callable[[], None]] = []
@@ -92,13 +93,12 @@ class Runtime:
         atexit.register(self.close)
         return limits
 
-    def require_this_process(self) -> None:
-        """Raise EngineInOtherProcess in a child forked from the engine's process."""
-        self._thread.require_this_process()
-
     def require_open(self) -> None:
         """Raise EngineClosed if the engine was closed; EngineInOtherProcess in a forked child."""
         self.require_this_process()
+        self._require_not_closing()
+
+    def _require_not_closing(self) -> None:
         if self._is_closing:
             raise EngineClosed("this engine was closed; make a new RAGCacheEngine")
 
@@ -110,7 +110,7 @@ class Runtime:
         self.require_this_process()
         if not self._thread.is_current_thread():
             self._requests.wait_until_up()
-        self.require_open()
+        self._require_not_closing()
 
     def next_request_id(self) -> str:
         """Return a name for a request that no other request of this engine has."""
@@ -123,7 +123,7 @@ class Runtime:
 
         put: called on the engine's loop with each piece, and at the end with None or with the error.
         """
-        self.require_open()
+        self._require_not_closing()
         future = self._thread.submit(self._requests.run(prepared, put))
 
         def cancel() -> None:
@@ -138,7 +138,7 @@ class Runtime:
 
     def clear_cache(self) -> Future[None]:
         """Begin to clear the cache. The future raises what CacheUpkeep.clear does."""
-        self.require_open()
+        self._require_not_closing()
         return self._thread.submit(self._upkeep.clear())
 
     def forget(self, document_ids: Sequence[str]) -> Future[None]:
@@ -146,7 +146,7 @@ class Runtime:
 
         It raises what CacheUpkeep.forget does.
         """
-        self.require_open()
+        self._require_not_closing()
         return self._thread.submit(self._upkeep.forget(document_ids))
 
     def use_held(self, requests: Sequence[BackendRequest]) -> Future[list[bool]]:
@@ -154,7 +154,7 @@ class Runtime:
 
         The future raises what CacheUpkeep.use_held does.
         """
-        self.require_open()
+        self._require_not_closing()
         return self._thread.submit(self._upkeep.use_held(requests))
 
     def stats(self) -> CacheStats:
@@ -170,7 +170,7 @@ class Runtime:
 
     def snapshot(self, documents: int) -> Future[TreeSnapshot | None]:
         """Begin to look at the knowledge tree. The future raises what CacheUpkeep.snapshot does."""
-        self.require_open()
+        self._require_not_closing()
         return self._thread.submit(self._upkeep.snapshot(documents))
 
     @property
