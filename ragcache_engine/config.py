@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -148,7 +147,7 @@ class EngineConfig(BaseModel):
     vllm_log: Literal["file", "show"] = "file"
     vllm_args: dict[str, Any] = Field(default_factory=dict)
 
-    @cached_property
+    @property
     def model_name(self) -> str:
         """The name to show for the model; see served_model_name."""
         named = self.served_model_name or self.vllm_args.get("served_model_name")
