@@ -78,19 +78,19 @@ doctor: $(READY) ## what this machine has, and what would run on it
 
 .PHONY: bench
 bench: $(READY) ## RAGCache against vLLM's own caches; report in benchmarks/results (about 45 minutes, a quiet machine)
-	@$(PYTHON) benchmarks/full_report.py
+	@$(PYTHON) benchmarks/compare.py
 
 .PHONY: bench-quick
 bench-quick: $(READY) ## the same, one trace at two rates, and reuse at any position (14 minutes)
-	@$(PYTHON) benchmarks/full_report.py --quick
+	@$(PYTHON) benchmarks/compare.py --quick
 
 .PHONY: bench-anywhere
 bench-anywhere: $(READY) ## reuse at any position alone, two question sets, against vLLM and exact reuse (23 minutes)
-	@$(PYTHON) benchmarks/full_report.py --anywhere
+	@$(PYTHON) benchmarks/compare.py --anywhere
 
 .PHONY: bench-parts
 bench-parts: $(READY) ## RAGCache with one part changed at a time, hidden search, reordered answers, growth (about 10 minutes)
-	@$(PYTHON) benchmarks/full_report.py --parts
+	@$(PYTHON) benchmarks/compare.py --parts
 
 # Extras that are tried in an environment each; `dist-cpu` tries those that want a model.
 EACH := client dashboard fleet langchain llamaindex examples
@@ -124,18 +124,9 @@ bench-tree: $(READY) ## what the knowledge tree costs a request, from 1,000 to 1
 bench-starts: $(READY) ## a fresh process to its first token, RAGCache against vLLM's own LLM (7 minutes, a quiet machine)
 	@$(PYTHON) benchmarks/starts.py --out benchmarks/results/starts
 
-.PHONY: bench-steps
-bench-steps: $(READY) ## the model's steps with nothing cached, RAGCache against vLLM's own LLM on a CPU (5 minutes, a quiet machine)
-	@$(PYTHON) benchmarks/steps.py --out benchmarks/results/steps
-
 .PHONY: bench-overhead
 bench-overhead: $(READY) ## our own way to the model, stage by stage, beside vLLM's offload (10 minutes, a quiet machine)
 	@$(PYTHON) benchmarks/overhead.py --out benchmarks/results/overhead
-
-.PHONY: bench-search
-bench-search: $(READY) ## what search stages cost, and how early the final answer stands (15 minutes)
-	@$(PYTHON) benchmarks/staged_search.py --out benchmarks/results/search
-	@$(PYTHON) benchmarks/early_results.py --out benchmarks/results/search
 
 .PHONY: bench-tiers
 bench-tiers: $(READY) ## the tiers against vLLM's own host offload; reordering; restart; scheduling (25 minutes)
@@ -159,10 +150,6 @@ same-answers: $(READY) ## count answers that differ from stock vLLM's, in float3
 anywhere-rules: $(READY) ## count broken rules of reuse at any position, among aborts, restarts and tiny tiers (an hour)
 	@$(PYTHON) benchmarks/anywhere_rules.py
 	@$(PYTHON) benchmarks/anywhere_rules.py --compiled
-
-.PHONY: bench-selection
-bench-selection: $(READY) ## donors and rules of selection by the answers of a small model (hours; it can be cut)
-	@$(PYTHON) benchmarks/selection.py --out benchmarks/results/selection
 
 .PHONY: bench-overlap
 bench-overlap: $(READY) ## how much of a search the prefill hides, and what wrong guesses cost (an hour, two quiet cores)

@@ -21,10 +21,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from comparing.grading import contained
+from prompt_sets import SEPARATOR, Question, find_nearest, read_set
 from pydantic import ByteSize
-from selecting.question_sets import SEPARATOR, Question, find_nearest, read_set
 
-from ragcache_cli.bench.grading import contained
 from ragcache_cli.models import demo_model
 from ragcache_engine import Answer, Corpus, Document, EngineConfig, RAGCacheEngine, SamplingOptions
 from ragcache_engine.anywhere.rouge import rouge_l

@@ -34,8 +34,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from prompt_sets import find_nearest
 from same_answers import MAX_TOKENS, SMALL, Prompt, data_prompts, leave, stock_tokens
-from selecting.question_sets import find_nearest
 
 from ragcache_engine import Answer, Corpus, Document, EngineConfig, RAGCacheEngine, SamplingOptions
 

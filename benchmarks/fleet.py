@@ -8,7 +8,6 @@ routing: questions of squad on a few of its articles, whose passages are too man
 in their own order, once drawn with Zipf weights. Caches are cleared before each stream. Hits are the
 cached prompt tokens; TTFT is from the request to its first token, with --clients asking all the time.
 With --requests 260 --device-mib 80 --clients 2 one replica holds little of what is asked, by Zipf too;
-fleet_bounds.py tells what is possible at most for each setting.
 
 faults: 2,000 requests of 64 clients, in float32 and greedy. Meanwhile vLLM's process of one replica and
 later the whole other replica are killed (SIGKILL). Each answer is compared with the one that the fleet

@@ -39,19 +39,19 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from comparing.benchmark import load_set
+from comparing.corpora import Corpora
+from comparing.corpus_files import StoredSet
+from comparing.question_sets import DEMO, LazyEmbedder, QuestionSet
+from comparing.report.markdown import table
+from comparing.running_system import RunningSystem
+from comparing.shared_sets import SETS, data_folder
+from comparing.systems import FULL, LRU, Sizes, System, choose_systems
+from comparing.systems import SYSTEMS as KNOWN
 from langchain_core.callbacks import AsyncCallbackHandler
 from rich.console import Console
-from studies.shared_sets import SETS, data_folder, load_shared_set
 
 from ragcache_cli import embedding
-from ragcache_cli.bench.benchmark import load_demo_set
-from ragcache_cli.bench.corpora import Corpora
-from ragcache_cli.bench.corpus_files import StoredSet
-from ragcache_cli.bench.question_sets import DEMO, LazyEmbedder, QuestionSet
-from ragcache_cli.bench.report.markdown import table
-from ragcache_cli.bench.running_system import RunningSystem
-from ragcache_cli.bench.systems import FULL, LRU, Sizes, System, choose_systems
-from ragcache_cli.bench.systems import SYSTEMS as KNOWN
 from ragcache_cli.logging_setup import silence_libraries
 from ragcache_cli.model_prompts import prepare_model
 from ragcache_cli.models import DEMO_MODEL
@@ -196,9 +196,7 @@ def prepare(asked: argparse.Namespace) -> tuple[Sizes, Path, Callable[[], None]]
     embedder = LazyEmbedder(embedding.load_embedder, embedding.MiniLM.name)
 
     def load(name: str) -> QuestionSet:
-        if name == DEMO:
-            return load_demo_set(name, embedder, sizes.context_tokens)
-        return load_shared_set(name, embedder, sizes.context_tokens)
+        return load_set(name, embedder, sizes.context_tokens)
 
     from transformers import AutoTokenizer
 

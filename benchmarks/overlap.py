@@ -4,7 +4,7 @@
     python benchmarks/overlap.py --quick --out /tmp/overlap            # two minutes, to see that it runs
 
 **Hidden search** (RAGCache's Table 3). The index has 300,000 vectors, made from the documents of four
-question sets as in early_results.py, in 1,024 IVF lists, of which 12.5 to 100% are searched. Real squad
+question sets as in embedded_sets.py, in 1,024 IVF lists, of which 12.5 to 100% are searched. Real squad
 questions come one at a time, through LangChain's FAISS store. Each is asked twice, in alternating order
 and with an empty cache: through `store.as_retriever()`, and through `RAGCacheRetriever`, which gives
 the engine the result of each stage. The model has a core to itself; the search and the rest of this
@@ -45,7 +45,7 @@ from typing import Any
 import faiss
 import matplotlib as mpl
 import numpy as np
-from early_results import DATA, LISTS, SETS, SHARES, embedded, read, scaled_up, texts
+from embedded_sets import DATA, LISTS, SETS, SHARES, embedded, read, scaled_up, texts
 from langchain_community.docstore.in_memory import InMemoryDocstore
 from langchain_community.vectorstores import FAISS
 from langchain_core.documents import Document as LangChainDocument

@@ -107,7 +107,7 @@ def count_live_blocks(model: str, asked: Sequence[PreparedQuestion]) -> int:
 def engine_config(model: str, system: str, host_bytes: int, **settings: Any) -> EngineConfig:
     arguments: dict[str, Any] = {"max_model_len": CONTEXT_TOKENS, "max_num_seqs": AT_ONCE}
     if system.startswith("vLLM "):
-        from ragcache_cli.bench.stock_offload import stock_offload
+        from comparing.stock_offload import stock_offload
 
         arguments |= stock_offload(system.removeprefix("vLLM ").lower(), host_bytes)
         return EngineConfig(model=model, device_cache=DEVICE_BYTES, vllm_args=arguments)

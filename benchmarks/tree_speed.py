@@ -15,7 +15,7 @@ import statistics
 import tracemalloc
 from random import Random
 
-from studies.full_tree import fill_tree, time_requests
+from full_tree import fill_tree, time_requests
 
 from ragcache_engine.knowledge import POLICIES
 

@@ -28,8 +28,8 @@ from pathlib import Path
 from typing import Any
 
 from anywhere import OPTIONS, know
+from prompt_sets import Question, find_nearest, read_set
 from pydantic import ByteSize
-from selecting.question_sets import Question, find_nearest, read_set
 
 from ragcache_cli.models import demo_model
 from ragcache_engine import Answer, Document, EngineConfig, RAGCacheEngine, SamplingOptions

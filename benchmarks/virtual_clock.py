@@ -126,13 +126,13 @@ def main() -> None:
     parser.add_argument("--no-agreement", action="store_true", help="do not replay the kept run")
     parser.add_argument("--out", type=Path, default=OUT)
     arguments = parser.parse_args()
+    from comparing.systems import choose_systems
     from virtual.machines import bench_machine
     from virtual.measured import fit_run
     from virtual.report import write_plot, write_report
     from virtual.sweep import run_scenes
     from virtual.systems import BY_KEY, SYSTEMS
 
-    from ragcache_cli.bench.systems import choose_systems
     from ragcache_engine.knowledge import CostProfile
 
     console = Console(highlight=False)

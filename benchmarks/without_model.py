@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from comparing.stock_offload import stock_offload
 from vllm import SamplingParams
 from vllm.config import VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import (
@@ -45,7 +46,6 @@ from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
-from ragcache_cli.bench.stock_offload import stock_offload
 from ragcache_engine.backends.vllm.arguments import build_vllm_config
 from ragcache_engine.backends.vllm.budget import TierBudget
 from ragcache_engine.knowledge import CostProfile

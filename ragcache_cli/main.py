@@ -18,7 +18,6 @@ from rich.markup import escape
 
 from ragcache_cli.commands import (
     ask,
-    bench,
     calibrate,
     dashboard,
     demo,
@@ -41,7 +40,6 @@ COMMANDS: Mapping[str, ModuleType] = {
     "calibrate": calibrate,
     "simulate": simulate,
     "warm": warm,
-    "bench": bench,
     "serve": serve,
     "dashboard": dashboard,
     "top": top,

@@ -265,8 +265,6 @@ CLI_INTO_BACKENDS = {
     "ragcache_cli.fleet_server",
     "ragcache_cli.precision",
     "ragcache_cli.server",
-    "ragcache_cli.bench.stock_llm",
-    "ragcache_cli.bench.stock_offload",
 }
 # What a command's file may import before it runs.
 LIGHT = {"ragcache_cli.models", "ragcache_cli.questions"}
@@ -303,8 +301,6 @@ def test_inside_the_command_line_imports_point_from_commands_to_implementations(
         assert is_below(module, "ragcache_cli.commands") or not {
             name for name in ours if is_below(name, "ragcache_cli.commands")
         }
-    if not is_below(module, "ragcache_cli.bench", "ragcache_cli.commands.bench"):
-        assert not {name for name in ours if is_below(name, "ragcache_cli.bench")}
 
 
 def test_a_command_imports_its_implementation_only_when_it_runs():

@@ -8,8 +8,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from comparing.report.markdown import table
+
 from gpu.run import Row
-from ragcache_cli.bench.report.markdown import table
 from ragcache_cli.extras import needed
 
 PLACES = (

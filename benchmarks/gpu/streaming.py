@@ -43,7 +43,7 @@ def stream_engine(run: Run, system: str) -> Engine:
     if system in ("lru", "arc"):
         host_bytes = sizes.stream_host * each
         if run.is_cpu:  # vLLM's own copying wants a GPU
-            from ragcache_cli.bench.stock_offload import stock_offload
+            from comparing.stock_offload import stock_offload
 
             arguments |= stock_offload(system, host_bytes)
         else:

@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ragcache_cli.bench.figures import quantile
-from ragcache_cli.bench.workload import draw_questions
+from comparing.figures import quantile
+from comparing.workload import draw_questions
+
 from virtual.engine import Asked, Served
 from virtual.machines import Machine
 from virtual.questions import Questions

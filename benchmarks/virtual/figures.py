@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from ragcache_cli.bench.figures import quantile
+from comparing.figures import quantile
+
 from virtual.engine import Served
 
 SLO_TIMES = 5.0

@@ -11,9 +11,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from studies.shared_sets import LONG, TOKENS_A_WORD, data_folder
+from comparing.corpora import ANSWER_UNKNOWN, LONGEST_ANSWER
+from comparing.shared_sets import LONG, TOKENS_A_WORD, data_folder
 
-from ragcache_cli.bench.corpora import ANSWER_UNKNOWN, LONGEST_ANSWER
 from ragcache_cli.errors import BadTrace
 from ragcache_cli.prompts import BETWEEN_PASSAGES, PromptForm
 from ragcache_engine.knowledge import policy_of_tiers

@@ -6,7 +6,8 @@ import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from ragcache_cli.bench.systems import ARC, FULL, LRU, OFF, ON
+from comparing.systems import ARC, FULL, LRU, OFF, ON
+
 from virtual.agreement import Agreement
 from virtual.figures import MEASURES, SLO_SHARE, SLO_TIMES, Figures, find_losses, slo_throughput
 from virtual.machines import Machine

@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from statistics import fmean
 
-from ragcache_cli.bench.systems import OFF, System
-from ragcache_cli.bench.workload import draw_arrivals, draw_questions
+from comparing.systems import OFF, System
+from comparing.workload import draw_arrivals, draw_questions
+
 from ragcache_engine.knowledge.eviction import DEFAULT_POLICY
 from virtual.engine import Asked, Served
 from virtual.figures import SLO_TIMES, Figures, summarize

@@ -8,11 +8,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from comparing.systems import ABLATIONS, ARC, FULL, LRU, OFF, ON, RAGCACHE, STOCK, System
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
 
-from ragcache_cli.bench.systems import ABLATIONS, ARC, FULL, LRU, OFF, ON, RAGCACHE, STOCK, System
 from ragcache_engine.backends.vllm.tiers.scheduler import TierScheduler
 from ragcache_engine.backends.vllm.tiers.waiting import WaitingQueue
 from virtual.engine import VirtualEngine

@@ -6,9 +6,8 @@ import pytest
 
 pytest.importorskip("langchain_core")
 
+from comparing.systems import FULL, LRU, System
 from overhead import STAGES, WHOLE, Marks, Side, report, summarize
-
-from ragcache_cli.bench.systems import FULL, LRU, System
 
 
 def side(system: System, *wholes: float) -> Side:

@@ -13,6 +13,7 @@ from ragcache_engine.knowledge import CostProfile
 if installed_vllm() is None:
     pytest.skip("vLLM is not installed", allow_module_level=True)
 
+from comparing.systems import FULL, LRU, OFF
 from virtual.engine import Asked, Served
 from virtual.figures import find_losses, jain_index, slo_throughput, summarize
 from virtual.machines import (
@@ -24,8 +25,6 @@ from virtual.machines import (
 )
 from virtual.measured import fit_run
 from virtual.systems import SYSTEMS, open_system
-
-from ragcache_cli.bench.systems import FULL, LRU, OFF
 
 PROFILE = replace(
     CostProfile.default(),

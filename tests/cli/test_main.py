@@ -172,7 +172,7 @@ def test_arguments_that_make_no_sense_end_with_2(arguments, capsys):
     assert "usage: ragcache" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["demo", "ask", "bench", "doctor"])
+@pytest.mark.parametrize("command", ["demo", "ask", "doctor"])
 def test_every_command_explains_itself(command, capsys):
     with pytest.raises(SystemExit) as end:
         main([command, "--help"])

@@ -1,1 +1,0 @@
-"""Parts of benchmarks/selection.py: a model whose tensors can be exchanged, donors, and rules."""
