@@ -31,29 +31,34 @@ from ragcache_cli.chains import (
     StockLangChain,
     StockSettings,
 )
+from ragcache_cli.corpus_index import load_corpus_index
 from ragcache_cli.corpus_warming import warm_corpus
 from ragcache_cli.demo_report import draw, next_steps, summary, table, write_figures
 from ragcache_cli.embedding import Embedder
 from ragcache_cli.errors import CommandError
 from ragcache_cli.extras import needed
+from ragcache_cli.files import folder_sources
 from ragcache_cli.folders import cache_home
 from ragcache_cli.framework_indexes import build_langchain_store, build_llamaindex_index
 from ragcache_cli.index import PassageIndex, update_index
 from ragcache_cli.machine import installed_versions, this_machine
 from ragcache_cli.measurements import Asked, Round, Run, Side, mostly_from_disk, same_prompts
+from ragcache_cli.model_prompts import ASK_INSTRUCTION, prepare_model
 from ragcache_cli.model_size import local_folder, model_size
-from ragcache_cli.models import DEMO_MODEL, DEMO_MODEL_NAME, demo_model
 from ragcache_cli.passage_neighbours import as_document, corpus_of
+from ragcache_cli.passages import Passage
 from ragcache_cli.precision import choose_dtype
 from ragcache_cli.processor_time import OthersWatch, children_s, wait_for_rest
-from ragcache_cli.prompts import CHATML, INSTRUCTION, PromptForm, form_of_model
+from ragcache_cli.prompts import INSTRUCTION, PromptForm
 from ragcache_cli.python_topics import STATEMENTS, python_topics
 from ragcache_cli.questions import STATEMENT_QUESTIONS
 from ragcache_cli.quick_imports import pausing_garbage_collection
 from ragcache_cli.side_by_side import LEGEND, show_question
 from ragcache_cli.terminal import Phases
+from ragcache_cli.trace_files import read_questions
 from ragcache_engine import EngineConfig, RAGCacheEngine, SamplingOptions, Warmed
 
+ABOUT_PYTHON = INSTRUCTION.format(about="about Python")
 PASSAGE_TOKENS = 320
 CONTEXT_TOKENS = 2048
 """Of a prompt with its answer, and of a step of either model: a start tries out the longest step."""
@@ -74,16 +79,30 @@ class DemoSettings:
     """The arguments of the command.
 
     dtype: as vLLM spells it. framework: of the chains on RAGCache, "langchain" or "llamaindex".
-    questions: how many to ask; the first half of them comes again. recompute_ratio: of EngineConfig.
+    corpus: a folder of the user's files; None for Python's help topics on statements. questions: the
+    first half of them comes again. recompute_ratio: of EngineConfig.
     """
 
     model: str
     dtype: str
     framework: str
-    questions: int
+    corpus: Path | None
+    questions: Sequence[str]
     max_tokens: int
     recompute_ratio: float
     output: Path
+
+
+def questions_about(corpus: Path | None, questions: Path | None) -> Sequence[str]:
+    """Return the user's questions about a folder, or the demo's.
+
+    Raises CommandError if only one of both is given, BadTrace if no question can be read.
+    """
+    if (corpus is None) != (questions is None):
+        raise CommandError(
+            "--corpus and --questions go together: a folder, and the questions asked of it"
+        )
+    return STATEMENT_QUESTIONS if questions is None else read_questions(questions)
 
 
 def compare_chains(settings: DemoSettings, console: Console) -> None:
@@ -96,12 +115,13 @@ def compare_chains(settings: DemoSettings, console: Console) -> None:
         _import_all(settings.framework)
     _warn_of_others(others, console)
     dtype = choose_dtype(settings.dtype, "vllm", phases)
-    if settings.model == DEMO_MODEL:
-        with phases.waiting(f"Preparing the model {DEMO_MODEL_NAME}"):
-            model, form = str(demo_model()), CHATML
-    else:
-        model = settings.model
-        form = form_of_model(model, INSTRUCTION.format(about="about Python"))
+    if settings.corpus:
+        folder_sources(settings.corpus)  # raises before anything starts
+    model, form = prepare_model(settings.model, "vllm", phases)
+    if not settings.corpus:
+        form = PromptForm(
+            form.before.replace(ASK_INSTRUCTION, ABOUT_PYTHON), form.between, form.after
+        )
     token_bytes = _token_bytes(model, dtype)
     device_bytes = ByteSize(DEVICE_TOKENS * token_bytes)
     stock_settings = StockSettings(model, dtype, CONTEXT_TOKENS, device_bytes, settings.max_tokens)
@@ -112,12 +132,14 @@ def compare_chains(settings: DemoSettings, console: Console) -> None:
             )
         with phases.waiting("Loading the embedding model"):
             embedder = embedding.load_embedder()
-        index, warmed, prefill_s = _index_and_prefill(engine, form, embedder, phases, console)
+        index, warmed, prefill_s = _index_and_prefill(
+            engine, form, embedder, settings, phases, console
+        )
         store = build_langchain_store(index, embedder)
         stock.search(store, form)
         chains = [stock, *_ragcache_chains(engine, index, embedder, store, form, settings)]
         _explain(engine, console)
-        questions = STATEMENT_QUESTIONS[: settings.questions]
+        questions = settings.questions
         others = OthersWatch()
         with phases.timed(f"{len(questions)} questions, each to all three"):
             new = ask_round(NEW, chains, questions, console)
@@ -273,27 +295,54 @@ def _index_and_prefill(
     engine: RAGCacheEngine,
     form: PromptForm,
     embedder: Embedder,
+    settings: DemoSettings,
     phases: Phases,
     console: Console,
 ) -> tuple[PassageIndex, Warmed, float]:
-    """Return the index, what prefilling its passages computed, and the seconds that it took."""
-    sources = python_topics(STATEMENTS)
-    with phases.waiting("Indexing Python's help topics on statements") as done:
-        updated = update_index(
-            cache_home() / "demo" / "index", sources, embedder, done, PASSAGE_TOKENS
-        )
-    index = updated.index
-    title = f"Prefilling its {len(index.passages)} passages"
+    """Return the index, what prefilling its passages computed, and the seconds that it took.
+
+    Of a user's folder only the passages that the questions find are prefilled.
+    """
+    if settings.corpus:
+        sources = folder_sources(settings.corpus)
+        index = load_corpus_index(settings.corpus, sources, embedder, phases)
+        passages = _found_passages(index, embedder, settings.questions)
+    else:
+        with phases.waiting("Indexing Python's help topics on statements") as done:
+            index = update_index(
+                cache_home() / "demo" / "index",
+                python_topics(STATEMENTS),
+                embedder,
+                done,
+                PASSAGE_TOKENS,
+            ).index
+        passages = index.passages
+    title = f"Prefilling {len(passages)} passages"
     with phases.waiting(title) as done:
-        documents = [as_document(passage) for passage in index.passages]
-        warmed = warm_corpus(engine, documents, corpus_of(index), form, done=done)
+        warmed = warm_corpus(
+            engine,
+            [as_document(passage) for passage in passages],
+            corpus_of(index),
+            form,
+            among=[as_document(passage) for passage in index.passages],
+            done=done,
+        )
     console.print(
-        f"  {updated.embedded} passages embedded; {warmed.computed_tokens:,} of {warmed.prompt_tokens:,} "
+        f"  {warmed.computed_tokens:,} of {warmed.prompt_tokens:,} "
         f"tokens computed, the others found: each passage alone, for exact reuse, and behind its nearest "
         f"neighbour, to be borrowed",
         highlight=False,
     )
     return index, warmed, phases.seconds[title]
+
+
+def _found_passages(
+    index: PassageIndex, embedder: Embedder, questions: Sequence[str]
+) -> Sequence[Passage]:
+    """Return the passages that these questions find."""
+    vectors = embedder.embed(list(questions))
+    found = {one.id: one for row in vectors for one in index.nearest(row, TOP_K)}
+    return list(found.values())
 
 
 def _ragcache_chains(

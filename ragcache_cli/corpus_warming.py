@@ -18,13 +18,15 @@ def warm_corpus(
     corpus: Corpus,
     form: PromptForm,
     *,
+    among: Sequence[Document] = (),
     progress: bool = False,
     done: Done | None = None,
 ) -> Warmed:
     """Prefill these documents, behind their neighbours if the engine borrows from there.
 
-    corpus: where to look up neighbours. form: what prompts look like. progress: show a bar. done: called
-    with how many documents are prefilled, and how many there are. Raises what RAGCacheEngine.warm raises.
+    corpus: where to look up neighbours. among: all its documents, if only some are prefilled.
+    form: what prompts look like. progress: show a bar. done: called with how many documents are
+    prefilled, and how many there are. Raises what RAGCacheEngine.warm raises.
     """
 
     def prompt_of(question: str, documents: Sequence[Document]) -> str:
@@ -40,7 +42,7 @@ def warm_corpus(
             engine.warm(
                 part,
                 template=prompt_of,
-                corpus=documents,
+                corpus=among or documents,
                 neighbours=corpus,
                 only_missing=True,
                 progress=progress,

@@ -166,7 +166,7 @@ def next_steps(program: str, ratio: float) -> list[str]:
         f'{program} ask "YOUR QUESTION" --corpus FOLDER {anywhere}': "at any position",
         f"{program} calibrate --corpus FOLDER --questions FILE": "which ratio your answers need",
         f"{program} warm --corpus FOLDER {anywhere}": "prefill all of it, onto disk",
-        f"{program} bench --corpus FOLDER --questions FILE": "what it gains, beside vLLM's caches",
+        f"{program} demo --corpus FOLDER --questions FILE": "this comparison",
     }
     return [f"  {command}   # {what}" for command, what in commands.items()]
 

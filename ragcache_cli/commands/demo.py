@@ -13,12 +13,12 @@ from ragcache_cli.commands.argument_types import (
     add_model,
     share,
 )
-from ragcache_cli.questions import STATEMENT_QUESTIONS
 
 SUMMARY = "compare RAGCache with stock vLLM on this machine"
 DESCRIPTION = (
-    "Ask questions about Python through a LangChain chain on stock vLLM, and through the same chain on "
-    "RAGCache: exact, and with documents reused at any position. Compare times and answers."
+    "Ask questions about Python, or your own about your own files, through a LangChain chain on stock "
+    "vLLM, and through the same chain on RAGCache: exact, and with documents reused at any position. "
+    "Compare times and answers."
 )
 DEMO_QUESTIONS = 6
 """One for each order in which three sides can be asked; all in all three minutes on two cores."""
@@ -26,12 +26,19 @@ DEMO_RATIO = 0.1
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--corpus", type=Path, metavar="FOLDER", help="your own files, as in ask")
     parser.add_argument(
         "--questions",
-        type=WholeNumber(len(STATEMENT_QUESTIONS)),
+        type=Path,
+        metavar="FILE",
+        help='a question a line, or {"question": ...}, asked of --corpus',
+    )
+    parser.add_argument(
+        "--first",
+        type=WholeNumber(),
         default=DEMO_QUESTIONS,
         metavar="N",
-        help=f"ask the first N of {len(STATEMENT_QUESTIONS)}, and half of them again (%(default)s)",
+        help="ask the first N questions, and half of them again (%(default)s)",
     )
     parser.add_argument(
         "--framework",
@@ -59,14 +66,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(parsed: argparse.Namespace, console: Console) -> int:
-    from ragcache_cli.chain_comparison import DemoSettings, compare_chains
+    from ragcache_cli.chain_comparison import DemoSettings, compare_chains, questions_about
 
     compare_chains(
         DemoSettings(
             model=parsed.model,
             dtype=parsed.dtype,
             framework=parsed.framework,
-            questions=parsed.questions,
+            corpus=parsed.corpus,
+            questions=questions_about(parsed.corpus, parsed.questions)[: parsed.first],
             max_tokens=parsed.max_tokens,
             recompute_ratio=parsed.recompute_ratio,
             output=parsed.output,

@@ -1,4 +1,4 @@
-"""How benchmarks/compare.py compares exact with approximate reuse: a run without a model, and its report."""
+"""How benchmarks/compare.py compares exact with approximate reuse: a run without a model, its report."""
 
 from __future__ import annotations
 

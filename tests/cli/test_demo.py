@@ -13,6 +13,10 @@ from pathlib import Path
 import pytest
 from demo_lines import foreign_lines
 
+from ragcache_cli.chain_comparison import questions_about
+from ragcache_cli.errors import CommandError
+from ragcache_cli.questions import STATEMENT_QUESTIONS
+
 for module in ("faiss", "langchain_community", "matplotlib", "sentence_transformers", "vllm"):
     pytest.importorskip(module)
 
@@ -32,7 +36,7 @@ def test_two_questions_are_answered_three_ways_and_nothing_else_is_on_the_termin
 ):
     # The test's own settings quieten vLLM; a user has none.
     user = {name: value for name, value in os.environ.items() if name != "VLLM_LOGGING_LEVEL"}
-    command = ["demo", "--questions", "2", "--max-tokens", "6", "--output", str(tmp_path)]
+    command = ["demo", "--first", "2", "--max-tokens", "6", "--output", str(tmp_path)]
     done = subprocess.run(
         [sys.executable, "-m", "ragcache_cli", *command],
         capture_output=True,
@@ -60,3 +64,40 @@ def test_two_questions_are_answered_three_ways_and_nothing_else_is_on_the_termin
     borrowed = [one for one in anywhere["asked"][0]["passages"] if one["borrowed"]]
     assert len(borrowed) == 4
     assert any(one["tier"] for one in borrowed), "they were prefilled before the questions"
+
+
+def test_a_folder_needs_its_questions_and_questions_their_folder(tmp_path: Path):
+    questions = tmp_path / "log.txt"
+    questions.write_text("What about apples?\n\nWhat about pears?\n")
+    assert questions_about(None, None) == STATEMENT_QUESTIONS
+    assert questions_about(tmp_path, questions) == ["What about apples?", "What about pears?"]
+    with pytest.raises(CommandError, match="go together"):
+        questions_about(tmp_path, None)
+
+
+def test_questions_of_ones_own_are_asked_of_ones_own_files(home: Path, tmp_path: Path):
+    corpus = tmp_path / "fruit"
+    corpus.mkdir()
+    for name in ("apples", "pears", "plums", "figs"):
+        (corpus / f"{name}.txt").write_text(
+            f"All that is known about {name}: they grow on trees. " * 9
+        )
+    questions = tmp_path / "log.txt"
+    questions.write_text("Where do apples grow?\nWhere do plums grow?\n")
+    command = ["demo", "--corpus", str(corpus), "--questions", str(questions), "--max-tokens", "6"]
+    done = subprocess.run(
+        [sys.executable, "-m", "ragcache_cli", *command, "--output", str(tmp_path / "out")],
+        capture_output=True,
+        text=True,
+        timeout=580,
+        env={
+            **os.environ,
+            "RAGCACHE_HOME": str(home),
+            "PYTHONPATH": str(Path(__file__).parents[2]),
+        },
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    figures = json.loads((tmp_path / "out" / "demo.json").read_text())
+    stock, exact, anywhere = figures["rounds"][0]["runs"]
+    assert exact["same_answers_as_stock"] == len(stock["asked"]) == 2
+    assert anywhere["reused_share"] > exact["reused_share"]

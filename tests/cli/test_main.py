@@ -163,7 +163,7 @@ def test_an_interrupt_ends_with_130(corpus, capsys, monkeypatch):
 
 @pytest.mark.parametrize(
     "arguments",
-    [[], ["unknown"], ["ask", "Why?"], ["demo", "--questions", "0"], ["demo", "--questions", "99"]],
+    [[], ["unknown"], ["ask", "Why?"], ["demo", "--first", "0"]],
 )
 def test_arguments_that_make_no_sense_end_with_2(arguments, capsys):
     with pytest.raises(SystemExit) as end:

@@ -13,7 +13,7 @@ OURS = (
     r"",
     r"✓ .+",
     r"Other programs t(ake|ook) .+",
-    r"  [\d,]+ passages embedded; [\d,]+ of [\d,]+ tokens computed, .+",
+    r"  [\d,]+ of [\d,]+ tokens computed, .+",
     r"Each question with its \d+ nearest passages\. .+",
     # a question, and what each side answered
     r"\d+/\d+ .+",
@@ -33,7 +33,7 @@ OURS = (
     # the end
     r"(Sooner|Equal|The trade|Written): .+",
     r"With your own files:",
-    r"  \S*(ragcache|python -m ragcache_cli) (ask|calibrate|warm|bench) .+   # .+",
+    r"  \S*(ragcache|python -m ragcache_cli) (ask|calibrate|warm|demo) .+   # .+",
     r"All in all \d+ s\.",
 )
 """All kinds of lines that the demo prints where its output is no terminal and lines do not wrap."""
