@@ -33,9 +33,10 @@ test: lint types ## lint, types, and the tests with the real model, but no whole
 test-all: lint types ## everything that must hold before a merge: whole programs too, such as demo and notebooks (half an hour)
 	@$(PYTHON) -m pytest -n 2 --dist loadgroup
 
+OTHERS := cli integrations benchmarks examples dashboard search serving fleet fleet_serving backends/server test_shown_code.py
 .PHONY: test-quick
-test-quick: $(READY) ## the tests that need no model, in seconds
-	@$(PYTHON) -m pytest -m "not vllm and not fleet"
+test-quick: $(READY) ## cache, prompts, requests, speculation: without a model, frameworks, servers and long plays (two minutes; three without AVX-512)
+	@$(PYTHON) -m pytest -n 2 -q -m "not vllm and not fleet and not slow" $(addprefix --ignore=tests/,$(OTHERS))
 
 .PHONY: test-versions
 test-versions: $(READY) ## the tests on every promised version of vLLM, LangChain and LlamaIndex (long: all tests that load vLLM, for each)

@@ -138,6 +138,7 @@ def _search(engine: RAGCacheEngine, question: Any, provisional: Any, found: Any)
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(door=st.sampled_from(sorted(DOORS)), a=ANYTHING, b=ANYTHING, c=ANYTHING)
+@pytest.mark.slow
 def test_nothing_but_errors_by_name_leaves_the_engine(engine: RAGCacheEngine, door, a, b, c):
     with suppress(RAGCacheError):
         DOORS[door](engine, a, b, c)

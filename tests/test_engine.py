@@ -125,6 +125,7 @@ def test_many_threads_and_tasks_get_the_answers_they_would_get_alone(engine: RAG
     assert asyncio.run(together()) == alone
 
 
+@pytest.mark.slow
 def test_an_engine_dropped_while_its_stream_is_read_goes_on():
     stream = RAGCacheEngine(EngineConfig(model="any", backend="memory")).stream("Still there?")
     gc.collect()

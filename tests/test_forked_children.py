@@ -89,6 +89,7 @@ def test_every_door_tells_a_forked_child_whose_engine_it_is(
 
 
 @pytest.mark.parametrize("lock", ["_log._lock", "_templates._lock"])
+@pytest.mark.slow
 def test_a_lock_that_was_taken_at_the_fork_keeps_no_child_waiting(
     memory_engine: RAGCacheEngine, lock: str
 ):

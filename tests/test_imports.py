@@ -181,6 +181,7 @@ def allowed_for(module: str) -> list[str]:
 @pytest.mark.parametrize(
     "package", ["ragcache_engine", "ragcache_integrations.langchain", "ragcache_cli.main"]
 )
+@pytest.mark.slow
 def test_importing_it_loads_nothing_heavy(package: str):
     if package == "ragcache_integrations.langchain":
         pytest.importorskip("langchain_core")
@@ -320,6 +321,7 @@ def test_a_command_imports_its_implementation_only_when_it_runs():
     assert not {name for name in implementations if not is_below(name, "ragcache_cli.commands")}
 
 
+@pytest.mark.slow
 def test_no_modules_import_one_another_in_a_circle():
     packages = ("ragcache_engine", "ragcache_integrations", "ragcache_cli")
     paths = {name: path for package in packages for name, path in modules(package)}

@@ -32,6 +32,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_a_child_ends_with_a_parent_that_is_killed(tmp_path: Path):
     script = tmp_path / "parent.py"
     script.write_text(SCRIPT)
@@ -105,6 +106,7 @@ if __name__ == "__main__":
 @pytest.mark.parametrize(
     ("block", "said"), [("end_on_interrupt", "gave up"), ("nullcontext", "went on")]
 )
+@pytest.mark.slow
 def test_an_interrupt_ends_the_work_that_it_may_end_and_no_other(
     tmp_path: Path, block: str, said: str
 ):
@@ -116,6 +118,7 @@ def test_an_interrupt_ends_the_work_that_it_may_end_and_no_other(
     assert result.stdout.splitlines() == [said, "the handler before: True"]
 
 
+@pytest.mark.slow
 def test_an_interrupt_ends_the_waiting_of_the_parent_and_not_the_child(tmp_path: Path):
     script = tmp_path / "parent.py"
     script.write_text(INTERRUPTED)

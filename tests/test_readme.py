@@ -82,6 +82,7 @@ def run(code: str, names: dict[str, Any]) -> dict[str, Any]:
     return names
 
 
+@pytest.mark.slow
 def test_the_install_line_brings_what_the_blocks_import():
     _, section = README.read_text(encoding="utf-8").split("\n## Install\n")
     line = INSTALL.search(section.partition("```\n")[2])

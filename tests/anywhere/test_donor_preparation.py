@@ -137,6 +137,7 @@ class Held(MemoryBackend):
                 yield delta
 
 
+@pytest.mark.slow
 def test_what_is_forgotten_while_it_is_asked_is_not_prepared():
     backend = Held()
     config = EngineConfig(

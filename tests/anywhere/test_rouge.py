@@ -13,6 +13,7 @@ WORDS = st.lists(st.sampled_from("abcde"), max_size=12).map(" ".join)
 
 @settings(deadline=None)
 @given(WORDS, WORDS)
+@pytest.mark.slow
 def test_it_is_that_of_rouge_score(said: str, wanted: str):
     scorer = pytest.importorskip("rouge_score.rouge_scorer").RougeScorer(["rougeL"])
     if said or wanted:

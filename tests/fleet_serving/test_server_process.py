@@ -39,6 +39,7 @@ def wait_until_gone(process: int) -> None:
     assert not is_running(process)
 
 
+@pytest.mark.slow
 def test_it_starts_and_stops_and_leaves_nothing():
     server = ServerProcess([str(SERVER)], {})
     server.wait_until_ready(60)
@@ -49,6 +50,7 @@ def test_it_starts_and_stops_and_leaves_nothing():
     assert not Path(server.socket).parent.exists()
 
 
+@pytest.mark.slow
 def test_a_parent_that_is_killed_takes_it_along():
     parent = subprocess.Popen(
         [sys.executable, "-c", PARENT, str(SERVER)], stdout=subprocess.PIPE, text=True

@@ -47,6 +47,7 @@ def grids(draw, rising: bool = False) -> CostProfile:
 
 
 @given(grids())
+@pytest.mark.slow
 def test_at_the_measured_points_it_says_what_was_measured(profile):
     for cached, row in zip(profile.cached_tokens, profile.seconds, strict=True):
         for computed, seconds in zip(profile.computed_tokens, row, strict=True):
@@ -67,6 +68,7 @@ def test_between_the_points_it_is_bilinear(cached, computed, seconds):
 
 
 @given(grids(), st.data())
+@pytest.mark.slow
 def test_between_four_points_it_is_between_their_times(profile, data):
     assume(len(profile.cached_tokens) > 1)
     row = data.draw(st.integers(0, len(profile.cached_tokens) - 2))
@@ -115,6 +117,7 @@ def test_it_is_never_negative(profile, cached, computed):
 
 
 @given(grids(rising=True), st.integers(0, 20_000), st.integers(0, 20_000), st.integers(0, 5000))
+@pytest.mark.slow
 def test_it_never_falls_with_more_to_compute_where_the_measurements_do_not(
     profile, cached, computed, more
 ):
@@ -154,6 +157,7 @@ def test_a_grid_that_cannot_be_is_refused(changes, said):
 
 
 @given(grids())
+@pytest.mark.slow
 def test_what_is_written_is_read_again(profile):
     assert CostProfile.from_json(profile.to_json()) == profile
 

@@ -229,6 +229,7 @@ class AnyCallsInAnyOrder(RuleBasedStateMachine):
 
 
 @pytest.mark.parametrize("policy", EVERY_POLICY)
+@pytest.mark.slow
 def test_invariants_hold_under(policy: str):
     machine = type("Machine", (AnyCallsInAnyOrder,), {"policy": policy})
     machine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)

@@ -348,6 +348,7 @@ class Fairness(RuleBasedStateMachine):
 
 
 TestFairness = Fairness.TestCase
+TestFairness.pytestmark = [pytest.mark.slow]  # type: ignore[attr-defined]
 
 
 def test_one_that_must_wait_for_memory_lets_those_pass_that_need_not():

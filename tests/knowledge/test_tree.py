@@ -426,6 +426,7 @@ class AnyCallsInAnyOrder(RuleBasedStateMachine):
 
 
 @pytest.mark.parametrize("policy", EVERY_POLICY)
+@pytest.mark.slow
 def test_the_tree_keeps_its_invariants_under(policy: str):
     machine = type("Machine", (AnyCallsInAnyOrder,), {"policy": policy})
     machine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

@@ -187,6 +187,7 @@ forms = st.sampled_from([str, str.strip, lambda text: json.dumps(text, ensure_as
 
 @settings(max_examples=400, deadline=None)
 @given(texts=texts, data=st.data())
+@pytest.mark.slow
 def test_whatever_was_retrieved_the_index_changes_no_match(texts: list[str], data: st.DataObject):
     """Texts of few words, so that they occur in each other; the same id may have several texts."""
     log, plain = RetrievalLog(capacity=4), PlainScan(capacity=4)

@@ -36,6 +36,7 @@ def eventually(condition: Callable[[], bool]) -> bool:
 
 
 @pytest.mark.parametrize("leave", ["close", "with", "drop"])
+@pytest.mark.slow
 def test_leaving_a_stream_early_cancels_its_request(engine: RAGCacheEngine, leave: str):
     before = engine.stats().cancelled
     stream = engine.stream(FOR_EVER, options=ENDLESS)

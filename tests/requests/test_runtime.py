@@ -80,6 +80,7 @@ def test_threads_may_race_to_close(stalled_engine: RAGCacheEngine):
         assert not thread.is_alive()
 
 
+@pytest.mark.slow
 def test_a_dropped_engine_closes_itself():
     before = threading.active_count()
     backend = MemoryBackend()
@@ -92,6 +93,7 @@ def test_a_dropped_engine_closes_itself():
     assert threading.active_count() == before
 
 
+@pytest.mark.slow
 def test_a_dropped_engine_is_collected_though_an_import_of_its_backend_keeps_frames(
     monkeypatch: pytest.MonkeyPatch,
 ):

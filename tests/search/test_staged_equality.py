@@ -69,6 +69,7 @@ def unequal(index: Any, questions: Any, settings: list[tuple[Any, int]]) -> list
 
 
 @pytest.mark.parametrize(("factory", "metric", "settings"), IVF)
+@pytest.mark.slow
 def test_ivf_in_slices_ends_as_the_real_search(built, questions, factory, metric, settings):
     index = built(factory, metric, **settings)
     searches = [
@@ -84,6 +85,7 @@ def test_flat_in_row_ranges_ends_as_the_real_search(built, questions, factory, m
 
 
 @pytest.mark.parametrize(("factory", "metric"), HNSW)
+@pytest.mark.slow
 def test_hnsw_after_previews_ends_as_the_real_search(built, questions, factory, metric):
     searches = [
         (faiss.SearchParametersHNSW(efSearch=ef_search), k)
@@ -205,6 +207,7 @@ def test_parameters_of_a_pre_transform_lose_nothing(built, questions):
     assert same(last, index, questions[2], 5, params)
 
 
+@pytest.mark.slow
 def test_a_flat_quantizer_whose_rows_faiss_deals_to_threads(questions, two_threads):
     random = np.random.default_rng(3)
     quantizer = faiss.IndexFlatL2(24)
@@ -225,6 +228,7 @@ def test_a_flat_index_under_several_threads(questions, rows, two_threads):
     assert unequal(index, questions[:50], [(None, 1), (None, 5), (None, 150)]) == []
 
 
+@pytest.mark.slow
 def test_searches_with_different_settings_at_once_do_not_meet(built, questions):
     index = built("OPQ6_24,IVF48,PQ6x4")
     settings = [(nprobe, k) for nprobe in (2, 9, 30, 48) for k in (1, 6)]

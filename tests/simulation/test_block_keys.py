@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -17,6 +18,7 @@ def keys_of(token_ids: list[int], tenant: str | None = None, block_tokens: int =
 
 
 @given(tokens, tokens)
+@pytest.mark.slow
 def test_equal_keys_mean_equal_prefixes(one: list[int], other: list[int]):
     for at, (key, its) in enumerate(zip(keys_of(one), keys_of(other), strict=False), 1):
         assert (key == its) == (one[: 4 * at] == other[: 4 * at])

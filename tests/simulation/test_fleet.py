@@ -34,6 +34,7 @@ def test_documents_routing_finds_more_than_random_and_loads_evenly():
     assert documents.imbalance < 1.5
 
 
+@pytest.mark.slow
 def test_where_replicas_go_some_hits_are_lost_and_later_found_again():
     whole, lost = fleet("documents"), fleet("documents", lost_share=0.1)
     assert lost.lost_replicas == 1
@@ -46,6 +47,7 @@ def test_the_last_replica_never_goes():
     assert fleet("documents", 1, lost_share=0.5).lost_replicas == 0
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_figures():
     assert fleet("two-choices") == fleet("two-choices")
 

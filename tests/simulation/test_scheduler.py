@@ -492,6 +492,7 @@ class AnythingUsersDo(RuleBasedStateMachine):
 
 
 @pytest.mark.parametrize("policy", ["lru", "pgdsf", "halflife"])
+@pytest.mark.slow
 def test_whatever_users_do_nothing_is_lost_or_mixed_up(policy: str):
     machine = type("Machine", (AnythingUsersDo,), {"policy": policy})
     machine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

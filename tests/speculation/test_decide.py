@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -62,6 +63,7 @@ def test_only_wrong_work_ends_and_only_known_documents_are_started_on(
 
 
 @given(documents, st.lists(st.tuples(documents, numbers), max_size=8), st.integers(1, 5))
+@pytest.mark.slow
 def test_whatever_the_stages_said_in_the_end_only_the_final_documents_run(
     final: list[Document], stages: list[tuple[list[Document], int]], most: int
 ):

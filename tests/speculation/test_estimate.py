@@ -81,6 +81,7 @@ def test_more_wrong_guesses_never_gain_more(before: ChainFigures, speed: ModelSp
 
 
 @given(figures, speeds)
+@pytest.mark.slow
 def test_no_more_is_gained_than_there_is_to_hide(before: ChainFigures, speed: ModelSpeed):
     assert expected_gain_s(before, speed, STEP) <= (before.lead_s or 0.0)
 

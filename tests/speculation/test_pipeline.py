@@ -8,6 +8,7 @@ from contextlib import aclosing
 from itertools import count
 from zlib import crc32
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -125,6 +126,7 @@ class World:
 
 @settings(max_examples=150, deadline=None)
 @given(st.lists(actions, min_size=10, max_size=40))
+@pytest.mark.slow
 def test_the_books_balance_and_answers_are_right(acted: list[tuple[object, ...]]):
     async def live() -> None:
         world = World()

@@ -464,6 +464,7 @@ def test_closing_the_engine_ends_what_it_began(engine_on: EngineOn):
         engine.generate("Why?")
 
 
+@pytest.mark.slow
 def test_an_engine_dropped_with_work_nobody_came_for_closes():
     engine = RAGCacheEngine(EngineConfig(model="any", backend="memory", speculation="on"))
     with engine.retrieval("Why?", template=TEMPLATE) as retrieval:
@@ -578,6 +579,7 @@ def searches(number: int) -> list[tuple[str, list[list[Document]]]]:
     ]
 
 
+@pytest.mark.slow
 def test_32_threads_get_the_answers_they_would_get_alone(
     engine: RAGCacheEngine, alone: RAGCacheEngine
 ):
@@ -593,6 +595,7 @@ def test_32_threads_get_the_answers_they_would_get_alone(
     assert eventually(lambda: engine.stats().running == 0)
 
 
+@pytest.mark.slow
 def test_200_tasks_get_the_answers_they_would_get_alone(
     engine: RAGCacheEngine, backend: MemoryBackend, alone: RAGCacheEngine
 ):

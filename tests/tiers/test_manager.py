@@ -1551,6 +1551,7 @@ class AnythingVLLMDoes(RuleBasedStateMachine):
 
 
 @pytest.mark.parametrize("policy", ["lru", "pgdsf", "halflife", "s3fifo", "arc"])
+@pytest.mark.slow
 def test_whatever_vllm_does_nothing_is_lost_or_mixed_up(policy: str):
     machine = type("Machine", (AnythingVLLMDoes,), {"policy": policy})
     machine.TestCase.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)

@@ -174,6 +174,7 @@ def test_more_bytes_than_the_server_takes_are_refused_by_name():
         assert engine.generate("Why?").text == "You asked: Why?"
 
 
+@pytest.mark.slow
 def test_a_server_that_is_full_says_so_and_takes_the_next_one_when_there_is_room():
     is_free = threading.Event()
 
@@ -280,6 +281,7 @@ def test_an_engine_finds_its_server_again_after_the_server_was_started_anew():
             assert engine.generate("Back?").text == "You asked: Back?"
 
 
+@pytest.mark.slow
 def test_only_operators_forget_clear_and_see_the_counters():
     tides = Document("tides", "They follow the moon. " * 20)
     with serve(MemoryBackend()) as server:

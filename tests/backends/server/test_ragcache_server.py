@@ -93,6 +93,7 @@ class Slow(Recording):
             yield delta
 
 
+@pytest.mark.slow
 def test_a_server_that_shows_signs_of_life_is_waited_for(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(routes, "ALIVE_S", 0.05)
     backend = Slow()

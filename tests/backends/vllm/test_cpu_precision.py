@@ -27,6 +27,7 @@ def seconds(dtype: torch.dtype) -> float:
     return min(taken)
 
 
+@pytest.mark.slow
 def test_a_cpu_is_called_slow_if_a_product_in_bfloat16_is():
     slowdown = seconds(torch.bfloat16) / seconds(torch.float32)
     if slowdown > SURELY_SLOW or slowdown < SURELY_NOT:

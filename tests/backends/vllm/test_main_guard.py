@@ -38,6 +38,7 @@ def run(folder: Path, body: str, *command: str) -> subprocess.CompletedProcess[s
         f"if True:\n    {CALL}",
     ],
 )
+@pytest.mark.slow
 def test_an_unguarded_script_is_told_so(tmp_path: Path, body: str):
     done = run(tmp_path, body)
     assert done.returncode == 1
@@ -54,14 +55,17 @@ def test_an_unguarded_script_is_told_so(tmp_path: Path, body: str):
         f"import threading\nt = threading.Thread(target={CALL[:-2]})\nt.start()\nt.join()",
     ],
 )
+@pytest.mark.slow
 def test_other_scripts_pass(tmp_path: Path, body: str):
     assert run(tmp_path, body).stdout == "passed\n"
 
 
+@pytest.mark.slow
 def test_code_from_the_command_line_passes(tmp_path: Path):
     assert run(tmp_path, "", "-c", f"{IMPORT}{CALL}\nprint('passed')").stdout == "passed\n"
 
 
+@pytest.mark.slow
 def test_an_asynchronous_start_is_told_so_on_whichever_thread_it_loads(tmp_path: Path):
     wheel = installed_vllm()
     if wheel is None or not wheel.is_cpu:

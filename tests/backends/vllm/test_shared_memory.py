@@ -66,6 +66,7 @@ sys.stdin.read()
 
 
 @pytest.mark.parametrize("namespace", [(), ("unshare", "--pid", "--fork", "--kill-child")])
+@pytest.mark.slow
 def test_the_memory_of_a_living_engine_stays_even_of_one_in_another_container(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, namespace: tuple[str, ...]
 ):

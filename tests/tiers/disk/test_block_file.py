@@ -101,6 +101,7 @@ def test_a_byte_changed_anywhere_is_found_out(path: Path):
 @settings(
     max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
+@pytest.mark.slow
 def test_no_damage_gives_other_content(tmp_path: Path, damage: st.DataObject):
     path = tmp_path / f"{NAME}.kv"
     write(path, CONTENT, "d1")
@@ -206,6 +207,7 @@ def test_marks_stand_for_documents_and_do_not_name_them():
     assert "a secret" not in document_mark("a secret")
 
 
+@pytest.mark.slow
 def test_many_processes_may_write_one_block_at_once(path: Path):
     """What is read meanwhile is one of the blocks written, from its first byte to its last."""
     program = (

@@ -156,6 +156,7 @@ def live(folder: Path, steps: list[Step], dies_at: int, process: int) -> tuple[b
     return False, forgotten
 
 
+@pytest.mark.slow
 def test_a_process_may_die_at_any_system_call(tmp_path: Path):
     call = 0
     has_died = True

@@ -497,6 +497,7 @@ def is_running(process: int) -> bool:
     return True
 
 
+@pytest.mark.slow
 def test_a_folder_whose_writers_are_killed_at_any_moment_stays_loadable(tmp_path: Path):
     chance = random.Random(7)
     found_unfinished = 0

@@ -27,6 +27,7 @@ def run(what: str, inherited: object) -> None:
     assert process.exitcode == 0
 
 
+@pytest.mark.slow
 def test_only_the_process_that_inherits_the_file_writes_to_it(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ):
@@ -51,6 +52,7 @@ def test_afterwards_processes_start_as_before(tmp_path: Path):
     assert (spawn.get_executable(), dict(os.environ)) == before
 
 
+@pytest.mark.slow
 def test_two_engines_that_start_at_once_leave_nothing_behind(tmp_path: Path):
     before = spawn.get_executable()
     with redirecting_from_the_start(tmp_path / "first", 77):
