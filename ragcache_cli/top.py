@@ -127,8 +127,8 @@ def _sources(seen: Observation, recent: list[Interval] | None) -> Table:
     total = prompt_tokens(counters, seen.approximate_tokens)
     tokens = {tier: getattr(counters, f"{tier}_tokens") for tier in TIERS} | {
         BORROWED: seen.approximate_tokens,
-        "recomputed": counters.mended_tokens,
-        "computed": counters.computed_tokens - counters.mended_tokens,
+        "recomputed": counters.recomputed_tokens,
+        "computed": counters.computed_tokens - counters.recomputed_tokens,
     }
     for source, count in tokens.items():
         share = _share(count, total)

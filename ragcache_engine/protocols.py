@@ -220,7 +220,7 @@ class Backend(Protocol):
         The guess may have ended already.
         """
 
-    async def use_held(self, requests: Sequence[BackendRequest]) -> list[bool]:
+    async def touch_if_cached(self, requests: Sequence[BackendRequest]) -> list[bool]:
         """Return for each request whether all that it would leave in the cache is in some tier already.
 
         That counts as a use of those requests' documents. False where a backend cannot tell. Raises

@@ -205,7 +205,7 @@ class RunningSystem:
             "evicted": dict(stats.tiers.evicted),
             "loaded_bytes": stats.tiers.loaded_bytes,
             "stored_bytes": stats.tiers.stored_bytes,
-            "recomputed": stats.tiers.recomputed,
+            "recomputed": stats.tiers.recomputed_blocks,
             "speculations": stats.speculation.started,
             "wasted_prefill_tokens": stats.speculation.wasted_prefill_tokens,
         }

@@ -56,8 +56,8 @@ class ForwardingBackend:
     def counters(self) -> Counters:
         return self.inner.counters()
 
-    async def use_held(self, requests: Sequence[BackendRequest]) -> list[bool]:
-        return await self.inner.use_held(requests)
+    async def touch_if_cached(self, requests: Sequence[BackendRequest]) -> list[bool]:
+        return await self.inner.touch_if_cached(requests)
 
     async def snapshot(self, documents: int) -> TreeSnapshot | None:
         return await self.inner.snapshot(documents)

@@ -67,7 +67,7 @@ def _compare(before: Observation, after: Observation) -> Interval:
         for source in SOURCES
     }
     borrowed = max(0, after.approximate_tokens - before.approximate_tokens)
-    recomputed = new.mended_tokens - old.mended_tokens
+    recomputed = new.recomputed_tokens - old.recomputed_tokens
     total = sum(more.values()) + new.computed_tokens - old.computed_tokens + borrowed
     return Interval(
         after.at,

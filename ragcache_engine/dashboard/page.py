@@ -113,7 +113,7 @@ def show_figures(seen: Observation, intervals: Sequence[Interval]) -> list[Any]:
         _figure(
             BORROWED,
             share(seen.approximate_tokens),
-            f"{counters.mended_tokens:,} tokens recomputed",
+            f"{counters.recomputed_tokens:,} tokens recomputed",
         ),
         _figure("first token", _median_ttft(seen.requests), "median of the last requests"),
         _figure("running", _number(seen.running), f"{_number(seen.waiting)} waiting"),

@@ -8,7 +8,7 @@
 | holdings.py | what each replica holds, as far as it is known |
 | balance.py | how much a replica may have to do for the sake of a hit |
 | documents.py | routing by documents |
-| peers.py | what it is compared with: random, two choices, the longest prefix |
+| baselines.py | what it is compared with: random, two choices, the longest prefix |
 | routing.py | the verbs all routings have, and their names |
 """
 

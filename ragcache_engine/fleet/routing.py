@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from ragcache_engine.fleet.baselines import LongestPrefix, RandomRouting, TwoChoices
 from ragcache_engine.fleet.documents import DocumentsRouting
 from ragcache_engine.fleet.path import RoutingPath
-from ragcache_engine.fleet.peers import LongestPrefix, RandomRouting, TwoChoices
 
 ROUTINGS = ("documents", "random", "two-choices", "prefix")
 """The names of the routings; the first one is the default."""

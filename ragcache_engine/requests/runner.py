@@ -17,7 +17,7 @@ from ragcache_engine.protocols import Backend, BackendRequest, Delta
 from ragcache_engine.requests.retry import Heartbeat, run_with_retry
 from ragcache_engine.requests.streams import START, Item
 from ragcache_engine.speculation import Pipeline
-from ragcache_engine.tiers.borrowing.plan import PASSING
+from ragcache_engine.tiers.borrowing.plan import TRANSIENT_REASONS
 from ragcache_engine.values import CachedTokens, Piece, SpeculationOutcome, Usage
 
 logger = logging.getLogger(__name__)
@@ -265,7 +265,7 @@ def _describe_reuse(delta: Delta, *, is_resumed: bool) -> dict[str, Any]:
       died with it.
     """
     reuse = delta.reuse
-    if reuse is None and is_resumed and delta.why_exact in PASSING:
+    if reuse is None and is_resumed and delta.why_exact in TRANSIENT_REASONS:
         return {"has_lost_attempt": True}
     if reuse is None:
         return {"why_exact": delta.why_exact}

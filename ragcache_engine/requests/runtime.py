@@ -149,13 +149,13 @@ class Runtime:
         self._require_not_closing()
         return self._thread.submit(self._upkeep.forget(document_ids))
 
-    def use_held(self, requests: Sequence[BackendRequest]) -> Future[list[bool]]:
+    def touch_if_cached(self, requests: Sequence[BackendRequest]) -> Future[list[bool]]:
         """Begin to look up which requests some tier holds whole.
 
-        The future raises what CacheUpkeep.use_held does.
+        The future raises what CacheUpkeep.touch_if_cached does.
         """
         self._require_not_closing()
-        return self._thread.submit(self._upkeep.use_held(requests))
+        return self._thread.submit(self._upkeep.touch_if_cached(requests))
 
     def stats(self) -> CacheStats:
         """Return all of the engine's counters, as of now. Raises EngineInOtherProcess."""

@@ -50,12 +50,14 @@ class CacheUpkeep:
         self.changes += 1
         logger.info("%d documents were forgotten", len(document_ids))
 
-    async def use_held(self, requests: Sequence[BackendRequest]) -> list[bool]:
+    async def touch_if_cached(self, requests: Sequence[BackendRequest]) -> list[bool]:
         """Return which of these requests some tier holds whole, and count a use of their documents.
 
         Raises RequestTimedOut, EngineDied or EngineClosed.
         """
-        return await self._end_when_silent(self._backend.use_held(requests), "look up documents")
+        return await self._end_when_silent(
+            self._backend.touch_if_cached(requests), "look up documents"
+        )
 
     async def snapshot(self, documents: int) -> TreeSnapshot | None:
         """Return the knowledge tree as of now. Raises RequestTimedOut, EngineDied or EngineClosed."""

@@ -130,9 +130,9 @@ class SimulatedDevice:
         """Return a request's cached tokens over those to compute, as of now; see ReorderQueue."""
         return self.manager.cached_ratio(request.name)
 
-    def glance_at_ratio(self, request: SimulatedRequest) -> float | None:
+    def estimate_cached_ratio(self, request: SimulatedRequest) -> float | None:
         """Return about what `cached_ratio` does, and keep nothing for it."""
-        return self.manager.glance_at_ratio(request.name)
+        return self.manager.estimate_cached_ratio(request.name)
 
     def admit(self, request: SimulatedRequest, most_tokens: int) -> Admission:
         """Try to give a waiting request its device memory.
@@ -335,11 +335,11 @@ class SimulatedDevice:
         for at in range(first, len(request.keys)):
             key = request.keys[at]
             found = lookup(request.name, key)
-            if found is Presence.AWAY:
+            if found is Presence.MISS:
                 break
             hits += 1
             # Another request loads the block already: it will be on the device soon.
-            is_coming |= found is Presence.COMING or key in self._being_loaded
+            is_coming |= found is Presence.HIT_PENDING or key in self._being_loaded
         return None if is_coming else hits
 
     def _missing_blocks(self, request: SimulatedRequest, upto: int) -> int:

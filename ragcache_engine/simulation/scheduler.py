@@ -42,7 +42,7 @@ class Scheduler:
         self._decode_s = decode_s
         self._step_tokens = step_tokens
         self._waiting: ReorderQueue[SimulatedRequest] = ReorderQueue(
-            device.cached_ratio, reorder_window, glance=device.glance_at_ratio
+            device.cached_ratio, reorder_window, glance=device.estimate_cached_ratio
         )
         self._awaiting_copies: list[SimulatedRequest] = []  # in the order in which they came
         self._running: list[SimulatedRequest] = []  # in the order in which they were admitted

@@ -70,11 +70,11 @@ class TierCounters:
     written_bytes, read_bytes: copied from the host to the disk, and back.
     missing, damaged: blocks whose file on disk was gone, or unusable and so removed.
     unwritten: blocks that the disk did not take.
-    recomputed: cached blocks that were computed again, as that was quicker than loading them.
+    recomputed_blocks: cached blocks that were computed again, as that was quicker than loading them.
     donor_tokens: tokens computed for donors, from which other prompts borrow.
     borrowed_tokens: prompt tokens of finished requests that were borrowed from another context.
-    mended_tokens: tokens of borrowed documents that were computed anew in their new place; they count in
-      computed_tokens.
+    recomputed_tokens: tokens of borrowed documents that were computed anew in their new place; they
+      count in computed_tokens.
     forgotten: documents dropped on request.
     scheduling: requests by how long our part of their scheduling took: one number for each bound in
       SCHEDULING_BUCKETS_S, and one for those above the last bound.
@@ -97,10 +97,10 @@ class TierCounters:
     missing: int = 0
     damaged: int = 0
     unwritten: int = 0
-    recomputed: int = 0
+    recomputed_blocks: int = 0
     donor_tokens: int = 0
     borrowed_tokens: int = 0
-    mended_tokens: int = 0
+    recomputed_tokens: int = 0
     forgotten: int = 0
     scheduling: tuple[int, ...] = (0,) * (len(SCHEDULING_BUCKETS_S) + 1)
     scheduling_s: float = 0.0
@@ -127,10 +127,10 @@ class Counters:
     missing: int = 0
     damaged: int = 0
     unwritten: int = 0
-    recomputed: int = 0
+    recomputed_blocks: int = 0
     donor_tokens: int = 0
     borrowed_tokens: int = 0
-    mended_tokens: int = 0
+    recomputed_tokens: int = 0
     forgotten: int = 0
     scheduling: list[int] = field(default_factory=lambda: [0] * (len(SCHEDULING_BUCKETS_S) + 1))
     scheduling_s: float = 0.0

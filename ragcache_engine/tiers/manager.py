@@ -41,9 +41,9 @@ longer. Then it computes what has not come."""
 class Presence(Enum):
     """Whether the host tier can give a block."""
 
-    HERE = auto()
-    COMING = auto()  # it is being copied into the host
-    AWAY = auto()
+    HIT = auto()
+    HIT_PENDING = auto()  # it is being copied into the host
+    MISS = auto()
 
 
 class CacheManager(Generic[B]):
@@ -151,7 +151,7 @@ class CacheManager(Generic[B]):
         guess: the id that adopts it; None if it is no guess. donors: the prompts from which it borrows;
           its own prompt then ends where borrowing begins. is_donor: whether it only fetches a donor.
         """
-        self._forget_what_others_forgot()  # after a pause, vLLM looks up before it takes a step
+        self._apply_tombstones()  # after a pause, vLLM looks up before it takes a step
         request = TrackedRequest(name, prompt, guess, donors=donors, is_donor=is_donor)
         self._requests.add(request)
         if self._requests.pinned < self._protect:
@@ -180,7 +180,7 @@ class CacheManager(Generic[B]):
         self._protect_path(request)
         return self._weigh(request, self._count_leading(request.nodes))
 
-    def glance_at_ratio(self, name: str) -> float | None:
+    def estimate_cached_ratio(self, name: str) -> float | None:
         """Return about what `cached_ratio` does, but pin nothing and read nothing from disk for it.
 
         Of documents that are partly cached only those that are pinned count.
@@ -246,13 +246,13 @@ class CacheManager(Generic[B]):
             return True
         return self._pool.cached_block(key) is not None
 
-    def use_if_held(self, prompts: Sequence[Prompt]) -> bool:
+    def touch_if_cached(self, prompts: Sequence[Prompt]) -> bool:
         """Count a use of these prompts' documents if every block to be kept of them is in some tier.
 
         Files that earlier processes left count as held, and the tree decides over them from now on.
         Returns False, and counts nothing, if a block is missing.
         """
-        self._forget_what_others_forgot()
+        self._apply_tombstones()
         asked = [
             TrackedRequest(f"looked up {place}", prompt) for place, prompt in enumerate(prompts)
         ]
@@ -274,14 +274,14 @@ class CacheManager(Generic[B]):
         request = self._requests.get(name)
         found = self.index.owner(key)
         if request is None or found is None:
-            return Presence.AWAY
+            return Presence.MISS
         node, at = found
         if at >= node.resident[HOST]:
-            return Presence.AWAY
+            return Presence.MISS
         place = node.end // self.block_tokens - node.blocks + at
         if place >= request.device_blocks + request.load_blocks:
-            return Presence.AWAY  # computing it is quicker
-        return Presence.COMING if self.index.host.is_filling(key) else Presence.HERE
+            return Presence.MISS  # computing it is quicker
+        return Presence.HIT_PENDING if self.index.host.is_filling(key) else Presence.HIT
 
     def record_admission(self, name: str, loaded_tokens: int, now_s: float) -> None:
         """Note that the request has its device memory, and how many tokens are being loaded into it.
@@ -347,7 +347,7 @@ class CacheManager(Generic[B]):
                 borrowed = sum(reuse.borrowed_by_tier.values())
                 self.counters.borrowed_tokens += borrowed
                 self.counters.computed_tokens -= borrowed
-                self.counters.mended_tokens += reuse.recomputed_tokens
+                self.counters.recomputed_tokens += reuse.recomputed_tokens
             if request.is_donor:
                 pass  # those who borrow count as uses of its documents
             elif request.guess is None:
@@ -408,7 +408,7 @@ class CacheManager(Generic[B]):
         self._host.step()
         if self._disk.is_attached:
             self._disk.collect()
-            self._forget_what_others_forgot()
+            self._apply_tombstones()
         if self._watch.is_looking:
             self._watch.advance()
 
@@ -454,7 +454,7 @@ class CacheManager(Generic[B]):
         """Empty the host. Copies to and from the device that still run will not be reported."""
         self._host.clear()
 
-    def _forget_what_others_forgot(self) -> None:
+    def _apply_tombstones(self) -> None:
         """Forget what other engines on the disk's folder have forgotten lately."""
         if times := self._disk.take_forgotten():
             named = {document_mark(document): document for document in self.index.documents()}
@@ -638,7 +638,7 @@ class CacheManager(Generic[B]):
         counters.host_tokens += tokens[Tier.HOST]
         counters.disk_tokens += tokens[Tier.DISK]
         counters.computed_tokens += request.prompt.tokens - sum(tokens.values())
-        counters.recomputed += request.passed_over_blocks
+        counters.recomputed_blocks += request.passed_over_blocks
         counters.add_scheduling(request.scheduling_s)
 
     # -- checking ----------------------------------------------------------------------------------

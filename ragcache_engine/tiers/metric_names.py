@@ -62,7 +62,7 @@ PLAIN_COUNTS = {
     "written_bytes": Metric("ragcache_disk_written_bytes", "Bytes written from host to disk."),
     "read_bytes": Metric("ragcache_disk_read_bytes", "Bytes read from disk to host."),
     "refused": Metric("ragcache_refused_blocks", "Blocks that the host holds better ones than."),
-    "recomputed": Metric(
+    "recomputed_blocks": Metric(
         "ragcache_recomputed_blocks", "Cached blocks computed, as that was quicker than loading."
     ),
     "missing": Metric("ragcache_disk_missing_blocks", "Blocks whose file was gone."),
@@ -70,8 +70,8 @@ PLAIN_COUNTS = {
         "ragcache_disk_damaged_blocks", "Blocks whose file was unusable, and removed."
     ),
     "unwritten": Metric("ragcache_disk_unwritten_blocks", "Blocks the disk tier did not take."),
-    "mended_tokens": Metric(
-        "ragcache_mended_tokens",
+    "recomputed_tokens": Metric(
+        "ragcache_recomputed_tokens",
         "Recomputed tokens of borrowed documents; they count as computed too.",
     ),
     "donor_tokens": Metric(

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+from ragcache_engine.tiers.bloom_filter import BloomFilter
 from ragcache_engine.tiers.counters import BlocksByTier, DiskState
-from ragcache_engine.tiers.document_sketch import DocumentSketch
 from ragcache_engine.tiers.provenance import TracedDocument
 
 MOST_DOCUMENTS = 500
@@ -96,7 +96,7 @@ class TreeSnapshot:
     capacity: BlocksByTier = field(default_factory=BlocksByTier)
     block_tokens: int = 0
     requests: tuple[ServedRequest, ...] = ()
-    sketch: DocumentSketch | None = None
+    sketch: BloomFilter | None = None
     age_s: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
@@ -124,7 +124,7 @@ class TreeSnapshot:
         read["requests"] = tuple(map(ServedRequest.from_dict, content["requests"]))
         read["disk"] = DiskState(content["disk"])
         sketch = content.get("sketch")
-        read["sketch"] = DocumentSketch.from_text(sketch) if sketch else None
+        read["sketch"] = BloomFilter.from_text(sketch) if sketch else None
         for name in _BY_TIER:
             read[name] = BlocksByTier(*content[name])
         return cls(**read)

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Iterator
 from heapq import heappush, heappushpop
 
 from ragcache_engine.knowledge import Node
+from ragcache_engine.tiers.bloom_filter import BloomFilter
 from ragcache_engine.tiers.counters import BlocksByTier
-from ragcache_engine.tiers.document_sketch import DocumentSketch
 from ragcache_engine.tiers.tree_snapshot import MOST_DOCUMENTS, DocumentBlocks
 
 SLICE_NODES = 500
@@ -43,7 +43,7 @@ class TreeWatch:
         self.documents: tuple[DocumentBlocks, ...] = ()
         self.others = 0
         self.other_blocks = self.unnamed_blocks = BlocksByTier()
-        self.sketch: DocumentSketch | None = None
+        self.sketch: BloomFilter | None = None
         self._seen_at: float | None = None  # when the last complete pass began
 
     @property
@@ -80,7 +80,7 @@ class TreeWatch:
         unnamed = sums.pop((), [0] * 5)
         largest: list[tuple[int, tuple[str, ...], _Sums]] = []
         others = [0] * 5
-        sketch = DocumentSketch(len(sums)) if len(sums) > MOST_DOCUMENTS else None
+        sketch = BloomFilter(len(sums)) if len(sums) > MOST_DOCUMENTS else None
         for at, (names, of_document) in enumerate(sums.items(), start=1):
             item = (sum(of_document[:3]), names, of_document)
             if len(largest) < MOST_DOCUMENTS:

@@ -58,7 +58,7 @@ class Prefiller:
         )
         return replace(prepared, request=replace(prepared.request, makes_donors=True))
 
-    def find_held(self, requests: Sequence[PreparedRequest]) -> list[bool]:
+    def touch_if_cached(self, requests: Sequence[PreparedRequest]) -> list[bool]:
         """Return which requests need not run, as some tier holds all that they would compute.
 
         Raises RequestTimedOut or EngineClosed.
@@ -66,7 +66,7 @@ class Prefiller:
         if not self._only_missing:
             return [False] * len(requests)
         try:
-            return self._runtime.use_held([one.request for one in requests]).result()
+            return self._runtime.touch_if_cached([one.request for one in requests]).result()
         except EngineDied:
             return [False] * len(requests)  # running them restarts the model
 
@@ -113,7 +113,7 @@ def prefill_all(prefills: Sequence[Prefill], prefiller: Prefiller, *, progress: 
         for start in range(0, len(prefills), LOOKED_UP_AT_ONCE):
             part = prefills[start : start + LOOKED_UP_AT_ONCE]
             requests = [prefiller.prepare(one) for one in part]
-            held = prefiller.find_held(requests)
+            held = prefiller.touch_if_cached(requests)
             for request, is_held in zip(requests, held, strict=True):
                 if is_held:
                     warmed = warmed.after_held(len(request.request.tokens))
@@ -138,7 +138,7 @@ async def prefill_all_async(
             nonlocal warmed
             while not missing and (part := list(islice(waiting, LOOKED_UP_AT_ONCE))):
                 requests = await asyncio.to_thread(lambda: [prefiller.prepare(one) for one in part])
-                held = await asyncio.to_thread(prefiller.find_held, requests)
+                held = await asyncio.to_thread(prefiller.touch_if_cached, requests)
                 for request, is_held in zip(requests, held, strict=True):
                     if is_held:
                         warmed = warmed.after_held(len(request.request.tokens))

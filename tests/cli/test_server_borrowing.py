@@ -112,7 +112,7 @@ def test_requests_with_segments_borrow_and_exact_ones_do_not(
         assert (d1.cached.device, d1.borrowed.total) == (96, 0)
         # With the same plan as before, all but its last token was on the device.
         assert (d2.borrowed.device, d2.recomputed, d2.computed_tokens) == (99, 1, 1)
-        assert seen.counters.mended_tokens == 27
+        assert seen.counters.recomputed_tokens == 27
         exact = ask(port, demo_model, {"segments": segments, "exact": True})
         assert "reuse" not in exact
         assert "exact" in exact["why_exact"]

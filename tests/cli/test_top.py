@@ -18,7 +18,7 @@ from ragcache_engine.values import CachedTokens
 
 def seen(at: float, device: int, computed: int, mended: int = 0, **more: object) -> Observation:
     counters = TierCounters(
-        mended_tokens=mended,
+        recomputed_tokens=mended,
         ended=int(at),
         device_tokens=device,
         computed_tokens=computed,

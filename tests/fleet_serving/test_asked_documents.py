@@ -9,8 +9,8 @@ import pytest
 from ragcache_engine.fleet_serving.asked_documents import SETTLED_S, AskedDocuments
 from ragcache_engine.fleet_serving.request_paths import NOTHING
 from ragcache_engine.fleet_serving.wire import FleetRequest
+from ragcache_engine.tiers.bloom_filter import BloomFilter
 from ragcache_engine.tiers.counters import BlocksByTier
-from ragcache_engine.tiers.document_sketch import DocumentSketch
 from ragcache_engine.tiers.tree_snapshot import DocumentBlocks, TreeSnapshot
 
 TREE = TreeSnapshot(
@@ -45,7 +45,7 @@ def test_documents_are_gone_once_they_are_in_no_fast_tier():
 
 
 def test_a_large_tree_tells_of_its_smaller_documents_by_a_sketch():
-    sketch = DocumentSketch(1000)
+    sketch = BloomFilter(1000)
     sketch.add("small")
     tree = replace(TREE, other_documents=600, sketch=sketch)
     asked = answered("held", "small", "on disk", "gone")

@@ -601,10 +601,10 @@ class VLLM:
         hits, is_pending = 0, False
         for key in keys:
             presence = self.cache.lookup(request.name, key)
-            if presence is Presence.AWAY:
+            if presence is Presence.MISS:
                 break
             hits += 1
-            is_pending |= presence is Presence.COMING
+            is_pending |= presence is Presence.HIT_PENDING
         being_loaded = {key for job in self.jobs if not job.is_store for key in job.keys}
         if is_pending or not being_loaded.isdisjoint(keys[:hits]):
             return None
@@ -783,8 +783,8 @@ def test_what_some_tier_holds_whole_is_found_and_counts_as_used():
     for host in (None, False, True):  # on the device; in the host; on disk alone
         if host is not None:
             vllm.reset(host=host)
-        assert vllm.cache.use_if_held([prompt])
-        assert not vllm.cache.use_if_held([prompt, other])
+        assert vllm.cache.touch_if_cached([prompt])
+        assert not vllm.cache.touch_if_cached([prompt, other])
     assert {node.uses for node in vllm.nodes() if max(node.resident)} == {4}
     vllm.check_at_rest()
     assert [sources(told) for told in vllm.run(vllm.arrive("S", "A", "D"))] == [(0, 0, 24)]
@@ -794,7 +794,7 @@ def test_what_lacks_a_block_is_not_held():
     vllm = VLLM()
     vllm.run(vllm.arrive("S", "A"))
     uses = {node: node.uses for node in vllm.nodes()}
-    assert not vllm.cache.use_if_held([vllm.describe("S", "A", "D")[1]])
+    assert not vllm.cache.touch_if_cached([vllm.describe("S", "A", "D")[1]])
     assert {node: node.uses for node in vllm.nodes()} == uses
     vllm.check_at_rest()
 
@@ -805,7 +805,7 @@ def test_files_of_an_earlier_life_that_were_looked_up_belong_to_the_tree():
     vllm = VLLM(disk=100)
     vllm.disk.files.update(earlier.disk.files)
     prompt = vllm.describe("S", "A", "D")[1]
-    assert vllm.cache.use_if_held([prompt])
+    assert vllm.cache.touch_if_cached([prompt])
     assert all(map(vllm.cache.knows_file, prompt.file_names))
     vllm.check_at_rest()
 
@@ -830,7 +830,7 @@ def test_copies_slower_than_computing_are_not_made():
     vllm.run(vllm.arrive("S", "A", "D"))
     vllm.reset(host=False)
     assert [sources(told) for told in vllm.run(vllm.arrive("S", "A", "D"))] == [(0, 0, 0)]
-    assert vllm.cache.counters.recomputed == 6
+    assert vllm.cache.counters.recomputed_blocks == 6
 
 
 def test_the_step_of_others_that_a_load_waits_for_does_not_speak_against_the_next():
@@ -944,9 +944,9 @@ def test_a_document_forgotten_while_it_was_computed_is_not_held_whole():
     vllm.cache.forget(["D"])
     for _ in range(3):
         vllm.schedule()
-        assert not vllm.cache.use_if_held([prompt]), "it has the last blocks at most"
+        assert not vllm.cache.touch_if_cached([prompt]), "it has the last blocks at most"
     vllm.run(running)
-    assert not vllm.cache.use_if_held([prompt])
+    assert not vllm.cache.touch_if_cached([prompt])
     vllm.check_at_rest()
 
 
@@ -1409,7 +1409,7 @@ class AnythingVLLMDoes(RuleBasedStateMachine):
     def look_up(self, documents: tuple[str, ...], question: tuple[int, ...]) -> None:
         vllm = self.vllm
         request, prompt = vllm.describe(*documents, question=question)
-        if not vllm.cache.use_if_held([prompt]):
+        if not vllm.cache.touch_if_cached([prompt]):
             return
         self.clock += 1
         for key in request.keys:

@@ -66,7 +66,7 @@ def test_a_model_that_died_is_started_again_and_prefills_all(
     engine_on: Callable[..., RAGCacheEngine],
 ):
     class DiesWhenAsked(MemoryBackend):
-        async def use_held(self, requests: object) -> list[bool]:
+        async def touch_if_cached(self, requests: object) -> list[bool]:
             raise EngineDied("the process is gone")
 
     engine = engine_on(DiesWhenAsked())

@@ -34,6 +34,7 @@ from ragcache_engine.simulation.loans import DonorPrompt, Loan
 from ragcache_engine.simulation.request import SimulatedRequest, describe_with_keys
 from ragcache_engine.simulation.scheduler import PrefillTime, Scheduler
 from ragcache_engine.simulation.sizes import NOMINAL_TOKEN_BYTES, TierSizes
+from ragcache_engine.tiers.borrowing.exact_or_borrow import reason_to_answer_exactly
 from ragcache_engine.tiers.borrowing.plan import (
     MADE_DONORS,
     BorrowPlan,
@@ -44,7 +45,6 @@ from ragcache_engine.tiers.borrowing.plan import (
     find_spans,
     plan_borrowing,
 )
-from ragcache_engine.tiers.borrowing.putting_off import find_why_exact
 from ragcache_engine.tiers.borrowing.served import ServedDocuments
 from ragcache_engine.tiers.counters import Counters
 from ragcache_engine.tiers.node_record import Key
@@ -344,7 +344,7 @@ class MemoryBackend:
         )
         if not isinstance(plan, BorrowPlan) or request.makes_donors or not self._donors_later:
             return plan
-        why_exact = find_why_exact(
+        why_exact = reason_to_answer_exactly(
             plan,
             [self._describe_donor(request, donor).keys for donor in plan.donors],
             chain.keys,
@@ -488,10 +488,10 @@ class MemoryBackend:
     def adopted(self, request_id: str) -> None:
         self._scheduler.device.adopt(request_id)
 
-    async def use_held(self, requests: Sequence[BackendRequest]) -> list[bool]:
+    async def touch_if_cached(self, requests: Sequence[BackendRequest]) -> list[bool]:
         self._require_alive()
         manager = self._scheduler.device.manager
-        return [manager.use_if_held(self._prompts_to_keep(request)) for request in requests]
+        return [manager.touch_if_cached(self._prompts_to_keep(request)) for request in requests]
 
     def _prompts_to_keep(self, request: BackendRequest) -> list[Prompt]:
         """Return what a request would leave in the cache: its prompt, or the donors it borrows from."""

@@ -117,7 +117,7 @@ class RAGCacheServerBackend:
     def counters(self) -> Counters:
         return self._counters
 
-    async def use_held(self, requests: Sequence[BackendRequest]) -> list[bool]:
+    async def touch_if_cached(self, requests: Sequence[BackendRequest]) -> list[bool]:
         return [False] * len(requests)
 
     async def snapshot(self, documents: int) -> TreeSnapshot | None:

@@ -194,7 +194,7 @@ class VLLMServerBackend:
     def counters(self) -> Counters:
         return Counters()
 
-    async def use_held(self, requests: Sequence[BackendRequest]) -> list[bool]:
+    async def touch_if_cached(self, requests: Sequence[BackendRequest]) -> list[bool]:
         return [False] * len(requests)
 
     async def snapshot(self, documents: int) -> TreeSnapshot | None:

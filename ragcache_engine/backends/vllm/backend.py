@@ -354,7 +354,7 @@ class VLLMBackend:
             raise EngineDied(PROCESS_ENDED) from error
         return answer.tree if answer else None
 
-    async def use_held(self, requests: Sequence[BackendRequest]) -> list[bool]:
+    async def touch_if_cached(self, requests: Sequence[BackendRequest]) -> list[bool]:
         """Ask the scheduler. With several data parallel ranks nobody knows which one will be asked."""
         llm = self._require_llm()
         if not self._has_tiers or llm.vllm_config.parallel_config.data_parallel_size > 1:

@@ -38,7 +38,7 @@ class WhyExact(StrEnum):
     PROMPT_LOGPROBS = "prompt_logprobs need every token to be computed"
 
 
-PASSING = frozenset(
+TRANSIENT_REASONS = frozenset(
     {WhyExact.NOTHING_SERVED, WhyExact.NOT_PREPARED, WhyExact.CACHED, WhyExact.DRIFTED}
 )
 """Reasons that may not have held a moment before; the others follow from the prompt."""

@@ -25,6 +25,7 @@ from vllm.v1.request import Request, RequestStatus
 
 from ragcache_engine.backends.vllm.borrowing.job import BlockCopy, BorrowJob
 from ragcache_engine.tiers.borrowing.borrowers import Borrower, Borrowers, MissingDonor
+from ragcache_engine.tiers.borrowing.exact_or_borrow import reason_to_answer_exactly
 from ragcache_engine.tiers.borrowing.plan import (
     MADE_DONORS,
     BorrowPlan,
@@ -36,7 +37,6 @@ from ragcache_engine.tiers.borrowing.plan import (
     find_spans,
     plan_borrowing,
 )
-from ragcache_engine.tiers.borrowing.putting_off import find_why_exact
 from ragcache_engine.tiers.borrowing.served import ServedDocuments
 from ragcache_engine.tiers.manager import CacheManager
 from ragcache_engine.tiers.prompts import Prompt, SegmentEnd, describe_prompt
@@ -146,7 +146,7 @@ class BorrowScheduling:
         )
         if not isinstance(plan, BorrowPlan) or message.makes_donors or not self._donors_later:
             return plan
-        why_exact = find_why_exact(
+        why_exact = reason_to_answer_exactly(
             plan,
             [self._describe(request, donor).keys for donor in plan.donors],
             request.block_hashes,

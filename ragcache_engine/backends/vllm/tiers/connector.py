@@ -200,7 +200,7 @@ class TierConnector(OffloadingConnector):
             plan = borrowing.plan(request, looked_up.message)
             if not isinstance(plan, WhyExact):
                 prompts = borrowing.describe_donors(request, plan)
-        return self.cache.use_if_held(prompts)
+        return self.cache.touch_if_cached(prompts)
 
     def get_num_new_matched_tokens(
         self, request: Request, num_computed_tokens: int

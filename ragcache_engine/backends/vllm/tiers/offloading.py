@@ -32,9 +32,9 @@ Workers = Mapping[tuple[int, int], WorkerLayout]
 """What the workers described, by their ranks in pipeline and tensor parallelism."""
 
 _LOOKUP_RESULTS = {
-    Presence.HERE: LookupResult.HIT,
-    Presence.COMING: LookupResult.HIT_PENDING,
-    Presence.AWAY: LookupResult.MISS,
+    Presence.HIT: LookupResult.HIT,
+    Presence.HIT_PENDING: LookupResult.HIT_PENDING,
+    Presence.MISS: LookupResult.MISS,
 }
 
 

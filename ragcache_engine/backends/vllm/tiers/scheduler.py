@@ -88,7 +88,7 @@ class TierScheduler(Scheduler):
                 lambda request: cache.cached_ratio(request.request_id),
                 settings.reorder_window,
                 self._fits,
-                lambda request: cache.glance_at_ratio(request.request_id),
+                lambda request: cache.estimate_cached_ratio(request.request_id),
             )
         if settings.recompute_ratio is not None:
             self._borrowing = connector.borrowing = BorrowScheduling(

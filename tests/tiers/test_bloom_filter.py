@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragcache_engine.tiers.document_sketch import DocumentSketch
+from ragcache_engine.tiers.bloom_filter import BloomFilter
 
 
-def sketch_of(documents: list[str]) -> DocumentSketch:
-    sketch = DocumentSketch(len(documents))
+def sketch_of(documents: list[str]) -> BloomFilter:
+    sketch = BloomFilter(len(documents))
     for document in documents:
         sketch.add(document)
     return sketch
@@ -19,7 +19,7 @@ def sketch_of(documents: list[str]) -> DocumentSketch:
 @given(st.lists(st.text(), max_size=50))
 def test_every_member_is_known_on_the_other_side_too(documents: list[str]):
     sketch = sketch_of(documents)
-    again = DocumentSketch.from_text(sketch.to_text())
+    again = BloomFilter.from_text(sketch.to_text())
     assert again == sketch
     assert all(document in again for document in documents)
 
@@ -42,4 +42,4 @@ def test_a_sketch_of_more_documents_than_it_can_tell_apart_stays_small_and_forge
 @pytest.mark.parametrize("text", ["", "no base64!", "AAAA"])
 def test_what_is_no_sketch_is_refused(text: str):
     with pytest.raises(ValueError, match=r"power of two|base64"):
-        DocumentSketch.from_text(text)
+        BloomFilter.from_text(text)

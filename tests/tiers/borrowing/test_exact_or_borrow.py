@@ -6,8 +6,8 @@ from itertools import count
 
 import pytest
 
+from ragcache_engine.tiers.borrowing.exact_or_borrow import reason_to_answer_exactly
 from ragcache_engine.tiers.borrowing.plan import BorrowPlan, Room, WhyExact, plan_borrowing
-from ragcache_engine.tiers.borrowing.putting_off import find_why_exact
 
 BLOCK = 4
 TOKENS = list(range(100))
@@ -36,7 +36,7 @@ def keys_of(plan: BorrowPlan) -> list[list[bytes]]:
 
 
 def why_exact(plan: BorrowPlan, donors: list[list[bytes]], held: set[bytes]) -> WhyExact | None:
-    return find_why_exact(
+    return reason_to_answer_exactly(
         plan, donors, PROMPT, len(TOKENS), block_tokens=BLOCK, holds=held.__contains__
     )
 

@@ -1,4 +1,4 @@
-"""A small picture of a large set of documents: it may take a stranger for a member, never the reverse.
+"""Bloom filter over document ids: false positives, no false negatives.
 
 Source: Bloom, Space/time trade-offs in hash coding with allowable errors, 1970.
 """
@@ -15,7 +15,7 @@ MOST_BITS = 1 << 19
 """64 KiB: enough for 52,000 documents. Of more documents, more strangers look like members."""
 
 
-class DocumentSketch:
+class BloomFilter:
     """Remembers which documents were added. Its size is fixed at its birth."""
 
     __slots__ = ("_bits", "_mask")
@@ -30,7 +30,7 @@ class DocumentSketch:
         return all(self._bits[place >> 3] >> (place & 7) & 1 for place in self._places(document))
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, DocumentSketch) and self._bits == other._bits
+        return isinstance(other, BloomFilter) and self._bits == other._bits
 
     __hash__ = None  # type: ignore[assignment]  # it changes
 
@@ -47,7 +47,7 @@ class DocumentSketch:
         return b64encode(self._bits).decode()
 
     @classmethod
-    def from_text(cls, text: str) -> DocumentSketch:
+    def from_text(cls, text: str) -> BloomFilter:
         """Read what `to_text` returned. Raises ValueError for any other text."""
         bits = b64decode(text, validate=True)
         if not bits or len(bits) & (len(bits) - 1):

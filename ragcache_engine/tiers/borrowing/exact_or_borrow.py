@@ -14,7 +14,7 @@ from ragcache_engine.tiers.borrowing.plan import BorrowPlan, WhyExact
 from ragcache_engine.tiers.node_record import Key
 
 
-def find_why_exact(
+def reason_to_answer_exactly(
     plan: BorrowPlan,
     donors: Iterable[Sequence[Key]],
     prompt: Sequence[Key],
