@@ -113,7 +113,8 @@ def test_no_replica_gets_more_than_a_quarter_above_the_mean_for_the_sake_of_a_hi
         idlest = min(in_flight.values())
         mean = sum(in_flight.values()) / count
         if in_flight[chosen] > idlest:
-            assert in_flight[chosen] + 1 <= max(FREE_IN_FLIGHT, BOUND * (mean + 1 / count))
+            most = max(FREE_IN_FLIGHT, BOUND * (mean + 1 / count))
+            assert in_flight[chosen] + 1 <= most * (1 + 1e-9), "but for how floats are rounded"
             late = [routing.balance.late(one) for one in replicas(count)]
             assert routing.balance.late(chosen) < max(FREE_LATE, BOUND * sum(late) / count)
         routing.record(path, chosen)
