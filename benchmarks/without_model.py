@@ -234,7 +234,6 @@ class ModellessEngine:
         guess: str | None = None,
         is_provisional: bool = False,
         adopted: Iterable[str] = (),
-        goes_on: bool = False,
         operator_key: str | None = OPERATOR_KEY,
         is_exact: bool = False,
         contexts: Mapping[str, Context] = MappingProxyType({}),
@@ -253,7 +252,6 @@ class ModellessEngine:
             is_exact=is_exact,
             contexts=contexts,
             makes_donors=makes_donors,
-            goes_on=goes_on,
             looked_up=tuple(looked_up),
         )
         carried = {**message.to_dict(), "request": name}

@@ -51,8 +51,6 @@ class BackendRequest:
       stored behind the system text alone.
     makes_donors: whether the donors that it lacks are computed whatever they cost, to prepare its
       documents for later prompts.
-    goes_on: whether this generates the rest of an answer that an adopted guess has begun. The guess
-      counts as a use of its documents, this does not.
     """
 
     request_id: str
@@ -66,7 +64,6 @@ class BackendRequest:
     recompute_ratio: float | None = None
     contexts: Mapping[str, Context] = field(default_factory=dict)
     makes_donors: bool = False
-    goes_on: bool = False
 
     @property
     def tokens(self) -> TokenizedPrompt:
@@ -74,16 +71,16 @@ class BackendRequest:
         assert isinstance(self.prompt, TokenizedPrompt), "this backend reads text"
         return self.prompt
 
-    def continued_after(self, token_ids: Sequence[int], suffix: str) -> BackendRequest:
+    def continued_after(self, token_ids: Sequence[int]) -> BackendRequest:
         """Return the request for the rest of an answer that has these tokens already.
 
-        suffix: what the request's id ends in. Only for backends that do not read text.
+        Only for backends that do not read text.
         """
         prompt, max_tokens = self.tokens, self.options.max_tokens
         rest = None if max_tokens is None else max_tokens - len(token_ids)
         return replace(
             self,
-            request_id=self.request_id + suffix,
+            request_id=f"{self.request_id}-resumed",
             prompt=TokenizedPrompt(prompt.text, (*prompt.token_ids, *token_ids), prompt.offsets),
             options=replace(self.options, max_tokens=rest),
         )

@@ -162,7 +162,7 @@ class _DeliveredAnswer:
         if request.options.depend_on_start:
             self.starts_over = True
             return replace(request, request_id=f"{request.request_id}-again")
-        return request.continued_after(self.token_ids, "-resumed")
+        return request.continued_after(self.token_ids)
 
     def begin_attempt(self, backend: Backend, skip_special_tokens: bool) -> None:
         """Work out which text of the delivered tokens the reader has not got yet."""

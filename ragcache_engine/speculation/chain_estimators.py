@@ -18,11 +18,10 @@ class ChainEstimators:
     """Measure what speculating gains for each chain, and decide by it. On the engine's loop only.
 
     is_automatic: whether to speculate only where measurements show that it gains time; False: always.
-    may_go_on: whether a prompt may adopt the first token of its answer, and go on from there.
     """
 
-    def __init__(self, *, is_automatic: bool, may_go_on: bool = False) -> None:
-        self._is_automatic, self._may_go_on = is_automatic, may_go_on
+    def __init__(self, *, is_automatic: bool) -> None:
+        self._is_automatic = is_automatic
         self._estimators: OrderedDict[Hashable, Estimator] = OrderedDict()
 
     def is_worth_guessing(
@@ -42,10 +41,6 @@ class ChainEstimators:
         if search.is_worth_guessing is None:
             search.is_worth_guessing = estimator.decide_next(speed, step_tokens, is_early=is_early)
         return search.is_worth_guessing
-
-    def are_options_steady(self, search: TrackedSearch) -> bool:
-        """Return whether the next prompt of this chain will probably have the options of the last."""
-        return self._of(search.chain).are_options_steady
 
     def note_prompt(self, search: TrackedSearch, now_s: float, options: SamplingOptions) -> None:
         """Measure when the search had its documents, and when its prompt came; note the options."""
@@ -69,7 +64,7 @@ class ChainEstimators:
             estimator.figures = figures
 
     def _of(self, chain: Hashable) -> Estimator:
-        estimator = self._estimators.setdefault(chain, Estimator(may_go_on=self._may_go_on))
+        estimator = self._estimators.setdefault(chain, Estimator())
         self._estimators.move_to_end(chain)
         if len(self._estimators) > MOST_CHAINS:
             self._estimators.popitem(last=False)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from types import TracebackType
 from typing import Self
 
-from ragcache_engine.protocols import Backend, BackendRequest, Delta
+from ragcache_engine.protocols import BackendRequest, Delta
 from ragcache_engine.speculation.generation import Speculation
-from ragcache_engine.speculation.going_on import go_on
 from ragcache_engine.speculation.prefill_load import PrefillLoad
 from ragcache_engine.speculation.tracked_search import TrackedSearch
 from ragcache_engine.values import CachedTokens, SpeculationReport, SpeculationStep
@@ -17,32 +16,27 @@ from ragcache_engine.values import CachedTokens, SpeculationReport, SpeculationS
 class Claim:
     """What a request has claimed. Use this as a context manager; its end ends the adopted speculation.
 
-    context_tokens: the size of the model's context.
-    begun: the deltas of the answer, which the adopted speculation has begun; None if the request adopts
-      none.
+    begun: the deltas of the adopted speculation; None if the request adopts none.
     """
 
     def __init__(
         self,
-        backend: Backend,
+        now: Callable[[], float],
         load: PrefillLoad,
         request: BackendRequest,
         search: TrackedSearch | None,
         speculation: Speculation | None,
-        context_tokens: int,
     ) -> None:
-        self._now = backend.now
+        self._now = now
         self._load = load
         self._search = search
         self._speculation = speculation
-        self._claimed_s = backend.now()
+        self._claimed_s = now()
         self._was_alone = speculation is None and load.begin(self)
         load.note_prompt(request.expected_tokens)
-        self.begun: AsyncGenerator[Delta, None] | None = None
-        if speculation:
-            self.begun = speculation.deltas()
-            if speculation.begins(request):
-                self.begun = go_on(backend, request, self.begun, context_tokens)
+        self.begun: AsyncGenerator[Delta, None] | None = (
+            speculation.deltas() if speculation else None
+        )
 
     def first_token(self, cached: CachedTokens, prompt_tokens: int) -> None:
         """Note that the request has its first token. cached: prompt tokens that were not computed.
@@ -50,7 +44,7 @@ class Claim:
         prompt_tokens: how many tokens the prompt has.
         """
         now_s, speculation = self._now(), self._speculation
-        self._load.begin_answer(self)
+        self._load.end(self)
         if self._was_alone:
             self._load.note_speed(now_s - self._claimed_s, prompt_tokens - cached.total)
         if self._search:
@@ -70,6 +64,6 @@ class Claim:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._load.end_answer(self)
+        self._load.end(self)
         if self._speculation:
             self._speculation.cancel()

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ragcache_engine.speculation.first_token import are_alike
 from ragcache_engine.speculation.prefill_load import ModelSpeed, running_mean
 from ragcache_engine.values import SamplingOptions
 
@@ -34,7 +33,7 @@ LEAST_USEFUL_SHARE = 0.2
 QUESTIONS_BETWEEN_TRIALS = 16
 """After how many questions to try again a chain for which speculating gains no time."""
 STEADY_PROMPTS = 3
-"""A chain's options are foreseen again after so many prompts in a row had the same."""
+"""A chain whose options have changed is guessed for again after so many prompts in a row had the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,24 +145,14 @@ def is_worthwhile(figures: ChainFigures, speed: ModelSpeed, step_tokens: int | N
 
 @dataclass(slots=True)
 class Estimator:
-    """Keep one chain's figures. Where they speak against speculating, try it again now and then.
-
-    may_go_on: whether a prompt may adopt the first token of its answer, and go on from there.
-    """
+    """Keep one chain's figures. Where they speak against speculating, try it again now and then."""
 
     figures: ChainFigures = ChainFigures()
-    may_go_on: bool = False
     _has_seen_prompt: bool = False
     _has_only_first_lead: bool = False  # the lead is a part of that of the first prompt
     _skipped: int = 0
     _options: SamplingOptions | None = None  # of the last prompt
     _same_options: int = STEADY_PROMPTS  # prompts in a row with these options; enough at first
-    _share_first_token: bool = True  # whether the latest options differ only in where answers end
-
-    @property
-    def are_options_steady(self) -> bool:
-        """Whether the next prompt will probably have the options of the last one."""
-        return self._same_options >= STEADY_PROMPTS
 
     def note_search(self, early_s: float, changes: int, *, was_idle: bool) -> None:
         """Note that a search first had its final documents `early_s` before its end.
@@ -214,8 +203,7 @@ class Estimator:
             return False  # every prompt so far came in a busy moment
         if figures.begins_too_late:
             return False  # leads are measured without guessing too: a trial would show nothing new
-        may_adopt_first_token = self.may_go_on and self._share_first_token
-        if not self.are_options_steady and not may_adopt_first_token:
+        if self._same_options < STEADY_PROMPTS:
             return False  # a guess with other options could not be adopted; nor would a trial show more
         if is_worthwhile(figures, speed, step_tokens) or self._skipped >= QUESTIONS_BETWEEN_TRIALS:
             self._skipped = 0
@@ -225,9 +213,5 @@ class Estimator:
 
     def _note_options(self, options: SamplingOptions | None) -> None:
         before, self._options = self._options, options
-        if before is None or options is None or options == before:
-            self._same_options += 1
-            return
-        others_do = self.are_options_steady or self._share_first_token
-        self._share_first_token = others_do and are_alike(before, options)
-        self._same_options = 1
+        is_same = before is None or options is None or options == before
+        self._same_options = self._same_options + 1 if is_same else 1

@@ -7,7 +7,6 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 
 from ragcache_engine.protocols import BackendRequest, Delta, PromptText
-from ragcache_engine.speculation.first_token import is_first_token_of
 from ragcache_engine.values import Document
 
 
@@ -20,7 +19,6 @@ class Speculation:
     was_alone: whether no other prefill ran when this one began.
     is_final: whether the search was over when it was planned.
     may_borrow: whether the answer depends on which parts of the prompt are documents.
-    is_first_token: whether to generate the answer's first token alone, as its length is not known.
     request: the request to the backend; None while it is being written.
     is_whole: whether the request is the whole expected prompt, not only its part up to the documents.
     is_under_way: whether the backend has got the request.
@@ -35,7 +33,6 @@ class Speculation:
     was_alone: bool = False
     is_final: bool = False
     may_borrow: bool = False
-    is_first_token: bool = False
     request: BackendRequest | None = None
     is_whole: bool = False
     is_under_way: bool = False
@@ -64,27 +61,15 @@ class Speculation:
         self._has_changed.set()
 
     def is_answer_to(self, request: BackendRequest) -> bool:
-        """Return whether this generates exactly what the request asks for, or its first token."""
+        """Return whether this generates exactly what the request asks for."""
         mine = self.request
         return (
             mine is not None
             and self.is_under_way
             and self.is_whole
             and self.error is None
-            and (mine.options == request.options or self.begins(request))
+            and mine.options == request.options
             and self.is_for_prompt_of(request)
-        )
-
-    def begins(self, request: BackendRequest) -> bool:
-        """Return whether this generates the answer's first token alone, by the options.
-
-        The rest of an answer that borrows might borrow otherwise: such an answer is never begun so.
-        """
-        return (
-            self.request is not None
-            and self.request.options != request.options
-            and not self.may_borrow
-            and is_first_token_of(self.request.options, request.options)
         )
 
     def is_for_prompt_of(self, request: BackendRequest) -> bool:

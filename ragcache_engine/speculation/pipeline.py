@@ -1,9 +1,8 @@
 """Dynamic speculative pipelining: prefill while the search still runs, and adopt the work if it fits.
 
-A prompt adopts a speculation only if its tokens are the same, and its sampling options too, but for the
-length and the stop strings of an answer of which only the first token was guessed. So a wrong guess costs
-time and never changes an answer. Work that no prompt claims ends after a while; the blocks
-that it prefilled stay cached. Source: RAGCache, §5.3.
+A prompt adopts a speculation only if its tokens and its sampling options are the same. So a wrong guess
+costs time and never changes an answer. Work that no prompt claims ends after a while; the blocks that it
+prefilled stay cached. Source: RAGCache, §5.3.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ class Pipeline:
       SearchRegistry     which searches and speculations a prompt may still claim
       RequestPlanner     what the expected prompt is
       SpeculationRunner  the running speculations, how each ended, the statistics
-      PrefillLoad        which prefills and answers run now, and how fast the model is
+      PrefillLoad        which prefills run now, and how fast the model is
       ChainEstimators    for which chains speculating gains time
       Pipeline           the order of events, the model's limits, and the timer for unclaimed work
 
@@ -83,16 +82,15 @@ class Pipeline:
         self._load = PrefillLoad()
         self._registry = SearchRegistry(most_unclaimed)
         self._planner = RequestPlanner(backend, templates, next_request_id, contexts_of)
-        # A server may borrow, whatever its client knows of it.
-        may_borrow = may_borrow or backend.reads_text
-        self._estimators = ChainEstimators(is_automatic=is_automatic, may_go_on=not may_borrow)
+        self._estimators = ChainEstimators(is_automatic=is_automatic)
         self._runner = SpeculationRunner(
             backend,
             self._planner,
             self._registry,
             self._load,
             sign_of_life,
-            may_borrow=may_borrow,
+            # A server may borrow, whatever its client knows of it.
+            may_borrow=may_borrow or backend.reads_text,
         )
 
     def use_limits(self, limits: ModelLimits) -> None:
@@ -168,12 +166,8 @@ class Pipeline:
             self._runner.cancel(running, search, SpeculationOutcome.OTHER_DOCUMENTS)
         if decision is not Decision.START:
             return
-        is_first_token = not self._estimators.are_options_steady(search)
-        # The rest of such an answer is a request of its own, which would delay those that run beside it.
-        if is_first_token and self._is_automatic and (pending or self._load.answering):
-            return
         if self._may_start(search, final):
-            self._runner.start(search, documents, is_final=final, is_first_token=is_first_token)
+            self._runner.start(search, documents, is_final=final)
 
     def _count_pending_prefills(self, search: TrackedSearch, now_s: float) -> int:
         """Count the running prefills besides the search's own; in "auto" mode also those expected soon.
@@ -211,8 +205,7 @@ class Pipeline:
         search, adopted = self._registry.claim(request, number)
         if search:
             self._settle(search, request, adopted, now_s)
-        context_tokens = self._limits.context_tokens
-        return Claim(self._backend, self._load, request, search, adopted, context_tokens)
+        return Claim(self._backend.now, self._load, request, search, adopted)
 
     def _settle(
         self,

@@ -43,15 +43,13 @@ class ModelSpeed:
 class PrefillLoad:
     """Follow every prefill of an engine, speculative or not. Used on the engine's loop only.
 
-    Each prefill goes by the object that it belongs to: a Speculation or a Claim. An answer that is read
-    goes by its Claim.
+    Each prefill goes by the object that it belongs to: a Speculation or a Claim.
     speed: running means over the prefills that had the model to themselves.
     """
 
     def __init__(self) -> None:
         self.speed = ModelSpeed()
         self._running: set[object] = set()
-        self._answering: set[object] = set()
         self._prompt_tokens: float | None = None
 
     def __len__(self) -> int:
@@ -67,21 +65,6 @@ class PrefillLoad:
     def end(self, prefill: object) -> None:
         """Note that this prefill is done or was given up. A second call does nothing."""
         self._running.discard(prefill)
-
-    def begin_answer(self, claim: object) -> None:
-        """Note that this request's prefill is done, and that its answer is being generated."""
-        self.end(claim)
-        self._answering.add(claim)
-
-    def end_answer(self, claim: object) -> None:
-        """Note that this request has ended, with or without an answer."""
-        self.end(claim)
-        self._answering.discard(claim)
-
-    @property
-    def answering(self) -> int:
-        """How many requests have their first token, and not their last one."""
-        return len(self._answering)
 
     def count_others(self, prefill: object) -> int:
         """Return how many other prefills run, whether or not this one runs."""

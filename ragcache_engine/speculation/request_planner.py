@@ -8,7 +8,6 @@ from dataclasses import replace
 from ragcache_engine.anywhere.neighbours import ContextsOf, without_contexts
 from ragcache_engine.prompt import TemplateBook, find_documents, token_segments
 from ragcache_engine.protocols import Backend, BackendRequest, PromptText
-from ragcache_engine.speculation.first_token import keep_first_token
 from ragcache_engine.speculation.generation import Speculation
 from ragcache_engine.speculation.tracked_search import TrackedSearch
 from ragcache_engine.values import ChatPrompt, SamplingOptions
@@ -68,8 +67,6 @@ class RequestPlanner:
             tokenized = self._backend.tokenize(text, options.add_special_tokens)
         if not guess.is_whole:
             options = replace(_ONE_TOKEN, add_special_tokens=options.add_special_tokens)
-        elif speculation.is_first_token:
-            options = keep_first_token(options)
         request = BackendRequest(
             self._next_request_id(),
             PromptText(text, spans) if tokenized is None else tokenized,

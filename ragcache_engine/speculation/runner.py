@@ -53,24 +53,17 @@ class SpeculationRunner:
         self.stats = SpeculationStats()
 
     def start(
-        self,
-        search: TrackedSearch,
-        documents: Sequence[Document],
-        *,
-        is_final: bool,
-        is_first_token: bool = False,
+        self, search: TrackedSearch, documents: Sequence[Document], *, is_final: bool
     ) -> None:
         """Start to generate the answer to the prompt that these documents will be in.
 
         documents: nearest first. is_final: whether the search is over, so that they will not change.
-        is_first_token: whether to generate the first token alone.
         """
         speculation = Speculation(
             documents,
             self._backend.now(),
             is_final=is_final,
             may_borrow=self._may_borrow,
-            is_first_token=is_first_token and not self._may_borrow,
         )
         speculation.was_alone = self._load.begin(speculation)
         self._registry.add(speculation, search)

@@ -46,7 +46,6 @@ class RequestMessage:
     starts: for each document in the segments, the token at which its own text begins.
     contexts: by document, what its donor stores around it.
     makes_donors: whether the request computes the donors that it lacks whatever they cost.
-    goes_on: whether it generates the rest of an answer, and an adopted guess counts as its use.
     """
 
     segments: Sequence[SegmentEnd] = ()
@@ -61,7 +60,6 @@ class RequestMessage:
     starts: Sequence[int] = ()
     contexts: Mapping[str, Context] = field(default_factory=dict)
     makes_donors: bool = False
-    goes_on: bool = False
     snapshot: int = 0
     with_sketch: bool = False
     looked_up: Sequence[LookedUp] = ()
@@ -70,11 +68,6 @@ class RequestMessage:
     def is_upkeep(self) -> bool:
         """Whether the request does nothing else than to forget, to observe or to look up."""
         return bool(self.forget or self.snapshot or self.looked_up)
-
-    @property
-    def counts(self) -> bool:
-        """Whether the request counts as a use of its documents, and its tokens in the hit ratio."""
-        return not self.is_upkeep and not self.goes_on
 
     def to_dict(self) -> dict[str, Any]:
         """Return the message as `kv_transfer_params`; empty if the message is empty."""
@@ -103,8 +96,6 @@ class RequestMessage:
             }
         if self.makes_donors:
             content["makes_donors"] = True
-        if self.goes_on:
-            content["goes_on"] = True
         if self.snapshot:
             content["snapshot"] = self.snapshot
             if self.with_sketch:
@@ -141,7 +132,6 @@ class RequestMessage:
             recompute_ratio=_ratio(content.get("recompute_ratio")),
             starts=_starts(content.get("starts")),
             contexts=_contexts(content.get("contexts")),
-            goes_on=content.get("goes_on") is True,
             makes_donors=content.get("makes_donors") is True,
             snapshot=_count(content.get("snapshot")),
             with_sketch=content.get("sketch") is True,

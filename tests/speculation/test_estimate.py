@@ -170,22 +170,6 @@ def test_where_each_prompt_has_other_options_nothing_is_guessed_until_they_hold(
     assert estimator.decide_next(FAST, STEP)
 
 
-@pytest.mark.parametrize("may_go_on", [True, False])
-def test_where_only_the_ends_of_answers_change_their_first_token_is_guessed(may_go_on: bool):
-    estimator = Estimator(may_go_on=may_go_on)
-    ends = [SamplingOptions(max_tokens=4), SamplingOptions(max_tokens=9, stop=(".",))]
-    assert estimator.decide_next(FAST, STEP)
-    for options in ends:
-        assert estimator.are_options_steady
-        estimator.note_prompt(0.5, was_idle=True, options=options)
-    for _ in range(STEADY_PROMPTS - 1):
-        assert not estimator.are_options_steady
-        assert estimator.decide_next(FAST, STEP) is may_go_on
-        estimator.note_prompt(0.5, was_idle=True, options=ends[-1])
-    assert estimator.are_options_steady
-    assert estimator.decide_next(FAST, STEP)
-
-
 def after_searches(searches: int, early_s: float, changes: int = 0) -> Estimator:
     """Make an estimator that has seen so many searches alike."""
     estimator = Estimator()
@@ -235,14 +219,3 @@ def test_more_replaced_documents_never_gain_more(early_s: float, changes: float,
     few, more = (ChainFigures(early_s=early_s, changes=changes + extra) for extra in (0, 1))
     assert expected_early_gain_s(more, speed, STEP) <= expected_early_gain_s(few, speed, STEP)
     assert expected_early_gain_s(few, speed, STEP) <= early_s
-
-
-def test_a_first_token_is_not_guessed_while_more_than_the_ends_of_answers_changes():
-    estimator = Estimator(may_go_on=True)
-    for options in (
-        SamplingOptions(max_tokens=4),
-        SamplingOptions(max_tokens=4, temperature=0.5),
-        SamplingOptions(max_tokens=9, temperature=0.5),
-    ):
-        estimator.note_prompt(0.5, was_idle=True, options=options)
-    assert not estimator.decide_next(FAST, STEP)

@@ -29,7 +29,6 @@ def test_what_a_request_carries_survives_the_way_to_vllm():
         guess="g1",
         is_provisional=True,
         adopted=("g2", "g3"),
-        goes_on=True,
         operator_key="key",
         tombstones={"mark": 1_700_000_000_000_000_001},
         snapshot=50,

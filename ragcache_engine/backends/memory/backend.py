@@ -436,8 +436,7 @@ class MemoryBackend:
         cached: CachedTokens | None = None
         sources = self._scheduler.device.sources(answering.request) if reason else None
         if reason:
-            counts = not answering.asked.goes_on
-            cached = CachedTokens(**(self._end(answering, completed=counts) or {}))
+            cached = CachedTokens(**(self._end(answering, completed=True) or {}))
         elif answering.said == 1:
             # As with vLLM, the tiers are known only when the request ends.
             cached = CachedTokens(device=answering.request.cached_tokens or 0)

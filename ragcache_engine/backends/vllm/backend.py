@@ -275,7 +275,6 @@ class VLLMBackend:
             starts=request.text_starts if self._is_borrowing else (),
             contexts=request.contexts,
             makes_donors=request.makes_donors,
-            goes_on=request.goes_on,
         )
 
     def now(self) -> float:

@@ -69,21 +69,6 @@ def test_steps_are_short_while_something_provisional_is_computed_and_vllms_own_e
     assert 1_201 in steps_of(engine)
 
 
-def test_the_rest_of_an_adopted_guess_is_no_second_use_of_its_documents(
-    engine_with: Callable[..., Any],
-):
-    engine = engine_with(device_blocks=512)
-    tokens, segments = list(range(200)), [(160, "d1")]
-    engine.ask("first token", tokens, segments, guess="g1")
-    engine.run()
-    engine.ask("rest", [*tokens, 7], segments, adopted=["g1"], goes_on=True, answer_tokens=5)
-    engine.run()
-    root = engine.cache.tree.root
-    assert {node.uses for node in root.downwards() if node is not root} == {1}
-    counters = engine.cache.counters
-    assert (counters.computed_tokens, counters.device_tokens) == (200, 0)
-
-
 def test_steps_are_bounded_while_several_requests_are_answered(
     engine_with: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ):

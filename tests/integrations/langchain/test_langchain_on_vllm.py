@@ -96,27 +96,3 @@ def test_a_slow_search_is_overlapped_and_the_answers_are_as_without(chat, slow_s
     for question, answer in zip([*QUESTIONS, *QUESTIONS], [*plain, *plain], strict=True):
         assert chain.invoke(question) == answer
     assert model_engine.stats().speculation.adopted > before.adopted
-
-
-def test_answers_that_end_elsewhere_each_time_go_on_from_a_guessed_token(
-    chat, slow_store, vllm_engine
-):
-    store, begin_slow_searches = slow_store
-    ends = [{"max_tokens": 8}, {"max_tokens": 3}, {"max_tokens": 12, "stop": [" the", ","]}]
-    ends += [{"max_tokens": 1}, {"max_tokens": 40, "stop": ["."]}]
-
-    def ask_all(retriever, questions):
-        llm = RAGCacheLLM(engine=vllm_engine, temperature=0)
-        for number, question in enumerate(questions):
-            yield chat(retriever, llm.bind(**ends[number % len(ends)])).invoke(question)
-
-    questions = [f"{question} Think of case {n}." for n in range(4) for question in QUESTIONS]
-    vllm_engine.clear_cache()
-    plain = list(ask_all(store.as_retriever(search_kwargs={"k": 2}), questions))
-    vllm_engine.clear_cache()
-    begin_slow_searches()
-    before = vllm_engine.stats().speculation
-    retriever = RAGCacheRetriever.from_vectorstore(store, engine=vllm_engine, k=2)
-    assert list(ask_all(retriever, questions)) == plain
-    after = vllm_engine.stats().speculation
-    assert after.adopted - before.adopted >= len(questions) // 2

@@ -261,7 +261,8 @@ class TierConnector(OffloadingConnector):
         delays, params = super().request_finished_all_groups(request, block_ids)
         name, cache = request.request_id, self.cache
         message = self._messages.pop(name, RequestMessage())
-        completed = message.counts and request.status in (
+        # Upkeep counts as no use of anything, and its one token would spoil the hit ratio.
+        completed = not message.is_upkeep and request.status in (
             RequestStatus.FINISHED_STOPPED,
             RequestStatus.FINISHED_LENGTH_CAPPED,
         )
