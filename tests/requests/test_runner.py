@@ -241,9 +241,11 @@ def test_closing_during_a_restart_ends_everybody(engine_on: Callable[..., RAGCac
     asking = threading.Thread(target=lambda: heard.extend(ask_at_once(engine, 3)))
     asking.start()
     assert eventually(lambda: backend.starts == 2)
-    threading.Timer(0.2, may_start.set).start()
+    waking = threading.Timer(0.2, may_start.set)
+    waking.start()
     engine.close()
     asking.join(20)
+    waking.join()
     assert len(heard) == 3
     assert all(one.startswith("EngineClosed") for one in heard), heard
 
