@@ -353,12 +353,12 @@ class RAGCacheEngine:
         The time inside the block counts into the TTFT of the first prompt made from the documents. If the
         block raises, the engine remembers nothing of the search.
         chain: identifies what makes prompts of the documents, such as one object for each retriever. The
-          engine learns how each chain writes its prompts, so that it can begin before a prompt comes.
+          engine remembers how each chain wrote its last prompt, so that it can begin before the next one.
         template: how the chain writes its prompts, if you know it: a text such as
           "{context}\\n\\n{question}", a Template, or a function (question, documents) -> prompt. A wrong
           template costs time, never a wrong answer.
-        options: the sampling options of the first prompt, if you know them; those of later ones are
-          learned.
+        options: the sampling options of the first prompt, if you know them; later ones are expected to
+          have those of the prompt before.
         tenant: the tenant of the prompt that follows. No other tenant's prompt is taken for one made from
           these documents. None: any tenant's may be.
         Raises InvalidArgument for a text that is not a template, and for any other bad argument.
@@ -388,8 +388,8 @@ class RAGCacheEngine:
 
         document_sets: each in the order in which prompts will have its documents; ids, or Documents with
           the texts that prompts will contain.
-        template: what the prompts look like, see `retrieval`. None: as learned from earlier prompts of
-          this chain. Only the text before the question can be prefilled for every question.
+        template: what the prompts look like, see `retrieval`. None: like the last prompt of this chain.
+          Only the text before the question can be prefilled for every question.
         corpus: the documents that ids stand for. The engine knows lately retrieved documents anyway.
         neighbours: where to look up the documents' neighbours, with donors="neighbours". Without
           it, those documents are prefilled alone whose neighbours no retriever has looked up yet.
@@ -449,11 +449,11 @@ class RAGCacheEngine:
     ) -> list[Prefill]:
         self._runtime.require_this_process()
         tenant = require_tenant(tenant)
-        learned = self._retrievals.learned_template
+        remembered = self._retrievals.remembered_template
         prefills = plan_prefills(
             document_sets,
             self._retrievals.known_documents(corpus, tenant),
-            learned(chain, tenant) if template is None else as_render(template),
+            remembered(chain, tenant) if template is None else as_render(template),
         )
         if neighbours is not None:
             each = {one.id: one for _, documents in prefills for one in documents}

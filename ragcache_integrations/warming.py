@@ -14,7 +14,7 @@ class StoreWarming:
     """The prefills of some documents of a store, as its chain will write them into prompts.
 
     neighbours: where to look up the documents' neighbours; None if the engine borrows nothing.
-    template: as RAGCacheEngine.warm takes it; None: as learned from the chain's prompts.
+    template: as RAGCacheEngine.warm takes it; None: like the chain's last prompt.
     """
 
     engine: RAGCacheEngine

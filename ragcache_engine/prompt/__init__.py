@@ -1,4 +1,4 @@
-"""Find documents in prompts, cut prompts into segments, and learn the templates behind prompts.
+"""Find documents in prompts, cut prompts into segments, and foresee what prompts a chain will write.
 
 | file | holds |
 |---|---|
@@ -6,9 +6,8 @@
 | retrievals.py | what was retrieved lately, and which prompt came of it |
 | landmarks.py | words inside texts, by which a prompt is known not to contain most of them |
 | template.py | a template that a user gives |
-| template_book.py, chain_templates.py | the templates learned, by chain |
-| chain_store.py | what is kept of them: the chains of all tenants, within limits |
-| learning.py, patterns.py, prompt_parsing.py | how a template is learned from finished prompts |
+| form.py | the texts around the documents of one prompt |
+| template_book.py | the form of each chain's last prompt |
 """
 
 from ragcache_engine.prompt.retrievals import PromptMatch, Retrieval, RetrievalLog

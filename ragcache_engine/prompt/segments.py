@@ -61,7 +61,7 @@ def find_documents(
         if len(trimmed) < SHORTEST_TEXT:
             continue
         for text in _forms(whole, trimmed, has_escapes):
-            if starts := list(_occurrences(prompt, text, spans)):
+            if starts := list(find_text(prompt, text, spans)):
                 ids += ids[-1:] * (len(starts) - len(ids))
                 found = zip(starts, ids, strict=False)
                 spans = sorted(spans + [Span(at, at + len(text), name) for at, name in found])
@@ -78,7 +78,8 @@ def _forms(text: str, trimmed: str, has_escapes: bool) -> Iterable[str]:
         yield json.dumps(trimmed, ensure_ascii=False)[1:-1]
 
 
-def _occurrences(prompt: str, text: str, taken: Sequence[Span]) -> Iterable[int]:
+def find_text(prompt: str, text: str, taken: Sequence[Span]) -> Iterable[int]:
+    """Yield where the text stands in the prompt outside the spans, which are in prompt order."""
     for gap_start, gap_end in _gaps(len(prompt), taken):
         if gap_end - gap_start < len(text):
             continue

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from string import Formatter
 
 from ragcache_engine.errors import InvalidArgument
-from ragcache_engine.prompt.patterns import count_occurrences
-from ragcache_engine.prompt.prompt_parsing import parse_prompt
+from ragcache_engine.prompt.form import read_forms
 from ragcache_engine.values import Document
 
 Render = Callable[[str, Sequence[Document]], str]
@@ -96,19 +95,18 @@ class Template:
             >>> Template.from_example(prompt, "why?", found).after
             ' And now: {question}'
         """
-        found = parse_prompt(prompt, question, documents)
-        if not found or not found[0].is_as_retrieved or found[0].is_trimmed:
+        seen = next(read_forms(prompt, question, documents), None)
+        if not seen or not seen.is_as_retrieved or seen.trims:
             raise InvalidArgument(
                 "the example must hold every document once, with its exact text and in the order given"
             )
-        seen = found[0]
         if len(set(seen.between)) != 1:
             raise InvalidArgument("the example must hold two documents or more, joined by one text")
-        if count_occurrences(seen.before, question) + count_occurrences(seen.after, question) != 1:
+        if len(seen.before) + len(seen.after) != 3:
             raise InvalidArgument("the example must hold its question once outside the documents")
 
-        def put_slots(text: str) -> str:
-            return QUESTION.join(_escape(part) for part in text.split(question))
+        def put_slots(texts: Sequence[str]) -> str:
+            return QUESTION.join(map(_escape, texts))
 
         return cls(put_slots(seen.before), seen.between[0], put_slots(seen.after))
 

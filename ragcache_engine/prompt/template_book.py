@@ -1,29 +1,28 @@
-"""Know what the prompts of each chain look like: learn it from prompts, and unlearn what has changed.
+"""Foresee the prompts of each chain: by the user's template, or by the form of the chain's last prompt.
 
-A chain is named by an opaque key, such as one for each retriever. What one tenant's prompts teach stays
-with that tenant. Several LLM chains may share a key, so
-a few templates are kept for each key, the most recently right one first. A template is trusted as long
-as it was right about the last prompt that it made a guess for. After two misses in a row it is dropped.
+A chain is named by an opaque key, such as one for each retriever. What one tenant's prompts show is used
+for that tenant alone. A wrong guess costs work and never changes an answer, so one prompt is enough to
+guess by. If the next one has another form, only what both have in common is foreseen.
 Source: RAGCache, §5.3 (a speculative generation needs the prompt before the chain has written it).
 """
 
 from __future__ import annotations
 
 import logging
+from collections import OrderedDict
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from threading import Lock
 
-from ragcache_engine.prompt.chain_store import ChainStore
-from ragcache_engine.prompt.chain_templates import (
-    MISSES_TO_UNLEARN,
-    ChainTemplates,
-    FinishedPrompt,
-)
+from ragcache_engine.prompt.form import PromptForm, read_forms
 from ragcache_engine.prompt.template import Render
 from ragcache_engine.values import Document, SamplingOptions
 
 logger = logging.getLogger(__name__)
+
+MOST_CHAINS = 512
+MOST_CHARACTERS = 32 << 10
+"""A form with more text around the documents is not remembered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +30,7 @@ class Guess:
     """The prompt that a chain will probably send.
 
     text: the prompt if `is_whole`, else the prompt up to the end of its last document.
-    options: the sampling options of the last prompt that the template was right about. With an explicit
-      template, those of the chain's last prompt. None before the chain's first prompt.
+    options: the sampling options of the chain's last prompt; None before its first prompt.
     """
 
     text: str
@@ -40,14 +38,46 @@ class Guess:
     options: SamplingOptions | None
 
 
-@dataclass(slots=True)
-class TemplateBook:
-    """Keep the templates of all chains within limits; see chain_store.py. Safe to share between threads.
+@dataclass(frozen=True, slots=True)
+class _Chain:
+    """What is known of one chain.
 
-    tenant, in every method: whose chain it is.
+    form: that of the last prompt in which all documents were found; None before the first.
+    has_head, has_tail: whether the next prompt will probably have this form up to its last document, and
+      from there on.
+    misses_template: whether the user's template was wrong about the last prompt.
     """
 
-    _chains: ChainStore = field(default_factory=ChainStore, init=False)
+    form: PromptForm | None = None
+    has_head: bool = False
+    has_tail: bool = False
+    options: SamplingOptions | None = None
+    misses_template: bool = False
+
+    def after_prompt(self, forms: Sequence[PromptForm]) -> _Chain:
+        """Return what is known after one more prompt. forms: the ways to read it, the likeliest first."""
+        forms = [form for form in forms if form.count_characters() <= MOST_CHARACTERS]
+        if not forms:
+            return replace(self, has_head=False, has_tail=False)
+        if self.form is None:
+            return replace(self, form=forms[0], has_head=True, has_tail=forms[0].has_question)
+        alike = next((form for form in forms if form.has_head_of(self.form)), None)
+        if alike is None:
+            return replace(self, form=forms[0], has_head=False, has_tail=False)
+        has_tail = alike.after == self.form.after
+        return replace(self, form=alike.with_more_of(self.form), has_head=True, has_tail=has_tail)
+
+
+@dataclass(slots=True)
+class TemplateBook:
+    """Remember the form of each chain's prompts, for the MOST_CHAINS chains of the latest prompts.
+
+    Safe to share between threads. tenant, in every method: whose chain it is.
+    """
+
+    _chains: OrderedDict[tuple[str | None, Hashable], _Chain] = field(
+        default_factory=OrderedDict, init=False
+    )
     _options: SamplingOptions | None = field(default=None, init=False)
     _lock: Lock = field(default_factory=Lock, init=False)
 
@@ -62,23 +92,21 @@ class TemplateBook:
     ) -> Guess | None:
         """Return the prompt that the chain will write with these documents, nearest first.
 
-        Return None if no trusted template can tell.
-        explicit: the user's template. It is asked first, unless its last two guesses were wrong.
+        Return None if nothing can tell.
+        explicit: the user's template. It is asked first, unless it was wrong about the last prompt.
         """
-        with self._lock:
-            known = self._chains.use(tenant, chain) or ChainTemplates()
-            options = known.options
-            tries_explicit = known.explicit_misses < MISSES_TO_UNLEARN
-            candidates = [c.trusted() for c in known.candidates]
-        if explicit and tries_explicit and (text := _render(explicit, question, documents)):
-            return Guess(text, True, options)
-        for template, options, is_whole, _ in candidates:
-            if is_whole and (text := template.write_prompt(question, documents)):
-                return Guess(text, True, options)
-        for template, options, _, is_head in candidates:
-            if is_head and (text := template.write_head(question, documents)):
-                return Guess(text, False, options)
-        return None
+        known = self._chains.get((tenant, chain), _Chain())
+        if explicit and not known.misses_template:
+            text = _render(explicit, question, documents)
+            if text:
+                return Guess(text, True, known.options)
+        if known.form is None or not known.has_head:
+            return None
+        head = known.form.write_head(question, documents)
+        if not head:
+            return None
+        tail = known.form.write_tail(question) if known.has_tail else ""
+        return Guess(head + tail, known.has_tail, known.options)
 
     def last_options(self) -> SamplingOptions | None:
         """Return the sampling options of the last prompt of any chain; None before the first prompt."""
@@ -87,13 +115,11 @@ class TemplateBook:
     def may_guess(
         self, chain: Hashable, explicit: Render | None = None, *, tenant: str | None = None
     ) -> bool:
-        """Return False if `guess` would return None for any documents. Takes no lock."""
-        known = self._chains.find(tenant, chain) or ChainTemplates()
-        return (explicit is not None and known.explicit_misses < MISSES_TO_UNLEARN) or any(
-            c.whole.is_trusted or c.head.is_trusted for c in known.candidates
-        )
+        """Return False if `guess` would return None for any documents."""
+        known = self._chains.get((tenant, chain), _Chain())
+        return known.has_head or (explicit is not None and not known.misses_template)
 
-    def learn(
+    def remember(
         self,
         chain: Hashable,
         question: str,
@@ -104,18 +130,20 @@ class TemplateBook:
         *,
         tenant: str | None = None,
     ) -> None:
-        """Learn from a prompt that the chain has written with these documents, nearest first.
+        """Note a prompt that the chain has written with these documents, nearest first.
 
-        explicit: the user's template for this prompt; the book counts its misses too.
+        explicit: the user's template for this prompt.
         """
-        is_right = explicit is not None and _render(explicit, question, documents) == prompt
+        misses = explicit is not None and _render(explicit, question, documents) != prompt
+        forms = list(read_forms(prompt, question, documents))
         with self._lock:
-            known = self._chains.find(tenant, chain) or ChainTemplates()
-            known.options = self._options = options
-            if explicit:
-                known.explicit_misses = 0 if is_right else known.explicit_misses + 1
-            known.learn(FinishedPrompt(question, documents, prompt, options))
-            self._chains.put(tenant, chain, known)
+            known = self._chains.get((tenant, chain), _Chain()).after_prompt(forms)
+            known = replace(known, options=options, misses_template=misses)
+            self._chains[tenant, chain] = known
+            self._chains.move_to_end((tenant, chain))
+            self._options = options
+            if len(self._chains) > MOST_CHAINS:
+                self._chains.popitem(last=False)
 
 
 def _render(render: Render, question: str, documents: Sequence[Document]) -> str | None:

@@ -256,8 +256,8 @@ class RetrievalTracker:
         given = require_items(corpus, Document, "corpus", DOCUMENTS_HINT)
         return {document.id: document for document in (*self._log.documents(tenant), *given)}
 
-    def learned_template(self, chain: Hashable, tenant: str | None) -> Render | None:
-        """Return a function that writes the chain's prompts, as learned from them; None without one."""
+    def remembered_template(self, chain: Hashable, tenant: str | None) -> Render | None:
+        """Return a function that writes prompts like the chain's last one; None without one."""
 
         def render(question: str, documents: Sequence[Document]) -> str:
             guess = self._templates.guess(chain, question, documents, tenant=tenant)
@@ -275,7 +275,7 @@ class RetrievalTracker:
         if not self._is_speculating:
             return
         try:
-            self._templates.learn(
+            self._templates.remember(
                 retrieval.chain,
                 retrieval.question,
                 retrieval.documents,

@@ -38,7 +38,7 @@ class RequestPlanner:
         self.context_tokens = 0
 
     def may_plan(self, search: TrackedSearch) -> bool:
-        """Return True if there is a trusted template for the prompt of this search."""
+        """Return True if the prompt of this search may be foreseen."""
         return self._templates.may_guess(search.chain, search.template, tenant=search.tenant)
 
     def plan(self, speculation: Speculation, search: TrackedSearch) -> BackendRequest | None:
@@ -55,7 +55,7 @@ class RequestPlanner:
             return None
         expected = guess.options or search.options or self._templates.last_options()
         options = expected or SamplingOptions()
-        # An explicit template may write a ChatPrompt; learned options already say what such a prompt
+        # An explicit template may write a ChatPrompt; remembered options already say what such a prompt
         # needs.
         if isinstance(guess.text, ChatPrompt):
             options = replace(options, add_special_tokens=False)

@@ -74,8 +74,8 @@ class RAGCacheRetriever(EngineRetriever, VectorStoreRetriever):
         >>> engine.close()
 
     The engine recognises the documents in the prompt that the chain then writes. It reuses what it
-    has computed for them, as far as an earlier prompt began in the same way. It also learns what
-    the chain's prompts look like, to start the next ones early: while the search still runs, with
+    has computed for them, as far as an earlier prompt began in the same way. It also remembers what
+    the chain's last prompt looked like, to start the next one early: while the search still runs, with
     the documents found so far. With the engine's `speculation` "off", nothing starts early. The
     search's time counts into the TTFT of its prompt. A filter that is a function is also called for
     provisional documents.
@@ -261,8 +261,8 @@ class RAGCacheRetriever(EngineRetriever, VectorStoreRetriever):
         Each document is prefilled as the first one of a prompt; with reuse="anywhere" also as prompts
         borrow it. A question that is asked meanwhile does not wait for the rest. Warming all documents
         pays as far as the tiers have room for them.
-        Raises UnknownTemplate, before any work, if the retriever has no template and has seen no prompt
-        of its chain yet; what RAGCacheEngine.warm raises.
+        Raises UnknownTemplate, before any work, if the retriever has no template and the last prompts
+        of its chain do not tell how the next one begins; what RAGCacheEngine.warm raises.
         """
         return self._warming(documents).run(only_missing=only_missing, progress=progress)
 

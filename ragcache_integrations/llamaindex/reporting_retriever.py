@@ -23,8 +23,8 @@ from ragcache_integrations.llamaindex.template import PromptTemplateLike, as_tem
 class ReportingRetriever(BaseRetriever):
     """Finds what another retriever finds; RAGCacheRetriever.from_retriever makes it.
 
-    The engine recognises the nodes in the prompt that a response synthesizer then writes, and learns what
-    the prompts look like. Callbacks and events see the other retriever's run. Its errors come out
+    The engine recognises the nodes in the prompt that a response synthesizer then writes, and remembers
+    what the last one looked like. Callbacks and events see the other retriever's run. Its errors come out
     unchanged.
     """
 

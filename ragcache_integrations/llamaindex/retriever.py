@@ -97,8 +97,8 @@ class RAGCacheRetriever(VectorIndexRetriever):
         >>> engine.close()
 
     The engine recognises the nodes in the prompt that a response synthesizer then writes. It reuses
-    what it has computed for them, as far as an earlier prompt began in the same way. It also learns
-    what the prompts look like, to start the next ones early: while the search still runs, with the
+    what it has computed for them, as far as an earlier prompt began in the same way. It also remembers
+    what the last prompt looked like, to start the next one early: while the search still runs, with the
     nodes found so far. With the engine's `speculation` "off", nothing starts early. The search's
     time counts into the TTFT of its prompt.
 
@@ -355,8 +355,8 @@ class RAGCacheRetriever(VectorIndexRetriever):
         Each node is prefilled as the first one of a prompt; with reuse="anywhere" also as prompts borrow
         it. A question that is asked meanwhile does not wait for the rest. Warming all nodes pays as far
         as the tiers have room for them.
-        Raises UnknownTemplate, before any work, if the retriever has no template and has seen no prompt
-        of its query engine yet; UnknownDocument if the docstore lacks a node; what RAGCacheEngine.warm
+        Raises UnknownTemplate, before any work, if the retriever has no template and the last prompts
+        of its query engine do not tell how the next one begins; UnknownDocument if the docstore lacks a node; what RAGCacheEngine.warm
         raises.
         """
         return self._warming(nodes).run(only_missing=only_missing, progress=progress)
