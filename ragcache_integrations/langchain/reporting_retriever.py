@@ -23,9 +23,9 @@ class ReportingRetriever(EngineRetriever):
     """Finds what another retriever finds; RAGCacheRetriever.from_retriever makes it.
 
     The engine recognises the documents in the prompt that the chain then writes, and remembers what
-    the chain's last prompt looked like. Callbacks see the run of the other retriever, with its name and its tags,
-    and no run of this one. The other retriever's errors come out unchanged. So do, without telling the
-    engine, answers to a question that is no text, and answers that are no list of Documents.
+    the chain's last prompt looked like. Callbacks see the run of the other retriever, with its name and
+    its tags, and no run of this one. The other retriever's errors come out unchanged. So do, without
+    telling the engine, answers to a question that is no text, and answers that are no list of Documents.
 
     retriever: the other one.
     """

@@ -356,8 +356,8 @@ class RAGCacheRetriever(VectorIndexRetriever):
         it. A question that is asked meanwhile does not wait for the rest. Warming all nodes pays as far
         as the tiers have room for them.
         Raises UnknownTemplate, before any work, if the retriever has no template and the last prompts
-        of its query engine do not tell how the next one begins; UnknownDocument if the docstore lacks a node; what RAGCacheEngine.warm
-        raises.
+        of its query engine do not tell how the next one begins; UnknownDocument if the docstore lacks a
+        node; what RAGCacheEngine.warm raises.
         """
         return self._warming(nodes).run(only_missing=only_missing, progress=progress)
 
