@@ -90,7 +90,7 @@ bench-anywhere: $(READY) ## reuse at any position alone, two question sets, agai
 	@$(PYTHON) benchmarks/compare.py --anywhere
 
 .PHONY: bench-parts
-bench-parts: $(READY) ## RAGCache with one part changed at a time, hidden search, reordered answers, growth (about 10 minutes)
+bench-parts: $(READY) ## RAGCache with one part changed at a time (about 9 minutes)
 	@$(PYTHON) benchmarks/compare.py --parts
 
 # Extras that are tried in an environment each; `dist-cpu` tries those that want a model.

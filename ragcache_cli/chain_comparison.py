@@ -62,12 +62,16 @@ ABOUT_PYTHON = INSTRUCTION.format(about="about Python")
 PASSAGE_TOKENS = 320
 CONTEXT_TOKENS = 2048
 """Of a prompt with its answer, and of a step of either model: a start tries out the longest step."""
+OWN_CONTEXT_TOKENS = 4096
+"""The same with a user's files, whose passages are longer; at most what the model reads."""
 DEVICE_TOKENS = 6_000
-"""Tokens that fit the device cache of either side: five prompts, and not half of the corpus."""
+"""Tokens that fit the device cache of either side: five prompts, and not half of the corpus. With a
+user's files as many more as the context is longer."""
 HOST_TOKENS = 40_000
 """Tokens that RAGCache may keep in host memory, and as many on disk: all it prefills, and the prompts."""
 USUAL_TOKEN_BYTES = 128 << 10
 """The tensors of one token, where the model's configuration does not tell: of about 8 billion weights."""
+REPORT_WIDTH = 120
 OTHERS_SHARE = 0.2
 """Times are not to be trusted if other programs took more than this share of one core meanwhile."""
 NEW, KEPT, AGAIN = "new questions", "questions of an earlier run, kept on disk", "the same again"
@@ -80,7 +84,8 @@ class DemoSettings:
 
     dtype: as vLLM spells it. framework: of the chains on RAGCache, "langchain" or "llamaindex".
     corpus: a folder of the user's files; None for Python's help topics on statements. questions: the
-    first half of them comes again. recompute_ratio: of EngineConfig.
+    first half of them comes again. recompute_ratio: of EngineConfig. device_bytes, host_bytes: of the
+    caches; None for DEVICE_TOKENS and HOST_TOKENS.
     """
 
     model: str
@@ -90,6 +95,8 @@ class DemoSettings:
     questions: Sequence[str]
     max_tokens: int
     recompute_ratio: float
+    device_bytes: int | None
+    host_bytes: int | None
     output: Path
 
 
@@ -106,7 +113,10 @@ def questions_about(corpus: Path | None, questions: Path | None) -> Sequence[str
 
 
 def compare_chains(settings: DemoSettings, console: Console) -> None:
-    """Ask all sides, print the comparison, write ttft.png and demo.json. Raises RAGCacheError."""
+    """Ask all sides, print the comparison, write report.txt, ttft.png and demo.json.
+
+    Raises RAGCacheError.
+    """
     started_s, phases = time.monotonic(), Phases(console)
     _make_output_folder(settings.output)
     with needed("the demo"):
@@ -122,24 +132,40 @@ def compare_chains(settings: DemoSettings, console: Console) -> None:
         form = PromptForm(
             form.before.replace(ASK_INSTRUCTION, ABOUT_PYTHON), form.between, form.after
         )
-    token_bytes = _token_bytes(model, dtype)
-    device_bytes = ByteSize(DEVICE_TOKENS * token_bytes)
-    stock_settings = StockSettings(model, dtype, CONTEXT_TOKENS, device_bytes, settings.max_tokens)
+    config = _engine_config(model, dtype, settings)
+    stock_settings = StockSettings(
+        model,
+        dtype,
+        config.vllm_args["max_model_len"],
+        int(config.device_cache),  # type: ignore[arg-type]
+        settings.max_tokens,
+    )
     with ExitStack() as running, ThreadPoolExecutor(2) as beside:
         with phases.waiting("Starting stock vLLM and RAGCache"):
-            engine, stock = _start_both(
-                _engine_config(model, dtype, token_bytes, settings), stock_settings, running
-            )
+            engine, stock = _start_both(config, stock_settings, running)
         with phases.waiting("Loading the embedding model"):
             embedder = embedding.load_embedder()
-        index, warmed, prefill_s = _index_and_prefill(
-            engine, form, embedder, settings, phases, console
+        index = _load_index(embedder, settings, phases)
+        found = find_passages(index, embedder, settings.questions)
+        questions = keep_fitting(
+            settings.questions, found, engine, form, settings.max_tokens, console
         )
+        # Of a user's folder, which may be large, only what the questions find.
+        wanted = {one.id: one for question in questions for one in found[question]}
+        warmed, prefill_s = _prefill(
+            engine,
+            form,
+            index,
+            list(wanted.values()) if settings.corpus else index.passages,
+            phases,
+            console,
+        )
+        if settings.corpus:
+            warn_of_full_host(engine, console)
         store = build_langchain_store(index, embedder)
         stock.search(store, form)
         chains = [stock, *_ragcache_chains(engine, index, embedder, store, form, settings)]
         _explain(engine, console)
-        questions = settings.questions
         others = OthersWatch()
         with phases.timed(f"{len(questions)} questions, each to all three"):
             new = ask_round(NEW, chains, questions, console)
@@ -150,16 +176,17 @@ def compare_chains(settings: DemoSettings, console: Console) -> None:
             again = ask_round(AGAIN, chains, half, console, asked=len(questions))
         others_share = others.share()
         ended = [beside.submit(one.close) for one in (engine, stock)]
-        _show_results(new, again, prefill_s, console)
+        report = _show_results(new, again, prefill_s, settings.output, console)
         picture = settings.output / "ttft.png"
         with phases.waiting("Drawing the picture"):
             draw([new, again], picture)
         with phases.waiting("Closing both"):
             for one in ended:
                 one.result()
-    figures = _write_figures(new, again, warmed, dtype, settings, phases)
-    console.print(f"Written: {picture}, {figures}", soft_wrap=True)
-    _show_next_steps(settings.recompute_ratio, console)
+    figures = _write_figures(new, again, warmed, index, config, settings, phases)
+    console.print(f"Written: {report}, {picture}, {figures}", soft_wrap=True)
+    if not settings.corpus:
+        _show_next_steps(settings.recompute_ratio, console)
     if others_share > OTHERS_SHARE:
         console.print(
             f"[yellow]Other programs took {others_share:.1f} of {_count_cores()} meanwhile: do not trust "
@@ -244,21 +271,14 @@ def _import_all(framework: str) -> None:
             import llama_index.vector_stores.faiss  # noqa: F401
 
 
-def _token_bytes(model: str, dtype: str) -> int:
-    """Return the size of one token's tensors, as far as the model's configuration tells."""
+def _engine_config(model: str, dtype: str, settings: DemoSettings) -> EngineConfig:
     folder = local_folder(model)
-    known = model_size(folder, dtype).kv_token_bytes if folder else None
-    return known or USUAL_TOKEN_BYTES
-
-
-def _engine_config(
-    model: str, dtype: str, token_bytes: int, settings: DemoSettings
-) -> EngineConfig:
-    arguments: dict[str, Any] = {
-        "max_model_len": CONTEXT_TOKENS,
-        "max_num_batched_tokens": CONTEXT_TOKENS,
-        "dtype": dtype,
-    }
+    size = model_size(folder, dtype) if folder else None
+    token_bytes = (size and size.kv_token_bytes) or USUAL_TOKEN_BYTES
+    context = OWN_CONTEXT_TOKENS if settings.corpus else CONTEXT_TOKENS
+    context = min(context, (size and size.context_tokens) or context)
+    device_tokens = DEVICE_TOKENS * context // CONTEXT_TOKENS
+    host_bytes = ByteSize(settings.host_bytes or HOST_TOKENS * token_bytes)
     return EngineConfig(
         model=model,
         backend="vllm",
@@ -266,12 +286,12 @@ def _engine_config(
         donors="neighbours",
         recompute_ratio=settings.recompute_ratio,
         recheck_share=0,  # nothing is computed between the questions
-        device_cache=ByteSize(DEVICE_TOKENS * token_bytes),
-        host_cache=ByteSize(HOST_TOKENS * token_bytes),
-        disk_cache=ByteSize(HOST_TOKENS * token_bytes),
+        device_cache=ByteSize(settings.device_bytes or device_tokens * token_bytes),
+        host_cache=host_bytes,
+        disk_cache=host_bytes,
         disk_cache_dir=cache_home() / "demo" / "kv",
         vllm_log="show",
-        vllm_args=arguments,
+        vllm_args={"max_model_len": context, "max_num_batched_tokens": context, "dtype": dtype},
     )
 
 
@@ -291,32 +311,70 @@ def _start_both(
         return starting.result(), stock
 
 
-def _index_and_prefill(
-    engine: RAGCacheEngine,
-    form: PromptForm,
-    embedder: Embedder,
-    settings: DemoSettings,
-    phases: Phases,
-    console: Console,
-) -> tuple[PassageIndex, Warmed, float]:
-    """Return the index, what prefilling its passages computed, and the seconds that it took.
-
-    Of a user's folder only the passages that the questions find are prefilled.
-    """
+def _load_index(embedder: Embedder, settings: DemoSettings, phases: Phases) -> PassageIndex:
     if settings.corpus:
         sources = folder_sources(settings.corpus)
-        index = load_corpus_index(settings.corpus, sources, embedder, phases)
-        passages = _found_passages(index, embedder, settings.questions)
-    else:
-        with phases.waiting("Indexing Python's help topics on statements") as done:
-            index = update_index(
-                cache_home() / "demo" / "index",
-                python_topics(STATEMENTS),
-                embedder,
-                done,
-                PASSAGE_TOKENS,
-            ).index
-        passages = index.passages
+        return load_corpus_index(settings.corpus, sources, embedder, phases)
+    with phases.waiting("Indexing Python's help topics on statements") as done:
+        return update_index(
+            cache_home() / "demo" / "index",
+            python_topics(STATEMENTS),
+            embedder,
+            done,
+            PASSAGE_TOKENS,
+        ).index
+
+
+def find_passages(
+    index: PassageIndex, embedder: Embedder, questions: Sequence[str]
+) -> dict[str, list[Passage]]:
+    """Return the passages that the prompt of each question has."""
+    vectors = embedder.embed(list(questions))
+    return {
+        question: index.nearest(vector, TOP_K)
+        for question, vector in zip(questions, vectors, strict=True)
+    }
+
+
+def keep_fitting(
+    questions: Sequence[str],
+    found: Mapping[str, Sequence[Passage]],
+    engine: RAGCacheEngine,
+    form: PromptForm,
+    max_tokens: int,
+    console: Console,
+) -> list[str]:
+    """Return the questions whose prompts fit into the context, and say how many do not.
+
+    found: the passages of each question. Raises CommandError if none fits.
+    """
+    most = engine.limits.context_tokens - max_tokens
+    texts = {one: form.filled([passage.shown for passage in found[one]], one) for one in found}
+    fitting = [one for one in questions if len(engine.tokenize(texts[one])) <= most]
+    if not fitting:
+        raise CommandError(
+            f"no prompt of {TOP_K} passages and its answer fit into "
+            f"{engine.limits.context_tokens} tokens: give a smaller --max-tokens, or a --model that "
+            f"reads more"
+        )
+    if left_out := len(questions) - len(fitting):
+        console.print(
+            f"[yellow]left out[/yellow] {left_out} of {len(questions)} questions: their prompts are "
+            f"longer than {most:,} tokens",
+            soft_wrap=True,
+        )
+    return fitting
+
+
+def _prefill(
+    engine: RAGCacheEngine,
+    form: PromptForm,
+    index: PassageIndex,
+    passages: Sequence[Passage],
+    phases: Phases,
+    console: Console,
+) -> tuple[Warmed, float]:
+    """Return what prefilling these passages computed, and the seconds that it took."""
     title = f"Prefilling {len(passages)} passages"
     with phases.waiting(title) as done:
         warmed = warm_corpus(
@@ -333,16 +391,18 @@ def _index_and_prefill(
         f"neighbour, to be borrowed",
         highlight=False,
     )
-    return index, warmed, phases.seconds[title]
+    return warmed, phases.seconds[title]
 
 
-def _found_passages(
-    index: PassageIndex, embedder: Embedder, questions: Sequence[str]
-) -> Sequence[Passage]:
-    """Return the passages that these questions find."""
-    vectors = embedder.embed(list(questions))
-    found = {one.id: one for row in vectors for one in index.nearest(row, TOP_K)}
-    return list(found.values())
+def warn_of_full_host(engine: RAGCacheEngine, console: Console) -> None:
+    """Print a warning if the engine's host memory could not keep all that was prefilled."""
+    tiers = engine.stats().tiers
+    if tiers.evicted["host"] or tiers.refused:
+        console.print(
+            f"[yellow]Not all of it fits into host memory, which holds {engine.limits.host_tokens:,} "
+            f"tokens: give more with --host-cache, or ask fewer questions.[/yellow]",
+            soft_wrap=True,
+        )
 
 
 def _ragcache_chains(
@@ -380,18 +440,26 @@ def _explain(engine: RAGCacheEngine, console: Console) -> None:
     )
 
 
-def _show_results(new: Round, again: Round, prefill_s: float, console: Console) -> None:
+def _show_results(
+    new: Round, again: Round, prefill_s: float, output: Path, console: Console
+) -> Path:
+    """Print table and summary, and write them to a file too. Returns its path."""
     console.print()
-    console.print(table([new, again], console.width))
-    for line in summary(new, again, prefill_s):
-        console.print(line, highlight=False)
+    report = output / "report.txt"
+    with report.open("w", encoding="utf-8") as file:
+        for shown in (console, Console(file=file, width=REPORT_WIDTH)):
+            shown.print(table([new, again], shown.width))
+            for line in summary(new, again, prefill_s):
+                shown.print(line, highlight=False)
+    return report
 
 
 def _write_figures(
     new: Round,
     again: Round,
     warmed: Warmed,
-    dtype: str,
+    index: PassageIndex,
+    config: EngineConfig,
     settings: DemoSettings,
     phases: Phases,
 ) -> Path:
@@ -403,7 +471,7 @@ def _write_figures(
         warmed,
         this_machine(),
         installed_versions(),
-        _told_settings(settings, dtype),
+        _told_settings(index, config, settings),
         phases.seconds,
     )
     return figures
@@ -415,17 +483,20 @@ def _show_next_steps(recompute_ratio: float, console: Console) -> None:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
-def _told_settings(settings: DemoSettings, dtype: str) -> Mapping[str, Any]:
+def _told_settings(
+    index: PassageIndex, config: EngineConfig, settings: DemoSettings
+) -> Mapping[str, Any]:
     return {
         "model": settings.model,
-        "dtype": dtype,
+        "corpus": str(settings.corpus or "Python's help topics on statements"),
+        **config.vllm_args,
         "framework": settings.framework,
         "max_tokens": settings.max_tokens,
         "recompute_ratio": settings.recompute_ratio,
         "top_k": TOP_K,
-        "passage_tokens": PASSAGE_TOKENS,
-        "context_tokens": CONTEXT_TOKENS,
-        "device_tokens": DEVICE_TOKENS,
+        "passage_tokens": index.manifest.passage_tokens,
+        "device_cache_bytes": config.device_cache,
+        "host_cache_bytes": config.host_cache,
         "load_average": os.getloadavg(),
     }
 

@@ -137,9 +137,7 @@ def _trade(new: Round, again: Round, prefill_s: float) -> str:
         for one, stock in zip(anywhere.asked, new.stock.asked, strict=True)
     )
     are_all_equal = all(same_answers(anywhere, new.stock))
-    others = (
-        "though here the same" if are_all_equal else "on a model as small as this one often others"
-    )
+    others = "though here the same" if are_all_equal else "of a small model often others"
     return (
         f"The trade: exact answers cost memory, {exact} where documents come again as they were; at any "
         f"position {_questions_gain(gaining, len(anywhere.asked))}, but answers are approximate, "

@@ -12,6 +12,7 @@ from ragcache_cli.commands.argument_types import (
     add_max_tokens,
     add_model,
     share,
+    size_in_bytes,
 )
 
 SUMMARY = "compare RAGCache with stock vLLM on this machine"
@@ -57,11 +58,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(dtype="float32")  # there, exact answers are equal token for token
     add_max_tokens(parser, 24)
     parser.add_argument(
+        "--device-cache",
+        type=size_in_bytes,
+        metavar="SIZE",
+        help="device memory of either model's cache (three of the longest prompts)",
+    )
+    parser.add_argument(
+        "--host-cache",
+        type=size_in_bytes,
+        metavar="SIZE",
+        help="host memory of RAGCache's cache, and as much disk (40,000 tokens)",
+    )
+    parser.add_argument(
         "--output",
         type=Path,
         default=Path("demo-output"),
         metavar="FOLDER",
-        help="where ttft.png and demo.json go (default: %(default)s)",
+        help="where report.txt, ttft.png and demo.json go (default: %(default)s)",
     )
 
 
@@ -77,6 +90,8 @@ def run(parsed: argparse.Namespace, console: Console) -> int:
             questions=questions_about(parsed.corpus, parsed.questions)[: parsed.first],
             max_tokens=parsed.max_tokens,
             recompute_ratio=parsed.recompute_ratio,
+            device_bytes=parsed.device_cache,
+            host_bytes=parsed.host_cache,
             output=parsed.output,
         ),
         console,

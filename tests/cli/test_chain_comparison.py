@@ -5,15 +5,24 @@ from __future__ import annotations
 import io
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from ragcache_cli import chain_comparison
-from ragcache_cli.chain_comparison import ask_round
+from ragcache_cli.chain_comparison import (
+    ask_round,
+    keep_fitting,
+    questions_about,
+    warn_of_full_host,
+)
 from ragcache_cli.errors import CommandError
 from ragcache_cli.measurements import Asked
-from ragcache_engine import CachedTokens
+from ragcache_cli.passages import Passage
+from ragcache_cli.prompts import CHATML
+from ragcache_cli.questions import STATEMENT_QUESTIONS
+from ragcache_engine import CachedTokens, EngineConfig, RAGCacheEngine
 
 QUESTIONS = [f"Question {n}?" for n in range(6)]
 
@@ -81,3 +90,40 @@ def test_sides_that_sent_different_prompts_cannot_be_compared():
     chains = [Echo("a", []), Echo("b", [], prompt="other {}"), Echo("c", [])]
     with pytest.raises(CommandError, match="different prompts"):
         ask_round("new", chains, QUESTIONS[:1], quiet())
+
+
+def test_a_folder_needs_its_questions_and_questions_their_folder(tmp_path: Path):
+    questions = tmp_path / "log.txt"
+    questions.write_text("What about apples?\n\nWhat about pears?\n")
+    assert questions_about(None, None) == STATEMENT_QUESTIONS
+    assert questions_about(tmp_path, questions) == ["What about apples?", "What about pears?"]
+    with pytest.raises(CommandError, match="go together"):
+        questions_about(tmp_path, None)
+
+
+def test_questions_whose_prompts_are_too_long_are_left_out_and_the_others_keep_their_order():
+    with RAGCacheEngine(EngineConfig(model="x", backend="memory")) as engine:
+        long = "word " * engine.limits.context_tokens
+        found = {
+            "short?": [Passage("a:0", "a", "a", "Few words.")],
+            "long?": [Passage("b:0", "b", "b", long)],
+        }
+        console = quiet()
+        kept = keep_fitting(["short?", "long?", "short?"], found, engine, CHATML, 8, console)
+        assert kept == ["short?", "short?"]
+        assert "left out 1 of 3 questions" in console.file.getvalue()  # type: ignore[attr-defined]
+        with pytest.raises(CommandError, match="no prompt of 5 passages"):
+            keep_fitting(["long?"], found, engine, CHATML, 8, console)
+
+
+@pytest.mark.parametrize(("host_cache", "is_warned"), [("1GiB", False), ("8MiB", True)])
+def test_a_host_memory_that_cannot_keep_all_that_was_prefilled_is_told(
+    host_cache: str, is_warned: bool
+):
+    config = EngineConfig(model="x", backend="memory", device_cache="64MiB", host_cache=host_cache)
+    with RAGCacheEngine(config) as engine:
+        for number in range(40):
+            engine.generate(f"Prompt {number}. " + "It goes on. " * 60)
+        console = quiet()
+        warn_of_full_host(engine, console)
+    assert ("--host-cache" in console.file.getvalue()) is is_warned  # type: ignore[attr-defined]

@@ -13,10 +13,6 @@ from pathlib import Path
 import pytest
 from demo_lines import foreign_lines
 
-from ragcache_cli.chain_comparison import questions_about
-from ragcache_cli.errors import CommandError
-from ragcache_cli.questions import STATEMENT_QUESTIONS
-
 for module in ("faiss", "langchain_community", "matplotlib", "sentence_transformers", "vllm"):
     pytest.importorskip(module)
 
@@ -66,15 +62,6 @@ def test_two_questions_are_answered_three_ways_and_nothing_else_is_on_the_termin
     assert any(one["tier"] for one in borrowed), "they were prefilled before the questions"
 
 
-def test_a_folder_needs_its_questions_and_questions_their_folder(tmp_path: Path):
-    questions = tmp_path / "log.txt"
-    questions.write_text("What about apples?\n\nWhat about pears?\n")
-    assert questions_about(None, None) == STATEMENT_QUESTIONS
-    assert questions_about(tmp_path, questions) == ["What about apples?", "What about pears?"]
-    with pytest.raises(CommandError, match="go together"):
-        questions_about(tmp_path, None)
-
-
 def test_questions_of_ones_own_are_asked_of_ones_own_files(home: Path, tmp_path: Path):
     corpus = tmp_path / "fruit"
     corpus.mkdir()
@@ -83,7 +70,8 @@ def test_questions_of_ones_own_are_asked_of_ones_own_files(home: Path, tmp_path:
             f"All that is known about {name}: they grow on trees. " * 9
         )
     questions = tmp_path / "log.txt"
-    questions.write_text("Where do apples grow?\nWhere do plums grow?\n")
+    too_long = "Where do figs grow? " * 2000
+    questions.write_text(f"Where do apples grow?\n{too_long}\nWhere do plums grow?\n")
     command = ["demo", "--corpus", str(corpus), "--questions", str(questions), "--max-tokens", "6"]
     done = subprocess.run(
         [sys.executable, "-m", "ragcache_cli", *command, "--output", str(tmp_path / "out")],
@@ -97,7 +85,13 @@ def test_questions_of_ones_own_are_asked_of_ones_own_files(home: Path, tmp_path:
         },
     )
     assert done.returncode == 0, done.stderr[-4000:]
+    assert "left out 1 of 3 questions" in done.stdout
+    assert "With your own files" not in done.stdout
+    assert "Equal: 3 of 3 exact answers" in " ".join(
+        (tmp_path / "out" / "report.txt").read_text().split()
+    )
     figures = json.loads((tmp_path / "out" / "demo.json").read_text())
+    assert figures["settings"]["passage_tokens"] == 400
     stock, exact, anywhere = figures["rounds"][0]["runs"]
     assert exact["same_answers_as_stock"] == len(stock["asked"]) == 2
     assert anywhere["reused_share"] > exact["reused_share"]
