@@ -8,20 +8,16 @@ of the vector's own length, and then scaled back to unit length. So a copy is as
 
 from __future__ import annotations
 
-import gzip
-import json
-import os
 from pathlib import Path
-from typing import Any
 
 import faiss
 import numpy as np
 from numpy.typing import NDArray
+from question_files import read_lines
 from rich.progress import track
 
 from ragcache_cli.embedding import load_embedder
 
-DATA = Path(os.environ.get("RAGCACHE_DATA", Path(__file__).parents[2] / "shared" / "data"))
 KEPT = Path.home() / ".cache" / "ragcache" / "bench"
 SETS = ("squad", "multihoprag", "nq_open", "musique")
 LISTS = 1_024
@@ -32,15 +28,10 @@ SEED = 1
 Vectors = NDArray[np.float32]
 
 
-def read(path: Path) -> list[dict[str, Any]]:
-    with gzip.open(path, "rt", encoding="utf-8") as lines:
-        return [json.loads(line) for line in lines]
-
-
 def texts(name: str, kind: str, data: Path) -> list[str]:
     if kind == "questions":
-        return [row["query"] for row in read(data / name / "queries.jsonl.gz")]
-    rows = read(data / name / "corpus.jsonl.gz")
+        return [row["query"] for row in read_lines(data / name / "queries.jsonl.gz")]
+    rows = read_lines(data / name / "corpus.jsonl.gz")
     return [f"{row['title']}\n{row['text']}" if row["title"] else row["text"] for row in rows]
 
 

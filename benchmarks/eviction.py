@@ -15,18 +15,15 @@ RAGCACHE_DATA names the folder of the question sets; tokens are estimated as wor
 from __future__ import annotations
 
 import argparse
-import gzip
-import json
-import os
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 from peers import PEERS
+from question_files import DATA, read_lines
 from rich.progress import track
 
 from ragcache_engine.knowledge.eviction import DEFAULT_POLICY, POLICIES
@@ -34,7 +31,6 @@ from ragcache_engine.simulation.oracle import oracle, reuse_anywhere
 from ragcache_engine.simulation.replay import replay
 from ragcache_engine.simulation.traces import Trace, draw_drifting, draw_zipf
 
-DATA = Path(os.environ.get("RAGCACHE_DATA", Path(__file__).parents[2] / "shared" / "data"))
 COMPARED = {**POLICIES, **PEERS}
 SETS = ("squad", "multihoprag", "nq_open", "musique")
 TOP_K = (2, 5)
@@ -70,17 +66,12 @@ class Row:
         return self.hits[self.best_other] - self.hits[DEFAULT_POLICY]
 
 
-def read(path: Path) -> list[dict[str, Any]]:
-    with gzip.open(path, "rt", encoding="utf-8") as lines:
-        return [json.loads(line) for line in lines]
-
-
 def questions(name: str, data: Path) -> Trace:
     tokens = {
         row["doc_id"]: max(1, round(WORDS_TO_TOKENS * len(f"{row['title']} {row['text']}".split())))
-        for row in read(data / name / "corpus.jsonl.gz")
+        for row in read_lines(data / name / "corpus.jsonl.gz")
     }
-    found = read(data / name / "retrieval_topk.jsonl.gz")
+    found = read_lines(data / name / "retrieval_topk.jsonl.gz")
     return Trace(tuple(tuple(row["doc_ids"]) for row in found), tokens)
 
 

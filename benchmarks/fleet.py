@@ -19,7 +19,6 @@ RAGCACHE_DATA names the folder of the question sets.
 from __future__ import annotations
 
 import argparse
-import gzip
 import json
 import os
 import random
@@ -40,6 +39,7 @@ from typing import Any
 
 import httpx2
 import psutil
+from question_files import DATA, read_lines
 
 from ragcache_cli.machine import this_machine
 from ragcache_cli.models import demo_model
@@ -48,7 +48,6 @@ from ragcache_engine.fleet_serving.ingress import ROUTING_HEADER
 from ragcache_engine.fleet_serving.running import NAME, running_fleet
 from ragcache_engine.simulation.traces import zipf_weights
 
-DATA = Path(os.environ.get("RAGCACHE_DATA", Path(__file__).parents[2] / "shared" / "data"))
 MIB = 1 << 20
 OPERATOR = "the operator's own key"
 ROUTINGS = ("documents", "random", "prefix")
@@ -159,16 +158,12 @@ def fleet(device_mib: int, disk: Path | None = None, replicas: int = 2) -> Itera
         yield Door(f"http://127.0.0.1:{port}")
 
 
-def read(name: str) -> list[dict[str, Any]]:
-    with gzip.open(DATA / "squad" / name, "rt", encoding="utf-8") as lines:
-        return [json.loads(line) for line in lines]
-
-
 def natural_asks(articles: int) -> list[Ask]:
     """Return the questions whose nearest passage is in one of the articles asked most, as they stand."""
-    passages = {row["doc_id"]: row for row in read("corpus.jsonl.gz")}
-    nearest = {row["query_id"]: row["doc_ids"][0] for row in read("retrieval_topk.jsonl.gz")}
-    asked = read("queries.jsonl.gz")
+    passages = {row["doc_id"]: row for row in read_lines(DATA / "squad" / "corpus.jsonl.gz")}
+    retrieved = read_lines(DATA / "squad" / "retrieval_topk.jsonl.gz")
+    nearest = {row["query_id"]: row["doc_ids"][0] for row in retrieved}
+    asked = read_lines(DATA / "squad" / "queries.jsonl.gz")
     titles = Counter(passages[nearest[row["query_id"]]]["title"] for row in asked)
     kept = {title for title, _ in titles.most_common(articles)}
     return [

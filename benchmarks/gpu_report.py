@@ -103,18 +103,17 @@ class Benchmark:
         """Yield parts that may run beside each other, and how many of them: answers, not times."""
         run, sizes = self.run, self.run.sizes
         slow = 4.0 if run.is_cpu else 1.0
+        beside: list[Part] = []
         if "answers" in self._only:
             systems = ("RAGCache", "vLLM", "vLLM's prefix cache")
-            beside = [
+            beside += [
                 Part(f"answers:{system} {dtype}", 240 * slow, environment_of(dtype))
                 for dtype in sizes.dtypes
                 for system in systems
             ]
-            if "likeness" in self._only:
-                beside.append(Part("likeness", 240 * slow))
-            yield beside, sizes.at_once
-        elif "likeness" in self._only:
-            yield [Part("likeness", 240 * slow)], 1
+        if "likeness" in self._only:
+            beside.append(Part("likeness", 240 * slow))
+        yield beside, sizes.at_once
         if "ttft" in self._only:
             yield [Part(f"ttft:{system}", 140 * slow) for system in ("ragcache", "vllm")], 1
         if "borrowed" in self._only:

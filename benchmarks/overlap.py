@@ -45,11 +45,12 @@ from typing import Any
 import faiss
 import matplotlib as mpl
 import numpy as np
-from embedded_sets import DATA, LISTS, SETS, SHARES, embedded, read, scaled_up, texts
+from embedded_sets import LISTS, SETS, SHARES, embedded, scaled_up, texts
 from langchain_community.docstore.in_memory import InMemoryDocstore
 from langchain_community.vectorstores import FAISS
 from langchain_core.documents import Document as LangChainDocument
 from langchain_core.embeddings import Embeddings
+from question_files import DATA, read_lines
 
 from ragcache_cli import timeline
 from ragcache_cli.models import demo_model
@@ -384,7 +385,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for name in SETS
         for text in texts(name, "documents", given.data)
     ]
-    squad = [row["query"] for row in read(given.data / "squad" / "queries.jsonl.gz")]
+    squad = [row["query"] for row in read_lines(given.data / "squad" / "queries.jsonl.gz")]
     drawn = list(dict.fromkeys(random.Random(SEED).sample(squad, len(squad))))
     vectors = embedded("questions", given.data)
     known = {question: vectors[at].tolist() for at, question in enumerate(squad)}

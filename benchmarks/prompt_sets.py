@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import gzip
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import faiss
+from question_files import read_lines
 
 from ragcache_cli.embedding import MiniLM
 from ragcache_engine import Document
@@ -44,14 +43,14 @@ def read_set(
     """
     corpus = {
         line["doc_id"]: Document(line["doc_id"], line["text"])
-        for line in _lines(folder / "corpus.jsonl.gz")
+        for line in read_lines(folder / "corpus.jsonl.gz")
     }
     found = {
         line["query_id"]: line["doc_ids"][:top_k]
-        for line in _lines(folder / "retrieval_topk.jsonl.gz")
+        for line in read_lines(folder / "retrieval_topk.jsonl.gz")
     }
     questions: list[Question] = []
-    for line in _lines(folder / "queries.jsonl.gz"):
+    for line in read_lines(folder / "queries.jsonl.gz"):
         documents = [corpus[name] for name in found[line["query_id"]]]
         words = sum(len(document.text.split()) for document in documents)
         if most_words is None or words <= most_words:
@@ -71,8 +70,3 @@ def find_nearest(corpus: Sequence[Document], count: int = 1) -> dict[str, list[D
         document.id: [corpus[int(at)] for at in found[place] if at != place][:count]
         for place, document in enumerate(corpus)
     }
-
-
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    with gzip.open(path, "rt", encoding="utf-8") as lines:
-        yield from map(json.loads, lines)

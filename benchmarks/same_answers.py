@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import gzip
 import json
 import os
 import random
@@ -34,9 +33,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from question_files import DATA, read_lines
+
 from ragcache_engine import Document, EngineConfig, RAGCacheEngine, SamplingOptions
 
-DATA = Path(os.environ.get("RAGCACHE_DATA", Path(__file__).parents[2] / "shared" / "data"))
 SHARES = {"squad": 0.7, "multihoprag": 0.1, "nq_open": 0.1, "musique": 0.1}
 TOP_K = 3
 MAX_TOKENS = 24
@@ -61,9 +61,9 @@ def data_prompts(count: int, data: Path = DATA) -> list[Prompt]:
     """
     prompts: list[Prompt] = []
     for name, share in SHARES.items():
-        texts = {row["doc_id"]: row for row in read(data / name / "corpus.jsonl.gz")}
-        questions = read(data / name / "queries.jsonl.gz")
-        found = read(data / name / "retrieval_topk.jsonl.gz")
+        texts = {row["doc_id"]: row for row in read_lines(data / name / "corpus.jsonl.gz")}
+        questions = read_lines(data / name / "queries.jsonl.gz")
+        found = read_lines(data / name / "retrieval_topk.jsonl.gz")
         asked_for = Counter(row["doc_ids"][0] for row in found)
         rows = sorted(
             zip(questions, found, strict=True), key=lambda row: -asked_for[row[1]["doc_ids"][0]]
@@ -75,11 +75,6 @@ def data_prompts(count: int, data: Path = DATA) -> list[Prompt]:
             }
             prompts.append(Prompt(written(documents, question["query"]), documents))
     return prompts
-
-
-def read(path: Path) -> list[dict[str, Any]]:
-    with gzip.open(path, "rt", encoding="utf-8") as lines:
-        return [json.loads(line) for line in lines]
 
 
 def written(documents: dict[str, str], question: str) -> str:

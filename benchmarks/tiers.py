@@ -29,7 +29,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from same_answers import DATA, read, written
+from question_files import DATA, read_lines
+from same_answers import written
 
 from ragcache_engine import Document, EngineConfig, RAGCacheEngine, SamplingOptions, Usage
 
@@ -56,9 +57,9 @@ def draw_trace(count: int, skew: float | None, seed: int = 1) -> list[PreparedQu
 
     skew: the exponent of the weights.
     """
-    texts = {row["doc_id"]: row for row in read(DATA / "squad" / "corpus.jsonl.gz")}
-    questions = read(DATA / "squad" / "queries.jsonl.gz")
-    found = read(DATA / "squad" / "retrieval_topk.jsonl.gz")
+    texts = {row["doc_id"]: row for row in read_lines(DATA / "squad" / "corpus.jsonl.gz")}
+    questions = read_lines(DATA / "squad" / "queries.jsonl.gz")
+    found = read_lines(DATA / "squad" / "retrieval_topk.jsonl.gz")
     pairs = list(zip(questions, found, strict=True))
     if skew is None:
         chosen = pairs[:count]

@@ -278,7 +278,11 @@ def _engine_config(model: str, dtype: str, settings: DemoSettings) -> EngineConf
     context = OWN_CONTEXT_TOKENS if settings.corpus else CONTEXT_TOKENS
     context = min(context, (size and size.context_tokens) or context)
     device_tokens = DEVICE_TOKENS * context // CONTEXT_TOKENS
-    host_bytes = ByteSize(settings.host_bytes or HOST_TOKENS * token_bytes)
+    device_bytes, host_bytes = settings.device_bytes, settings.host_bytes
+    if device_bytes is None:
+        device_bytes = device_tokens * token_bytes
+    if host_bytes is None:
+        host_bytes = HOST_TOKENS * token_bytes
     return EngineConfig(
         model=model,
         backend="vllm",
@@ -286,9 +290,9 @@ def _engine_config(model: str, dtype: str, settings: DemoSettings) -> EngineConf
         donors="neighbours",
         recompute_ratio=settings.recompute_ratio,
         recheck_share=0,  # nothing is computed between the questions
-        device_cache=ByteSize(settings.device_bytes or device_tokens * token_bytes),
-        host_cache=host_bytes,
-        disk_cache=host_bytes,
+        device_cache=ByteSize(device_bytes),
+        host_cache=ByteSize(host_bytes),
+        disk_cache=ByteSize(host_bytes),
         disk_cache_dir=cache_home() / "demo" / "kv",
         vllm_log="show",
         vllm_args={"max_model_len": context, "max_num_batched_tokens": context, "dtype": dtype},

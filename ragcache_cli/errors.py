@@ -5,7 +5,6 @@ RAGCacheError
     ├── MissingExtra                 a package of an optional extra is not installed
     ├── EmptyCorpus                  the folder holds nothing that could be read
     ├── BadTrace                     a retrieval trace or query log cannot be read
-    ├── BenchFailed                  a system under comparison did not start, or failed
     └── DemoModelUnavailable         the demo's model could not be made
 """
 
@@ -28,10 +27,6 @@ class EmptyCorpus(CommandError):
 
 class BadTrace(CommandError):
     """A file of requests or questions cannot be read. The message names the line."""
-
-
-class BenchFailed(CommandError):
-    """A system under comparison did not start, or failed a request. The message quotes the system."""
 
 
 class DemoModelUnavailable(CommandError):

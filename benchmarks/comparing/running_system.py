@@ -13,11 +13,11 @@ from typing import Any
 from langchain_core.callbacks import AsyncCallbackHandler
 
 from comparing.corpus_files import StoredSet, build_store
+from comparing.errors import BenchFailed
 from comparing.systems import RAGCACHE, Sizes, System
 from comparing.workload import Request
 from ragcache_cli.chains import langchain_chain
 from ragcache_cli.corpus_warming import warm_corpus
-from ragcache_cli.errors import BenchFailed
 from ragcache_cli.timeline import hidden_share
 from ragcache_engine import Document, EngineConfig, EngineError, RAGCacheEngine
 from ragcache_integrations.answer_facts import report_of

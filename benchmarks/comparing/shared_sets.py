@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 import os
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
+
+from question_files import DATA_VARIABLE, read_lines
 
 from comparing.plan import ARTICLES, SQUAD
 from comparing.question_sets import Question, QuestionSet
@@ -20,7 +20,6 @@ from ragcache_cli.folders import cache_home
 
 SETS = (SQUAD, "multihoprag", "nq_open", "musique")
 FILES = ("corpus.jsonl.gz", "queries.jsonl.gz")
-DATA_VARIABLE = "RAGCACHE_DATA"
 TOKENS_A_WORD = 1.6
 """Tokens per word, more than English needs, so that an article of the allowed words fits its prompt."""
 
@@ -44,11 +43,11 @@ def data_folder() -> Path | None:
 
 def shared_set(name: str, data: Path, embedder: Embedder) -> QuestionSet:
     """Load one of SETS, with exact search as in its recorded retrieval. Raises BadTrace."""
-    corpus = {row["doc_id"]: row for row in _read_lines(data / name / "corpus.jsonl.gz")}
+    corpus = {row["doc_id"]: row for row in read_lines(data / name / "corpus.jsonl.gz")}
     documents = {
         key: "\n".join(filter(None, (row["title"], row["text"]))) for key, row in corpus.items()
     }
-    asked = list(_read_lines(data / name / "queries.jsonl.gz"))
+    asked = list(read_lines(data / name / "queries.jsonl.gz"))
     questions = [Question(row["query"], tuple(row["answers"] or ())) for row in asked]
     return QuestionSet(
         name=name,
@@ -66,7 +65,7 @@ def long_documents(data: Path, embedder: Embedder, most_words: int) -> QuestionS
     most_words: longer articles, and the questions on them, are left out; they would not fit the context.
     A question gets the article of its nearest paragraph, so this set is for top-1 only. Raises BadTrace.
     """
-    corpus = list(_read_lines(data / "squad" / "corpus.jsonl.gz"))
+    corpus = list(read_lines(data / "squad" / "corpus.jsonl.gz"))
     paragraphs: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for row in sorted(corpus, key=lambda row: str(row["doc_id"])):
         paragraphs[row["title"]].append(row)
@@ -79,7 +78,7 @@ def long_documents(data: Path, embedder: Embedder, most_words: int) -> QuestionS
     gold = {row["doc_id"] for row in rows}
     asked = [
         row
-        for row in _read_lines(data / "squad" / "queries.jsonl.gz")
+        for row in read_lines(data / "squad" / "queries.jsonl.gz")
         if gold.intersection(row["gold_doc_ids"])
     ]
     if not asked:
@@ -123,12 +122,3 @@ def _build_flat_index(vectors: Any) -> Any:
     index = faiss.IndexFlatL2(vectors.shape[1])
     index.add(vectors)
     return index
-
-
-def _read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    try:
-        with gzip.open(path, "rt", encoding="utf-8") as lines:
-            for line in lines:
-                yield json.loads(line)
-    except (OSError, ValueError) as error:
-        raise BadTrace(f"{path} cannot be read: {error}") from error

@@ -13,9 +13,9 @@ from typing import Any, Self
 
 import psutil
 
+from comparing.errors import BenchFailed
 from comparing.systems import Sizes, System
 from comparing.workload import Request
-from ragcache_cli.errors import BenchFailed
 
 END_S = 60.0
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 from comparing.corpora import ANSWER_UNKNOWN, LONGEST_ANSWER
 from comparing.shared_sets import LONG, TOKENS_A_WORD, data_folder
+from question_files import read_lines
 
 from ragcache_cli.errors import BadTrace
 from ragcache_cli.prompts import BETWEEN_PASSAGES, PromptForm
@@ -148,9 +146,9 @@ def read_questions(name: str, top_k: int, context_tokens: int) -> list[AskedOf]:
     if folder is None:
         raise BadTrace("there are no shared question sets: set RAGCACHE_DATA to their folder")
     squad = folder / ("squad" if name == LONG else name)
-    corpus = list(_read_lines(squad / "corpus.jsonl.gz"))
-    asked = list(_read_lines(squad / "queries.jsonl.gz"))
-    found = list(_read_lines(squad / "retrieval_topk.jsonl.gz"))
+    corpus = list(read_lines(squad / "corpus.jsonl.gz"))
+    asked = list(read_lines(squad / "queries.jsonl.gz"))
+    found = list(read_lines(squad / "retrieval_topk.jsonl.gz"))
     if name == LONG:
         return _articles(corpus, asked, found, int(context_tokens / TOKENS_A_WORD))
     texts = {row["doc_id"]: "\n".join(filter(None, (row["title"], row["text"]))) for row in corpus}
@@ -188,11 +186,3 @@ def _articles(
             AskedOf(row["query"], (Passage(title, texts[title]),), (row["answers"] or [""])[0])
         )
     return chosen
-
-
-def _read_lines(path: Path) -> list[dict[str, Any]]:
-    try:
-        with gzip.open(path, "rt", encoding="utf-8") as lines:
-            return [json.loads(line) for line in lines]
-    except (OSError, ValueError) as error:
-        raise BadTrace(f"{path} cannot be read: {error}") from error

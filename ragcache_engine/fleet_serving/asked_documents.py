@@ -69,16 +69,16 @@ class AskedDocuments:
             if each.blocks.device or each.blocks.host
             for name in each.documents
         }
-        if tree.other_documents and tree.sketch is None:
+        if tree.other_documents and tree.bloom_filter is None:
             return []  # it lists its largest documents, and says nothing of the others
-        sketch = tree.sketch
+        bloom_filter = tree.bloom_filter
         gone = []
         for key, asked in self._asked.items():
             if asked.at > settled_at:
                 break  # from here on, all are newer
             if key in self._running or asked.document in held:
                 continue
-            if sketch is None or asked.document not in sketch:
+            if bloom_filter is None or asked.document not in bloom_filter:
                 gone.append(key)
         return gone
 

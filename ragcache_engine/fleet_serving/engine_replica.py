@@ -120,7 +120,7 @@ class EngineReplica:
         if self._model is None:
             told = (await self._client.get("/v1/models", headers=headers)).json()
             self._model = told["data"][0]["id"]
-        message = RequestMessage(snapshot=MOST_DOCUMENTS, with_sketch=True, operator_key=key)
+        message = RequestMessage(snapshot=MOST_DOCUMENTS, with_bloom_filter=True, operator_key=key)
         body = {
             "model": self._model,
             "prompt": [0],

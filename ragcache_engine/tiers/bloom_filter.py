@@ -43,7 +43,7 @@ class BloomFilter:
             self._bits[place >> 3] |= 1 << (place & 7)
 
     def to_text(self) -> str:
-        """Return the sketch as text, to send to another process."""
+        """Return the filter as text, to send to another process."""
         return b64encode(self._bits).decode()
 
     @classmethod
@@ -51,10 +51,10 @@ class BloomFilter:
         """Read what `to_text` returned. Raises ValueError for any other text."""
         bits = b64decode(text, validate=True)
         if not bits or len(bits) & (len(bits) - 1):
-            raise ValueError(f"a sketch has a power of two of bytes, not {len(bits)}")
-        sketch = cls(0)
-        sketch._bits, sketch._mask = bytearray(bits), len(bits) * 8 - 1
-        return sketch
+            raise ValueError(f"a Bloom filter has a power of two of bytes, not {len(bits)}")
+        bloom_filter = cls(0)
+        bloom_filter._bits, bloom_filter._mask = bytearray(bits), len(bits) * 8 - 1
+        return bloom_filter
 
     def _places(self, document: str) -> tuple[int, int, int, int]:
         name = document.encode(errors="surrogatepass")

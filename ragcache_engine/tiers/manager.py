@@ -469,12 +469,12 @@ class CacheManager(Generic[B]):
         waiting: int = 0,
         running: int = 0,
         requests: Iterable[ServedRequest] = (),
-        with_sketch: bool = False,
+        with_bloom_filter: bool = False,
     ) -> TreeSnapshot:
         """Return what an observer is told, with at most this many documents.
 
-        waiting, running, requests: as in TreeSnapshot; the caller knows them. with_sketch: whether it has
-        a sketch, if it needs one.
+        waiting, running, requests: as in TreeSnapshot; the caller knows them. with_bloom_filter: whether
+        it has a Bloom filter, if it needs one.
         """
         watch, tree = self._watch, self.tree
         watch.look(1 if waiting or running else IDLE_SLICES)
@@ -494,7 +494,7 @@ class CacheManager(Generic[B]):
             capacity=BlocksByTier(*map(tree.capacity, TIERS)),
             block_tokens=self.block_tokens,
             requests=tuple(requests),
-            sketch=watch.sketch if with_sketch else None,
+            bloom_filter=watch.bloom_filter if with_bloom_filter else None,
             age_s=watch.age_s,
         )
 

@@ -76,8 +76,8 @@ class TreeSnapshot:
     waiting, running: requests in the scheduler. disk_reads, disk_writes: blocks under way.
     held, capacity: blocks each tier holds, and may hold; a block that several tiers have counts in each.
     requests: the last requests that ended, the oldest first, as the scheduler saw them.
-    sketch: all documents in device and host memory, for a reader who asked for it, if there are more of
-      them than a list may have.
+    bloom_filter: all documents in device and host memory, for a reader who asked for it, if there are
+      more of them than a list may have.
     age_s: how many seconds before this moment the pass over the tree began that saw these documents: a
       large tree is seen over several looks. None if no pass is complete yet, so that none are listed.
     """
@@ -96,7 +96,7 @@ class TreeSnapshot:
     capacity: BlocksByTier = field(default_factory=BlocksByTier)
     block_tokens: int = 0
     requests: tuple[ServedRequest, ...] = ()
-    sketch: BloomFilter | None = None
+    bloom_filter: BloomFilter | None = None
     age_s: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
@@ -108,7 +108,7 @@ class TreeSnapshot:
         ]
         content["requests"] = [request.to_dict() for request in self.requests]
         content["disk"] = self.disk.value
-        content["sketch"] = self.sketch.to_text() if self.sketch else None
+        content["bloom_filter"] = self.bloom_filter.to_text() if self.bloom_filter else None
         for name in _BY_TIER:
             content[name] = list(content[name].values())
         return content
@@ -123,8 +123,8 @@ class TreeSnapshot:
         )
         read["requests"] = tuple(map(ServedRequest.from_dict, content["requests"]))
         read["disk"] = DiskState(content["disk"])
-        sketch = content.get("sketch")
-        read["sketch"] = BloomFilter.from_text(sketch) if sketch else None
+        bloom_filter = content.get("bloom_filter")
+        read["bloom_filter"] = BloomFilter.from_text(bloom_filter) if bloom_filter else None
         for name in _BY_TIER:
             read[name] = BlocksByTier(*content[name])
         return cls(**read)

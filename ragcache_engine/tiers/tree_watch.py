@@ -12,7 +12,7 @@ from ragcache_engine.tiers.counters import BlocksByTier
 from ragcache_engine.tiers.tree_snapshot import MOST_DOCUMENTS, DocumentBlocks
 
 SLICE_NODES = 500
-"""So many nodes, or documents, one slice visits: half a millisecond, or one and a half with a sketch."""
+"""So many nodes, or documents, one slice visits: half a millisecond, or thrice that with a filter."""
 
 IDLE_SLICES = 20
 """So many slices at once while no request waits or runs."""
@@ -26,7 +26,7 @@ class TreeWatch:
 
     nodes: returns all nodes of the tree as of now. clock: returns seconds.
     documents, others, other_blocks, unnamed_blocks: as in TreeSnapshot, as of the last complete pass.
-    sketch: as in TreeSnapshot; None while `documents` has them all.
+    bloom_filter: as in TreeSnapshot; None while `documents` has them all.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class TreeWatch:
         self.documents: tuple[DocumentBlocks, ...] = ()
         self.others = 0
         self.other_blocks = self.unnamed_blocks = BlocksByTier()
-        self.sketch: BloomFilter | None = None
+        self.bloom_filter: BloomFilter | None = None
         self._seen_at: float | None = None  # when the last complete pass began
 
     @property
@@ -80,7 +80,7 @@ class TreeWatch:
         unnamed = sums.pop((), [0] * 5)
         largest: list[tuple[int, tuple[str, ...], _Sums]] = []
         others = [0] * 5
-        sketch = BloomFilter(len(sums)) if len(sums) > MOST_DOCUMENTS else None
+        bloom_filter = BloomFilter(len(sums)) if len(sums) > MOST_DOCUMENTS else None
         for at, (names, of_document) in enumerate(sums.items(), start=1):
             item = (sum(of_document[:3]), names, of_document)
             if len(largest) < MOST_DOCUMENTS:
@@ -88,14 +88,14 @@ class TreeWatch:
             else:
                 _, _, least = heappushpop(largest, item)
                 others = [one + more for one, more in zip(others, least, strict=True)]
-            if sketch is not None and (of_document[0] or of_document[1]):
+            if bloom_filter is not None and (of_document[0] or of_document[1]):
                 for name in names:
-                    sketch.add(name)
+                    bloom_filter.add(name)
             if not at % self._slice_nodes:
                 yield
         self._seen_at = begun_at
         self.others, self.other_blocks = len(sums) - len(largest), BlocksByTier(*others[:3])
-        self.unnamed_blocks, self.sketch = BlocksByTier(*unnamed[:3]), sketch
+        self.unnamed_blocks, self.bloom_filter = BlocksByTier(*unnamed[:3]), bloom_filter
         self.documents = tuple(
             DocumentBlocks(names, contexts, uses, BlocksByTier(*blocks))
             for _, names, (*blocks, contexts, uses) in sorted(largest, reverse=True)

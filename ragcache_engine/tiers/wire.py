@@ -34,7 +34,7 @@ class RequestMessage:
       server's clients do not have it.
     tombstones: the times of these documents' tombstones in the disk tier's folder, by mark.
     snapshot: list this many documents of the knowledge tree; such a request does nothing else.
-    with_sketch: whether the snapshot also has a sketch of all documents in fast memory.
+    with_bloom_filter: whether the snapshot also has a Bloom filter of all documents in fast memory.
     looked_up: prompts of which the sender asks whether they are cached whole; such a request does nothing
       else.
     guess: the engine's own id of the request, if nobody has asked for its answer yet. vLLM gives the
@@ -61,7 +61,7 @@ class RequestMessage:
     contexts: Mapping[str, Context] = field(default_factory=dict)
     makes_donors: bool = False
     snapshot: int = 0
-    with_sketch: bool = False
+    with_bloom_filter: bool = False
     looked_up: Sequence[LookedUp] = ()
 
     @property
@@ -98,8 +98,8 @@ class RequestMessage:
             content["makes_donors"] = True
         if self.snapshot:
             content["snapshot"] = self.snapshot
-            if self.with_sketch:
-                content["sketch"] = True
+            if self.with_bloom_filter:
+                content["bloom_filter"] = True
         if self.looked_up:
             content["looked_up"] = [
                 [list(one.token_ids), one.tenant, one.message.to_dict().get(FIELD, {})]
@@ -134,7 +134,7 @@ class RequestMessage:
             contexts=_contexts(content.get("contexts")),
             makes_donors=content.get("makes_donors") is True,
             snapshot=_count(content.get("snapshot")),
-            with_sketch=content.get("sketch") is True,
+            with_bloom_filter=content.get("bloom_filter") is True,
             looked_up=_looked_up(content.get("looked_up")),
         )
 

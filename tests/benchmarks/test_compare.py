@@ -22,6 +22,7 @@ from compare import main
 from comparing import drive, results
 from comparing import plan as plans
 from comparing.corpora import live_tokens
+from comparing.errors import BenchFailed
 from comparing.plan import DEVICE_WARM, PLANS, WARM
 from comparing.plays import Play
 from comparing.question_sets import read_own_questions
@@ -34,7 +35,6 @@ from comparing.workload import Request
 from word_bags import WordBags
 
 from ragcache_cli import embedding
-from ragcache_cli.errors import BenchFailed
 from ragcache_cli.machine import this_machine
 
 KEPT = Path(compare.__file__).parent / "results" / "2026-11-26-2-cores"

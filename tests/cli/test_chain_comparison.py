@@ -47,6 +47,11 @@ def quiet() -> Console:
     return Console(file=io.StringIO(), width=100)
 
 
+def said(console: Console) -> str:
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
 def test_a_question_goes_to_all_sides_before_the_next_one():
     diary: list[tuple[str, str]] = []
     made = ask_round("new", [Echo(name, diary) for name in "abc"], QUESTIONS, quiet())
@@ -111,7 +116,7 @@ def test_questions_whose_prompts_are_too_long_are_left_out_and_the_others_keep_t
         console = quiet()
         kept = keep_fitting(["short?", "long?", "short?"], found, engine, CHATML, 8, console)
         assert kept == ["short?", "short?"]
-        assert "left out 1 of 3 questions" in console.file.getvalue()  # type: ignore[attr-defined]
+        assert "left out 1 of 3 questions" in said(console)
         with pytest.raises(CommandError, match="no prompt of 5 passages"):
             keep_fitting(["long?"], found, engine, CHATML, 8, console)
 
@@ -126,4 +131,4 @@ def test_a_host_memory_that_cannot_keep_all_that_was_prefilled_is_told(
             engine.generate(f"Prompt {number}. " + "It goes on. " * 60)
         console = quiet()
         warn_of_full_host(engine, console)
-    assert ("--host-cache" in console.file.getvalue()) is is_warned  # type: ignore[attr-defined]
+    assert ("--host-cache" in said(console)) is is_warned

@@ -44,10 +44,10 @@ def test_documents_are_gone_once_they_are_in_no_fast_tier():
     assert len(asked) == 2
 
 
-def test_a_large_tree_tells_of_its_smaller_documents_by_a_sketch():
-    sketch = BloomFilter(1000)
-    sketch.add("small")
-    tree = replace(TREE, other_documents=600, sketch=sketch)
+def test_a_large_tree_tells_of_its_smaller_documents_by_a_bloom_filter():
+    bloom_filter = BloomFilter(1000)
+    bloom_filter.add("small")
+    tree = replace(TREE, other_documents=600, bloom_filter=bloom_filter)
     asked = answered("held", "small", "on disk", "gone")
     assert asked.take_gone(tree, LATER) == [b"on disk", b"gone"]
 

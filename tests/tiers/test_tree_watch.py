@@ -153,21 +153,21 @@ def test_documents_are_as_old_as_the_pass_that_saw_them():
     assert watch.age_s == 4.0
 
 
-def test_a_tree_of_more_documents_than_a_list_may_have_is_told_as_a_sketch():
+def test_a_tree_of_more_documents_than_a_list_may_have_is_told_as_a_bloom_filter():
     grown = Grown()
     for number in range(MOST_DOCUMENTS):
         grown.add(f"d{number}", device=9)
     watch = grown.watch()
     watch.look(10)
-    assert watch.sketch is None  # the list is complete
+    assert watch.bloom_filter is None  # the list is complete
     grown.add("small", host=1)
     for number in range(100):
         grown.add(f"on disk {number}", disk=1)
     watch.look(10)
-    assert watch.sketch is not None
+    assert watch.bloom_filter is not None
     listed = {name for each in watch.documents for name in each.documents}
     assert "small" not in listed
-    assert "small" in watch.sketch
-    assert sum(f"on disk {number}" in watch.sketch for number in range(100)) < 10
-    snapshot = TreeSnapshot(sketch=watch.sketch)
+    assert "small" in watch.bloom_filter
+    assert sum(f"on disk {number}" in watch.bloom_filter for number in range(100)) < 10
+    snapshot = TreeSnapshot(bloom_filter=watch.bloom_filter)
     assert TreeSnapshot.from_dict(json.loads(json.dumps(snapshot.to_dict()))) == snapshot

@@ -32,7 +32,7 @@ def test_what_a_request_carries_survives_the_way_to_vllm():
         operator_key="key",
         tombstones={"mark": 1_700_000_000_000_000_001},
         snapshot=50,
-        with_sketch=True,
+        with_bloom_filter=True,
         looked_up=(
             LookedUp((1, 2, 3), "ours", RequestMessage(((3, "d1"),), makes_donors=True)),
             LookedUp((4,), None, RequestMessage()),

@@ -119,15 +119,16 @@ class Popularity:
         """How many nodes are remembered."""
         return len(self._records)
 
-    def record_use(self, node: Node) -> bool:
-        """Count a completed use; return whether the half-life has changed, and with it all rates.
+    def record_use(self, node: Node) -> None:
+        """Count a completed use. With it `half_life` may change, and all rates.
 
         Several tiers may report the same use one after the other: it counts once.
         """
         if node is self._latest and node.last_use == self._now:
-            return False
+            return
         self._latest, self._latest_rate = node, None
-        changed = node.last_use != self._now and self._begin_request(node.last_use)
+        if node.last_use != self._now:
+            self._begin_request(node.last_use)
         record = self._records.get(node)
         if record is None:
             record = self._add_record(node)
@@ -136,7 +137,6 @@ class Popularity:
         weights = record.level.weights
         for which, one in enumerate(self._use_weights):
             weights[which] += one
-        return changed
 
     def log2_rate(self, node: Node, *, in_use: bool = False) -> float:
         """Return the logarithm of the node's rate, up to a constant.
@@ -168,8 +168,8 @@ class Popularity:
         weight: float = 2.0 ** ((time - self._unit_time) / self.half_life)
         return weight
 
-    def _begin_request(self, now: int) -> bool:
-        """Move the time on and compare the forecasts; return whether the rates of all nodes change."""
+    def _begin_request(self, now: int) -> None:
+        """Move the time on, and choose the half-life whose forecasts are best."""
         fade = 2.0 ** ((self._now - now) / SCORE_HALF_LIFE)
         self._now = now
         if now - self._unit_time > HALF_LIVES_TO_SCALE * min(self._half_lives):
@@ -179,11 +179,9 @@ class Popularity:
         self._judged_requests = self._judged_requests * fade + 1.0
         self._scores = scores = [score * fade for score in self._scores]
         best = max(scores)
-        if best <= scores[self._best] + MARGIN_BITS * self._judged_requests:
-            return False
-        self._best = scores.index(best)
-        self.half_life = self._half_lives[self._best]
-        return True
+        if best > scores[self._best] + MARGIN_BITS * self._judged_requests:
+            self._best = scores.index(best)
+            self.half_life = self._half_lives[self._best]
 
     def _add_record(self, node: Node) -> _NodeCounts:
         if len(self._records) >= self._clean_at:

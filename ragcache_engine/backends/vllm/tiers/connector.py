@@ -290,7 +290,7 @@ class TierConnector(OffloadingConnector):
             waiting=served.waiting,
             running=served.running,
             requests=served.recent,
-            with_sketch=message.with_sketch,
+            with_bloom_filter=message.with_bloom_filter,
         )
 
     # -- in a worker's process ---------------------------------------------------------------------
