@@ -205,21 +205,20 @@ class Residency:
         self._drop(node, rank, node.resident[rank] - blocks, freed)
 
     def _drop(self, node: Node, rank: int, keep: int, freed: list[FreedBlocks]) -> None:
-        end = node.resident[rank]
-        if end <= keep:
-            return
-        freed.append(FreedBlocks(node, TIERS[rank], keep, end))
-        self._set(node, rank, keep)
-        for slower in self._ranks:
-            if slower >= rank and node.below[slower] and not self.supports_child(node, slower):
-                self._drop_below(node, slower, freed)
-
-    def _drop_below(self, node: Node, rank: int, freed: list[FreedBlocks]) -> None:
-        for child in list((node.children or {}).values()):
-            if child.blocks:
-                self._drop(child, rank, 0, freed)
-            else:
-                self._drop_below(child, rank, freed)
+        # A list instead of recursion: a path is as long as a prompt has documents.
+        waiting = [(node, rank, keep)] if node.blocks else []
+        while waiting:
+            node, rank, keep = waiting.pop()
+            if not node.blocks:  # it owns none; those below it depend on the same blocks
+                waiting += [(child, rank, 0) for child in (node.children or {}).values()]
+            elif (end := node.resident[rank]) > keep:
+                freed.append(FreedBlocks(node, TIERS[rank], keep, end))
+                self._set(node, rank, keep)
+                for slower in self._ranks:
+                    if slower >= rank and node.below[slower]:
+                        if not self.supports_child(node, slower):
+                            children = (node.children or {}).values()
+                            waiting += [(child, slower, 0) for child in children]
 
     def _set(self, node: Node, rank: int, resident: int) -> None:
         """Set how many blocks a node has in a tier, and update all counts that depend on it."""

@@ -145,6 +145,20 @@ def test_what_stood_on_dropped_blocks_goes_with_them_unless_another_tier_carries
     tree.check()
 
 
+@pytest.mark.parametrize("tokens", [4, 1], ids=["each owns blocks", "most own none"])
+def test_a_path_of_any_length_is_dropped_at_once(tokens: int):
+    depth = 3_000
+    tree = tree_of(block_tokens=4, device=depth, host=depth)
+    nodes = chain(tree, *map(str, range(depth)), tokens=tokens)
+    for node in nodes:
+        tree.hold(node, DEVICE, node.blocks)
+    tree.unpin(nodes)
+    first = next(node for node in nodes if node.blocks)
+    freed = tree.drop(first, DEVICE)
+    assert [each.node for each in freed] == [node for node in nodes if node.blocks]
+    assert tree.used(DEVICE) == 0
+
+
 def test_removing_a_node_removes_all_below_it_once():
     gone: Counter[Node] = Counter()
     tree = KnowledgeTree(
