@@ -8,10 +8,12 @@ Source: RAGCache, §5.2.
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
+from itertools import count, islice
+from operator import attrgetter
 from typing import Generic, TypeVar
 
 T = TypeVar("T")
@@ -64,11 +66,13 @@ class ReorderQueue(Generic[T]):
         self._glance = glance or ratio
         self._window = window
         self._waiting: deque[_Waiting[T]] = deque()
+        self._aside: list[_Waiting[T]] = []
         self._glanced = 0  # how many of those behind the window, in turn
         # Times overtaken, and times at most. By id: requests need no hash, and those that have ended are
         # not kept in memory.
         self._overtaken_before: OrderedDict[int, tuple[int, int]] = OrderedDict()
         self._peeked: int | None = None  # the place peek() chose, until the queue changes
+        self._behind, self._in_front = count(), count(1)
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -85,7 +89,7 @@ class ReorderQueue(Generic[T]):
         self._peeked = None
         self._overtaken_before.pop(id(item), None)  # of an ended request that had the same id
         most_times = max(self._window, int(MOST_OVERTAKING * len(self._waiting)))
-        self._waiting.append(_Waiting(item, 0, most_times))
+        self._waiting.append(_Waiting(item, 0, most_times, next(self._behind)))
 
     def prepend(self, item: T) -> None:
         """Put a request to the front, because it was preempted or could not run yet.
@@ -95,7 +99,7 @@ class ReorderQueue(Generic[T]):
         """
         self._peeked = None
         before = self._overtaken_before.pop(id(item), (0, self._window))
-        self._waiting.appendleft(_Waiting(item, *before))
+        self._waiting.appendleft(_Waiting(item, *before, -next(self._in_front)))
 
     def peek(self) -> T:
         """Choose the request to serve next, without taking it. Raises IndexError if none waits."""
@@ -127,6 +131,19 @@ class ReorderQueue(Generic[T]):
                 del self._waiting[at]
                 return
         raise ValueError(f"{item!r} does not wait in this queue")
+
+    def set_aside(self, is_held_back: Callable[[T], bool]) -> None:
+        """Take these requests out of the queue, until `bring_back`. O(waiting)."""
+        self._peeked = None
+        waiting, self._waiting = self._waiting, deque()
+        for each in waiting:
+            (self._aside if is_held_back(each.item) else self._waiting).append(each)
+
+    def bring_back(self) -> None:
+        """Put all that were set aside to where they waited. O(waiting)."""
+        self._peeked = None
+        self._waiting = deque(heapq.merge(self._waiting, self._aside, key=attrgetter("place")))
+        self._aside = []
 
     def _choose(self) -> int:
         """Return the place in the queue of the request to serve next."""
@@ -177,12 +194,13 @@ class ReorderQueue(Generic[T]):
 
 
 class _Waiting(Generic[T]):
-    """ratio: as of the last time that the queue asked; None before."""
+    """place: orders those that wait. ratio: as of the last time that the queue asked; None before."""
 
-    __slots__ = ("item", "most_times", "ratio", "times_overtaken")
+    __slots__ = ("item", "most_times", "place", "ratio", "times_overtaken")
 
-    def __init__(self, item: T, times_overtaken: int, most_times: int) -> None:
+    def __init__(self, item: T, times_overtaken: int, most_times: int, place: int) -> None:
         self.item = item
+        self.place = place
         self.times_overtaken = times_overtaken
         self.most_times = most_times
         self.ratio: float | None = None

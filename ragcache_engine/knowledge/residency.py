@@ -215,10 +215,9 @@ class Residency:
                 freed.append(FreedBlocks(node, TIERS[rank], keep, end))
                 self._set(node, rank, keep)
                 for slower in self._ranks:
-                    if slower >= rank and node.below[slower]:
-                        if not self.supports_child(node, slower):
-                            children = (node.children or {}).values()
-                            waiting += [(child, slower, 0) for child in children]
+                    is_below = slower >= rank and node.below[slower]
+                    if is_below and not self.supports_child(node, slower):
+                        waiting += [(child, slower, 0) for child in (node.children or {}).values()]
 
     def _set(self, node: Node, rank: int, resident: int) -> None:
         """Set how many blocks a node has in a tier, and update all counts that depend on it."""

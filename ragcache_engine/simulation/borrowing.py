@@ -7,11 +7,12 @@ requests of their own, in front of the queue. It mirrors `backends/vllm/borrowin
 from __future__ import annotations
 
 from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
 from itertools import count
 
 from ragcache_engine.simulation.block_pool import Block
 from ragcache_engine.simulation.device import SimulatedDevice
-from ragcache_engine.simulation.request import SimulatedRequest
+from ragcache_engine.simulation.request import SimulatedRequest, State
 from ragcache_engine.tiers.borrowing.borrowers import Borrower, Borrowers, MissingDonor
 from ragcache_engine.tiers.provenance import ReuseReport, report_borrowing
 
@@ -28,29 +29,43 @@ class SimulatedBorrowing:
     def __init__(self, device: SimulatedDevice, step_tokens: float) -> None:
         self._device = device
         self._step_tokens = step_tokens
-        self._borrowers: Borrowers[Block] = Borrowers(device.pool.find, device.sizes.device_blocks)
+        self._borrowers: Borrowers[Block] = Borrowers(
+            device.pool.find, lambda block: block.users > 0
+        )
         self._numbers = count()
         self._ready: dict[str, Borrower[Block]] = {}
+        self._held_back: AbstractSet[str] = frozenset()
 
     def add(self, request: SimulatedRequest) -> None:
         """Let a request wait for its donors, if it borrows."""
         if request.loan is not None:
+            plan = request.loan.plan
             keys = [donor.keys for donor in request.loan.donors]
-            self._borrowers.add(Borrower(request.name, request.loan.plan, keys))
+            exact = request.keys[: plan.exact_blocks]
+            self._borrowers.add(Borrower(request.name, plan, keys, exact))
 
-    def begin_step(self, waiting: Iterable[SimulatedRequest]) -> list[SimulatedRequest]:
+    def begin_step(
+        self, waiting: Iterable[SimulatedRequest], running: Iterable[SimulatedRequest]
+    ) -> list[SimulatedRequest]:
         """Hold the donors of requests that may be admitted now; return requests for missing donors.
 
-        Their order is that in which they are to be computed. waiting: all requests without memory.
+        Their order is that in which they are to be computed. waiting: all requests that wait, for
+        memory or for copies into it, in their order. running: those that are computed.
         """
+        self._held_back = frozenset()
         if not len(self._borrowers):
             return []
-        by_name = {request.name: request for request in waiting}
-        ready, missing = self._borrowers.find_ready(
-            by_name.__contains__,
-            lambda name: -(-(by_name[name].tokens + 1) // self._device.sizes.block_tokens),
-            int(min(self._step_tokens, UNBOUNDED)),
-            self._device.manager.keep,
+        block_tokens = self._device.sizes.block_tokens
+        waiting = list(waiting)
+        by_name = {each.name: each for each in waiting if each.state is State.WAITING}
+        loading = [each for each in waiting if each.is_donor and each.name not in by_name]
+        ready, missing, self._held_back = self._borrowers.plan_step(
+            [each.name for each in by_name.values() if not each.is_donor],
+            blocks_of=lambda name: -(-(by_name[name].tokens + 1) // block_tokens),
+            free_blocks=self._device.pool.free_count + sum(len(each.blocks) for each in loading),
+            running=sum(not each.is_donor for each in running),
+            most_recomputed=int(min(self._step_tokens, UNBOUNDED)),
+            keep=self._device.manager.keep,
         )
         for borrower in ready:
             for blocks in borrower.lent:
@@ -59,8 +74,11 @@ class SimulatedBorrowing:
         return [self._ask_for(donor, by_name[donor.borrower.name]) for donor in missing]
 
     def may_admit(self, request: SimulatedRequest) -> bool:
-        """Return whether a request may be admitted in this step: it borrows nothing, or from here."""
-        return request.loan is None or request.name in self._ready
+        """Return whether a request may be admitted in this step: it takes nothing from borrowers, or has
+        all its donors."""
+        if request.loan is not None:
+            return request.name in self._ready
+        return request.name not in self._held_back
 
     def note_admitted(self, request: SimulatedRequest) -> int:
         """Note that a request has its memory; return how many tokens are recomputed for it."""

@@ -118,8 +118,8 @@ class Scheduler:
 
     def _ask_for_donors(self) -> None:
         """Put requests for donors that are missing in front of the queue."""
-        waiting = [*self._waiting, *self._awaiting_copies]
-        for donor in reversed(self._borrowing.begin_step(waiting)):
+        waiting = [*self._awaiting_copies, *self._waiting]
+        for donor in reversed(self._borrowing.begin_step(waiting, self._running)):
             self.device.add(donor)
             self._waiting.prepend(donor)
 

@@ -381,3 +381,22 @@ def test_waiting_for_memory_nobody_is_overtaken_more_often_than_the_window_allow
             break
         served += 1
     assert served == (window if window > 1 else 0)
+
+
+@given(
+    asides=st.lists(st.sets(st.integers(0, 9)), min_size=1, max_size=4),
+    fronts=st.lists(st.integers(10, 20), max_size=4, unique=True),
+)
+def test_what_was_set_aside_waits_where_it_waited_before(asides, fronts):
+    waiting: ReorderQueue[int] = ReorderQueue(float, window=4)
+    for number in range(10):
+        waiting.push(number)
+    expected = list(range(10))
+    for aside in asides:
+        waiting.set_aside(aside.__contains__)
+        assert list(waiting) == [number for number in expected if number not in aside]
+        if fronts:
+            waiting.prepend(front := fronts.pop())
+            expected.insert(0, front)
+        waiting.bring_back()
+        assert list(waiting) == expected

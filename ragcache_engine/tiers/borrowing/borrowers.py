@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Generic, NamedTuple
 
 from ragcache_engine.knowledge import Tier
@@ -12,7 +14,8 @@ from ragcache_engine.tiers.node_record import B, Key
 from ragcache_engine.tiers.provenance import PromptSources, Reason
 
 MOST_READY = 16
-"""So many requests at most get their borrowed tensors in one step."""
+"""So many requests at most wait for donors, or get their borrowed tensors, in one step. The others cost
+the step no look at their donors, however many wait."""
 
 
 @dataclass(slots=True)
@@ -20,9 +23,10 @@ class Borrower(Generic[B]):
     """A request that borrows.
 
     keys: for each donor, the keys of its whole blocks.
+    exact_keys: the keys of the request's own blocks before the first that is not exact.
     found: for each donor, where its tensors were when the request came: a tier, or None if they had to be
       computed for it. Filled as the donors come.
-    blocks: how many blocks of the device its donors take.
+    needed_keys: the keys of all blocks that its donors and its exact beginning take.
     lent: for each donor its blocks on the device, while they are held for this request.
     reasons: for each document whose donor had to be computed, why, as far as that is known.
     prefix: how many tokens of the first donor, which is the request's own beginning, each tier had when
@@ -34,12 +38,13 @@ class Borrower(Generic[B]):
     name: str
     plan: BorrowPlan
     keys: Sequence[Sequence[Key]]
+    exact_keys: Sequence[Key]
     found: dict[int, Tier | None] = field(default_factory=dict)
     lent: list[list[B]] = field(default_factory=list)
     reasons: dict[str, Reason] = field(default_factory=dict)
     prefix: Mapping[Tier, int] | None = None
     shared_tokens: int | None = None
-    blocks: int = field(init=False)
+    needed_keys: Sequence[Key] = field(init=False)
 
     def exact_tokens(self, block_tokens: int) -> dict[Tier, int]:
         """Return how many of the request's exact tokens each tier had before the request came."""
@@ -52,7 +57,7 @@ class Borrower(Generic[B]):
         return tokens
 
     def __post_init__(self) -> None:
-        self.blocks = len({key for keys in self.keys for key in keys})
+        self.needed_keys = tuple(dict.fromkeys(chain(self.exact_keys, *self.keys)))
 
 
 class MissingDonor(NamedTuple, Generic[B]):
@@ -61,17 +66,37 @@ class MissingDonor(NamedTuple, Generic[B]):
     borrower: Borrower[B]
     place: int
 
+    @property
+    def last_key(self) -> Key:
+        """The key of its last block, which stands for all of it."""
+        return self.borrower.keys[self.place][-1]
 
-class Borrowers(Generic[B]):
-    """All requests that borrow, in the order in which they came.
 
-    cached_block: returns a device block that holds this now; None if there is none.
-    device_blocks: how many blocks the device has.
+class NextStep(NamedTuple, Generic[B]):
+    """Who of the waiting requests may be admitted in the next step.
+
+    ready: borrowers that have all their donors. missing: donors that others lack, to be asked for now.
+    held_back: the names of those that must not be admitted: all other borrowers, and requests behind
+      them that would take their memory.
     """
 
-    def __init__(self, cached_block: Callable[[Key], B | None], device_blocks: int) -> None:
+    ready: Sequence[Borrower[B]] = ()
+    missing: Sequence[MissingDonor[B]] = ()
+    held_back: AbstractSet[str] = frozenset()
+
+
+class Borrowers(Generic[B]):
+    """All requests that borrow.
+
+    cached_block: returns a device block that holds this now; None if there is none.
+    is_used: returns whether a request computes with a block, so that it is not a free one.
+    """
+
+    def __init__(
+        self, cached_block: Callable[[Key], B | None], is_used: Callable[[B], bool]
+    ) -> None:
         self._cached_block = cached_block
-        self._device_blocks = device_blocks
+        self._is_used = is_used
         self._borrowers: dict[str, Borrower[B]] = {}
         self._coming: dict[Key, str] = {}  # a donor's last key -> the request that computes it
         self._places: dict[str, Key] = {}  # the other way round
@@ -95,55 +120,69 @@ class Borrowers(Generic[B]):
 
     # -- each step ---------------------------------------------------------------------------------
 
-    def find_ready(
+    def plan_step(
         self,
-        is_waiting: Callable[[str], bool],
+        waiting: Iterable[str],
+        *,
         blocks_of: Callable[[str], int],
+        free_blocks: int,
+        running: int,
         most_recomputed: int,
         keep: Callable[[str], None],
-    ) -> tuple[list[Borrower[B]], list[MissingDonor[B]]]:
-        """Return the waiting requests that have all their donors, and the donors that others lack.
+    ) -> NextStep[B]:
+        """Decide for which waiting requests donors are fetched, and which may be admitted.
 
-        Donors are fetched for as many requests as fit into device memory with their donors, the oldest
-        first: more would evict each other's donors for ever. None is ready after a step in vain; see
-        `end_step`.
-        is_waiting: returns whether a request waits for admission. blocks_of: returns how many blocks a
-          request needs. most_recomputed: how many tokens one step may recompute; one request may exceed
-          it. keep: keeps the donors of a request from eviction; called for all that donors are fetched
-          for, as a donor is computed in front of the queue and would evict one that has just come.
+        A borrower is admitted when the device has room for it and its donors at once. Its donors are
+        fetched when there is that room, and it is left to the borrower until then: donors of a request
+        that cannot be admitted would be evicted and fetched again. The first one without room is waited
+        for, as vLLM waits for the first request that does not fit. None is ready after a step in vain;
+        see `end_step`.
+        waiting: the names of the requests without memory, in their order; none that only fetch a donor.
+        blocks_of: returns how many blocks a request needs. free_blocks: blocks that no request computes
+          with, except those that fetch donors.
+        running: how many requests are computed. Each answer may take one more block until the donors
+          have come.
+        most_recomputed: how many tokens one step may recompute; one request may exceed it. keep: keeps
+          the donors of a request from eviction, as far as that is possible.
         """
         ready: list[Borrower[B]] = []
-        missing: list[MissingDonor[B]] = []
-        asked: set[Key] = set()
-        room, recomputed, has_kept = self._device_blocks, 0, False
-        for borrower in self._borrowers.values():
-            if not is_waiting(borrower.name):
-                continue
-            room -= borrower.blocks + blocks_of(borrower.name)
-            # Not by what is ready or missing: while the donors of the first are on their way, neither is.
-            if room < 0 and has_kept:
-                break
-            keep(borrower.name)
-            has_kept = True
-            absent = [
-                place for place in range(len(borrower.keys)) if not self._find(borrower, place)
-            ]
-            if absent:
-                for place in absent:
-                    last = borrower.keys[place][-1]
-                    if last not in self._coming and last not in asked:
-                        asked.add(last)
-                        missing.append(MissingDonor(borrower, place))
-            elif len(ready) < MOST_READY:
-                recomputed += len(borrower.plan.recomputed)
-                if not ready or recomputed <= most_recomputed:
-                    borrower.lent = [self._blocks(keys) for keys in borrower.keys]
+        missing: dict[Key, MissingDonor[B]] = {}
+        held_back: set[str] = set()
+        room, recomputed, kept = free_blocks, 0, 0
+        is_first, has_room = True, True
+        for name in waiting:
+            borrower = self._borrowers.get(name)
+            if borrower is None:
+                needed = blocks_of(name)
+                if needed > room and (kept or not has_room):
+                    held_back.add(name)
+                else:
+                    room -= needed
+            elif not has_room or kept == MOST_READY:
+                held_back.add(name)
+            else:
+                blocks, absent = self._look_at_donors(borrower)
+                donors = len(borrower.needed_keys) - len(borrower.exact_keys)
+                needed = blocks_of(name) + donors - sum(map(self._is_used, blocks.values()))
+                has_room = needed + (running if absent else 0) <= room or (is_first and not running)
+                room -= needed
+                if has_room:
+                    keep(name)
+                    kept += 1
+                    for place in absent:
+                        donor = MissingDonor(borrower, place)
+                        if donor.last_key not in self._coming:
+                            missing.setdefault(donor.last_key, donor)
+                tokens = len(borrower.plan.recomputed)
+                is_too_much = bool(ready) and recomputed + tokens > most_recomputed
+                if absent or not has_room or is_too_much or self._held_in_vain:
+                    held_back.add(name)
+                else:
+                    recomputed += tokens
+                    borrower.lent = [[blocks[key] for key in keys] for keys in borrower.keys]
                     ready.append(borrower)
-        if self._held_in_vain:
-            for borrower in ready:
-                borrower.lent = []
-            ready = []
-        return ready, missing
+            is_first = False
+        return NextStep(ready, list(missing.values()), held_back)
 
     def end_step(self, *, has_held: bool, is_empty: bool) -> None:
         """Note that a step has been planned. has_held: whether donors were held for it. is_empty: whether
@@ -154,24 +193,25 @@ class Borrowers(Generic[B]):
         """
         self._held_in_vain = has_held and is_empty
 
-    def _find(self, borrower: Borrower[B], place: int) -> bool:
-        keys = borrower.keys[place]
-        if any(self._cached_block(key) is None for key in reversed(keys)):
-            return False
-        borrower.found.setdefault(place, Tier.DEVICE)
-        return True
-
-    def _blocks(self, keys: Iterable[Key]) -> list[B]:
-        found = [self._cached_block(key) for key in keys]
-        return [block for block in found if block is not None]
+    def _look_at_donors(self, borrower: Borrower[B]) -> tuple[dict[Key, B], list[int]]:
+        """Return the needed blocks that are on the device, and the places of donors that are not all
+        there; note the other donors as found."""
+        found = {key: self._cached_block(key) for key in borrower.needed_keys}
+        blocks = {key: block for key, block in found.items() if block is not None}
+        absent = []
+        for place, keys in enumerate(borrower.keys):
+            if all(map(blocks.__contains__, keys)):
+                borrower.found.setdefault(place, Tier.DEVICE)
+            else:
+                absent.append(place)
+        return blocks, absent
 
     # -- donors on their way -----------------------------------------------------------------------
 
     def expect(self, donor: MissingDonor[B], request: str) -> None:
         """Note that a request computes or loads a donor."""
-        last = donor.borrower.keys[donor.place][-1]
-        self._coming[last] = request
-        self._places[request] = last
+        self._coming[donor.last_key] = request
+        self._places[request] = donor.last_key
 
     def is_donor(self, request: str) -> bool:
         """Return whether a request only computes or loads a donor."""

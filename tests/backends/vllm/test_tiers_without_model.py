@@ -255,6 +255,41 @@ def test_a_forgotten_document_leaves_every_tier_and_takes_along_what_stood_on_it
     assert answered(engine, "four", "c", question=2)["device"] == 96
 
 
+def test_a_prompt_of_500_documents_can_be_cleared(engine_with: Callable[..., Any], tmp_path: Path):
+    tokens, segments = list(range(16)), [(16, None)]
+    for number in range(505):
+        tokens += [number] * 16
+        segments.append((len(tokens), str(number)))
+    tiers = {"host_blocks": 700, "disk_bytes": 64 << 20, "disk_folder": tmp_path}
+    engine = engine_with(device_blocks=700, step_tokens=8192, **tiers)
+    for time_ in range(3):
+        engine.ask(str(time_), tokens, segments)
+        engine.run()
+    assert engine.scheduler.reset_prefix_cache(reset_connector=True)
+    assert not engine.cache.tree.used(Tier.DEVICE)
+    assert not engine.cache.tree.used(Tier.HOST)
+
+
+def test_a_request_that_cannot_be_planned_is_answered_all_the_same(
+    engine_with: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+):
+    engine = engine_with(device_blocks=128, recompute_ratio=0.1)
+
+    def fail(*arguments: Any) -> Any:
+        raise ZeroDivisionError("a defect")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(engine.scheduler.connector.borrowing, "plan", fail)
+        engine.ask("one", *prompt("a", "b"))
+        assert engine.run()["one"]["tokens"]
+    assert "one is answered without its segments" in caplog.text
+    engine.ask("two", *prompt("a", "b"))
+    assert "two" in engine.run()
+    engine.cache.check_idle()
+
+
 @pytest.mark.parametrize("key", [None, "", "guessed"])
 def test_only_the_operator_may_forget(engine_with: Callable[..., Any], key: str | None):
     engine = engine_with()

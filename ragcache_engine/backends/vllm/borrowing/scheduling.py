@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from hashlib import sha256
 from itertools import count
@@ -59,12 +60,17 @@ WAITING = (RequestStatus.WAITING, RequestStatus.PREEMPTED)
 class SchedulerAccess:
     """The parts of vLLM's scheduler that borrowing needs.
 
-    requests: all requests by name. pool: its blocks. add_first: puts a request in front of the queue.
+    requests: all requests by name. waiting: returns those that wait, in their order. running: returns
+    those that are computed, of at most `most_running`.
+    pool: its blocks. add_first: puts a request in front of the queue.
     end_loaded: ends those of these requests whose whole blocks were loaded. abort: ends requests. Both
     are for the time between two steps.
     """
 
     requests: dict[str, Request]
+    waiting: Callable[[], Iterable[Request]]
+    running: Callable[[], Sequence[Request]]
+    most_running: int
     pool: BlockPool
     add_first: Callable[[Request], None]
     end_loaded: Callable[[Iterable[str]], None]
@@ -85,6 +91,7 @@ class BorrowScheduling:
     ratio: the share of a borrowed document's tokens to recompute. any_donors: whether served prompts
       lend as well. donors_later: whether a request is answered exactly if it would compute more for its
       donors. on_disk: whether there is a disk tier.
+    held_back: the names of waiting requests that must not be admitted in this step.
     """
 
     def __init__(
@@ -109,7 +116,9 @@ class BorrowScheduling:
         self._hasher = make_block_hasher(config)
         device_blocks = scheduler.pool.num_gpu_blocks - 1  # vLLM keeps one for itself
         self._room = Room(self._block_tokens, config.model_config.max_model_len, device_blocks)
-        self._borrowers: Borrowers[KVCacheBlock] = Borrowers(self._cached_block, device_blocks)
+        self._borrowers: Borrowers[KVCacheBlock] = Borrowers(
+            self._cached_block, lambda block: block.ref_cnt > 0
+        )
         self._donors: dict[str, Prompt] = {}
         self._described: dict[DonorName, Prompt] = {}
         self._numbers = count()
@@ -117,6 +126,7 @@ class BorrowScheduling:
         self._asked: dict[str, list[str]] = {}
         self._orphans: list[str] = []
         self._ready: dict[str, Borrower[KVCacheBlock]] = {}
+        self.held_back: AbstractSet[str] = frozenset()
         self._jobs: list[BorrowJob] = []
         self._lent: dict[int, list[KVCacheBlock]] = {}  # by scheduler output
 
@@ -214,9 +224,10 @@ class BorrowScheduling:
         if is_maker:
             self._asked[request.request_id] = []
         donors = self.describe_donors(request, plan)
+        exact = list(request.block_hashes[: plan.exact_blocks])
         self._split_hashes(request, plan)
         keys = [list(donor.keys) for donor in donors]
-        self._borrowers.add(Borrower(request.request_id, plan, keys))
+        self._borrowers.add(Borrower(request.request_id, plan, keys, exact))
         return donors
 
     def get(self, request: Request) -> Borrower[KVCacheBlock] | None:
@@ -287,10 +298,19 @@ class BorrowScheduling:
             self._scheduler.abort(orphans)
         if self._donors:
             self._scheduler.end_loaded(self._donors)
+        self.held_back = frozenset()
         if not len(self._borrowers):
             return 0
-        ready, missing = self._borrowers.find_ready(
-            self._is_waiting, self._blocks_of, self._step_tokens, self._cache.keep
+        running = self._scheduler.running()
+        if len(running) >= self._scheduler.most_running:
+            return 0  # nobody is admitted, so that no borrower needs its donors yet
+        ready, missing, self.held_back = self._borrowers.plan_step(
+            [each.request_id for each in self._scheduler.waiting() if self._needs_memory(each)],
+            blocks_of=self._blocks_of,
+            free_blocks=self._scheduler.pool.get_num_free_blocks() + self._count_loading(),
+            running=sum(each.request_id not in self._donors for each in running),
+            most_recomputed=self._step_tokens,
+            keep=self._cache.keep,
         )
         for borrower in ready:
             # Held, so that nothing in this step overwrites them.
@@ -302,9 +322,12 @@ class BorrowScheduling:
         return sum(len(borrower.plan.recomputed) for borrower in ready)
 
     def may_admit(self, request: Request) -> bool:
-        """Return whether a request may be admitted in this step: it borrows nothing, or from here."""
+        """Return whether a request may be admitted in this step: it takes nothing from borrowers, or has
+        all its donors."""
         name = request.request_id
-        return name in self._ready or self._borrowers.get(name) is None
+        if name in self._ready:
+            return True
+        return name not in self.held_back and self._borrowers.get(name) is None
 
     def borrowed_tokens(self, request: Request, local_tokens: int) -> int | None:
         """Return how many tokens behind those in its own blocks a request gets by borrowing.
@@ -404,8 +427,14 @@ class BorrowScheduling:
         blocks = self._scheduler.pool.get_cached_block(BlockHash(key), [0])
         return blocks[0] if blocks else None
 
-    def _is_waiting(self, name: str) -> bool:
-        return self._scheduler.requests[name].status in WAITING
+    def _needs_memory(self, request: Request) -> bool:
+        return request.status in WAITING and request.request_id not in self._donors
+
+    def _count_loading(self) -> int:
+        """Count the blocks into which donors are being loaded."""
+        donors = (self._scheduler.requests[name] for name in self._donors)
+        loading = (each for each in donors if each.status is RequestStatus.WAITING_FOR_REMOTE_KVS)
+        return sum(self._blocks_of(each.request_id) for each in loading)
 
     def _blocks_of(self, name: str) -> int:
         return -(-(self._scheduler.requests[name].num_tokens + 1) // self._block_tokens)

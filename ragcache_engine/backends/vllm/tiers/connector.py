@@ -170,15 +170,19 @@ class TierConnector(OffloadingConnector):
         if donor is not None:
             self.cache.add_request(name, donor, is_donor=True)
             return
-        prompt = self._describe_prompt(request, message)
         donors: Sequence[Prompt] = ()
-        if borrowing:
-            plan = borrowing.plan(request, message)
+        try:
+            prompt = self._describe_prompt(request, message)
+            plan = borrowing.plan(request, message) if borrowing else None
             if isinstance(plan, WhyExact):
                 self._why_exact[name] = plan
-            else:
+            elif borrowing and plan:
                 donors = borrowing.add(request, plan, is_maker=message.makes_donors)
                 prompt = prompt.before(plan.exact_blocks)
+        except Exception:
+            # Nothing has been changed yet, and all other requests must go on.
+            logger.exception("%s is answered without its segments, by a defect of ours", name)
+            prompt = self._describe_prompt(request, RequestMessage())
         self.cache.add_request(name, prompt, guess=message.guess, donors=donors)
 
     def _use_if_held(self, asking: Request, looked_up: LookedUp) -> bool:

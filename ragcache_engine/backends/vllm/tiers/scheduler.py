@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self
 
 from vllm.config import VllmConfig
@@ -95,7 +96,14 @@ class TierScheduler(Scheduler):
                 self.vllm_config,
                 cache,
                 SchedulerAccess(
-                    self.requests, pool, self._add_first, self._end_loaded, self._abort
+                    self.requests,
+                    lambda: self.waiting,
+                    lambda: self.running,
+                    self.max_num_running_reqs,
+                    pool,
+                    self._add_first,
+                    self._end_loaded,
+                    self._abort,
                 ),
                 ratio=settings.recompute_ratio,
                 any_donors=settings.any_donors,
@@ -121,7 +129,8 @@ class TierScheduler(Scheduler):
             # always leave out the same ones, and no prompt would come far enough to be measured.
             most += sum(one.num_computed_tokens >= one.num_prompt_tokens for one in self.running)
         self.max_num_scheduled_tokens = min(self._step_tokens, most)
-        output = super().schedule(throttle_prefills)
+        with self._without_held_back():
+            output = super().schedule(throttle_prefills)
         if self._borrowing:
             self._borrowing.end_step(output)
         prompts = 0
@@ -178,6 +187,19 @@ class TierScheduler(Scheduler):
             # What others compute with takes none of the free ones.
             missing -= found[0].ref_cnt > 0
         return missing <= free
+
+    @contextmanager
+    def _without_held_back(self) -> Iterator[None]:
+        """Take those out of the queue that must not be admitted, which vLLM would ask for one by one."""
+        names = self._borrowing.held_back if self._borrowing else ()
+        if not names or not isinstance(self.waiting, WaitingQueue):
+            yield
+            return
+        self.waiting.set_aside(lambda request: request.request_id in names)
+        try:
+            yield
+        finally:
+            self.waiting.bring_back()
 
     def _add_first(self, request: Request) -> None:
         """Add a request in front of all that wait."""

@@ -326,6 +326,46 @@ def test_many_that_wait_do_not_evict_each_others_donors_for_ever(
     assert engine.computed_tokens - computed < 3 * borrowers * len(prompt("a", "b", "c")[0])
 
 
+@pytest.mark.parametrize("device_blocks", [120, 200])
+def test_beside_growing_answers_a_donor_is_computed_once_for_each_request_at_most(
+    borrowing: Callable[..., Any], device_blocks: int
+):
+    dice = random.Random(0)
+    sizes = {"device_blocks": device_blocks, "at_once": 64, "step_tokens": 2048}
+    engine = borrowing(recompute_ratio=0.0, **sizes)
+    donors = 0
+    for number in range(40):
+        names = [f"d{one}" for one in dice.sample(range(40), 4)]
+        tokens, segments = prompt(*names, question=100 + number, of_tokens=96)
+        engine.ask(f"q{number}", tokens, segments, answer_tokens=100)
+        borrower = engine.scheduler.connector.borrowing.get(engine.scheduler.requests[f"q{number}"])
+        donors += sum(len(donor.token_ids) for donor in borrower.plan.donors)
+    steps_until_all_ended(engine, 3_000)
+    assert engine.cache.counters.donor_tokens <= donors
+
+
+def test_a_step_asks_vllm_for_few_requests_however_many_wait(
+    borrowing: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+):
+    engine = borrowing(device_blocks=200)
+    for number in range(300):
+        tokens, segments = prompt(f"a{number}", f"b{number}", question=number)
+        engine.ask(f"q{number}", tokens, segments, answer_tokens=50)
+    asked = 0
+    connector = engine.scheduler.connector
+    count_matched = connector.get_num_new_matched_tokens
+
+    def counted(*arguments: Any) -> Any:
+        nonlocal asked
+        asked += 1
+        return count_matched(*arguments)
+
+    monkeypatch.setattr(connector, "get_num_new_matched_tokens", counted)
+    for _ in range(5):
+        engine.step()
+    assert 0 < asked < 200, "one step alone asked for all 300 before"
+
+
 @pytest.mark.parametrize(
     "sizes",
     [
