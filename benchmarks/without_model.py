@@ -239,6 +239,7 @@ class ModellessEngine:
         contexts: Mapping[str, Context] = MappingProxyType({}),
         makes_donors: bool = False,
         looked_up: Iterable[LookedUp] = (),
+        withdrawn: Iterable[str] = (),
     ) -> None:
         """Add a request to the queue. Its segments and the rest travel as in tiers.wire."""
         params = SamplingParams(max_tokens=answer_tokens, temperature=0, ignore_eos=True)
@@ -253,6 +254,7 @@ class ModellessEngine:
             contexts=contexts,
             makes_donors=makes_donors,
             looked_up=tuple(looked_up),
+            withdrawn=tuple(withdrawn),
         )
         carried = {**message.to_dict(), "request": name}
         params.extra_args = {"kv_transfer_params": carried}

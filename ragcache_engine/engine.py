@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 from ragcache_engine.anywhere.calibration import Calibration, find_calibration
 from ragcache_engine.anywhere.donor_preparation import PreparingBackend
 from ragcache_engine.anywhere.drift import BY_HAND_LEAST, Drift
+from ragcache_engine.anywhere.forwarding import WithdrawingBackend
 from ragcache_engine.anywhere.neighbours import Corpus, NeighbourBook, without_contexts
 from ragcache_engine.anywhere.rechecking import RecheckingBackend
 from ragcache_engine.backends.choice import (
@@ -46,7 +47,7 @@ from ragcache_engine.errors import (
 from ragcache_engine.knowledge import policy_of_tiers
 from ragcache_engine.observing.metrics import EngineCollector, EngineFigures, write_metrics
 from ragcache_engine.observing.request_log import FinishedRequest
-from ragcache_engine.prompt import Render, TemplateBook, as_render
+from ragcache_engine.prompt import ForgetLog, Render, TemplateBook, as_render
 from ragcache_engine.protocols import Backend
 from ragcache_engine.requests.intake import PromptIntake
 from ragcache_engine.requests.loop import call_in_thread, finish_even_if_cancelled, run_in_thread
@@ -99,8 +100,8 @@ class RAGCacheEngine:
         require_borrowing(config, backend)
         calibration = find_calibration(config)
         self.config = config = calibration.apply_to(config) if calibration else config
-        templates = TemplateBook()
-        backend = backend or _make_backend(config)
+        templates, forgotten = TemplateBook(), ForgetLog()
+        backend = WithdrawingBackend(backend or _make_backend(config), forgotten)
         reports: list[Report] = []
         drift = _make_drift(config, calibration)
         if config.missing_donors == "later":
@@ -111,7 +112,7 @@ class RAGCacheEngine:
         if drift:
             backend = RecheckingBackend(backend, drift, config.recheck_share)
             reports.append(drift.report)
-        neighbours = _make_neighbour_book(config, backend)
+        neighbours = _make_neighbour_book(config, backend, forgotten)
         contexts_of = neighbours.contexts if neighbours else without_contexts
         self._runtime = Runtime(
             backend,
@@ -120,6 +121,7 @@ class RAGCacheEngine:
             request_timeout_s=config.request_timeout_s,
             contexts_of=contexts_of,
             may_borrow=config.reuse == "anywhere",
+            forgotten=forgotten,
             reports=reports,
         )
         # Not bound to self: the engine must be collectable while its runtime waits to be closed.
@@ -403,8 +405,8 @@ class RAGCacheEngine:
         Raises InvalidArgument, UnknownDocument or UnknownTemplate before any work.
         """
         require_switch(only_missing, "only_missing")
-        prefills = self._plan_warming(document_sets, template, chain, corpus, neighbours, tenant)
         prefiller = self._prefiller(tenant, only_missing)
+        prefills = self._plan_warming(document_sets, template, chain, corpus, neighbours, tenant)
         return prefill_all(prefills, prefiller, progress=progress)
 
     async def awarm(
@@ -422,16 +424,17 @@ class RAGCacheEngine:
         """Prefill sets of documents: `warm` for coroutines. Cancelling the task ends the prefills."""
         self._runtime.require_open()
         require_switch(only_missing, "only_missing")
+        prefiller = self._prefiller(tenant, only_missing)
         prefills = await asyncio.to_thread(
             self._plan_warming, document_sets, template, chain, corpus, neighbours, tenant
         )
-        prefiller = self._prefiller(tenant, only_missing)
         return await prefill_all_async(prefills, prefiller, progress=progress)
 
     def _prefiller(self, tenant: str | None, only_missing: bool) -> Prefiller:
         return Prefiller(
             self._runtime,
             self._intake,
+            planned=self._runtime.forgotten.moment,
             tenant=tenant,
             # A borrowed document's own tensors matter here, not the answer: nothing is computed anew.
             recompute_ratio=0.0 if self.config.reuse == "anywhere" else None,
@@ -488,6 +491,7 @@ class RAGCacheEngine:
     def _begin_forgetting(self, document_ids: Iterable[str]) -> Future[None]:
         self._runtime.require_this_process()
         ids = _require_ids(document_ids)
+        self._runtime.forgotten.note(ids)
         self._retrievals.forget(ids)
         return self._runtime.forget(ids)
 
@@ -706,11 +710,13 @@ def _make_backend(config: EngineConfig) -> Backend:
     return call_in_thread(partial(choose_backend, config))
 
 
-def _make_neighbour_book(config: EngineConfig, backend: Backend) -> NeighbourBook | None:
+def _make_neighbour_book(
+    config: EngineConfig, backend: Backend, forgotten: ForgetLog
+) -> NeighbourBook | None:
     """Return what knows documents' neighbours; None if nothing is borrowed from behind them."""
     if config.reuse != "anywhere" or config.donors != "neighbours":
         return None
-    return NeighbourBook(lambda text: backend.tokenize(text, False))
+    return NeighbourBook(lambda text: backend.tokenize(text, False), forgotten)
 
 
 def _make_drift(config: EngineConfig, calibration: Calibration | None) -> Drift | None:

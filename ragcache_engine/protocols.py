@@ -51,6 +51,9 @@ class BackendRequest:
       stored behind the system text alone.
     makes_donors: whether the donors that it lacks are computed whatever they cost, to prepare its
       documents for later prompts.
+    planned: the ForgetLog's moment when its documents were found; None: now.
+    withdrawn: those of its documents, and of those behind which they are stored, that were forgotten
+      since. Nothing is kept that it computes with them.
     """
 
     request_id: str
@@ -64,6 +67,8 @@ class BackendRequest:
     recompute_ratio: float | None = None
     contexts: Mapping[str, Context] = field(default_factory=dict)
     makes_donors: bool = False
+    planned: int | None = None
+    withdrawn: Sequence[str] = ()
 
     @property
     def tokens(self) -> TokenizedPrompt:

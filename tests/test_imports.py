@@ -110,6 +110,7 @@ MAY_IMPORT = {
         "cache_home",
         "chat",
         "config",
+        "prompt",
         "protocols",
         "tiers",
         "values",

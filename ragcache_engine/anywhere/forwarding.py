@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ragcache_engine.chat import ToolReader
+from ragcache_engine.prompt import ForgetLog
 from ragcache_engine.protocols import Backend, BackendRequest, Conversation, Delta
 from ragcache_engine.tiers.counters import Counters
 from ragcache_engine.tiers.tree_snapshot import TreeSnapshot
@@ -64,3 +66,21 @@ class ForwardingBackend:
 
     async def close(self) -> None:
         await self.inner.close()
+
+
+class WithdrawingBackend(ForwardingBackend):
+    """Tells `inner` which documents of a request were forgotten since the request was planned.
+
+    Retries, guesses and prepared prompts may all be older than the last `forget`.
+    """
+
+    def __init__(self, inner: Backend, forgotten: ForgetLog) -> None:
+        super().__init__(inner)
+        self._forgotten = forgotten
+
+    def generate(self, request: BackendRequest) -> AsyncGenerator[Delta, None]:
+        if request.planned is not None:
+            behind = [context.document for context in request.contexts.values()]
+            names = self._forgotten.since(request.planned, [*request.document_ids, *behind])
+            request = replace(request, withdrawn=names)
+        return self.inner.generate(request)

@@ -16,6 +16,7 @@ from threading import Lock
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from ragcache_engine.prompt import ForgetLog
 from ragcache_engine.tiers.borrowing.context import Context
 from ragcache_engine.values import Document, TokenizedPrompt
 
@@ -63,11 +64,15 @@ class _Entry(NamedTuple):
 class NeighbourBook:
     """Remembers the neighbours of documents, as token ids. Any thread may call its methods.
 
-    tokenize: tokenises a text, without special tokens.
+    tokenize: tokenises a text, without special tokens. forgotten: tells what is forgotten during a
+      look-up.
     """
 
-    def __init__(self, tokenize: Callable[[str], TokenizedPrompt]) -> None:
+    def __init__(
+        self, tokenize: Callable[[str], TokenizedPrompt], forgotten: ForgetLog | None = None
+    ) -> None:
         self._tokenize = tokenize
+        self._forgotten = forgotten or ForgetLog()
         self._entries: OrderedDict[_Key, _Entry] = OrderedDict()
         self._usual: OrderedDict[tuple[str | None, str], Hashable] = OrderedDict()
         self._lock = Lock()
@@ -99,6 +104,7 @@ class NeighbourBook:
                 _drop_oldest(self._usual)
         if not unknown:
             return
+        began = self._forgotten.moment
         try:
             entries = {
                 one.id: self._as_context(one, found)
@@ -112,6 +118,9 @@ class NeighbourBook:
             return
         with self._lock:
             for name, context in entries.items():
+                behind = [context.document] if context else []
+                if self._forgotten.since(began, [name, *behind]):
+                    continue  # the look-up saw what was there before
                 self._entries[tenant, corpus.name, name] = _Entry(corpus.version, context)
             _drop_oldest(self._entries)
 

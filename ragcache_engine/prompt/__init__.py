@@ -8,14 +8,17 @@
 | template.py | a template that a user gives |
 | form.py | the texts around the documents of one prompt |
 | template_book.py | the form of each chain's last prompt |
+| forgotten.py | when which documents were forgotten |
 """
 
+from ragcache_engine.prompt.forgotten import ForgetLog
 from ragcache_engine.prompt.retrievals import PromptMatch, Retrieval, RetrievalLog
 from ragcache_engine.prompt.segments import Span, find_documents, token_segments
 from ragcache_engine.prompt.template import Render, Template, as_render
 from ragcache_engine.prompt.template_book import Guess, TemplateBook
 
 __all__ = [
+    "ForgetLog",
     "Guess",
     "PromptMatch",
     "Render",

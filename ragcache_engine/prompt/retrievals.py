@@ -28,6 +28,7 @@ class Retrieval:
     search_number: number of the TrackedSearch under which the engine works ahead; None if it does not.
     tenant: whose search it was; only this tenant's prompts can be made from it. None: anybody's.
     corpus: the name of the corpus that was searched; None if nobody told.
+    planned: the ForgetLog's moment when the search began.
     """
 
     question: str
@@ -38,6 +39,7 @@ class Retrieval:
     search_number: int | None = None
     tenant: str | None = None
     corpus: Hashable | None = None
+    planned: int = 0
 
     def is_visible_to(self, tenant: str | None) -> bool:
         """Whether a prompt of this tenant may be made from the retrieval."""

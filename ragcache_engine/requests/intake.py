@@ -76,13 +76,16 @@ class PromptIntake:
         tenant: str | None,
         exact: bool = False,
         recompute_ratio: float | None = None,
+        planned: int | None = None,
     ) -> PreparedRequest:
         """Check and tokenise a prompt, and find its documents; see RAGCacheEngine.generate.
 
+        planned: the ForgetLog's moment when the documents were found, if that was earlier.
         Raises InvalidArgument, EmptyPrompt, PromptTooLong, UnsupportedGuide,
         EngineClosed or EngineInOtherProcess.
         """
         called_s = self._runtime.backend.now()
+        planned = self._runtime.forgotten.moment if planned is None else planned
         require_text(prompt, "a prompt")
         if documents is not None:
             documents = require_items(documents, Document, "documents", DOCUMENTS_HINT)
@@ -109,6 +112,7 @@ class PromptIntake:
             match = PromptMatch(find_documents(prompt, documents))
             self._retrievals.note_named()
         names = [span.document_id for span in match.spans]
+        retrieval = match.retrieval
         request = BackendRequest(
             request_id=request_id,
             prompt=PromptText(prompt, match.spans) if tokenized is None else tokenized,
@@ -118,8 +122,8 @@ class PromptIntake:
             is_exact=exact,
             recompute_ratio=recompute_ratio,
             contexts={} if exact else self._contexts_of(names, tenant, match.corpora),
+            planned=retrieval.planned if retrieval else planned,
         )
-        retrieval = match.retrieval
         return PreparedRequest(
             request=request,
             document_ids=tuple(names),

@@ -18,7 +18,7 @@ from ragcache_engine.cache_stats import CacheStats
 from ragcache_engine.config import SpeculationMode
 from ragcache_engine.errors import EngineClosed
 from ragcache_engine.observing.request_log import FinishedRequest, TimesToFirstToken
-from ragcache_engine.prompt import TemplateBook
+from ragcache_engine.prompt import ForgetLog, TemplateBook
 from ragcache_engine.protocols import Backend, BackendRequest
 from ragcache_engine.requests.loop import LoopThread
 from ragcache_engine.requests.retry import Heartbeat
@@ -41,6 +41,7 @@ class Runtime:
     public method.
     templates: what the engine knows of the chains' prompts; speculation guesses with it.
     contexts_of: returns the contexts that documents are borrowed from. may_borrow: as in Pipeline.
+    forgotten: when documents were forgotten.
     reports: each returns some fields of CacheStats, by name, that others know. Any thread calls them.
     """
 
@@ -53,9 +54,11 @@ class Runtime:
         request_timeout_s: float,
         contexts_of: ContextsOf = without_contexts,
         may_borrow: bool = False,
+        forgotten: ForgetLog | None = None,
         reports: Sequence[Report] = (),
     ) -> None:
         self.backend = backend
+        self.forgotten = forgotten or ForgetLog()
         self._reports = reports
         heartbeat = Heartbeat(request_timeout_s)
         self.pipeline = Pipeline(

@@ -154,12 +154,14 @@ class RetrievalTracker:
         if options is not None:
             options = require_options(options)
         render = None if template is None else as_render(template)
-        pipeline = self._runtime.pipeline
+        pipeline, planned = self._runtime.pipeline, self._runtime.forgotten.moment
         search = (
             pipeline.track_search(question, chain, render, options, tenant)
             if self._is_speculating
             else None
         )
+        if search:
+            search.planned = planned
         ordering = self._ordering
         in_progress = RetrievalInProgress(
             question,
@@ -189,6 +191,7 @@ class RetrievalTracker:
                     search.number if search else None,
                     tenant,
                     in_progress.corpus,
+                    planned,
                 )
             )
 

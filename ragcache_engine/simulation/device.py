@@ -120,6 +120,7 @@ class SimulatedDevice:
             guess=request.guess,
             donors=[donor.prompt for donor in loan.donors] if loan else (),
             is_donor=request.is_donor,
+            withdrawn=request.withdrawn,
         )
 
     def sources(self, request: SimulatedRequest) -> PromptSources | None:

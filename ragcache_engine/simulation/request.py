@@ -39,6 +39,7 @@ class SimulatedRequest:
     loan: what it borrows; None if it borrows nothing. is_donor: whether it only fetches a donor.
     found_tokens: how many of its leading tokens the device had when it got its memory last.
     reuse: what it borrowed, once it has ended.
+    withdrawn: documents that were forgotten since it was planned.
     """
 
     name: str
@@ -57,6 +58,7 @@ class SimulatedRequest:
     is_donor: bool = False
     found_tokens: int = 0
     reuse: ReuseReport | None = None
+    withdrawn: Sequence[str] = ()
 
 
 def describe_with_keys(

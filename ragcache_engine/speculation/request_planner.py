@@ -76,6 +76,7 @@ class RequestPlanner:
             is_guess=True,
             is_provisional=not speculation.is_final,
             contexts=self._contexts_of(names, search.tenant, corpora),
+            planned=search.planned,
         )
         if not 0 < request.expected_tokens < self.context_tokens:
             return None

@@ -25,6 +25,7 @@ class TrackedSearch:
     number: identifies the search, so that its prompt finds it. started_s: when the search began.
     chain, template, options, tenant: what its prompt will be like; see RAGCacheEngine.retrieval.
     corpus: the name of the corpus that is searched; None if nobody told.
+    planned: the ForgetLog's moment when the search began.
     is_worth_guessing: whether the engine speculates on this question; None until that was decided.
     documents: the documents of the last stage, nearest first; None before the first stage.
     documents_since_s: when a stage first had these documents.
@@ -47,6 +48,7 @@ class TrackedSearch:
     tenant: str | None
     started_s: float
     corpus: Hashable | None = None
+    planned: int = 0
     is_worth_guessing: bool | None = None
     documents: Sequence[Document] | None = None
     documents_since_s: float = 0.0

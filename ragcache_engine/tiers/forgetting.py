@@ -36,18 +36,24 @@ class Forgetting(Generic[B]):
         doomed = {below for node in named for below in node.downwards()}
         keys = [key for node in doomed for key in index.record(node).keys]
         for request in self._requests.with_guesses():
-            block = self._find_first_doomed(request, names, doomed)
-            if block is not None:
-                self._requests.withdraw(request, block)
-                self._note_withdrawn(request)
-            if _borrows_any(request, names):
-                self._requests.withdraw_donors(request)
-                self._note_withdrawn(request)
+            self.withdraw(request, names, doomed)
         index.release(index.tree.remove(named), are_evictions=False)
         index.device.hide(keys)
         # A block that no node owns may come from these documents, and is worth little anyway.
         index.device.sweep()
         index.counters.forgotten += len(names)
+
+    def withdraw(
+        self, request: TrackedRequest, names: frozenset[str], doomed: Container[Node] = ()
+    ) -> None:
+        """Keep nothing that a request computes with these documents, or behind these nodes."""
+        block = self._find_first_doomed(request, names, doomed)
+        if block is not None:
+            self._requests.withdraw(request, block)
+            self._note_withdrawn(request)
+        if _borrows_any(request, names):
+            self._requests.withdraw_donors(request)
+            self._note_withdrawn(request)
 
     def end_request(self, name: str) -> None:
         """Drop what a request has computed since documents of its prompt were forgotten.

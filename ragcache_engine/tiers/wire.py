@@ -46,6 +46,8 @@ class RequestMessage:
     starts: for each document in the segments, the token at which its own text begins.
     contexts: by document, what its donor stores around it.
     makes_donors: whether the request computes the donors that it lacks whatever they cost.
+    withdrawn: documents that were forgotten since the request was planned; what is computed with them is
+      not kept.
     """
 
     segments: Sequence[SegmentEnd] = ()
@@ -60,6 +62,7 @@ class RequestMessage:
     starts: Sequence[int] = ()
     contexts: Mapping[str, Context] = field(default_factory=dict)
     makes_donors: bool = False
+    withdrawn: Sequence[str] = ()
     snapshot: int = 0
     with_bloom_filter: bool = False
     looked_up: Sequence[LookedUp] = ()
@@ -96,6 +99,8 @@ class RequestMessage:
             }
         if self.makes_donors:
             content["makes_donors"] = True
+        if self.withdrawn:
+            content["withdrawn"] = list(self.withdrawn)
         if self.snapshot:
             content["snapshot"] = self.snapshot
             if self.with_bloom_filter:
@@ -133,6 +138,7 @@ class RequestMessage:
             starts=_starts(content.get("starts")),
             contexts=_contexts(content.get("contexts")),
             makes_donors=content.get("makes_donors") is True,
+            withdrawn=_names(content.get("withdrawn")),
             snapshot=_count(content.get("snapshot")),
             with_bloom_filter=content.get("bloom_filter") is True,
             looked_up=_looked_up(content.get("looked_up")),

@@ -31,6 +31,7 @@ LOOKED_UP_AT_ONCE = 16
 class Prefiller:
     """Makes and runs the requests that prefill documents. Any thread may call its methods.
 
+    planned: the ForgetLog's moment when the prefills were planned.
     recompute_ratio: of borrowed documents; None if nothing is borrowed. only_missing: whether to look up
       what is held already, instead of loading it.
     """
@@ -40,12 +41,14 @@ class Prefiller:
         runtime: Runtime,
         intake: PromptIntake,
         *,
+        planned: int,
         tenant: str | None,
         recompute_ratio: float | None,
         only_missing: bool,
     ) -> None:
         self._runtime = runtime
         self._intake = intake
+        self._planned = planned
         self._tenant = tenant
         self._recompute_ratio = recompute_ratio
         self._only_missing = only_missing
@@ -54,7 +57,13 @@ class Prefiller:
         """Return the request that prefills this. Raises what PromptIntake.prepare does."""
         prompt, documents = prefill
         prepared = self._intake.prepare(
-            prompt, documents, ONE_TOKEN, self._tenant, False, self._recompute_ratio
+            prompt,
+            documents,
+            ONE_TOKEN,
+            self._tenant,
+            False,
+            self._recompute_ratio,
+            self._planned,
         )
         return replace(prepared, request=replace(prepared.request, makes_donors=True))
 

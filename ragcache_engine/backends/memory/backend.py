@@ -280,6 +280,7 @@ class MemoryBackend:
             len(request.tokens),
             guess=request.request_id if request.is_guess else None,
             loan=loan,
+            withdrawn=request.withdrawn,
         )
         answering = _Answering(
             request,

@@ -275,6 +275,7 @@ class VLLMBackend:
             starts=request.text_starts if self._is_borrowing else (),
             contexts=request.contexts,
             makes_donors=request.makes_donors,
+            withdrawn=request.withdrawn,
         )
 
     def now(self) -> float:

@@ -155,7 +155,7 @@ def test_clearing_the_cache_of_a_killed_model_names_its_death_whether_vllm_has_n
     kill_the_model_of(engine, others)
     if is_noticed:
         psutil.wait_procs(killed)
-        while not engine._runtime.backend._llm.errored:
+        while not engine._runtime.backend.inner._llm.errored:
             time.sleep(0.1)
     with pytest.raises(EngineDied, match=r"ended by itself(.|\n)*vLLM's log, .*, says"):
         engine.clear_cache()

@@ -49,7 +49,7 @@ def test_to_look_is_no_request_and_no_use(vllm_engine: RAGCacheEngine):
 
 def test_without_the_operators_key_nothing_is_shown(vllm_engine: RAGCacheEngine):
     ask(vllm_engine)
-    backend = vllm_engine._runtime.backend
+    backend = vllm_engine._runtime.backend.inner
     assert isinstance(backend, VLLMBackend)
     for key in (None, "guessed"):
         message = RequestMessage(snapshot=10, operator_key=key)

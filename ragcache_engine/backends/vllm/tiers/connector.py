@@ -183,7 +183,9 @@ class TierConnector(OffloadingConnector):
             # Nothing has been changed yet, and all other requests must go on.
             logger.exception("%s is answered without its segments, by a defect of ours", name)
             prompt = self._describe_prompt(request, RequestMessage())
-        self.cache.add_request(name, prompt, guess=message.guess, donors=donors)
+        self.cache.add_request(
+            name, prompt, guess=message.guess, donors=donors, withdrawn=message.withdrawn
+        )
 
     def _use_if_held(self, asking: Request, looked_up: LookedUp) -> bool:
         """Return whether a prompt, or every donor that it would borrow from, is cached whole.

@@ -205,6 +205,25 @@ def test_nobody_borrows_a_forgotten_document(borrowing: Callable[..., Any]):
     assert tiers_of(asked(engine, "two", "c", "b", "a", question=2)) == ["device", None, "device"]
 
 
+@pytest.mark.parametrize("ratio", [None, 0.1], ids=["exact", "borrowing"])
+def test_nothing_is_kept_of_a_document_that_was_forgotten_since_the_prompt_was_planned(
+    borrowing: Callable[..., Any], ratio: float | None
+):
+    engine = borrowing(recompute_ratio=ratio, host_blocks=100)
+    engine.ask("forget", [0], forget=["b"])
+    engine.run()
+    engine.ask("planned before", *prompt("a", "b", "c"), withdrawn=["b"])
+    assert engine.run()["planned before"]["tokens"]
+    assert engine.cache.index.nodes_of("a")
+    assert not engine.cache.index.nodes_of("b")
+    computed = engine.computed_tokens
+    engine.ask("later", *prompt("a", "b"))
+    engine.run()
+    assert engine.computed_tokens - computed > 64, "b is computed anew"
+    assert engine.cache.index.nodes_of("b")
+    engine.cache.check_idle()
+
+
 def test_forgetting_a_document_that_a_waiting_request_borrows_leaves_nothing_of_it(
     borrowing: Callable[..., Any],
 ):
