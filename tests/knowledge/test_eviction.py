@@ -10,9 +10,12 @@ from random import Random
 
 import pytest
 from every_policy import EVERY_POLICY, Flat
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from ragcache_engine.knowledge import POLICIES, DocumentCache, Node, Segment
 from ragcache_engine.knowledge.eviction import DEFAULT_POLICY, GDSF, HalfLife, policy_of_tiers
+from ragcache_engine.knowledge.eviction.by_priority import ByPriority
 from ragcache_engine.knowledge.eviction.popularity import Popularity
 
 
@@ -100,6 +103,69 @@ def test_halflife_remembers_shorter_while_popularity_moves_slowly():
     dice = Random(1)
     policy = asked_halflife(f"document {step // 10 + dice.randrange(100)}" for step in range(2_000))
     assert policy.half_life == 150
+
+
+class Scaled(ByPriority):
+    """Priorities that a test sets; counts how many are computed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.worth: dict[Node, float] = {}
+        self.computed = 0
+
+    def compute_priority(self, node: Node) -> float:
+        self.computed += 1
+        return self.worth[node]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=60), st.data()
+)
+@settings(deadline=None)
+def test_after_a_change_of_scale_victims_come_in_the_new_order_in_the_end(
+    worths: list[tuple[int, int]], data: st.DataObject
+):
+    policy = Scaled()
+    cache = DocumentCache(0, POLICIES["lru"], block_tokens=1)
+    nodes = [cache.tree.child(cache.tree.root, Segment(str(at), 1)) for at in range(len(worths))]
+    for node, (old, _) in zip(nodes, worths, strict=True):
+        policy.worth[node] = old
+        policy.entered(node)
+        if data.draw(st.booleans()):
+            policy.became_evictable(node)
+    policy.worth = {node: new for node, (_, new) in zip(nodes, worths, strict=True)}
+    policy.change_scale()
+    for node in nodes:
+        if data.draw(st.booleans()):
+            policy.used(node)
+        policy.became_evictable(node)
+    left = list(nodes)
+    while left:
+        policy.computed = 0
+        victim = policy.victim(lambda node: True)
+        assert victim in left
+        assert policy.computed <= 8
+        if not policy._outdated:
+            assert policy.worth[victim] == min(policy.worth[node] for node in left)
+        left.remove(victim)
+        policy.left(victim)
+    assert policy.victim(lambda node: True) is None
+
+
+def test_a_change_of_half_life_takes_no_longer_with_more_nodes():
+    policy = asked_halflife(f"{number}" for number in range(3_000))
+    computed, compute = 0, policy.compute_priority
+
+    def counted(node: Node) -> float:
+        nonlocal computed
+        computed += 1
+        return compute(node)
+
+    policy.compute_priority = counted  # type: ignore[method-assign]
+    policy.change_scale()
+    assert computed == 0
+    policy.victim(lambda node: True)
+    assert computed <= 32
 
 
 def test_the_policies_of_one_trees_tiers_count_together():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from heapq import heapify, heappop, heappush, heapreplace
+from heapq import heappop, heappush, heapreplace
 from itertools import count
 
 from ragcache_engine.knowledge.node import Node
@@ -16,6 +16,10 @@ The number grows with each priority that is set, so that of equals the one set f
 """
 
 
+RENEWED_AT_ONCE = 8
+"""How many priorities are computed again at a time after the scale of priorities has changed."""
+
+
 class ByPriority(ABC):
     """Evicts the node with the lowest priority; of equals, the one whose priority was set first.
 
@@ -25,13 +29,19 @@ class ByPriority(ABC):
     the node cannot be evicted; `became_evictable` enters the node again. A priority that falls is
     entered at once, and the entry it supersedes is skipped. So a use costs no more than computing the
     priority, and everything else O(log n), amortised.
+
+    After `change_scale` old and new priorities cannot be compared. The old heap is put aside, and each
+    later use or eviction computes some of its priorities again, so that none takes long however many
+    nodes there are. Victims are chosen by new priorities only.
     """
 
     def __init__(self) -> None:
         self._entries: dict[Node, Entry] = {}  # with the latest priority
         self._queued: dict[Node, Entry] = {}  # the valid entry in the heap
         self._heap: list[Entry] = []
+        self._outdated: list[list[Entry]] = []  # heaps of older scales
         self._numbers = count()
+        self._first_of_scale = 0
 
     @abstractmethod
     def compute_priority(self, node: Node) -> float:
@@ -44,9 +54,9 @@ class ByPriority(ABC):
         self.used(node)
 
     def used(self, node: Node) -> None:
-        entry = self._entries[node] = (self.compute_priority(node), next(self._numbers), node)
+        entry = self._renew(node)
         queued = self._queued.get(node)
-        if queued is not None and entry[0] < queued[0]:
+        if queued is not None and (queued[1] < self._first_of_scale or entry[0] < queued[0]):
             self._queue(entry)
 
     def first_use_completed(self, node: Node) -> None:
@@ -54,9 +64,15 @@ class ByPriority(ABC):
 
     def became_evictable(self, node: Node) -> None:
         if node not in self._queued:
-            self._queue(self._entries[node])
+            self._queue(self._latest(node))
 
     def victim(self, evictable: Callable[[Node], bool]) -> Node | None:
+        self._renew_some(from_lowest=True)
+        while (lowest := self._lowest(evictable)) is None and self._outdated:
+            self._renew_some(from_lowest=True)
+        return lowest
+
+    def _lowest(self, evictable: Callable[[Node], bool]) -> Node | None:
         heap, queued, entries = self._heap, self._queued, self._entries
         while heap:
             entry = heap[0]
@@ -86,17 +102,41 @@ class ByPriority(ABC):
 
     def priority_of(self, node: Node) -> float:
         """Return the priority set at the node's latest use. KeyError if no block of it is in the tier."""
-        return self._entries[node][0]
+        return self._latest(node)[0]
 
-    def recompute_priorities(self) -> None:
-        """Compute every node's priority again, because the scale of priorities has changed. O(n)."""
-        self._entries = {
-            node: (self.compute_priority(node), number, node)
-            for node, (_, number, _) in self._entries.items()
-        }
-        self._queued = {node: self._entries[node] for node in self._queued if node in self._entries}
-        self._heap = list(self._queued.values())
-        heapify(self._heap)
+    def change_scale(self) -> None:
+        """Compute every node's priority again, some at each later call: their scale has changed."""
+        if self._heap:
+            self._outdated.append(self._heap)
+            self._heap = []
+        self._first_of_scale = next(self._numbers)
+
+    def _renew(self, node: Node) -> Entry:
+        entry = self._entries[node] = (self.compute_priority(node), next(self._numbers), node)
+        return entry
+
+    def _latest(self, node: Node) -> Entry:
+        """Return the node's entry, in today's scale."""
+        entry = self._entries[node]
+        return entry if entry[1] >= self._first_of_scale else self._renew(node)
+
+    def _renew_some(self, *, from_lowest: bool) -> None:
+        """Enter some nodes of the oldest heap anew. from_lowest: those that had the lowest priorities;
+        else some of the higher ones, which takes less time.
+        """
+        for _ in range(RENEWED_AT_ONCE):
+            if not self._outdated:
+                return
+            heap = self._outdated[0]
+            entry = heappop(heap) if from_lowest else heap.pop()
+            if not heap:
+                del self._outdated[0]
+            node = entry[2]
+            if self._queued.get(node) is entry:  # else it was entered anew
+                if node in self._entries:
+                    self._queue(self._latest(node))
+                else:
+                    del self._queued[node]
 
     def _queue(self, entry: Entry) -> None:
         self._queued[entry[2]] = entry

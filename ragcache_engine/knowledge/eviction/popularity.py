@@ -14,13 +14,15 @@ once and twice. Source: absolute discounting, Ney, Essen and Kneser, "On structu
 dependences in stochastic language modelling" (1994), after Good and Turing.
 
 Counts do not shrink with time. Instead a later use counts for more, so that a count changes only with a
-use. Before the numbers grow too large, all are scaled down, once in some ten thousands of requests.
+use. Before the numbers grow too large, the unit of all is changed, once in some ten thousands of
+requests; a node's counts follow when they are needed next.
 
 Units: time is the tree's count of completed uses of paths, that is, requests.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from math import log2
 from operator import add
@@ -44,8 +46,11 @@ UNIFORM_SHARE = 0.2
 HIGHEST_DISCOUNT = 0.95
 """The largest share of the latest use that is discounted."""
 
-NODES_BEFORE_CLEANING = 1_024
-"""How many nodes to know before dropping those that the tree has forgotten."""
+CLEANED_AT_ONCE = 2
+"""For each new node, so many known ones are looked at, and dropped if the tree has forgotten them."""
+
+DEEPEST = 32
+"""Nodes deeper than this count as this deep."""
 
 HALF_LIVES_TO_SCALE = 900.0
 """After how many half-lives to scale counts down: a float can hold two to the power of a thousand."""
@@ -77,14 +82,16 @@ class _DepthCounts:
 
 
 class _NodeCounts:
-    """Counts of one node. counts: its decayed uses, for each half-life. uses: all its uses."""
+    """Counts of one node. counts: its decayed uses, for each half-life, in the unit of `unit_time`.
+    uses: all its uses."""
 
-    __slots__ = ("counts", "level", "uses")
+    __slots__ = ("counts", "level", "unit_time", "uses")
 
-    def __init__(self, level: _DepthCounts, counts: tuple[float, ...]) -> None:
+    def __init__(self, level: _DepthCounts, counts: tuple[float, ...], unit_time: int) -> None:
         self.level = level
         self.uses = 1
         self.counts = counts
+        self.unit_time = unit_time
 
 
 class Popularity:
@@ -111,7 +118,7 @@ class Popularity:
         self._use_weights = (1.0,) * len(self._half_lives)
         self._levels: list[_DepthCounts] = []
         self._records: dict[Node, _NodeCounts] = {}
-        self._clean_at = NODES_BEFORE_CLEANING
+        self._to_clean: deque[Node] = deque()
         self._latest: Node | None = None
         self._latest_rate: tuple[Node, float] | None = None  # of the latest use
 
@@ -129,7 +136,7 @@ class Popularity:
         self._latest, self._latest_rate = node, None
         if node.last_use != self._now:
             self._begin_request(node.last_use)
-        record = self._records.get(node)
+        record = self._find(node)
         if record is None:
             record = self._add_record(node)
         else:
@@ -147,7 +154,7 @@ class Popularity:
         """
         if self._latest_rate and self._latest_rate[0] is node and not in_use:
             return self._latest_rate[1]  # every tier asks for this
-        record, half_life = self._records.get(node), self.half_life
+        record, half_life = self._find(node), self.half_life
         one = self._use_weights[self._best]
         if record is None:
             count = one * (1.0 - self._discount_at(node))
@@ -184,8 +191,7 @@ class Popularity:
             self.half_life = self._half_lives[self._best]
 
     def _add_record(self, node: Node) -> _NodeCounts:
-        if len(self._records) >= self._clean_at:
-            self._drop_forgotten()
+        self._drop_some_forgotten()
         depth = _depth(node)
         while len(self._levels) <= depth:
             self._levels.append(_DepthCounts(len(self._half_lives)))
@@ -193,7 +199,8 @@ class Popularity:
         level.known += 1
         level.once += 1
         level.update_discount()
-        record = self._records[node] = _NodeCounts(level, self._use_weights)
+        record = self._records[node] = _NodeCounts(level, self._use_weights, self._unit_time)
+        self._to_clean.append(node)
         return record
 
     def _discount_at(self, node: Node) -> float:
@@ -226,28 +233,36 @@ class Popularity:
         for holder in self._levels:
             weights = zip(holder.weights, scales, strict=True)
             holder.weights = [max(weight * scale, SMALLEST_COUNT) for weight, scale in weights]
-        for record in self._records.values():
+
+    def _find(self, node: Node) -> _NodeCounts | None:
+        """Return what is known of a node, in today's unit."""
+        record = self._records.get(node)
+        if record is not None and record.unit_time != self._unit_time:
+            passed = record.unit_time - self._unit_time
+            record.unit_time = self._unit_time
+            scales = [2.0 ** (passed / half_life) for half_life in self._half_lives]
             counts = zip(record.counts, scales, strict=True)
             record.counts = tuple([count * scale for count, scale in counts])
+        return record
 
-    def _drop_forgotten(self) -> None:
-        """Drop the nodes that the tree has forgotten."""
-        kept = {node: record for node, record in self._records.items() if node.parent is not None}
-        for level in self._levels:
-            level.known = level.once = level.twice = 0
-        for record in kept.values():
-            record.level.known += 1
-            record.level.once += record.uses == 1
-            record.level.twice += record.uses == 2
-        for level in self._levels:
+    def _drop_some_forgotten(self) -> None:
+        """Look at a few known nodes in turn, and drop those that the tree has forgotten."""
+        for _ in range(min(CLEANED_AT_ONCE, len(self._to_clean))):
+            node = self._to_clean.popleft()
+            if node.parent is not None:
+                self._to_clean.append(node)
+                continue
+            record = self._records.pop(node)
+            level = record.level
+            level.known -= 1
+            level.once -= record.uses == 1
+            level.twice -= record.uses == 2
             level.update_discount()
-        self._records = kept
-        self._clean_at = max(NODES_BEFORE_CLEANING, 2 * len(kept))
 
 
 def _depth(node: Node) -> int:
-    """Count the nodes above this one, the root not among them."""
+    """Count the nodes above this one, the root not among them; at most DEEPEST."""
     depth, above = -1, node.parent
-    while above is not None:
+    while above is not None and depth < DEEPEST:
         depth, above = depth + 1, above.parent
     return depth
