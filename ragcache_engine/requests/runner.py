@@ -153,7 +153,8 @@ class RequestRunner:
                     if first_token_s is None:
                         first_token_s = now()
                         claim.first_token(delta.cached or cached, prompt_tokens)
-                    cached = delta.cached or cached
+                    if delta.finish_reason:
+                        cached = delta.cached or CachedTokens()
                     output_tokens += len(delta.token_ids)
                     usage = None
                     if delta.finish_reason:
@@ -167,6 +168,7 @@ class RequestRunner:
                             total_s=now() - prepared.question_s,
                             retrieval_s=prepared.called_s - prepared.question_s,
                             document_ids=prepared.document_ids,
+                            has_account=delta.cached is not None,
                             speculation=claim.report(),
                             **_describe_reuse(delta, is_resumed=lost_tokens > 0),
                         )
@@ -252,6 +254,8 @@ class RequestRunner:
                 prompt_tokens=stats.prompt_tokens + usage.prompt_tokens,
                 output_tokens=stats.output_tokens + usage.output_tokens,
                 cached=stats.cached + usage.cached,
+                unaccounted_tokens=stats.unaccounted_tokens
+                + (0 if usage.has_account else usage.prompt_tokens),
                 borrowed=stats.borrowed + usage.borrowed,
                 approximate=stats.approximate + (not usage.is_exact),
             )

@@ -143,6 +143,11 @@ def test_a_parameter_the_engine_does_not_have_is_refused(llm):
         llm.invoke(PROMPT, logit_bias={1: 1.0})
 
 
+def test_what_nobody_told_of_the_cache_is_left_out():
+    unknown = Usage(40, 7, CachedTokens(), 0.25, 1.5, has_account=False)
+    assert "input_token_details" not in usage_metadata(unknown)
+
+
 def test_usage_stands_where_langchain_keeps_it(llm):
     llm.invoke("word " * 40)
     result = llm.generate(["word " * 40, PROMPT])

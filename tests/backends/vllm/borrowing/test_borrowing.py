@@ -145,6 +145,40 @@ def test_usage_tells_borrowed_from_exact_tokens_and_adds_up(engine: RAGCacheEngi
     assert stats.borrowed.total >= second.borrowed.total
 
 
+@pytest.mark.parametrize("exact", [False, True], ids=["borrowing", "exact"])
+@pytest.mark.parametrize("by", ["text", "stream"])
+def test_an_answer_that_a_stop_string_ends_is_accounted_like_any_other(
+    engine: RAGCacheEngine, exact: bool, by: str
+):
+    ask_all(engine)
+    prompt, documents = prompt_of((3, 0, 5), "How many houses stand by the Dee?")
+    whole = engine.generate(prompt, documents, OPTIONS, exact=exact)
+    whole = engine.generate(prompt, documents, OPTIONS, exact=exact)
+    stop = SamplingOptions(max_tokens=16, stop=(whole.text.split()[2],))
+    before = engine.stats()
+    if by == "text":
+        usage = engine.generate(prompt, documents, stop, exact=exact).usage
+    else:
+        pieces = list(engine.stream(prompt, documents, stop, exact=exact))
+        assert pieces[-1].usage is not None
+        usage = pieces[-1].usage
+    assert usage.output_tokens < whole.usage.output_tokens
+    assert usage.has_account
+    assert (usage.cached, usage.borrowed) == (whole.usage.cached, whole.usage.borrowed)
+    assert usage.reused == whole.usage.reused
+    assert usage.why_exact == whole.usage.why_exact
+    assert usage.is_exact is exact
+    stats = engine.stats()
+    assert stats.approximate == before.approximate + (not exact)
+    for count in ("device_tokens", "computed_tokens", "borrowed_tokens"):
+        told = {
+            "device_tokens": usage.cached.device,
+            "computed_tokens": usage.computed_tokens,
+            "borrowed_tokens": usage.borrowed.total,
+        }[count]
+        assert getattr(stats.tiers, count) == getattr(before.tiers, count) + told
+
+
 def test_an_exact_request_says_why_it_borrowed_nothing(engine: RAGCacheEngine):
     usage = ask(engine, (0, 3), "Why?", exact=True).usage
     assert usage.is_exact
