@@ -13,13 +13,16 @@ from langchain_core.runnables import ConfigurableField
 
 from ragcache_engine import (
     BadRequest,
+    CachedTokens,
     EmptyPrompt,
     EngineClosed,
     Guide,
     PromptTooLong,
     UnsupportedGuide,
+    Usage,
 )
 from ragcache_integrations.langchain import RAGCacheLLM
+from ragcache_integrations.langchain.usage import usage_metadata
 
 PROMPT = "Tell me one thing.\nWhy is the sky blue?"
 ANSWER = "You asked: Why is the sky blue?"
