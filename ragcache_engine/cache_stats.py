@@ -22,6 +22,8 @@ _SHOWN = 5
 class CacheStats(ShownAsTable):
     """The engine's counters since it started. Unfinished and cancelled requests count no tokens.
 
+    Prompts that `warm` prefills count as running, and else only in `tiers`: nobody asked for answers.
+
     `print(stats)` shows a table, and so does a notebook.
 
     running: requests that run now. finished, cancelled, failed: requests that ended in this way.

@@ -78,6 +78,7 @@ class RequestRunner:
         self._tasks.add(task)
         self.stats = replace(self.stats, running=self.stats.running + 1)
         is_counted = False
+        is_warming = prepared.request.makes_donors  # nobody has asked for its answer
         restarts = self._restarts
         try:
             self._require_not_closing()
@@ -85,8 +86,8 @@ class RequestRunner:
                 async for piece in pieces:
                     if piece.usage:
                         # Count first: a reader that has the whole answer must find it in `stats`.
-                        self._count_end(piece.usage)
-                        if prepared.count_hits:
+                        self._count_end(None if is_warming else piece.usage)
+                        if prepared.count_hits and not is_warming:
                             prepared.count_hits(piece.usage)
                         is_counted = True
                     put(piece)
@@ -172,7 +173,8 @@ class RequestRunner:
                             speculation=claim.report(),
                             **_describe_reuse(delta, is_resumed=lost_tokens > 0),
                         )
-                        self.log.add(request, usage, delta.sources)
+                        if not request.makes_donors:
+                            self.log.add(request, usage, delta.sources)
                     if delta.text or delta.token_ids or usage:
                         yield Piece(delta.text, delta.token_ids, delta.finish_reason, usage)
 
