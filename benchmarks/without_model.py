@@ -240,9 +240,12 @@ class ModellessEngine:
         makes_donors: bool = False,
         looked_up: Iterable[LookedUp] = (),
         withdrawn: Iterable[str] = (),
+        stop: Sequence[str] = (),
     ) -> None:
         """Add a request to the queue. Its segments and the rest travel as in tiers.wire."""
-        params = SamplingParams(max_tokens=answer_tokens, temperature=0, ignore_eos=True)
+        params = SamplingParams(
+            max_tokens=answer_tokens, temperature=0, ignore_eos=True, stop=list(stop)
+        )
         message = RequestMessage(
             tuple(segments),
             tuple(forget),

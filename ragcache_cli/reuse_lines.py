@@ -9,8 +9,11 @@ from ragcache_engine import CachedTokens, DocumentReuse, Tier, Usage
 
 def usage_line(usage: Usage) -> str:
     """Say in one line what an answer cost. Exact and borrowed tokens are never added up."""
-    parts = [f"{usage.prompt_tokens} prompt tokens", f"{_by_tier(usage.cached, 'cached')}"]
-    if not usage.is_exact:
+    cached = (
+        _by_tier(usage.cached, "cached") if usage.has_account else "nobody knows how many cached"
+    )
+    parts = [f"{usage.prompt_tokens} prompt tokens", cached]
+    if not usage.is_exact and usage.has_account:
         parts.append(_by_tier(usage.borrowed, "borrowed (approximate)"))
     parts.append(f"{usage.output_tokens} in the answer")
     return (
@@ -29,6 +32,8 @@ def exactness_line(usage: Usage) -> str:
     """Say whether an answer is exact, and why, for an engine that may borrow."""
     if usage.is_exact:
         return f"exact: {usage.why_exact or 'nothing was borrowed'}"
+    if not usage.has_account:
+        return "perhaps approximate: nobody knows what was borrowed"
     lent = sum(one.borrowed + one.joined for one in usage.reused)
     return (
         f"approximate: {lent} tokens borrowed from other contexts, {usage.borrowed.total} of them "

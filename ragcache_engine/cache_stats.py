@@ -22,12 +22,16 @@ _SHOWN = 5
 class CacheStats(ShownAsTable):
     """The engine's counters since it started. Unfinished and cancelled requests count no tokens.
 
+    Prompts that `warm` prefills count as running, and else only in `tiers`: nobody asked for answers.
+
     `print(stats)` shows a table, and so does a notebook.
 
     running: requests that run now. finished, cancelled, failed: requests that ended in this way.
     retried: second attempts of requests whose first attempt failed.
     restarts: how often the model's process was started again after it had died.
     prompt_tokens, output_tokens, cached, borrowed: of finished requests, as in Usage.
+    unaccounted_tokens: those prompt_tokens of which the backend did not tell where they came from; the
+      rates leave them out.
     approximate: finished requests that borrowed, so whose answers are not exact.
     unprepared: prompts that were answered exactly, and whose documents wait to be prepared in idle time;
       see EngineConfig.missing_donors.
@@ -57,6 +61,7 @@ class CacheStats(ShownAsTable):
     output_tokens: int = 0
     cached: CachedTokens = field(default_factory=CachedTokens)
     borrowed: CachedTokens = field(default_factory=CachedTokens)
+    unaccounted_tokens: int = 0
     approximate: int = 0
     unprepared: int = 0
     rechecked: int = 0
@@ -68,16 +73,21 @@ class CacheStats(ShownAsTable):
     by_document: tuple[HitRate, ...] = ()
 
     @property
+    def known_tokens(self) -> int:
+        """The prompt tokens of finished requests of which it is known where they came from."""
+        return self.prompt_tokens - self.unaccounted_tokens
+
+    @property
     def computed_tokens(self) -> int:
-        """How many prompt tokens of finished requests had to be prefilled."""
-        return self.prompt_tokens - self.cached.total - self.borrowed.total
+        """How many prompt tokens of finished requests had to be prefilled, as far as that is known."""
+        return self.known_tokens - self.cached.total - self.borrowed.total
 
     def hit_ratio(self, tier: Tier | None = None) -> float:
         """Return the share of prompt tokens reused exactly, from `tier` or any; 0 before any answer."""
-        if not self.prompt_tokens:
+        if not self.known_tokens:
             return 0.0
         cached = self.cached.total if tier is None else getattr(self.cached, tier.value)
-        return float(cached) / self.prompt_tokens
+        return float(cached) / self.known_tokens
 
     @property
     def hit_rate(self) -> float:
@@ -87,7 +97,7 @@ class CacheStats(ShownAsTable):
     @property
     def borrowed_rate(self) -> float:
         """The share of prompt tokens that were borrowed, so are approximate; 0 before any answer."""
-        return self.borrowed.total / self.prompt_tokens if self.prompt_tokens else 0.0
+        return self.borrowed.total / self.known_tokens if self.known_tokens else 0.0
 
     def __repr__(self) -> str:
         counts = f"finished={self.finished}, running={self.running}"
@@ -112,7 +122,12 @@ class CacheStats(ShownAsTable):
         requests = ", ".join(f"{count:,} {state}" for state, count in states.items() if count)
         rows = [
             ("requests", requests or "none yet"),
-            ("hit rate", f"{self.hit_rate:.0%} of {self.prompt_tokens:,} prompt tokens"),
+            ("hit rate", f"{self.hit_rate:.0%} of {self.known_tokens:,} prompt tokens"),
+            *(
+                [("not told", f"where {self.unaccounted_tokens:,} prompt tokens came from")]
+                if self.unaccounted_tokens
+                else []
+            ),
             *self._rows_of_borrowing(),
             ("answer tokens", f"{self.output_tokens:,}"),
         ]
@@ -126,7 +141,7 @@ class CacheStats(ShownAsTable):
         rows += [
             (f"document {one.name!r}", _describe_rate(one)) for one in self.by_document[:_SHOWN]
         ]
-        bar = shares_by_source(self.prompt_tokens, self.cached, self.borrowed)
+        bar = shares_by_source(self.known_tokens, self.cached, self.borrowed)
         return Table("Cache", rows, bar)
 
     def _rows_of_borrowing(self) -> list[tuple[str, str]]:
@@ -134,7 +149,7 @@ class CacheStats(ShownAsTable):
         rows = []
         if self.borrowed.total:
             rows.append(
-                (BORROWED, f"{self.borrowed_rate:.0%} of {self.prompt_tokens:,} prompt tokens")
+                (BORROWED, f"{self.borrowed_rate:.0%} of {self.known_tokens:,} prompt tokens")
             )
         if self.approximate:
             rows.append(("approximate answers", f"{self.approximate:,} of {self.finished:,}"))

@@ -11,8 +11,8 @@
     │   ├── KeyRefused (PermissionError)  the server does not know the API key
     │   │   └── OperatorsOnly             the server does this for an operator's key only
     │   └── UnguardedMain                 the script lacks `if __name__ == "__main__":`
-    ├── BadRequest (ValueError)           this one request cannot be served; nothing was computed
-    │   ├── InvalidArgument (TypeError)   an argument has a wrong type, or an impossible value
+    ├── BadRequest                        this one request cannot be served; nothing was computed
+    │   ├── InvalidArgument (ValueError, TypeError)  an argument has a wrong type, or an impossible value
     │   │   └── InvalidTopK               no number of documents, or fewer than one, was asked for
     │   ├── EmptyPrompt                   the prompt has no tokens
     │   ├── PromptTooLong                 more tokens than the model's context leaves room for
@@ -34,8 +34,8 @@
         ├── EngineDied                    the model's process ended by itself
         ├── GenerationFailed              the backend failed this request, twice; others go on
         │   └── AnswersDiffer             a lost replica's answer cannot be continued by another one
-        ├── AnswerCutShort (ValueError)   the answer ended before its form was complete
-        ├── NoToolCall (ValueError)       the answer called no tool where a call was expected
+        ├── AnswerCutShort                the answer ended before its form was complete
+        ├── NoToolCall                    the answer called no tool where a call was expected
         ├── ServerBusy                    the server takes no more requests now; nothing was computed
         ├── ServerLacks                   the server cannot do this; a RAGCache server can
         ├── ServerLost (ConnectionError)  the connection broke in the middle of an answer
@@ -92,11 +92,14 @@ class OperatorsOnly(KeyRefused):
     """The server does this for an operator's key only."""
 
 
-class BadRequest(RAGCacheError, ValueError):
-    """One request cannot be served. Raised before any work on it."""
+class BadRequest(RAGCacheError):
+    """One request cannot be served. Raised before any work on it.
+
+    No ValueError: of one, LlamaIndex's default response mode makes the answer "Empty Response".
+    """
 
 
-class InvalidArgument(BadRequest, TypeError):
+class InvalidArgument(BadRequest, ValueError, TypeError):
     """An argument has a wrong type, or a value with which nothing can work."""
 
 
@@ -184,11 +187,11 @@ class AnswersDiffer(GenerationFailed):
     """A replica was lost in the middle of an answer, and another one answers otherwise."""
 
 
-class AnswerCutShort(EngineError, ValueError):
+class AnswerCutShort(EngineError):
     """An answer ended before the form that it had to follow was complete, for example by max_tokens."""
 
 
-class NoToolCall(EngineError, ValueError):
+class NoToolCall(EngineError):
     """The model answered in words where the caller expected a call of a tool."""
 
 

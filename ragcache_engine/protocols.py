@@ -133,7 +133,8 @@ class Conversation:
 class Delta:
     """What one step of the model adds to an answer: new tokens and new text.
 
-    cached: the prompt's cache hits; exact for each tier in the answer's last delta.
+    cached: the prompt's cache hits; exact for each tier in the answer's last delta. None there if the
+      backend does not know them: then it does not know either what was borrowed.
     reuse: what the prompt borrowed, in the answer's last delta; None if it borrowed nothing.
     why_exact: why it borrowed nothing, if the backend borrows at all.
     sources: which tokens these are, and why the others were computed; only in the last delta, if at all.

@@ -324,6 +324,8 @@ class Usage(ShownAsTable):
       EngineConfig.reuse. recomputed_tokens: tokens of borrowed documents that were computed anew.
     reused: for each document of a prompt that borrowed, where its tensors came from.
     why_exact: why a prompt borrowed nothing, where the engine borrows at all.
+    has_account: whether the backend told where the prompt's tokens came from. If not, `cached`,
+      `borrowed` and `reused` are empty because nobody knows, as with a plain vLLM server.
     has_lost_attempt: whether the answer goes on after an attempt that was lost with the model's process
       and may have borrowed, though this one did not.
     speculation: what the engine did before the prompt came. If the request adopted an answer begun
@@ -349,21 +351,24 @@ class Usage(ShownAsTable):
     reused: tuple[DocumentReuse, ...] = ()
     why_exact: str | None = None
     has_lost_attempt: bool = False
+    has_account: bool = True
 
     @property
     def computed_tokens(self) -> int:
-        """How many prompt tokens had to be prefilled, in this prompt or in a donor for it."""
+        """How many prompt tokens had to be prefilled, in this or in a donor; all if nobody knows."""
         return self.prompt_tokens - self.cached.total - self.borrowed.total
 
     @property
     def is_exact(self) -> bool:
-        """Whether all tensors are those that this prompt alone would have given."""
-        return not (self.reused or self.has_lost_attempt)
+        """Whether all tensors are known to be those that this prompt alone would have given."""
+        is_known = self.has_account or self.why_exact is not None
+        return is_known and not (self.reused or self.has_lost_attempt)
 
     def __repr__(self) -> str:
         borrowed = "" if self.is_exact else f", borrowed={self.borrowed.total}"
+        cached = f"cached={self.cached.total}{borrowed}" if self.has_account else "cached=unknown"
         return (
-            f"Usage(prompt_tokens={self.prompt_tokens}, cached={self.cached.total}{borrowed}, "
+            f"Usage(prompt_tokens={self.prompt_tokens}, {cached}, "
             f"output_tokens={self.output_tokens}, ttft_s={self.ttft_s:.3f}, total_s={self.total_s:.3f})"
         )
 
@@ -371,10 +376,13 @@ class Usage(ShownAsTable):
         return self._table().as_text()
 
     def _table(self) -> Table:
+        reused = f"{self.cached.total:,} of them reused exactly"
+        if not self.has_account:
+            reused = "how many were reused is not known"
         rows = [
             (
                 "prompt tokens",
-                f"{self.prompt_tokens:,}, {self.cached.total:,} of them reused exactly",
+                f"{self.prompt_tokens:,}, {reused}",
             ),
             *([(BORROWED, f"{self.borrowed.total:,} tokens")] if self.reused else []),
             *([("recomputed", f"{self.recomputed_tokens:,} tokens")] if self.reused else []),
@@ -390,7 +398,8 @@ class Usage(ShownAsTable):
             rows.append(("documents", _list_some(self.document_ids)))
         if self.speculation.outcome is not SpeculationOutcome.NONE:
             rows.append(("begun early", self.speculation.outcome.value))
-        bar = shares_by_source(self.prompt_tokens, self.cached, self.borrowed)
+        known_tokens = self.prompt_tokens if self.has_account else 0
+        bar = shares_by_source(known_tokens, self.cached, self.borrowed)
         return Table("Usage", rows, bar)
 
 

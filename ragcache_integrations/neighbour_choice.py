@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Hashable, Iterable
 from itertools import count
 from threading import Lock
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from ragcache_engine import Document
+from ragcache_engine import Document, RAGCacheEngine
+
+logger = logging.getLogger(__name__)
 
 LOOKED_AT = 3
 """How many of the nearest documents to look at: the nearest one is nearly always the document itself."""
@@ -21,6 +24,21 @@ def choose_neighbour(document: Document, nearest: Iterable[Document]) -> Documen
     """
     others = (one for one in nearest if one.id != document.id and one.text != document.text)
     return next(others, None)
+
+
+def borrows_behind_neighbours(engine: RAGCacheEngine) -> bool:
+    """Return whether the engine borrows from behind the neighbours of documents."""
+    return engine.config.reuse == "anywhere" and engine.config.donors == "neighbours"
+
+
+def warn_of_no_neighbours(retriever: Any) -> None:
+    """Say that a retriever cannot be asked for neighbours. Call this once, when it is made."""
+    logger.warning(
+        "%s cannot be asked which documents are near another one, so its documents are borrowed as they "
+        "are alone, and answers are less like the exact ones than was measured with neighbours: set "
+        "donors='alone' and measure with `ragcache calibrate`, or wrap the retriever of a vector store",
+        type(retriever).__name__,
+    )
 
 
 _numbers = count()

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from pydantic import AliasChoices, BaseModel, Field, field_validator, model_validator
 
-from ragcache_engine import BadRequest, Guide, SamplingOptions
+from ragcache_engine import Guide, InvalidArgument, SamplingOptions
 
 _ENGINE_NAMES = {"max_new_tokens": "max_tokens", "max_completion_tokens": "max_tokens"}
 # With one of these values, an unknown parameter such as logprobs asks for nothing.
@@ -100,12 +100,14 @@ class SamplingFields(BaseModel):
         """Return the engine's options for one call.
 
         changes: parameters that this call sets for itself, under the same names.
-        Raises BadRequest for a parameter the engine does not have, ValueError for impossible values.
+        Raises InvalidArgument for a parameter the engine does not have, ValueError for impossible values.
         """
         parameters = _rename_for_engine(self.sampling_parameters())
         parameters |= _keep_known(_rename_for_engine(changes or {}), parameters)
         if (n := parameters.pop("n")) != 1:
-            raise BadRequest(f"a prompt has one answer here, got n={n}; send the prompt {n} times")
+            raise InvalidArgument(
+                f"a prompt has one answer here, got n={n}; send the prompt {n} times"
+            )
         return SamplingOptions(
             **{
                 **parameters,
@@ -135,19 +137,21 @@ def as_guide(form: Any) -> Guide | None:
 
 
 def _rename_for_engine(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parameters under the engine's names. Raises BadRequest if two of them disagree."""
+    """Return the parameters under the engine's names. Raises InvalidArgument if two of them disagree."""
     given: dict[str, str] = {}
     for name, value in parameters.items():
         other = given.setdefault(_ENGINE_NAMES.get(name, name), name)
         if parameters[other] != value:
-            raise BadRequest(f"{other}={parameters[other]} and {name}={value}: give one of them")
+            raise InvalidArgument(
+                f"{other}={parameters[other]} and {name}={value}: give one of them"
+            )
     return {renamed: parameters[name] for renamed, name in given.items()}
 
 
 def _keep_known(changes: Mapping[str, Any], names: Iterable[str]) -> dict[str, Any]:
     """Return the changes without unknown ones that ask for nothing, such as logprobs=None.
 
-    Raises BadRequest for an unknown one that asks for something.
+    Raises InvalidArgument for an unknown one that asks for something.
     """
     names = sorted(names)
     unknown = {name: value for name, value in changes.items() if name not in names}
@@ -156,10 +160,10 @@ def _keep_known(changes: Mapping[str, Any], names: Iterable[str]) -> dict[str, A
 
 
 def _refuse_unknown(parameters: Mapping[str, Any], advice: str = "leave it out") -> None:
-    """Raise BadRequest if one of the parameters asks for something. advice: for those not in _INSTEAD."""
+    """Raise InvalidArgument if a parameter asks for something. advice: for those not in _INSTEAD."""
     for name, value in parameters.items():
         if value not in _VALUES_WITHOUT_EFFECT:
-            raise BadRequest(
+            raise InvalidArgument(
                 f"the engine cannot honour {name}={value!r}; {_INSTEAD.get(name, advice)}"
             )
 

@@ -44,7 +44,12 @@ class HitRates:
         self._lock = threading.Lock()
 
     def count_chain(self, chain: Hashable, usage: Usage) -> None:
-        """Count a prompt of a chain. A chain that is a text goes by it, others are numbered."""
+        """Count a prompt of a chain. A chain that is a text goes by it, others are numbered.
+
+        A prompt of which nobody knows what was cached counts for no chain and no document.
+        """
+        if not usage.has_account:
+            return
         with self._lock:
             if chain not in self._chains:
                 self._chains[chain] = _Count(self._name_of(chain))
@@ -53,6 +58,8 @@ class HitRates:
 
     def count_documents(self, request: BackendRequest, usage: Usage) -> None:
         """Count the documents of a prompt. Its exact tokens were cached from its start."""
+        if not usage.has_account:
+            return
         cached_tokens = usage.cached.total
         borrowed = {
             one.document: one.borrowed + one.joined for one in usage.reused if one.tier is not None

@@ -78,6 +78,7 @@ class RequestRunner:
         self._tasks.add(task)
         self.stats = replace(self.stats, running=self.stats.running + 1)
         is_counted = False
+        is_warming = prepared.request.makes_donors  # nobody has asked for its answer
         restarts = self._restarts
         try:
             self._require_not_closing()
@@ -85,8 +86,8 @@ class RequestRunner:
                 async for piece in pieces:
                     if piece.usage:
                         # Count first: a reader that has the whole answer must find it in `stats`.
-                        self._count_end(piece.usage)
-                        if prepared.count_hits:
+                        self._count_end(None if is_warming else piece.usage)
+                        if prepared.count_hits and not is_warming:
                             prepared.count_hits(piece.usage)
                         is_counted = True
                     put(piece)
@@ -153,7 +154,8 @@ class RequestRunner:
                     if first_token_s is None:
                         first_token_s = now()
                         claim.first_token(delta.cached or cached, prompt_tokens)
-                    cached = delta.cached or cached
+                    if delta.finish_reason:
+                        cached = delta.cached or CachedTokens()
                     output_tokens += len(delta.token_ids)
                     usage = None
                     if delta.finish_reason:
@@ -167,10 +169,12 @@ class RequestRunner:
                             total_s=now() - prepared.question_s,
                             retrieval_s=prepared.called_s - prepared.question_s,
                             document_ids=prepared.document_ids,
+                            has_account=delta.cached is not None,
                             speculation=claim.report(),
                             **_describe_reuse(delta, is_resumed=lost_tokens > 0),
                         )
-                        self.log.add(request, usage, delta.sources)
+                        if not request.makes_donors:
+                            self.log.add(request, usage, delta.sources)
                     if delta.text or delta.token_ids or usage:
                         yield Piece(delta.text, delta.token_ids, delta.finish_reason, usage)
 
@@ -252,6 +256,8 @@ class RequestRunner:
                 prompt_tokens=stats.prompt_tokens + usage.prompt_tokens,
                 output_tokens=stats.output_tokens + usage.output_tokens,
                 cached=stats.cached + usage.cached,
+                unaccounted_tokens=stats.unaccounted_tokens
+                + (0 if usage.has_account else usage.prompt_tokens),
                 borrowed=stats.borrowed + usage.borrowed,
                 approximate=stats.approximate + (not usage.is_exact),
             )

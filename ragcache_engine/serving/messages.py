@@ -200,10 +200,10 @@ def delta_to_json(delta: Delta, counters: Counters | None) -> dict[str, Any]:
         said["finish"] = delta.finish_reason.value
         if counters is not None:
             said["counters"] = counters.as_dict()
-    if delta.reuse is not None:
-        said["reuse"] = delta.reuse.to_dict()
-    if delta.why_exact is not None:
-        said["why_exact"] = delta.why_exact
+        if delta.reuse is not None:
+            said["reuse"] = delta.reuse.to_dict()
+        if delta.why_exact is not None:
+            said["why_exact"] = delta.why_exact
     return said
 
 

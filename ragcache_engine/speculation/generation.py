@@ -151,7 +151,9 @@ def join_deltas(deltas: Sequence[Delta]) -> Delta:
     return Delta(
         text="".join(delta.text for delta in deltas),
         token_ids=tuple(token for delta in deltas for token in delta.token_ids),
-        cached=next((d.cached for d in reversed(deltas) if d.cached is not None), None),
+        cached=deltas[-1].cached
+        if deltas[-1].finish_reason
+        else next((d.cached for d in reversed(deltas) if d.cached is not None), None),
         finish_reason=deltas[-1].finish_reason,
         reuse=deltas[-1].reuse,
         why_exact=deltas[-1].why_exact,

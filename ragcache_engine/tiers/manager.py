@@ -346,12 +346,7 @@ class CacheManager(Generic[B]):
         self._note_fill()
         if completed and request.cached_tokens is not None:
             self._pin(request)
-            self._count_tokens(request, request.cached_tokens)
-            if reuse is not None:
-                borrowed = sum(reuse.borrowed_by_tier.values())
-                self.counters.borrowed_tokens += borrowed
-                self.counters.computed_tokens -= borrowed
-                self.counters.recomputed_tokens += reuse.recomputed_tokens
+            self._count_tokens(request, request.cached_tokens, reuse)
             if request.is_donor:
                 pass  # those who borrow count as uses of its documents
             elif request.guess is None:
@@ -362,9 +357,19 @@ class CacheManager(Generic[B]):
         self._requests.unpin(request)
         self._disk.cancel_reads(request)
         self._forgetting.end_request(name)
-        if request.cached_tokens is None:
+        return _by_name(request.cached_tokens)
+
+    def count_begun(self, name: str, reuse: ReuseReport | None) -> dict[str, int] | None:
+        """Count the tokens of a request whose answer has begun; return as `finish_request` does.
+
+        For an answer whose end may come too late to tell. `finish_request` counts them no more.
+        """
+        request = self._requests.get(name)
+        if request is None or request.cached_tokens is None:
             return None
-        return {tier.value: tokens for tier, tokens in request.cached_tokens.items()}
+        self._note_fill()
+        self._count_tokens(request, request.cached_tokens, reuse)
+        return _by_name(request.cached_tokens)
 
     def adopt_guesses(self, guesses: Iterable[str]) -> None:
         """Count guesses that somebody asked for as uses of their documents, now or when they end."""
@@ -631,7 +636,12 @@ class CacheManager(Generic[B]):
             counters.capacity[tier.value] = tree.capacity(tier)
         counters.disk = self._disk.state
 
-    def _count_tokens(self, request: TrackedRequest, tokens: dict[Tier, int]) -> None:
+    def _count_tokens(
+        self, request: TrackedRequest, tokens: dict[Tier, int], reuse: ReuseReport | None
+    ) -> None:
+        if request.is_counted:
+            return
+        request.is_counted = True
         counters = self.counters
         if request.is_donor:
             missing = request.prompt.tokens - sum(tokens.values())
@@ -642,6 +652,11 @@ class CacheManager(Generic[B]):
         counters.host_tokens += tokens[Tier.HOST]
         counters.disk_tokens += tokens[Tier.DISK]
         counters.computed_tokens += request.prompt.tokens - sum(tokens.values())
+        if reuse is not None:
+            borrowed = sum(reuse.borrowed_by_tier.values())
+            counters.borrowed_tokens += borrowed
+            counters.computed_tokens -= borrowed
+            counters.recomputed_tokens += reuse.recomputed_tokens
         counters.recomputed_blocks += request.passed_over_blocks
         counters.add_scheduling(request.scheduling_s)
 
@@ -659,3 +674,7 @@ class CacheManager(Generic[B]):
         self._disk.check_idle()
         self.index.host.check_idle()
         assert not len(self._forgetting)
+
+
+def _by_name(tokens: dict[Tier, int] | None) -> dict[str, int] | None:
+    return None if tokens is None else {tier.value: count for tier, count in tokens.items()}

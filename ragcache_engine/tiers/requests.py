@@ -41,6 +41,7 @@ class TrackedRequest:
     donor_nodes: the nodes of each donor, pinned as long as they are listed here.
     is_donor: whether the request only computes or loads a donor, for others to borrow from.
     sources: where its prompt came from, as of its first admission; None before.
+    is_counted: whether its tokens are in the counters already.
     """
 
     name: str
@@ -65,6 +66,7 @@ class TrackedRequest:
     donors: Sequence[Prompt] = ()
     donor_nodes: list[list[Node]] = field(default_factory=list)
     is_donor: bool = False
+    is_counted: bool = False
 
     def paths(self) -> Iterator[list[Node]]:
         """Yield the lists of nodes that the request pins: its own, and those of its donors."""

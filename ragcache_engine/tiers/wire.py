@@ -1,6 +1,6 @@
 """The messages between the engine's process and vLLM's scheduler, in vLLM's `kv_transfer_params`.
 
-One message goes with each request, and one comes back at its end. Both are plain values that become
+One message goes with each request, and one comes back by its end. Both are plain values that become
 JSON under one name. Nothing else reads or writes that name.
 """
 
@@ -155,10 +155,10 @@ class LookedUp(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FinishMessage:
-    """The scheduler's message at the end of a request.
+    """The scheduler's message at the end of a request, or with each token where a stop string may end it.
 
     tokens: cached prompt tokens by tier ("device", "host", "disk"); None if the request never ran.
-    counters: the counts of all tiers, as of this request's end.
+    counters: the counts of all tiers, as of this request's end, or of its first token.
     reuse: what the prompt borrowed; None if it borrowed nothing. why_exact: why it borrowed nothing, if
       the engine borrows at all.
     sources: where the prompt came from, for a sender who has the operator's key.

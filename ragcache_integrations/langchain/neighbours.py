@@ -1,11 +1,20 @@
-"""Finds the neighbours of documents in a LangChain store: what it has that is most like them."""
+"""Finds the neighbours of documents in a LangChain store: what it has that is most like them.
+
+Our stores and langchain_community's FAISS are searched as `from_vectorstore` does. Of any other
+retriever, the store or the index below it is asked with the document's own vector or text.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import Any
+
+from langchain_core.callbacks import CallbackManagerForRetrieverRun
+from langchain_core.documents import Document
+from langchain_core.retrievers import BaseRetriever
+from langchain_core.vectorstores import VectorStore, VectorStoreRetriever
 
 import ragcache_engine
 from ragcache_engine import Corpus
@@ -19,6 +28,12 @@ from ragcache_integrations.neighbour_choice import (
 
 RESTRICTING = ("filter", "fetch_k")
 """Options of a search that restrict what it may find; fetch_k: how many vectors a filter looks at."""
+
+RANKING = ("k", "score_threshold", "fetch_k", "lambda_mult")
+"""Options of a search in any other store that do not restrict what it may find."""
+
+INNER = ("bound", "retriever", "base_retriever", "first", "middle", "last", "retrievers")
+"""Where bindings, compressors, sequences and ensembles keep the retrievers that they ask."""
 
 EVERYTHING: Mapping[str, Any] = MappingProxyType({})
 
@@ -66,3 +81,76 @@ def _find_neighbours(
         choose_neighbour(document, map(as_document, nearest))
         for document, nearest in zip(documents, found, strict=True)
     ]
+
+
+def corpus_of_other(
+    retriever: Any, as_document: Any, options: Mapping[str, Any] = EVERYTHING
+) -> Corpus | None:
+    """Return what any retriever searches as a corpus; None if it cannot be asked for neighbours.
+
+    options: those of one call of the retriever.
+    A store that keeps its documents in a dict tells when it has others. In any other, a document keeps
+    the neighbour that it had when it was first found.
+    """
+    if isinstance(retriever, VectorStoreRetriever):
+        store: Any = retriever.vectorstore
+        given = {**retriever.search_kwargs, **options}
+        restrictions = {name: one for name, one in given.items() if name not in RANKING}
+        held = getattr(store, "store", None)
+        version = (len(held), next(reversed(held), None)) if isinstance(held, dict) else None
+        seen = tuple((name, name_filter(one)) for name, one in sorted(restrictions.items()))
+        search = partial(_search_store, store, restrictions)
+    elif isinstance(retriever, BaseRetriever) and _ranks_texts(retriever):
+        store, version, seen = retriever, None, ()
+        search = partial(_search_by_text, retriever)
+    else:
+        options = {**getattr(retriever, "kwargs", {}), **options}  # of a binding
+        inner = (corpus_of_other(one, as_document, options) for one in _inner(retriever))
+        return next((corpus for corpus in inner if corpus), None)
+
+    def find(
+        documents: Sequence[ragcache_engine.Document],
+    ) -> list[ragcache_engine.Document | None]:
+        found = search([document.text for document in documents])
+        return [
+            choose_neighbour(document, map(as_document, nearest))
+            for document, nearest in zip(documents, found, strict=True)
+        ]
+
+    return Corpus(version, find, name=(number_of(store), *seen))
+
+
+def _ranks_texts(retriever: BaseRetriever) -> bool:
+    """Return whether a retriever ranks what it holds by a text, as BM25 does, or what its store holds."""
+    return isinstance(getattr(retriever, "docs", None), list) or (
+        isinstance(getattr(retriever, "vectorstore", None), VectorStore)
+        and hasattr(retriever, "docstore")
+    )
+
+
+def _inner(retriever: Any) -> list[Any]:
+    inner = (getattr(retriever, name, None) for name in INNER)
+    return [one for part in inner for one in (part if isinstance(part, list) else [part]) if one]
+
+
+def _search_store(
+    store: VectorStore, restrictions: Mapping[str, Any], texts: list[str]
+) -> list[list[Document]]:
+    if store.embeddings is not None:
+        vectors = store.embeddings.embed_documents(texts)
+        try:
+            return [
+                store.similarity_search_by_vector(vector, k=LOOKED_AT, **restrictions)
+                for vector in vectors
+            ]
+        except NotImplementedError:  # as LangChain's base class raises
+            pass
+    return [store.similarity_search(text, k=LOOKED_AT, **restrictions) for text in texts]
+
+
+def _search_by_text(retriever: BaseRetriever, texts: list[str]) -> list[list[Document]]:
+    """Ask the retriever itself, in a run that no callback sees."""
+    asked = retriever.model_copy(update={"k": LOOKED_AT} if hasattr(retriever, "k") else {})
+    run = CallbackManagerForRetrieverRun.get_noop_manager()
+    ask: Callable[..., list[Document]] = asked._get_relevant_documents
+    return [ask(text, run_manager=run) for text in texts]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from langchain_core.callbacks import (
@@ -14,9 +15,12 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.vectorstores import VectorStore
 from pydantic import Field
 
-from ragcache_engine import InvalidArgument, RetrievalInProgress
+from ragcache_engine import Corpus, InvalidArgument, RetrievalInProgress, Warmed
 from ragcache_integrations.engine_reporting import tell_engine
 from ragcache_integrations.langchain.engine_retriever import EngineRetriever, engine_document
+from ragcache_integrations.langchain.neighbours import EVERYTHING, corpus_of_other
+from ragcache_integrations.neighbour_choice import borrows_behind_neighbours, warn_of_no_neighbours
+from ragcache_integrations.warming import StoreWarming
 
 
 class ReportingRetriever(EngineRetriever):
@@ -32,6 +36,11 @@ class ReportingRetriever(EngineRetriever):
 
     retriever: Runnable[str, list[Document]] = Field(exclude=True)
 
+    def model_post_init(self, context: Any) -> None:
+        super().model_post_init(context)
+        if borrows_behind_neighbours(self.engine) and self._corpus() is None:
+            warn_of_no_neighbours(self.retriever)
+
     def invoke(
         self, input: str, config: RunnableConfig | None = None, **kwargs: Any
     ) -> list[Document]:
@@ -40,7 +49,7 @@ class ReportingRetriever(EngineRetriever):
             return self.retriever.invoke(input, config, **kwargs)
         with self._open_retrieval(input) as retrieval:
             found = self.retriever.invoke(input, config, **kwargs)
-            return _tell_if_documents(retrieval, found)
+            return _tell_if_documents(retrieval, found, self._corpus(kwargs))
 
     async def ainvoke(
         self, input: str, config: RunnableConfig | None = None, **kwargs: Any
@@ -50,7 +59,42 @@ class ReportingRetriever(EngineRetriever):
             return await self.retriever.ainvoke(input, config, **kwargs)
         with self._open_retrieval(input) as retrieval:
             found = await self.retriever.ainvoke(input, config, **kwargs)
-            return _tell_if_documents(retrieval, found)
+            corpus = self._corpus(kwargs)
+            if corpus is None:
+                return _tell_if_documents(retrieval, found, None)
+            # Looking up neighbours embeds the documents, which may take long.
+            return await asyncio.to_thread(_tell_if_documents, retrieval, found, corpus)
+
+    def warm(
+        self, documents: Sequence[Document], *, only_missing: bool = False, progress: bool = False
+    ) -> Warmed:
+        """Prefill documents of the other retriever's store; see RAGCacheRetriever.warm.
+
+        documents: as the retriever finds them. Many stores do not tell all that they have, so give them.
+        """
+        return self._warming(documents).run(only_missing=only_missing, progress=progress)
+
+    async def awarm(
+        self, documents: Sequence[Document], *, only_missing: bool = False, progress: bool = False
+    ) -> Warmed:
+        """Prefill documents: `warm` for coroutines. Cancelling the task ends the prefills."""
+        return await self._warming(documents).arun(only_missing=only_missing, progress=progress)
+
+    def _warming(self, documents: Sequence[Document]) -> StoreWarming:
+        return StoreWarming(
+            engine=self.engine,
+            documents=list(map(engine_document, documents)),
+            neighbours=self._corpus(),
+            chain=self.chain,
+            template=self._template_as_written(),
+            tenant=self.llm.tenant if self.llm else None,
+        )
+
+    def _corpus(self, options: Mapping[str, Any] = EVERYTHING) -> Corpus | None:
+        """Return where to look up neighbours; None if nothing is borrowed, or nobody can be asked."""
+        if not borrows_behind_neighbours(self.engine):
+            return None
+        return corpus_of_other(self.retriever, engine_document, options)
 
     def get_name(self, suffix: str | None = None, *, name: str | None = None) -> str:
         return self.retriever.get_name(suffix, name=name)
@@ -71,10 +115,12 @@ class ReportingRetriever(EngineRetriever):
         return (self.retriever,)
 
 
-def _tell_if_documents(retrieval: RetrievalInProgress, found: list[Document]) -> list[Document]:
+def _tell_if_documents(
+    retrieval: RetrievalInProgress, found: list[Document], corpus: Corpus | None
+) -> list[Document]:
     """Tell the engine. What is no list of Documents passes through, as it would without us."""
     if isinstance(found, list) and all(isinstance(each, Document) for each in found):
-        return tell_engine(retrieval, found, engine_document)
+        return tell_engine(retrieval, found, engine_document, corpus)
     return found
 
 

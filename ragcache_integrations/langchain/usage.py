@@ -45,16 +45,21 @@ def _generation_info(finish_reason: FinishReason, usage: Usage) -> dict[str, Any
 
 
 def usage_metadata(usage: Usage) -> UsageMetadata:
-    """Return LangChain's UsageMetadata, with `cache_read` also for each tier."""
-    by_tier = {f"cache_read_{tier.value}": getattr(usage.cached, tier.value) for tier in Tier}
-    return UsageMetadata(
+    """Return LangChain's UsageMetadata, with `cache_read` also for each tier, if that is known."""
+    counts = UsageMetadata(
         input_tokens=usage.prompt_tokens,
         output_tokens=usage.output_tokens,
         total_tokens=usage.prompt_tokens + usage.output_tokens,
-        input_token_details={"cache_read": usage.cached.total, **by_tier},  # type: ignore[typeddict-item]
     )
+    if not usage.has_account:
+        return counts
+    by_tier = {f"cache_read_{tier.value}": getattr(usage.cached, tier.value) for tier in Tier}
+    counts["input_token_details"] = {"cache_read": usage.cached.total, **by_tier}  # type: ignore[typeddict-item]
+    return counts
 
 
 def _token_usage(usages: Sequence[Usage]) -> dict[str, Any]:
+    if not all(usage.has_account for usage in usages):
+        return token_counts(usages)
     cached_tokens = sum(usage.cached.total for usage in usages)
     return {**token_counts(usages), "prompt_tokens_details": {"cached_tokens": cached_tokens}}

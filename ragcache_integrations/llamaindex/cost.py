@@ -29,7 +29,7 @@ class QueryCost:
 
     @property
     def cached_tokens(self) -> int:
-        """How many of the prompts' tokens were not computed again."""
+        """How many of the prompts' tokens were not computed again, as far as that is known."""
         return sum(usage.cached.total for usage in self.answers)
 
     @property

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+import asyncio
+from collections.abc import Hashable, Sequence
 from contextlib import AbstractContextManager
 from copy import deepcopy
 from typing import Any, Self
@@ -10,14 +11,24 @@ from typing import Any, Self
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.callbacks import CallbackManager
 from llama_index.core.indices.base import BaseIndex
-from llama_index.core.schema import NodeWithScore, QueryBundle, QueryType
+from llama_index.core.schema import BaseNode, NodeWithScore, QueryBundle, QueryType
 
-from ragcache_engine import EngineNeeded, InvalidArgument, RAGCacheEngine, RetrievalInProgress
+from ragcache_engine import (
+    Corpus,
+    EngineNeeded,
+    InvalidArgument,
+    RAGCacheEngine,
+    RetrievalInProgress,
+    Warmed,
+)
 from ragcache_integrations.engine_field import check_engine
 from ragcache_integrations.engine_reporting import tell_engine
-from ragcache_integrations.llamaindex.documents import check_llm, document_of
+from ragcache_integrations.llamaindex.documents import check_llm, document_of, engine_document
 from ragcache_integrations.llamaindex.llm import RAGCacheLLM
+from ragcache_integrations.llamaindex.neighbours import corpus_of_other
 from ragcache_integrations.llamaindex.template import PromptTemplateLike, as_template
+from ragcache_integrations.neighbour_choice import borrows_behind_neighbours, warn_of_no_neighbours
+from ragcache_integrations.warming import StoreWarming
 
 
 class ReportingRetriever(BaseRetriever):
@@ -49,6 +60,8 @@ class ReportingRetriever(BaseRetriever):
         self._template = None if template is None else as_template(template, llm)
         self._llm = llm
         self.chain = object() if chain is None else chain
+        if borrows_behind_neighbours(engine) and self._corpus() is None:
+            warn_of_no_neighbours(retriever)
 
     def __repr__(self) -> str:
         return f"ReportingRetriever({type(self._retriever).__name__}, engine={self._engine!r})"
@@ -70,12 +83,47 @@ class ReportingRetriever(BaseRetriever):
     def retrieve(self, str_or_query_bundle: QueryType) -> list[NodeWithScore]:
         with self._open_retrieval(str_or_query_bundle) as retrieval:
             nodes = self._retriever.retrieve(str_or_query_bundle)
-            return tell_engine(retrieval, nodes, document_of)
+            return tell_engine(retrieval, nodes, document_of, self._corpus())
 
     async def aretrieve(self, str_or_query_bundle: QueryType) -> list[NodeWithScore]:
         with self._open_retrieval(str_or_query_bundle) as retrieval:
             nodes = await self._retriever.aretrieve(str_or_query_bundle)
-            return tell_engine(retrieval, nodes, document_of)
+            corpus = self._corpus()
+            if corpus is None:
+                return tell_engine(retrieval, nodes, document_of)
+            # Looking up neighbours embeds the nodes, which may take long.
+            return await asyncio.to_thread(tell_engine, retrieval, nodes, document_of, corpus)
+
+    def warm(
+        self, nodes: Sequence[BaseNode], *, only_missing: bool = False, progress: bool = False
+    ) -> Warmed:
+        """Prefill nodes of the other retriever's store; see RAGCacheRetriever.warm.
+
+        nodes: as the retriever finds them. Many stores do not tell all that they have, so give them.
+        """
+        return self._warming(nodes).run(only_missing=only_missing, progress=progress)
+
+    async def awarm(
+        self, nodes: Sequence[BaseNode], *, only_missing: bool = False, progress: bool = False
+    ) -> Warmed:
+        """Prefill nodes: `warm` for coroutines. Cancelling the task ends the prefills."""
+        return await self._warming(nodes).arun(only_missing=only_missing, progress=progress)
+
+    def _warming(self, nodes: Sequence[BaseNode]) -> StoreWarming:
+        return StoreWarming(
+            engine=self._engine,
+            documents=list(map(engine_document, nodes)),
+            neighbours=self._corpus(),
+            chain=self.chain,
+            template=self._template,
+            tenant=self._llm.tenant if self._llm else None,
+        )
+
+    def _corpus(self) -> Corpus | None:
+        """Return where to look up neighbours; None if nothing is borrowed, or nobody can be asked."""
+        if not borrows_behind_neighbours(self._engine):
+            return None
+        return corpus_of_other(self._retriever, document_of)
 
     # A BaseRetriever has these two; LlamaIndex calls them from `retrieve`, which is another one here.
 

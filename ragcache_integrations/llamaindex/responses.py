@@ -117,10 +117,12 @@ def _costs(finish_reason: FinishReason | None, usage: Usage | None) -> dict[str,
     if finish_reason is None or usage is None:
         return {}
     counts = token_counts([usage])
-    cached = {
-        "cached_tokens": usage.cached.total,
-        **{f"cached_tokens_{tier.value}": getattr(usage.cached, tier.value) for tier in Tier},
-    }
+    cached = {}
+    if usage.has_account:
+        cached = {
+            "cached_tokens": usage.cached.total,
+            **{f"cached_tokens_{tier.value}": getattr(usage.cached, tier.value) for tier in Tier},
+        }
     facts = answer_facts(finish_reason, usage)
     return {
         # LlamaIndex's TokenCountingHandler looks here, and estimates if it finds nothing. Of an agent's

@@ -22,6 +22,13 @@ BORROWED = Usage(
 )
 
 
+def test_what_nobody_knows_is_not_told_as_a_figure():
+    unknown = Usage(300, 7, CachedTokens(), 0.25, 1.5, has_account=False)
+    assert "0 cached" not in usage_line(unknown)
+    assert "nobody knows" in usage_line(unknown)
+    assert exactness_line(unknown).startswith("perhaps approximate")
+
+
 def test_exact_and_borrowed_tokens_are_told_one_by_one():
     line = usage_line(BORROWED)
     assert "64 cached (64 from device), 50 borrowed (approximate) (50 from device)" in line

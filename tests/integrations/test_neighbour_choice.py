@@ -187,3 +187,237 @@ def test_llamaindex_retriever_looks_neighbours_up_in_its_index(
     borrowing_engine.generate("\n\n".join([*(one.node.text for one in found), QUESTION]))
     near = nearest_by_hand(corpus, bag_of_words)
     assert listening.neighbours == [{one.node.node_id: near[one.node.node_id] for one in found}]
+
+
+class Counting:
+    """Ranks documents by the words that they share with a text, as BM25's vectorizer does."""
+
+    def get_top_n(self, words, docs, n):
+        def shared(doc):
+            return len(set(words) & set(doc.page_content.lower().split()))
+
+        return sorted(docs, key=shared, reverse=True)[:n]
+
+
+def other_langchain_retriever(kind, corpus, embed):
+    """A retriever of two documents over a store that is not Faiss, and what it may find."""
+    core = pytest.importorskip("langchain_core")
+    from langchain_core.documents import Document as Found
+    from langchain_core.embeddings import Embeddings
+    from langchain_core.runnables import RunnableLambda
+    from langchain_core.vectorstores import InMemoryVectorStore
+
+    class Words(Embeddings):
+        def embed_query(self, text):
+            return embed(text)
+
+        def embed_documents(self, texts):
+            return [embed(text) for text in texts]
+
+    class ByTextOnly(InMemoryVectorStore):
+        """As LangChain's base class: no search by vector."""
+
+        def similarity_search_by_vector(self, *args, **kwargs):
+            raise NotImplementedError
+
+    documents = [Found(page_content=text, id=name) for name, text in corpus.items()]
+    store_class = ByTextOnly if kind == "a store without search by vector" else InMemoryVectorStore
+    stock = store_class.from_documents(documents, Words()).as_retriever(search_kwargs={"k": 2})
+    if kind == "sequence":
+        return stock | RunnableLambda(lambda found: found[::-1])
+    if kind == "binding":
+        return stock.bind(k=2)
+    if kind == "ensemble":
+        classic = pytest.importorskip("langchain_classic.retrievers")
+        return classic.EnsembleRetriever(retrievers=[stock, stock], weights=[0.5, 0.5])
+    if kind == "BM25":
+        bm25 = pytest.importorskip("langchain_community.retrievers.bm25")
+        return bm25.BM25Retriever(
+            vectorizer=Counting(),
+            docs=documents,
+            k=2,
+            preprocess_func=lambda text: text.lower().split(),
+        )
+    assert core
+    return stock
+
+
+OTHERS = ["a store", "a store without search by vector", "sequence", "binding", "ensemble", "BM25"]
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize("kind", OTHERS)
+def test_any_langchain_retriever_over_a_store_has_neighbours(
+    borrowing_engine, listening, corpus, bag_of_words, kind, is_async
+):
+    stock = other_langchain_retriever(kind, corpus, bag_of_words)
+    from ragcache_integrations.langchain import RAGCacheRetriever
+
+    retriever = RAGCacheRetriever.from_retriever(stock, engine=borrowing_engine)
+    found = asyncio.run(retriever.ainvoke(QUESTION)) if is_async else retriever.invoke(QUESTION)
+    borrowing_engine.generate("\n\n".join([*(one.page_content for one in found), QUESTION]))
+    (neighbours,) = listening.neighbours
+    assert set(neighbours) == {one.id for one in found}
+    if kind != "BM25":
+        near = nearest_by_hand(corpus, bag_of_words)
+        assert neighbours == {one.id: near[one.id] for one in found}
+    for one in found:
+        assert neighbours[one.id] in set(corpus) - {one.id}
+
+
+def test_a_neighbour_in_another_store_is_one_that_the_search_may_find(
+    borrowing_engine, listening, corpus, bag_of_words
+):
+    stock = other_langchain_retriever("a store", corpus, bag_of_words)
+    from ragcache_integrations.langchain import RAGCacheRetriever
+
+    near = nearest_by_hand(corpus, bag_of_words)
+    hidden = set(list(near.values())[:1])
+    retriever = RAGCacheRetriever.from_retriever(stock, engine=borrowing_engine)
+    found = retriever.invoke(QUESTION, filter=lambda one: one.id not in hidden)
+    borrowing_engine.generate("\n\n".join([*(one.page_content for one in found), QUESTION]))
+    (neighbours,) = listening.neighbours
+    assert len(neighbours) == 2
+    assert not hidden & {*neighbours, *neighbours.values()}
+
+
+@pytest.mark.parametrize("kind", ["a store", "ensemble", "BM25"])
+def test_documents_of_any_langchain_retriever_can_be_warmed(
+    borrowing_engine, listening, corpus, bag_of_words, kind
+):
+    stock = other_langchain_retriever(kind, corpus, bag_of_words)
+    from langchain_core.documents import Document as Found
+
+    from ragcache_integrations.langchain import RAGCacheRetriever
+
+    retriever = RAGCacheRetriever.from_retriever(
+        stock, engine=borrowing_engine, template="{context}\n\n{question}"
+    )
+    documents = [Found(page_content=text, id=name) for name, text in corpus.items()]
+    assert retriever.warm(documents).sets
+    assert any(listening.neighbours), "donors are prepared behind neighbours"
+    assert asyncio.run(retriever.awarm(documents, only_missing=True)).computed_tokens == 0
+
+
+def test_a_retriever_that_cannot_be_asked_for_neighbours_says_so_once(
+    borrowing_engine, listening, corpus, caplog
+):
+    pytest.importorskip("langchain_core")
+    from langchain_core.documents import Document as Found
+    from langchain_core.runnables import RunnableLambda
+
+    from ragcache_integrations.langchain import RAGCacheRetriever
+
+    documents = [Found(page_content=text, id=name) for name, text in corpus.items()]
+    retriever = RAGCacheRetriever.from_retriever(
+        RunnableLambda(lambda _: documents[:2]), engine=borrowing_engine
+    )
+    for _ in range(3):
+        retriever.invoke(QUESTION)
+    (told,) = [one.getMessage() for one in caplog.records if "near another" in one.getMessage()]
+    assert "donors='alone'" in told
+
+
+def test_an_engine_that_borrows_from_no_neighbours_asks_no_store_for_them(
+    memory_engine, corpus, caplog
+):
+    pytest.importorskip("langchain_core")
+    from langchain_core.runnables import RunnableLambda
+
+    from ragcache_integrations.langchain import RAGCacheRetriever
+
+    RAGCacheRetriever.from_retriever(RunnableLambda(lambda _: []), engine=memory_engine)
+    assert not caplog.records
+
+
+def other_llama_retriever(kind, corpus, embed):
+    pytest.importorskip("llama_index.core")
+    from llama_index.core import SummaryIndex, VectorStoreIndex
+    from llama_index.core.base.base_retriever import BaseRetriever
+    from llama_index.core.base.embeddings.base import BaseEmbedding
+    from llama_index.core.llms import MockLLM
+    from llama_index.core.retrievers import QueryFusionRetriever
+    from llama_index.core.schema import NodeWithScore, TextNode
+
+    class Words(BaseEmbedding):
+        def _get_text_embedding(self, text):
+            return embed(text)
+
+        _get_query_embedding = _get_text_embedding
+
+        async def _aget_query_embedding(self, query):
+            return embed(query)
+
+    class ByScore(BaseRetriever):
+        """As LlamaIndex's BM25Retriever: it holds its nodes and ranks them by a text."""
+
+        def __init__(self):
+            self.bm25, self.similarity_top_k = nodes, 2
+            super().__init__()
+
+        def _retrieve(self, query_bundle):
+            words = set(query_bundle.query_str.lower().split())
+
+            def shared(node):
+                return len(words & set(node.text.lower().split()))
+
+            ranked = sorted(self.bm25, key=shared, reverse=True)
+            return [NodeWithScore(node=one) for one in ranked[: self.similarity_top_k]]
+
+    nodes = [TextNode(id_=name, text=text) for name, text in corpus.items()]
+    stock = VectorStoreIndex(nodes, embed_model=Words()).as_retriever(similarity_top_k=2)
+    if kind == "fusion":
+        return QueryFusionRetriever(
+            [stock, stock], llm=MockLLM(), num_queries=1, similarity_top_k=2
+        )
+    if kind == "summary":
+        return SummaryIndex(nodes).as_retriever()
+    return ByScore() if kind == "BM25" else stock
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize("kind", ["a store", "fusion", "BM25"])
+def test_any_llamaindex_retriever_over_a_store_has_neighbours(
+    borrowing_engine, listening, corpus, bag_of_words, kind, is_async
+):
+    stock = other_llama_retriever(kind, corpus, bag_of_words)
+    from ragcache_integrations.llamaindex import RAGCacheRetriever
+
+    retriever = RAGCacheRetriever.from_retriever(stock, engine=borrowing_engine)
+    retrieve = retriever.aretrieve if is_async else retriever.retrieve
+    found = asyncio.run(retrieve(QUESTION)) if is_async else retrieve(QUESTION)
+    borrowing_engine.generate("\n\n".join([*(one.node.text for one in found), QUESTION]))
+    (neighbours,) = listening.neighbours
+    assert set(neighbours) == {one.node.node_id for one in found}
+    if kind != "BM25":
+        near = nearest_by_hand(corpus, bag_of_words)
+        assert neighbours == {one.node.node_id: near[one.node.node_id] for one in found}
+
+
+def test_nodes_of_any_llamaindex_retriever_can_be_warmed(
+    borrowing_engine, listening, corpus, bag_of_words
+):
+    stock = other_llama_retriever("a store", corpus, bag_of_words)
+    from llama_index.core.schema import TextNode
+
+    from ragcache_integrations.llamaindex import RAGCacheRetriever
+
+    retriever = RAGCacheRetriever.from_retriever(
+        stock, engine=borrowing_engine, template="{context_str}\n\n{query_str}"
+    )
+    nodes = [TextNode(id_=name, text=text) for name, text in corpus.items()]
+    assert retriever.warm(nodes).sets
+    assert any(listening.neighbours), "donors are prepared behind neighbours"
+    assert asyncio.run(retriever.awarm(nodes, only_missing=True)).computed_tokens == 0
+
+
+def test_a_llamaindex_retriever_without_a_measure_says_so_once(
+    borrowing_engine, corpus, bag_of_words, caplog
+):
+    stock = other_llama_retriever("summary", corpus, bag_of_words)
+    from ragcache_integrations.llamaindex import RAGCacheRetriever
+
+    retriever = RAGCacheRetriever.from_retriever(stock, engine=borrowing_engine)
+    retriever.retrieve(QUESTION)
+    retriever.retrieve(QUESTION)
+    assert sum("near another" in one.getMessage() for one in caplog.records) == 1

@@ -9,6 +9,7 @@ import pytest
 
 from ragcache_engine import (
     Document,
+    EngineConfig,
     EngineDied,
     GenerationFailed,
     InvalidArgument,
@@ -36,9 +37,9 @@ def test_what_is_cached_is_not_even_run_if_only_what_is_missing_is_wanted(
     other = Document("c", "The third report is about the weather at sea. " * 6)
     first = memory_engine.warm([[A], [B]], template=TEMPLATE, only_missing=True)
     assert first.computed_tokens > 0
-    finished = memory_engine.stats().finished
+    finished = memory_engine.stats().tiers.ended
     again = memory_engine.warm([[A], [other], [B]], template=TEMPLATE, only_missing=True)
-    assert memory_engine.stats().finished == finished + 1
+    assert memory_engine.stats().tiers.ended == finished + 1
     assert again.sets == 3
     assert 0 < again.computed_tokens < first.computed_tokens
     assert asked(memory_engine, other) > 0
@@ -49,17 +50,17 @@ def test_what_is_cached_is_not_even_run_if_only_what_is_missing_is_wanted(
 def test_many_sets_are_warmed_each_once_whatever_is_held(memory_engine: RAGCacheEngine):
     documents = [Document(f"d{at}", f"Report {at} is about harvest {at}. " * 9) for at in range(50)]
     memory_engine.warm([[one] for one in documents[::3]], template=TEMPLATE)
-    finished = memory_engine.stats().finished
+    finished = memory_engine.stats().tiers.ended
     sets = [[one] for one in documents]
     assert memory_engine.warm(sets, template=TEMPLATE, only_missing=True).sets == 50
-    assert memory_engine.stats().finished == finished + 50 - 17
+    assert memory_engine.stats().tiers.ended == finished + 50 - 17
     assert memory_engine.warm(sets, template=TEMPLATE, only_missing=True).computed_tokens == 0
 
 
 def test_a_switch_that_is_none_is_refused_before_any_work(memory_engine: RAGCacheEngine):
     with pytest.raises(InvalidArgument, match="only_missing must be True or False, got 'no'"):
         memory_engine.warm([[A]], template=TEMPLATE, only_missing="no")  # type: ignore[arg-type]
-    assert memory_engine.stats().finished == 0
+    assert memory_engine.stats().tiers.ended == 0
 
 
 def test_a_model_that_died_is_started_again_and_prefills_all(
@@ -103,3 +104,22 @@ def test_a_prefill_that_fails_ends_a_warming_with_its_error(
     engine = engine_on(MemoryBackend(fault=fail))
     with pytest.raises(GenerationFailed, match="a step broke"):
         asyncio.run(engine.awarm([[A], [B]], template=TEMPLATE))
+
+
+def test_what_is_warmed_is_no_answer_and_changes_no_rate():
+    sea = [Document(f"sea-{n}", f"What is known about the sea, page {n}. " * 20) for n in range(4)]
+    config = EngineConfig(backend="memory", reuse="anywhere", recompute_ratio=0.1)
+    with RAGCacheEngine(config) as engine:
+        warmed = engine.warm([sea], template="You know the sea.\n\n{context}\n\n{question}")
+        assert warmed.sets
+        stats = engine.stats()
+        assert (stats.finished, stats.approximate, stats.running, stats.failed) == (0, 0, 0, 0)
+        assert stats.prompt_tokens == stats.output_tokens == stats.borrowed.total == 0
+        assert stats.by_document == ()
+        assert engine.recent_requests() == ()
+        assert stats.tiers.ended > 0
+        prompt = "\n\n".join(["You know the sea.", *(one.text for one in reversed(sea)), "Why?"])
+        usage = engine.generate(prompt, sea).usage
+        stats = engine.stats()
+        assert (stats.finished, stats.approximate) == (1, 1)
+        assert stats.borrowed_rate == usage.borrowed.total / usage.prompt_tokens > 0

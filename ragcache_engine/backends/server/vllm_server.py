@@ -25,6 +25,7 @@ from ragcache_engine.errors import (
 )
 from ragcache_engine.guide import Guide
 from ragcache_engine.protocols import BackendRequest, Conversation, Delta
+from ragcache_engine.tiers.borrowing.plan import WhyExact
 from ragcache_engine.tiers.counters import Counters
 from ragcache_engine.tiers.tree_snapshot import TreeSnapshot
 from ragcache_engine.values import (
@@ -39,8 +40,8 @@ logger = logging.getLogger(__name__)
 
 MISSING = (
     "documents are not kept apart and have no tiers, forget and clear_cache raise ServerLacks, tool "
-    "calls are read as JSON between <tool_call> tags, and usage.cached stays 0 unless the server runs "
-    "with --enable-prompt-tokens-details"
+    "calls are read as JSON between <tool_call> tags, and nobody knows what was cached unless the server "
+    "runs with --enable-prompt-tokens-details"
 )
 """What a plain vLLM server lacks, for the warning when an engine connects to one."""
 
@@ -218,12 +219,13 @@ def _read_delta(said: Mapping[str, Any], last: Delta | None) -> Delta:
         raise GenerationFailed(f"the server ended the answer with {reason!r}; ask again")
     ended = FinishReason(reason) if reason else last.finish_reason if last else None
     usage = said.get("usage") or {}
-    details = usage.get("prompt_tokens_details") or {}
+    details = usage.get("prompt_tokens_details")
     return Delta(
         (last.text if last else "") + text,
         (*(last.token_ids if last else ()), *(choice.get("token_ids") or ())),
-        CachedTokens(device=details.get("cached_tokens") or 0) if usage else None,
+        CachedTokens(device=details.get("cached_tokens") or 0) if details else None,
         ended,
+        why_exact=WhyExact.PLAIN_SERVER if ended else None,
         prompt_tokens=usage.get("prompt_tokens"),
     )
 

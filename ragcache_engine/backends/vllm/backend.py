@@ -251,9 +251,14 @@ class VLLMBackend:
             params,
             request.request_id,
         )
+        told: dict[str, Any] | None = None
+        account: FinishMessage | None = None
         try:
             async for output in outputs:
-                yield _to_delta(output, self._take_message(output))
+                # Where a stop string may end the answer, the same message comes with each token.
+                if output.kv_transfer_params and output.kv_transfer_params != told:
+                    told, account = output.kv_transfer_params, self._take_message(output)
+                yield _to_delta(output, account, is_exact=not self._is_borrowing)
         except EngineDeadError as error:
             raise self._death() from error
         except VLLMError as error:
@@ -469,8 +474,11 @@ def _with_offsets(params: TokenizeParams) -> TokenizeParams:
     return replace(params, max_total_tokens=None, return_token_offsets=True)
 
 
-def _to_delta(output: RequestOutput, message: FinishMessage | None) -> Delta:
-    """Translate a part of vLLM's answer. Raises GenerationFailed if vLLM gave up the request."""
+def _to_delta(output: RequestOutput, message: FinishMessage | None, *, is_exact: bool) -> Delta:
+    """Translate a part of vLLM's answer. Raises GenerationFailed if vLLM gave up the request.
+
+    message: the scheduler's, as far as one has come. is_exact: whether no request borrows.
+    """
     completion = output.outputs[0]
     if completion.finish_reason not in (None, "stop", "length"):
         raise GenerationFailed(
@@ -479,7 +487,7 @@ def _to_delta(output: RequestOutput, message: FinishMessage | None) -> Delta:
     return Delta(
         text=completion.text,
         token_ids=tuple(completion.token_ids),
-        cached=_count_cached_tokens(output, message),
+        cached=_count_cached_tokens(output, message, is_exact=is_exact),
         finish_reason=FinishReason(completion.finish_reason) if completion.finish_reason else None,
         reuse=message.reuse if message else None,
         why_exact=message.why_exact if message else None,
@@ -487,8 +495,15 @@ def _to_delta(output: RequestOutput, message: FinishMessage | None) -> Delta:
     )
 
 
-def _count_cached_tokens(output: RequestOutput, message: FinishMessage | None) -> CachedTokens:
-    """Count the request's cached tokens by tier. Until it has ended, all count as the device's."""
+def _count_cached_tokens(
+    output: RequestOutput, message: FinishMessage | None, *, is_exact: bool
+) -> CachedTokens | None:
+    """Count the request's cached tokens by tier; None if nobody told which of them were borrowed.
+
+    Until the message has come, all count as the device's.
+    """
+    if message is None and output.finished and not is_exact:
+        return None
     if message is None or message.tokens is None:
         return CachedTokens(device=output.num_cached_tokens or 0)
     return CachedTokens(**message.tokens)

@@ -35,6 +35,7 @@ class WhyExact(StrEnum):
     CACHED = "its exact tensors are cached: answering exactly was quicker"
     OTHER_INPUT = "token ids alone do not determine the tensors"
     DRIFTED = "switched off: answers drifted"
+    PLAIN_SERVER = "a plain vLLM server borrows nothing"
     PROMPT_LOGPROBS = "prompt_logprobs need every token to be computed"
 
 

@@ -3,7 +3,7 @@
 RAGCacheError
 ├── ConfigError (ValueError)
 │   └── UnsupportedIndex              the store cannot work on the Faiss index it was given
-├── BadRequest (ValueError)           this one call cannot be served; nothing was changed
+├── BadRequest                        this one call cannot be served; nothing was changed
 │   ├── InvalidFilter                 a metadata filter says something that has no meaning
 │   ├── UnequalLengths                texts, metadatas, ids and vectors do not pair up
 │   └── VectorShapeError              vectors to add do not fit this index
@@ -24,15 +24,15 @@ class UnsupportedIndex(ConfigError):
     """A vector store cannot add to, filter or read back vectors of the Faiss index it was given."""
 
 
-class InvalidFilter(BadRequest):
+class InvalidFilter(BadRequest, ValueError):
     """A metadata filter has an unknown operator, or an operand of the wrong kind."""
 
 
-class UnequalLengths(BadRequest):
+class UnequalLengths(BadRequest, ValueError):
     """Texts, metadatas, ids and vectors that belong together differ in number."""
 
 
-class VectorShapeError(BadRequest):
+class VectorShapeError(BadRequest, ValueError):
     """Vectors to add are of another size than the index's, ragged, or not finite."""
 
 

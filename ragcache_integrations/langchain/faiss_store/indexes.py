@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Protocol
 import faiss
 import numpy as np
 
-from ragcache_engine import BadRequest, ConfigError
+from ragcache_engine import ConfigError, InvalidArgument
 from ragcache_integrations.langchain.faiss_store.errors import UnsupportedIndex, VectorShapeError
 from ragcache_integrations.langchain.faiss_store.metric import FloatMatrix, Metric
 from ragcache_integrations.langchain.faiss_store.row_search import (
@@ -44,7 +44,7 @@ class IndexKind(Protocol):
         """
 
     def check_effort(self, effort: Effort) -> None:
-        """Raise BadRequest for an effort that this kind of index does not have."""
+        """Raise InvalidArgument for an effort that this kind of index does not have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,7 +276,7 @@ def _make_readable(index: faiss.Index) -> None:
 def _refuse_effort(effort: Effort, kind: str) -> None:
     for name in ("nprobe", "ef_search"):
         if getattr(effort, name) is not None:
-            raise BadRequest(f"the index is {kind} and has no {name}; leave it out")
+            raise InvalidArgument(f"the index is {kind} and has no {name}; leave it out")
 
 
 def _check_positive(settings: object, *names: str) -> None:

@@ -13,13 +13,16 @@ from langchain_core.runnables import ConfigurableField
 
 from ragcache_engine import (
     BadRequest,
+    CachedTokens,
     EmptyPrompt,
     EngineClosed,
     Guide,
     PromptTooLong,
     UnsupportedGuide,
+    Usage,
 )
 from ragcache_integrations.langchain import RAGCacheLLM
+from ragcache_integrations.langchain.usage import usage_metadata
 
 PROMPT = "Tell me one thing.\nWhy is the sky blue?"
 ANSWER = "You asked: Why is the sky blue?"
@@ -141,6 +144,11 @@ def test_a_setting_of_the_model_is_refused_here(engine):
 def test_a_parameter_the_engine_does_not_have_is_refused(llm):
     with pytest.raises(BadRequest, match="logit_bias"):
         llm.invoke(PROMPT, logit_bias={1: 1.0})
+
+
+def test_what_nobody_told_of_the_cache_is_left_out():
+    unknown = Usage(40, 7, CachedTokens(), 0.25, 1.5, has_account=False)
+    assert "input_token_details" not in usage_metadata(unknown)
 
 
 def test_usage_stands_where_langchain_keeps_it(llm):

@@ -10,7 +10,7 @@ from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.response_synthesizers import ResponseMode
 from llama_index.core.schema import TextNode
 
-from ragcache_engine import PromptTooLong
+from ragcache_engine import AnswerCutShort, NoToolCall, PromptTooLong, RAGCacheEngine
 from ragcache_engine.backends.memory import MemoryBackend
 from ragcache_integrations.llamaindex import RAGCacheLLM, RAGCacheRetriever
 
@@ -175,3 +175,22 @@ def test_twenty_long_nodes_are_summarized_within_the_models_context(
         assert ask().response
     else:
         assert ask(prompt_helper=llm.prompt_helper()).response
+
+
+@pytest.mark.parametrize("mode", ["compact", "refine", "tree_summarize", "simple_summarize"])
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    "error", [PromptTooLong("shorter"), AnswerCutShort("longer"), NoToolCall("words")], ids=repr
+)
+def test_no_response_mode_makes_an_empty_response_of_an_error(
+    make_query_engine, monkeypatch, mode, way, error
+):
+    def fail(self, *args, **kwargs):
+        raise error
+
+    for ask in ("generate", "agenerate", "stream", "astream"):
+        monkeypatch.setattr(RAGCacheEngine, ask, fail)
+    streaming, ask = WAYS[way]
+    queries = make_query_engine(response_mode=mode, streaming=streaming)
+    with pytest.raises(type(error)):
+        ask(queries)

@@ -407,14 +407,20 @@ class BorrowScheduling:
     def finish(self, request: Request) -> ReuseReport | None:
         """Note that a request has ended; return what it reused, if it borrowed."""
         name = request.request_id
+        reuse = self.report(name)
         self._borrowers.end_donor(name)
         self._donors.pop(name, None)
-        borrower = self._borrowers.remove(name)
+        self._borrowers.remove(name)
         self._orphans += [
             donor
             for donor in self._asked.pop(name, ())
             if donor in self._donors and not self._borrowers.is_wanted(donor)
         ]
+        return reuse
+
+    def report(self, name: str) -> ReuseReport | None:
+        """Return what a request that was admitted has reused, if it borrows."""
+        borrower = self._borrowers.get(name)
         if borrower is None:
             return None
         return report_borrowing(

@@ -27,6 +27,7 @@ from vllm.forward_context import ForwardContext
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks
 from vllm.v1.core.kv_cache_utils import BlockHash, KVCacheBlock
 from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.engine import EngineCoreOutputs
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.outputs import KVConnectorOutput
 from vllm.v1.request import Request, RequestStatus
@@ -56,7 +57,7 @@ class TierConnector(OffloadingConnector):
     """Connects one process of vLLM: the scheduler's process decides, each worker's process copies.
 
     vLLM makes one connector in each process. A RequestMessage comes with each request, and a
-    FinishMessage goes back at the request's end.
+    FinishMessage goes back at the request's end; of a request with stop strings, with each token.
     provisional: names of the requests that a running search may still take back.
     served: times the requests, for observers.
     now: the clock by which decisions depend on time. The scheduler reads it too; a simulation sets it.
@@ -94,6 +95,8 @@ class TierConnector(OffloadingConnector):
         self.exports_stats = True
         self._messages: dict[str, RequestMessage] = {}
         self._held: dict[str, list[bool]] = {}
+        # Of the requests with stop strings: what to tell with each token; nothing before the first one.
+        self._told: dict[str, dict[str, Any]] = {}
         self._blocks = kv_cache_config.num_blocks
 
     @cached_property
@@ -148,6 +151,8 @@ class TierConnector(OffloadingConnector):
             self._held[request.request_id] = [
                 self._use_if_held(request, one) for one in message.looked_up
             ]
+        if request.sampling_params and request.sampling_params.stop:
+            self._told[request.request_id] = {}
         start = time.perf_counter()
         self.cache.adopt_guesses(message.adopted)
         if message.is_provisional:
@@ -267,11 +272,14 @@ class TierConnector(OffloadingConnector):
         delays, params = super().request_finished_all_groups(request, block_ids)
         name, cache = request.request_id, self.cache
         message = self._messages.pop(name, RequestMessage())
-        # Upkeep counts as no use of anything, and its one token would spoil the hit ratio.
-        completed = not message.is_upkeep and request.status in (
+        told = self._told.pop(name, None)
+        # vLLM's client aborts what a stop string has ended. A reader who leaves does so too.
+        has_answer = request.status in (
             RequestStatus.FINISHED_STOPPED,
             RequestStatus.FINISHED_LENGTH_CAPPED,
-        )
+        ) or (told and request.status is RequestStatus.FINISHED_ABORTED)
+        # Upkeep counts as no use of anything, and its one token would spoil the hit ratio.
+        completed = bool(has_answer) and not message.is_upkeep
         reuse = None
         if self.borrowing:
             if completed and not self.borrowing.describe_donor(request):
@@ -288,6 +296,32 @@ class TierConnector(OffloadingConnector):
             tree = self._snapshot(message)
         answer = FinishMessage(tokens, cache.counters, reuse, why_exact, sources, tree, held)
         return delays, {**(params or {}), **answer.to_dict()}
+
+    def tell_with_tokens(self, outputs: dict[int, EngineCoreOutputs]) -> None:
+        """Send the FinishMessage with each token of the requests that a stop string may end.
+
+        vLLM looks for these strings in its client's process. There the answer ends at once, and nothing
+        that this process sends later reaches it. vLLM may join outputs and keep the last one's message.
+        """
+        if not self._told:
+            return
+        for of_client in outputs.values():
+            for output in of_client.outputs:
+                name = output.request_id
+                if name in self._told and output.new_token_ids:
+                    self._told[name] = self._told[name] or self._tell_begun(name)
+                    output.kv_transfer_params = self._told[name]
+
+    def _tell_begun(self, name: str) -> dict[str, Any]:
+        cache, message = self.cache, self._messages[name]
+        reuse = self.borrowing.report(name) if self.borrowing else None
+        sources = cache.sources(name)
+        if not self.settings.is_operator(message.operator_key):
+            sources = None
+        tokens = cache.count_begun(name, reuse)
+        return FinishMessage(
+            tokens, cache.counters, reuse, self._why_exact.get(name), sources
+        ).to_dict()
 
     def _snapshot(self, message: RequestMessage) -> TreeSnapshot:
         served = self.served

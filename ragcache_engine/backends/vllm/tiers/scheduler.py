@@ -157,8 +157,10 @@ class TierScheduler(Scheduler):
         if self._borrowing:
             self._borrowing.finish_step(scheduler_output)
         outputs = super().update_from_output(scheduler_output, model_runner_output)
-        if self._tiers and self._tiers.served.unanswered:
-            self._note_first_tokens(outputs, self._tiers.served)
+        if self._tiers:
+            self._tiers.tell_with_tokens(outputs)
+            if self._tiers.served.unanswered:
+                self._note_first_tokens(outputs, self._tiers.served)
         return outputs
 
     def reset_prefix_cache(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Literal
 
 import pytest
@@ -143,6 +144,42 @@ def test_usage_tells_borrowed_from_exact_tokens_and_adds_up(engine: RAGCacheEngi
     stats = engine.stats()
     assert stats.approximate > 0
     assert stats.borrowed.total >= second.borrowed.total
+
+
+@pytest.mark.parametrize("exact", [False, True], ids=["borrowing", "exact"])
+@pytest.mark.parametrize("by", ["text", "stream"])
+def test_an_answer_that_a_stop_string_ends_is_accounted_like_any_other(
+    engine: RAGCacheEngine, exact: bool, by: str
+):
+    ask_all(engine)
+    prompt, documents = prompt_of((3, 0, 5), "How many houses stand by the Dee?")
+    options = SamplingOptions(max_tokens=16, ignore_eos=True)
+    for _ in range(2):  # the second one finds all that the first one has left
+        whole = engine.generate(prompt, documents, options, exact=exact)
+    middle = len(whole.text) // 2
+    stop = replace(options, stop=(whole.text[middle : middle + 3],))
+    before = engine.stats()
+    if by == "text":
+        usage = engine.generate(prompt, documents, stop, exact=exact).usage
+    else:
+        pieces = list(engine.stream(prompt, documents, stop, exact=exact))
+        assert pieces[-1].usage is not None
+        usage = pieces[-1].usage
+    assert usage.output_tokens < whole.usage.output_tokens
+    assert usage.has_account
+    assert (usage.cached, usage.borrowed) == (whole.usage.cached, whole.usage.borrowed)
+    assert usage.reused == whole.usage.reused
+    assert usage.why_exact == whole.usage.why_exact
+    assert usage.is_exact is exact
+    stats = engine.stats()
+    assert stats.approximate == before.approximate + (not exact)
+    for count in ("device_tokens", "computed_tokens", "borrowed_tokens"):
+        told = {
+            "device_tokens": usage.cached.device,
+            "computed_tokens": usage.computed_tokens,
+            "borrowed_tokens": usage.borrowed.total,
+        }[count]
+        assert getattr(stats.tiers, count) == getattr(before.tiers, count) + told
 
 
 def test_an_exact_request_says_why_it_borrowed_nothing(engine: RAGCacheEngine):

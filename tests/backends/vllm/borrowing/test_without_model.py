@@ -72,6 +72,68 @@ def test_a_document_is_borrowed_wherever_it_stands(borrowing: Callable[..., Any]
     assert engine.computed_tokens - computed == 12, "the question, and three tokens before it"
 
 
+@pytest.mark.parametrize("any_donors", [False, True], ids=["made donors", "any donors"])
+def test_an_answer_that_a_stop_string_ends_has_the_account_of_one_that_ends_by_itself(
+    borrowing: Callable[..., Any], any_donors: bool
+):
+    """vLLM's client finds the stop string. It aborts the request, and hears of it no more."""
+
+    def told_of_three(stop: str | None) -> tuple[list[dict[str, Any]], Any, Any]:
+        engine = borrowing(host_blocks=64, any_donors=any_donors)
+        told = []
+        for place, documents in enumerate(["ab", "cd", "acdb"]):
+            tokens, segments = prompt(*documents)
+            if stop is None:
+                engine.ask(f"r{place}", tokens, segments, answer_tokens=3)
+                message = engine.run()[f"r{place}"]
+            else:
+                engine.ask(f"r{place}", tokens, segments, answer_tokens=9, stop=[stop])
+                pieces: list[dict[str, Any]] = []
+                while len(pieces) < 3:
+                    pieces += [
+                        one.kv_transfer_params["ragcache"]
+                        for one in engine.end_step(*engine.begin_step())
+                        if one.new_token_ids and one.request_id == f"r{place}"
+                    ]
+                engine.abort(f"r{place}")
+                assert pieces[0] == pieces[1] == pieces[2], "each token brings it"
+                message = pieces[-1]
+            told.append({**message, "counters": None} | {"of": message["counters"]})
+        requests = [(one.cached, one.documents) for one in engine.scheduler._tiers.served.recent]
+        uses = {
+            (one.documents, one.uses) for one in engine.cache.snapshot(99, requests=()).documents
+        }
+        return told, requests, uses
+
+    by_itself, by_string = told_of_three(None), told_of_three("stop")
+    of_tokens = (
+        "device_tokens",
+        "host_tokens",
+        "computed_tokens",
+        "borrowed_tokens",
+        "donor_tokens",
+    )
+    for one, other in zip(by_itself[0], by_string[0], strict=True):
+        counted, same = one.pop("of"), other.pop("of")
+        assert one == other
+        assert [counted[name] for name in of_tokens] == [same[name] for name in of_tokens]
+    assert by_itself[0][-1]["reuse"] is not None
+    assert by_itself[1] == by_string[1], "what observers are told"
+    assert by_itself[2] == by_string[2], "what the tree counts as uses"
+
+
+def test_a_request_that_is_aborted_before_its_first_token_counts_as_no_use(
+    borrowing: Callable[..., Any],
+):
+    engine = borrowing()
+    tokens, segments = prompt("a", "b")
+    engine.ask("r", tokens, segments, answer_tokens=9, stop=["stop"])
+    engine.begin_step()
+    engine.abort("r")
+    assert not engine.cache.counters.computed_tokens
+    assert not engine.scheduler._tiers.served.recent
+
+
 def test_of_a_new_first_document_only_the_system_text_was_cached(
     borrowing: Callable[..., Any],
 ):
