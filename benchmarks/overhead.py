@@ -1,7 +1,6 @@
 """Measure our own way to the model: what RAGCache adds to vLLM's offload when everything is cached.
 
     python benchmarks/overhead.py                  # `make bench-overhead`: 10 minutes, a quiet machine
-    python benchmarks/overhead.py --profile FILE   # the Python functions of this process, for snakeviz
 
 The same LangChain chain asks the same questions of vLLM with its own host offload and of RAGCache, one
 at a time and in turn, question by question. All prompts are cached, so that a request costs one step of
@@ -25,7 +24,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import cProfile
 import json
 import os
 import statistics
@@ -165,12 +163,9 @@ async def compare(asked: argparse.Namespace, console: Console) -> list[Side]:
             side.running.prepare(folder, asked.top_k)
             side.chain = side.running.chain_for(asked.tokens, ignore_eos=True)
         questions = StoredSet.read(folder).questions[: asked.questions]
-        profile = cProfile.Profile() if asked.profile else None
         with marked_vllm(lambda: current):
             for number in range(WARM_ROUNDS + asked.rounds):
                 counts = number >= WARM_ROUNDS
-                if profile and number == WARM_ROUNDS:
-                    profile.enable()
                 for at, question in enumerate(questions):
                     for side in sides[:: 1 if (number + at) % 2 else -1]:
                         await asyncio.to_thread(wait_for_rest, children_s)
@@ -178,9 +173,6 @@ async def compare(asked: argparse.Namespace, console: Console) -> list[Side]:
                         if counts:
                             side.took.append(marks.stages())
                 console.print(f"Round {number + 1} of {WARM_ROUNDS + asked.rounds}")
-        if profile:
-            profile.disable()
-            profile.dump_stats(asked.profile)
     finally:
         for side in sides:
             await side.running.close()
@@ -258,7 +250,6 @@ def main() -> int:
     parser.add_argument(
         "--systems", nargs=2, default=[LRU.key, FULL.key], metavar="KEY", help="theirs, then ours"
     )
-    parser.add_argument("--profile", type=Path, help="a file for the profile of the counted rounds")
     parser.add_argument("--out", type=Path, help="a folder for overhead.json and overhead.md")
     asked = parser.parse_args()
     asked.set = asked.set or ("squad" if data_folder() else DEMO)

@@ -43,7 +43,6 @@ from pathlib import Path
 from typing import Any
 
 import faiss
-import matplotlib as mpl
 import numpy as np
 from embedded_sets import LISTS, SETS, SHARES, embedded, scaled_up, texts
 from langchain_community.docstore.in_memory import InMemoryDocstore
@@ -65,9 +64,6 @@ from ragcache_engine import (
 )
 from ragcache_engine.config import SpeculationMode
 from ragcache_integrations.langchain import RAGCacheRetriever
-
-mpl.use("Agg")
-from matplotlib import pyplot as plt
 
 TOP_K = 2
 CONTEXT_TOKENS = 2_048
@@ -338,25 +334,6 @@ def table(result: dict[str, Any]) -> Iterator[str]:
         )
 
 
-def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    figure, axes = plt.subplots(figsize=(6.4, 3.8))
-    places = np.arange(len(rows))
-    for offset, name, label in (
-        (-0.2, "plain_search_s", "search, without overlap"),
-        (0.2, "not_overlapped_s", "search not overlapped, with it"),
-    ):
-        low, middle, high = (1_000 * np.array([row[name][at] for row in rows]) for at in range(3))
-        spread = np.maximum([middle - low, high - middle], 0)
-        axes.bar(places + offset, middle, 0.38, yerr=spread, capsize=3, label=label)
-    axes.set_xticks(places, [f"{row['share']:.1%}" for row in rows])
-    axes.set(xlabel="lists searched", ylabel="ms added to the TTFT (median, quartiles)")
-    axes.axhline(0, color="black", linewidth=0.6)
-    axes.grid(axis="y", alpha=0.3)
-    axes.legend()
-    figure.tight_layout()
-    figure.savefig(path, dpi=130)
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -406,7 +383,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 timeline.draw(*row.pop("last"), given.out / f"timeline-{100 * share:g}.png")
                 result["hidden"].append(row)
         del store
-        draw(result["hidden"], given.out / "overlap.png")
     some = [Document(f"p{at}", text) for at, text in enumerate(passages)]
     for mode in given.modes if given.misled else ():
         print(f"wrong guesses, speculation {mode}", flush=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,7 +10,7 @@ import faiss
 from question_files import read_lines
 
 from ragcache_cli.embedding import MiniLM
-from ragcache_engine import Document
+from ragcache_engine import Corpus, Document, RAGCacheEngine
 
 SYSTEM = "<|im_start|>system\nYou answer questions from the documents you are given.<|im_end|>\n"
 USER = "<|im_start|>user\nDocuments:\n\n"
@@ -70,3 +70,15 @@ def find_nearest(corpus: Sequence[Document], count: int = 1) -> dict[str, list[D
         document.id: [corpus[int(at)] for at in found[place] if at != place][:count]
         for place, document in enumerate(corpus)
     }
+
+
+def tell_neighbours(
+    engine: RAGCacheEngine, documents: Sequence[Document], neighbours: Mapping[str, Document]
+) -> None:
+    """Let the engine store documents behind these neighbours, or alone without any."""
+    corpus = Corpus(
+        id(neighbours) if neighbours else None,
+        lambda asked: [neighbours.get(one.id) for one in asked],
+    )
+    with engine.retrieval("?") as retrieval:
+        retrieval.look_up_neighbours(documents, corpus)

@@ -85,29 +85,6 @@ def written(documents: dict[str, str], question: str) -> str:
     )
 
 
-def stock_tokens(
-    model: str,
-    dtype: str,
-    prompts: Sequence[str],
-    at_once: int,
-    *,
-    prefix_caching: bool,
-    eager: bool = True,
-) -> list[list[int]]:
-    """Answer each prompt with vLLM's own LLM class, with its defaults except for sizes and dtype."""
-    from vllm import LLM
-
-    llm = LLM(
-        model=model,
-        dtype=dtype,
-        max_model_len=CONTEXT_TOKENS,
-        kv_cache_memory_bytes=CACHE_BYTES,
-        enable_prefix_caching=prefix_caching,
-        enforce_eager=eager,
-    )
-    return tokens_by(llm, prompts, at_once)
-
-
 def tokens_by(llm: Any, prompts: Sequence[str], at_once: int) -> list[list[int]]:
     """Answer each prompt with this LLM object of vLLM. Returns the token ids."""
     from vllm import SamplingParams
@@ -204,23 +181,35 @@ def _small_tiers(aborts: bool) -> Answers:
     return tokens
 
 
-def _stock(prefix_caching: bool) -> Answers:
+def _stock(prefix_caching: bool, eager: bool = True) -> Answers:
     def tokens(model: str, dtype: str, prompts: Sequence[Prompt], at_once: int) -> list[list[int]]:
-        texts = [prompt.text for prompt in prompts]
-        return stock_tokens(model, dtype, texts, at_once, prefix_caching=prefix_caching)
+        """Answer with vLLM's own LLM class, with its defaults except for sizes and dtype."""
+        from vllm import LLM
+
+        llm = LLM(
+            model=model,
+            dtype=dtype,
+            max_model_len=CONTEXT_TOKENS,
+            kv_cache_memory_bytes=CACHE_BYTES,
+            enable_prefix_caching=prefix_caching,
+            enforce_eager=eager,
+        )
+        return tokens_by(llm, [prompt.text for prompt in prompts], at_once)
 
     return tokens
 
 
+STOCK, COMPILED = "vLLM, no cache", "vLLM, no cache, compiled"
 SYSTEMS: dict[str, Answers] = {
-    "vLLM, no cache": _stock(prefix_caching=False),
+    STOCK: _stock(prefix_caching=False),
+    COMPILED: _stock(prefix_caching=False, eager=False),
     "vLLM": _stock(prefix_caching=True),
     "RAGCache": _ragcache,
     "small tiers": _small_tiers(aborts=False),
     "with aborts": _small_tiers(aborts=True),
 }
-USUAL = ("vLLM, no cache", "vLLM", "RAGCache")
-TIERS = (("vLLM, no cache", 8), ("small tiers", 1), ("small tiers", 8), ("with aborts", 8))
+USUAL = (STOCK, "vLLM", "RAGCache")
+TIERS = ((STOCK, 8), ("small tiers", 1), ("small tiers", 8), ("with aborts", 8))
 """Systems, and how many questions to ask each of them at a time."""
 
 
@@ -235,22 +224,20 @@ def tokens_of(
         "at_once": at_once,
         "prompts": [asdict(prompt) for prompt in prompts],
     }
-    worker = subprocess.run(
-        [sys.executable, __file__, "--worker"],
-        input=json.dumps(order),
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
-    tokens: list[list[int]] = json.loads(worker.stdout.splitlines()[-1])
+    with tempfile.TemporaryDirectory() as folder:
+        # Not over standard output: vLLM writes there, too.
+        out = Path(folder, "tokens")
+        command = [sys.executable, __file__, "--worker", str(out)]
+        subprocess.run(command, input=json.dumps(order), text=True, check=True)
+        tokens: list[list[int]] = json.loads(out.read_text())
     return tokens
 
 
-def _work() -> None:
+def _work(out: Path) -> None:
     order = json.load(sys.stdin)
     prompts = [Prompt(**prompt) for prompt in order["prompts"]]
     answers = SYSTEMS[order["system"]]
-    print(json.dumps(answers(order["model"], order["dtype"], prompts, order["at_once"])))
+    out.write_text(json.dumps(answers(order["model"], order["dtype"], prompts, order["at_once"])))
 
 
 def main() -> None:
@@ -262,10 +249,10 @@ def main() -> None:
     parser.add_argument(
         "--small-tiers", action="store_true", help="tiers that all evict, against no cache at all"
     )
-    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.worker:
-        return _work()
+        return _work(arguments.worker)
     from ragcache_cli.models import demo_model
 
     model = arguments.model or str(demo_model())

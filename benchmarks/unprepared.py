@@ -27,8 +27,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from anywhere import OPTIONS, know
-from prompt_sets import Question, find_nearest, read_set
+from anywhere import OPTIONS
+from prompt_sets import Question, find_nearest, read_set, tell_neighbours
 from pydantic import ByteSize
 
 from ragcache_cli.models import demo_model
@@ -111,7 +111,7 @@ def _ask(
     neighbours: dict[str, Document],
     options: SamplingOptions,
 ) -> Answer:
-    know(engine, question.documents, neighbours)
+    tell_neighbours(engine, question.documents, neighbours)
     return engine.generate(question.prompt, question.documents, options)
 
 
