@@ -59,7 +59,7 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     for name in asked.sets:
         rows += measure(
-            asked.data / name,
+            name,
             asked.questions,
             asked.top_k,
             ways,
@@ -71,9 +71,9 @@ def main() -> None:
 
 
 def measure(
-    folder: Path, count: int, top_k: int, ways: Sequence[Way], model: str
+    name: str, count: int, top_k: int, ways: Sequence[Way], model: str
 ) -> list[dict[str, Any]]:
-    corpus, questions = read_set(folder, count, top_k)
+    corpus, questions = read_set(name, count, top_k)
     kinds = [way.donors for way in ways if way.donors is not None]
     stored = store_behind(corpus, list(dict.fromkeys(kinds)))
     config = EngineConfig(
@@ -95,16 +95,14 @@ def measure(
             for way, answer in answers.items():
                 rows.append(
                     {
-                        "set": folder.name,
+                        "set": name,
                         "question": number,
                         "way": way.label,
                         "warm_s": seconds,
                         **compare(answer, exact, question),
                     }
                 )
-            print(
-                f"\r{folder.name}: {number + 1} of {len(questions)} questions", end="", flush=True
-            )
+            print(f"\r{name}: {number + 1} of {len(questions)} questions", end="", flush=True)
     print()
     return rows
 
@@ -216,8 +214,6 @@ def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    data = Path(__file__).parents[2] / "shared" / "data"
-    parser.add_argument("--data", type=Path, default=data, help="the folder of the question sets")
     parser.add_argument("--sets", nargs="+", default=["squad"])
     parser.add_argument("--questions", type=int, default=200, help="of each set")
     parser.add_argument("--top-k", type=int, default=5, help="documents of a question")

@@ -33,7 +33,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from question_files import DATA, read_lines
+from question_files import read_asked
 
 from ragcache_engine import Document, EngineConfig, RAGCacheEngine, SamplingOptions
 
@@ -54,26 +54,19 @@ class Prompt:
     documents: dict[str, str]
 
 
-def data_prompts(count: int, data: Path = DATA) -> list[Prompt]:
+def data_prompts(count: int) -> list[Prompt]:
     """Take `count` real questions with the documents that search found for them.
 
     Most come from squad, about its most wanted paragraphs, so that documents recur.
     """
     prompts: list[Prompt] = []
     for name, share in SHARES.items():
-        texts = {row["doc_id"]: row for row in read_lines(data / name / "corpus.jsonl.gz")}
-        questions = read_lines(data / name / "queries.jsonl.gz")
-        found = read_lines(data / name / "retrieval_topk.jsonl.gz")
-        asked_for = Counter(row["doc_ids"][0] for row in found)
-        rows = sorted(
-            zip(questions, found, strict=True), key=lambda row: -asked_for[row[1]["doc_ids"][0]]
-        )
-        for question, row in rows[: round(count * share)]:
-            documents = {
-                name: "\n".join(filter(None, (texts[name]["title"], texts[name]["text"])))
-                for name in row["doc_ids"][:TOP_K]
-            }
-            prompts.append(Prompt(written(documents, question["query"]), documents))
+        found = read_asked(name, TOP_K)
+        wanted = Counter(one.documents[0]["doc_id"] for one in found)
+        found.sort(key=lambda one: -wanted[one.documents[0]["doc_id"]])
+        for one in found[: round(count * share)]:
+            documents = one.texts()
+            prompts.append(Prompt(written(documents, one.question["query"]), documents))
     return prompts
 
 

@@ -19,7 +19,6 @@ from __future__ import annotations
 # Nothing heavy here: vLLM's processes import this file again.
 import argparse
 import json
-import statistics
 import subprocess
 import sys
 import time
@@ -28,6 +27,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+
+from tables import spread, table
 
 SIDES = ("vllm", "ragcache", "ragcache with disk")
 STOCK = SIDES[0]
@@ -172,31 +173,27 @@ def write_report(report: Path, token_s: float) -> None:
 
 def describe(sides: Sequence[str], rounds: Sequence[dict[str, Start]]) -> list[str]:
     """Write a Markdown table of the medians, and the quotients of each round."""
+    heads = ["seconds, median (quartiles)", *sides]
+    names = {"total_s": "to the first token", "cpu_s": "processor time"}
     lines = [
-        "| seconds, median (quartiles) | " + " | ".join(sides) + " |",
-        "|" + "---|" * (len(sides) + 1),
+        *table(
+            heads,
+            (
+                [name, *(spread([getattr(one[side], field) for one in rounds]) for side in sides)]
+                for field, name in names.items()
+            ),
+        )
     ]
-    totals = [spread([one[side].total_s for one in rounds]) for side in sides]
-    lines.append("| to the first token | " + " | ".join(totals) + " |")
-    processor = [spread([one[side].cpu_s for one in rounds]) for side in sides]
-    lines += ["| processor time | " + " | ".join(processor) + " |", ""]
     for side in sides:
         if side == STOCK or STOCK not in sides:
             continue
         wall = [one[side].total_s / one[STOCK].total_s for one in rounds]
         busy = [one[side].cpu_s / one[STOCK].cpu_s for one in rounds]
         lines.append(
-            f"{side} / {STOCK}, in the same round: {spread(wall, 3)} of the time, {spread(busy, 3)} of "
-            f"the processor time ({len(rounds)} rounds)"
+            f"{side} / {STOCK}, in the same round: {spread(wall, '.3f')} of the time, "
+            f"{spread(busy, '.3f')} of the processor time ({len(rounds)} rounds)"
         )
     return lines
-
-
-def spread(values: Sequence[float], digits: int = 2) -> str:
-    if len(values) < 2:
-        return f"{values[0]:.{digits}f}"
-    low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
-    return f"{middle:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
 
 
 if __name__ == "__main__":

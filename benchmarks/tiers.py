@@ -15,7 +15,6 @@ import os
 import random
 import statistics
 import sys
-from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -23,7 +22,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from question_files import DATA, read_lines
+from comparing.workload import measure_skew
+from question_files import read_asked
 from same_answers import written
 
 from ragcache_engine import Document, EngineConfig, RAGCacheEngine, SamplingOptions, Usage
@@ -50,38 +50,27 @@ def draw_trace(count: int, skew: float | None, seed: int = 1) -> list[PreparedQu
 
     skew: the exponent of the weights.
     """
-    texts = {row["doc_id"]: row for row in read_lines(DATA / "squad" / "corpus.jsonl.gz")}
-    questions = read_lines(DATA / "squad" / "queries.jsonl.gz")
-    found = read_lines(DATA / "squad" / "retrieval_topk.jsonl.gz")
-    pairs = list(zip(questions, found, strict=True))
+    found = read_asked("squad", TOP_K)
     if skew is None:
-        chosen = pairs[:count]
+        chosen = found[:count]
     else:
-        dice = random.Random(seed)
-        weights = [(rank + 1) ** -skew for rank in range(len(pairs))]
-        chosen = dice.choices(pairs, weights, k=count)
-    asked = []
-    for question, row in chosen:
-        documents = {
-            name: "\n".join(filter(None, (texts[name]["title"], texts[name]["text"])))
-            for name in row["doc_ids"][:TOP_K]
-        }
-        prompt = written(documents, question["query"])
-        asked.append(PreparedQuestion(prompt, tuple(Document(*item) for item in documents.items())))
-    return asked
+        weights = [(rank + 1) ** -skew for rank in range(len(found))]
+        chosen = random.Random(seed).choices(found, weights, k=count)
+    return [
+        PreparedQuestion(
+            written(one.texts(), one.question["query"]),
+            tuple(Document(*item) for item in one.texts().items()),
+        )
+        for one in chosen
+    ]
 
 
 def describe_skew(asked: Sequence[PreparedQuestion]) -> str:
     """Say how unevenly a trace asks for documents, because the figures depend on that."""
-    uses = Counter(document.id for one in asked for document in one.documents)
-    total, reached, needed = sum(uses.values()), 0, 0
-    for count in sorted(uses.values(), reverse=True):
-        reached, needed = reached + count, needed + 1
-        if reached >= 0.6 * total:
-            break
+    skew = measure_skew([[document.id for document in one.documents] for one in asked], 1)
     return (
-        f"{len(asked)} questions, {len(uses)} documents, of which {needed} take 60% of the "
-        f"retrievals; {len({one.documents for one in asked})} different sets"
+        f"{len(asked)} questions, {skew.documents} documents, of which {skew.head} take 60% of the "
+        f"retrievals; {skew.sets} different sets"
     )
 
 
