@@ -130,10 +130,8 @@ bench-overhead: $(READY) ## our own way to the model, stage by stage, beside vLL
 	@$(PYTHON) benchmarks/overhead.py --out benchmarks/results/overhead
 
 .PHONY: bench-tiers
-bench-tiers: $(READY) ## the tiers against vLLM's own host offload; reordering; restart; scheduling (25 minutes)
+bench-tiers: $(READY) ## hits beside vLLM's own host offload; reordering; restart; scheduling (20 minutes)
 	@$(PYTHON) benchmarks/tiers.py --out benchmarks/results/tiers
-	@$(PYTHON) benchmarks/tiers.py --reordering --out benchmarks/results/tiers
-	@$(PYTHON) benchmarks/tiers.py --restart --out benchmarks/results/tiers
 	@$(PYTHON) benchmarks/tier_hits.py --out benchmarks/results/tiers
 	@$(PYTHON) benchmarks/scheduling.py --nodes 10000 --out benchmarks/results/tiers
 

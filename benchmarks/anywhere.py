@@ -7,7 +7,7 @@ question exactly (as with reuse="prefix"), and at each ratio from donors of seve
 behind the nearest neighbour, or behind two of them (written as one document, the farther first). Every
 other question begins with the approximate ways, so that none profits from its place. All documents are
 prefilled before, as while indexing. Each approximate answer is compared with the exact one: ROUGE-L,
-equal tokens, the accepted answer contained. Writes raw.json, report.md and quality.png.
+equal tokens, the accepted answer contained. Writes raw.json and report.md.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from comparing.grading import contained
-from prompt_sets import SEPARATOR, Question, find_nearest, read_set
+from prompt_sets import SEPARATOR, Question, find_nearest, read_set, tell_neighbours
 from pydantic import ByteSize
 
 from ragcache_cli.models import demo_model
-from ragcache_engine import Answer, Corpus, Document, EngineConfig, RAGCacheEngine, SamplingOptions
+from ragcache_engine import Answer, Document, EngineConfig, RAGCacheEngine, SamplingOptions
 from ragcache_engine.anywhere.rouge import rouge_l
 
 DOCUMENTS_AT_ONCE = 5
@@ -59,7 +59,7 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     for name in asked.sets:
         rows += measure(
-            asked.data / name,
+            name,
             asked.questions,
             asked.top_k,
             ways,
@@ -67,14 +67,13 @@ def main() -> None:
         )
         (out / "raw.json").write_text(json.dumps(rows))
         (out / "report.md").write_text(report(rows))
-        draw(rows, out / "quality.png")
     print(report(rows))
 
 
 def measure(
-    folder: Path, count: int, top_k: int, ways: Sequence[Way], model: str
+    name: str, count: int, top_k: int, ways: Sequence[Way], model: str
 ) -> list[dict[str, Any]]:
-    corpus, questions = read_set(folder, count, top_k)
+    corpus, questions = read_set(name, count, top_k)
     kinds = [way.donors for way in ways if way.donors is not None]
     stored = store_behind(corpus, list(dict.fromkeys(kinds)))
     config = EngineConfig(
@@ -96,16 +95,14 @@ def measure(
             for way, answer in answers.items():
                 rows.append(
                     {
-                        "set": folder.name,
+                        "set": name,
                         "question": number,
                         "way": way.label,
                         "warm_s": seconds,
                         **compare(answer, exact, question),
                     }
                 )
-            print(
-                f"\r{folder.name}: {number + 1} of {len(questions)} questions", end="", flush=True
-            )
+            print(f"\r{name}: {number + 1} of {len(questions)} questions", end="", flush=True)
     print()
     return rows
 
@@ -134,7 +131,7 @@ def store_behind(corpus: Sequence[Document], kinds: Sequence[str]) -> dict[str, 
 def ask(
     engine: RAGCacheEngine, question: Question, way: Way, stored: dict[str, Neighbours]
 ) -> Answer:
-    know(engine, question.documents, stored.get(way.donors or "", {}))
+    tell_neighbours(engine, question.documents, stored.get(way.donors or "", {}))
     return engine.generate(
         question.prompt,
         question.documents,
@@ -144,16 +141,6 @@ def ask(
     )
 
 
-def know(engine: RAGCacheEngine, documents: Sequence[Document], neighbours: Neighbours) -> None:
-    """Let the engine store documents behind these neighbours, or alone without any."""
-    corpus = Corpus(
-        id(neighbours) if neighbours else None,
-        lambda asked: [neighbours.get(one.id) for one in asked],
-    )
-    with engine.retrieval("?") as retrieval:
-        retrieval.look_up_neighbours(documents, corpus)
-
-
 def warm(
     engine: RAGCacheEngine, questions: Sequence[Question], stored: Iterable[Neighbours]
 ) -> float:
@@ -161,7 +148,7 @@ def warm(
     documents = {one.id: one for question in questions for one in question.documents}
     started = time.perf_counter()
     for known in ({}, *filter(None, stored)):
-        know(engine, list(documents.values()), known)
+        tell_neighbours(engine, list(documents.values()), known)
         names = list(documents)
         for start in range(0, len(names), DOCUMENTS_AT_ONCE):
             batch = [documents[name] for name in names[start : start + DOCUMENTS_AT_ONCE]]
@@ -215,51 +202,6 @@ def report(rows: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    """Draw quality against the time to the first token, one panel a set."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    names = list(dict.fromkeys(row["set"] for row in rows))
-    figure, axes = pyplot.subplots(1, len(names), figsize=(5 * len(names), 4), squeeze=False)
-    for name, panel in zip(names, axes[0], strict=True):
-        for donors, colour in (
-            ("alone", "#c2568f"),
-            ("neighbours", "#2f9e64"),
-            ("two neighbours", "#2b6cb0"),
-            ("exact", "#444444"),
-        ):
-            points = [
-                (
-                    1000 * statistics.median(row["ttft_s"] for row in group),
-                    statistics.fmean(row["rouge_l"] for row in group),
-                    way,
-                )
-                for (of, way), group in _grouped(rows)
-                if of == name and way.startswith(donors)
-            ]
-            if not points:
-                continue
-            panel.plot(
-                *zip(*((x, y) for x, y, _ in points), strict=True), "o-", color=colour, label=donors
-            )
-            for x, y, way in points:
-                panel.annotate(
-                    way.split(", ")[-1], (x, y), (4, -10), textcoords="offset points", size=8
-                )
-        panel.set(
-            title=name, xlabel="time to first token, ms (median)", ylabel="ROUGE-L against exact"
-        )
-        panel.set_ylim(0.4, 1.03)
-        panel.grid(alpha=0.3)
-    axes[0][0].legend()
-    figure.tight_layout()
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)
-
-
 def _grouped(
     rows: Sequence[dict[str, Any]],
 ) -> Iterator[tuple[tuple[str, str], list[dict[str, Any]]]]:
@@ -272,8 +214,6 @@ def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    data = Path(__file__).parents[2] / "shared" / "data"
-    parser.add_argument("--data", type=Path, default=data, help="the folder of the question sets")
     parser.add_argument("--sets", nargs="+", default=["squad"])
     parser.add_argument("--questions", type=int, default=200, help="of each set")
     parser.add_argument("--top-k", type=int, default=5, help="documents of a question")

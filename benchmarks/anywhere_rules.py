@@ -24,20 +24,27 @@ import json
 import os
 import random
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from prompt_sets import find_nearest
-from same_answers import MAX_TOKENS, SMALL, Prompt, data_prompts, leave, stock_tokens
+from prompt_sets import find_nearest, tell_neighbours
+from same_answers import (
+    COMPILED,
+    MAX_TOKENS,
+    SMALL,
+    STOCK,
+    Prompt,
+    data_prompts,
+    leave,
+    tokens_of,
+)
 
-from ragcache_engine import Answer, Corpus, Document, EngineConfig, RAGCacheEngine, SamplingOptions
+from ragcache_engine import Answer, Document, EngineConfig, RAGCacheEngine, SamplingOptions
 
 AT_ONCE = 8
 RATIO = 0.15
@@ -84,14 +91,11 @@ class Pieces:
 
 def main() -> None:
     asked = _parse()
-    if asked.stock:
-        return _answer_by_stock(asked.stock)
     settings = {name: getattr(asked, name) for name in ("questions", "exact", "compiled", "model")}
     with tempfile.TemporaryDirectory() as folder:
         broken = _run(asked, Pieces(asked.out or Path(folder), settings))
     if broken:
         raise SystemExit(f"{broken} answers differ")
-    return None
 
 
 def _run(asked: argparse.Namespace, pieces: Pieces) -> int:
@@ -105,7 +109,10 @@ def _run(asked: argparse.Namespace, pieces: Pieces) -> int:
     nearest = pieces.do("neighbours", _name_nearest, list(corpus.values()))
     neighbours = {name: corpus[near] for name, near in nearest.items()}
     eager = not asked.compiled
-    exact = pieces.do("stock vLLM without a cache", _stock_answers, model, prompts, eager)
+    stock = STOCK if eager else COMPILED
+    exact = pieces.do(
+        "stock vLLM without a cache", tokens_of, stock, model, "float32", prompts, AT_ONCE
+    )
     print(f"{len(prompts)} prompts, {'layer by layer' if eager else 'compiled'}, float32\n")
     print("| donors | rule | answers | differ | what else |\n|---|---|---|---|---|", flush=True)
     broken = 0
@@ -209,20 +216,12 @@ async def _ask(
     exact: bool = False,
 ) -> Tokens:
     documents = [Document(name, text) for name, text in prompt.documents.items()]
-    _tell_neighbours(engine, documents, neighbours)
+    if neighbours:
+        tell_neighbours(engine, documents, neighbours)
     answer: Answer = await engine.agenerate(
         prompt.text, documents, OPTIONS, exact=exact, recompute_ratio=ratio
     )
     return list(answer.token_ids)
-
-
-def _tell_neighbours(
-    engine: RAGCacheEngine, documents: Sequence[Document], neighbours: dict[str, Document]
-) -> None:
-    if neighbours:
-        corpus = Corpus(1, lambda asked: [neighbours.get(one.id) for one in asked])
-        with engine.retrieval("?") as retrieval:
-            retrieval.look_up_neighbours(documents, corpus)
 
 
 def _draw_mix(prompts: int, exact: int) -> list[Ask]:
@@ -300,31 +299,6 @@ async def _ask_life(
     return await asyncio.gather(*map(ask, life))
 
 
-def _stock_answers(model: str, prompts: Sequence[Prompt], eager: bool) -> list[Tokens]:
-    """Let stock vLLM answer in a process of its own."""
-    order = {"model": model, "eager": eager, "prompts": [asdict(prompt) for prompt in prompts]}
-    with tempfile.TemporaryDirectory() as folder:
-        # Not over standard output: vLLM writes there, too.
-        answers = Path(folder, "answers")
-        subprocess.run(
-            [sys.executable, __file__, "--stock", str(answers)],
-            input=json.dumps(order),
-            text=True,
-            check=True,
-        )
-        read: list[Tokens] = json.loads(answers.read_text())
-    return read
-
-
-def _answer_by_stock(out: Path) -> None:
-    order = json.load(sys.stdin)
-    texts = [prompt["text"] for prompt in order["prompts"]]
-    answers = stock_tokens(
-        order["model"], "float32", texts, AT_ONCE, prefix_caching=False, eager=order["eager"]
-    )
-    out.write_text(json.dumps(answers))
-
-
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
@@ -337,7 +311,6 @@ def _parse() -> argparse.Namespace:
     parser.add_argument(
         "--out", type=Path, help="keep the pieces in this folder, and go on with them"
     )
-    parser.add_argument("--stock", type=Path, help=argparse.SUPPRESS)
     return parser.parse_args()
 
 

@@ -6,157 +6,180 @@
     python benchmarks/compare.py --parts           # `make bench-parts`: RAGCache with parts changed
     python benchmarks/compare.py --report FOLDER   # the report of a run again, from its raw figures
 
-Without --corpus the questions come from the shared question sets in the folder that RAGCACHE_DATA names,
-or from the demo if there are none. Writes raw figures, plots and report.md.
+The questions come from the shared question sets in the folder that RAGCACHE_DATA names, or from the demo
+if there are none. Writes raw figures, a plot and report.md.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import shlex
+import signal
 import sys
+import tempfile
+import time
 from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import date
+from itertools import chain, count
 from pathlib import Path
 
-from comparing.results import rewrite_report
-from comparing.run import BenchSettings, measure
-from comparing.systems import parse_size
+from comparing.drive import Bench, carry_out
+from comparing.plan import PLANS, Plan, TraceSpec
+from comparing.questions import Corpora, TraceSummary, main_set, model_tokenizer
+from comparing.record import RAW, RunRecord, Seen, read_record, write_record
+from comparing.report import REPORT, write_report
+from comparing.systems import SYSTEMS, Sizes
 from rich.console import Console
 from rich.markup import escape
 
-from ragcache_cli.commands.argument_types import WholeNumber, add_model, named_value
 from ragcache_cli.logging_setup import silence_libraries
+from ragcache_cli.machine import Machine, installed_versions, this_machine
+from ragcache_cli.model_prompts import prepare_model
+from ragcache_cli.model_size import model_size
+from ragcache_cli.models import DEMO_MODEL
+from ragcache_cli.precision import choose_dtype
+from ragcache_cli.terminal import Phases
 from ragcache_engine import RAGCacheError
 
+LOG = "systems.log"
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add what to ask, of what, and how long."""
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     length = parser.add_mutually_exclusive_group()
+    for name in [name for name in PLANS if name != "usual"]:
+        length.add_argument(f"--{name}", dest="plan", action="store_const", const=name)
     length.add_argument(
-        "--quick", dest="plan", action="store_const", const="quick", help="14 minutes on two cores"
+        "--report", type=Path, metavar="FOLDER", help="measure nothing: write a run's report again"
     )
-    length.add_argument(
-        "--anywhere",
-        dest="plan",
-        action="store_const",
-        const="anywhere",
-        help="reuse at any position alone, 11 to 16 minutes",
-    )
-    length.add_argument(
-        "--parts",
-        dest="plan",
-        action="store_const",
-        const="parts",
-        help="RAGCache with one part changed at a time, about 9 minutes",
-    )
-    parser.add_argument("--corpus", type=Path, metavar="FOLDER", help="your own files, as in ask")
     parser.add_argument(
-        "--questions",
-        type=Path,
-        metavar="FILE",
-        help='a question a line, or {"question": ..., "answer": ...}, asked of the corpus',
+        "--systems", nargs="+", choices=SYSTEMS, metavar="NAME", help=", ".join(SYSTEMS)
     )
-    length.add_argument(
-        "--report",
-        type=Path,
-        metavar="FOLDER",
-        help="measure nothing: write report and plots of a run again from its raw figures",
-    )
-    add_model(parser)
     parser.add_argument(
         "--backend",
         choices=("vllm", "memory"),
         default="vllm",
-        help="memory: no model and made-up answers, for trying out your files (%(default)s)",
+        help="memory: no model and made-up answers, to see that it runs",
     )
+    parser.add_argument("--seed", type=int, default=1, help="draws the questions and their times")
     parser.add_argument(
-        "--device-cache",
-        default="96MiB",
-        metavar="SIZE",
-        help="device memory of each system's cache (%(default)s)",
-    )
-    parser.add_argument(
-        "--host-cache",
-        default="384MiB",
-        metavar="SIZE",
-        help="host memory of each system that uses any (%(default)s)",
-    )
-    parser.add_argument(
-        "--context",
-        type=WholeNumber(),
-        default=2048,
-        metavar="N",
-        help="most tokens of a prompt and its answer (%(default)s)",
-    )
-    parser.add_argument(
-        "--systems",
-        nargs="+",
-        metavar="NAME",
-        help="put the questions to these alone: off (vLLM without a cache), on (its prefix cache), lru "
-        "and arc (its host offload), ragcache, and more; a name that is none lists all",
-    )
-    parser.add_argument(
-        "--vllm-arg",
-        action="append",
-        type=named_value,
-        default=[],
-        metavar="NAME=VALUE",
-        help="an argument of vLLM's for every system, such as load_format=dummy",
-    )
-    parser.add_argument(
-        "--seed",
-        type=WholeNumber(),
-        default=1,
-        metavar="N",
-        help="draws the questions and when they come (%(default)s)",
-    )
-    parser.add_argument(
-        "--output",
-        type=Path,
-        metavar="FOLDER",
-        help="where figures and report go (benchmarks/results/<date>-<machine>)",
+        "--out", type=Path, help="where the report goes (benchmarks/results/<date>-<machine>)"
     )
     parser.set_defaults(plan="usual")
+    return parser.parse_args(arguments)
 
 
-def run(parsed: argparse.Namespace, console: Console) -> None:
-    """Measure, or write the report of a run again. Raises RAGCacheError."""
-    if parsed.report:
-        report = rewrite_report(parsed.report)
-        console.print(f"The report is {escape(str(report))}", soft_wrap=True)
-        return
-    settings = BenchSettings(
-        plan=parsed.plan,
-        corpus=parsed.corpus,
-        questions=parsed.questions,
-        model=parsed.model,
-        backend=parsed.backend,
-        dtype=parsed.dtype,
-        device_bytes=parse_size(parsed.device_cache),
-        host_bytes=parse_size(parsed.host_cache),
-        context_tokens=parsed.context,
-        systems=tuple(parsed.systems) if parsed.systems else None,
-        out=parsed.output,
-        vllm_args=dict(parsed.vllm_arg),
-        seed=parsed.seed,
+def results_folder(machine: Machine, today: date) -> Path:
+    """Return benchmarks/results/<date>-<machine>, with -2, -3, ... if an earlier run has that folder.
+    The path is relative to the working directory.
+    """
+    kind = machine.gpus[0].name if machine.gpus else f"{machine.cores}-cores"
+    name = "-".join([today.isoformat(), *kind.lower().split()])
+    names = chain([name], (f"{name}-{number}" for number in count(2)))
+    folders = (Path("benchmarks") / "results" / one for one in names)
+    return next(folder for folder in folders if not (folder / RAW).exists())
+
+
+def measure(asked: argparse.Namespace, console: Console) -> None:
+    """Measure what the plan says and write the results. Raises RAGCacheError."""
+    began_s, load, notes = time.monotonic(), os.getloadavg(), Phases(Console(stderr=True))
+    machine, main = this_machine(), main_set()
+    out = asked.out or results_folder(machine, date.today())
+
+    def say(line: str) -> None:
+        minutes = (time.monotonic() - began_s) / 60
+        console.print(f"[dim]{minutes:5.1f} min[/dim] {escape(line)}", soft_wrap=True)
+
+    plan = PLANS[asked.plan](main)
+    plan = plan.only(asked.systems) if asked.systems else plan
+    dtype = choose_dtype("auto", asked.backend, notes)
+    model, form = prepare_model(DEMO_MODEL, asked.backend, notes)
+    has_model = asked.backend == "vllm"
+    sizes = Sizes(model, backend=asked.backend, dtype=dtype)
+    tokenize = model_tokenizer(model) if has_model else split_words
+    with tempfile.TemporaryDirectory(prefix="ragcache-bench-") as folder:
+        corpora = Corpora(tokenize, form, sizes.context_tokens, Path(folder))
+        abouts = summarize_traces(plan, corpora, asked.seed)
+        out.mkdir(parents=True, exist_ok=True)
+        (out / LOG).unlink(missing_ok=True)
+        record = RunRecord(
+            title=f"RAGCache against its baselines, {date.today().isoformat()} ({plan.name} run)",
+            command=command_of(asked),
+            machine={**asdict(machine), "cpu": cpu_name()},
+            versions=installed_versions(),
+            sizes=Sizes(Path(model).name, backend=asked.backend, dtype=dtype),
+            token_bytes=model_size(Path(model), dtype).kv_token_bytes if has_model else None,
+            seen=Seen(),
+            abouts=abouts,
+            load_average=load,
+        )
+
+        def save() -> None:
+            record.seconds = time.monotonic() - began_s
+            if record.seen.plays:
+                write_record(out, record, plan)
+                write_report(out, record)
+
+        # Treat SIGTERM like Ctrl-C, so that the measurements so far are written.
+        before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+        try:
+            bench = Bench(corpora, main, sizes, out / LOG, asked.seed, say)
+            carry_out(plan, bench, record, save)
+        finally:
+            signal.signal(signal.SIGTERM, before)
+            save()
+    console.print(f"The report is {escape(str(out / REPORT))}", soft_wrap=True)
+
+
+def split_words(texts: Sequence[str]) -> list[list[int]]:
+    return [[hash(word) for word in text.split()] for text in texts]
+
+
+def summarize_traces(plan: Plan, corpora: Corpora, seed: int) -> list[TraceSummary]:
+    """Describe the requests drawn from every trace. Reads all question sets before anything starts."""
+    counts: dict[TraceSpec, int] = {}
+    for group in plan.groups:
+        for part in group.parts:
+            counts[part.trace] = max(group.drawn(part), counts.get(part.trace, 0))
+    return [corpora.summarize(trace, count, seed) for trace, count in counts.items()]
+
+
+def command_of(asked: argparse.Namespace) -> str:
+    words = ["python", "benchmarks/compare.py"]
+    words += [f"--{asked.plan}"] if asked.plan != "usual" else []
+    words += ["--systems", *asked.systems] if asked.systems else []
+    return shlex.join([*words, "--seed", str(asked.seed)])
+
+
+def cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return ""
+    return next(
+        (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), ""
     )
-    measure(settings, console)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit code: 1 after an error, 130 if interrupted."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add_arguments(parser)
-    parsed = parser.parse_args(arguments)
-    # Systems run in processes of their own, which import from this folder.
-    found_first = [str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
-    os.environ["PYTHONPATH"] = os.pathsep.join(found_first)
+    asked = parse(arguments)
     silence_libraries()
     errors = Console(stderr=True, highlight=False)
     try:
-        run(parsed, Console(highlight=False))
+        if asked.report:
+            write_report(asked.report, read_record(asked.report))
+        elif asked.out and (asked.out / RAW).exists():  # it took long, and must not be overwritten
+            errors.print(
+                f"{asked.out} has a run already: choose another --out, or move that folder"
+            )
+            return 1
+        else:
+            measure(asked, Console(highlight=False))
     except RAGCacheError as error:
         errors.print(f"[bold red]error:[/bold red] {escape(str(error))}", soft_wrap=True)
         return 1
@@ -166,6 +189,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-# vLLM starts processes that import this file again.
 if __name__ == "__main__":
     sys.exit(main())

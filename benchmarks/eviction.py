@@ -19,12 +19,12 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
-from pathlib import Path
 from statistics import fmean
 
 from peers import PEERS
-from question_files import DATA, read_lines
+from question_files import CORPUS, DATA, RETRIEVED, SETS, read_lines
 from rich.progress import track
+from tables import table
 
 from ragcache_engine.knowledge.eviction import DEFAULT_POLICY, POLICIES
 from ragcache_engine.simulation.oracle import oracle, reuse_anywhere
@@ -32,7 +32,6 @@ from ragcache_engine.simulation.replay import replay
 from ragcache_engine.simulation.traces import Trace, draw_drifting, draw_zipf
 
 COMPARED = {**POLICIES, **PEERS}
-SETS = ("squad", "multihoprag", "nq_open", "musique")
 TOP_K = (2, 5)
 STREAMS = ("natural", "zipf", "drift")
 SHARES = (0.05, 0.2, 1.0)
@@ -66,12 +65,12 @@ class Row:
         return self.hits[self.best_other] - self.hits[DEFAULT_POLICY]
 
 
-def questions(name: str, data: Path) -> Trace:
+def questions(name: str) -> Trace:
     tokens = {
         row["doc_id"]: max(1, round(WORDS_TO_TOKENS * len(f"{row['title']} {row['text']}".split())))
-        for row in read_lines(data / name / "corpus.jsonl.gz")
+        for row in read_lines(DATA / name / CORPUS)
     }
-    found = read_lines(data / name / "retrieval_topk.jsonl.gz")
+    found = read_lines(DATA / name / RETRIEVED)
     return Trace(tuple(tuple(row["doc_ids"]) for row in found), tokens)
 
 
@@ -115,18 +114,15 @@ def means(rows: Sequence[Row]) -> Iterator[Row]:
         )
 
 
-def table(rows: Sequence[Row], policies: Sequence[str]) -> Iterator[str]:
-    """Write a Markdown table with the best policy of each row in bold."""
-    heads = ["set", "top", "stream", "room", *policies, "oracle", "at any position"]
-    yield "| " + " | ".join(heads) + " |"
-    yield "|" + "---|" * len(heads)
+def cells_of(rows: Sequence[Row], policies: Sequence[str]) -> Iterator[list[str]]:
+    """Yield a row of cells for each row, with the best policy in bold."""
     for row in rows:
         shown = {policy: f"{row.hits[policy]:.3f}" for policy in policies}
         best = max(shown.values())
         cells = [row.questions, str(row.top_k or "both"), row.stream, f"{row.capacity_share:.0%}"]
         cells += [f"**{hits}**" if hits == best else hits for hits in shown.values()]
         cells += [f"{row.oracle_hits:.3f}", f"{row.anywhere_hits:.3f}"]
-        yield "| " + " | ".join(cells) + " |"
+        yield cells
 
 
 def compare_default(rows: Sequence[Row]) -> Iterator[str]:
@@ -156,20 +152,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--each", action="store_true", help="every setting, not means over the sets"
     )
-    parser.add_argument("--data", type=Path, default=DATA)
     parser.add_argument("--sets", nargs="+", choices=SETS, default=SETS)
     parser.add_argument("--policies", nargs="+", choices=COMPARED, default=list(COMPARED))
     asked = parser.parse_args(arguments)
 
-    sets = {name: questions(name, asked.data) for name in asked.sets}
+    sets = {name: questions(name) for name in asked.sets}
     settings = list(product(sets, TOP_K, STREAMS, SHARES))
     rows = [
         measure(name, sets[name], top_k, kind, share, asked.policies)
         for name, top_k, kind, share in track(settings, "replaying")
     ]
-    print(*table(rows if asked.each else list(means(rows)), asked.policies), sep="\n")
+    heads = ["set", "top", "stream", "room", *asked.policies, "oracle", "at any position"]
+    shown = rows if asked.each else list(means(rows))
+    print(*table(heads, cells_of(shown, asked.policies)), sep="\n")
     if DEFAULT_POLICY in asked.policies and len(asked.policies) > 1:
-        print("", *compare_default(rows), sep="\n")
+        print(*compare_default(rows), sep="\n")
 
 
 if __name__ == "__main__":

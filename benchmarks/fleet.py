@@ -39,7 +39,7 @@ from typing import Any
 
 import httpx2
 import psutil
-from question_files import DATA, read_lines
+from question_files import read_asked
 
 from ragcache_cli.machine import this_machine
 from ragcache_cli.models import demo_model
@@ -160,16 +160,13 @@ def fleet(device_mib: int, disk: Path | None = None, replicas: int = 2) -> Itera
 
 def natural_asks(articles: int) -> list[Ask]:
     """Return the questions whose nearest passage is in one of the articles asked most, as they stand."""
-    passages = {row["doc_id"]: row for row in read_lines(DATA / "squad" / "corpus.jsonl.gz")}
-    retrieved = read_lines(DATA / "squad" / "retrieval_topk.jsonl.gz")
-    nearest = {row["query_id"]: row["doc_ids"][0] for row in retrieved}
-    asked = read_lines(DATA / "squad" / "queries.jsonl.gz")
-    titles = Counter(passages[nearest[row["query_id"]]]["title"] for row in asked)
+    found = [(one.question["query"], one.documents[0]) for one in read_asked("squad", 1)]
+    titles = Counter(passage["title"] for _, passage in found)
     kept = {title for title, _ in titles.most_common(articles)}
     return [
-        Ask(row["query"], found, passages[found]["text"])
-        for row in asked
-        if passages[found := nearest[row["query_id"]]]["title"] in kept
+        Ask(question, passage["doc_id"], passage["text"])
+        for question, passage in found
+        if passage["title"] in kept
     ]
 
 

@@ -3,15 +3,10 @@
     python benchmarks/observing.py                        # real vLLM, the demo's model: 10 minutes
     python benchmarks/observing.py --backend memory       # without a model: RAGCache's own time alone
 
-The same questions are asked in rounds, in turn with and without a viewed dashboard, one question at a
-time: then both sides compute the same batches. The viewer is a process that asks the page for all charts
-as often as a browser does. Reported are, of the time that the answers took and of the processor time, the
-medians, and the paired quotients with their quartiles. Processor times leave out the viewer. Those of
-this process, which has the page but not the model, have the least noise.
-
-Rounds of many seconds differ by some percent by themselves. So the parts are measured too: what one look
-at the tree adds to a short answer, in many pairs; the processor time of watching an idle engine; and the
-time of a slice of a look at a tree of 10,000 nodes.
+What one look at the tree adds to a short answer, in many pairs; the processor time of watching an idle
+engine, and of the page while questions are asked one at a time, with a viewer and without; and the time
+of a slice of a look at a tree of 10,000 nodes. The viewer is a process that asks the page for all charts
+as often as a browser does. Its own time is left out.
 """
 
 from __future__ import annotations
@@ -75,32 +70,17 @@ def main() -> None:
         ask(engine, documents, dice, questions)  # the caches are warm, and all is compiled
         report_looks(engine, documents[0], parsed.looks)
         report_idle(engine)
-        answering, computing, serving = [], [], []
+        shares = []
         for number in range(parsed.rounds):
             seed = dice.randrange(10**9)
             taken_s: dict[bool, float] = {}
-            spent_s: dict[bool, float] = {}
             here_s: dict[bool, float] = {}
             for is_watched in (False, True) if number % 2 else (True, False):
                 with viewed(engine) if is_watched else nullcontext():
-                    before_s, before_here_s = cpu_s(), time.process_time()
+                    before_s = time.process_time()
                     taken_s[is_watched] = ask(engine, documents, random.Random(seed), questions)
-                    spent_s[is_watched] = cpu_s() - before_s
-                    here_s[is_watched] = time.process_time() - before_here_s
-            answering.append(taken_s)
-            computing.append(spent_s)
-            serving.append(here_s)
-            print(
-                f"round {number + 1}: {taken_s[False]:.2f} s alone, {taken_s[True]:.2f} s watched; "
-                f"processor time {spent_s[False]:.2f} s, {spent_s[True]:.2f} s"
-            )
-    report("time", answering)
-    report("processor time", computing)
-    report("processor time of this process", serving)
-    shares = [
-        (here[True] - here[False]) / taken[False]
-        for here, taken in zip(serving, answering, strict=True)
-    ]
+                    here_s[is_watched] = time.process_time() - before_s
+            shares.append((here_s[True] - here_s[False]) / taken_s[False])
     low, middle, high = statistics.quantiles(shares, n=4)
     print(f"of one core, the page took {middle:.2%} (quartiles {low:.2%} to {high:.2%})")
 
@@ -204,16 +184,6 @@ def cpu_s() -> float:
         if __file__ not in child.cmdline():
             spent_s += sum(child.cpu_times()[:2])
     return spent_s
-
-
-def report(what: str, pairs: list[dict[bool, float]]) -> None:
-    """Print the medians of both sides and of the quotients of the pairs."""
-    quotients = sorted(times[True] / times[False] for times in pairs)
-    low, middle, high = statistics.quantiles(quotients, n=4)
-    alone = statistics.median(times[False] for times in pairs)
-    watched = statistics.median(times[True] for times in pairs)
-    print(f"{what}: medians {alone:.2f} s alone, {watched:.2f} s watched")
-    print(f"{what}: watched / alone {middle:.4f} (quartiles {low:.4f} to {high:.4f})")
 
 
 def look_ms(nodes: int) -> float:

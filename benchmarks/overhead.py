@@ -1,7 +1,6 @@
 """Measure our own way to the model: what RAGCache adds to vLLM's offload when everything is cached.
 
     python benchmarks/overhead.py                  # `make bench-overhead`: 10 minutes, a quiet machine
-    python benchmarks/overhead.py --profile FILE   # the Python functions of this process, for snakeviz
 
 The same LangChain chain asks the same questions of vLLM with its own host offload and of RAGCache, one
 at a time and in turn, question by question. All prompts are cached, so that a request costs one step of
@@ -25,37 +24,29 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import cProfile
 import json
 import os
-import statistics
-import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from comparing.benchmark import load_set
-from comparing.corpora import Corpora
-from comparing.corpus_files import StoredSet
-from comparing.question_sets import DEMO, LazyEmbedder, QuestionSet
-from comparing.report.markdown import table
+from comparing.questions import Corpora, QuestionSet, main_set, model_tokenizer
 from comparing.running_system import RunningSystem
-from comparing.shared_sets import SETS, data_folder
-from comparing.systems import FULL, LRU, Sizes, System, choose_systems
-from comparing.systems import SYSTEMS as KNOWN
+from comparing.systems import FULL, LRU, Sizes, System
 from langchain_core.callbacks import AsyncCallbackHandler
 from rich.console import Console
+from tables import spread, table
 
-from ragcache_cli import embedding
 from ragcache_cli.logging_setup import silence_libraries
 from ragcache_cli.model_prompts import prepare_model
 from ragcache_cli.models import DEMO_MODEL
 from ragcache_cli.processor_time import children_s, wait_for_rest
+from ragcache_cli.prompts import PromptForm
 from ragcache_cli.terminal import Phases
 
 STAGES = ("search", "prompt", "hand over", "model", "back")
@@ -64,6 +55,7 @@ WARM_ROUNDS = 3
 """The first round computes the prompts; the next ones let both sides learn what they can."""
 DEVICE_BYTES, HOST_BYTES = 512 << 20, 512 << 20
 """Room for all prompts on the device."""
+TOP_K, ANSWER_TOKENS = 2, 4
 
 
 @dataclass(slots=True)
@@ -150,131 +142,84 @@ async def ask(side: Side, question: str, set_current: Callable[[Marks], None]) -
 
 
 async def compare(asked: argparse.Namespace, console: Console) -> list[Side]:
-    sizes, folder, stop = await asyncio.to_thread(prepare, asked)
-    current = Marks()
+    with tempfile.TemporaryDirectory(prefix="ragcache-overhead-") as scratch:
+        sizes, folder, form = await asyncio.to_thread(prepare, Path(scratch))
+        current = Marks()
 
-    def set_current(marks: Marks) -> None:
-        nonlocal current
-        current = marks
+        def set_current(marks: Marks) -> None:
+            nonlocal current
+            current = marks
 
-    sides = [Side(one, RunningSystem(one, sizes)) for one in asked.systems]
-    try:
-        for side in sides:
-            console.print(f"Starting {side.system.name}")
-            await side.running.start()
-            side.running.prepare(folder, asked.top_k)
-            side.chain = side.running.chain_for(asked.tokens, ignore_eos=True)
-        questions = StoredSet.read(folder).questions[: asked.questions]
-        profile = cProfile.Profile() if asked.profile else None
-        with marked_vllm(lambda: current):
-            for number in range(WARM_ROUNDS + asked.rounds):
-                counts = number >= WARM_ROUNDS
-                if profile and number == WARM_ROUNDS:
-                    profile.enable()
-                for at, question in enumerate(questions):
-                    for side in sides[:: 1 if (number + at) % 2 else -1]:
-                        await asyncio.to_thread(wait_for_rest, children_s)
-                        marks = await ask(side, question, set_current)
-                        if counts:
-                            side.took.append(marks.stages())
-                console.print(f"Round {number + 1} of {WARM_ROUNDS + asked.rounds}")
-        if profile:
-            profile.disable()
-            profile.dump_stats(asked.profile)
-    finally:
-        for side in sides:
-            await side.running.close()
-        stop()
+        sides = [Side(one, RunningSystem(one, sizes)) for one in (LRU, FULL)]
+        try:
+            for side in sides:
+                console.print(f"Starting {side.system.name}")
+                await side.running.start()
+                side.running.prepare(str(folder), TOP_K, asdict(form))
+                side.chain = side.running.chain_for(ANSWER_TOKENS, ignore_eos=True)
+            questions = QuestionSet.read(folder).questions[: asked.questions]
+            with marked_vllm(lambda: current):
+                for number in range(WARM_ROUNDS + asked.rounds):
+                    for at, question in enumerate(questions):
+                        for side in sides[:: 1 if (number + at) % 2 else -1]:
+                            await asyncio.to_thread(wait_for_rest, children_s)
+                            marks = await ask(side, question, set_current)
+                            if number >= WARM_ROUNDS:
+                                side.took.append(marks.stages())
+                    console.print(f"Round {number + 1} of {WARM_ROUNDS + asked.rounds}")
+        finally:
+            for side in sides:
+                await side.running.close()
     return sides
 
 
-def prepare(asked: argparse.Namespace) -> tuple[Sizes, Path, Callable[[], None]]:
-    """Write the questions as files. Returns the sizes, their folder, and what deletes it."""
-    notes = Phases(Console(stderr=True))
-    model, form = prepare_model(DEMO_MODEL, "vllm", notes)
+def prepare(folder: Path) -> tuple[Sizes, Path, PromptForm]:
+    """Write the questions as files. Returns the sizes, where the files are, and the prompts' form."""
+    model, form = prepare_model(DEMO_MODEL, "vllm", Phases(Console(stderr=True)))
     sizes = Sizes(model=model, device_bytes=DEVICE_BYTES, host_bytes=HOST_BYTES)
-    embedder = LazyEmbedder(embedding.load_embedder, embedding.MiniLM.name)
-
-    def load(name: str) -> QuestionSet:
-        return load_set(name, embedder, sizes.context_tokens)
-
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(model)
-
-    def tokenize(texts: Sequence[str]) -> list[list[int]]:
-        return [list(ids) for ids in tokenizer(list(texts))["input_ids"]]
-
-    folder = tempfile.TemporaryDirectory(prefix="ragcache-overhead-")
-    corpora = Corpora(load, tokenize, form, model, sizes.context_tokens, Path(folder.name))
-    return sizes, corpora.ready(asked.set, asked.top_k).prepared.folder, folder.cleanup
+    corpora = Corpora(model_tokenizer(model), form, sizes.context_tokens, folder)
+    return sizes, corpora.ready(main_set(), TOP_K).folder, form
 
 
-def summarize(sides: Sequence[Side]) -> dict[str, dict[str, tuple[float, float, float]]]:
-    """Return for each system, and for the difference, p25, median and p75 of each stage in seconds."""
+def differences(sides: Sequence[Side]) -> list[dict[str, float]]:
+    """Return what the second side's requests took longer than the first one's, stage by stage."""
     theirs, ours = (side.took for side in sides)
-    rows = {side.system.name: side.took for side in sides}
-    rows["added"] = [
+    return [
         {stage: mine[stage] - other[stage] for stage in mine}
         for other, mine in zip(theirs, ours, strict=True)
     ]
-    return {
-        name: {stage: _quartiles([one[stage] for one in took]) for stage in (*STAGES, WHOLE)}
-        for name, took in rows.items()
-    }
-
-
-def _quartiles(seconds: Sequence[float]) -> tuple[float, float, float]:
-    low, middle, high = statistics.quantiles(seconds, n=4)
-    return low, middle, high
 
 
 def report(sides: Sequence[Side]) -> str:
-    summary = summarize(sides)
+    columns = {side.system.name: side.took for side in sides} | {"added": differences(sides)}
     rows = [
-        [stage, *(_cell(summary[name][stage]) for name in summary)] for stage in (*STAGES, WHOLE)
+        [stage, *(spread([one[stage] for one in took], times=1e3) for took in columns.values())]
+        for stage in (*STAGES, WHOLE)
     ]
-    head = ["ms: median (quartiles)", *summary]
+    head = ["ms: median (quartiles)", *columns]
     lines = [f"{len(sides[0].took)} pairs of requests, one at a time", "", *table(head, rows)]
     return "\n".join(lines)
 
 
-def _cell(quartiles: tuple[float, float, float]) -> str:
-    low, middle, high = (1e3 * one for one in quartiles)
-    return f"{middle:.2f} ({low:.2f} to {high:.2f})"
-
-
-def main() -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument(
-        "--set", choices=[DEMO, *SETS], help="default: squad, or the demo without it"
-    )
     parser.add_argument("--questions", type=int, default=15)
     parser.add_argument("--rounds", type=int, default=10, help="that count")
-    parser.add_argument("--top-k", type=int, default=2)
-    parser.add_argument("--tokens", type=int, default=4, help="of each answer")
-    parser.add_argument(
-        "--systems", nargs=2, default=[LRU.key, FULL.key], metavar="KEY", help="theirs, then ours"
-    )
-    parser.add_argument("--profile", type=Path, help="a file for the profile of the counted rounds")
     parser.add_argument("--out", type=Path, help="a folder for overhead.json and overhead.md")
     asked = parser.parse_args()
-    asked.set = asked.set or ("squad" if data_folder() else DEMO)
-    asked.systems = choose_systems(asked.systems, KNOWN)
     silence_libraries()
     sides = asyncio.run(compare(asked, Console(highlight=False, stderr=True)))
     text = report(sides)
     if asked.out:
         asked.out.mkdir(parents=True, exist_ok=True)
-        (asked.out / "overhead.md").write_text(text + "\n")
+        (asked.out / "overhead.md").write_text(text)
         raw = {side.system.key: side.took for side in sides}
         (asked.out / "overhead.json").write_text(json.dumps(raw))
     print(text)
-    return 0
 
 
 if __name__ == "__main__":  # vLLM starts processes that import this file again
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    sys.exit(main())
+    main()

@@ -43,14 +43,13 @@ from pathlib import Path
 from typing import Any
 
 import faiss
-import matplotlib as mpl
-import numpy as np
-from embedded_sets import LISTS, SETS, SHARES, embedded, scaled_up, texts
+from embedded_sets import embedded, scaled_up, texts
 from langchain_community.docstore.in_memory import InMemoryDocstore
 from langchain_community.vectorstores import FAISS
 from langchain_core.documents import Document as LangChainDocument
 from langchain_core.embeddings import Embeddings
-from question_files import DATA, read_lines
+from question_files import SETS
+from tables import quartiles, table
 
 from ragcache_cli import timeline
 from ragcache_cli.models import demo_model
@@ -66,9 +65,8 @@ from ragcache_engine import (
 from ragcache_engine.config import SpeculationMode
 from ragcache_integrations.langchain import RAGCacheRetriever
 
-mpl.use("Agg")
-from matplotlib import pyplot as plt
-
+LISTS = 1_024
+SHARES = (0.125, 0.25, 0.5, 1.0)
 TOP_K = 2
 CONTEXT_TOKENS = 2_048
 OPTIONS = SamplingOptions(max_tokens=2, ignore_eos=True)
@@ -294,67 +292,57 @@ def measure_misled(
     }
 
 
-def quartiles(values: Sequence[float]) -> list[float]:
-    """Return the values at 25, 50 and 75%."""
-    return [float(value) for value in np.quantile(values, (0.25, 0.5, 0.75))]
-
-
 def ms(three: Sequence[float]) -> str:
     low, middle, high = (1_000 * value for value in three)
     return f"{middle:.0f} ({low:.0f} to {high:.0f})"
 
 
-def table(result: dict[str, Any]) -> Iterator[str]:
+def share(three: Sequence[float], form: str = ".0%") -> str:
+    low, middle, high = (format(value, form) for value in three)
+    return f"{middle} ({low} to {high})"
+
+
+def describe(result: dict[str, Any]) -> Iterator[str]:
+    heads = "lists searched, search ms, not overlapped ms, hidden, by timeline, prefill ms"
+    heads += ", TTFT without ms, TTFT with ms, stages, begun, adopted"
     if result["hidden"]:
-        yield (
-            "| lists searched | search, ms | not overlapped, ms | hidden | by timeline | prefill, ms "
-            "| TTFT without, ms | TTFT with, ms | stages | begun | adopted |"
+        yield from table(
+            heads.split(", "),
+            (
+                (
+                    f"{row['share']:.1%}",
+                    ms(row["plain_search_s"]),
+                    ms(row["not_overlapped_s"]),
+                    share(row["hidden"]),
+                    share(row["under_way"]),
+                    ms(row["prefill_s"]),
+                    ms(row["plain_ttft_s"]),
+                    ms(row["staged_ttft_s"]),
+                    f"{row['stages']:.1f}",
+                    f"{row['speculations']:.1f}",
+                    f"{row['outcomes'].get(SpeculationOutcome.ADOPTED.value, 0)} "
+                    f"of {row['questions']}",
+                )
+                for row in result["hidden"]
+            ),
         )
-        yield "|" + "---|" * 11
-    for row in result["hidden"]:
-        shown = [
-            f"{middle:.0%} ({low:.0%} to {high:.0%})"
-            for low, middle, high in (row["hidden"], row["under_way"])
-        ]
-        adopted = row["outcomes"].get(SpeculationOutcome.ADOPTED.value, 0)
-        yield (
-            f"| {row['share']:.1%} | {ms(row['plain_search_s'])} | {ms(row['not_overlapped_s'])} "
-            f"| {shown[0]} | {shown[1]} | {ms(row['prefill_s'])} "
-            f"| {ms(row['plain_ttft_s'])} | {ms(row['staged_ttft_s'])} | {row['stages']:.1f} "
-            f"| {row['speculations']:.1f} | {adopted} of {row['questions']} |"
-        )
-    yield ""
     if result["misled"]:
-        yield (
-            "| wrong guesses | at once | TTFT with, ms | without, ms | with / without | rounds "
-            "| begun |"
+        heads = "wrong guesses, at once, TTFT with ms, without ms, with / without, rounds, begun"
+        yield from table(
+            heads.split(", "),
+            (
+                (
+                    row["mode"],
+                    str(row["at_once"]),
+                    ms(row["told_s"]),
+                    ms(row["silent_s"]),
+                    share(row["ratio"], ".3f"),
+                    str(row["rounds"]),
+                    str(row["started"]),
+                )
+                for row in result["misled"]
+            ),
         )
-        yield "|" + "---|" * 7
-    for row in result["misled"]:
-        low, middle, high = row["ratio"]
-        yield (
-            f"| {row['mode']} | {row['at_once']} | {ms(row['told_s'])} | {ms(row['silent_s'])} "
-            f"| {middle:.3f} ({low:.3f} to {high:.3f}) | {row['rounds']} | {row['started']} |"
-        )
-
-
-def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    figure, axes = plt.subplots(figsize=(6.4, 3.8))
-    places = np.arange(len(rows))
-    for offset, name, label in (
-        (-0.2, "plain_search_s", "search, without overlap"),
-        (0.2, "not_overlapped_s", "search not overlapped, with it"),
-    ):
-        low, middle, high = (1_000 * np.array([row[name][at] for row in rows]) for at in range(3))
-        spread = np.maximum([middle - low, high - middle], 0)
-        axes.bar(places + offset, middle, 0.38, yerr=spread, capsize=3, label=label)
-    axes.set_xticks(places, [f"{row['share']:.1%}" for row in rows])
-    axes.set(xlabel="lists searched", ylabel="ms added to the TTFT (median, quartiles)")
-    axes.axhline(0, color="black", linewidth=0.6)
-    axes.grid(axis="y", alpha=0.3)
-    axes.legend()
-    figure.tight_layout()
-    figure.savefig(path, dpi=130)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -362,7 +350,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, required=True, help="folder for the results")
-    parser.add_argument("--data", type=Path, default=DATA)
     parser.add_argument("--vectors", type=int, default=300_000)
     parser.add_argument("--lists", type=int, default=LISTS)
     parser.add_argument("--questions", type=int, default=100, help="at each share of the lists")
@@ -379,15 +366,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
         given.shares, given.modes, given.document_words = (1.0,), ("on",), 60
     faiss.omp_set_num_threads(1)
 
-    documents = embedded("documents", given.data)
+    documents = embedded("documents")
     passages = [
         " ".join(text.split()[: given.document_words])
         for name in SETS
-        for text in texts(name, "documents", given.data)
+        for text in texts(name, "documents")
     ]
-    squad = [row["query"] for row in read_lines(given.data / "squad" / "queries.jsonl.gz")]
+    squad = texts("squad", "questions")
     drawn = list(dict.fromkeys(random.Random(SEED).sample(squad, len(squad))))
-    vectors = embedded("questions", given.data)
+    vectors = embedded("questions")
     known = {question: vectors[at].tolist() for at, question in enumerate(squad)}
     result: dict[str, Any] = {
         "vectors": given.vectors,
@@ -406,7 +393,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 timeline.draw(*row.pop("last"), given.out / f"timeline-{100 * share:g}.png")
                 result["hidden"].append(row)
         del store
-        draw(result["hidden"], given.out / "overlap.png")
     some = [Document(f"p{at}", text) for at, text in enumerate(passages)]
     for mode in given.modes if given.misled else ():
         print(f"wrong guesses, speculation {mode}", flush=True)
@@ -416,7 +402,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 asked = drawn[: given.misled]
                 row = measure_misled(engine, asked, some, given.search_s, at_once)
                 result["misled"].append({"mode": mode, **row})
-    lines = [*table(result), ""]
+    lines = list(describe(result))
     print(*lines, sep="\n")
     (given.out / "overlap.md").write_text("\n".join(lines), encoding="utf-8")
     (given.out / "overlap.json").write_text(json.dumps(result, indent=1), encoding="utf-8")

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import faiss
-from question_files import read_lines
+from question_files import CORPUS, DATA, read_asked, read_lines
 
 from ragcache_cli.embedding import MiniLM
-from ragcache_engine import Document
+from ragcache_engine import Corpus, Document, RAGCacheEngine
 
 SYSTEM = "<|im_start|>system\nYou answer questions from the documents you are given.<|im_end|>\n"
 USER = "<|im_start|>user\nDocuments:\n\n"
@@ -34,30 +33,18 @@ class Question(NamedTuple):
         return SYSTEM + USER + texts + ASK.format(question=self.text)
 
 
-def read_set(
-    folder: Path, count: int | None, top_k: int = 5, most_words: int | None = None
-) -> tuple[list[Document], list[Question]]:
-    """Read the corpus, and the first `count` questions (None: all) with their top_k documents.
-
-    most_words: leaves out questions whose documents together have more words.
-    """
-    corpus = {
-        line["doc_id"]: Document(line["doc_id"], line["text"])
-        for line in read_lines(folder / "corpus.jsonl.gz")
-    }
-    found = {
-        line["query_id"]: line["doc_ids"][:top_k]
-        for line in read_lines(folder / "retrieval_topk.jsonl.gz")
-    }
-    questions: list[Question] = []
-    for line in read_lines(folder / "queries.jsonl.gz"):
-        documents = [corpus[name] for name in found[line["query_id"]]]
-        words = sum(len(document.text.split()) for document in documents)
-        if most_words is None or words <= most_words:
-            questions.append(Question(line["query"], line["answers"], documents))
-        if len(questions) == count:
-            break
-    return list(corpus.values()), questions
+def read_set(name: str, count: int, top_k: int = 5) -> tuple[list[Document], list[Question]]:
+    """Read the corpus of a set, and its first `count` questions with their top_k documents."""
+    corpus = [Document(row["doc_id"], row["text"]) for row in read_lines(DATA / name / CORPUS)]
+    questions = [
+        Question(
+            one.question["query"],
+            one.question["answers"],
+            [Document(row["doc_id"], row["text"]) for row in one.documents],
+        )
+        for one in read_asked(name, top_k)[:count]
+    ]
+    return corpus, questions
 
 
 def find_nearest(corpus: Sequence[Document], count: int = 1) -> dict[str, list[Document]]:
@@ -70,3 +57,15 @@ def find_nearest(corpus: Sequence[Document], count: int = 1) -> dict[str, list[D
         document.id: [corpus[int(at)] for at in found[place] if at != place][:count]
         for place, document in enumerate(corpus)
     }
+
+
+def tell_neighbours(
+    engine: RAGCacheEngine, documents: Sequence[Document], neighbours: Mapping[str, Document]
+) -> None:
+    """Let the engine store documents behind these neighbours, or alone without any."""
+    corpus = Corpus(
+        id(neighbours) if neighbours else None,
+        lambda asked: [neighbours.get(one.id) for one in asked],
+    )
+    with engine.retrieval("?") as retrieval:
+        retrieval.look_up_neighbours(documents, corpus)

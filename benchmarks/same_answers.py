@@ -33,7 +33,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from question_files import DATA, read_lines
+from question_files import read_asked
 
 from ragcache_engine import Document, EngineConfig, RAGCacheEngine, SamplingOptions
 
@@ -54,26 +54,19 @@ class Prompt:
     documents: dict[str, str]
 
 
-def data_prompts(count: int, data: Path = DATA) -> list[Prompt]:
+def data_prompts(count: int) -> list[Prompt]:
     """Take `count` real questions with the documents that search found for them.
 
     Most come from squad, about its most wanted paragraphs, so that documents recur.
     """
     prompts: list[Prompt] = []
     for name, share in SHARES.items():
-        texts = {row["doc_id"]: row for row in read_lines(data / name / "corpus.jsonl.gz")}
-        questions = read_lines(data / name / "queries.jsonl.gz")
-        found = read_lines(data / name / "retrieval_topk.jsonl.gz")
-        asked_for = Counter(row["doc_ids"][0] for row in found)
-        rows = sorted(
-            zip(questions, found, strict=True), key=lambda row: -asked_for[row[1]["doc_ids"][0]]
-        )
-        for question, row in rows[: round(count * share)]:
-            documents = {
-                name: "\n".join(filter(None, (texts[name]["title"], texts[name]["text"])))
-                for name in row["doc_ids"][:TOP_K]
-            }
-            prompts.append(Prompt(written(documents, question["query"]), documents))
+        found = read_asked(name, TOP_K)
+        wanted = Counter(one.documents[0]["doc_id"] for one in found)
+        found.sort(key=lambda one: -wanted[one.documents[0]["doc_id"]])
+        for one in found[: round(count * share)]:
+            documents = one.texts()
+            prompts.append(Prompt(written(documents, one.question["query"]), documents))
     return prompts
 
 
@@ -83,29 +76,6 @@ def written(documents: dict[str, str], question: str) -> str:
         "<|im_start|>system\nYou answer questions from the given passages.<|im_end|>\n"
         f"<|im_start|>user\n{passages}\n\nQuestion: {question}<|im_end|>\n<|im_start|>assistant\n"
     )
-
-
-def stock_tokens(
-    model: str,
-    dtype: str,
-    prompts: Sequence[str],
-    at_once: int,
-    *,
-    prefix_caching: bool,
-    eager: bool = True,
-) -> list[list[int]]:
-    """Answer each prompt with vLLM's own LLM class, with its defaults except for sizes and dtype."""
-    from vllm import LLM
-
-    llm = LLM(
-        model=model,
-        dtype=dtype,
-        max_model_len=CONTEXT_TOKENS,
-        kv_cache_memory_bytes=CACHE_BYTES,
-        enable_prefix_caching=prefix_caching,
-        enforce_eager=eager,
-    )
-    return tokens_by(llm, prompts, at_once)
 
 
 def tokens_by(llm: Any, prompts: Sequence[str], at_once: int) -> list[list[int]]:
@@ -204,23 +174,35 @@ def _small_tiers(aborts: bool) -> Answers:
     return tokens
 
 
-def _stock(prefix_caching: bool) -> Answers:
+def _stock(prefix_caching: bool, eager: bool = True) -> Answers:
     def tokens(model: str, dtype: str, prompts: Sequence[Prompt], at_once: int) -> list[list[int]]:
-        texts = [prompt.text for prompt in prompts]
-        return stock_tokens(model, dtype, texts, at_once, prefix_caching=prefix_caching)
+        """Answer with vLLM's own LLM class, with its defaults except for sizes and dtype."""
+        from vllm import LLM
+
+        llm = LLM(
+            model=model,
+            dtype=dtype,
+            max_model_len=CONTEXT_TOKENS,
+            kv_cache_memory_bytes=CACHE_BYTES,
+            enable_prefix_caching=prefix_caching,
+            enforce_eager=eager,
+        )
+        return tokens_by(llm, [prompt.text for prompt in prompts], at_once)
 
     return tokens
 
 
+STOCK, COMPILED = "vLLM, no cache", "vLLM, no cache, compiled"
 SYSTEMS: dict[str, Answers] = {
-    "vLLM, no cache": _stock(prefix_caching=False),
+    STOCK: _stock(prefix_caching=False),
+    COMPILED: _stock(prefix_caching=False, eager=False),
     "vLLM": _stock(prefix_caching=True),
     "RAGCache": _ragcache,
     "small tiers": _small_tiers(aborts=False),
     "with aborts": _small_tiers(aborts=True),
 }
-USUAL = ("vLLM, no cache", "vLLM", "RAGCache")
-TIERS = (("vLLM, no cache", 8), ("small tiers", 1), ("small tiers", 8), ("with aborts", 8))
+USUAL = (STOCK, "vLLM", "RAGCache")
+TIERS = ((STOCK, 8), ("small tiers", 1), ("small tiers", 8), ("with aborts", 8))
 """Systems, and how many questions to ask each of them at a time."""
 
 
@@ -235,22 +217,20 @@ def tokens_of(
         "at_once": at_once,
         "prompts": [asdict(prompt) for prompt in prompts],
     }
-    worker = subprocess.run(
-        [sys.executable, __file__, "--worker"],
-        input=json.dumps(order),
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
-    tokens: list[list[int]] = json.loads(worker.stdout.splitlines()[-1])
+    with tempfile.TemporaryDirectory() as folder:
+        # Not over standard output: vLLM writes there, too.
+        out = Path(folder, "tokens")
+        command = [sys.executable, __file__, "--worker", str(out)]
+        subprocess.run(command, input=json.dumps(order), text=True, check=True)
+        tokens: list[list[int]] = json.loads(out.read_text())
     return tokens
 
 
-def _work() -> None:
+def _work(out: Path) -> None:
     order = json.load(sys.stdin)
     prompts = [Prompt(**prompt) for prompt in order["prompts"]]
     answers = SYSTEMS[order["system"]]
-    print(json.dumps(answers(order["model"], order["dtype"], prompts, order["at_once"])))
+    out.write_text(json.dumps(answers(order["model"], order["dtype"], prompts, order["at_once"])))
 
 
 def main() -> None:
@@ -262,10 +242,10 @@ def main() -> None:
     parser.add_argument(
         "--small-tiers", action="store_true", help="tiers that all evict, against no cache at all"
     )
-    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.worker:
-        return _work()
+        return _work(arguments.worker)
     from ragcache_cli.models import demo_model
 
     model = arguments.model or str(demo_model())

@@ -9,10 +9,9 @@ page cache and is not counted. All sides have the demo's model and the settings 
 the same bytes of device cache, blocks and data type, without compilation. The third side has
 a disk tier, whose folder holds tensors of an earlier life.
 
-The script reports the medians of each part with quartiles, and the quotient of RAGCache over vLLM in the
-same round. Parts end when the starting process says so, when the first process of vLLM is spawned, and
-when lines come into vLLM's log; so the parts inside the engine are known to some 10 ms. Processor
-time is that of all processes up to the first token: other programs on the machine disturb it less.
+The script reports medians with quartiles, and the quotient of RAGCache over vLLM in the same round.
+Processor time is that of all processes up to the first token: other programs on the machine disturb it
+less.
 """
 
 from __future__ import annotations
@@ -20,8 +19,6 @@ from __future__ import annotations
 # Nothing heavy here: vLLM's processes import this file again.
 import argparse
 import json
-import os
-import statistics
 import subprocess
 import sys
 import time
@@ -31,49 +28,23 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from tables import spread, table
+
 SIDES = ("vllm", "ragcache", "ragcache with disk")
 STOCK = SIDES[0]
 DEVICE_BYTES = 1 << 30
 CONTEXT_TOKENS = 2_048
 DISK_BYTES = 2 << 30
 PROMPT = "Why is the sky blue?"
-LOOK_EVERY_S = 0.01
-
-PARTS = (
-    "imports",
-    "our preparation, or LLM's",
-    "vLLM's core process",
-    "vLLM's worker process",
-    "loading weights",
-    "device cache, warming up",
-    "scheduler, tiers",
-    "first token",
-)
-"""What a start consists of, in this order. Each part ends with the event of the same place in EVENTS."""
-
-EVENTS = ("imported", "spawned", "core", "worker", "weights", "initialized", "made", "token")
-LINES = {
-    "core": "Initializing a V1 LLM engine",
-    "worker": "Starting to load model",
-    "weights": "Loading weights took",
-    "initialized": "init engine (",
-}
-"""Which line of vLLM's log ends which part."""
-
-LOG_IS_AT = "its log: "
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """One start. total_s: wall time to the first token. parts_s: the same, by PARTS.
-
-    cpu_s: processor time of all its processes.
-    """
+    """One start. total_s: wall time to the first token. cpu_s: processor time of all its processes."""
 
     side: str
     total_s: float
     cpu_s: float
-    parts_s: dict[str, float]
 
 
 def main() -> None:
@@ -131,9 +102,6 @@ def measure_rounds(
             yield starts
 
 
-# -- one start, watched from outside ---------------------------------------------------------------
-
-
 def run_start(side: str, model: str, folder: Path, *, fill: bool = False) -> Start:
     """Start a side in a fresh process and wait for its end. Raises SystemExit if that fails.
 
@@ -143,56 +111,13 @@ def run_start(side: str, model: str, folder: Path, *, fill: bool = False) -> Sta
     report.unlink(missing_ok=True)
     command = [sys.executable, __file__, "--start", side, "--model", model, "--report", str(report)]
     command += ["--disk", str(folder / "tier"), *(["--fill"] if fill else [])]
+    began_s = time.monotonic()
     with output.open("wb") as file:
-        began_s = time.monotonic()
-        process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
-        seen = watch(process, output)
-    if process.returncode or not report.exists():
+        ended = subprocess.run(command, stdout=file, stderr=subprocess.STDOUT)
+    if ended.returncode or not report.exists():
         raise SystemExit(f"{side} did not start:\n{output.read_text(errors='replace')[-4_000:]}")
     told = json.loads(report.read_text(encoding="utf-8"))
-    ends = {**seen, **told["events"]}
-    parts, before = {}, began_s
-    for part, event in zip(PARTS, EVENTS, strict=True):
-        parts[part] = ends.get(event, before) - before
-        before = ends.get(event, before)
-    return Start(side, told["events"]["token"] - began_s, told["cpu_s"], parts)
-
-
-def watch(process: subprocess.Popen[bytes], output: Path) -> dict[str, float]:
-    """Return when vLLM's first process was spawned, and when each of LINES was first in a log."""
-    seen: dict[str, float] = {}
-    logs = {output: 0}
-    while process.poll() is None:
-        now = time.monotonic()
-        if "spawned" not in seen:
-            if has_spawned(process.pid):
-                seen["spawned"] = now
-        elif len(seen) <= len(LINES):
-            for log in list(logs):
-                text = log.read_bytes()[logs[log] :].decode(errors="replace")
-                seen.update(
-                    {
-                        event: now
-                        for event, line in LINES.items()
-                        if line in text and event not in seen
-                    }
-                )
-                if log is output and LOG_IS_AT in text and len(logs) == 1:
-                    logs[Path(text.split(LOG_IS_AT)[1].splitlines()[0])] = 0
-        time.sleep(LOOK_EVERY_S)
-    return seen
-
-
-def has_spawned(process: int) -> bool:
-    """Return whether this process has a child that multiprocessing spawned to run code of its parent."""
-    for thread in Path(f"/proc/{process}/task").glob("*/children"):
-        try:
-            for child in thread.read_text().split():
-                if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes():
-                    return True
-        except OSError:
-            continue
-    return False
+    return Start(side, told["token_s"] - began_s, told["cpu_s"])
 
 
 # -- one start, in its own process -----------------------------------------------------------------
@@ -200,12 +125,10 @@ def has_spawned(process: int) -> bool:
 
 def start_here(side: str, model: str, disk: Path, report: Path, *, fill: bool) -> None:
     """Make this side's engine in this process, let it say one token, and write when that was."""
-    events: dict[str, float] = {}
     arguments: dict[str, Any] = {"max_model_len": CONTEXT_TOKENS}
     if side == STOCK:
         from vllm import LLM, SamplingParams
 
-        events["imported"] = time.monotonic()
         from ragcache_engine.backends.vllm.cpu_defaults import BLOCK_TOKENS
 
         on_cpu = {"block_size": BLOCK_TOKENS, "enforce_eager": True} if is_cpu_build() else {}
@@ -216,23 +139,16 @@ def start_here(side: str, model: str, disk: Path, report: Path, *, fill: bool) -
             **on_cpu,
             **arguments,
         )
-        events["made"] = time.monotonic()
         stock.generate([PROMPT], SamplingParams(temperature=0, max_tokens=1), use_tqdm=False)
-        events["token"] = time.monotonic()
-        write_report(report, events)
+        write_report(report, time.monotonic())
         return
     from ragcache_engine import EngineConfig, RAGCacheEngine, SamplingOptions
-    from ragcache_engine.backends.choice import choose_backend
 
     tier = {"disk_cache": DISK_BYTES, "disk_cache_dir": disk} if side == SIDES[2] else {}
     config = EngineConfig(model=model, device_cache=DEVICE_BYTES, vllm_args=arguments, **tier)
-    backend = choose_backend(config)  # imports vLLM; an engine without a backend does the same
-    events["imported"] = time.monotonic()
-    with RAGCacheEngine(config, backend=backend) as engine:
-        events["made"] = time.monotonic()
+    with RAGCacheEngine(config) as engine:
         engine.generate(PROMPT, options=SamplingOptions(max_tokens=1))
-        events["token"] = time.monotonic()
-        write_report(report, events)
+        write_report(report, time.monotonic())
         for number in range(40 if fill else 0):  # 1,000 to 1,500 tokens each
             engine.generate(f"{number} " * 500, options=SamplingOptions(max_tokens=1))
 
@@ -243,13 +159,13 @@ def is_cpu_build() -> bool:
     return bool(current_platform.is_cpu())
 
 
-def write_report(report: Path, events: dict[str, float]) -> None:
+def write_report(report: Path, token_s: float) -> None:
     import psutil
 
     this = psutil.Process()
     processes = [this, *this.children(recursive=True)]
     cpu_s = sum(sum(process.cpu_times()[:2]) for process in processes)
-    report.write_text(json.dumps({"events": events, "cpu_s": cpu_s}), encoding="utf-8")
+    report.write_text(json.dumps({"token_s": token_s, "cpu_s": cpu_s}), encoding="utf-8")
 
 
 # -- the report ------------------------------------------------------------------------------------
@@ -257,36 +173,28 @@ def write_report(report: Path, events: dict[str, float]) -> None:
 
 def describe(sides: Sequence[str], rounds: Sequence[dict[str, Start]]) -> list[str]:
     """Write a Markdown table of the medians, and the quotients of each round."""
+    heads = ["seconds, median (quartiles)", *sides]
+    names = {"total_s": "to the first token", "cpu_s": "processor time"}
     lines = [
-        "| seconds, median (quartiles) | " + " | ".join(sides) + " |",
-        "|" + "---|" * (len(sides) + 1),
+        *table(
+            heads,
+            (
+                [name, *(spread([getattr(one[side], field) for one in rounds]) for side in sides)]
+                for field, name in names.items()
+            ),
+        )
     ]
-    for part in PARTS:
-        cells = [spread([one[side].parts_s[part] for one in rounds]) for side in sides]
-        lines.append(f"| {part} | " + " | ".join(cells) + " |")
-    totals = [spread([one[side].total_s for one in rounds]) for side in sides]
-    lines.append("| to the first token | " + " | ".join(totals) + " |")
-    processor = [spread([one[side].cpu_s for one in rounds]) for side in sides]
-    lines += ["| processor time | " + " | ".join(processor) + " |", ""]
     for side in sides:
         if side == STOCK or STOCK not in sides:
             continue
         wall = [one[side].total_s / one[STOCK].total_s for one in rounds]
         busy = [one[side].cpu_s / one[STOCK].cpu_s for one in rounds]
         lines.append(
-            f"{side} / {STOCK}, in the same round: {spread(wall, 3)} of the time, {spread(busy, 3)} of "
-            f"the processor time ({len(rounds)} rounds)"
+            f"{side} / {STOCK}, in the same round: {spread(wall, '.3f')} of the time, "
+            f"{spread(busy, '.3f')} of the processor time ({len(rounds)} rounds)"
         )
     return lines
 
 
-def spread(values: Sequence[float], digits: int = 2) -> str:
-    if len(values) < 2:
-        return f"{values[0]:.{digits}f}"
-    low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
-    return f"{middle:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
-
-
 if __name__ == "__main__":
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "INFO")  # its lines tell the parts apart
     main()

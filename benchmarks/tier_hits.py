@@ -2,11 +2,10 @@
 
     python benchmarks/tier_hits.py --out benchmarks/results/tiers        # ten minutes
 
-benchmarks/tiers.py times a real model, so it can ask only some hundred questions. That is too few for
-policies that count how often a document is asked for. In this script the same questions, with their
-real tokens, go through vLLM's real scheduler, block pool and offload around a model that computes
-nothing (without_model.py), one at a time. It compares vLLM's own offload with LRU and with ARC, and
-RAGCache, with the same number of blocks in device and host.
+A real model can be asked only some hundred questions, which are too few for policies that count how often
+a document is asked for. In this script questions with their real tokens go through vLLM's real scheduler,
+block pool and offload around a model that computes nothing (without_model.py), one at a time. It compares
+vLLM's own offload with LRU and with ARC, and RAGCache, with the same number of blocks in device and host.
 """
 
 from __future__ import annotations
@@ -19,11 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from rich.progress import track
-from tiers import RATIOS, PreparedQuestion, describe_skew, draw_trace
+from tiers import PreparedQuestion, describe_skew, draw_trace
 
 SYSTEMS = ("vLLM LRU", "vLLM ARC", "RAGCache")
 DEVICE_BLOCKS = 160
-"""Blocks of 16 tokens on the device: as many as tiers.py gives the real model."""
+RATIOS = (0.9, 1.8, 3.7)
+"""How many times as large as the host tier all tensors of the trace are."""
 
 
 class Tokens:

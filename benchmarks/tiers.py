@@ -1,15 +1,9 @@
-"""Compare the knowledge tree with vLLM's own host offload, at the same number of bytes.
+"""Measure what reordering a queue gains, and what a disk cache is worth after a restart.
 
-    python benchmarks/tiers.py --out benchmarks/results/tiers            # a quarter of an hour
-    python benchmarks/tiers.py --reordering --out benchmarks/results/tiers
-    python benchmarks/tiers.py --restart --out benchmarks/results/tiers
+    python benchmarks/tiers.py --out benchmarks/results/tiers            # ten minutes
 
-The same questions go in turn to three engines that are up at the same time: vLLM's own offload with LRU
-and with ARC, and RAGCache. Each has the same device and host bytes. The host is sized so that all
-tensors of the trace are 0.9, 1.8 and 3.7 times as large as it. Questions come one at a time, so that
-only the cache makes a difference. With --reordering, bursts of questions wait in a queue that is
-reordered, and in one that is not. With --restart, an engine with a disk cache is asked, closed, started
-again and asked again.
+Bursts of questions, half of them with cached documents, wait in a queue that is reordered, and in one
+that is not. And an engine with a disk cache is asked, closed, started again and asked again.
 """
 
 from __future__ import annotations
@@ -21,7 +15,6 @@ import os
 import random
 import statistics
 import sys
-from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -29,7 +22,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from question_files import DATA, read_lines
+from comparing.workload import measure_skew
+from question_files import read_asked
 from same_answers import written
 
 from ragcache_engine import Document, EngineConfig, RAGCacheEngine, SamplingOptions, Usage
@@ -37,8 +31,7 @@ from ragcache_engine import Document, EngineConfig, RAGCacheEngine, SamplingOpti
 TOP_K = 2
 CONTEXT_TOKENS = 1024
 DEVICE_BYTES = 56 << 20
-BLOCK_TOKENS = 32
-RATIOS = (0.9, 1.8, 3.7)
+HOST_BYTES = 256 << 20
 OPTIONS = SamplingOptions(max_tokens=2, ignore_eos=True)
 BURST = 48
 AT_ONCE = 4
@@ -57,113 +50,46 @@ def draw_trace(count: int, skew: float | None, seed: int = 1) -> list[PreparedQu
 
     skew: the exponent of the weights.
     """
-    texts = {row["doc_id"]: row for row in read_lines(DATA / "squad" / "corpus.jsonl.gz")}
-    questions = read_lines(DATA / "squad" / "queries.jsonl.gz")
-    found = read_lines(DATA / "squad" / "retrieval_topk.jsonl.gz")
-    pairs = list(zip(questions, found, strict=True))
+    found = read_asked("squad", TOP_K)
     if skew is None:
-        chosen = pairs[:count]
+        chosen = found[:count]
     else:
-        dice = random.Random(seed)
-        weights = [(rank + 1) ** -skew for rank in range(len(pairs))]
-        chosen = dice.choices(pairs, weights, k=count)
-    asked = []
-    for question, row in chosen:
-        documents = {
-            name: "\n".join(filter(None, (texts[name]["title"], texts[name]["text"])))
-            for name in row["doc_ids"][:TOP_K]
-        }
-        prompt = written(documents, question["query"])
-        asked.append(PreparedQuestion(prompt, tuple(Document(*item) for item in documents.items())))
-    return asked
+        weights = [(rank + 1) ** -skew for rank in range(len(found))]
+        chosen = random.Random(seed).choices(found, weights, k=count)
+    return [
+        PreparedQuestion(
+            written(one.texts(), one.question["query"]),
+            tuple(Document(*item) for item in one.texts().items()),
+        )
+        for one in chosen
+    ]
 
 
 def describe_skew(asked: Sequence[PreparedQuestion]) -> str:
     """Say how unevenly a trace asks for documents, because the figures depend on that."""
-    uses = Counter(document.id for one in asked for document in one.documents)
-    total, reached, needed = sum(uses.values()), 0, 0
-    for count in sorted(uses.values(), reverse=True):
-        reached, needed = reached + count, needed + 1
-        if reached >= 0.6 * total:
-            break
+    skew = measure_skew([[document.id for document in one.documents] for one in asked], 1)
     return (
-        f"{len(asked)} questions, {len(uses)} documents, of which {needed} take 60% of the "
-        f"retrievals; {len({one.documents for one in asked})} different sets"
+        f"{len(asked)} questions, {skew.documents} documents, of which {skew.head} take 60% of the "
+        f"retrievals; {skew.sets} different sets"
     )
 
 
-def count_live_blocks(model: str, asked: Sequence[PreparedQuestion]) -> int:
-    """Count the blocks of KV memory that hold all prompts of the trace, with each prefix once."""
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(model)
-    blocks = set()
-    for one in asked:
-        tokens = tuple(tokenizer(one.prompt)["input_ids"])
-        for end in range(BLOCK_TOKENS, len(tokens) + 1, BLOCK_TOKENS):
-            blocks.add(hash(tokens[:end]))
-    return len(blocks)
-
-
-def engine_config(model: str, system: str, host_bytes: int, **settings: Any) -> EngineConfig:
-    arguments: dict[str, Any] = {"max_model_len": CONTEXT_TOKENS, "max_num_seqs": AT_ONCE}
-    if system.startswith("vLLM "):
-        from comparing.stock_offload import stock_offload
-
-        arguments |= stock_offload(system.removeprefix("vLLM ").lower(), host_bytes)
-        return EngineConfig(model=model, device_cache=DEVICE_BYTES, vllm_args=arguments)
-    return EngineConfig(
+def start(model: str, **settings: Any) -> RAGCacheEngine:
+    config = EngineConfig(
         model=model,
         device_cache=DEVICE_BYTES,
-        host_cache=host_bytes,
-        vllm_args=arguments,
+        host_cache=HOST_BYTES,
+        vllm_args={"max_model_len": CONTEXT_TOKENS, "max_num_seqs": AT_ONCE},
         **settings,
     )
-
-
-def compare(
-    model: str, asked: Sequence[PreparedQuestion], ratio: float, live_bytes: int
-) -> dict[str, Any]:
-    """Ask every system every question in turn. Returns the measurements by system."""
-    host_bytes = int(live_bytes / ratio)
-    systems = ("vLLM LRU", "vLLM ARC", "RAGCache")
-    usages: dict[str, list[Usage]] = {system: [] for system in systems}
-    with ExitStack() as engines:
-        up: dict[str, RAGCacheEngine] = {}
-        for system in systems:
-            up[system] = engines.enter_context(
-                RAGCacheEngine(engine_config(model, system, host_bytes))
-            )
-        for number, one in enumerate(asked):
-            order = list(systems)
-            order = order[number % 3 :] + order[: number % 3]
-            for system in order:
-                answer = up[system].generate(one.prompt, list(one.documents), OPTIONS)
-                usages[system].append(answer.usage)
-            if number % 40 == 39:
-                print(f"  ratio {ratio}: {number + 1} of {len(asked)}", file=sys.stderr)
-    result: dict[str, Any] = {"ratio": ratio, "host_bytes": host_bytes}
-    for system, used in usages.items():
-        result[system] = summarize([usage.ttft_s for usage in used]) | {
-            "hit_ratio": sum(usage.cached.total for usage in used)
-            / sum(usage.prompt_tokens for usage in used)
-        }
-    ours = [usage.ttft_s for usage in usages["RAGCache"]]
-    for system in systems[:2]:
-        theirs = [usage.ttft_s for usage in usages[system]]
-        differences = [b - a for a, b in zip(ours, theirs, strict=True)]
-        result[f"saved over {system}"] = summarize(differences)
-    return result
+    return RAGCacheEngine(config)
 
 
 def summarize(seconds: Sequence[float]) -> dict[str, float]:
     ordered = sorted(seconds)
-    p25, p50, p75 = statistics.quantiles(ordered, n=4)
     return {
         "mean": statistics.fmean(ordered),
-        "p25": p25,
-        "p50": p50,
-        "p75": p75,
+        "p50": statistics.median(ordered),
         "p99": statistics.quantiles(ordered, n=100)[-1],
     }
 
@@ -175,7 +101,7 @@ def measure_restart(model: str, asked: Sequence[PreparedQuestion]) -> dict[str, 
     with TemporaryDirectory() as folder:
         disk = {"disk_cache": 2 << 30, "disk_cache_dir": Path(folder)}
         for _ in range(2):
-            with RAGCacheEngine(engine_config(model, "RAGCache", 256 << 20, **disk)) as engine:
+            with start(model, **disk) as engine:
                 answers = [engine.generate(a.prompt, list(a.documents), OPTIONS) for a in different]
                 lives.append([answer.usage for answer in answers])
     return {
@@ -198,9 +124,7 @@ def measure_reordering(
     }
     with ExitStack() as engines:
         up = {
-            name: engines.enter_context(
-                RAGCacheEngine(engine_config(model, "RAGCache", 256 << 20, reorder_window=window))
-            )
+            name: engines.enter_context(start(model, reorder_window=window))
             for name, window in windows.items()
         }
         for number in range(rounds):
@@ -230,63 +154,35 @@ async def _ask_burst(engine: RAGCacheEngine, burst: Sequence[PreparedQuestion]) 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n", 1)[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--questions", type=int, default=160)
-    parser.add_argument("--ratios", type=float, nargs="+", default=RATIOS)
     parser.add_argument("--skew", type=float, default=1.0, help="Zipf exponent; 0: as they came")
-    parser.add_argument("--reordering", action="store_true")
-    parser.add_argument("--restart", action="store_true")
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/tiers"))
     arguments = parser.parse_args()
-    from ragcache_cli.model_size import model_size
     from ragcache_cli.models import demo_model
 
     model = str(demo_model())
     asked = draw_trace(arguments.questions, arguments.skew or None)
     print(f"Trace: {describe_skew(asked)} (Zipf {arguments.skew})")
     arguments.out.mkdir(parents=True, exist_ok=True)
-    if arguments.reordering:
-        result = measure_reordering(model, asked, arguments.rounds)
-        print(f"\nTTFT in a burst of {BURST}, {AT_ONCE} at a time, half of them cached, s")
-        print(f"  {'':12} {'':6} {'mean':>7} {'p50':>7} {'p99':>7}")
-        for name, kinds in result.items():
-            for kind, row in kinds.items():
-                print(
-                    f"  {name:12} {kind:6} {row['mean']:7.2f} {row['p50']:7.2f} {row['p99']:7.2f}"
-                )
-        (arguments.out / "reordering.json").write_text(json.dumps(result, indent=1))
-        return
-    token_bytes = model_size(Path(model)).kv_token_bytes
-    assert token_bytes is not None
-    if arguments.restart:
-        result = measure_restart(model, asked)
-        print("\nTTFT of the same questions in two lives of an engine with a disk cache, s")
-        for name, row in result.items():
-            print(
-                f"  {name:12} mean {row['mean']:.3f}, p50 {row['p50']:.3f}, p99 {row['p99']:.3f}; "
-                f"{row['disk_share']:.0%} of the prompt tokens from disk"
-            )
-        (arguments.out / "restart.json").write_text(json.dumps(result, indent=1))
-        return
-    block_bytes = BLOCK_TOKENS * token_bytes
-    live_bytes = count_live_blocks(model, asked) * block_bytes
-    print(f"Live set: {live_bytes >> 20} MiB of key-value tensors")
-    results = []
-    for ratio in arguments.ratios:
-        result = compare(model, asked, ratio, live_bytes)
-        results.append(result)
+    result = measure_reordering(model, asked, arguments.rounds)
+    print(f"\nTTFT in a burst of {BURST}, {AT_ONCE} at a time, half of them cached, s")
+    print(f"  {'':12} {'':6} {'mean':>7} {'p50':>7} {'p99':>7}")
+    for name, kinds in result.items():
+        for kind, row in kinds.items():
+            print(f"  {name:12} {kind:6} {row['mean']:7.2f} {row['p50']:7.2f} {row['p99']:7.2f}")
+    (arguments.out / "reordering.json").write_text(json.dumps(result, indent=1))
+    result = measure_restart(model, asked)
+    print("\nTTFT of the same questions in two lives of an engine with a disk cache, s")
+    for name, row in result.items():
         print(
-            f"\nLive set {ratio} times the host tier of {result['host_bytes'] >> 20} MiB; TTFT, s"
+            f"  {name:12} mean {row['mean']:.3f}, p50 {row['p50']:.3f}, p99 {row['p99']:.3f}; "
+            f"{row['disk_share']:.0%} of the prompt tokens from disk"
         )
-        print(f"  {'':12} {'mean':>7} {'p50':>7} {'p99':>7}   hits")
-        for system in ("vLLM LRU", "vLLM ARC", "RAGCache"):
-            row = result[system]
-            print(
-                f"  {system:12} {row['mean']:7.3f} {row['p50']:7.3f} {row['p99']:7.3f}   "
-                f"{row['hit_ratio']:.1%}"
-            )
-        (arguments.out / "tiers.json").write_text(json.dumps(results, indent=1))
+    (arguments.out / "restart.json").write_text(json.dumps(result, indent=1))
 
 
 if __name__ == "__main__":

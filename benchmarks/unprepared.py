@@ -27,8 +27,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from anywhere import OPTIONS, know
-from prompt_sets import Question, find_nearest, read_set
+from anywhere import OPTIONS
+from prompt_sets import Question, find_nearest, read_set, tell_neighbours
 from pydantic import ByteSize
 
 from ragcache_cli.models import demo_model
@@ -46,7 +46,7 @@ SPIN_S = 1.1
 
 def main() -> None:
     asked = _parse()
-    corpus, questions = read_set(asked.data / asked.set, asked.questions, asked.top_k)
+    corpus, questions = read_set(asked.set, asked.questions, asked.top_k)
     neighbours = {name: found[0] for name, found in find_nearest(corpus).items()}
     rows: list[dict[str, Any]] = []
     if asked.out:
@@ -111,7 +111,7 @@ def _ask(
     neighbours: dict[str, Document],
     options: SamplingOptions,
 ) -> Answer:
-    know(engine, question.documents, neighbours)
+    tell_neighbours(engine, question.documents, neighbours)
     return engine.generate(question.prompt, question.documents, options)
 
 
@@ -172,8 +172,6 @@ def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    data = Path(__file__).parents[2] / "shared" / "data"
-    parser.add_argument("--data", type=Path, default=data, help="the folder of the question sets")
     parser.add_argument("--set", default="squad", help="one of them")
     parser.add_argument("--questions", type=int, default=120)
     parser.add_argument("--top-k", type=int, default=5, help="documents of a question")

@@ -126,7 +126,6 @@ def main() -> None:
     parser.add_argument("--no-agreement", action="store_true", help="do not replay the kept run")
     parser.add_argument("--out", type=Path, default=OUT)
     arguments = parser.parse_args()
-    from comparing.systems import choose_systems
     from virtual.machines import bench_machine
     from virtual.measured import fit_run
     from virtual.report import write_plot, write_report
@@ -147,7 +146,7 @@ def main() -> None:
     scenes = choose_scenes(arguments.scenes, machine, arguments.requests, arguments.warm)
     if arguments.rates:
         scenes = [replace(scene, rates=tuple(arguments.rates)) for scene in scenes]
-    systems = choose_systems(arguments.systems, BY_KEY) if arguments.systems else SYSTEMS
+    systems = [BY_KEY[key] for key in arguments.systems] if arguments.systems else SYSTEMS
     out = arguments.out
     out.mkdir(parents=True, exist_ok=True)
     runs = read_runs(out / RUNS, scenes) if arguments.resume else []

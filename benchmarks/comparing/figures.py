@@ -4,20 +4,49 @@ from __future__ import annotations
 
 import random
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from typing import Any
 
-from comparing.plays import Play
-from comparing.systems import SYSTEMS, System
+import numpy as np
+
+from comparing.grading import contained
+from comparing.systems import FULL, SYSTEMS
+from ragcache_engine.anywhere.rouge import rouge_l
 
 RESAMPLES = 400
-LIMIT = 5.0
-"""The paper's throughput is the rate at which the TTFT is five times that of the lowest rate."""
+BASELINES = ("off", "on", "lru", "arc")
+SMALLEST = 0.03
+"""Never count a difference below this share: a machine's clock and scheduler vary by themselves."""
 
 Pairs = Sequence[tuple[float, float]]
 Point = tuple[str, str, str]
 """Part, trace and load. At one point, all systems of a part get the same requests."""
+
+
+@dataclass(frozen=True, slots=True)
+class Play:
+    """The requests of one round at one load, played to one system.
+
+    rate: requests a second; None if each request came when one before it had ended.
+    load: its name in the plan. round: plays with the same part, trace, load and round had the same
+    requests. start: how often the systems had been started before. span_s: from the first arrival to the
+    last token. cpu_s: processor time of the system. others_cpu_s: that of all other running systems.
+    foreign_cpu_s: that of everything else on the machine.
+    """
+
+    part: str
+    trace: str
+    system: str
+    load: str
+    rate: float | None
+    round: int
+    span_s: float
+    cpu_s: float
+    others_cpu_s: float
+    foreign_cpu_s: float
+    answers: list[dict[str, Any]]
+    start: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,31 +56,28 @@ class SystemFigures:
     ttft_rounds: the mean of each round. cached: shares of prompt tokens from device, host and disk,
     all of them exact. borrowed, recomputed: shares of prompt tokens that were taken from another context,
     and that belong to such documents but were computed anew.
-    completed: requests a second, from the first arrival to the last token. search: the median.
+    completed: requests a second, from the first arrival to the last token.
     tbt: time between tokens of the median request; None if no answer has two tokens.
     idle_cpu: share of a core that all other systems took together.
     """
 
-    system: str
     rate: float | None
     requests: int
-    ttft_mean: float
     ttft_p50: float
     ttft_p99: float
     ttft_rounds: tuple[float, ...]
     tbt: float | None
-    prompt_tokens: float
     computed_tokens: float
     cached: tuple[float, float, float]
     borrowed: float
     recomputed: float
     completed: float
-    search: float
     cpu_s: float
     idle_cpu: float
 
     @property
-    def ttft_median_of_rounds(self) -> float:
+    def ttft(self) -> float:
+        """The median of the rounds' means."""
         return statistics.median(self.ttft_rounds)
 
 
@@ -68,8 +94,13 @@ class Ratio:
     high: float
 
     @property
-    def is_beyond_noise(self) -> bool:
-        return self.low > 1 or self.high < 1
+    def is_worse(self) -> bool:
+        """Whether RAGCache is slower, beyond the noise."""
+        return self.high < 1 and self.value < 1 - SMALLEST
+
+    @property
+    def is_better(self) -> bool:
+        return self.low > 1 and self.value > 1 + SMALLEST
 
     def __str__(self) -> str:
         return f"{self.value:.2f} ({self.low:.2f} to {self.high:.2f})"
@@ -94,7 +125,7 @@ def system_figures(plays: Sequence[Play]) -> SystemFigures:
     if not plays:
         raise ValueError("figures need at least one play")
     answers = [answer for play in plays for answer in play.answers]
-    ttfts = sorted(answer["ttft_s"] for answer in answers)
+    ttfts = [answer["ttft_s"] for answer in answers]
     prompt = sum(answer["prompt"] for answer in answers)
     cached = [sum(answer["cached"][tier] for answer in answers) for tier in range(3)]
     borrowed = sum(answer.get("borrowed", 0) for answer in answers)
@@ -105,34 +136,22 @@ def system_figures(plays: Sequence[Play]) -> SystemFigures:
     ]
     spans = sum(play.span_s for play in plays)
     return SystemFigures(
-        system=plays[0].system,
         rate=plays[0].rate,
         requests=len(answers),
-        ttft_mean=statistics.fmean(ttfts),
-        ttft_p50=quantile(ttfts, 0.5),
-        ttft_p99=quantile(ttfts, 0.99),
+        ttft_p50=statistics.median(ttfts),
+        ttft_p99=float(np.quantile(ttfts, 0.99)),
         ttft_rounds=tuple(
             statistics.fmean(answer["ttft_s"] for answer in play.answers) for play in plays
         ),
         tbt=statistics.median(between) if between else None,
-        prompt_tokens=prompt / len(answers),
         computed_tokens=(prompt - sum(cached) - borrowed) / len(answers),
         cached=(cached[0] / prompt, cached[1] / prompt, cached[2] / prompt),
         borrowed=borrowed / prompt,
         recomputed=sum(answer.get("recomputed", 0) for answer in answers) / prompt,
         completed=len(answers) / spans,
-        search=statistics.median(answer["search_s"] for answer in answers),
         cpu_s=sum(play.cpu_s for play in plays) / len(answers),
         idle_cpu=sum(play.others_cpu_s for play in plays) / spans,
     )
-
-
-def quantile(ordered: Sequence[float], share: float) -> float:
-    """Return a quantile of rising values, interpolated between neighbours."""
-    place = share * (len(ordered) - 1)
-    below = int(place)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (place - below) * (ordered[above] - ordered[below])
 
 
 def ttft_ratio(baseline: Sequence[Play], ours: Sequence[Play]) -> Ratio:
@@ -145,9 +164,10 @@ def ttft_ratio(baseline: Sequence[Play], ours: Sequence[Play]) -> Ratio:
         ]
         starts.setdefault(mine.start, []).append(pairs)
     dice = random.Random(1)
-    drawn = sorted(_resampled(list(starts.values()), dice) for _ in range(RESAMPLES))
+    drawn = [_resampled(list(starts.values()), dice) for _ in range(RESAMPLES)]
     value = statistics.median(_of_means(pairs) for rounds in starts.values() for pairs in rounds)
-    return Ratio(value, quantile(drawn, 0.05), quantile(drawn, 0.95))
+    low, high = np.quantile(drawn, (0.05, 0.95))
+    return Ratio(value, float(low), float(high))
 
 
 def _resampled(starts: Sequence[Sequence[Pairs]], dice: random.Random) -> float:
@@ -167,47 +187,23 @@ def _of_means(pairs: Pairs) -> float:
     return sum(theirs for theirs, _ in pairs) / sum(mine for _, mine in pairs)
 
 
-@dataclass(frozen=True, slots=True)
-class Throughput:
-    """The rate, in requests a second, at which the TTFT crosses the limit.
-
-    is_least: the TTFT stayed below the limit at every rate tried; the true rate is at least this.
-    """
-
-    rate: float
-    is_least: bool
-
-    def __str__(self) -> str:
-        return f"{'at least ' if self.is_least else ''}{self.rate:.2f}"
-
-
-def throughput(curve: Sequence[tuple[float, float]]) -> Throughput:
-    """Find where the TTFT crosses LIMIT times that of the lowest rate, interpolated between two rates.
-
-    curve: pairs of rate and mean TTFT, at least one.
-    """
-    ordered = sorted(curve)
-    limit = LIMIT * ordered[0][1]
-    for (rate, ttft), (next_rate, next_ttft) in pairwise(ordered):
-        if next_ttft > limit:
-            share = (limit - ttft) / (next_ttft - ttft)
-            return Throughput(rate + share * (next_rate - rate), False)
-    return Throughput(ordered[-1][0], True)
+def compare_all(plays: Sequence[Play]) -> list[tuple[Point, str, Ratio]]:
+    """Compare RAGCache with every baseline that was measured at the same point, for every point."""
+    found = []
+    for point in points(plays):
+        systems = plays_at(plays, point)
+        if FULL.key in systems:
+            found += [
+                (point, key, ttft_ratio(systems[key], systems[FULL.key]))
+                for key in BASELINES
+                if key in systems
+            ]
+    return found
 
 
 def disturbance(plays: Sequence[Play]) -> float:
     """Return the greatest share of a core that other programs took, on average, during one play."""
     return max((play.foreign_cpu_s / play.span_s for play in plays), default=0.0)
-
-
-def curve(plays: Sequence[Play], part: str, trace: str, system: str) -> list[tuple[float, float]]:
-    """Return pairs of rate and mean TTFT (the median of the rounds) of a system, by rising rate."""
-    found = []
-    for point in points(plays):
-        mine = plays_at(plays, point).get(system)
-        if point[:2] == (part, trace) and mine and mine[0].rate:
-            found.append((mine[0].rate, system_figures(mine).ttft_median_of_rounds))
-    return sorted(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,9 +216,7 @@ class Differing:
     asked: int
 
 
-def differing_answers(
-    plays: Sequence[Play], systems: Mapping[str, System] = SYSTEMS
-) -> list[Differing]:
+def differing_answers(plays: Sequence[Play]) -> list[Differing]:
     """Compare every system with the first one of its part.
 
     Systems that change prompts, and those whose answers are approximate, are left out.
@@ -233,7 +227,7 @@ def differing_answers(
         same = [
             key
             for key in found
-            if not systems[key].changes_prompt and not systems[key].is_approximate
+            if not SYSTEMS[key].changes_prompt and not SYSTEMS[key].is_approximate
         ]
         for key in same[1:]:
             count = counts.setdefault((same[0], key), [0, 0])
@@ -242,3 +236,38 @@ def differing_answers(
                 count[0] += sum(a["text"] != b["text"] for a, b in pairs)
                 count[1] += len(left.answers)
     return [Differing(left, right, *count) for (left, right), count in counts.items()]
+
+
+@dataclass(frozen=True, slots=True)
+class Closeness:
+    """A system's answers beside those of vLLM without a cache.
+
+    equal: how many of `asked` are the same to the character. rouge_l: the mean.
+    contained: the share that contains an accepted answer, of the questions that have one; None if none
+      has.
+    """
+
+    asked: int
+    equal: int
+    rouge_l: float
+    contained: float | None
+
+
+def liken(
+    texts: Sequence[str], full: Sequence[str], accepted: Sequence[Sequence[str]]
+) -> Closeness:
+    """Compare answers with those in full. accepted: for each question the accepted answers, or none."""
+    graded = [
+        any(contained(text, gold) for gold in golds)
+        for text, golds in zip(texts, accepted, strict=True)
+        if golds
+    ]
+    pairs = list(zip(texts, full, strict=True))
+    return Closeness(
+        asked=len(pairs),
+        equal=sum(text == wanted for text, wanted in pairs),
+        rouge_l=statistics.fmean(
+            1.0 if text == wanted else rouge_l(text, wanted) for text, wanted in pairs
+        ),
+        contained=statistics.fmean(graded) if graded else None,
+    )

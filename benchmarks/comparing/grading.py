@@ -1,4 +1,4 @@
-"""Compares texts of answers: exact match, contained."""
+"""Tells whether an answer contains the accepted one."""
 
 from __future__ import annotations
 
@@ -13,10 +13,6 @@ def normalised(text: str) -> str:
     """Bring a text into the form of SQuAD's evaluation: lower case, no punctuation, no articles."""
     bare = text.lower().translate(_PUNCTUATION)
     return " ".join(_ARTICLES.sub(" ", bare).split())
-
-
-def exact(answer: str, gold: str) -> bool:
-    return normalised(answer) == normalised(gold)
 
 
 def contained(answer: str, gold: str) -> bool:

@@ -2,29 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
-from comparing.systems import (
-    ABLATIONS,
-    ANYWHERE,
-    ARC,
-    FULL,
-    LRU,
-    OFF,
-    ON,
-    System,
-)
+from comparing.systems import ABLATIONS, ANYWHERE, ARC, FULL, LRU, OFF, ON, SYSTEMS, System
 
-ABLATION = "ablation"
-"""The beginning of the names of parts that compare RAGCache with itself."""
+MAIN_PART, SWEEP, ABLATION = "main", "sweep", "ablation"
+"""Names of parts; those that compare RAGCache with itself have a number behind theirs."""
 ANYWHERE_PART, WARMED_PART = "anywhere", "anywhere, documents warmed"
 """The names of the parts that compare exact with approximate reuse."""
-CLOSENESS = "closeness"
-"""The name of the study that compares approximate answers with those of vLLM in full."""
 SQUAD, ARTICLES, OTHER_SET = "squad", "long", "nq_open"
 """Shared question sets: squad's passages, its articles joined by title, and another set's passages."""
-OTHER_CLOSENESS = f"{CLOSENESS}, {OTHER_SET}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,15 +85,15 @@ class Part:
 class Group:
     """Systems that run at the same time, and the parts to play to them.
 
-    starts: how often to start the systems and play all parts. studies: names of further studies that
-    ask these systems after the plays of the last start, each with its number of questions.
+    starts: how often to start the systems and play all parts. likened: question sets whose answers are
+      compared with those of vLLM in full, after the plays of the last start.
     memory_times: by which factor to multiply the device cache and the host cache of all its systems.
     """
 
     systems: tuple[System, ...]
     parts: tuple[Part, ...]
     starts: int = 1
-    studies: Mapping[str, int] = field(default_factory=dict)
+    likened: tuple[str, ...] = ()
     memory_times: int = 1
 
     def drawn(self, part: Part) -> int:
@@ -115,16 +103,20 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The plan of a whole run. equality: how many questions to ask in float32."""
+    """The plan of a whole run. checks_float32: whether to compare answers in float32, too."""
 
     name: str
     groups: tuple[Group, ...]
-    equality: int
+    checks_float32: bool = False
 
-    @property
-    def systems(self) -> dict[str, System]:
-        """All systems of the plan, by key."""
-        return {system.key: system for group in self.groups for system in group.systems}
+    def only(self, keys: Sequence[str]) -> Plan:
+        """Return the plan for these systems. The first group gets all, even those that it has not."""
+        wanted = tuple(SYSTEMS[key] for key in dict.fromkeys(keys))
+        groups = [replace(self.groups[0], systems=wanted)]
+        for group in self.groups[1:]:
+            kept = tuple(one for one in group.systems if one in wanted)
+            groups += [replace(group, systems=kept)] if len(kept) > 1 else []
+        return Plan(self.name, tuple(groups))
 
 
 MAIN = (OFF, ON, LRU, ARC, FULL)
@@ -154,51 +146,33 @@ def rates(*shares: float) -> tuple[Load, ...]:
     return tuple(Load(share) for share in shares)
 
 
-def sweep_part(trace: TraceSpec) -> Part:
-    """Ask one question at a time of one more trace, of RAGCache and its nearest peers."""
-    return Part("sweep", trace, (ONE_BY_ONE,), 6, 6, 1, PEERS)
-
-
-def ablation_groups(trace: TraceSpec, warm: int, requests: int, rounds: int) -> tuple[Group, ...]:
-    """Compare each variant with the full system under long queues; run few at a time, to save memory."""
-
-    def part(number: int) -> Part:
-        return Part(f"{ABLATION} {number}", trace, (FLOOD,), warm, requests, rounds)
-
-    return (
-        Group((FULL, *ABLATIONS[:4]), (part(1),)),
-        Group((FULL, *ABLATIONS[4:]), (part(2),)),
-    )
-
-
-def anywhere_group(main: str, *, requests: int, rounds: int, questions: int, memory: int) -> Group:
-    """Compare exact and approximate reuse on questions as they came, with and without warming.
-
-    Prompts have five documents, so that most documents are not the first one. questions: how many
-    answers to compare. memory: see Group.memory_times; a borrowing prompt needs room for its donors too.
-    """
-    return Group(
-        (OFF, ON, FULL, *ANYWHERE),
-        anywhere_parts(TraceSpec(main, 5, None), requests=requests, rounds=rounds),
-        studies={CLOSENESS: questions},
-        memory_times=memory,
-    )
-
-
-def anywhere_parts(trace: TraceSpec, *, requests: int, rounds: int) -> tuple[Part, ...]:
+def anywhere_parts(trace: TraceSpec) -> tuple[Part, ...]:
     """Ask questions of a trace with nothing warmed, and with all documents warmed."""
     loads = (ONE_BY_ONE, Load(None, 4))
     return (
-        Part(ANYWHERE_PART, trace, loads, 2 * requests, requests, rounds),
-        Part(WARMED_PART, trace, loads, 0, requests, rounds, is_warmed=True),
+        Part(ANYWHERE_PART, trace, loads, 16, 8, 1),
+        Part(WARMED_PART, trace, loads, 0, 8, 1, is_warmed=True),
+    )
+
+
+def anywhere_group(main: str, memory_times: int) -> Group:
+    """Compare exact and approximate reuse on questions as they came, with and without warming.
+
+    Prompts have five documents, so that most documents are not the first one. A borrowing prompt needs
+    room for its donors too.
+    """
+    return Group(
+        (OFF, ON, FULL, *ANYWHERE),
+        anywhere_parts(TraceSpec(main, 5, None)),
+        likened=(main,),
+        memory_times=memory_times,
     )
 
 
 def quick(main: str) -> Plan:
     """Plan 14 minutes on two quiet cores. main: the name of the question set."""
-    part = Part("main", TraceSpec(main, 2, SKEW), rates(0.5, 2.0), 40, 16, 2)
-    anywhere = anywhere_group(main, requests=8, rounds=1, questions=24, memory=4)
-    return Plan("quick", (Group((OFF, ON, LRU, FULL), (part,)), anywhere), 0)
+    part = Part(MAIN_PART, TraceSpec(main, 2, SKEW), rates(0.5, 2.0), 40, 16, 2)
+    return Plan("quick", (Group((OFF, ON, LRU, FULL), (part,)), anywhere_group(main, 4)))
 
 
 def usual(main: str) -> Plan:
@@ -206,23 +180,18 @@ def usual(main: str) -> Plan:
 
     On squad, the main trace needs four times the memory of device and host. Whole articles are a second
     trace: its prompts are over twice as long, and the host holds all of them, so that one policy of the
-    host offload stands for all. At the lowest rate of a trace no system is saturated, so throughput is
-    measured relative to the TTFT there. Many starts with short plays tell more than few with long ones,
-    see STARTS.
+    host offload stands for all. Many starts with short plays tell more than few with long ones.
     """
     trace = TraceSpec(main, 2, SKEW)
-    played = [Part("main", trace, (Load(0.5), SUSTAINED, OVERLOAD), WARM, 6, rounds=1)]
+    played = [Part(MAIN_PART, trace, (Load(0.5), SUSTAINED, OVERLOAD), WARM, 6, rounds=1)]
     if main == SQUAD:
         loads = (Load(0.5), replace(OVERLOAD, times=2))
         systems = tuple(one.key for one in MAIN if one is not ARC)
         articles = TraceSpec(ARTICLES, 1, SKEW)
-        played.append(Part("main", articles, loads, 30, 6, rounds=1, systems=systems))
-    played.append(sweep_part(TraceSpec(main, 2, None)))
-    groups = (
-        Group(MAIN, tuple(played), starts=STARTS),
-        anywhere_group(main, requests=8, rounds=1, questions=24, memory=6),
-    )
-    return Plan("usual", groups, 24)
+        played.append(Part(MAIN_PART, articles, loads, 30, 6, rounds=1, systems=systems))
+    played.append(Part(SWEEP, TraceSpec(main, 2, None), (ONE_BY_ONE,), 6, 6, 1, PEERS))
+    groups = (Group(MAIN, tuple(played), starts=STARTS), anywhere_group(main, 6))
+    return Plan("usual", groups, checks_float32=True)
 
 
 def anywhere(main: str) -> Plan:
@@ -230,29 +199,35 @@ def anywhere(main: str) -> Plan:
 
     main: as in `usual`; of another set, only as it came.
     """
-    group = anywhere_group(main, requests=8, rounds=1, questions=24, memory=6)
+    group = anywhere_group(main, 6)
     if main == SQUAD:
         traces = (
             TraceSpec(main, 5, SKEW),
             TraceSpec(OTHER_SET, 5, None),
             TraceSpec(OTHER_SET, 5, SKEW),
         )
-        more = [part for one in traces for part in anywhere_parts(one, requests=8, rounds=1)]
-        studies = {**group.studies, OTHER_CLOSENESS: group.studies[CLOSENESS]}
-        group = replace(group, parts=(*group.parts, *more), studies=studies)
-    return Plan("anywhere", (group,), 0)
+        more = [part for one in traces for part in anywhere_parts(one)]
+        group = replace(group, parts=(*group.parts, *more), likened=(main, OTHER_SET))
+    return Plan("anywhere", (group,))
 
 
 def parts(main: str) -> Plan:
-    """Plan RAGCache with one part changed at a time, about 9 minutes. main: as in `usual`."""
-    return Plan("parts", ablation_groups(TraceSpec(main, 2, SKEW), WARM // 2, 10, 1), 0)
+    """Plan RAGCache with one part changed at a time under long queues, about 9 minutes.
+
+    main: as in `usual`. Few systems run at a time, to save memory.
+    """
+
+    def group(number: int, changed: tuple[System, ...]) -> Group:
+        trace = TraceSpec(main, 2, SKEW)
+        return Group((FULL, *changed), (Part(f"{ABLATION} {number}", trace, (FLOOD,), 50, 10, 1),))
+
+    return Plan("parts", (group(1, ABLATIONS[:4]), group(2, ABLATIONS[4:])))
 
 
-MakePlan = Callable[[str], Plan]
-"""Makes a plan from the name of the main question set."""
-PLANS: dict[str, MakePlan] = {
+PLANS: dict[str, Callable[[str], Plan]] = {
     "quick": quick,
     "usual": usual,
     "anywhere": anywhere,
     "parts": parts,
 }
+"""Each makes a plan from the name of the main question set."""

@@ -5,19 +5,18 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
-from importlib import import_module
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
 from langchain_core.callbacks import AsyncCallbackHandler
 
-from comparing.corpus_files import StoredSet, build_store
-from comparing.errors import BenchFailed
+from comparing.questions import QuestionSet, build_store
 from comparing.systems import RAGCACHE, Sizes, System
 from comparing.workload import Request
 from ragcache_cli.chains import langchain_chain
 from ragcache_cli.corpus_warming import warm_corpus
+from ragcache_cli.prompts import PromptForm
 from ragcache_cli.timeline import hidden_share
 from ragcache_engine import Document, EngineConfig, EngineError, RAGCacheEngine
 from ragcache_integrations.answer_facts import report_of
@@ -69,14 +68,14 @@ class RunningSystem:
                 "device_cache": sizes.device_bytes,
                 "host_cache": sizes.host_bytes,
                 "vllm_log": "show",
-                "vllm_args": {**arguments, **own_arguments, **sizes.vllm_args},
+                "vllm_args": {**arguments, **own_arguments},
                 **settings,
             }
         )
 
-    def prepare(self, folder: Path, top_k: int) -> None:
-        """Use the questions and documents in this folder from now on."""
-        self._set = StoredSet.read(folder)
+    def prepare(self, folder: str, top_k: int, form: Mapping[str, str]) -> None:
+        """Use the questions and documents in this folder from now on. form: the fields of PromptForm."""
+        self._set, self._form = QuestionSet.read(Path(folder)), PromptForm(**form)
         self._store, self._top_k = build_store(self._set), top_k
         if self._engine:
             from ragcache_integrations.langchain import RAGCacheLLM, RAGCacheRetriever
@@ -89,13 +88,11 @@ class RunningSystem:
             from comparing.stock_llm import StockLLM
 
             self._retriever = self._store.as_retriever(search_kwargs={"k": top_k})
-            if self._system.documents_step:
-                self._retriever |= _load_function(self._system.documents_step)()
             self._llm = StockLLM(vllm=self._vllm)
         self._chains.clear()
 
     async def warm(self, questions: Sequence[int]) -> dict[str, Any]:
-        """Prefill all documents that these questions find. Returns what it took, see plays.Warming."""
+        """Prefill all documents that these questions find. Returns what it took, see record.Warming."""
         from ragcache_integrations.langchain.engine_retriever import engine_document
         from ragcache_integrations.langchain.neighbours import corpus_of
 
@@ -103,10 +100,8 @@ class RunningSystem:
         _, rows = self._set.index.search(self._set.vectors[list(questions)], self._top_k)
         names = dict.fromkeys(self._set.rows[row] for found in rows for row in found if row >= 0)
         documents = [Document(name, self._set.documents[name]) for name in names]
-        began_s, form = time.perf_counter(), self._set.form
-        warmed = await asyncio.to_thread(
-            warm_corpus, self._engine, documents, corpus_of(self._store, engine_document), form
-        )
+        began_s, corpus = time.perf_counter(), corpus_of(self._store, engine_document)
+        warmed = await asyncio.to_thread(warm_corpus, self._engine, documents, corpus, self._form)
         return {
             "documents": len(documents),
             "seconds": round(time.perf_counter() - began_s, 3),
@@ -115,10 +110,11 @@ class RunningSystem:
         }
 
     async def play(
-        self, requests: Sequence[Request], at_once: int | None, *, ignore_eos: bool
+        self, requests: Sequence[tuple[int, float, int]], at_once: int | None, ignore_eos: bool
     ) -> list[dict[str, Any]]:
         """Ask all questions, each at its time, and return the measurements of each.
 
+        requests: the fields of Request.
         at_once: how many requests are under way at a time; the next one starts when one has ended, and
         arrival times do not count. None: each request starts at its arrival time.
         ignore_eos: whether every answer has exactly its request's max_tokens; otherwise at most that
@@ -133,7 +129,7 @@ class RunningSystem:
                 asked_s = began_s + request.at_s if at_once is None else time.perf_counter()
                 return await self._ask(request, asked_s, ignore_eos)
 
-        return list(await asyncio.gather(*map(one, requests)))
+        return list(await asyncio.gather(*(one(Request(*each)) for each in requests)))
 
     async def _ask(self, request: Request, asked_s: float, ignore_eos: bool) -> dict[str, Any]:
         chain = self.chain_for(request.max_tokens, ignore_eos=ignore_eos)
@@ -166,19 +162,19 @@ class RunningSystem:
         key = (max_tokens, ignore_eos)
         if key not in self._chains:
             llm = self._llm.bind(max_tokens=max_tokens, ignore_eos=ignore_eos)
-            self._chains[key] = langchain_chain(self._retriever, llm, self._set.form)
+            self._chains[key] = langchain_chain(self._retriever, llm, self._form)
         return self._chains[key]
 
     async def clear(self) -> None:
         """Empty every tier. Waits while cancelled requests and running copies still hold blocks.
 
-        Raises BenchFailed if they still do after 10 seconds.
+        Raises RuntimeError if they still do after 10 seconds.
         """
         for _ in range(CLEAR_TRIES):
             if await self._try_to_clear():
                 return
             await asyncio.sleep(0.05)
-        raise BenchFailed("the cache could not be emptied, because requests hold blocks of it")
+        raise RuntimeError("the cache could not be emptied, because requests hold blocks of it")
 
     async def _try_to_clear(self) -> bool:
         if not self._engine:
@@ -220,11 +216,6 @@ class RunningSystem:
             import shutil
 
             shutil.rmtree(self._disk, ignore_errors=True)
-
-
-def _load_function(name: str) -> Any:
-    module, _, function = name.partition(":")
-    return getattr(import_module(module), function)
 
 
 def _hidden(info: Mapping[str, Any]) -> float:

@@ -38,12 +38,10 @@ def stock_arguments(settings: Mapping[str, Any], sizes: Sizes) -> dict[str, Any]
         "max_num_seqs": sizes.at_once,
     }
     if current_platform.is_cpu():
-        arguments["enforce_eager"] = True
-        if not settings.get("defaults"):
-            arguments["block_size"] = cpu_defaults.BLOCK_TOKENS
+        arguments |= {"enforce_eager": True, "block_size": cpu_defaults.BLOCK_TOKENS}
     if policy := settings.get("offload"):
         arguments |= stock_offload(policy, sizes.host_bytes)
-    return {**arguments, **sizes.vllm_args}
+    return arguments
 
 
 def start_stock(settings: Mapping[str, Any], sizes: Sizes) -> AsyncLLM:

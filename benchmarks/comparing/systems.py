@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
-
-from pydantic import ByteSize, TypeAdapter, ValidationError
-
-from ragcache_cli.errors import CommandError
 
 STOCK, RAGCACHE = "vllm", "ragcache"
 
@@ -19,14 +15,12 @@ class System:
 
     key: its name on command lines and in files. name: its name in tables.
     kind: STOCK, vLLM behind LangChain's own retriever; RAGCACHE, our retriever and LLM.
-    settings: for STOCK, `prefix_caching`; `offload`, a policy of vLLM's host offload; `defaults`,
-      whether the block size is vLLM's own too. For RAGCACHE, fields of EngineConfig.
+    settings: for STOCK, `prefix_caching`; `offload`, a policy of vLLM's host offload. For RAGCACHE,
+      fields of EngineConfig.
     changes_prompt: whether it puts documents into another order than the retriever's.
     has_disk: whether it gets a disk tier.
     is_approximate: whether its answers may differ from those of vLLM. It borrows tensors of documents
       from other contexts.
-    documents_step: for STOCK, "module:function" of a function without arguments that returns a runnable.
-      The runnable stands between retriever and prompt, and maps documents to documents.
     """
 
     key: str
@@ -36,7 +30,6 @@ class System:
     changes_prompt: bool = False
     has_disk: bool = False
     is_approximate: bool = False
-    documents_step: str = ""
 
     @property
     def has_host(self) -> bool:
@@ -50,7 +43,6 @@ class Sizes:
 
     host_bytes, disk_bytes: for systems with these tiers.
     at_once: the most requests that the model computes together; the others wait.
-    vllm_args: further arguments of vLLM, for all systems.
     """
 
     model: str
@@ -61,7 +53,6 @@ class Sizes:
     disk_bytes: int = 2 << 30
     context_tokens: int = 2048
     at_once: int = 4
-    vllm_args: Mapping[str, Any] = field(default_factory=dict)
 
     def multiplied(self, times: int) -> Sizes:
         """Return these settings with so many times the device cache and the host cache."""
@@ -72,9 +63,6 @@ class Sizes:
 
 OFF = System("off", "vLLM, no cache", STOCK, {"prefix_caching": False})
 ON = System("on", "vLLM", STOCK, {"prefix_caching": True})
-DEFAULTS = System(
-    "defaults", "vLLM, own block size", STOCK, {"prefix_caching": True, "defaults": True}
-)
 LRU = System("lru", "vLLM offload LRU", STOCK, {"prefix_caching": True, "offload": "lru"})
 ARC = System("arc", "vLLM offload ARC", STOCK, {"prefix_caching": True, "offload": "arc"})
 FULL = System("ragcache", "RAGCache", RAGCACHE)
@@ -121,19 +109,4 @@ ABLATIONS = (
         changes_prompt=True,
     ),
 )
-SYSTEMS = {one.key: one for one in (OFF, ON, DEFAULTS, LRU, ARC, FULL, *ANYWHERE, *ABLATIONS)}
-
-
-def choose_systems(keys: Sequence[str], known: Mapping[str, System]) -> tuple[System, ...]:
-    """Return the systems with these keys, each once. Raises CommandError for an unknown key."""
-    if unknown := [key for key in keys if key not in known]:
-        raise CommandError(f"there is no system {unknown[0]!r}; choose one of {', '.join(known)}")
-    return tuple(known[key] for key in dict.fromkeys(keys))
-
-
-def parse_size(text: str) -> int:
-    """Return the bytes of "96MiB", "2GB" or "1048576". Raises CommandError."""
-    try:
-        return int(TypeAdapter(ByteSize).validate_python(text))
-    except ValidationError as error:
-        raise CommandError(f"{text!r} is no size; one looks like 96MiB or 2GiB") from error
+SYSTEMS = {one.key: one for one in (OFF, ON, LRU, ARC, FULL, *ANYWHERE, *ABLATIONS)}

@@ -1,13 +1,10 @@
 """Runs a system in a process of its own: reads orders as JSON lines, and answers with JSON lines.
 
-    {"do": "start", "system": {...}, "sizes": {...}}
-    {"do": "prepare", "folder": "...", "top_k": 2}
-    {"do": "play", "requests": [[question, at_s, max_tokens], ...], "at_once": null, "ignore_eos": true}
-    {"do": "warm", "questions": [question, ...]}
-    {"do": "clear"}   {"do": "read_counters"}   {"do": "close"}
+    {"do": "play", "given": [...]}
 
-An answer is {"ok": ...} or {"error": ..., "kind": ...}. Standard output carries nothing else: the
-output of libraries goes to standard error.
+The first order is "start" with the system and its sizes; each other one is a method of RunningSystem with
+its arguments, up to "close". An answer is {"ok": ...} or {"error": ...}. Standard output carries nothing
+else: the output of libraries goes to standard error.
 """
 
 from __future__ import annotations
@@ -19,41 +16,28 @@ import signal
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
+from inspect import isawaitable
 from typing import Any
 
 from comparing.systems import STOCK, Sizes, System
-from comparing.workload import Request
 from ragcache_cli.logging_setup import silence_libraries
 
 
 async def carry_out_orders(read: Callable[[], str], write: Callable[[str], None]) -> None:
     """Carry out orders until there are no more. After an order that fails, the next one is read."""
-    from comparing.running_system import RunningSystem
-
-    running: RunningSystem | None = None
+    running: Any = None
     try:
         while line := await asyncio.to_thread(read):
             order = json.loads(line)
             try:
+                given = order["given"]
                 if order["do"] == "start":
-                    system = System(**order["system"])
-                    if system.kind == STOCK:
-                        # As RAGCache does for a worker: vLLM reserves a core for a connector's network,
-                        # so that systems with and without host offload would differ in cores.
-                        os.environ.setdefault("VLLM_CPU_NUM_OF_RESERVED_CPU", "1")
-                    running = RunningSystem(system, Sizes(**order["sizes"]))
-                    await running.start()
-                    done: Any = None
-                elif running is None:
-                    raise RuntimeError("nothing was started")
-                else:
-                    done = await _carry_out(running, order)
+                    running, given = make_system(*given), []
+                done = getattr(running, order["do"])(*given)
+                answer = {"ok": await done if isawaitable(done) else done}
             except Exception as error:  # the bench decides what to do
-                done = {"error": str(error), "kind": type(error).__name__}
-                write(json.dumps(done))
-            else:
-                write(json.dumps({"ok": done}))
+                answer = {"error": f"{type(error).__name__}: {error}"}
+            write(json.dumps(answer))
             if order["do"] == "close":
                 running = None
                 return
@@ -62,21 +46,14 @@ async def carry_out_orders(read: Callable[[], str], write: Callable[[str], None]
             await running.close()
 
 
-async def _carry_out(running: Any, order: dict[str, Any]) -> Any:
-    if order["do"] == "prepare":
-        return running.prepare(Path(order["folder"]), order["top_k"])
-    if order["do"] == "play":
-        requests = [Request(*one) for one in order["requests"]]
-        return await running.play(requests, order["at_once"], ignore_eos=order["ignore_eos"])
-    if order["do"] == "warm":
-        return await running.warm(order["questions"])
-    if order["do"] == "clear":
-        return await running.clear()
-    if order["do"] == "read_counters":
-        return running.read_counters()
-    if order["do"] == "close":
-        return await running.close()
-    raise ValueError(f"there is no order {order['do']!r}")
+def make_system(system: dict[str, Any], sizes: dict[str, Any]) -> Any:
+    from comparing.running_system import RunningSystem
+
+    if system["kind"] == STOCK:
+        # As RAGCache does for a worker: vLLM reserves a core for a connector's network, so that systems
+        # with and without host offload would differ in cores.
+        os.environ.setdefault("VLLM_CPU_NUM_OF_RESERVED_CPU", "1")
+    return RunningSystem(System(**system), Sizes(**sizes))
 
 
 def main() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -13,9 +14,9 @@ from typing import Any, Self
 
 import psutil
 
-from comparing.errors import BenchFailed
 from comparing.systems import Sizes, System
 from comparing.workload import Request
+from ragcache_cli.errors import CommandError
 
 END_S = 60.0
 
@@ -23,13 +24,15 @@ END_S = 60.0
 class Worker:
     """A system in a process of its own. A context manager; leaving it ends the process.
 
-    Orders block, and the worker carries out one at a time. An order that fails raises BenchFailed with
+    Orders block, and the worker carries out one at a time. An order that fails raises CommandError with
     the worker's own message. log: the file for the output of the process and its libraries.
     """
 
     def __init__(self, system: System, sizes: Sizes, log: Path) -> None:
         self.system, self._sizes, self._log = system, sizes, log
         self._children: list[psutil.Process] = []
+        # The process and those of vLLM import from the folder of the benchmarks.
+        paths = [str(Path(__file__).parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
         with log.open("ab") as errors:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "comparing.worker"],
@@ -38,43 +41,40 @@ class Worker:
                 stderr=errors,
                 text=True,
                 encoding="utf-8",
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
             )
 
-    def begin_start(self) -> None:
-        """Begin to start the engine; `wait_until_started` waits for it. Several may start at a time."""
-        self._send(do="start", system=asdict(self.system), sizes=asdict(self._sizes))
-
-    def wait_until_started(self) -> None:
-        """Wait until the start that `begin_start` began has ended."""
-        self._read_answer()
-
-    def prepare(self, folder: Path, top_k: int) -> None:
-        """See RunningSystem.prepare."""
-        self._ask(do="prepare", folder=str(folder), top_k=top_k)
+    def start(self) -> None:
+        """Start the engine, and wait until it answers."""
+        self.ask("start", asdict(self.system), asdict(self._sizes))
 
     def play(
         self, requests: Sequence[Request], at_once: int | None = None, *, ignore_eos: bool = True
     ) -> list[dict[str, Any]]:
         """See RunningSystem.play."""
         rows = [[one.question, one.at_s, one.max_tokens] for one in requests]
-        answers: list[dict[str, Any]] = self._ask(
-            do="play", requests=rows, at_once=at_once, ignore_eos=ignore_eos
-        )
+        answers: list[dict[str, Any]] = self.ask("play", rows, at_once, ignore_eos)
         return answers
 
-    def warm(self, questions: Sequence[int]) -> dict[str, Any]:
-        """See RunningSystem.warm."""
-        warmed: dict[str, Any] = self._ask(do="warm", questions=list(questions))
-        return warmed
-
-    def clear(self) -> None:
-        """See RunningSystem.clear."""
-        self._ask(do="clear")
-
-    def read_counters(self) -> dict[str, Any]:
-        """See RunningSystem.read_counters."""
-        counters: dict[str, Any] = self._ask(do="read_counters")
-        return counters
+    def ask(self, order: str, *given: Any) -> Any:
+        """Let the system carry out one of RunningSystem's methods."""
+        assert self._process.stdin
+        assert self._process.stdout
+        try:
+            self._process.stdin.write(json.dumps({"do": order, "given": given}) + "\n")
+            self._process.stdin.flush()
+            line = self._process.stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        if not line:
+            raise CommandError(
+                f"{self.system.name}: its process ended by itself, often out of memory; its log is "
+                f"{self._log}"
+            )
+        answer = json.loads(line)
+        if "error" in answer:
+            raise CommandError(f"{self.system.name}: {answer['error']} (its log: {self._log})")
+        return answer["ok"]
 
     def cpu_s(self) -> float:
         """Measure the processor time its processes have taken since they began, in seconds."""
@@ -95,43 +95,13 @@ class Worker:
         own = psutil.Process(self._process.pid)
         return [own, *own.children(recursive=True)]
 
-    def _ask(self, **order: Any) -> Any:
-        self._send(**order)
-        return self._read_answer()
-
-    def _send(self, **order: Any) -> None:
-        assert self._process.stdin
-        try:
-            self._process.stdin.write(json.dumps(order) + "\n")
-            self._process.stdin.flush()
-        except BrokenPipeError as error:
-            raise self._process_ended() from error
-
-    def _read_answer(self) -> Any:
-        assert self._process.stdout
-        line = self._process.stdout.readline()
-        if not line:
-            raise self._process_ended()
-        answer = json.loads(line)
-        if "error" in answer:
-            raise BenchFailed(
-                f"{self.system.name}: {answer['kind']}: {answer['error']} (its log: {self._log})"
-            )
-        return answer["ok"]
-
-    def _process_ended(self) -> BenchFailed:
-        return BenchFailed(
-            f"{self.system.name}: its process ended by itself, often out of memory; its log is "
-            f"{self._log}"
-        )
-
     def begin_close(self) -> None:
         """Ask the process to end; `close` waits for it. Several may end at a time."""
         assert self._process.stdin
         if self._process.poll() is None and not self._process.stdin.closed:
             self._children = self._processes()[1:]
             with suppress(OSError):
-                self._process.stdin.write('{"do": "close"}\n')
+                self._process.stdin.write('{"do": "close", "given": []}\n')
                 self._process.stdin.close()
 
     def close(self) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from comparing.report.markdown import table
+from tables import table
 
 from gpu.run import Row
 from ragcache_cli.extras import needed

@@ -5,11 +5,8 @@ Only those: the loads with which the virtual clock is compared have no part in t
 
 from __future__ import annotations
 
-import gzip
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -61,13 +58,6 @@ class Fit:
                 for old in GRID_CACHED
             ),
         )
-
-
-def read_run(folder: Path) -> Mapping[str, Any]:
-    """Return what a run of the bench has measured."""
-    with gzip.open(folder / "raw.json.gz", "rt", encoding="utf-8") as text:
-        report: Mapping[str, Any] = json.load(text)["report"]
-    return report
 
 
 def fit_run(plays: Iterable[Mapping[str, Any]]) -> Fit:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from comparing.corpora import ANSWER_UNKNOWN, LONGEST_ANSWER
-from comparing.shared_sets import LONG, TOKENS_A_WORD, data_folder
-from question_files import read_lines
+from comparing.plan import ARTICLES, SQUAD
+from comparing.questions import ANSWER_UNKNOWN, LONGEST_ANSWER, TOKENS_A_WORD
+from question_files import CORPUS, DATA, join_articles, read_asked, read_lines
 
-from ragcache_cli.errors import BadTrace
 from ragcache_cli.prompts import BETWEEN_PASSAGES, PromptForm
 from ragcache_engine.knowledge import policy_of_tiers
 from ragcache_engine.retrievals.document_order import DocumentOrdering
@@ -20,6 +18,8 @@ from ragcache_engine.values import Document
 from virtual.engine import Asked
 
 CHAIN = "bench"
+RECORDED = 10
+"""How many documents of a question the sets record."""
 FEWEST_CHARACTERS = 3
 """English has at least so many characters a token, in the mean of a passage."""
 
@@ -138,51 +138,33 @@ class DocumentOrder:
 
 
 def read_questions(name: str, top_k: int, context_tokens: int) -> list[AskedOf]:
-    """Read a shared question set with what was retrieved for it; `long` for whole articles.
+    """Read a shared question set with what was retrieved for it; ARTICLES for whole articles.
 
     context_tokens: longer articles are left out, as the bench does. Raises BadTrace.
     """
-    folder = data_folder()
-    if folder is None:
-        raise BadTrace("there are no shared question sets: set RAGCACHE_DATA to their folder")
-    squad = folder / ("squad" if name == LONG else name)
-    corpus = list(read_lines(squad / "corpus.jsonl.gz"))
-    asked = list(read_lines(squad / "queries.jsonl.gz"))
-    found = list(read_lines(squad / "retrieval_topk.jsonl.gz"))
-    if name == LONG:
-        return _articles(corpus, asked, found, int(context_tokens / TOKENS_A_WORD))
-    texts = {row["doc_id"]: "\n".join(filter(None, (row["title"], row["text"]))) for row in corpus}
+    if name == ARTICLES:
+        return _read_articles(int(context_tokens / TOKENS_A_WORD))
     return [
         AskedOf(
-            row["query"],
-            tuple(Passage(key, texts[key]) for key in seen["doc_ids"][:top_k]),
-            (row["answers"] or [""])[0],
+            one.question["query"],
+            tuple(Passage(key, text) for key, text in one.texts().items()),
+            (one.question["answers"] or [""])[0],
         )
-        for row, seen in zip(asked, found, strict=True)
+        for one in read_asked(name, top_k)
     ]
 
 
-def _articles(
-    corpus: Sequence[dict[str, Any]], asked: Sequence[dict[str, Any]],
-    found: Sequence[dict[str, Any]], most_words: int,
-) -> list[AskedOf]:  # fmt: skip
-    paragraphs: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for row in sorted(corpus, key=lambda row: str(row["doc_id"])):
-        paragraphs[row["title"]].append(row)
-    texts = {
-        title: "\n".join([title, *(row["text"] for row in rows)])
-        for title, rows in paragraphs.items()
-    }
-    kept = {title for title, text in texts.items() if len(text.split()) <= most_words}
+def _read_articles(most_words: int) -> list[AskedOf]:
+    corpus = read_lines(DATA / SQUAD / CORPUS)
+    texts = join_articles(corpus, most_words)
     title_of = {row["doc_id"]: row["title"] for row in corpus}
     chosen = []
-    for row, seen in zip(asked, found, strict=True):
-        if not any(title_of[key] in kept for key in row["gold_doc_ids"]):
+    for question, documents in read_asked(SQUAD, RECORDED):
+        gold = [title_of[key] for key in question["gold_doc_ids"] if title_of[key] in texts]
+        if not gold:
             continue
-        titles = [title_of[key] for key in seen["doc_ids"] if title_of[key] in kept]
         # The bench searches the kept articles alone; the record has the ten nearest of all.
-        title = titles[0] if titles else title_of[row["gold_doc_ids"][0]]
-        chosen.append(
-            AskedOf(row["query"], (Passage(title, texts[title]),), (row["answers"] or [""])[0])
-        )
+        title = next((row["title"] for row in documents if row["title"] in texts), gold[0])
+        answer = (question["answers"] or [""])[0]
+        chosen.append(AskedOf(question["query"], (Passage(title, texts[title]),), answer))
     return chosen

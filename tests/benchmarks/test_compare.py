@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import shutil
 from dataclasses import replace
 from datetime import date
@@ -18,48 +17,51 @@ pytest.importorskip("faiss")
 pytest.importorskip("langchain_community")
 
 import compare
-from compare import main
-from comparing import drive, results
+import faiss
+from compare import main, results_folder
+from comparing import drive, questions
 from comparing import plan as plans
-from comparing.corpora import live_tokens
-from comparing.errors import BenchFailed
+from comparing.figures import Play
 from comparing.plan import DEVICE_WARM, PLANS, WARM
-from comparing.plays import Play
-from comparing.question_sets import read_own_questions
-from comparing.record import RunRecord
-from comparing.report.sections import compose_report
-from comparing.run import results_folder
-from comparing.systems import FULL, SYSTEMS, Sizes
+from comparing.questions import QuestionSet, build_store, live_tokens
+from comparing.record import RAW, RunRecord
+from comparing.report import compose_report
+from comparing.systems import ANYWHERE, FULL, OFF, RAGCACHE, SYSTEMS, Sizes
 from comparing.worker_client import Worker
 from comparing.workload import Request
 from word_bags import WordBags
 
-from ragcache_cli import embedding
+from ragcache_cli.errors import CommandError
 from ragcache_cli.machine import this_machine
+from ragcache_engine import EngineConfig
 
 KEPT = Path(compare.__file__).parent / "results" / "2026-11-26-2-cores"
+MEMORY = ["--backend", "memory", "--quick"]
+
+
+def fruit_set() -> QuestionSet:
+    names = ("apples", "pears", "plums", "figs", "dates", "limes")
+    documents = {name: f"All that is known about {name}. " * 20 for name in names}
+    asked = [f"What about {name}?" for name in names]
+    index = faiss.IndexFlatL2(64)
+    index.add(WordBags().embed(list(documents.values())))
+    answers = [["known"], *[[]] * 5]
+    return QuestionSet(asked, answers, documents, names, index, WordBags().embed(asked))
 
 
 @pytest.fixture(autouse=True)
-def _an_environment_of_its_own(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("PYTHONPATH", os.environ.get("PYTHONPATH", ""))  # so that changes are undone
+def _asks_about_fruit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compare, "main_set", lambda: "fruit")
+    monkeypatch.setattr(questions, "load_set", lambda name, context_tokens: fruit_set())
 
 
-@pytest.fixture
-def own_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Arguments that name a small corpus and the questions on it."""
-    monkeypatch.setattr(embedding, "load_embedder", WordBags)
-    corpus = tmp_path / "fruit"
-    corpus.mkdir()
-    for name in ("apples", "pears", "plums", "figs"):
-        (corpus / f"{name}.txt").write_text(f"All that is known about {name}. " * 20)
-    log = tmp_path / "log.jsonl"
-    log.write_text(
-        '{"question": "What about apples?", "answer": "all"}\n'
-        "What about pears?\n"
-        '{"question": "What about plums?", "answers": ["known", "all that"]}\n'
-    )
-    return ["--corpus", str(corpus), "--questions", str(log), "--backend", "memory"]
+def use_plan(monkeypatch: pytest.MonkeyPatch, *groups: plans.Group) -> None:
+    monkeypatch.setitem(PLANS, "quick", lambda main: plans.Plan("quick", groups))
+
+
+def read_raw(out: Path) -> dict[str, Any]:
+    report: dict[str, Any] = json.loads(gzip.decompress((out / RAW).read_bytes()))["report"]
+    return report
 
 
 @pytest.mark.parametrize("name", PLANS)
@@ -78,25 +80,21 @@ def test_in_no_plan_does_a_system_play_the_same_point_twice(name: str, main_set:
 
 
 def test_a_whole_run_leaves_report_plot_and_raw_figures(
-    own_data: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    def tiny(main: str) -> plans.Plan:
-        part = plans.Part("main", plans.TraceSpec(main, 2, 1.0), plans.rates(0.5, 1.0), 3, 4, 2)
-        return plans.Plan("quick", (plans.Group((FULL,), (part,)),), 0)
-
-    monkeypatch.setitem(PLANS, "quick", tiny)
+    part = plans.Part("main", plans.TraceSpec("fruit", 2, 1.0), plans.rates(0.5, 1.0), 3, 4, 2)
+    use_plan(monkeypatch, plans.Group((FULL,), (part,)))
     out = tmp_path / "out"
-    code = main([*own_data, "--quick", "--systems", "ragcache", "fifo", "--output", str(out)])
-    assert code == 0
+    assert main([*MEMORY, "--systems", "ragcache", "fifo", "--out", str(out)]) == 0
     report = (out / "report.md").read_text()
-    assert "## own, top-2, Zipf 1, at 0.5 of capacity" in report
+    assert "## main: fruit, top-2, Zipf 1, at 0.5 of capacity" in report
     assert "| RAGCache, no reordering |" in report
-    assert "--corpus" in report
+    assert "compare.py --quick --systems ragcache fifo --seed 1" in report
     assert "documents" in report.split("## Traces")[1]
     assert (out / "ttft.png").stat().st_size > 1000
-    raw = json.loads(gzip.decompress((out / "raw.json.gz").read_bytes()))
-    assert "/" not in raw["report"]["sizes"]["model"]
-    plays = raw["report"]["seen"]["plays"]
+    raw = read_raw(out)
+    assert "/" not in raw["sizes"]["model"]
+    plays = raw["seen"]["plays"]
     assert len(plays) == 2 * 2 * 2
     first, second = plays[:2]
     assert {first["system"], second["system"]} == {"ragcache", "fifo"}
@@ -109,24 +107,31 @@ def test_a_whole_run_leaves_report_plot_and_raw_figures(
     assert (out / "report.md").read_text() == report
 
 
-def test_each_start_warms_up_alike_and_is_asked_what_no_other_was(
-    own_data: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    def tiny(main: str) -> plans.Plan:
-        part = plans.Part("main", plans.TraceSpec(main, 2, None), (plans.ONE_BY_ONE,), 1, 1, 1)
-        systems = (FULL, SYSTEMS["no-speculation"], SYSTEMS["canonical"])
-        return plans.Plan("quick", (plans.Group(systems, (part,), 2),), 0)
-
-    monkeypatch.setitem(PLANS, "quick", tiny)
+def test_a_whole_run_warms_documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    use_plan(monkeypatch, plans.anywhere_group("fruit", 2))
     out = tmp_path / "out"
-    assert main([*own_data, "--quick", "--output", str(out)]) == 0
-    raw = json.loads(gzip.decompress((out / "raw.json.gz").read_bytes()))["report"]
-    plays = raw["seen"]["plays"]
-    asked = [(play["start"], play["round"], play["answers"][0]["question"]) for play in plays]
+    assert main([*MEMORY, "--systems", "ragcache", "anywhere-0", "--out", str(out)]) == 0
+    warmed = read_raw(out)["seen"]["warmed"]
+    assert [one["system"] for one in warmed] == ["ragcache", "anywhere-0"]
+    assert all(one["documents"] >= 5 for one in warmed)
+    assert "documents warmed" in (out / "report.md").read_text()
+
+
+def test_each_start_warms_up_alike_and_is_asked_what_no_other_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    part = plans.Part("main", plans.TraceSpec("fruit", 2, None), (plans.ONE_BY_ONE,), 1, 1, 1)
+    systems = (FULL, SYSTEMS["no-speculation"], SYSTEMS["canonical"])
+    use_plan(monkeypatch, plans.Group(systems, (part,), 2))
+    out = tmp_path / "out"
+    assert main([*MEMORY, "--out", str(out)]) == 0
+    seen = read_raw(out)["seen"]
+    asked = [
+        (play["start"], play["round"], play["answers"][0]["question"]) for play in seen["plays"]
+    ]
     assert asked == [(0, 0, 1)] * 3 + [(1, 1, 2)] * 3
-    told = raw["seen"]["told"]
-    assert [one["start"] for one in told] == [0, 0, 0, 1, 1, 1]
-    started = [one["system"] for one in told]
+    assert [one["start"] for one in seen["told"]] == [0, 0, 0, 1, 1, 1]
+    started = [one["system"] for one in seen["told"]]
     assert started[3:] == started[2::-1]  # none has the place of the first one always
 
 
@@ -143,29 +148,24 @@ def test_a_system_without_host_memory_is_warmed_by_the_last_requests_alone():
 
 
 def test_a_run_that_breaks_off_in_a_round_reports_the_rounds_before_it(
-    own_data: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    def tiny(main: str) -> plans.Plan:
-        part = plans.Part("main", plans.TraceSpec(main, 2, 1.0), (plans.ONE_BY_ONE,), 1, 2, 2)
-        systems = (FULL, SYSTEMS["no-speculation"])
-        return plans.Plan("quick", (plans.Group(systems, (part,)),), 0)
-
+    part = plans.Part("main", plans.TraceSpec("fruit", 2, 1.0), (plans.ONE_BY_ONE,), 1, 2, 2)
     played = []
 
     def breaks_off(*arguments: Any) -> Play:
         if len(played) == 3:
-            raise BenchFailed("its process ended by itself")
+            raise CommandError("its process ended by itself")
         played.append(play(*arguments))
         return played[-1]
 
     play = drive._play_once
     monkeypatch.setattr(drive, "_play_once", breaks_off)
-    monkeypatch.setitem(PLANS, "quick", tiny)
+    use_plan(monkeypatch, plans.Group((FULL, SYSTEMS["no-speculation"]), (part,)))
     out = tmp_path / "out"
-    assert main([*own_data, "--quick", "--output", str(out)]) == 1
-    raw = json.loads(gzip.decompress((out / "raw.json.gz").read_bytes()))["report"]
-    assert [play["round"] for play in raw["seen"]["plays"]] == [0, 0]
-    assert "## own, top-2, Zipf 1, 1 at a time" in (out / "report.md").read_text()
+    assert main([*MEMORY, "--out", str(out)]) == 1
+    assert [play["round"] for play in read_raw(out)["seen"]["plays"]] == [0, 0]
+    assert "## main: fruit, top-2, Zipf 1, 1 at a time" in (out / "report.md").read_text()
 
 
 def test_the_kept_report_is_what_its_raw_figures_give(tmp_path: Path):
@@ -183,79 +183,45 @@ def test_a_report_is_not_written_again_from_what_is_no_run(
 
 
 def test_a_report_that_fails_halfway_does_not_end_the_measuring(
-    own_data: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
 ):
-    def tiny(main: str) -> plans.Plan:
-        def group(number: int) -> plans.Group:
-            trace = plans.TraceSpec(main, 1 + number, 1.0)
-            return plans.Group((FULL,), (plans.Part("main", trace, plans.rates(0.5), 1, 2, 1),))
+    def group(top_k: int) -> plans.Group:
+        trace = plans.TraceSpec("fruit", top_k, 1.0)
+        return plans.Group((FULL,), (plans.Part("main", trace, plans.rates(0.5), 1, 2, 1),))
 
-        return plans.Plan("quick", (group(0), group(1)), 0)
-
-    def failing_once(record: RunRecord) -> str:
+    def failing_once(out: Path, record: RunRecord) -> None:
         if len({play.trace for play in record.seen.plays}) == 1:
             raise ZeroDivisionError("of nothing")
-        return compose_report(record)
+        (out / "report.md").write_text(compose_report(record))
 
-    monkeypatch.setitem(PLANS, "quick", tiny)
-    monkeypatch.setattr(results, "compose_report", failing_once)
+    use_plan(monkeypatch, group(1), group(2))
+    monkeypatch.setattr(compare, "write_report", failing_once)
     out = tmp_path / "out"
-    assert main([*own_data, "--quick", "--output", str(out)]) == 0
+    assert main([*MEMORY, "--out", str(out)]) == 0
     assert "only raw figures: ZeroDivisionError: of nothing" in capsys.readouterr().out
     report = (out / "report.md").read_text()
-    assert "own, top-1" in report
-    assert "own, top-2" in report
+    assert "fruit, top-1" in report
+    assert "fruit, top-2" in report
 
 
-@pytest.mark.parametrize(
-    ("changed", "said"),
-    [
-        (["--questions", "missing.txt"], "missing.txt cannot be read"),
-        (["--corpus", "nowhere"], "nowhere"),
-        (["--systems", "vllm9"], "there is no system 'vllm9'"),
-        (["--device-cache", "much"], "'much' is no size"),
-        (["--context", "40"], "fits the context"),
-    ],
-)
-def test_what_cannot_work_is_refused_before_anything_starts(
-    own_data: list[str], changed: list[str], said: str, capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-):  # fmt: skip
-    assert main([*own_data, "--output", str(tmp_path / "out"), *changed]) == 1
-    assert said in capsys.readouterr().err.replace("\n", " ")
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_corpus_without_questions_is_refused(
-    own_data: list[str], capsys: pytest.CaptureFixture[str]
+def test_prompts_that_do_not_fit_are_refused_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
 ):
-    assert main([*own_data[:2], "--backend", "memory"]) == 1
-    assert "go together" in capsys.readouterr().err
-
-
-def test_an_empty_query_log_is_refused(
-    own_data: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
-    (tmp_path / "none").write_text("\n\n")
-    assert main([*own_data, "--questions", str(tmp_path / "none")]) == 1
-    assert "holds no question" in capsys.readouterr().err
-
-
-def test_answers_of_a_query_log_are_those_accepted(tmp_path: Path):
-    log = tmp_path / "log"
-    log.write_text(
-        '{"query": "a?", "answers": ["x", "y"]}\n\nplain?\n{"text": "b?", "answer": "z"}\n'
+    monkeypatch.setattr(
+        compare, "Sizes", lambda *some, **more: Sizes(*some, **more, context_tokens=40)
     )
-    found = [(question.text, question.answers) for question in read_own_questions(log)]
-    assert found == [("a?", ("x", "y")), ("plain?", ()), ("b?", ("z",))]
+    assert main([*MEMORY, "--out", str(tmp_path / "out")]) == 1
+    assert "no prompt of fruit" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_system_that_does_not_start_says_why(tmp_path: Path):
     sizes = Sizes("no/such/model/anywhere", backend="vllm", context_tokens=64)
-    with Worker(FULL, sizes, tmp_path / "log") as worker:
-        worker.begin_start()
-        with pytest.raises(BenchFailed, match="RAGCache: "):
-            worker.wait_until_started()
+    with (
+        Worker(FULL, sizes, tmp_path / "log") as worker,
+        pytest.raises(CommandError, match="RAGCache: "),
+    ):
+        worker.start()
 
 
 def test_beginnings_that_prompts_share_are_counted_once():
@@ -282,22 +248,53 @@ def test_reuse_at_any_position_is_measured_on_two_sets_as_they_came_and_with_zip
     traces = {(one.trace.set, one.trace.zipf) for one in group.parts}
     assert traces == {(name, zipf) for name in ("squad", "nq_open") for zipf in (None, plans.SKEW)}
     assert {one.is_warmed for one in group.parts} == {True, False}
-    assert set(group.studies) == {"closeness", "closeness, nq_open"}
+    assert group.likened == ("squad", "nq_open")
 
 
-@pytest.mark.parametrize("name", ["quick", "usual"])
-def test_what_throughput_is_told_by_begins_where_nobody_is_saturated(name: str):
-    mains = [part for group in PLANS[name]("squad").groups for part in group.parts]
-    lowest = [min(load.rate or 0 for load in part.loads) for part in mains if part.name == "main"]
-    assert lowest
-    assert all(0 < rate < 1 for rate in lowest)
+@pytest.mark.parametrize("name", sorted(PLANS.keys() - {"parts"}))
+def test_every_plan_compares_warmed_with_not_warmed_and_likens_answers(name: str):
+    groups = PLANS[name]("demo").groups
+    (group,) = [one for one in groups if all(each in one.systems for each in ANYWHERE)]
+    assert [part.is_warmed for part in group.parts] == [False, True]
+    assert group.likened == ("demo",)
+    assert OFF in group.systems
+
+
+def test_only_systems_named_so_may_change_answers():
+    approximate = {one.key for one in SYSTEMS.values() if one.is_approximate}
+    assert approximate == {"anywhere-0", "anywhere-0.15"}
+    assert all(
+        one.is_approximate == (one.settings.get("reuse") == "anywhere") for one in SYSTEMS.values()
+    )
+
+
+def test_no_system_rechecks_answers_beside_the_one_that_is_asked():
+    ours = [one for one in SYSTEMS.values() if one.kind == RAGCACHE]
+    configs = [EngineConfig.model_validate({"model": "any", **one.settings}) for one in ours]
+    assert not any(one.reuse == "anywhere" and one.recheck_share for one in configs)
+
+
+@pytest.mark.parametrize("kind", ["flat", "ivf"])
+def test_the_store_finds_the_neighbours_of_documents_without_embedding_them(kind: str):
+    documents = {"a": "apples are red", "b": "apples are green", "c": "the sea"}
+    vectors = WordBags().embed(list(documents.values()))
+    index = faiss.IndexFlatL2(64)
+    if kind == "ivf":
+        index = faiss.IndexIVFFlat(index, 64, 1)
+        index.train(vectors)
+    index.add(vectors)
+    store = build_store(QuestionSet(["red?"], [[]], documents, list(documents), index, vectors[:1]))
+    from ragcache_integrations.langchain.neighbours import corpus_of
+    from ragcache_integrations.langchain.retriever import engine_document
+
+    asked = [engine_document(store.docstore.search("row-0"))]
+    (neighbour,) = corpus_of(store, engine_document).find(asked)
+    assert neighbour is not None
+    assert neighbour.id == "b"
 
 
 def test_no_run_overwrites_the_raw_figures_of_another(
-    own_data: list[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     monkeypatch.chdir(tmp_path)
     machine, today = replace(this_machine(), cores=2, gpus=()), date(2026, 11, 22)
@@ -305,7 +302,7 @@ def test_no_run_overwrites_the_raw_figures_of_another(
         folder = results_folder(machine, today)
         assert folder == Path("benchmarks", "results", name)
         folder.mkdir(parents=True)
-        (folder / results.RAW).write_bytes(b"an hour's work")
-    assert main([*own_data, "--quick", "--output", str(folder)]) == 1
-    assert "choose another --output" in " ".join(capsys.readouterr().err.split())
-    assert (folder / results.RAW).read_bytes() == b"an hour's work"
+        (folder / RAW).write_bytes(b"an hour's work")
+    assert main([*MEMORY, "--out", str(folder)]) == 1
+    assert "choose another --out" in " ".join(capsys.readouterr().err.split())
+    assert (folder / RAW).read_bytes() == b"an hour's work"
