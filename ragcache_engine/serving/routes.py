@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from ragcache_engine.chat import check_messages, check_tools
+from ragcache_engine.chat import check_messages, check_template_args, check_tools
 from ragcache_engine.checks import require_tenant, require_text
 from ragcache_engine.errors import (
     BadRequest,
@@ -24,11 +24,13 @@ from ragcache_engine.errors import (
     OperatorsOnly,
     PromptTooLong,
     RAGCacheError,
+    RefusedMessages,
     RequestTooLarge,
     ServerBusy,
 )
 from ragcache_engine.prompt import Span, token_segments
-from ragcache_engine.protocols import Backend, BackendRequest, Delta
+from ragcache_engine.protocols import Backend, BackendRequest, Conversation, Delta
+from ragcache_engine.serving.daemon_threads import DaemonThreads
 from ragcache_engine.serving.keys import Caller
 from ragcache_engine.serving.messages import (
     ALIVE_S,
@@ -57,6 +59,12 @@ _STATUS: list[tuple[type[Exception], int]] = [
     (ConfigError, 400),
 ]
 
+RENDER_S = 10.0
+"""How long a chat template may write. Templates are programs, and some take long for what few expect."""
+
+RENDERS_AT_ONCE = 2
+"""How many chat templates write at a time."""
+
 B = TypeVar("B", bound=BaseModel)
 
 
@@ -82,13 +90,14 @@ class Routes:
     """Answers requests. A mistake in one becomes an answer with the name of its error."""
 
     def __init__(self) -> None:
+        self._renderers = DaemonThreads(RENDERS_AT_ONCE)
         self._handlers: dict[tuple[str, str], Handler] = {
             ("GET", "/server"): _describe,
             ("GET", "/counters"): _count,
             ("POST", "/generate"): _generate,
             ("POST", "/tokenize"): _tokenize,
             ("POST", "/detokenize"): _detokenize,
-            ("POST", "/render"): _render,
+            ("POST", "/render"): self._render,
             ("POST", "/tool_calls"): _read_tool_calls,
             ("POST", "/forget"): _forget,
             ("POST", "/clear"): _clear,
@@ -106,6 +115,18 @@ class Routes:
         except Exception as error:
             _log_unforeseen(error)
             return JSONResponse(error_to_json(error), status_of(error))
+
+    async def _render(self, body: bytes, caller: Caller, served: Served) -> Response:
+        conversation = _read_conversation(_read(RenderBody, body), caller, served)
+        try:
+            async with asyncio.timeout(RENDER_S):
+                text = await self._renderers.run(lambda: served.backend.render(conversation))
+        except TimeoutError:
+            raise RefusedMessages(
+                f"the chat template did not write this conversation within {RENDER_S:.0f} s: send fewer "
+                f"messages, or ask again when fewer others do"
+            ) from None
+        return JSONResponse({"text": text})
 
 
 def status_of(error: Exception) -> int:
@@ -258,20 +279,26 @@ async def _detokenize(body: bytes, caller: Caller, served: Served) -> Response:
     return JSONResponse({"text": text})
 
 
-async def _render(body: bytes, caller: Caller, served: Served) -> Response:
-    said = _read(RenderBody, body)
+def _read_conversation(said: RenderBody, caller: Caller, served: Served) -> Conversation:
+    """Check a conversation. Raises OperatorsOnly, or one of the kinds of BadRequest."""
     if said.template is not None and not caller.is_operator:
         raise OperatorsOnly(
             "only an operator may bring a chat template, which is a program: start the server with "
             "--chat-template"
         )
-    conversation = replace(
+    room = served.limits.context_tokens
+    if len(said.messages) >= room:
+        raise PromptTooLong(
+            f"the conversation has {len(said.messages)} messages, and the model's context has room for "
+            f"{room} tokens: send fewer messages"
+        )
+    return replace(
         said.conversation(),
         messages=check_messages(said.messages),
         tools=check_tools(said.tools),
         template=said.template or served.chat_template,
+        template_args=check_template_args(said.template_args),
     )
-    return JSONResponse({"text": await asyncio.to_thread(served.backend.render, conversation)})
 
 
 async def _read_tool_calls(body: bytes, caller: Caller, served: Served) -> Response:

@@ -1,0 +1,106 @@
+"""What a client asks below /ragcache, and what it may not ask of a server that others use as well."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from http_servers import OPERATOR, MemoryServer, serve
+
+from ragcache_engine.backends.memory import MemoryBackend
+from ragcache_engine.chat.messages import NO_TEMPLATE_ARGS
+from ragcache_engine.protocols import Conversation
+from ragcache_engine.serving import routes
+
+SHOP, PRESS = "the key of the shop", "the key of the press"
+HELLO = [{"role": "user", "content": "Hello."}]
+
+
+@pytest.fixture
+def keys_file(tmp_path: Path) -> Path:
+    path = tmp_path / "keys.toml"
+    path.write_text(
+        f'[tenants]\nshop = ["{SHOP}"]\npress = ["{PRESS}"]\n[operators]\nanna = ["{OPERATOR}"]\n'
+    )
+    return path
+
+
+@pytest.fixture
+def server(keys_file: Path) -> Iterator[MemoryServer]:
+    with serve(MemoryBackend(), keys_file=keys_file) as server:
+        yield server
+
+
+def ask(server: MemoryServer, path: str, key: str, **body: Any) -> httpx2.Response:
+    headers = {"Authorization": f"Bearer {key}"}
+    return httpx2.post(f"{server.url}/ragcache{path}", json=body, headers=headers, timeout=60)
+
+
+def kind_of(answer: httpx2.Response) -> str:
+    return str(answer.json()["error"]["kind"])
+
+
+# -- chat templates --------------------------------------------------------------------------------
+
+
+def test_no_variable_takes_the_place_of_what_a_template_is_applied_with(server: MemoryServer):
+    for name in NO_TEMPLATE_ARGS:
+        for key in (SHOP, OPERATOR):
+            args = {name: "{{ 6 * 7 }}"}
+            refused = ask(server, "/render", key, messages=HELLO, template_args=args)
+            assert (refused.status_code, kind_of(refused)) == (400, "InvalidArgument")
+            assert name in refused.json()["error"]["message"]
+
+
+def test_a_template_has_variables_of_its_own(server: MemoryServer):
+    args = {"enable_thinking": False, "documents": [{"text": "The moon."}]}
+    assert ask(server, "/render", SHOP, messages=HELLO, template_args=args).status_code == 200
+
+
+def test_a_conversation_has_fewer_messages_than_the_context_has_tokens(server: MemoryServer):
+    refused = ask(server, "/render", SHOP, messages=HELLO * 100_000)
+    assert (refused.status_code, kind_of(refused)) == (400, "PromptTooLong")
+
+
+class SlowTemplates(MemoryBackend):
+    """Writes no conversation before it may. writing: how many it writes now; most: at most so far."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_write = threading.Event()
+        self.writing = self.most = 0
+        self._lock = threading.Lock()
+
+    def render(self, conversation: Conversation) -> str:
+        with self._lock:
+            self.writing += 1
+            self.most = max(self.most, self.writing)
+        self.may_write.wait(60)
+        with self._lock:
+            self.writing -= 1
+        return super().render(conversation)
+
+
+def test_templates_that_do_not_end_are_given_up_and_hold_up_nobody_else(
+    keys_file: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(routes, "RENDER_S", 0.5)
+    backend = SlowTemplates()
+    with (
+        serve(backend, keys_file=keys_file) as server,
+        ThreadPoolExecutor(40) as threads,
+    ):
+        asking = [threads.submit(ask, server, "/render", SHOP, messages=HELLO) for _ in range(40)]
+        other = ask(server, "/generate", PRESS, prompt="Why?", request="r")
+        assert json.loads(other.text.split("data: ")[-1])["finish"] == "stop"
+        assert {kind_of(each.result()) for each in asking} == {"RefusedMessages"}
+        assert backend.most == routes.RENDERS_AT_ONCE
+        backend.may_write.set()
+        monkeypatch.setattr(routes, "RENDER_S", 30)
+        assert ask(server, "/render", SHOP, messages=HELLO).status_code == 200
