@@ -55,7 +55,7 @@ class Doors:
         self._running = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] not in ("http", "websocket") or scope.get("method") == "OPTIONS":
+        if scope["type"] not in ("http", "websocket") or _is_preflight(scope):
             return await self._app(scope, receive, send)
         path = scope["path"].removeprefix(scope.get("root_path", ""))
         if path in FREE_PATHS:
@@ -153,6 +153,16 @@ def refusal(error: Exception) -> Response:
     said["error"] |= {"type": said["error"]["kind"], "code": status}
     headers = {401: {"WWW-Authenticate": "Bearer"}, 429: {"Retry-After": str(BUSY_RETRY_S)}}
     return JSONResponse(said, status, headers=headers.get(status))
+
+
+def _is_preflight(scope: Scope) -> bool:
+    """Return whether a browser asks what it may ask; vLLM's CORS answers that, and no path sees it."""
+    headers = Headers(scope=scope)
+    return (
+        scope.get("method") == "OPTIONS"
+        and "origin" in headers
+        and "access-control-request-method" in headers
+    )
 
 
 def _is_ours(path: str) -> bool:

@@ -83,6 +83,23 @@ def test_what_steers_the_server_or_tells_of_others_needs_an_operators_key(
     assert ask(server, path, OPERATOR).status_code == 200
 
 
+@pytest.mark.parametrize("path", ["/metrics", "/metrics/", "/metricsX", "/v1/models", "/anything"])
+@pytest.mark.parametrize("method", ["OPTIONS", "HEAD", "PUT", "DELETE", "TRACE", "PROPFIND"])
+def test_no_other_method_comes_in_without_a_key(server: MemoryServer, path: str, method: str):
+    assert httpx2.request(method, f"{server.url}{path}").status_code == 401
+    origin = {"Origin": "http://a.example"}
+    assert httpx2.request(method, f"{server.url}{path}", headers=origin).status_code == 401
+
+
+def test_a_browser_may_ask_what_it_may_ask(server: MemoryServer):
+    asks = {"Origin": "http://a.example", "Access-Control-Request-Method": "POST"}
+    answer = httpx2.options(f"{server.url}/v1/completions", headers=asks)
+    assert answer.status_code == 200
+    assert answer.headers["access-control-allow-origin"] == "*"
+    # The paths behind never see it.
+    assert httpx2.options(f"{server.url}/metrics", headers=asks).text == "OK"
+
+
 @pytest.mark.parametrize("key", [None, SHOP])
 async def test_a_websocket_knows_no_tenants_and_needs_an_operators_key(
     keys_file: Path, key: str | None
