@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from ragcache_engine.chat import check_messages, check_template_args, check_tools
-from ragcache_engine.checks import require_tenant, require_text
+from ragcache_engine.checks import require_short_text, require_tenant, require_text, shown
 from ragcache_engine.errors import (
     BadRequest,
     ConfigError,
@@ -58,6 +58,9 @@ _STATUS: list[tuple[type[Exception], int]] = [
     (BadRequest, 400),
     (ConfigError, 400),
 ]
+
+MOST_NAMED_DOCUMENTS = 1000
+"""How many documents a prompt may have. Where a block lies on disk, all before it stand in its file."""
 
 RENDER_S = 10.0
 """How long a chat template may write. Templates are programs, and some take long for what few expect."""
@@ -140,19 +143,30 @@ def _log_unforeseen(error: Exception) -> None:
         logger.exception("a request failed; please report this")
 
 
+def require_few_documents(documents: int) -> None:
+    """Raise InvalidArgument for more documents than a prompt may have."""
+    if documents > MOST_NAMED_DOCUMENTS:
+        raise InvalidArgument(
+            f"the prompt names {documents:,} documents, and a server takes {MOST_NAMED_DOCUMENTS:,}: "
+            f"retrieve fewer, or name several as one"
+        )
+
+
 def read_spans(said: Any, prompt: str) -> list[Span]:
     """Read the documents of a prompt: [[start, end, id], ...]. Raises InvalidArgument."""
     spans: list[Span] = []
     reached = 0
+    require_few_documents(len(said) if isinstance(said, list) else 1)
     for one in said if isinstance(said, list) else [said]:
         match one:
             case [int(start), int(end), str(name)] if reached <= start < end <= len(prompt):
-                spans.append(Span(start, end, require_text(name, "a document's id")))
+                spans.append(Span(start, end, require_short_text(name, "a document's id")))
                 reached = end
             case _:
                 raise InvalidArgument(
                     f"a document is [first character, character behind its last, id], inside the "
-                    f"prompt's {len(prompt)} characters and behind the document before it; got {one!r}"
+                    f"prompt's {len(prompt)} characters and behind the document before it; got "
+                    f"{shown(one)}"
                 )
     return spans
 
@@ -204,12 +218,16 @@ def _prepare(said: GenerateBody, caller: Caller, served: Served) -> BackendReque
         tokens,
         token_segments(tokens, spans),
         options,
-        caller.tenant_for(require_tenant(said.tenant)),
+        caller.tenant_for(_read_tenant(said.tenant)),
         is_guess=said.guess,
         is_provisional=said.provisional,
         is_exact=said.exact,
         recompute_ratio=said.recompute_ratio,
     )
+
+
+def _read_tenant(said: str | None) -> str | None:
+    return require_tenant(said if said is None else require_short_text(said, "tenant"))
 
 
 async def _write_events(
@@ -273,6 +291,10 @@ async def _tokenize(body: bytes, caller: Caller, served: Served) -> Response:
 
 async def _detokenize(body: bytes, caller: Caller, served: Served) -> Response:
     said = _read(DetokenizeBody, body)
+    if len(said.token_ids) > served.limits.context_tokens:
+        raise InvalidArgument(
+            f"an answer has {served.limits.context_tokens:,} tokens at most, got {len(said.token_ids):,}"
+        )
     text = await asyncio.to_thread(
         served.backend.detokenize, said.token_ids, said.skip_special_tokens
     )
@@ -332,4 +354,4 @@ def _read(kind: type[B], body: bytes) -> B:
 
 
 def _require_texts(names: Sequence[str]) -> list[str]:
-    return [require_text(name, "a document's id") for name in names]
+    return [require_short_text(name, "a document's id") for name in names]

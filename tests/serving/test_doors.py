@@ -52,6 +52,14 @@ def ask(server: MemoryServer, path: str, key: str | None = None, **body: Any) ->
     return httpx2.get(f"{server.url}{path}", headers=headers)
 
 
+def asked_with(server: MemoryServer, path: str, key: str | None, **headers: str) -> httpx2.Response:
+    """Ask for completions or models with further headers; the stand-in answers with what it got."""
+    told = {name.replace("_", "-"): value for name, value in headers.items()}
+    if key:
+        told["Authorization"] = f"Bearer {key}"
+    return httpx2.post(f"{server.url}{path}", json={"prompt": "Why?"}, headers=told)
+
+
 def seen(server: MemoryServer, path: str, key: str | None, **body: Any) -> dict[str, Any]:
     """What vLLM's server gets to see of a request."""
     assert ask(server, path, key, **body).status_code == 200
@@ -189,9 +197,26 @@ def test_a_tenant_says_nothing_that_only_operators_may_say(server: MemoryServer)
     assert body == {
         "prompt": "Why?",
         "cache_salt": "shop",
-        "vllm_xargs": {"mine": 2},
         "kv_transfer_params": {"ragcache": {"segments": [[3, "tides"]]}},
     }
+
+
+STEERING = {
+    "X_Vllm_Priority": "-100",
+    "X_data_parallel_rank": "1",
+    "X_Request_Id": "that-of-another",
+    "X_Session_ID": "that-of-another",
+    "X_Of_A_Newer_vLLM": "1",
+}
+
+
+def test_a_tenants_headers_say_nothing_that_its_body_may_not(server: MemoryServer):
+    asked_with(server, "/v1/completions", SHOP, **STEERING, User_Agent="mine")
+    headers = server.headers[-1]
+    assert not any(name.startswith("x-") for name in headers)
+    assert (headers["user-agent"], headers["content-type"]) == ("mine", "application/json")
+    asked_with(server, "/v1/completions", OPERATOR, **STEERING)
+    assert server.headers[-1]["x-vllm-priority"] == "-100"
 
 
 def test_tenants_share_nothing_and_an_operator_may_ask_as_one_of_them(server: MemoryServer):

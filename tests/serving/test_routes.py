@@ -46,6 +46,80 @@ def kind_of(answer: httpx2.Response) -> str:
     return str(answer.json()["error"]["kind"])
 
 
+# -- how much a request may hold -------------------------------------------------------------------
+
+NAME, LONG_NAME = "d" * 512, "d" * 513
+WORDS = "The moon pulls the oceans. " * 200
+SPANS = [[at, at + 1, "d"] for at in range(1001)]
+DEEP = "[" * 300 + "]" * 300
+TOO_MUCH: dict[str, tuple[str, dict[str, Any]]] = {
+    "a document's long id": ("/generate", {"documents": [[0, 9, LONG_NAME]]}),
+    "documents": ("/generate", {"documents": SPANS}),
+    "a long tenant": ("/generate", {"tenant": LONG_NAME}),
+    "adopted guesses": ("/generate", {"adopted": ["g"] * 1001}),
+    "a long guess": ("/generate", {"adopted": ["g" * 201]}),
+    "stop strings": ("/generate", {"options": {"stop": ["s"] * 65}}),
+    "long stop strings": ("/generate", {"options": {"stop": ["s" * 2000] * 3}}),
+    "a long guide": (
+        "/generate",
+        {"options": {"guide": {"kind": "regex", "form": ["x" * 70_000]}}},
+    ),
+    "choices": ("/generate", {"options": {"guide": {"kind": "choice", "form": ["x"] * 1001}}}),
+    "a deep guide": (
+        "/generate",
+        {"options": {"guide": {"kind": "json", "form": ['{"enum": ' + "[" * 5000]}}},
+    ),
+    "messages": ("/render", {"messages": HELLO * 100_000}),
+    "tokens": ("/detokenize", {"token_ids": [1] * 100_000}),
+}
+
+
+@pytest.fixture(scope="module")
+def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MemoryServer]:
+    """A server for many questions that change nothing."""
+    path = tmp_path_factory.mktemp("keys") / "keys.toml"
+    path.write_text(f'[tenants]\nshop = ["{SHOP}"]\n[operators]\nanna = ["{OPERATOR}"]\n')
+    with serve(MemoryBackend(), keys_file=path) as server:
+        yield server
+
+
+@pytest.mark.parametrize(("path", "body"), TOO_MUCH.values(), ids=TOO_MUCH.keys())
+def test_more_than_a_server_takes_is_refused_by_name_and_in_few_words(
+    busy: MemoryServer, path: str, body: dict[str, Any]
+):
+    asked = {"prompt": WORDS, "request": "r", **body} if path == "/generate" else body
+    refused = ask(busy, path, SHOP, **asked)
+    assert refused.status_code == 400, refused.text[:200]
+    assert kind_of(refused) in ("InvalidArgument", "PromptTooLong")
+    assert len(refused.text) < 1000
+
+
+def test_as_much_as_a_server_takes_is_answered(busy: MemoryServer):
+    body = {
+        "documents": [[at * 5, at * 5 + 5, f"{at:04}{NAME[4:]}"] for at in range(1000)],
+        "tenant": NAME,
+        "adopted": ["g" * 200] * 1000,
+        "options": {"stop": ["s" * 64] * 64, "max_tokens": 2},
+    }
+    answer = ask(busy, "/generate", SHOP, prompt=WORDS, request="r", **body)
+    assert json.loads(answer.text.split("data: ")[-1])["finish"] == "length"
+
+
+@pytest.mark.parametrize(
+    "path", ["/generate", "/tokenize", "/detokenize", "/render", "/tool_calls", "/forget"]
+)
+def test_a_body_is_not_deep(busy: MemoryServer, path: str):
+    body = f'{{"messages": {DEEP}, "options": {{"x": {DEEP}}}, "document_ids": {DEEP}}}'
+    headers = {"Authorization": f"Bearer {OPERATOR}"}
+    refused = httpx2.post(f"{busy.url}/ragcache{path}", content=body, headers=headers)
+    assert (refused.status_code, kind_of(refused)) == (400, "InvalidArgument")
+
+
+def test_an_id_to_forget_is_short(busy: MemoryServer):
+    assert ask(busy, "/forget", OPERATOR, document_ids=[NAME]).status_code == 200
+    assert kind_of(ask(busy, "/forget", OPERATOR, document_ids=[LONG_NAME])) == "InvalidArgument"
+
+
 # -- chat templates --------------------------------------------------------------------------------
 
 
@@ -61,11 +135,6 @@ def test_no_variable_takes_the_place_of_what_a_template_is_applied_with(server: 
 def test_a_template_has_variables_of_its_own(server: MemoryServer):
     args = {"enable_thinking": False, "documents": [{"text": "The moon."}]}
     assert ask(server, "/render", SHOP, messages=HELLO, template_args=args).status_code == 200
-
-
-def test_a_conversation_has_fewer_messages_than_the_context_has_tokens(server: MemoryServer):
-    refused = ask(server, "/render", SHOP, messages=HELLO * 100_000)
-    assert (refused.status_code, kind_of(refused)) == (400, "PromptTooLong")
 
 
 class SlowTemplates(MemoryBackend):
