@@ -18,6 +18,9 @@ T = TypeVar("T")
 
 LARGEST_INT = (1 << 31) - 1
 
+LONGEST_ID = 512
+"""The most characters of a name that a server takes from its clients: a document's, or a tenant's."""
+
 
 def require_text(value: Any, name: str) -> str:
     """Return a string that can be encoded. name: what to call the value in the error.
@@ -25,7 +28,7 @@ def require_text(value: Any, name: str) -> str:
     Raises InvalidArgument.
     """
     if not isinstance(value, str):
-        raise InvalidArgument(f"{name} must be a string, got {_shown(value)}")
+        raise InvalidArgument(f"{name} must be a string, got {shown(value)}")
     try:
         value.encode()
     except UnicodeEncodeError as error:
@@ -34,6 +37,16 @@ def require_text(value: Any, name: str) -> str:
             f'text with errors="replace", or leave the character out'
         ) from None
     return value
+
+
+def require_short_text(value: Any, name: str) -> str:
+    """Return a name of at most LONGEST_ID characters. Raises InvalidArgument."""
+    if len(require_text(value, name)) > LONGEST_ID:
+        raise InvalidArgument(
+            f"{name} has {len(value):,} characters, and a server takes {LONGEST_ID}: shorten it, or take "
+            f"a digest of it"
+        )
+    return str(value)
 
 
 def require_tenant(value: Any) -> str | None:
@@ -61,31 +74,31 @@ def require_whole_number(
     except TypeError:
         number = None
     if number is None:
-        raise InvalidArgument(f"{name} must be a whole number, got {_shown(value)}")
+        raise InvalidArgument(f"{name} must be a whole number, got {shown(value)}")
     if least is not None and number < least:
         raise InvalidArgument(f"{name} must be at least {least}, got {number}")
     if number > most:
-        raise InvalidArgument(f"{name} must be at most {most}, got {_shown(number)}")
+        raise InvalidArgument(f"{name} must be at most {most}, got {shown(number)}")
     return number
 
 
 def require_number(value: Any, name: str) -> float:
     """Return a finite number as a float. Raises InvalidArgument."""
     if isinstance(value, bool) or not isinstance(value, Real):
-        raise InvalidArgument(f"{name} must be a number, got {_shown(value)}")
+        raise InvalidArgument(f"{name} must be a number, got {shown(value)}")
     try:
         number = float(value)
     except OverflowError:
         number = math.inf
     if not math.isfinite(number):
-        raise InvalidArgument(f"{name} must be a finite number, got {_shown(value)}")
+        raise InvalidArgument(f"{name} must be a finite number, got {shown(value)}")
     return number
 
 
 def require_switch(value: Any, name: str) -> bool:
     """Return True or False. Raises InvalidArgument for anything else."""
     if not isinstance(value, bool):
-        raise InvalidArgument(f"{name} must be True or False, got {_shown(value)}")
+        raise InvalidArgument(f"{name} must be True or False, got {shown(value)}")
     return value
 
 
@@ -122,7 +135,7 @@ def require_hashable(value: T, name: str) -> T:
     try:
         hash(value)
     except TypeError:
-        raise InvalidArgument(f"{name} must be hashable, got {_shown(value)}") from None
+        raise InvalidArgument(f"{name} must be hashable, got {shown(value)}") from None
     return value
 
 
@@ -134,12 +147,12 @@ def _has_same_name(kind: type, value: Any) -> bool:
 def _tell_apart(kind: type, value: Any) -> tuple[str, str]:
     """Return what to call the wanted kind and the value, so that the two do not look the same."""
     if not _has_same_name(kind, value):
-        return kind.__name__, _shown(value)
+        return kind.__name__, shown(value)
     package = kind.__module__.partition(".")[0]
     return f"{package}.{kind.__name__}", f"a {type(value).__module__}.{type(value).__name__}"
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
     """Write a value and its type, in few characters."""
     if isinstance(value, int) and value.bit_length() > 128:
         return "a whole number of more than 128 bits"

@@ -12,10 +12,11 @@ from ragcache_engine.chat import (
     ToolReader,
     call_guide,
     check_messages,
+    check_template_args,
     check_tools,
     describe_tools,
 )
-from ragcache_engine.errors import InvalidArgument, RefusedMessages
+from ragcache_engine.errors import RefusedMessages
 from ragcache_engine.protocols import Conversation
 from ragcache_engine.requests.runtime import Runtime
 from ragcache_engine.values import ChatPrompt, SamplingOptions
@@ -73,15 +74,13 @@ class EngineChat:
             )
         messages = check_messages(messages)
         tools = check_tools(tools or ())
-        if not isinstance(template_args or {}, Mapping):
-            raise InvalidArgument(f"template_args must be a mapping, got {template_args!r}")
         conversation = Conversation(
             messages=messages,
             tools=tools,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             template=self._template,
-            template_args=dict(template_args or {}),
+            template_args=check_template_args(template_args),
         )
         speaks_of_tools = tools or any(m["role"] == "tool" or m.get("tool_calls") for m in messages)
         if speaks_of_tools and not self.takes_tools:

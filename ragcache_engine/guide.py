@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Self
 
+from pydantic_core import from_json
+
 from ragcache_engine.errors import InvalidArgument
 
 
@@ -102,7 +104,7 @@ class Guide:
 
 def _require_schema(text: str) -> None:
     try:
-        schema = json.loads(text)
+        schema = from_json(text)  # it goes no deeper than 200 levels
     except ValueError as error:
         raise InvalidArgument(f"a guide's JSON schema is no JSON: {error}") from error
     if not isinstance(schema, dict):

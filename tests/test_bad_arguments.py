@@ -59,6 +59,9 @@ MISTAKES: dict[str, Callable[[RAGCacheEngine], Any]] = {
     "arguments of a template that are a list": lambda e: e.chat.prompt(
         [MESSAGE], template_args=[1]
     ),
+    "a template among its own variables": lambda e: e.chat.prompt(
+        [MESSAGE], template_args={"chat_template": "{{ 6 * 7 }}"}
+    ),
     "ids that are bytes": lambda e: e.forget([b"a"]),
     "ids that hold half a character": lambda e: e.forget(["\ud800"]),
     "ids that are one id": lambda e: e.forget("tides"),

@@ -54,7 +54,7 @@ MAY_IMPORT = {
     "ragcache_engine.knowledge": ["knowledge"],
     "ragcache_engine.prompt": ["prompt", "values", "errors"],
     "ragcache_engine.processes": [],
-    "ragcache_engine.tiers": ["tiers", "knowledge", "processes", "values"],
+    "ragcache_engine.tiers": ["tiers", "knowledge", "processes", "values", "checks"],
     "ragcache_engine.fleet": ["fleet"],
     "ragcache_engine.fleet_serving": [
         "fleet_serving",
@@ -62,6 +62,7 @@ MAY_IMPORT = {
         "serving",
         "tiers.tree_snapshot",
         "tiers.wire",
+        "checks",
         "errors",
     ],
     "ragcache_engine.simulation": [

@@ -9,7 +9,7 @@ from ragcache_engine.chat.calls import (
     ToolCallPart,
     ToolReader,
 )
-from ragcache_engine.chat.messages import check_messages
+from ragcache_engine.chat.messages import check_messages, check_template_args
 from ragcache_engine.chat.tools import call_guide, check_tools, describe_tools
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "ToolReader",
     "call_guide",
     "check_messages",
+    "check_template_args",
     "check_tools",
     "describe_tools",
 ]

@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ragcache_engine.errors import RefusedMessages
+from ragcache_engine.errors import InvalidArgument, RefusedMessages
+
+NO_TEMPLATE_ARGS = frozenset(
+    {
+        "messages", "conversation", "tools", "chat_template",
+        "add_generation_prompt", "continue_final_message",
+        "model_config", "tokenizer", "tokenize", "tokenizer_kwargs", "padding", "truncation",
+        "max_length", "return_tensors", "return_dict", "return_assistant_tokens_mask",
+    }
+)  # fmt: skip
+"""What a chat template is applied with. As variables of a template they would take the place of what the
+engine gives, even of the template itself."""
 
 
 def check_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -60,3 +71,15 @@ def plain_text(content: str | Sequence[Mapping[str, Any]] | None) -> str:
     if isinstance(content, str):
         return content
     return "\n".join(part["text"] for part in content)
+
+
+def check_template_args(args: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return further variables of a chat template. Raises InvalidArgument for the engine's own names."""
+    if not isinstance(args or {}, Mapping):
+        raise InvalidArgument(f"template_args must be a mapping, got {args!r}")
+    if taken := NO_TEMPLATE_ARGS.intersection(args or ()):
+        raise InvalidArgument(
+            f"template_args holds {', '.join(sorted(taken))}, which the engine itself gives to the chat "
+            f"template: leave it out (a template of your own is EngineConfig(chat_template=...))"
+        )
+    return dict(args or {})

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ragcache_engine.checks import LONGEST_ID
 from ragcache_engine.fleet.path import RoutingPath, path_of_parts, path_of_text
 from ragcache_engine.tiers.wire import FIELD
 
@@ -46,7 +47,9 @@ def _of_prompt(whose: str, prompt: str, documents: Sequence[Any]) -> Routable:
     reached = 0  # a document that begins before is none: the server refuses such a body
     for one in documents:
         match one:
-            case [int(start), int(end), str(name)] if reached <= start < end <= len(prompt):
+            case [int(start), int(end), str(name)] if (
+                reached <= start < end <= len(prompt) and len(name) <= LONGEST_ID
+            ):
                 spans.append((start, end, name))
                 reached = end
     if not spans:

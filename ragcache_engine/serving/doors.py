@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ragcache_engine.errors import KeyRefused, RAGCacheError, RequestTooLarge, ServerBusy
 from ragcache_engine.serving.keys import ANYBODY, Caller, Keys
 from ragcache_engine.serving.messages import PREFIX, error_to_json
-from ragcache_engine.serving.openai_bodies import REWRITTEN, rewrite_body
+from ragcache_engine.serving.openai_bodies import TENANTS_FIELDS, TENANTS_HEADERS, rewrite_body
 from ragcache_engine.serving.private_counters import WithoutCounters
 from ragcache_engine.serving.routes import Routes, Served, status_of
 from ragcache_engine.serving.settings import Limits
@@ -24,7 +24,7 @@ from ragcache_engine.serving.settings import Limits
 FREE_PATHS = {"/health", "/ping"}
 """Paths that tell nothing about anybody, so that a load balancer needs no key."""
 
-CLIENT_PATHS = {*REWRITTEN, "/v1/models", "/tokenize", "/detokenize", "/version"}
+CLIENT_PATHS = {*TENANTS_FIELDS, "/v1/models", "/version"}
 """vLLM's own paths that a tenant's key opens. The others steer the server, tell of other tenants, or
 share tensors among tenants; they need an operator's key."""
 
@@ -55,7 +55,7 @@ class Doors:
         self._running = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] not in ("http", "websocket") or scope.get("method") == "OPTIONS":
+        if scope["type"] not in ("http", "websocket") or _is_preflight(scope):
             return await self._app(scope, receive, send)
         path = scope["path"].removeprefix(scope.get("root_path", ""))
         if path in FREE_PATHS:
@@ -131,10 +131,12 @@ class Doors:
             served = await self._find_served(scope)
             answer = await self._routes.answer(scope["method"], path, caller, body, served)
             return await answer(scope, receive, send)
+        if caller.tenant is not None:
+            scope = _confine(scope)
         if scope["method"] != "POST":
             return await self._app(scope, receive, send)
-        if path in REWRITTEN:
-            written = await rewrite_body(body, caller, self._find_served, scope)
+        if path in TENANTS_FIELDS:
+            written = await rewrite_body(path, body, caller, self._find_served, scope)
             scope, body = _with_length(scope, len(written)), written
             if caller.tenant is not None:
                 send = WithoutCounters(send)
@@ -153,6 +155,22 @@ def refusal(error: Exception) -> Response:
     said["error"] |= {"type": said["error"]["kind"], "code": status}
     headers = {401: {"WWW-Authenticate": "Bearer"}, 429: {"Retry-After": str(BUSY_RETRY_S)}}
     return JSONResponse(said, status, headers=headers.get(status))
+
+
+def _is_preflight(scope: Scope) -> bool:
+    """Return whether a browser asks what it may ask; vLLM's CORS answers that, and no path sees it."""
+    headers = Headers(scope=scope)
+    return (
+        scope.get("method") == "OPTIONS"
+        and "origin" in headers
+        and "access-control-request-method" in headers
+    )
+
+
+def _confine(scope: Scope) -> Scope:
+    """Return a tenant's request with those headers that every tenant may send."""
+    kept = [(name, value) for name, value in scope["headers"] if name.lower() in TENANTS_HEADERS]
+    return {**scope, "headers": kept}
 
 
 def _is_ours(path: str) -> bool:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from ragcache_engine.errors import EngineError, InvalidArgument, RAGCacheError
-from ragcache_engine.guide import Guide, GuideKind
+from ragcache_engine.guide import Guide
 from ragcache_engine.protocols import BackendRequest, Conversation, Delta, PromptText
 from ragcache_engine.tiers.counters import Counters
 from ragcache_engine.tiers.provenance import ReuseReport
@@ -32,6 +32,19 @@ ALIVE_S = 15.0
 
 PREFIX = "/ragcache"
 """All paths of ours begin so. vLLM's server has none below it."""
+
+
+MOST_ADOPTED = 1000
+"""How many earlier guesses one request may adopt; a client tells of others with its next one."""
+
+MOST_STOPS, LONGEST_STOPS = 64, 4096
+"""How many stop strings an answer may have, and of how many characters together. Each is looked for with
+every token."""
+
+LONGEST_GUIDE, MOST_CHOICES = 1 << 16, 1000
+"""How many characters a guide may have, and how many texts a choice: a grammar is made of them."""
+
+RequestName = Annotated[str, Field(max_length=200)]
 
 
 class _Body(BaseModel):
@@ -54,10 +67,10 @@ class GenerateBody(_Body):
     documents: list[tuple[int, int, str]] = []
     options: dict[str, Any] = {}
     tenant: str | None = None
-    request: str = Field(max_length=200)
+    request: RequestName
     guess: bool = False
     provisional: bool = False
-    adopted: list[str] = []
+    adopted: list[RequestName] = Field(default=[], max_length=MOST_ADOPTED)
     exact: bool = False
     recompute_ratio: float | None = Field(default=None, ge=0, le=1)
 
@@ -187,8 +200,26 @@ def options_from_json(said: Mapping[str, Any]) -> SamplingOptions:
     if guide is not None:
         if not isinstance(guide, Mapping) or set(guide) != {"kind", "form"}:
             raise InvalidArgument('guide must be {"kind": ..., "form": [...]}')
-        given["guide"] = Guide(GuideKind(guide["kind"]), guide["form"])
+        given["guide"] = Guide(guide["kind"], _read_form(guide["form"]))
+    if "stop" in given:
+        _require_size("stop", given["stop"], MOST_STOPS, LONGEST_STOPS)
     return SamplingOptions(**given)
+
+
+def _read_form(form: Any) -> tuple[str, ...]:
+    _require_size("guide", form, MOST_CHOICES, LONGEST_GUIDE)
+    return tuple(form)
+
+
+def _require_size(name: str, texts: Any, most: int, characters: int) -> None:
+    """Raise InvalidArgument unless these are so few texts with so few characters together."""
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        raise InvalidArgument(f"{name} has a list of texts")
+    if len(texts) > most or sum(map(len, texts)) > characters:
+        raise InvalidArgument(
+            f"{name} has {len(texts):,} texts of {sum(map(len, texts)):,} characters together, and a "
+            f"server takes {most:,} of {characters:,}: shorten it"
+        )
 
 
 def delta_to_json(delta: Delta, counters: Counters | None) -> dict[str, Any]:

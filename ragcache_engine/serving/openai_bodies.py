@@ -11,26 +11,69 @@ import json
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from pydantic_core import from_json
 from starlette.types import Scope
 
+from ragcache_engine.chat import check_template_args
 from ragcache_engine.errors import InvalidArgument
 from ragcache_engine.prompt import token_segments
 from ragcache_engine.serving.keys import Caller
-from ragcache_engine.serving.routes import Served, read_spans
+from ragcache_engine.serving.messages import LONGEST_GUIDE
+from ragcache_engine.serving.routes import Served, read_spans, require_few_documents
 from ragcache_engine.tiers.prompts import SegmentEnd
-from ragcache_engine.tiers.wire import FIELD
+from ragcache_engine.tiers.wire import FIELD, MalformedRequest, RequestMessage
 
-COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
-REWRITTEN = {COMPLETIONS, CHAT}
-"""The paths whose bodies are rewritten. Both take a `cache_salt`, which keeps tenants apart."""
+COMPLETIONS, CHAT, TOKENIZE = "/v1/completions", "/v1/chat/completions", "/tokenize"
+SALTED = {COMPLETIONS, CHAT}
+"""The paths that take a `cache_salt`, which keeps tenants apart."""
 
 TRANSFER, DOCUMENTS, SEGMENTS = "kv_transfer_params", "documents", "segments"
+TEMPLATE_ARGS = "chat_template_kwargs"
+GUIDES = ("structured_outputs", "response_format")
 
-NOT_FOR_TENANTS = ("priority", "ec_transfer_params", "data_parallel_rank")
-"""What one tenant could use to get ahead of the others, or to reach their tensors."""
+_SAMPLING = frozenset(
+    {
+        "model", "user", "stream", "stream_options", "stream_interval", "n", "seed", "stop",
+        "stop_token_ids", "include_stop_str_in_output", "ignore_eos", "max_tokens", "min_tokens",
+        "temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty",
+        "repetition_penalty", "logit_bias", "logprobs", "prompt_logprobs", "logprob_token_ids",
+        "allowed_token_ids", "bad_words", "thinking_token_budget", "echo", "add_special_tokens",
+        "skip_special_tokens", "spaces_between_special_tokens", "truncate_prompt_tokens",
+        "truncation_side", "return_token_ids", "return_tokens_as_token_ids", "return_token_offsets",
+        "cache_salt", TRANSFER, *GUIDES,
+    }
+)  # fmt: skip
+_CONVERSATION = frozenset(
+    {
+        "model", "messages", "tools", "add_generation_prompt", "continue_final_message",
+        "add_special_tokens", TEMPLATE_ARGS,
+    }
+)  # fmt: skip
+TENANTS_FIELDS = {
+    COMPLETIONS: _SAMPLING | {"prompt", "suffix"},
+    CHAT: _SAMPLING
+    | _CONVERSATION
+    | {
+        "documents", "include_reasoning", "max_completion_tokens", "parallel_tool_calls",
+        "reasoning_effort", "return_prompt_text", "tool_choice", "top_logprobs",
+    },
+    TOKENIZE: _CONVERSATION | {"prompt", "return_token_strs"},
+    "/detokenize": frozenset({"model", "tokens"}),
+}  # fmt: skip
+"""The paths whose bodies are rewritten, and what a tenant may say there. vLLM takes more, with which one
+tenant could get ahead of the others, reach their tensors, or bring programs."""
+
+TENANTS_HEADERS = frozenset(
+    {
+        b"accept", b"accept-encoding", b"authorization", b"content-length", b"content-type", b"host",
+        b"origin", b"traceparent", b"tracestate", b"user-agent",
+    }
+)  # fmt: skip
+"""The headers of a tenant that vLLM sees. Of the others, some say what a body may not."""
 
 
 async def rewrite_body(
+    path: str,
     body: bytes,
     caller: Caller,
     find_served: Callable[[Scope], Awaitable[Served]],
@@ -38,11 +81,12 @@ async def rewrite_body(
 ) -> bytes:
     """Return the body as the server is to read it.
 
-    Raises InvalidArgument for a body that is no JSON object, and for documents that do not lie in the
-    prompt.
+    Raises InvalidArgument for a body that is no JSON object, for documents that do not lie in the
+    prompt, and for more of something than a server takes.
     """
     said = _read_object(body)
     ours = _read_ours(said)
+    _require_bounded(said, ours)
     is_changed = False
     if DOCUMENTS in ours:
         served = await find_served(scope)
@@ -52,15 +96,31 @@ async def rewrite_body(
         said[TRANSFER] = {**said[TRANSFER], FIELD: ours}
         is_changed = True
     if caller.tenant is not None:
-        _confine(said, ours, caller)
+        said = _confine(path, said, ours, caller)
         is_changed = True
     return json.dumps(said).encode() if is_changed else body
 
 
+def _require_bounded(said: dict[str, Any], ours: dict[str, Any]) -> None:
+    """Raise InvalidArgument for what would cost the server more than it brings the client."""
+    try:
+        segments = RequestMessage.from_dict({FIELD: ours}).segments
+    except MalformedRequest as error:
+        raise InvalidArgument(f"{TRANSFER}.{FIELD}.{SEGMENTS}: {error}") from error
+    require_few_documents(sum(document is not None for _, document in segments))
+    for name in GUIDES:
+        if (size := len(json.dumps(said.get(name)))) > LONGEST_GUIDE:
+            raise InvalidArgument(
+                f"{name} has {size:,} characters, and a server takes {LONGEST_GUIDE:,}: shorten it"
+            )
+    if isinstance(arguments := said.get(TEMPLATE_ARGS), dict):
+        check_template_args(arguments)
+
+
 def _read_object(body: bytes) -> dict[str, Any]:
     try:
-        said = json.loads(body)
-    except (ValueError, RecursionError) as error:
+        said = from_json(body)  # it goes no deeper than 200 levels
+    except ValueError as error:
         raise InvalidArgument(f"the body is no JSON: {error}") from error
     if not isinstance(said, dict):
         raise InvalidArgument("the body is no JSON object")
@@ -74,19 +134,18 @@ def _read_ours(said: dict[str, Any]) -> dict[str, Any]:
     return ours if isinstance(ours, dict) else {}
 
 
-def _confine(said: dict[str, Any], ours: dict[str, Any], caller: Caller) -> None:
-    """Put the caller's tenant into the body, and take out what only operators may say."""
-    salt = said.get("cache_salt")
-    said["cache_salt"] = caller.tenant_for(salt if isinstance(salt, str) and salt else None)
-    for name in NOT_FOR_TENANTS:
-        said.pop(name, None)
-    if isinstance(arguments := said.get("vllm_xargs"), dict):
-        said["vllm_xargs"] = {
-            n: v for n, v in arguments.items() if not n.endswith("transfer_params")
-        }
-    said.pop(TRANSFER, None)
-    if SEGMENTS in ours:
-        said[TRANSFER] = {FIELD: {SEGMENTS: ours[SEGMENTS]}}
+def _confine(
+    path: str, said: dict[str, Any], ours: dict[str, Any], caller: Caller
+) -> dict[str, Any]:
+    """Return the body with the caller's tenant in it, and without what only operators may say."""
+    known = TENANTS_FIELDS[path]
+    confined = {name: value for name, value in said.items() if name in known and name != TRANSFER}
+    if path in SALTED:
+        salt = said.get("cache_salt")
+        confined["cache_salt"] = caller.tenant_for(salt if isinstance(salt, str) and salt else None)
+        if SEGMENTS in ours:
+            confined[TRANSFER] = {FIELD: {SEGMENTS: ours[SEGMENTS]}}
+    return confined
 
 
 def _map_to_tokens(said: dict[str, Any], documents: Any, served: Served) -> list[SegmentEnd]:

@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from ragcache_engine.chat import check_messages, check_tools
-from ragcache_engine.checks import require_tenant, require_text
+from ragcache_engine.chat import check_messages, check_template_args, check_tools
+from ragcache_engine.checks import require_short_text, require_tenant, require_text, shown
 from ragcache_engine.errors import (
     BadRequest,
     ConfigError,
@@ -24,11 +24,13 @@ from ragcache_engine.errors import (
     OperatorsOnly,
     PromptTooLong,
     RAGCacheError,
+    RefusedMessages,
     RequestTooLarge,
     ServerBusy,
 )
 from ragcache_engine.prompt import Span, token_segments
-from ragcache_engine.protocols import Backend, BackendRequest, Delta
+from ragcache_engine.protocols import Backend, BackendRequest, Conversation, Delta
+from ragcache_engine.serving.daemon_threads import DaemonThreads
 from ragcache_engine.serving.keys import Caller
 from ragcache_engine.serving.messages import (
     ALIVE_S,
@@ -57,6 +59,15 @@ _STATUS: list[tuple[type[Exception], int]] = [
     (ConfigError, 400),
 ]
 
+MOST_NAMED_DOCUMENTS = 1000
+"""How many documents a prompt may have. Where a block lies on disk, all before it stand in its file."""
+
+RENDER_S = 10.0
+"""How long a chat template may write. Templates are programs, and some take long for what few expect."""
+
+RENDERS_AT_ONCE = 2
+"""How many chat templates write at a time."""
+
 B = TypeVar("B", bound=BaseModel)
 
 
@@ -82,13 +93,14 @@ class Routes:
     """Answers requests. A mistake in one becomes an answer with the name of its error."""
 
     def __init__(self) -> None:
+        self._renderers = DaemonThreads(RENDERS_AT_ONCE)
         self._handlers: dict[tuple[str, str], Handler] = {
             ("GET", "/server"): _describe,
             ("GET", "/counters"): _count,
             ("POST", "/generate"): _generate,
             ("POST", "/tokenize"): _tokenize,
             ("POST", "/detokenize"): _detokenize,
-            ("POST", "/render"): _render,
+            ("POST", "/render"): self._render,
             ("POST", "/tool_calls"): _read_tool_calls,
             ("POST", "/forget"): _forget,
             ("POST", "/clear"): _clear,
@@ -107,6 +119,18 @@ class Routes:
             _log_unforeseen(error)
             return JSONResponse(error_to_json(error), status_of(error))
 
+    async def _render(self, body: bytes, caller: Caller, served: Served) -> Response:
+        conversation = _read_conversation(_read(RenderBody, body), caller, served)
+        try:
+            async with asyncio.timeout(RENDER_S):
+                text = await self._renderers.run(lambda: served.backend.render(conversation))
+        except TimeoutError:
+            raise RefusedMessages(
+                f"the chat template did not write this conversation within {RENDER_S:.0f} s: send fewer "
+                f"messages, or ask again when fewer others do"
+            ) from None
+        return JSONResponse({"text": text})
+
 
 def status_of(error: Exception) -> int:
     """Return the HTTP status that goes with an error."""
@@ -119,19 +143,30 @@ def _log_unforeseen(error: Exception) -> None:
         logger.exception("a request failed; please report this")
 
 
+def require_few_documents(documents: int) -> None:
+    """Raise InvalidArgument for more documents than a prompt may have."""
+    if documents > MOST_NAMED_DOCUMENTS:
+        raise InvalidArgument(
+            f"the prompt names {documents:,} documents, and a server takes {MOST_NAMED_DOCUMENTS:,}: "
+            f"retrieve fewer, or name several as one"
+        )
+
+
 def read_spans(said: Any, prompt: str) -> list[Span]:
     """Read the documents of a prompt: [[start, end, id], ...]. Raises InvalidArgument."""
     spans: list[Span] = []
     reached = 0
+    require_few_documents(len(said) if isinstance(said, list) else 1)
     for one in said if isinstance(said, list) else [said]:
         match one:
             case [int(start), int(end), str(name)] if reached <= start < end <= len(prompt):
-                spans.append(Span(start, end, require_text(name, "a document's id")))
+                spans.append(Span(start, end, require_short_text(name, "a document's id")))
                 reached = end
             case _:
                 raise InvalidArgument(
                     f"a document is [first character, character behind its last, id], inside the "
-                    f"prompt's {len(prompt)} characters and behind the document before it; got {one!r}"
+                    f"prompt's {len(prompt)} characters and behind the document before it; got "
+                    f"{shown(one)}"
                 )
     return spans
 
@@ -183,12 +218,16 @@ def _prepare(said: GenerateBody, caller: Caller, served: Served) -> BackendReque
         tokens,
         token_segments(tokens, spans),
         options,
-        caller.tenant_for(require_tenant(said.tenant)),
+        caller.tenant_for(_read_tenant(said.tenant)),
         is_guess=said.guess,
         is_provisional=said.provisional,
         is_exact=said.exact,
         recompute_ratio=said.recompute_ratio,
     )
+
+
+def _read_tenant(said: str | None) -> str | None:
+    return require_tenant(said if said is None else require_short_text(said, "tenant"))
 
 
 async def _write_events(
@@ -252,26 +291,36 @@ async def _tokenize(body: bytes, caller: Caller, served: Served) -> Response:
 
 async def _detokenize(body: bytes, caller: Caller, served: Served) -> Response:
     said = _read(DetokenizeBody, body)
+    if len(said.token_ids) > served.limits.context_tokens:
+        raise InvalidArgument(
+            f"an answer has {served.limits.context_tokens:,} tokens at most, got {len(said.token_ids):,}"
+        )
     text = await asyncio.to_thread(
         served.backend.detokenize, said.token_ids, said.skip_special_tokens
     )
     return JSONResponse({"text": text})
 
 
-async def _render(body: bytes, caller: Caller, served: Served) -> Response:
-    said = _read(RenderBody, body)
+def _read_conversation(said: RenderBody, caller: Caller, served: Served) -> Conversation:
+    """Check a conversation. Raises OperatorsOnly, or one of the kinds of BadRequest."""
     if said.template is not None and not caller.is_operator:
         raise OperatorsOnly(
             "only an operator may bring a chat template, which is a program: start the server with "
             "--chat-template"
         )
-    conversation = replace(
+    room = served.limits.context_tokens
+    if len(said.messages) >= room:
+        raise PromptTooLong(
+            f"the conversation has {len(said.messages)} messages, and the model's context has room for "
+            f"{room} tokens: send fewer messages"
+        )
+    return replace(
         said.conversation(),
         messages=check_messages(said.messages),
         tools=check_tools(said.tools),
         template=said.template or served.chat_template,
+        template_args=check_template_args(said.template_args),
     )
-    return JSONResponse({"text": await asyncio.to_thread(served.backend.render, conversation)})
 
 
 async def _read_tool_calls(body: bytes, caller: Caller, served: Served) -> Response:
@@ -305,4 +354,4 @@ def _read(kind: type[B], body: bytes) -> B:
 
 
 def _require_texts(names: Sequence[str]) -> list[str]:
-    return [require_text(name, "a document's id") for name in names]
+    return [require_short_text(name, "a document's id") for name in names]

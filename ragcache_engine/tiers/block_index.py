@@ -11,7 +11,7 @@ block shares the block of the next one, and both ids stand on that node.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence, Set
 from typing import Generic, NamedTuple
 
 from ragcache_engine.knowledge import (
@@ -104,8 +104,8 @@ class BlockIndex(Generic[B]):
         """Return the nodes in which a document has tokens."""
         return tuple(self._nodes_of.get(document, ()))
 
-    def has_elsewhere(self, document: str, nodes: Sequence[Node]) -> bool:
-        """Return whether a document has tokens in a node that is none of these few."""
+    def has_elsewhere(self, document: str, nodes: Set[Node]) -> bool:
+        """Return whether a document has tokens in a node that is none of these."""
         return any(node not in nodes for node in self._nodes_of.get(document, ()))
 
     def documents(self) -> Sequence[str]:
@@ -181,9 +181,11 @@ class BlockIndex(Generic[B]):
         return upper
 
     def _name(self, node: Node, documents: Sequence[str]) -> None:
-        if any(document not in node.documents for document in documents):
-            node.add_documents(documents)
-            for document in documents:
+        # A node may have thousands of names, so they are not searched.
+        new = [name for name in documents if node not in self._nodes_of.get(name, ())]
+        if new:
+            node.add_documents(new)
+            for document in new:
                 self._nodes_of.setdefault(document, {})[node] = None
 
     # -- blocks and nodes go -----------------------------------------------------------------------

@@ -130,12 +130,14 @@ class RequestTable(Generic[B]):
     def _pin_path(self, prompt: Prompt) -> list[Node]:
         path = self._index.path(prompt.keys, prompt.cuts)
         tree = self._index.tree
+        uppers: dict[Node, list[Node]] = {}
         for upper, lower in path.splits:
-            # A request that has pinned a node keeps both halves of it.
-            for pinned in [nodes for other in self._pinned.values() for nodes in other.paths()]:
-                if lower in pinned:
-                    pinned.insert(pinned.index(lower), upper)
-                    tree.pin([upper])
+            uppers.setdefault(lower, []).append(upper)
+        # A request that has pinned a node keeps all parts of it. One pass, however many were cut.
+        for pinned in [nodes for other in self._pinned.values() for nodes in other.paths()]:
+            if uppers and not uppers.keys().isdisjoint(pinned):
+                tree.pin([upper for node in pinned for upper in uppers.get(node, ())])
+                pinned[:] = [part for node in pinned for part in (*uppers.get(node, ()), node)]
         tree.pin(path.nodes)
         for _, lower in path.splits:
             tree.prune(lower)

@@ -58,5 +58,5 @@ def explain_computing(
 def _why_absent(node: Node, document: str, request: TrackedRequest, index: BlockIndex[B]) -> Reason:
     if node.uses:
         return Reason.EVICTED
-    elsewhere = index.has_elsewhere(document, request.nodes)
+    elsewhere = index.has_elsewhere(document, frozenset(request.nodes))
     return Reason.OTHER_CONTEXT if elsewhere else Reason.FIRST_TIME

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self
 
+from ragcache_engine.checks import LONGEST_ID, shown
 from ragcache_engine.tiers.borrowing.context import Context
 from ragcache_engine.tiers.counters import Counters
 from ragcache_engine.tiers.prompts import SegmentEnd
@@ -213,12 +214,19 @@ def _segments(said: object) -> tuple[SegmentEnd, ...]:
     segments: list[SegmentEnd] = []
     for segment in said:
         if not isinstance(segment, (list, tuple)) or len(segment) != 2:
-            raise MalformedRequest(f"a segment is [end token, document id or null], not {segment}")
+            raise MalformedRequest(
+                f"a segment is [end token, document id or null], not {shown(segment)}"
+            )
         end, document = segment
-        if not isinstance(end, int) or (segments and end < segments[-1][0]) or end < 0:
-            raise MalformedRequest("the ends of segments are rising token counts")
-        if not isinstance(document, (str, type(None))):
-            raise MalformedRequest(f"a document's id is a string or null, not {document!r}")
+        if type(end) is not int or end <= (segments[-1][0] if segments else -1):
+            raise MalformedRequest(
+                f"the ends of segments are token counts, each above the one before, not {shown(end)}"
+            )
+        if not isinstance(document, (str, type(None))) or len(document or "") > LONGEST_ID:
+            raise MalformedRequest(
+                f"a document's id is null or a string of {LONGEST_ID} characters at most, not "
+                f"{shown(document)}"
+            )
         segments.append((end, document))
     return tuple(segments)
 

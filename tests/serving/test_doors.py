@@ -52,6 +52,14 @@ def ask(server: MemoryServer, path: str, key: str | None = None, **body: Any) ->
     return httpx2.get(f"{server.url}{path}", headers=headers)
 
 
+def asked_with(server: MemoryServer, path: str, key: str | None, **headers: str) -> httpx2.Response:
+    """Ask for completions or models with further headers; the stand-in answers with what it got."""
+    told = {name.replace("_", "-"): value for name, value in headers.items()}
+    if key:
+        told["Authorization"] = f"Bearer {key}"
+    return httpx2.post(f"{server.url}{path}", json={"prompt": "Why?"}, headers=told)
+
+
 def seen(server: MemoryServer, path: str, key: str | None, **body: Any) -> dict[str, Any]:
     """What vLLM's server gets to see of a request."""
     assert ask(server, path, key, **body).status_code == 200
@@ -81,6 +89,23 @@ def test_what_steers_the_server_or_tells_of_others_needs_an_operators_key(
     assert refused.status_code == 403
     assert refused.json()["error"]["kind"] == "OperatorsOnly"
     assert ask(server, path, OPERATOR).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/metrics/", "/metricsX", "/v1/models", "/anything"])
+@pytest.mark.parametrize("method", ["OPTIONS", "HEAD", "PUT", "DELETE", "TRACE", "PROPFIND"])
+def test_no_other_method_comes_in_without_a_key(server: MemoryServer, path: str, method: str):
+    assert httpx2.request(method, f"{server.url}{path}").status_code == 401
+    origin = {"Origin": "http://a.example"}
+    assert httpx2.request(method, f"{server.url}{path}", headers=origin).status_code == 401
+
+
+def test_a_browser_may_ask_what_it_may_ask(server: MemoryServer):
+    asks = {"Origin": "http://a.example", "Access-Control-Request-Method": "POST"}
+    answer = httpx2.options(f"{server.url}/v1/completions", headers=asks)
+    assert answer.status_code == 200
+    assert answer.headers["access-control-allow-origin"] == "*"
+    # The paths behind never see it.
+    assert httpx2.options(f"{server.url}/metrics", headers=asks).text == "OK"
 
 
 @pytest.mark.parametrize("key", [None, SHOP])
@@ -172,9 +197,26 @@ def test_a_tenant_says_nothing_that_only_operators_may_say(server: MemoryServer)
     assert body == {
         "prompt": "Why?",
         "cache_salt": "shop",
-        "vllm_xargs": {"mine": 2},
         "kv_transfer_params": {"ragcache": {"segments": [[3, "tides"]]}},
     }
+
+
+STEERING = {
+    "X_Vllm_Priority": "-100",
+    "X_data_parallel_rank": "1",
+    "X_Request_Id": "that-of-another",
+    "X_Session_ID": "that-of-another",
+    "X_Of_A_Newer_vLLM": "1",
+}
+
+
+def test_a_tenants_headers_say_nothing_that_its_body_may_not(server: MemoryServer):
+    asked_with(server, "/v1/completions", SHOP, **STEERING, User_Agent="mine")
+    headers = server.headers[-1]
+    assert not any(name.startswith("x-") for name in headers)
+    assert (headers["user-agent"], headers["content-type"]) == ("mine", "application/json")
+    asked_with(server, "/v1/completions", OPERATOR, **STEERING)
+    assert server.headers[-1]["x-vllm-priority"] == "-100"
 
 
 def test_tenants_share_nothing_and_an_operator_may_ask_as_one_of_them(server: MemoryServer):

@@ -12,6 +12,8 @@ from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
@@ -27,12 +29,16 @@ OPERATOR = "the operator's own key"
 
 @dataclass
 class MemoryServer:
-    """A server that listens. seen: the bodies that came through the doors to vLLM's own paths."""
+    """A server that listens.
+
+    seen, headers: the bodies and the headers that came through the doors to vLLM's own paths.
+    """
 
     url: str
     backend: Backend
     thread: Any
     seen: list[dict[str, Any]] = field(default_factory=list)
+    headers: list[dict[str, str]] = field(default_factory=list)
 
     def stop(self) -> None:
         """End at once, with all connections, as a process does that is killed."""
@@ -79,6 +85,7 @@ def serve(
     keys = Keys(keys_file, operator_key)
     served: list[Served] = []
     seen: list[dict[str, Any]] = []
+    headers: list[dict[str, str]] = []
     lock = asyncio.Lock()
 
     async def find_served(scope: Any) -> Served:
@@ -90,15 +97,21 @@ def serve(
 
     async def stand_in(request: Request) -> JSONResponse:
         """Stand in for vLLM's own paths, which are not under test here."""
+        headers.append(dict(request.headers))
         seen.append(await request.json() if request.method == "POST" else {})
         return JSONResponse({"path": request.url.path})
 
-    inner = Starlette(routes=[Route("/{path:path}", stand_in, methods=["GET", "POST"])])
+    inner = Starlette(
+        routes=[Route("/{path:path}", stand_in, methods=["GET", "POST", "OPTIONS"])],
+        middleware=[
+            Middleware(CORSMiddleware, allow_origins=["*"], allow_methods=["*"])
+        ],  # as vLLM's server has
+    )
     doors = Doors(inner, limits or Limits(), lambda scope: keys, find_served)
     thread = _ServerThread(doors, port)
     thread.start()
     assert thread.has_started.wait(20)
-    server = MemoryServer(f"http://127.0.0.1:{thread.port}", backend, thread, seen)
+    server = MemoryServer(f"http://127.0.0.1:{thread.port}", backend, thread, seen, headers)
     try:
         yield server
     finally:

@@ -110,11 +110,36 @@ def test_a_document_is_found_in_every_context_and_after_its_node_was_cut():
 def test_a_document_is_elsewhere_if_a_node_of_no_given_path_has_it():
     book = Book()
     one = book.path("abc", Cut(1), Cut(3, ("D",)))
-    assert not book.index.has_elsewhere("D", one)
+    assert not book.index.has_elsewhere("D", set(one))
     other = book.path("xbc", Cut(1), Cut(3, ("D",)))
-    assert book.index.has_elsewhere("D", one)
-    assert not book.index.has_elsewhere("D", [*one, *other])
-    assert not book.index.has_elsewhere("F", [])
+    assert book.index.has_elsewhere("D", set(one))
+    assert not book.index.has_elsewhere("D", {*one, *other})
+    assert not book.index.has_elsewhere("F", set())
+
+
+class Counted(str):
+    """A name that counts how often names are compared."""
+
+    compared = 0
+    __hash__ = str.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        Counted.compared += 1
+        return str.__eq__(self, other)
+
+
+def test_many_names_on_one_node_cost_as_much_as_they_are():
+    book = Book()
+
+    def names() -> tuple[str, ...]:
+        return tuple(Counted(f"{number:x}") for number in range(2000))
+
+    (node,) = book.path("ab", Cut(2, names()))
+    Counted.compared = 0
+    (again,) = book.path("ab", Cut(2, (*names(), "another")))
+    assert again is node
+    assert len(node.documents) == 2001
+    assert Counted.compared < 20 * 2000
 
 
 def test_a_prompt_that_tells_no_names_takes_none_away():

@@ -24,7 +24,7 @@ from ragcache_engine.values import DocumentReuse
 
 def test_what_a_request_carries_survives_the_way_to_vllm():
     message = RequestMessage(
-        segments=((5, None), (20, "d1"), (20, "d2")),
+        segments=((5, None), (20, "d1"), (21, "d" * 512)),
         forget=("d3",),
         guess="g1",
         is_provisional=True,
@@ -62,6 +62,9 @@ def test_a_request_that_says_nothing_carries_nothing():
         [[20, "d1"], [10, "d2"]],
         [[5, 7]],
         [[5, ["d1"]]],
+        [[5, "d1"], [5, "d2"]],
+        [[5, "d" * 513]],
+        [[True, "d1"]],
     ],
 )
 def test_segments_that_cannot_be_so_are_refused(segments: Any):

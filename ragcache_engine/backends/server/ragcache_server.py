@@ -22,6 +22,7 @@ from ragcache_engine.chat import (
 from ragcache_engine.errors import ServerLost
 from ragcache_engine.protocols import BackendRequest, Conversation, Delta
 from ragcache_engine.serving.messages import (
+    MOST_ADOPTED,
     PREFIX,
     DetokenizeBody,
     ForgetBody,
@@ -77,7 +78,7 @@ class RAGCacheServerBackend:
         return _ServerReader(self._connection, [dict(tool) for tool in tools])
 
     async def generate(self, request: BackendRequest) -> AsyncGenerator[Delta, None]:
-        adopted, self._adopted = self._adopted, []
+        adopted, self._adopted = self._adopted[:MOST_ADOPTED], self._adopted[MOST_ADOPTED:]
         body = GenerateBody.of(request, self._name(request.request_id), adopted)
         last: Delta | None = None
         events = self._connection.stream(f"{PREFIX}/generate", body.model_dump())

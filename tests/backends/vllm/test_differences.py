@@ -10,6 +10,7 @@ import pytest
 
 pytest.importorskip("vllm")
 
+from transformers import PreTrainedTokenizerBase
 from vllm.renderers import hf
 
 from ragcache_engine.backends.vllm import differences
@@ -23,6 +24,7 @@ from ragcache_engine.backends.vllm.tiers.offloading import TierOffloadingManager
 from ragcache_engine.backends.vllm.tiers.scheduler import AsyncTierScheduler, TierScheduler
 from ragcache_engine.backends.vllm.tiers.spec import TierSpec
 from ragcache_engine.backends.vllm.tiers.waiting import WaitingQueue
+from ragcache_engine.chat.messages import NO_TEMPLATE_ARGS
 
 pytestmark = pytest.mark.vllm
 
@@ -43,6 +45,16 @@ OURS = [
 """Every class that takes the place of one of vLLM's."""
 
 ANY = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
+
+
+def test_no_argument_of_a_template_is_left_to_who_brings_its_variables():
+    taken = {
+        parameter.name
+        for apply in (hf.safe_apply_chat_template, PreTrainedTokenizerBase.apply_chat_template)
+        for parameter in inspect.signature(apply).parameters.values()
+        if parameter.kind not in ANY
+    }
+    assert taken - {"self", "documents"} <= NO_TEMPLATE_ARGS
 
 
 def test_the_error_of_a_missing_chat_template_is_the_one_that_vllm_raises():

@@ -375,7 +375,10 @@ class TierConnector(OffloadingConnector):
 def _read_message(request: Request) -> RequestMessage:
     """Read the request's message; ignore its segments, with a warning, if they are malformed."""
     try:
-        return RequestMessage.from_dict(request.kv_transfer_params)
+        message = RequestMessage.from_dict(request.kv_transfer_params)
+        if len(message.segments) > max(1, request.num_prompt_tokens):
+            raise MalformedRequest("it has more segments than tokens")
+        return message
     except MalformedRequest as error:
         logger.warning("%s is answered without its segments: %s", request.request_id, error)
         return RequestMessage.from_dict(request.kv_transfer_params, ignore_segments=True)

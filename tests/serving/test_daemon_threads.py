@@ -1,0 +1,60 @@
+"""Calls that may take long, in threads that hold up nobody else."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from ragcache_engine.serving.daemon_threads import DaemonThreads
+
+STUCK = """
+import asyncio, threading
+from ragcache_engine.serving.daemon_threads import DaemonThreads
+
+async def ask():
+    try:
+        await asyncio.wait_for(DaemonThreads(1).run(threading.Event().wait), 0.2)
+    except TimeoutError:
+        print("given up")
+
+asyncio.run(ask())
+"""
+
+
+async def test_a_call_returns_or_raises():
+    def fail() -> int:
+        raise ValueError("seven")
+
+    threads = DaemonThreads(2)
+    assert await threads.run(lambda: 7) == 7
+    with pytest.raises(ValueError, match="seven"):
+        await threads.run(fail)
+
+
+async def test_so_many_run_at_a_time_and_one_that_is_given_up_counts_until_it_ends():
+    threads, may_end, begun = DaemonThreads(2), threading.Event(), threading.Semaphore(0)
+
+    def wait() -> None:
+        begun.release()
+        may_end.wait(60)
+
+    waiting = [asyncio.ensure_future(threads.run(wait)) for _ in range(3)]
+    assert await asyncio.to_thread(begun.acquire, timeout=60)
+    assert await asyncio.to_thread(begun.acquire, timeout=60)
+    waiting[0].cancel()
+    await asyncio.sleep(0.05)
+    assert not begun.acquire(blocking=False)
+    may_end.set()
+    assert await waiting[2] is None
+    assert await threads.run(lambda: 7) == 7
+
+
+def test_a_call_that_never_ends_does_not_keep_its_process():
+    ended = subprocess.run(
+        [sys.executable, "-c", STUCK], capture_output=True, text=True, timeout=120, check=True
+    )
+    assert ended.stdout == "given up\n"
