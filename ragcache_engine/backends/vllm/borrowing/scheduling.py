@@ -122,8 +122,7 @@ class BorrowScheduling:
         self._donors: dict[str, Prompt] = {}
         self._described: dict[DonorName, Prompt] = {}
         self._numbers = count()
-        # For requests that only make donors: those that they asked for.
-        self._asked: dict[str, list[str]] = {}
+        self._asked: dict[str, list[str]] = {}  # for each request, the donors that it asked for
         self._orphans: list[str] = []
         self._ready: dict[str, Borrower[KVCacheBlock]] = {}
         self.held_back: AbstractSet[str] = frozenset()
@@ -216,13 +215,11 @@ class BorrowScheduling:
         """Return the donors of a plan as the cache manager sees them."""
         return [self._describe(request, donor) for donor in plan.donors]
 
-    def add(self, request: Request, plan: BorrowPlan, *, is_maker: bool = False) -> list[Prompt]:
+    def add(self, request: Request, plan: BorrowPlan) -> list[Prompt]:
         """Let a request wait for its donors; return them as the cache manager sees them.
 
-        is_maker: whether it is there for its donors alone. If it ends before them, they end as well.
+        If it ends before them, they end as well, unless another one waits for them.
         """
-        if is_maker:
-            self._asked[request.request_id] = []
         donors = self.describe_donors(request, plan)
         exact = list(request.block_hashes[: plan.exact_blocks])
         self._split_hashes(request, plan)
@@ -451,8 +448,7 @@ class BorrowScheduling:
         name = f"{borrower.name}-donor-{next(self._numbers)}"
         self._donors[name] = self._cache.donors(borrower.name)[donor.place]
         self._borrowers.expect(donor, name)
-        if borrower.name in self._asked:
-            self._asked[borrower.name].append(name)
+        self._asked.setdefault(borrower.name, []).append(name)
         lender = borrower.plan.donors[donor.place]
         self._scheduler.add_first(self._donor_request(name, request, lender))
         self._cache.note_donor(name, borrower.name)

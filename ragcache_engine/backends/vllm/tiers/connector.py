@@ -182,7 +182,7 @@ class TierConnector(OffloadingConnector):
             if isinstance(plan, WhyExact):
                 self._why_exact[name] = plan
             elif borrowing and plan:
-                donors = borrowing.add(request, plan, is_maker=message.makes_donors)
+                donors = borrowing.add(request, plan)
                 prompt = prompt.before(plan.exact_blocks)
         except Exception:
             # Nothing has been changed yet, and all other requests must go on.

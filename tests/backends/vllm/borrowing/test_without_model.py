@@ -555,15 +555,22 @@ def test_a_donor_that_somebody_else_waits_for_is_computed_to_its_end(
     engine.cache.check_idle()
 
 
-def test_donors_of_a_cancelled_question_are_kept_for_the_next_one(borrowing: Callable[..., Any]):
-    engine = borrowing(step_tokens=32)
-    engine.ask("guess", *prompt("a", "b", "c", "d"), is_provisional=True, guess="guess")
-    for _ in range(3):
-        engine.step()
-    engine.abort("guess")
+@pytest.mark.parametrize("guess", [None, "guess"], ids=["question", "guess"])
+def test_donors_of_a_cancelled_request_are_computed_no_further(
+    borrowing: Callable[..., Any], guess: str | None
+):
+    engine = borrowing(step_tokens=128)
+    engine.ask("cancelled", *prompt("a", "b", "c", "d", "e"), guess=guess)
+    engine.step()
+    engine.abort("cancelled")
+    computed = engine.computed_tokens
     engine.run()
-    told = asked(engine, "asked", "a", "b", "c", "e", question=2)
-    assert tiers_of(told)[1:3] == ["device", "device"]
+    assert engine.computed_tokens == computed
+    tokens, segments = prompt("a", "b", "c", question=2)
+    engine.ask("asked", tokens, segments)
+    engine.run()
+    assert engine.computed_tokens - computed < len(tokens), "what was computed is kept"
+    engine.cache.check_idle()
 
 
 def test_with_any_donors_a_document_is_borrowed_from_the_prompt_it_was_in(
