@@ -58,4 +58,5 @@ def _add_up(parts: Sequence[Warmed]) -> Warmed:
         sum(part.sets for part in parts),
         sum(part.prompt_tokens for part in parts),
         sum(part.computed_tokens for part in parts),
+        tuple(one for part in parts for one in part.left_out),
     )

@@ -106,6 +106,8 @@ def warm_disk(settings: WarmSettings, console: Console) -> None:
             warmed = _warm_sets(engine, sets, index, form)
             what = f"{warmed.sets} sets of documents"
         written = engine.stats().tiers.written_bytes
+    if warmed.left_out:
+        what += f" ({len(warmed.left_out)} of them left out, see above)"
     asked = f", asked for by {len(questions)} questions" if questions else ""
     console.print(
         f"{what}{asked}: {warmed.prompt_tokens} tokens, {warmed.computed_tokens} of them computed now; "

@@ -402,6 +402,8 @@ class RAGCacheEngine:
         With reuse="anywhere", the first document of a set is stored for prompts that begin with it, and
         each later one as it is borrowed: behind its neighbour, if that is known, or alone.
         Warming counts as a use of the documents. With a disk cache, later processes profit as well.
+        A set that cannot be prefilled, such as one that is longer than the model's context, is left out
+        with a warning, and named in the result; if all are, the first one's error is raised.
         Raises InvalidArgument, UnknownDocument or UnknownTemplate before any work.
         """
         require_switch(only_missing, "only_missing")

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+from dataclasses import dataclass, replace
+from typing import NamedTuple, TypeVar
 
 from ragcache_engine.checks import require_instance, require_items
 from ragcache_engine.errors import UnknownDocument, UnknownTemplate
 from ragcache_engine.prompt import Render, find_documents
 from ragcache_engine.values import DOCUMENTS_HINT, Document, Usage
 
+logger = logging.getLogger(__name__)
+
 T = TypeVar("T")
 
 QUESTION_PLACEHOLDER = "\x00the question comes here\x00"
 """Stands in for a question, and occurs in no document. The prefilled text ends before it."""
+
+
+class LeftOut(NamedTuple):
+    """A set of documents that could not be prefilled: the documents' ids, and why."""
+
+    documents: tuple[str, ...]
+    why: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,23 +33,30 @@ class Warmed:
 
     sets: how many sets of documents were prefilled. prompt_tokens: the tokens of their prompts.
     computed_tokens: how many of those had to be computed; the others were cached already.
+    left_out: the sets that could not be prefilled, such as one that is longer than the model's context.
     """
 
     sets: int = 0
     prompt_tokens: int = 0
     computed_tokens: int = 0
+    left_out: tuple[LeftOut, ...] = ()
 
     def after_held(self, prompt_tokens: int) -> Warmed:
         """Return these counts with one more set, of which nothing had to be computed."""
-        return Warmed(self.sets + 1, self.prompt_tokens + prompt_tokens, self.computed_tokens)
+        return replace(self, sets=self.sets + 1, prompt_tokens=self.prompt_tokens + prompt_tokens)
 
     def after(self, usage: Usage) -> Warmed:
         """Return these counts with one more set."""
-        return Warmed(
-            self.sets + 1,
-            self.prompt_tokens + usage.prompt_tokens,
-            self.computed_tokens + usage.computed_tokens,
+        return replace(
+            self.after_held(usage.prompt_tokens),
+            computed_tokens=self.computed_tokens + usage.computed_tokens,
         )
+
+    def without(self, prefill: Prefill, error: Exception) -> Warmed:
+        """Return these counts with one more set that was left out, and log it."""
+        names = tuple(one.id for one in prefill[1])
+        logger.warning("warming leaves out %s: %s", ", ".join(map(repr, names))[:200], error)
+        return replace(self, left_out=(*self.left_out, LeftOut(names, str(error))))
 
 
 def sets_of_each(documents: Sequence[T], *, borrows: bool) -> list[list[T]]:

@@ -12,7 +12,7 @@ from functools import partial
 from itertools import islice
 
 from ragcache_engine.anywhere.donor_preparation import ONE_TOKEN
-from ragcache_engine.errors import EngineDied
+from ragcache_engine.errors import EmptyPrompt, EngineDied, GenerationFailed, PromptTooLong
 from ragcache_engine.requests.intake import PromptIntake
 from ragcache_engine.requests.runner import PreparedRequest
 from ragcache_engine.requests.runtime import Runtime
@@ -26,6 +26,10 @@ WARM_AT_ONCE = 4
 LOOKED_UP_AT_ONCE = 16
 """How many prompts to look up in the tiers at a time. Between two steps of the model, each takes some
 2 ms."""
+
+
+OF_ONE_SET = (EmptyPrompt, PromptTooLong, GenerationFailed)
+"""Errors after which all other sets can still be prefilled."""
 
 
 class Prefiller:
@@ -67,6 +71,18 @@ class Prefiller:
         )
         return replace(prepared, request=replace(prepared.request, makes_donors=True))
 
+    def prepare_all(
+        self, prefills: Sequence[Prefill], leave_out: Callable[[Prefill, Exception], None]
+    ) -> list[tuple[Prefill, PreparedRequest]]:
+        """Return the requests that prefill these. leave_out: called with each that cannot be, and why."""
+        prepared = []
+        for one in prefills:
+            try:
+                prepared.append((one, self.prepare(one)))
+            except OF_ONE_SET as error:
+                leave_out(one, error)
+        return prepared
+
     def touch_if_cached(self, requests: Sequence[PreparedRequest]) -> list[bool]:
         """Return which requests need not run, as some tier holds all that they would compute.
 
@@ -104,33 +120,47 @@ class Prefiller:
 def prefill_all(prefills: Sequence[Prefill], prefiller: Prefiller, *, progress: bool) -> Warmed:
     """Prefill everything, WARM_AT_ONCE at a time, but for what is held already.
 
-    progress: show a bar on standard error.
+    A set that cannot be prefilled is left out, and the others go on. progress: show a bar on standard
+    error.
+    Raises the error of the first set that was left out if no set could be prefilled.
     """
-    warmed = Warmed()
-    running: deque[Future[Answer]] = deque()
+    warmed, first_error = Warmed(), None
+    running: deque[tuple[Prefill, Future[Answer]]] = deque()
     with (
         show_progress(len(prefills), progress) as advance,
         ThreadPoolExecutor(WARM_AT_ONCE) as pool,
     ):
 
+        def leave_out(prefill: Prefill, error: Exception) -> None:
+            nonlocal warmed, first_error
+            first_error = first_error or error
+            warmed = warmed.without(prefill, error)
+            advance()
+
         def collect(most: int) -> None:
             nonlocal warmed
             while len(running) > most:
-                warmed = warmed.after(running.popleft().result().usage)
-                advance()
+                prefill, answer = running.popleft()
+                try:
+                    warmed = warmed.after(answer.result().usage)
+                    advance()
+                except OF_ONE_SET as error:
+                    leave_out(prefill, error)
 
         for start in range(0, len(prefills), LOOKED_UP_AT_ONCE):
             part = prefills[start : start + LOOKED_UP_AT_ONCE]
-            requests = [prefiller.prepare(one) for one in part]
-            held = prefiller.touch_if_cached(requests)
-            for request, is_held in zip(requests, held, strict=True):
+            prepared = prefiller.prepare_all(part, leave_out)
+            held = prefiller.touch_if_cached([request for _, request in prepared])
+            for (prefill, request), is_held in zip(prepared, held, strict=True):
                 if is_held:
                     warmed = warmed.after_held(len(request.request.tokens))
                     advance()
                 else:
-                    running.append(pool.submit(prefiller.run, request))
+                    running.append((prefill, pool.submit(prefiller.run, request)))
                     collect(WARM_AT_ONCE)  # no more are prepared than can soon run
         collect(0)
+    if first_error and not warmed.sets:
+        raise first_error
     return warmed
 
 
@@ -138,22 +168,29 @@ async def prefill_all_async(
     prefills: Sequence[Prefill], prefiller: Prefiller, *, progress: bool
 ) -> Warmed:
     """`prefill_all` for coroutines. Cancelling it, or an error, cancels the prefills that still run."""
-    warmed, waiting = Warmed(), iter(prefills)
-    missing: deque[PreparedRequest] = deque()
+    warmed, first_error, waiting = Warmed(), None, iter(prefills)
+    missing: deque[tuple[Prefill, PreparedRequest]] = deque()
     looking = asyncio.Lock()
     with show_progress(len(prefills), progress) as advance:
+
+        def leave_out(prefill: Prefill, error: Exception) -> None:
+            nonlocal warmed, first_error
+            first_error = first_error or error
+            warmed = warmed.without(prefill, error)
+            advance()
 
         async def look_up_more() -> None:
             nonlocal warmed
             while not missing and (part := list(islice(waiting, LOOKED_UP_AT_ONCE))):
-                requests = await asyncio.to_thread(lambda: [prefiller.prepare(one) for one in part])
+                prepared = await asyncio.to_thread(prefiller.prepare_all, part, leave_out)
+                requests = [request for _, request in prepared]
                 held = await asyncio.to_thread(prefiller.touch_if_cached, requests)
-                for request, is_held in zip(requests, held, strict=True):
+                for one, is_held in zip(prepared, held, strict=True):
                     if is_held:
-                        warmed = warmed.after_held(len(request.request.tokens))
+                        warmed = warmed.after_held(len(one[1].request.tokens))
                         advance()
                     else:
-                        missing.append(request)
+                        missing.append(one)
 
         async def work() -> None:
             nonlocal warmed
@@ -162,8 +199,12 @@ async def prefill_all_async(
                     await look_up_more()
                     if not missing:
                         return
-                    request = missing.popleft()
-                answer = await prefiller.arun(request)
+                    prefill, request = missing.popleft()
+                try:
+                    answer = await prefiller.arun(request)
+                except OF_ONE_SET as error:
+                    leave_out(prefill, error)
+                    continue
                 warmed = warmed.after(answer.usage)
                 advance()
 
@@ -174,6 +215,8 @@ async def prefill_all_async(
             for worker in workers:
                 worker.cancel()
             await asyncio.gather(*workers, return_exceptions=True)
+    if first_error and not warmed.sets:
+        raise first_error
     return warmed
 
 

@@ -14,6 +14,7 @@ from ragcache_engine import (
     GenerationFailed,
     InvalidArgument,
     MemoryBackend,
+    PromptTooLong,
     RAGCacheEngine,
     Warmed,
 )
@@ -104,6 +105,27 @@ def test_a_prefill_that_fails_ends_a_warming_with_its_error(
     engine = engine_on(MemoryBackend(fault=fail))
     with pytest.raises(GenerationFailed, match="a step broke"):
         asyncio.run(engine.awarm([[A], [B]], template=TEMPLATE))
+
+
+@pytest.mark.parametrize("in_coroutines", [False, True])
+def test_a_set_that_cannot_be_prefilled_is_left_out_by_name_and_the_others_go_on(
+    memory_engine: RAGCacheEngine, caplog: pytest.LogCaptureFixture, in_coroutines: bool
+):
+    documents = [Document(f"d{number}", f"{number} words stand here. " * 9) for number in range(40)]
+    documents[20] = Document("long", "word " * memory_engine.limits.context_tokens)
+    sets = [[one] for one in documents]
+    warmed = (
+        asyncio.run(memory_engine.awarm(sets, template=TEMPLATE))
+        if in_coroutines
+        else memory_engine.warm(sets, template=TEMPLATE)
+    )
+    assert warmed.sets == 39
+    ((names, why),) = warmed.left_out
+    assert names == ("long",)
+    assert "max_model_len" in why
+    assert "'long'" in caplog.text
+    with pytest.raises(PromptTooLong):
+        memory_engine.warm([[documents[20]]], template=TEMPLATE)
 
 
 def test_what_is_warmed_is_no_answer_and_changes_no_rate():
