@@ -222,6 +222,12 @@ class CachedTokens:
             self.device + other.device, self.host + other.host, self.disk + other.disk
         )
 
+    def within(self, tokens: int) -> CachedTokens:
+        """Return the first of these, at most so many: those on the device come first in a prompt."""
+        device = min(self.device, tokens)
+        host = min(self.host, tokens - device)
+        return CachedTokens(device, host, min(self.disk, tokens - device - host))
+
     @property
     def total(self) -> int:
         """All reused tokens together."""
@@ -319,6 +325,8 @@ class Usage(ShownAsTable):
       call to the engine.
     retrieval_s: the part of ttft_s before the engine was called; 0 without a retrieval.
     total_s: seconds from the question to the last token.
+    cached: prompt tokens that were reused; of an answer that goes on after a failed attempt, those that
+      the last attempt reused.
     document_ids: the documents recognised in the prompt, in the prompt's order.
     borrowed: tokens taken from another context and not computed anew, by the tier that held them; see
       EngineConfig.reuse. recomputed_tokens: tokens of borrowed documents that were computed anew.

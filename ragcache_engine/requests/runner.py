@@ -147,7 +147,8 @@ class RequestRunner:
             learning = prepared.learn and loop.run_in_executor(None, prepared.learn)
             async with aclosing(generated) as deltas:
                 async for delta in deltas:
-                    prompt_tokens = delta.prompt_tokens or prompt_tokens
+                    if not lost_tokens:  # else this attempt's prompt has part of the answer
+                        prompt_tokens = delta.prompt_tokens or prompt_tokens
                     if delta.is_start:
                         yield START
                         continue
@@ -155,7 +156,8 @@ class RequestRunner:
                         first_token_s = now()
                         claim.first_token(delta.cached or cached, prompt_tokens)
                     if delta.finish_reason:
-                        cached = delta.cached or CachedTokens()
+                        borrowed = sum(delta.reuse.borrowed_by_tier.values()) if delta.reuse else 0
+                        cached = (delta.cached or cached).within(prompt_tokens - borrowed)
                     output_tokens += len(delta.token_ids)
                     usage = None
                     if delta.finish_reason:

@@ -75,10 +75,15 @@ def test_answers_and_tiers_have_counted_the_same(
             usages.append(engine.generate(prompt, documents, ENDS[end], exact=is_exact).usage)
         stats = engine.stats()
     assert all(usage.has_account for usage in usages)
+    assert all(usage.computed_tokens >= 0 for usage in usages)
     assert stats.retried == [end for _, end in asked].count("resumed")
     for tier in ("device", "host", "disk"):
         told = sum(getattr(usage.cached, tier) for usage in usages)
-        assert told == getattr(stats.cached, tier) == getattr(stats.tiers, f"{tier}_tokens")
+        assert told == getattr(stats.cached, tier)
+        if stats.retried:  # the tiers saw part of an answer as a prompt
+            assert told <= getattr(stats.tiers, f"{tier}_tokens")
+        else:
+            assert told == getattr(stats.tiers, f"{tier}_tokens")
     borrowed = sum(usage.borrowed.total for usage in usages)
     assert borrowed == stats.borrowed.total == stats.tiers.borrowed_tokens
     assert stats.approximate == sum(not usage.is_exact for usage in usages)
