@@ -11,7 +11,14 @@ from typing import Any
 
 import pytest
 
-from ragcache_engine import ConfigError, Document, EngineConfig, RAGCacheEngine, SamplingOptions
+from ragcache_engine import (
+    ConfigError,
+    Document,
+    EngineConfig,
+    PromptTooLong,
+    RAGCacheEngine,
+    SamplingOptions,
+)
 from ragcache_engine.backends.memory import MemoryBackend, Stall
 from ragcache_engine.knowledge import CostProfile
 from ragcache_engine.simulation.sizes import NOMINAL_TOKEN_BYTES
@@ -307,5 +314,5 @@ def test_a_prompt_longer_than_the_device_is_refused_as_one_beyond_the_context(
     engine_on: EngineOn,
 ):
     engine = engine_on(MemoryBackend(block_tokens=4, device_blocks=10))
-    with pytest.raises(ValueError, match="context of 40"):
+    with pytest.raises(PromptTooLong, match="context of 40"):
         ask(engine, A)

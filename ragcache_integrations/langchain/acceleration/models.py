@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 from langchain_core.language_models import BaseChatModel, BaseLanguageModel, BaseLLM
 
-from ragcache_engine import NoChatTemplate, RAGCacheEngine
+from ragcache_engine import BadRequest, NoChatTemplate, RAGCacheEngine
 from ragcache_integrations.acceleration import (
     CannotCarry,
     Rules,
@@ -56,7 +56,7 @@ def find_refused_option(model: OurModel, options: Mapping[str, Any]) -> str | No
     """Return why calls of our model cannot have these options; None if they can."""
     try:
         model.check_call(options)
-    except (ValueError, TypeError, KeyError) as error:
+    except (BadRequest, ValueError, TypeError, KeyError) as error:
         return f"the options bound to it cannot be carried: {error}"
     return None
 
@@ -64,7 +64,7 @@ def find_refused_option(model: OurModel, options: Mapping[str, Any]) -> str | No
 def _make(kind: type[OurModel], engine: RAGCacheEngine, options: dict[str, Any]) -> OurModel:
     try:
         return kind(engine=engine, **options)
-    except ValueError as error:
+    except (BadRequest, ValueError) as error:
         raise CannotCarry(f"its options cannot be carried: {error}") from error
 
 

@@ -10,7 +10,7 @@ from llama_index.core.base.llms.generic_utils import (
 )
 from llama_index.core.llms.llm import LLM
 
-from ragcache_engine import NoChatTemplate, RAGCacheEngine
+from ragcache_engine import BadRequest, NoChatTemplate, RAGCacheEngine
 from ragcache_integrations.acceleration import (
     CannotCarry,
     Rules,
@@ -59,7 +59,7 @@ def make_our_llm(llm: LLM, rules: Rules) -> RAGCacheLLM:
             **options,
             **kept,
         )
-    except ValueError as error:
+    except (BadRequest, ValueError) as error:
         raise CannotCarry(f"its options cannot be carried: {error}") from error
 
 
