@@ -1,4 +1,19 @@
 """The `ragcache` command. It uses the engine and the integrations as any other program would.
 
-`main` chooses a command, `commands` has one light file for each, and the other modules do the work.
+`main` chooses a command, `commands` has one light file for each, with its arguments, and other modules do
+the work:
+
+| command | module |
+|---|---|
+| ask | answering.py |
+| calibrate | calibrating/calibrate.py |
+| dashboard | ragcache_engine/dashboard |
+| demo | chain_comparison.py |
+| doctor | diagnosis.py |
+| monitoring | monitoring/, files that the command copies |
+| profile | prefill_profile.py |
+| serve | server.py; with --replicas fleet_server.py |
+| simulate | simulate.py; with --replicas simulate_fleet.py |
+| top | top.py |
+| warm | disk_warming.py |
 """

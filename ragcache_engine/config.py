@@ -67,25 +67,25 @@ class EngineConfig(BaseModel):
     disk_cache_dir: the folder of the disk cache; None: kv/ in $RAGCACHE_HOME, by default
       ~/.cache/ragcache.
     policy: which documents a full tier evicts first; a name of knowledge.POLICIES.
-    reorder_window: how many others may overtake a waiting request. The one with the most tokens cached
-      and the fewest to compute goes first. In a long queue more may overtake: three quarters of those
-      that waited when the request came. 1: first come, first served.
+    reorder_window: the waiting request with the most cached and the least to compute goes first. Each may
+      be overtaken by at most this many others, or by three quarters of those that waited when it came if
+      that is more. 1: in order of arrival.
     document_order: how retrievers order the documents they found. "retrieved": nearest first, so that
       the prompt is what the pipeline would write without RAGCache; "canonical": sorted by id; "cached":
       cached documents first. The last two reuse more tensors, but change the prompt, and so perhaps the
       answer.
     cache_depth: cache only this many documents from the start of a prompt; None: all.
     reuse: which tensors of a document a prompt may use. "prefix": those computed behind the same tokens,
-      so answers never change. "anywhere": those of every document, at any position; documents after the
-      first are borrowed from another context, and a part of their tokens is computed anew. Answers are
-      then approximate; see docs/guides/anywhere.md.
+      so answers never change. "anywhere": the engine stores each document once more in a short prompt of
+      its own, its donor. Prompts borrow all documents after the first from there, at any position, and
+      compute a part of their tokens anew. Answers are then approximate; see docs/guides/anywhere.md.
     recompute_ratio: with reuse="anywhere", the share of a borrowed document's tokens to compute anew,
       from 0 (fastest) to 1 (exact). None: as `ragcache calibrate` found for this model, dtype, chat
       template and donors; NotCalibrated is raised at the start where it found nothing.
-    donors: with reuse="anywhere", the context that documents are borrowed from. "neighbours": behind the
-      document's nearest one in the corpus; "alone": behind the system text only; "any": from whatever
-      prompt it stood in before, so that nothing has to be prepared, and answers depend on what was asked
-      before. With "any", recompute_ratio has to be given.
+    donors: with reuse="anywhere", where each document is stored to be borrowed. "neighbours": behind the
+      document's nearest one in the corpus; "alone": behind the system text only; "any": nowhere: it is
+      borrowed from whatever prompt it stood in before, so nothing has to be prepared, and answers depend
+      on what was asked before. With "any", recompute_ratio has to be given.
     missing_donors: with reuse="anywhere", what happens to documents that nobody has prepared. "compute":
       they are computed in their donors' contexts first, so that answers do not depend on what is cached;
       a prompt of new documents then takes longer than an exact one. "later": a prompt is answered
@@ -99,9 +99,10 @@ class EngineConfig(BaseModel):
     request_timeout_s: if the backend shows no token of any request for this long, the engine tries
       every waiting request once more, and then ends it with RequestTimedOut. Waiting in a busy queue
       does not count.
-    speculation: whether to begin the answer on provisional search results, before the prompt comes.
-      "auto": where measurements show that it gains time, so not for searches of a few milliseconds, for
-      prompts that cannot be foreseen, or under load. It never changes an answer.
+    speculation: whether to begin an answer before its prompt comes, on the documents that the search has
+      found so far or in the end. "auto": where measurements show that it gains time, so not for prompts
+      that cannot be foreseen, or under load, and during a search only if that takes more than a few
+      milliseconds. It never changes an answer.
     chat_template: the Jinja text that writes conversations, or the path of a file with that text. None:
       the model's own.
     tool_parser: the name of vLLM's parser for the model's tool calls, as for `--tool-call-parser` of its

@@ -216,3 +216,13 @@ def test_what_a_guide_shows_runs(guide: Path, old_store, shown_server, tmp_path,
         assert names["store"].get_by_ids(["old"])[0].page_content == "Old text."
         assert store.load_local("my_store", names["embeddings"]).document_count == 3
         assert store.load_local("new_store", names["embeddings"]).document_count == 1
+
+
+def test_every_file_in_the_picture_of_the_architecture_is_there():
+    picture = (ROOT / "docs" / "images" / "architecture.svg").read_text(encoding="utf-8")
+    shown = " ".join(re.findall(r"<text[^>]*>([^<]*)<", picture))
+    named = {name.rstrip("/") for name in re.findall(r"(?:\w+/)+\w*(?:\.py)?|\w+\.py", shown)}
+    assert {"requests/runner.py", "speculation", "tiers/disk"} <= named
+    sources = [f"/{path.relative_to(ROOT)}" for path in ROOT.glob("ragcache_*/**/*")]
+    gone = {name for name in named if not any(path.endswith(f"/{name}") for path in sources)}
+    assert gone == set()

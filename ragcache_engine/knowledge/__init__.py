@@ -2,7 +2,7 @@
 
 | file | holds |
 |---|---|
-| node.py | a node of the tree: a document after the documents before it |
+| node.py | a node of the tree: a run of whole blocks behind the blocks before it, usually one document |
 | tree.py | all nodes, their pins, and how often they were used |
 | residency.py | which blocks of a node are in which tier; the tiers' budgets |
 | freed.py | what the tree tells its owner to free |

@@ -1,4 +1,4 @@
-"""Start on provisional search results: Algorithm 2, an estimate of its gain, and the pipeline itself."""
+"""Begin answers before their prompts come: Algorithm 2, an estimate of its gain, and the pipeline."""
 
 from ragcache_engine.speculation.claim import Claim
 from ragcache_engine.speculation.pipeline import Pipeline

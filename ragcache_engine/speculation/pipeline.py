@@ -1,5 +1,7 @@
-"""Dynamic speculative pipelining: prefill while the search still runs, and adopt the work if it fits.
+"""Dynamic speculative pipelining: begin an answer before its prompt comes, and adopt it if it fits.
 
+Work starts on the documents of a stage while the search still runs, and on the final ones when it ends.
+If only a part of the prompt can be foreseen, that part is prefilled.
 A prompt adopts a speculation only if its tokens and its sampling options are the same. So a wrong guess
 costs time and never changes an answer. Work that no prompt claims ends after a while; the blocks that it
 prefilled stay cached. Source: RAGCache, §5.3.

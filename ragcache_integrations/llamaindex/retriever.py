@@ -235,7 +235,8 @@ class RAGCacheRetriever(VectorIndexRetriever):
         retriever: a retriever of an index in Chroma, Qdrant or pgvector, BM25, a fusion of several, or a
           retriever of your own.
         template, llm, chain: see `from_index`.
-        There are no stages: the engine hears of the nodes when the search has ended. Raises
+        There are no stages: the engine hears of the nodes when the search has ended, and may begin the
+        answer between then and the prompt. Raises
         InvalidArgument for what is no retriever, or tells an engine already, and for an engine and an llm
         as `from_index` does; ValueError for a template whose variables cannot be told apart.
         """

@@ -65,11 +65,10 @@ class DocumentSpan(NamedTuple):
 class Donor:
     """A prompt that lends the tensors of its last document.
 
-    token_ids: the system text, the context and the document; then the last one of these again up to the
-      end of the block, and once more. So every token that is lent lies in a whole block, and vLLM, which
-      always computes the last token of a prompt, can take all of these from a cache. The document ends
-      with the last token that its context names. If none is named, its last token is left out. So a
-      document has one donor, whatever stands behind it.
+    token_ids: system text, context, document, padded with its last token to a full block plus one token.
+      vLLM reuses only full blocks and always computes the last token; the padding puts every lent token
+      in a full block. The document ends with the last token that its context names. If none is named, its
+      last token is left out. So a document has one donor, whatever stands behind it.
     segments: its runs, as a RequestMessage carries them.
     start: where the document begins in it.
     """
