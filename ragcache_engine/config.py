@@ -208,6 +208,13 @@ class EngineConfig(BaseModel):
                 'recompute_ratio is given, and reuse="prefix" borrows nothing that could be computed '
                 'anew: set reuse="anywhere" as well, or leave recompute_ratio out'
             )
+        if self.reuse == "prefix":
+            for name, harmless in (("donors", ("neighbours",)), ("recheck_share", (0.0, 0.01))):
+                if getattr(self, name) not in harmless:
+                    raise ValueError(
+                        f'{name} is given, and reuse="prefix" borrows nothing: set reuse="anywhere" as '
+                        f"well, or leave {name} out"
+                    )
         if self.reuse == "anywhere" and self.donors == "any" and self.recompute_ratio is None:
             raise ValueError(
                 'donors="any" needs a recompute_ratio, from 0 to 1: `ragcache calibrate` cannot find '

@@ -74,3 +74,17 @@ def test_a_configuration_does_not_change():
 def test_sampling_options_that_cannot_work_are_refused(wrong: dict[str, object], word: str):
     with pytest.raises(ValueError, match=word):
         SamplingOptions(**wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("donors", "alone"),
+        ("recheck_share", 0.5),
+        ("recompute_ratio", 0.1),
+        ("missing_donors", "later"),
+    ],
+)
+def test_what_exact_reuse_would_ignore_is_refused(name: str, value: object):
+    with pytest.raises(ValidationError, match=f"{name}.*anywhere"):
+        EngineConfig.model_validate({"backend": "memory", name: value})

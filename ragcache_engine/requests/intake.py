@@ -95,6 +95,11 @@ class PromptIntake:
             recompute_ratio = require_number(recompute_ratio, "recompute_ratio")
             if not 0 <= recompute_ratio <= 1:
                 raise InvalidArgument(f"recompute_ratio is from 0 to 1, got {recompute_ratio}")
+            if not self._runtime.may_borrow:
+                raise InvalidArgument(
+                    "recompute_ratio is for prompts that borrow, and this engine borrows nothing: make "
+                    'it with reuse="anywhere", or leave recompute_ratio out'
+                )
         options = require_options(options)
         if isinstance(prompt, ChatPrompt):
             prompt, options = str(prompt), replace(options, add_special_tokens=False)

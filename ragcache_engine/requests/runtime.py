@@ -59,6 +59,7 @@ class Runtime:
     ) -> None:
         self.backend = backend
         self.forgotten = forgotten or ForgetLog()
+        self.may_borrow = may_borrow
         self._reports = reports
         heartbeat = Heartbeat(request_timeout_s)
         self.pipeline = Pipeline(

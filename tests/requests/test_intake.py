@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from ragcache_engine import Document, EmptyPrompt, PromptTooLong, RAGCacheEngine, SamplingOptions
+from ragcache_engine import (
+    Document,
+    EmptyPrompt,
+    InvalidArgument,
+    PromptTooLong,
+    RAGCacheEngine,
+    SamplingOptions,
+)
 
 SLICES = Document("slices", "A slicing selects a range of items in a sequence object. " * 8)
 WITH = Document("with", "The with statement wraps a block with a context manager's methods. " * 8)
@@ -39,3 +46,8 @@ def test_a_prompt_longer_than_the_context_is_refused_before_any_work(engine: RAG
 def test_a_prompt_that_is_no_text_is_refused(engine: RAGCacheEngine):
     with pytest.raises(TypeError, match="string"):
         engine.generate(["a", "list"])  # type: ignore[arg-type]
+
+
+def test_a_ratio_for_an_engine_that_borrows_nothing_is_refused(memory_engine: RAGCacheEngine):
+    with pytest.raises(InvalidArgument, match="anywhere"):
+        memory_engine.generate("Why?", recompute_ratio=0.1)
