@@ -386,7 +386,7 @@ class RAGCacheEngine:
             >>> sea = [Document("tides", "They follow the moon. " * 9), Document("salt", "It stays.")]
             >>> with RAGCacheEngine(EngineConfig(backend="memory")) as engine:
             ...     engine.warm([["tides", "salt"]], template="{context}\\n\\n{question}", corpus=sea)
-            Warmed(sets=1, prompt_tokens=46, computed_tokens=46)
+            Warmed(sets=1, prompt_tokens=46, computed_tokens=46, left_out=())
 
         document_sets: each in the order in which prompts will have its documents; ids, or Documents with
           the texts that prompts will contain.
