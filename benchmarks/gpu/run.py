@@ -105,7 +105,7 @@ def carry_out(run: Run, part: Part, left_s: float, program: list[str]) -> bool:
         run.emit("left out", name=part.name, why="the time of the run was over")
         return False
     log = run.out / LOGS / f"{part.name.replace(':', '-').replace(' ', '-')}.txt"
-    log.parent.mkdir(exist_ok=True)
+    log.parent.mkdir(parents=True, exist_ok=True)
     environment = {**os.environ, **run.settings.get("environment", {}), **part.environment}
     began = time.monotonic()
     with log.open("wb") as file:

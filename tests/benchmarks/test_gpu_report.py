@@ -198,5 +198,6 @@ def test_parts_run_small_on_a_cpu(demo_model: str, tmp_path: Path):
     assert done.returncode == 0, rows_of(run, "failed")
     started = {row["system"]: row for row in rows_of(run, "started")}
     assert started["RAGCache"]["same_answer_again"]
-    assert {row["place"] for row in rows_of(run, "ttft")} == set(PLACES)
+    tiers = {place for place in PLACES if not place.startswith("borrowed")}
+    assert {row["place"] for row in rows_of(run, "ttft")} == tiers
     assert (out / "ttft.png").exists()

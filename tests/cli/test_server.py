@@ -15,6 +15,7 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 
 import psutil
 import pytest
@@ -233,7 +234,10 @@ def test_the_server_answers_and_tells_where_tokens_came_from(demo_model: str, se
     metrics = fetch(f"http://127.0.0.1:{server_port}/metrics").decode()
     assert "ragcache_prompt_tokens_total{" in metrics
     malformed = asked | {"kv_transfer_params": {"ragcache": {"segments": "all of it"}}}
-    assert ask(server_port, malformed)["choices"]
+    with pytest.raises(HTTPError) as refused:
+        ask(server_port, malformed)
+    assert refused.value.code == 400
+    assert "segments" in refused.value.read().decode()
 
 
 def test_promtool_finds_nothing_to_complain_about(demo_model: str, server_port: int):
