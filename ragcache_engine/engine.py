@@ -13,9 +13,9 @@ from pathlib import PurePath
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from ragcache_engine.anywhere.calibration import Calibration, find_calibration
+from ragcache_engine.anywhere.calibration import Calibration, find_calibration, with_ratio
 from ragcache_engine.anywhere.donor_preparation import PreparingBackend
-from ragcache_engine.anywhere.drift import BY_HAND_LEAST, Drift
+from ragcache_engine.anywhere.drift import Drift
 from ragcache_engine.anywhere.forwarding import WithdrawingBackend
 from ragcache_engine.anywhere.neighbours import Corpus, NeighbourBook, without_contexts
 from ragcache_engine.anywhere.rechecking import RecheckingBackend
@@ -99,12 +99,12 @@ class RAGCacheEngine:
     def __init__(self, config: EngineConfig, *, backend: Backend | None = None) -> None:
         require_borrowing(config, backend)
         calibration = find_calibration(config)
-        self.config = config = calibration.apply_to(config) if calibration else config
+        self.config = config = with_ratio(config, calibration)
         templates, forgotten = TemplateBook(), ForgetLog()
         backend = WithdrawingBackend(backend or _make_backend(config), forgotten)
         reports: list[Report] = []
         drift = _make_drift(config, calibration)
-        if config.missing_donors == "later":
+        if config.prepares_later:
             backend = preparing = PreparingBackend(
                 backend, is_wanted=lambda: drift is None or not drift.is_off
             )
@@ -725,7 +725,7 @@ def _make_drift(config: EngineConfig, calibration: Calibration | None) -> Drift 
     """Return what judges rechecked answers; None if none are rechecked."""
     if config.reuse != "anywhere" or not config.recheck_share:
         return None
-    return Drift(calibration.least_rouge_l if calibration else BY_HAND_LEAST)
+    return Drift(calibration.least_rouge_l if calibration else None)
 
 
 def _make_ordering(config: EngineConfig, limits: ModelLimits) -> DocumentOrdering | None:

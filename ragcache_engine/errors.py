@@ -5,7 +5,6 @@
     │   ├── BackendUnavailable            the backend asked for is not installed or not supported
     │   ├── ModelNotFound                 the model folder or hub id cannot be read
     │   ├── CannotBorrow                  reuse="anywhere" does not work with this model or backend
-    │   ├── NotCalibrated                 no recompute ratio is given, and none was measured
     │   ├── UnusableCalibration           the measured recompute ratio cannot be read, or is another's
     │   ├── EngineNeeded                  something saved without its engine was not given one again
     │   ├── KeyRefused (PermissionError)  the server does not know the API key
@@ -70,10 +69,6 @@ class UnguardedMain(ConfigError):
 
 class CannotBorrow(ConfigError):
     """reuse="anywhere" does not work with this model, backend or argument of vLLM."""
-
-
-class NotCalibrated(ConfigError):
-    """reuse="anywhere" has no recompute ratio: none is given, and `ragcache calibrate` kept none."""
 
 
 class UnusableCalibration(ConfigError):

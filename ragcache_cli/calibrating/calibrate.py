@@ -160,6 +160,7 @@ def _configure(settings: CalibrateSettings, phases: Phases) -> EngineConfig:
         "recompute_ratio": 0.0,  # each request says its own
         "recheck_share": 0.0,
         "donors": settings.donors,
+        "missing_donors": "compute",  # every answer borrows
         "speculation": "off",
         "vllm_args": {"dtype": dtype, **settings.vllm_args},
         **settings.engine,

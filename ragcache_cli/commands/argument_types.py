@@ -132,7 +132,7 @@ def add_reuse(
         "--recompute-ratio",
         type=share,
         metavar="R",
-        help="with anywhere: the share of a reused document to compute anew, 0 to 1 (calibrated)",
+        help="with anywhere: the share of a reused document to compute anew, 0 to 1 (as calibrated, else 0.1)",
     )
     if with_donors:
         parser.add_argument(
@@ -144,9 +144,9 @@ def add_reuse(
     if answers:
         parser.add_argument(
             "--missing-donors",
-            choices=("compute", "later"),
-            help="with anywhere: prepare new documents before the answer, or answer exactly and prepare "
-            "them while nobody asks (compute)",
+            choices=("later", "compute"),
+            help="with anywhere: answer exactly and prepare new documents while nobody asks, or prepare "
+            "them before the answer (later)",
         )
 
 

@@ -149,7 +149,8 @@ def run(parsed: argparse.Namespace, console: Console) -> int:
     settings = {name: value for name, value in chosen.items() if value is not None}
     settings |= reuse_settings(parsed)
     if parsed.reuse == "anywhere":
-        settings["donors"] = "alone"  # a request cannot name neighbours
+        # A request cannot name neighbours, and the server prepares nothing in idle time.
+        settings |= {"donors": "alone", "missing_donors": "compute"}
     settings["model"] = str(demo_model()) if parsed.model == DEMO_MODEL else parsed.model
     doors = DoorSettings(parsed.keys, parsed.max_body, parsed.max_requests)
     is_shown = parsed.show or parsed.print_config is not None

@@ -27,7 +27,8 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_each_source_says_what_was_borrowed_of_it(
     asked: list[str], capsys: pytest.CaptureFixture[str]
 ):
-    assert main([*asked, "--reuse", "anywhere", "--recompute-ratio", "0.25"]) == 0
+    borrowing = ("--reuse", "anywhere", "--recompute-ratio", "0.25", "--missing-donors", "compute")
+    assert main([*asked, *borrowing]) == 0
     first, second = capsys.readouterr().out.split("What of apples?", 1)
     assert "exact, computed now" in first
     assert "tokens borrowed (computed now)" in first
@@ -39,7 +40,7 @@ def test_each_source_says_what_was_borrowed_of_it(
 def test_new_documents_may_be_prepared_after_the_answer(
     asked: list[str], capsys: pytest.CaptureFixture[str]
 ):
-    borrowing = ("--reuse", "anywhere", "--recompute-ratio", "0.25", "--missing-donors", "later")
+    borrowing = ("--reuse", "anywhere", "--recompute-ratio", "0.25")
     assert main([*asked, *borrowing]) == 0
     first = capsys.readouterr().out.split("What of apples?", 1)[0]
     assert "its donors are computed later" in first
