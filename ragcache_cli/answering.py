@@ -102,7 +102,8 @@ def answer_questions(settings: AskSettings, console: Console) -> int:
                     _show_timeline(question, usage, number, settings, console)
             except RAGCacheError as error:
                 failed += 1
-                notes.console.print(f"[red]error:[/red] {escape(str(error))}", highlight=False)
+                line = f"[red]error:[/red] {escape(str(error))}"
+                notes.console.print(line, highlight=False, soft_wrap=True)
     if has_answered and settings.model == DEMO_MODEL and settings.backend == "vllm":
         notes.console.print(SMALL_MODEL, highlight=False)
     return failed

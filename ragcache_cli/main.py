@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -48,6 +49,7 @@ COMMANDS: Mapping[str, ModuleType] = {
 }
 """The commands by name, in the order of the help."""
 LOG = "last-run.log"
+NOT_WRITABLE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM})
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -74,6 +76,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         # The reader of the output has ended, as in `ragcache ask ... | head`.
         sys.stdout = None  # a flush at exit would fail again
+        return 1
+    except OSError as error:
+        if error.errno not in NOT_WRITABLE:
+            raise
+        # A library's own files, most likely: what commands write names itself.
+        line = f"{error}: make room there, or set HOME and RAGCACHE_HOME to folders with room"
+        errors.print(f"[bold red]error:[/bold red] {escape(line)}", soft_wrap=True)
         return 1
     return code
 

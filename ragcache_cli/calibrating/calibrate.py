@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +20,7 @@ from ragcache_cli.calibrating.report import answer_lines, answers_table, verdict
 from ragcache_cli.corpus_index import load_corpus_index
 from ragcache_cli.errors import CommandError
 from ragcache_cli.files import folder_sources
-from ragcache_cli.folders import write_whole
+from ragcache_cli.folders import OTHER_HOME, make_folder, write_whole
 from ragcache_cli.models import DEMO_MODEL, DEMO_MODEL_NAME, demo_model
 from ragcache_cli.precision import choose_dtype
 from ragcache_cli.terminal import Phases
@@ -29,7 +28,6 @@ from ragcache_engine import ConfigError, Corpus, EngineConfig, RAGCacheEngine
 from ragcache_engine.anywhere.calibration import Calibration, CalibrationKey
 from ragcache_engine.config import DonorKind
 
-OTHER_HOME = "set RAGCACHE_HOME to another folder"
 OTHER_ANSWERS = "name another file with --answers"
 
 
@@ -77,9 +75,9 @@ def calibrate(settings: CalibrateSettings, console: Console) -> bool:
     cases, corpus = _find_cases(settings, phases)
     config = _configure(settings, phases)
     key = CalibrationKey.of(config)
-    _require_writable(key.path.parent, OTHER_HOME)
+    make_folder(key.path.parent, OTHER_HOME)
     if settings.answers:
-        _require_writable(settings.answers.parent, OTHER_ANSWERS)
+        make_folder(settings.answers.parent, OTHER_ANSWERS)
         if settings.answers.is_dir():
             raise CommandError(f"{settings.answers} is a folder; {OTHER_ANSWERS}")
     with phases.waiting("Starting the engine"):
@@ -127,7 +125,7 @@ def _conclude(
     kept = _describe(key, chosen, measured, settings.target) if chosen else None
     _show(measured, kept, settings, console)
     if kept:
-        _write(key.path, kept.to_json(), OTHER_HOME)
+        write_whole(key.path, kept.to_json(), OTHER_HOME)
         console.print(f"Written: {escape(str(key.path))}", soft_wrap=True)
         wanted = f'EngineConfig(reuse="anywhere", donors="{settings.donors}")'
         console.print(f"Engines on this model read it by {wanted}.", soft_wrap=True)
@@ -207,29 +205,5 @@ def _show(
         console.print(line, soft_wrap=True)
     if settings.answers:
         lines = "".join(answer_lines(measured.cases, exact, noise, runs))
-        _write(settings.answers, lines, OTHER_ANSWERS)
+        write_whole(settings.answers, lines, OTHER_ANSWERS)
         console.print(f"All answers: {escape(str(settings.answers))}", soft_wrap=True)
-
-
-def _require_writable(folder: Path, elsewhere: str) -> None:
-    """Make the folder now, because an error after minutes of work would lose the result.
-
-    elsewhere: how to name another place.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise _not_writable(folder, error, elsewhere) from error
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise CommandError(f"{folder} is not writable; {elsewhere}")
-
-
-def _write(path: Path, text: str, elsewhere: str) -> None:
-    try:
-        write_whole(path, text)
-    except OSError as error:
-        raise _not_writable(path, error, elsewhere) from error
-
-
-def _not_writable(path: Path, error: OSError, elsewhere: str) -> CommandError:
-    return CommandError(f"{path} cannot be written ({error.strerror}); {elsewhere}")
