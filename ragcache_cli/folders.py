@@ -55,13 +55,13 @@ def replace_folder(target: Path) -> Iterator[Path]:
             _rename_unless_there(written, target)
 
 
-def make_folder(folder: Path, elsewhere: str) -> None:
+def make_folder(folder: Path, elsewhere: str, *, is_private: bool = False) -> None:
     """Make a folder before the work, because an error after minutes of it would lose the result.
 
-    Raises CannotWrite.
+    is_private: whether a new folder is for this user alone. Raises CannotWrite.
     """
     with naming(folder, elsewhere):
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(0o700 if is_private else 0o777, parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
 
 

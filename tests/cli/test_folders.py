@@ -19,7 +19,7 @@ from word_bags import WordBags
 
 from ragcache_cli import embedding
 from ragcache_cli.errors import CannotWrite
-from ragcache_cli.folders import whole_file
+from ragcache_cli.folders import make_folder, whole_file
 from ragcache_cli.main import main
 
 
@@ -98,6 +98,11 @@ def test_an_older_result_stays_when_the_new_one_finds_no_room(
         new.write_text("the new one " * 100)
     assert [path.name for path in tmp_path.iterdir()] == ["result.txt"]
     assert result.read_text() == "the old one"
+
+
+def test_a_private_folder_is_this_users_alone(tmp_path: Path):
+    make_folder(tmp_path / "kv", "choose another", is_private=True)
+    assert (tmp_path / "kv").stat().st_mode & 0o777 == 0o700
 
 
 def test_an_index_that_finds_no_room_is_one_line(
