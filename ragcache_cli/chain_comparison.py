@@ -19,7 +19,6 @@ from itertools import permutations
 from pathlib import Path
 from typing import Any
 
-from pydantic import ByteSize
 from rich.console import Console
 
 from ragcache_cli import embedding
@@ -36,6 +35,7 @@ from ragcache_cli.corpus_index import load_corpus_index
 from ragcache_cli.corpus_warming import warm_corpus
 from ragcache_cli.demo_report import draw, next_steps, summary, table, write_figures
 from ragcache_cli.embedding import Embedder
+from ragcache_cli.engine_settings import make_command_config
 from ragcache_cli.errors import CommandError
 from ragcache_cli.extras import needed
 from ragcache_cli.files import folder_sources
@@ -280,20 +280,18 @@ def _engine_config(model: str, dtype: str, settings: DemoSettings) -> EngineConf
         device_bytes = device_tokens * token_bytes
     if host_bytes is None:
         host_bytes = HOST_TOKENS * token_bytes
-    return EngineConfig(
-        model=model,
-        backend="vllm",
-        reuse="anywhere",
-        donors="neighbours",
-        recompute_ratio=settings.recompute_ratio,
-        recheck_share=0,  # nothing is computed between the questions
-        device_cache=ByteSize(device_bytes),
-        host_cache=ByteSize(host_bytes),
-        disk_cache=ByteSize(host_bytes),
-        disk_cache_dir=cache_home() / "demo" / "kv",
-        vllm_log="show",
-        vllm_args={"max_model_len": context, "max_num_batched_tokens": context, "dtype": dtype},
-    )
+    engine = {
+        "reuse": "anywhere",
+        "donors": "neighbours",
+        "recompute_ratio": settings.recompute_ratio,
+        "recheck_share": 0,  # nothing is computed between the questions
+        "device_cache": device_bytes,
+        "host_cache": host_bytes,
+        "disk_cache": host_bytes,
+        "disk_cache_dir": cache_home() / "demo" / "kv",
+        "vllm_args": {"max_model_len": context, "max_num_batched_tokens": context},
+    }
+    return make_command_config(model, "vllm", dtype, engine)
 
 
 def _start_both(

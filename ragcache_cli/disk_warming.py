@@ -19,7 +19,7 @@ from ragcache_cli import embedding
 from ragcache_cli.corpus_index import load_corpus_index
 from ragcache_cli.corpus_warming import warm_corpus
 from ragcache_cli.embedding import Embedder
-from ragcache_cli.engine_settings import make_config
+from ragcache_cli.engine_settings import make_command_config
 from ragcache_cli.errors import CannotWrite, CommandError
 from ragcache_cli.files import folder_sources
 from ragcache_cli.folders import make_folder
@@ -80,23 +80,19 @@ def warm_disk(settings: WarmSettings, console: Console) -> None:
     sources = folder_sources(settings.corpus)
     # Before the minutes that a large folder takes: the model may not be there.
     model, form = prepare_model(settings.model, settings.backend, notes)
-    with notes.waiting("Loading the embedding model"):
-        embedder = embedding.load_embedder()
-    index = load_corpus_index(settings.corpus, sources, embedder, notes)
-    sets = _find_sets(questions, index, embedder, settings, notes)
-    arguments = {"dtype": choose_dtype(settings.dtype, settings.backend, notes)}
-    config = make_config(
-        {
-            "model": model,
-            "backend": settings.backend,
-            "vllm_log": "show",
-            "vllm_args": arguments,
-            **settings.engine,
-        }
+    config = make_command_config(
+        model,
+        settings.backend,
+        choose_dtype(settings.dtype, settings.backend, notes),
+        settings.engine,
     )
     folder = budget_of(config).folder()
     if settings.backend != "memory":
         make_folder(folder, OTHER_CACHE, is_private=True)
+    with notes.waiting("Loading the embedding model"):
+        embedder = embedding.load_embedder()
+    index = load_corpus_index(settings.corpus, sources, embedder, notes)
+    sets = _find_sets(questions, index, embedder, settings, notes)
     with notes.waiting("Starting the engine"):
         engine = RAGCacheEngine(config)
     with engine:

@@ -32,6 +32,7 @@ from ragcache_cli.commands import (
 )
 from ragcache_cli.folders import cache_home
 from ragcache_cli.logging_setup import is_log_level_ours, send_stderr_to, silence_libraries
+from ragcache_cli.option_names import in_options
 from ragcache_engine import EngineError, RAGCacheError, __version__
 
 COMMANDS: Mapping[str, ModuleType] = {
@@ -66,7 +67,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with send_stderr_to(cache_home() / "logs" / LOG) if to_log else nullcontext() as log:
             code: int = parsed.run(parsed, Console(highlight=False))
     except RAGCacheError as error:
-        errors.print(f"[bold red]error:[/bold red] {escape(str(error))}", soft_wrap=True)
+        shown = in_options(str(error), vars(parsed))
+        errors.print(f"[bold red]error:[/bold red] {escape(shown)}", soft_wrap=True)
         if log and isinstance(error, EngineError):
             errors.print(f"The model's processes wrote their log to {log}", soft_wrap=True)
         return 1

@@ -5,23 +5,25 @@ from __future__ import annotations
 import datetime
 import platform
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from ragcache_cli.engine_settings import make_command_config
 from ragcache_cli.errors import CommandError
 from ragcache_cli.folders import OTHER_OUTPUT, cache_home, make_folder, write_whole
 from ragcache_cli.machine import installed_versions, this_machine
 from ragcache_cli.models import DEMO_MODEL, DEMO_MODEL_NAME, demo_model
 from ragcache_cli.precision import choose_dtype
 from ragcache_cli.terminal import Done, Phases
-from ragcache_engine import CachedTokens, EngineConfig, ModelLimits, RAGCacheEngine, SamplingOptions
+from ragcache_engine import CachedTokens, ModelLimits, RAGCacheEngine, SamplingOptions
 from ragcache_engine.config import BackendName
 from ragcache_engine.knowledge import CostProfile
 
@@ -43,7 +45,8 @@ ATTEMPTS = 3
 class ProfileSettings:
     """The arguments of the command. dtype: as vLLM spells it.
 
-    output: None for a file in the cache home, named for the model.
+    output: None for a file in the cache home, named for the model. engine: further settings of
+      EngineConfig.
     """
 
     model: str
@@ -52,6 +55,7 @@ class ProfileSettings:
     repeats: int
     quick: bool
     output: Path | None
+    engine: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +88,7 @@ def profile_prefill(settings: ProfileSettings, console: Console) -> None:
         with phases.waiting(f"Preparing the model {DEMO_MODEL_NAME}"):
             model = str(demo_model())
     dtype = choose_dtype(settings.dtype, settings.backend, phases)
-    config = EngineConfig(
-        model=model, backend=settings.backend, vllm_log="show", vllm_args={"dtype": dtype}
-    )
+    config = make_command_config(model, settings.backend, dtype, settings.engine)
     with phases.waiting("Starting the engine"):
         engine = RAGCacheEngine(config)
     with engine:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
 from rich.console import Console
 from rich.markup import escape
 
@@ -18,13 +17,14 @@ from ragcache_cli.calibrating.cases import Case, corpus_of, draw, find_cases, re
 from ragcache_cli.calibrating.likeness import Run, choose, compare
 from ragcache_cli.calibrating.report import answer_lines, answers_table, verdict, ways_table
 from ragcache_cli.corpus_index import load_corpus_index
+from ragcache_cli.engine_settings import make_command_config
 from ragcache_cli.errors import CommandError
 from ragcache_cli.files import folder_sources
 from ragcache_cli.folders import OTHER_HOME, make_folder, write_whole
 from ragcache_cli.models import DEMO_MODEL, DEMO_MODEL_NAME, demo_model
 from ragcache_cli.precision import choose_dtype
 from ragcache_cli.terminal import Phases
-from ragcache_engine import ConfigError, Corpus, EngineConfig, RAGCacheEngine
+from ragcache_engine import Corpus, EngineConfig, RAGCacheEngine
 from ragcache_engine.anywhere.calibration import Calibration, CalibrationKey
 from ragcache_engine.config import DonorKind
 
@@ -37,7 +37,7 @@ class CalibrateSettings:
 
     gold: the accepted answers, if the log has none. count: how many questions to ask. target: the share
     of the model's own likeness that answers must reach. answers: where to write all answers; None for
-    nowhere. engine: further settings of EngineConfig. vllm_args: for vLLM.
+    nowhere. engine: further settings of EngineConfig.
     """
 
     model: str
@@ -53,7 +53,6 @@ class CalibrateSettings:
     gold: Path | None
     answers: Path | None
     engine: Mapping[str, Any]
-    vllm_args: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +71,6 @@ def calibrate(settings: CalibrateSettings, console: Console) -> bool:
     Raises RAGCacheError.
     """
     phases = Phases(console)
-    cases, corpus = _find_cases(settings, phases)
     config = _configure(settings, phases)
     key = CalibrationKey.of(config)
     make_folder(key.path.parent, OTHER_HOME)
@@ -80,6 +78,7 @@ def calibrate(settings: CalibrateSettings, console: Console) -> bool:
         make_folder(settings.answers.parent, OTHER_ANSWERS)
         if settings.answers.is_dir():
             raise CommandError(f"{settings.answers} is a folder; {OTHER_ANSWERS}")
+    cases, corpus = _find_cases(settings, phases)
     with phases.waiting("Starting the engine"):
         engine = start_engine(config)
     with engine:
@@ -152,20 +151,13 @@ def _configure(settings: CalibrateSettings, phases: Phases) -> EngineConfig:
             model = str(demo_model())
     dtype = choose_dtype(settings.dtype, "vllm", phases)
     chosen = {
-        "model": model,
-        "backend": "vllm",
         "reuse": "anywhere",
         "recompute_ratio": 0.0,  # each request says its own
         "recheck_share": 0.0,
         "donors": settings.donors,
         "speculation": "off",
-        "vllm_args": {"dtype": dtype, **settings.vllm_args},
-        **settings.engine,
     }
-    try:
-        return EngineConfig.model_validate(chosen)
-    except ValidationError as error:
-        raise ConfigError("; ".join(one["msg"] for one in error.errors())) from error
+    return make_command_config(model, "vllm", dtype, {**chosen, **settings.engine})
 
 
 def _require_borrowed(run: Run) -> None:
