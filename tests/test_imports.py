@@ -41,7 +41,7 @@ MAY_IMPORT = {
         "checks",
         "errors",
     ],
-    "ragcache_engine.cache_home": [],
+    "ragcache_engine.cache_home": ["errors"],
     "ragcache_engine.protocols": [
         "values",
         "tiers.borrowing.context",

@@ -63,3 +63,22 @@ def test_a_model_that_is_not_there_is_missed_before_the_folder_is_read(
     model = str(tmp_path / "no-such-model")
     assert main(["ask", "--corpus", str(tmp_path), "--model", model, "What about apples?"]) == 1
     assert "no-such-model" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["ask", "warm", "simulate"])
+def test_files_of_kinds_that_are_not_read_are_named(
+    asked: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
+):
+    (tmp_path / "report.pdf").write_bytes(b"%PDF-1.7")
+    (tmp_path / "minutes.docx").write_bytes(b"PK")
+    log = tmp_path / "log.txt"
+    log.write_text("What about apples?\n")
+    corpus = ["--corpus", str(tmp_path)]
+    arguments = {
+        "ask": asked,
+        "warm": ["warm", *corpus, "--questions", str(log), "--backend", "memory"],
+        "simulate": ["simulate", *corpus, "--questions", str(log), "--output", str(tmp_path / "o")],
+    }
+    assert main(arguments[command]) == 0
+    said = capsys.readouterr()
+    assert "1 .docx (minutes.docx), 1 .pdf (report.pdf)" in said.err + said.out
