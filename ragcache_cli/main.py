@@ -32,7 +32,7 @@ from ragcache_cli.commands import (
 )
 from ragcache_cli.folders import cache_home
 from ragcache_cli.logging_setup import is_log_level_ours, send_stderr_to, silence_libraries
-from ragcache_cli.option_names import in_options
+from ragcache_cli.option_names import in_options, warn_in_options
 from ragcache_engine import EngineError, RAGCacheError, __version__
 
 COMMANDS: Mapping[str, ModuleType] = {
@@ -64,7 +64,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     errors = Console(stderr=True, highlight=False)
     log: Path | None = None
     try:
-        with send_stderr_to(cache_home() / "logs" / LOG) if to_log else nullcontext() as log:
+        redirected = send_stderr_to(cache_home() / "logs" / LOG) if to_log else nullcontext()
+        with redirected as log, warn_in_options(vars(parsed)):
             code: int = parsed.run(parsed, Console(highlight=False))
     except RAGCacheError as error:
         shown = in_options(str(error), vars(parsed))

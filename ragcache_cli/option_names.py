@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import re
-from collections.abc import Container
+from collections.abc import Container, Iterator
+from contextlib import contextmanager
 
 from ragcache_engine import EngineConfig
 
@@ -25,6 +27,28 @@ def in_options(message: str, options: Container[str]) -> str:
         if argument in options:
             message = _replace(message, setting, f"--{argument.replace('_', '-')}")
     return message
+
+
+@contextmanager
+def warn_in_options(options: Container[str]) -> Iterator[None]:
+    """Print the engine's warnings on standard error, with the command's options as in `in_options`."""
+    logger, handler = logging.getLogger("ragcache_engine"), logging.StreamHandler()
+    handler.setFormatter(_OptionsFormatter(options))
+    handler.setLevel(logging.WARNING)
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+
+
+class _OptionsFormatter(logging.Formatter):
+    def __init__(self, options: Container[str]) -> None:
+        super().__init__()
+        self._options = options
+
+    def format(self, record: logging.LogRecord) -> str:
+        return in_options(super().format(record), self._options)
 
 
 def _replace(message: str, setting: str, option: str) -> str:

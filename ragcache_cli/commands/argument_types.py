@@ -133,7 +133,7 @@ def add_reuse(
         "--recompute-ratio",
         type=share,
         metavar="R",
-        help="with anywhere: the share of a reused document to compute anew, 0 to 1 (as calibrated, else 0.1)",
+        help="with anywhere: the share of a reused document to compute anew, 0 to 1 (calibrated, or 0.1)",
     )
     if with_donors:
         parser.add_argument(

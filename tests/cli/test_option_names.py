@@ -105,8 +105,6 @@ def test_every_command_with_an_engine_names_its_options(
     ask = ("ask", "Why?", "--corpus", corpus, "--backend", "memory")
     said = run(capsys, *ask, "--recompute-ratio", "0.1")
     assert "error: --recompute-ratio is given, and --reuse prefix borrows nothing" in said
-    said = run(capsys, *ask, "--reuse", "anywhere")
-    assert "choose a ratio by hand: --recompute-ratio" in said
     assert "error: --device-cache: " in run(capsys, *ask, "--device-cache", "0")
     assert "--device-cache is 9 bytes" in run(capsys, *ask, "--device-cache", "9")
     warm = ("warm", "--corpus", corpus, "--questions", corpus / "log.jsonl", "--backend", "memory")
@@ -117,6 +115,12 @@ def test_every_command_with_an_engine_names_its_options(
     assert "--profile" in said
     profile = ("profile", "--backend", "memory", "--output", corpus / "profile.json")
     assert "error: --host-cache is 9 bytes" in run(capsys, *profile, "--host-cache", "9")
+
+
+def test_a_warning_of_the_engine_names_the_option(corpus: Path, capsys: pytest.CaptureFixture[str]):
+    ask = ("ask", "Why?", "--corpus", str(corpus), "--backend", "memory", "--reuse", "anywhere")
+    assert main(ask) == 0
+    assert "choose a ratio by hand: --recompute-ratio" in capsys.readouterr().err
 
 
 def test_one_question_that_fails_names_the_option_too(
