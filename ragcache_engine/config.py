@@ -168,7 +168,7 @@ class EngineConfig(BaseModel):
     def prepares_later(self) -> bool:
         """Whether documents that nobody prepared are left to idle time; see missing_donors."""
         needs_donors = self.reuse == "anywhere" and self.donors != "any"
-        return needs_donors and self.missing_donors == "later"
+        return needs_donors and self.missing_donors == "later" and self.backend != "server"
 
     @field_validator("policy")
     @classmethod

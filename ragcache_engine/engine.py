@@ -98,6 +98,9 @@ class RAGCacheEngine:
 
     def __init__(self, config: EngineConfig, *, backend: Backend | None = None) -> None:
         require_borrowing(config, backend)
+        if config.backend == "server" and backend is None:
+            found = call_in_thread(partial(find_configured_server, config, config.model))
+            config, backend = config.model_copy(update=found.settings), found.backend
         calibration = find_calibration(config)
         self.config = config = with_ratio(config, calibration)
         templates, forgotten = TemplateBook(), ForgetLog()
@@ -181,8 +184,7 @@ class RAGCacheEngine:
         own = {"backend": "server", "server_url": url, "api_key": api_key, "model": model or url}
         config = EngineConfig.model_validate({**settings, **own})
         found = call_in_thread(partial(find_configured_server, config, model))
-        told = {"model": found.model, "tool_parser": found.tool_parser}
-        return cls(config.model_copy(update=told), backend=found.backend)
+        return cls(config.model_copy(update=found.settings), backend=found.backend)
 
     @classmethod
     async def aconnect(
@@ -718,7 +720,7 @@ def _make_neighbour_book(
     """Return what knows documents' neighbours; None if nothing is borrowed from behind them."""
     if config.reuse != "anywhere" or config.donors != "neighbours":
         return None
-    return NeighbourBook(lambda text: backend.tokenize(text, False), forgotten)
+    return NeighbourBook(None if backend.reads_text else backend.tokenize, forgotten)
 
 
 def _make_drift(config: EngineConfig, calibration: Calibration | None) -> Drift | None:

@@ -37,8 +37,6 @@ def choose_backend(config: EngineConfig) -> Backend:
     require_borrowing(config)
     if config.backend == "memory":
         return backend_within(config.device_cache, budget_of(config))
-    if config.backend == "server":
-        return find_configured_server(config, config.model).backend
     require_vllm()
     log = choose_log(config.vllm_log, config.vllm_args)
     log.open()  # vLLM logs while it is imported

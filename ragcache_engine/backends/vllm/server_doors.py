@@ -63,15 +63,36 @@ def serve_engine(state: Any) -> Served:
     backend = VLLMBackend(args.model, None, _budget_of(llm), {}, tool_parser=parser)
     limits = backend.use_running(llm)
     models = tuple(args.served_model_name or [args.model])
-    return Served(backend, limits, models, parser, load_chat_template(args.chat_template))
+    template = load_chat_template(args.chat_template)
+    return Served(backend, limits, models, parser, template, _reuse_of(llm))
+
+
+def _reuse_of(llm: AsyncLLM) -> dict[str, Any]:
+    """Return what clients have to know of reuse at any position; see ServerDescription."""
+    settings = _tier_settings(llm)
+    if settings is None or settings.recompute_ratio is None:
+        return {}
+    return {
+        "reuse": "anywhere",
+        "recompute_ratio": settings.recompute_ratio,
+        "donors": "any" if settings.any_donors else "neighbours",
+        "missing_donors": "later" if settings.donors_later else "compute",
+        "recheck_share": 0.0,
+    }
+
+
+def _tier_settings(llm: AsyncLLM) -> TierSettings | None:
+    config = llm.vllm_config
+    if not has_tiers(config) or config.kv_transfer_config is None:
+        return None
+    return TierSettings.from_extra_config(config.kv_transfer_config.kv_connector_extra_config)
 
 
 def _budget_of(llm: AsyncLLM) -> TierBudget:
     """Return what forgetting needs to know of the tiers: their folder and the operator's key."""
-    config = llm.vllm_config
-    if not has_tiers(config) or config.kv_transfer_config is None:
+    settings = _tier_settings(llm)
+    if settings is None:
         return TierBudget("halflife")
-    settings = TierSettings.from_extra_config(config.kv_transfer_config.kv_connector_extra_config)
     return TierBudget(
         settings.policy,
         disk_bytes=settings.disk_bytes,
