@@ -55,6 +55,8 @@ class Doors:
         self._running = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            self._find_keys(scope)  # to read a long file takes seconds, and nobody waits yet
         if scope["type"] not in ("http", "websocket") or _is_preflight(scope):
             return await self._app(scope, receive, send)
         path = scope["path"].removeprefix(scope.get("root_path", ""))
@@ -178,8 +180,9 @@ def _is_ours(path: str) -> bool:
 
 
 def _read_key(scope: Scope) -> str | None:
-    """Return the key of a request's header; None without one."""
-    scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
+    """Return the key of a request's header, which is UTF-8; None without one."""
+    told = Headers(scope=scope).get("authorization", "").encode("latin-1")
+    scheme, _, key = told.decode(errors="surrogateescape").partition(" ")
     return key.strip() if scheme.lower() == "bearer" and key.strip() else None
 
 

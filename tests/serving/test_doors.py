@@ -81,6 +81,46 @@ def test_everything_else_needs_one(server: MemoryServer, path: str):
     assert ask(server, path, "a key of nobody's").status_code == 401
 
 
+async def test_keys_are_read_before_anybody_comes():
+    asked: list[str] = []
+
+    async def behind(scope: Scope, receive: Receive, send: Send) -> None:
+        asked.append("behind")
+
+    def find_keys(scope: Scope) -> Keys:
+        asked.append("keys")
+        return Keys()
+
+    doors = Doors(behind, Limits(), find_keys, serve_nothing)
+    await doors({"type": "lifespan"}, never, never)  # type: ignore[arg-type]
+    assert asked == ["keys", "behind"]
+
+
+async def serve_nothing(scope: Scope) -> Served:
+    raise AssertionError
+
+
+async def never(*_: Message) -> Message:
+    raise AssertionError
+
+
+@pytest.mark.parametrize(
+    "key", ["Schlüssel für den Bäcker", "la clé du marché, voilà", "\u9375" * 16]
+)
+def test_a_key_travels_as_utf_8(tmp_path: Path, key: str):
+    file = tmp_path / "keys.toml"
+    file.write_text(f'[tenants]\nshop = ["{key}"]', encoding="utf-8")
+    with serve(MemoryBackend(), keys_file=file, operator_key=f"{key}!") as server:
+        for known, is_operator in ((key, False), (f"{key}!", True)):
+            headers = {"Authorization": f"Bearer {known}".encode()}
+            told = httpx2.get(f"{server.url}/ragcache/server", headers=headers)
+            assert told.json()["is_operator"] is is_operator
+            with RAGCacheEngine.connect(server.url, api_key=known) as engine:
+                assert engine.generate("Why?").text
+        refused = httpx2.get(f"{server.url}/version", headers={"Authorization": b"Bearer \xff\xa0"})
+        assert refused.status_code == 401
+
+
 @pytest.mark.parametrize("path", ["/metrics", "/sleep", "/v1/responses", "/reset_prefix_cache"])
 def test_what_steers_the_server_or_tells_of_others_needs_an_operators_key(
     server: MemoryServer, path: str
@@ -116,9 +156,6 @@ async def test_a_websocket_knows_no_tenants_and_needs_an_operators_key(
 
     async def behind(scope: Scope, receive: Receive, send: Send) -> None:
         passed.append(scope["path"])
-
-    async def serve_nothing(scope: Scope) -> Served:
-        raise AssertionError
 
     doors = Doors(behind, Limits(), lambda scope: Keys(keys_file), serve_nothing)
     sent: list[Message] = []

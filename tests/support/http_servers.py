@@ -19,6 +19,7 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from ragcache_engine.protocols import Backend
+from ragcache_engine.serving.bounded_http import LARGEST_HEAD_BYTES, BoundedHTTP
 from ragcache_engine.serving.doors import Doors
 from ragcache_engine.serving.keys import Keys
 from ragcache_engine.serving.routes import Served
@@ -50,7 +51,13 @@ class _ServerThread(threading.Thread):
         super().__init__(daemon=True)
         self.server = uvicorn.Server(
             uvicorn.Config(
-                app, port=port, log_level="critical", timeout_graceful_shutdown=0, lifespan="off"
+                app,
+                port=port,
+                log_level="critical",
+                timeout_graceful_shutdown=0,
+                lifespan="off",
+                http=BoundedHTTP,
+                h11_max_incomplete_event_size=LARGEST_HEAD_BYTES,
             )
         )
         self.has_started = threading.Event()

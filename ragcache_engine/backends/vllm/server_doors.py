@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from starlette.types import ASGIApp, Scope
+from starlette.types import ASGIApp, Receive, Scope, Send
 from vllm.renderers.chat_utils import load_chat_template
 from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -17,6 +17,7 @@ from ragcache_engine.backends.vllm.backend import VLLMBackend, has_tiers
 from ragcache_engine.backends.vllm.budget import TierBudget
 from ragcache_engine.backends.vllm.installed import require_vllm
 from ragcache_engine.backends.vllm.tiers.settings import TierSettings
+from ragcache_engine.serving.bounded_http import BoundedHTTP
 from ragcache_engine.serving.doors import Doors
 from ragcache_engine.serving.keys import Keys
 from ragcache_engine.serving.routes import Served
@@ -30,6 +31,12 @@ class ServerDoors(Doors):
         super().__init__(app, read_limits(os.environ), self._read_keys, self._serve)
         self._served: Served | None = None
         self._keys: Keys | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            # The server listens after this. vLLM has no flag that chooses uvicorn's protocol.
+            scope["app"].state.server.config.http_protocol_class = BoundedHTTP
+        await super().__call__(scope, receive, send)
 
     def _read_keys(self, scope: Scope) -> Keys:
         """Return the keys: those of the file, or the ones that vLLM itself asks for."""
