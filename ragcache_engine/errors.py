@@ -15,7 +15,8 @@
     │   │   └── InvalidTopK               no number of documents, or fewer than one, was asked for
     │   ├── EmptyPrompt                   the prompt has no tokens
     │   ├── PromptTooLong                 more tokens than the model's context leaves room for
-    │   ├── RequestTooLarge               more bytes than the server takes in one request
+    │   ├── RequestTooLarge               more bytes or answers than the server takes in one request
+    │   ├── RequestTooSlow                the request did not reach the server in time
     │   ├── UnsupportedGuide              the backend cannot hold an answer to this form
     │   ├── NoChatTemplate                the model has no format for conversations
     │   ├── RefusedMessages               the model's chat template cannot write this conversation
@@ -107,7 +108,11 @@ class PromptTooLong(BadRequest):
 
 
 class RequestTooLarge(BadRequest):
-    """The request has more bytes than the server takes."""
+    """The request has more bytes, or asks for more answers, than the server takes."""
+
+
+class RequestTooSlow(BadRequest):
+    """The request did not reach the server in time, as over a slow line."""
 
 
 class UnsupportedGuide(BadRequest):

@@ -28,6 +28,7 @@ from ragcache_engine.errors import (
     RAGCacheError,
     RefusedMessages,
     RequestTooLarge,
+    RequestTooSlow,
     ServerBusy,
 )
 from ragcache_engine.prompt import Span, token_segments
@@ -55,6 +56,7 @@ logger = logging.getLogger(__name__)
 
 _STATUS: list[tuple[type[Exception], int]] = [
     (RequestTooLarge, 413),
+    (RequestTooSlow, 408),
     (OperatorsOnly, 403),
     (KeyRefused, 401),
     (ServerBusy, 429),
