@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Hashable, Sequence
 from contextlib import AbstractContextManager
 from copy import deepcopy
+from functools import partial
 from typing import Any, Self
 
 from llama_index.core.base.base_retriever import BaseRetriever
@@ -92,7 +92,8 @@ class ReportingRetriever(BaseRetriever):
             if corpus is None:
                 return tell_engine(retrieval, nodes, document_of)
             # Looking up neighbours embeds the nodes, which may take long.
-            return await asyncio.to_thread(tell_engine, retrieval, nodes, document_of, corpus)
+            tell = partial(tell_engine, retrieval, nodes, document_of, corpus)
+            return await self._engine.threads.search(tell)
 
     def warm(
         self, nodes: Sequence[BaseNode], *, only_missing: bool = False, progress: bool = False

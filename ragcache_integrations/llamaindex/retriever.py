@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Generator, Hashable, Sequence
 from contextlib import AbstractContextManager
 from copy import deepcopy
@@ -302,10 +301,11 @@ class RAGCacheRetriever(VectorIndexRetriever):
             # embedding models compute on the event loop.
             corpus = self._corpus()
             on_stage = listener_if_speculating(self._engine, retrieval, document_of, corpus)
-            nodes = await asyncio.to_thread(self._search, query_bundle, on_stage)
+            run = self._engine.threads.search
+            nodes = await run(partial(self._search, query_bundle, on_stage))
             tell = partial(tell_engine, retrieval, nodes, document_of, corpus)
             # Looking up neighbours embeds the nodes, which may take long.
-            return tell() if corpus is None else await asyncio.to_thread(tell)
+            return tell() if corpus is None else await run(tell)
 
     def stream_stages(self, query: str | QueryBundle) -> Generator[NodeStage]:
         """Yield what `retrieve` would return if the search ended now; at the end, what it returns.
@@ -370,7 +370,8 @@ class RAGCacheRetriever(VectorIndexRetriever):
         progress: bool = False,
     ) -> Warmed:
         """Prefill nodes: `warm` for coroutines. Cancelling the task ends the prefills."""
-        warming = await asyncio.to_thread(self._warming, nodes)  # a store may be far away
+        # A store may be far away.
+        warming = await self._engine.threads.search(partial(self._warming, nodes))
         return await warming.arun(only_missing=only_missing, progress=progress)
 
     def _warming(self, nodes: Sequence[BaseNode] | None) -> StoreWarming:
