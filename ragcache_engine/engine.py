@@ -92,6 +92,8 @@ class RAGCacheEngine:
     config, limits: what the engine was made with, with a calibrated recompute ratio filled in, and what
       its model can take.
     chat: writes conversations as prompts and reads tool calls; see EngineChat.
+    threads: where the classes for LangChain and LlamaIndex run what coroutines wait for; see
+      EngineThreads.
     Raises, when made: ConfigError or one of its kinds for settings that cannot work; EngineStartFailed
     if the model does not start.
     """
@@ -127,6 +129,7 @@ class RAGCacheEngine:
             forgotten=forgotten,
             reports=reports,
         )
+        self.threads = self._runtime.threads
         # Not bound to self: the engine must be collectable while its runtime waits to be closed.
         self._finalizer = weakref.finalize(self, self._runtime.close)
         try:
@@ -307,10 +310,11 @@ class RAGCacheEngine:
         >>> [piece.text for piece in asyncio.run(first_words())]
         ['You', ' asked']
         """
-        self._runtime.require_open()  # here: a forked child may lack the threads of its executor, too
         # Tokenising a long prompt takes milliseconds that belong to the caller's other tasks.
-        prepared = await asyncio.to_thread(
-            self._intake.prepare, prompt, documents, options, tenant, exact, recompute_ratio
+        prepared = await self.threads.prepare(
+            partial(
+                self._intake.prepare, prompt, documents, options, tenant, exact, recompute_ratio
+            )
         )
         pieces = read_async(partial(self._runtime.start_request, prepared))
         async with aclosing(pieces):
@@ -429,10 +433,10 @@ class RAGCacheEngine:
         self._runtime.require_open()
         require_switch(only_missing, "only_missing")
         prefiller = self._prefiller(tenant, only_missing)
-        prefills = await asyncio.to_thread(
-            self._plan_warming, document_sets, template, chain, corpus, neighbours, tenant
+        prefills = await self.threads.search(
+            partial(self._plan_warming, document_sets, template, chain, corpus, neighbours, tenant)
         )
-        return await prefill_all_async(prefills, prefiller, progress=progress)
+        return await prefill_all_async(prefills, prefiller, self.threads.search, progress=progress)
 
     def _prefiller(self, tenant: str | None, only_missing: bool) -> Prefiller:
         return Prefiller(

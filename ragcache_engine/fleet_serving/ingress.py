@@ -13,6 +13,7 @@ import logging
 from collections.abc import Callable
 from contextlib import aclosing, suppress
 from dataclasses import replace
+from functools import partial
 from random import SystemRandom
 from typing import Any
 
@@ -22,6 +23,7 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
+from ragcache_engine.daemon_threads import DaemonThreads
 from ragcache_engine.errors import GenerationFailed, RAGCacheError, ServerBusy
 from ragcache_engine.fleet.routing import ROUTINGS
 from ragcache_engine.fleet_serving.fleet_metrics import METRICS_PATH, join_metrics
@@ -62,6 +64,9 @@ HOP_HEADERS = {"host", "content-length", "connection", "transfer-encoding", "kee
 ROUTING_HEADER = "x-ragcache-routing"
 """With it an operator has one request routed otherwise, to compare routings on one fleet."""
 
+JOINED_AT_ONCE = 1
+"""How many pages of metrics are joined at a time."""
+
 LARGEST_SEED = 2**31 - 1
 
 
@@ -74,6 +79,7 @@ class FleetDoors(Doors):
         super().__init__(_answer_free_path, limits, find_keys, _serve_nothing)
         self._replicas = replicas
         self._seeds = SystemRandom()
+        self._joiners = DaemonThreads(JOINED_AT_ONCE, "ragcache-metrics")
 
     async def _pass(
         self,
@@ -168,7 +174,7 @@ class FleetDoors(Doors):
         answers = await self._replicas.ask_each(asked)
         pages = {one.replica: one.body.decode() for one in answers if one.head.status == 200}
         if pages:
-            page = await asyncio.to_thread(join_metrics, pages)
+            page = await self._joiners.run(partial(join_metrics, pages))
             answer = Response(page, media_type=PLAIN_TEXT)
         else:
             refused = answers[0]

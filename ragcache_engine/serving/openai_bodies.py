@@ -6,9 +6,9 @@ a tenant's key shares tensors within this tenant only, whatever it writes into i
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
@@ -96,7 +96,9 @@ async def rewrite_body(
     is_changed = False
     if DOCUMENTS in ours:
         served = await find_served(scope)
-        segments = await asyncio.to_thread(_map_to_tokens, said, ours[DOCUMENTS], served)
+        segments = await served.tokenizers.run(
+            partial(_map_to_tokens, said, ours[DOCUMENTS], served)
+        )
         ours = {**ours, SEGMENTS: segments}
         del ours[DOCUMENTS]
         said[TRANSFER] = {**said[TRANSFER], FIELD: ours}

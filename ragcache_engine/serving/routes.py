@@ -8,7 +8,7 @@ import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -17,6 +17,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from ragcache_engine.anywhere.neighbours import ENOUGH, Tokenize, context_behind
 from ragcache_engine.chat import check_messages, check_template_args, check_tools
 from ragcache_engine.checks import require_short_text, require_tenant, require_text, shown
+from ragcache_engine.daemon_threads import DaemonThreads
 from ragcache_engine.errors import (
     BadRequest,
     ConfigError,
@@ -27,13 +28,14 @@ from ragcache_engine.errors import (
     PromptTooLong,
     RAGCacheError,
     RefusedMessages,
+    RequestTimedOut,
     RequestTooLarge,
     RequestTooSlow,
     ServerBusy,
+    UnsupportedGuide,
 )
 from ragcache_engine.prompt import Span, token_segments
 from ragcache_engine.protocols import Backend, BackendRequest, Conversation, Delta
-from ragcache_engine.serving.daemon_threads import DaemonThreads
 from ragcache_engine.serving.keys import Caller
 from ragcache_engine.serving.messages import (
     ALIVE_S,
@@ -50,7 +52,7 @@ from ragcache_engine.serving.messages import (
     options_from_json,
 )
 from ragcache_engine.tiers.borrowing.context import Context
-from ragcache_engine.values import Document, ModelLimits
+from ragcache_engine.values import Document, ModelLimits, SamplingOptions
 
 logger = logging.getLogger(__name__)
 
@@ -68,12 +70,20 @@ MOST_NAMED_DOCUMENTS = 1000
 """How many documents a prompt may have. Where a block lies on disk, all before it stand in its file."""
 
 RENDER_S = 10.0
-"""How long a chat template may write. Templates are programs, and some take long for what few expect."""
+"""How long a chat template may write. Templates are programs, and some take long for what few expect.
+So are guides, and the parsers of tool calls."""
 
-RENDERS_AT_ONCE = 2
-"""How many chat templates write at a time."""
+AT_ONCE = 2
+"""How many chat templates write at a time, how many guides are checked, how many answers parsed."""
+
+TOKENIZED_AT_ONCE = 8
+"""How many texts are tokenised at a time."""
+
+UPKEEP_S = 120.0
+"""How long forgetting and clearing may take, as on a disk that does not answer."""
 
 B = TypeVar("B", bound=BaseModel)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +93,7 @@ class Served:
     models, tool_parser: as in ServerDescription.
     chat_template: the Jinja text for conversations; None: the model's own. reuse: as in
       ServerDescription.
+    tokenizers: the threads that texts are tokenised in. vLLM's server needs its loop's own.
     """
 
     backend: Backend
@@ -91,6 +102,9 @@ class Served:
     tool_parser: str | None = None
     chat_template: str | None = None
     reuse: Mapping[str, Any] = field(default_factory=dict)
+    tokenizers: DaemonThreads = field(
+        default_factory=lambda: DaemonThreads(TOKENIZED_AT_ONCE, "ragcache-tokenizing")
+    )
 
 
 Handler = Callable[[bytes, Caller, Served], Awaitable[Response]]
@@ -100,15 +114,17 @@ class Routes:
     """Answers requests. A mistake in one becomes an answer with the name of its error."""
 
     def __init__(self) -> None:
-        self._renderers = DaemonThreads(RENDERS_AT_ONCE)
+        self._renderers = DaemonThreads(AT_ONCE, "ragcache-rendering")
+        self._checkers = DaemonThreads(AT_ONCE, "ragcache-checking")
+        self._parsers = DaemonThreads(AT_ONCE, "ragcache-parsing")
         self._handlers: dict[tuple[str, str], Handler] = {
             ("GET", "/server"): _describe,
             ("GET", "/counters"): _count,
-            ("POST", "/generate"): _generate,
+            ("POST", "/generate"): self._generate,
             ("POST", "/tokenize"): _tokenize,
             ("POST", "/detokenize"): _detokenize,
             ("POST", "/render"): self._render,
-            ("POST", "/tool_calls"): _read_tool_calls,
+            ("POST", "/tool_calls"): self._read_tool_calls,
             ("POST", "/forget"): _forget,
             ("POST", "/clear"): _clear,
         }
@@ -128,15 +144,52 @@ class Routes:
 
     async def _render(self, body: bytes, caller: Caller, served: Served) -> Response:
         conversation = _read_conversation(_read(RenderBody, body), caller, served)
-        try:
-            async with asyncio.timeout(RENDER_S):
-                text = await self._renderers.run(lambda: served.backend.render(conversation))
-        except TimeoutError:
-            raise RefusedMessages(
-                f"the chat template did not write this conversation within {RENDER_S:.0f} s: send fewer "
-                f"messages, or ask again when fewer others do"
-            ) from None
+        refusal = RefusedMessages(
+            f"the chat template did not write this conversation within {RENDER_S:.0f} s: send fewer "
+            f"messages, or ask again when fewer others do"
+        )
+        render = partial(served.backend.render, conversation)
+        text = await _end_in_time(self._renderers.run(render), RENDER_S, refusal)
         return JSONResponse({"text": text})
+
+    async def _generate(self, body: bytes, caller: Caller, served: Served) -> Response:
+        said = _read(GenerateBody, body)
+        options = options_from_json(said.options)
+        if options.guide:
+            refusal = UnsupportedGuide(
+                f"the guide was not checked within {RENDER_S:.0f} s: send a smaller one, or ask again "
+                f"when fewer others do"
+            )
+            check = partial(served.backend.check, options)
+            await _end_in_time(self._checkers.run(check), RENDER_S, refusal)
+        request = await served.tokenizers.run(partial(_prepare, said, options, caller, served))
+        for name in said.adopted:
+            served.backend.adopted(_name_request(name, caller))
+        events = _write_events(request, caller, served)
+        return StreamingResponse(events, media_type="text/event-stream")
+
+    async def _read_tool_calls(self, body: bytes, caller: Caller, served: Served) -> Response:
+        said = _read(ToolCallsBody, body)
+        reader = served.backend.tool_reader(check_tools(said.tools))
+        refusal = InvalidArgument(
+            f"the parser did not read this text within {RENDER_S:.0f} s: send a shorter one, or ask "
+            f"again when fewer others do"
+        )
+        parse = partial(reader.whole, said.text)
+        answer = await _end_in_time(self._parsers.run(parse), RENDER_S, refusal)
+        calls = [[call.id, call.name, call.arguments] for call in answer.calls]
+        return JSONResponse({"text": answer.text, "calls": calls})
+
+
+async def _end_in_time(work: Awaitable[T], limit_s: float, error: Exception) -> T:
+    """Wait for work that has so much time. Raises this error once it is over."""
+    try:
+        async with asyncio.timeout(limit_s) as wait:
+            return await work
+    except TimeoutError:
+        if not wait.expired():
+            raise
+        raise error from None
 
 
 def status_of(error: Exception) -> int:
@@ -195,26 +248,17 @@ async def _count(body: bytes, caller: Caller, served: Served) -> Response:
     return JSONResponse(served.backend.counters().as_dict())
 
 
-async def _generate(body: bytes, caller: Caller, served: Served) -> Response:
-    said = _read(GenerateBody, body)
-    request = await asyncio.to_thread(_prepare, said, caller, served)
-    for name in said.adopted:
-        served.backend.adopted(_name_request(name, caller))
-    return StreamingResponse(_write_events(request, caller, served), media_type="text/event-stream")
-
-
 def _name_request(name: str, caller: Caller) -> str:
     """Return the server's own name for a request: no tenant's is another's."""
     return f"{caller.tenant or ''}/{name}"
 
 
-def _prepare(said: GenerateBody, caller: Caller, served: Served) -> BackendRequest:
+def _prepare(
+    said: GenerateBody, options: SamplingOptions, caller: Caller, served: Served
+) -> BackendRequest:
     """Check and tokenise a prompt. Raises one of the kinds of BadRequest."""
     require_text(said.prompt, "a prompt")
-    options = options_from_json(said.options)
     spans = read_spans([list(document) for document in said.documents], said.prompt)
-    if options.guide:
-        served.backend.check(options)
     tokens = served.backend.tokenize(said.prompt, options.add_special_tokens)
     room = served.limits.context_tokens
     if not len(tokens):
@@ -318,7 +362,9 @@ def _event(said: dict[str, Any]) -> str:
 async def _tokenize(body: bytes, caller: Caller, served: Served) -> Response:
     said = _read(TokenizeBody, body)
     require_text(said.text, "a prompt")
-    tokens = await asyncio.to_thread(served.backend.tokenize, said.text, said.add_special_tokens)
+    tokens = await served.tokenizers.run(
+        partial(served.backend.tokenize, said.text, said.add_special_tokens)
+    )
     return JSONResponse(
         {"token_ids": list(tokens.token_ids), "offsets": [list(each) for each in tokens.offsets]}
     )
@@ -330,8 +376,8 @@ async def _detokenize(body: bytes, caller: Caller, served: Served) -> Response:
         raise InvalidArgument(
             f"an answer has {served.limits.context_tokens:,} tokens at most, got {len(said.token_ids):,}"
         )
-    text = await asyncio.to_thread(
-        served.backend.detokenize, said.token_ids, said.skip_special_tokens
+    text = await served.tokenizers.run(
+        partial(served.backend.detokenize, said.token_ids, said.skip_special_tokens)
     )
     return JSONResponse({"text": text})
 
@@ -358,24 +404,26 @@ def _read_conversation(said: RenderBody, caller: Caller, served: Served) -> Conv
     )
 
 
-async def _read_tool_calls(body: bytes, caller: Caller, served: Served) -> Response:
-    said = _read(ToolCallsBody, body)
-    reader = served.backend.tool_reader(check_tools(said.tools))
-    answer = await asyncio.to_thread(reader.whole, said.text)
-    calls = [[call.id, call.name, call.arguments] for call in answer.calls]
-    return JSONResponse({"text": answer.text, "calls": calls})
-
-
 async def _forget(body: bytes, caller: Caller, served: Served) -> Response:
     caller.require_operator("make the server forget documents")
     said = _read(ForgetBody, body)
-    await served.backend.forget(_require_texts(said.document_ids))
+    forgetting = served.backend.forget(_require_texts(said.document_ids))
+    await _end_in_time(forgetting, UPKEEP_S, _too_late("forget these documents"))
     return JSONResponse({})
 
 
 async def _clear(body: bytes, caller: Caller, served: Served) -> Response:
     caller.require_operator("clear the server's cache")
-    return JSONResponse({"cleared": await served.backend.clear_cache()})
+    clearing = served.backend.clear_cache()
+    cleared = await _end_in_time(clearing, UPKEEP_S, _too_late("clear its cache"))
+    return JSONResponse({"cleared": cleared})
+
+
+def _too_late(asked: str) -> RequestTimedOut:
+    return RequestTimedOut(
+        f"the server did not {asked} within {UPKEEP_S:.0f} s, so some of it may not be done: see "
+        f"whether its disk answers, and ask again"
+    )
 
 
 def _read(kind: type[B], body: bytes) -> B:

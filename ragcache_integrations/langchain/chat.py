@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
@@ -289,13 +289,13 @@ class ChatRAGCache(EngineModel, BaseChatModel):
     ) -> ChatRequest:
         bound, template_args, options = self._read_call(stop, changes)
         prompt = self._prompt(messages, bound, template_args)
-        return ChatRequest(prompt, options, bound.make_reader(self.engine))
+        return ChatRequest(prompt, options, bound.make_reader(self.engine), self.engine)
 
     async def _arequest(
         self, messages: Sequence[BaseMessage], stop: list[str] | None, changes: Mapping[str, Any]
     ) -> ChatRequest:
         # In a thread: a template may be long, a server far away, and a model may just start again.
-        return await asyncio.to_thread(self._request, messages, stop, changes)
+        return await self.engine.threads.render(partial(self._request, messages, stop, changes))
 
     def _read_call(
         self, stop: list[str] | None, changes: Mapping[str, Any]

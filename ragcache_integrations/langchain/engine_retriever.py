@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Hashable, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from hashlib import sha256
 from typing import Any, Self
 
@@ -107,7 +107,8 @@ class EngineRetriever(BaseRetriever):
         progress: bool = False,
     ) -> Warmed:
         """Prefill documents: `warm` for coroutines. Cancelling the task ends the prefills."""
-        warming = await asyncio.to_thread(self._warming, documents)  # a store may be far away
+        # A store may be far away.
+        warming = await self.engine.threads.search(partial(self._warming, documents))
         return await warming.arun(only_missing=only_missing, progress=progress)
 
     def _warming(self, documents: Sequence[Document] | None) -> StoreWarming:

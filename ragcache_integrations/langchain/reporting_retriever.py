@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from langchain_core.callbacks import (
@@ -62,7 +62,8 @@ class ReportingRetriever(EngineRetriever):
             if corpus is None:
                 return _tell_if_documents(retrieval, found, None)
             # Looking up neighbours embeds the documents, which may take long.
-            return await asyncio.to_thread(_tell_if_documents, retrieval, found, corpus)
+            tell = partial(_tell_if_documents, retrieval, found, corpus)
+            return await self.engine.threads.search(tell)
 
     def _all_documents(self) -> Sequence[Document]:
         raise InvalidArgument(

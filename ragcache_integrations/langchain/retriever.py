@@ -12,7 +12,6 @@ from langchain_core.callbacks import (
 )
 from langchain_core.documents import Document
 from langchain_core.runnables import Runnable
-from langchain_core.runnables.config import run_in_executor
 from langchain_core.vectorstores import VectorStoreRetriever
 
 from ragcache_engine import Corpus, InvalidArgument, RAGCacheEngine
@@ -194,10 +193,11 @@ class RAGCacheRetriever(EngineRetriever, VectorStoreRetriever):
         with self._open_retrieval(query) as retrieval:
             corpus = self._corpus(options)
             on_stage = listener_if_speculating(self.engine, retrieval, engine_document, corpus)
-            documents = await asearch(self.vectorstore, query, self.search_type, options, on_stage)
+            run = partial(asearch, self.vectorstore, query, self.search_type, options)
+            documents = await run(self.engine.threads.search, on_stage)
             tell = partial(tell_engine, retrieval, documents, engine_document, corpus)
             # Looking up neighbours embeds the documents, which may take long.
-            return tell() if corpus is None else await run_in_executor(None, tell)
+            return tell() if corpus is None else await self.engine.threads.search(tell)
 
     def stream_stages(self, query: str, **kwargs: Any) -> Generator[DocumentStage]:
         """Yield what `invoke` would return if the search ended now; at the end, what it returns.

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Hashable, Sequence
 from contextlib import AbstractContextManager
 from copy import deepcopy
+from functools import partial
 from typing import Any, Self
 
 from llama_index.core.base.base_retriever import BaseRetriever
@@ -83,7 +83,8 @@ class EngineRetriever(BaseRetriever):
         progress: bool = False,
     ) -> Warmed:
         """Prefill nodes: `warm` for coroutines. Cancelling the task ends the prefills."""
-        warming = await asyncio.to_thread(self._warming, nodes)  # a store may be far away
+        # A store may be far away.
+        warming = await self._engine.threads.search(partial(self._warming, nodes))
         return await warming.arun(only_missing=only_missing, progress=progress)
 
     def _warming(self, nodes: Sequence[BaseNode] | None) -> StoreWarming:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from contextlib import aclosing, closing
 from functools import partial
@@ -401,7 +400,7 @@ class RAGCacheLLM(SamplingFields, GuidedPrediction, ToolCalling):
         self, messages: Sequence[ChatMessage], changes: Mapping[str, Any]
     ) -> ChatRequest:
         # In a thread: a template may be long, a server far away, and a model may just start again.
-        return await asyncio.to_thread(self._request, messages, changes)
+        return await self.engine.threads.render(partial(self._request, messages, changes))
 
     def _request(self, messages: Sequence[ChatMessage], changes: Mapping[str, Any]) -> ChatRequest:
         changes = dict(changes)
@@ -414,7 +413,7 @@ class RAGCacheLLM(SamplingFields, GuidedPrediction, ToolCalling):
             if bound.tools
             else self._prompt(messages)
         )
-        return ChatRequest(prompt, options, bound.make_reader(self.engine))
+        return ChatRequest(prompt, options, bound.make_reader(self.engine), self.engine)
 
     def _format_prompt(self, prompt: str, formatted: bool) -> str:
         if formatted or self.completion_to_prompt is None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Hashable, Sequence
+from functools import partial
 from typing import Any
 
 from llama_index.core.base.base_retriever import BaseRetriever
@@ -80,7 +80,8 @@ class ReportingRetriever(EngineRetriever):
             if corpus is None:
                 return tell_engine(retrieval, nodes, document_of)
             # Looking up neighbours embeds the nodes, which may take long.
-            return await asyncio.to_thread(tell_engine, retrieval, nodes, document_of, corpus)
+            tell = partial(tell_engine, retrieval, nodes, document_of, corpus)
+            return await self._engine.threads.search(tell)
 
     def _all_nodes(self) -> Sequence[BaseNode]:
         raise InvalidArgument(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Generator, Hashable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -275,10 +274,11 @@ class RAGCacheRetriever(EngineRetriever, VectorIndexRetriever):
             # embedding models compute on the event loop.
             corpus = self._corpus()
             on_stage = listener_if_speculating(self._engine, retrieval, document_of, corpus)
-            nodes = await asyncio.to_thread(self._search, query_bundle, on_stage)
+            run = self._engine.threads.search
+            nodes = await run(partial(self._search, query_bundle, on_stage))
             tell = partial(tell_engine, retrieval, nodes, document_of, corpus)
             # Looking up neighbours embeds the nodes, which may take long.
-            return tell() if corpus is None else await asyncio.to_thread(tell)
+            return tell() if corpus is None else await run(tell)
 
     def stream_stages(self, query: str | QueryBundle) -> Generator[NodeStage]:
         """Yield what `retrieve` would return if the search ended now; at the end, what it returns.
