@@ -170,6 +170,11 @@ class EngineConfig(BaseModel):
         needs_donors = self.reuse == "anywhere" and self.donors != "any"
         return needs_donors and self.missing_donors == "later" and self.backend != "server"
 
+    @property
+    def rechecked(self) -> float:
+        """The share of answers to recheck: recheck_share where anything is borrowed, else 0."""
+        return self.recheck_share if self.reuse == "anywhere" else 0.0
+
     @field_validator("policy")
     @classmethod
     def _is_a_policy(cls, name: str) -> str:

@@ -13,12 +13,10 @@ from pathlib import PurePath
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from ragcache_engine.anywhere.calibration import Calibration, find_calibration, with_ratio
-from ragcache_engine.anywhere.donor_preparation import PreparingBackend
-from ragcache_engine.anywhere.drift import Drift
+from ragcache_engine.anywhere.calibration import find_calibration, with_ratio
 from ragcache_engine.anywhere.forwarding import WithdrawingBackend
+from ragcache_engine.anywhere.idle_backend import with_idle_work
 from ragcache_engine.anywhere.neighbours import Corpus, NeighbourBook, without_contexts
-from ragcache_engine.anywhere.rechecking import RecheckingBackend
 from ragcache_engine.backends.choice import (
     choose_backend,
     find_configured_server,
@@ -52,7 +50,7 @@ from ragcache_engine.protocols import Backend
 from ragcache_engine.requests.intake import PromptIntake
 from ragcache_engine.requests.loop import call_in_thread, finish_even_if_cancelled, run_in_thread
 from ragcache_engine.requests.runner import PreparedRequest
-from ragcache_engine.requests.runtime import Report, Runtime
+from ragcache_engine.requests.runtime import Runtime
 from ragcache_engine.requests.streams import AnswerStream, join_pieces, read_async
 from ragcache_engine.retrievals.document_order import DocumentOrdering
 from ragcache_engine.retrievals.tracker import RetrievalInProgress, RetrievalTracker
@@ -107,16 +105,13 @@ class RAGCacheEngine:
         self.config = config = with_ratio(config, calibration)
         templates, forgotten = TemplateBook(), ForgetLog()
         backend = WithdrawingBackend(backend or _make_backend(config), forgotten)
-        reports: list[Report] = []
-        drift = _make_drift(config, calibration)
-        if config.prepares_later:
-            backend = preparing = PreparingBackend(
-                backend, is_wanted=lambda: drift is None or not drift.is_off
-            )
-            reports.append(preparing.report)
-        if drift:
-            backend = RecheckingBackend(backend, drift, config.recheck_share)
-            reports.append(drift.report)
+        idle = with_idle_work(
+            backend,
+            prepares_later=config.prepares_later,
+            recheck_share=config.rechecked,
+            least=calibration.least_rouge_l if calibration else None,
+        )
+        backend = idle.backend
         neighbours = _make_neighbour_book(config, backend, forgotten)
         contexts_of = neighbours.contexts if neighbours else without_contexts
         self._runtime = Runtime(
@@ -127,7 +122,7 @@ class RAGCacheEngine:
             contexts_of=contexts_of,
             may_borrow=config.reuse == "anywhere",
             forgotten=forgotten,
-            reports=reports,
+            reports=idle.reports,
         )
         self.threads = self._runtime.threads
         # Not bound to self: the engine must be collectable while its runtime waits to be closed.
@@ -725,13 +720,6 @@ def _make_neighbour_book(
     if config.reuse != "anywhere" or config.donors != "neighbours":
         return None
     return NeighbourBook(None if backend.reads_text else backend.tokenize, forgotten)
-
-
-def _make_drift(config: EngineConfig, calibration: Calibration | None) -> Drift | None:
-    """Return what judges rechecked answers; None if none are rechecked."""
-    if config.reuse != "anywhere" or not config.recheck_share:
-        return None
-    return Drift(calibration.least_rouge_l if calibration else None)
 
 
 def _make_ordering(config: EngineConfig, limits: ModelLimits) -> DocumentOrdering | None:

@@ -103,7 +103,8 @@ def budget_of(config: EngineConfig) -> TierBudget:
 
     Raises UnusableCalibration if it leaves the recompute ratio to a calibration that is damaged.
     """
-    config = with_ratio(config, find_calibration(config))
+    calibration = find_calibration(config)
+    config = with_ratio(config, calibration)
     return TierBudget(
         policy=config.policy,
         host_bytes=config.host_cache,
@@ -115,4 +116,6 @@ def budget_of(config: EngineConfig) -> TierBudget:
         recompute_ratio=config.recompute_ratio,  # None unless reuse is "anywhere"
         any_donors=config.donors == "any",
         donors_later=config.prepares_later,
+        recheck_share=config.rechecked,
+        least_rouge_l=calibration.least_rouge_l if calibration else None,
     )

@@ -157,6 +157,9 @@ class Doors:
             scope, body = _with_length(scope, len(written)), written
             if caller.tenant is not None:
                 send = WithoutCounters(send)
+            served = await self._find_served(scope)
+            with served.occupied():
+                return await self._app(scope, _replay(body, receive), send)
         return await self._app(scope, _replay(body, receive), send)
 
     async def _refuse(

@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import AbstractContextManager, aclosing, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from typing import Any, TypeVar
@@ -93,6 +93,7 @@ class Served:
     models, tool_parser: as in ServerDescription.
     chat_template: the Jinja text for conversations; None: the model's own. reuse: as in
       ServerDescription.
+    occupied: what to enter while a request runs that does not ask this backend, such as one of OpenAI's.
     tokenizers: the threads that texts are tokenised in. vLLM's server needs its loop's own.
     """
 
@@ -102,6 +103,7 @@ class Served:
     tool_parser: str | None = None
     chat_template: str | None = None
     reuse: Mapping[str, Any] = field(default_factory=dict)
+    occupied: Callable[[], AbstractContextManager[None]] = nullcontext
     tokenizers: DaemonThreads = field(
         default_factory=lambda: DaemonThreads(TOKENIZED_AT_ONCE, "ragcache-tokenizing")
     )

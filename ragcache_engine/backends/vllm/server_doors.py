@@ -13,6 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from vllm.renderers.chat_utils import load_chat_template
 from vllm.v1.engine.async_llm import AsyncLLM
 
+from ragcache_engine.anywhere.idle_backend import with_idle_work
 from ragcache_engine.backends.vllm.backend import VLLMBackend, has_tiers
 from ragcache_engine.backends.vllm.budget import TierBudget
 from ragcache_engine.backends.vllm.installed import require_vllm
@@ -71,20 +72,35 @@ def serve_engine(state: Any) -> Served:
     limits = backend.use_running(llm)
     models = tuple(args.served_model_name or [args.model])
     template = load_chat_template(args.chat_template)
-    return Served(backend, limits, models, parser, template, _reuse_of(llm))
-
-
-def _reuse_of(llm: AsyncLLM) -> dict[str, Any]:
-    """Return what clients have to know of reuse at any position; see ServerDescription."""
     settings = _tier_settings(llm)
     if settings is None or settings.recompute_ratio is None:
-        return {}
+        return Served(backend, limits, models, parser, template)
+    idle = with_idle_work(
+        backend,
+        prepares_later=settings.donors_later,
+        recheck_share=settings.recheck_share,
+        least=settings.least_rouge_l,
+    )
+    idle.open()
+    return Served(
+        idle.backend,
+        limits,
+        models,
+        parser,
+        template,
+        reuse=_describe_reuse(settings),
+        occupied=idle.occupied,
+    )
+
+
+def _describe_reuse(settings: TierSettings) -> dict[str, Any]:
+    """Return what clients have to know of reuse at any position; see ServerDescription."""
     return {
         "reuse": "anywhere",
         "recompute_ratio": settings.recompute_ratio,
         "donors": "any" if settings.any_donors else "neighbours",
         "missing_donors": "later" if settings.donors_later else "compute",
-        "recheck_share": 0.0,
+        "recheck_share": 0.0,  # the server does it
     }
 
 

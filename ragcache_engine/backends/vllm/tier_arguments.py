@@ -68,6 +68,8 @@ def build_tier_arguments(
         recompute_ratio=budget.recompute_ratio,
         any_donors=budget.any_donors,
         donors_later=budget.donors_later,
+        recheck_share=budget.recheck_share,
+        least_rouge_l=budget.least_rouge_l,
         profile=budget.cost_profile.read_text(encoding="utf-8") if budget.cost_profile else None,
         provisional_step_tokens=(
             cpu_defaults.PROVISIONAL_STEP_TOKENS if current_platform.is_cpu() else 0

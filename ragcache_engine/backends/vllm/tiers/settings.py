@@ -28,6 +28,7 @@ class TierSettings:
     any_donors: whether documents may be borrowed from what served prompts left, with donors="any".
     donors_later: whether a prompt is answered exactly if that computes fewer tokens than its missing
       donors do, with missing_donors="later".
+    recheck_share, least_rouge_l: as in TierBudget.
     operator_digest: the digest of the operator's key. The key itself would stand in process lists.
     """
 
@@ -42,6 +43,8 @@ class TierSettings:
     recompute_ratio: float | None = None
     any_donors: bool = False
     donors_later: bool = False
+    recheck_share: float = 0.0
+    least_rouge_l: float | None = None
     operator_digest: str = ""
 
     def is_operator(self, key: str | None) -> bool:
