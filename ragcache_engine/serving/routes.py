@@ -14,7 +14,13 @@ from pydantic import BaseModel, ValidationError
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from ragcache_engine.chat import check_messages, check_template_args, check_tools
-from ragcache_engine.checks import require_short_text, require_tenant, require_text, shown
+from ragcache_engine.checks import (
+    require_short_prompt,
+    require_short_text,
+    require_tenant,
+    require_text,
+    shown,
+)
 from ragcache_engine.errors import (
     BadRequest,
     ConfigError,
@@ -63,6 +69,9 @@ _STATUS: list[tuple[type[Exception], int]] = [
 
 MOST_NAMED_DOCUMENTS = 1000
 """How many documents a prompt may have. Where a block lies on disk, all before it stand in its file."""
+
+LONGEST_TEXT = 1 << 20
+"""Of texts with so many characters a server counts the tokens, even if they are too long for a prompt."""
 
 RENDER_S = 10.0
 """How long a chat template may write. Templates are programs, and some take long for what few expect."""
@@ -154,6 +163,12 @@ def require_few_documents(documents: int) -> None:
         )
 
 
+def require_countable(characters: int, served: Served) -> None:
+    """Raise PromptTooLong for a text of so many characters that a server does not count its tokens."""
+    if characters > LONGEST_TEXT:
+        require_short_prompt(characters, served.limits.context_tokens)
+
+
 def read_spans(said: Any, prompt: str) -> list[Span]:
     """Read the documents of a prompt: [[start, end, id], ...]. Raises InvalidArgument."""
     spans: list[Span] = []
@@ -205,8 +220,9 @@ def _prepare(said: GenerateBody, caller: Caller, served: Served) -> BackendReque
     spans = read_spans([list(document) for document in said.documents], said.prompt)
     if options.guide:
         served.backend.check(options)
-    tokens = served.backend.tokenize(said.prompt, options.add_special_tokens)
     room = served.limits.context_tokens
+    require_short_prompt(len(said.prompt), room)
+    tokens = served.backend.tokenize(said.prompt, options.add_special_tokens)
     if not len(tokens):
         raise EmptyPrompt("the prompt is empty: check what your prompt template was filled with")
     if len(tokens) >= room:
@@ -285,6 +301,7 @@ def _event(said: dict[str, Any]) -> str:
 async def _tokenize(body: bytes, caller: Caller, served: Served) -> Response:
     said = _read(TokenizeBody, body)
     require_text(said.text, "a prompt")
+    require_countable(len(said.text), served)
     tokens = await asyncio.to_thread(served.backend.tokenize, said.text, said.add_special_tokens)
     return JSONResponse(
         {"token_ids": list(tokens.token_ids), "offsets": [list(each) for each in tokens.offsets]}
@@ -327,6 +344,7 @@ def _read_conversation(said: RenderBody, caller: Caller, served: Served) -> Conv
 
 async def _read_tool_calls(body: bytes, caller: Caller, served: Served) -> Response:
     said = _read(ToolCallsBody, body)
+    require_short_prompt(len(said.text), served.limits.context_tokens)
     reader = served.backend.tool_reader(check_tools(said.tools))
     answer = await asyncio.to_thread(reader.whole, said.text)
     calls = [[call.id, call.name, call.arguments] for call in answer.calls]
