@@ -16,12 +16,18 @@ from pydantic_core import from_json
 from starlette.types import Scope
 
 from ragcache_engine.chat import check_template_args
+from ragcache_engine.checks import CHARACTERS_PER_TOKEN, require_short_prompt
 from ragcache_engine.errors import InvalidArgument
 from ragcache_engine.prompt import token_segments
 from ragcache_engine.serving.keys import Caller
 from ragcache_engine.serving.messages import LONGEST_GUIDE
 from ragcache_engine.serving.room import Place
-from ragcache_engine.serving.routes import Served, read_spans, require_few_documents
+from ragcache_engine.serving.routes import (
+    Served,
+    read_spans,
+    require_countable,
+    require_few_documents,
+)
 from ragcache_engine.tiers.prompts import SegmentEnd
 from ragcache_engine.tiers.wire import FIELD, MalformedRequest, RequestMessage
 
@@ -87,12 +93,18 @@ async def rewrite_body(
 
     place: it is widened to all answers of the request.
     Raises InvalidArgument for a body that is no JSON object, for documents that do not lie in the
-    prompt, and for more of something than a server takes; and as `Place.widen` does.
+    prompt, and for more of something than a server takes; PromptTooLong; and as `Place.widen` does.
     """
     said = _read_object(body)
     place.widen(count_answers(said))
     ours = _read_ours(said)
     _require_bounded(said, ours)
+    if (characters := _count_characters(said)) > CHARACTERS_PER_TOKEN:
+        served = await find_served(scope)
+        if path == TOKENIZE:
+            require_countable(characters, served)
+        else:
+            require_short_prompt(characters, served.limits.context_tokens)
     is_changed = False
     if DOCUMENTS in ours:
         served = await find_served(scope)
@@ -119,6 +131,21 @@ def count_answers(said: Mapping[str, Any]) -> int:
     except ValidationError:
         n = 1
     return prompts * max(1, n)
+
+
+def _count_characters(said: Mapping[str, Any]) -> int:
+    """Return how many characters a body's longest prompt has, or all messages of its conversation."""
+    prompt, messages = said.get("prompt"), said.get("messages")
+    prompts = prompt if isinstance(prompt, list) else [prompt]
+    longest = max((len(one) for one in prompts if isinstance(one, str)), default=0)
+    contents = [
+        message.get("content")
+        for message in (messages if isinstance(messages, list) else ())
+        if isinstance(message, dict)
+    ]
+    parts = [part for content in contents if isinstance(content, list) for part in content]
+    texts = contents + [part.get("text") for part in parts if isinstance(part, dict)]
+    return max(longest, sum(len(text) for text in texts if isinstance(text, str)))
 
 
 def _require_bounded(said: dict[str, Any], ours: dict[str, Any]) -> None:

@@ -16,7 +16,13 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from ragcache_engine.anywhere.neighbours import ENOUGH, Tokenize, context_behind
 from ragcache_engine.chat import check_messages, check_template_args, check_tools
-from ragcache_engine.checks import require_short_text, require_tenant, require_text, shown
+from ragcache_engine.checks import (
+    require_short_prompt,
+    require_short_text,
+    require_tenant,
+    require_text,
+    shown,
+)
 from ragcache_engine.daemon_threads import DaemonThreads
 from ragcache_engine.errors import (
     BadRequest,
@@ -68,6 +74,9 @@ _STATUS: list[tuple[type[Exception], int]] = [
 
 MOST_NAMED_DOCUMENTS = 1000
 """How many documents a prompt may have. Where a block lies on disk, all before it stand in its file."""
+
+LONGEST_TEXT = 1 << 20
+"""Of texts with so many characters a server counts the tokens, even if they are too long for a prompt."""
 
 RENDER_S = 10.0
 """How long a chat template may write. Templates are programs, and some take long for what few expect.
@@ -172,6 +181,7 @@ class Routes:
 
     async def _read_tool_calls(self, body: bytes, caller: Caller, served: Served) -> Response:
         said = _read(ToolCallsBody, body)
+        require_short_prompt(len(said.text), served.limits.context_tokens)
         reader = served.backend.tool_reader(check_tools(said.tools))
         refusal = InvalidArgument(
             f"the parser did not read this text within {RENDER_S:.0f} s: send a shorter one, or ask "
@@ -212,6 +222,12 @@ def require_few_documents(documents: int) -> None:
             f"the prompt names {documents:,} documents, and a server takes {MOST_NAMED_DOCUMENTS:,}: "
             f"retrieve fewer, or name several as one"
         )
+
+
+def require_countable(characters: int, served: Served) -> None:
+    """Raise PromptTooLong for a text of so many characters that a server does not count its tokens."""
+    if characters > LONGEST_TEXT:
+        require_short_prompt(characters, served.limits.context_tokens)
 
 
 def read_spans(said: Any, prompt: str) -> list[Span]:
@@ -261,8 +277,9 @@ def _prepare(
     """Check and tokenise a prompt. Raises one of the kinds of BadRequest."""
     require_text(said.prompt, "a prompt")
     spans = read_spans([list(document) for document in said.documents], said.prompt)
-    tokens = served.backend.tokenize(said.prompt, options.add_special_tokens)
     room = served.limits.context_tokens
+    require_short_prompt(len(said.prompt), room)
+    tokens = served.backend.tokenize(said.prompt, options.add_special_tokens)
     if not len(tokens):
         raise EmptyPrompt("the prompt is empty: check what your prompt template was filled with")
     if len(tokens) >= room:
@@ -364,6 +381,7 @@ def _event(said: dict[str, Any]) -> str:
 async def _tokenize(body: bytes, caller: Caller, served: Served) -> Response:
     said = _read(TokenizeBody, body)
     require_text(said.text, "a prompt")
+    require_countable(len(said.text), served)
     tokens = await served.tokenizers.run(
         partial(served.backend.tokenize, said.text, said.add_special_tokens)
     )

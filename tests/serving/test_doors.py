@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx2
 import pytest
@@ -15,12 +15,14 @@ from starlette.types import Message, Receive, Scope, Send
 
 from ragcache_engine import Document, RAGCacheEngine
 from ragcache_engine.backends.memory import MemoryBackend
+from ragcache_engine.protocols import Backend
 from ragcache_engine.serving import doors as doors_module
 from ragcache_engine.serving.doors import Doors
 from ragcache_engine.serving.keys import Keys
 from ragcache_engine.serving.private_counters import WithoutCounters
 from ragcache_engine.serving.routes import Served
 from ragcache_engine.serving.settings import Limits, read_limits
+from ragcache_engine.values import ModelLimits
 
 SHOP, PRESS = "the key of the shop", "the key of the press"
 TIDES = Document("tides", "The moon pulls the oceans, and the tides follow it. " * 9)
@@ -99,7 +101,8 @@ async def test_keys_are_read_before_anybody_comes():
 
 
 async def serve_nothing(scope: Scope) -> Served:
-    raise AssertionError
+    """No engine: requests of OpenAI's API are passed on without one."""
+    return Served(cast("Backend", None), ModelLimits(1, 1, 1), ())
 
 
 async def never(*_: Message) -> Message:

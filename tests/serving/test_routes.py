@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,10 +15,11 @@ import pytest
 from http_servers import OPERATOR, MemoryServer, serve
 
 from ragcache_engine.backends.memory import MemoryBackend
+from ragcache_engine.chat.calls import ToolReader
 from ragcache_engine.chat.messages import NO_TEMPLATE_ARGS
 from ragcache_engine.protocols import Conversation
 from ragcache_engine.serving import routes
-from ragcache_engine.values import SamplingOptions
+from ragcache_engine.values import SamplingOptions, TokenizedPrompt
 
 SHOP, PRESS = "the key of the shop", "the key of the press"
 HELLO = [{"role": "user", "content": "Hello."}]
@@ -52,6 +53,7 @@ def kind_of(answer: httpx2.Response) -> str:
 
 NAME, LONG_NAME = "d" * 512, "d" * 513
 WORDS = "The moon pulls the oceans. " * 200
+NAMED = {"ragcache": {"documents": [[0, 9, "tides"]]}}
 SPANS = [[at, at + 1, "d"] for at in range(1001)]
 DEEP = "[" * 300 + "]" * 300
 TOO_MUCH: dict[str, tuple[str, dict[str, Any]]] = {
@@ -78,6 +80,53 @@ TOO_MUCH: dict[str, tuple[str, dict[str, Any]]] = {
     "messages": ("/render", {"messages": HELLO * 100_000}),
     "tokens": ("/detokenize", {"token_ids": [1] * 100_000}),
 }
+
+
+class Reads(MemoryBackend):
+    """A backend that notes how many characters it has read."""
+
+    characters = 0
+
+    def tokenize(self, text: str, add_special_tokens: bool = True) -> TokenizedPrompt:
+        self.characters += len(text)
+        return super().tokenize(text, add_special_tokens)
+
+    def tool_reader(self, tools: Sequence[Mapping[str, Any]]) -> ToolReader:
+        self.characters += 1
+        return super().tool_reader(tools)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/ragcache/generate", {"prompt": WORDS * 600, "request": "r"}),
+        ("/ragcache/generate", {"prompt": " " * 3_000_000, "request": "r"}),
+        ("/ragcache/tokenize", {"text": WORDS * 600}),
+        ("/ragcache/tool_calls", {"tools": [], "text": WORDS * 600}),
+        ("/v1/completions", {"prompt": WORDS * 600}),
+        ("/v1/completions", {"prompt": ["Why?", WORDS * 600], "truncate_prompt_tokens": 1}),
+        ("/v1/completions", {"prompt": WORDS * 600, "kv_transfer_params": NAMED}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": WORDS * 600}]}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": WORDS}] * 600}),
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": WORDS * 600}]}]},
+        ),
+        ("/tokenize", {"prompt": WORDS * 600}),
+        ("/tokenize", {"messages": [{"role": "user", "content": WORDS * 600}]}),
+    ],
+)
+def test_what_cannot_fit_is_refused_before_it_is_read(
+    keys_file: Path, path: str, body: dict[str, Any]
+):
+    backend = Reads()
+    with serve(backend, keys_file=keys_file) as server:
+        answer = httpx2.post(
+            f"{server.url}{path}", json=body, headers={"Authorization": f"Bearer {SHOP}"}
+        )
+    assert (answer.status_code, kind_of(answer)) == (400, "PromptTooLong")
+    assert not server.seen
+    assert not backend.characters
 
 
 @pytest.fixture(scope="module")
