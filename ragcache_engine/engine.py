@@ -13,9 +13,9 @@ from pathlib import PurePath
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from ragcache_engine.anywhere.calibration import Calibration, find_calibration
+from ragcache_engine.anywhere.calibration import Calibration, find_calibration, with_ratio
 from ragcache_engine.anywhere.donor_preparation import PreparingBackend
-from ragcache_engine.anywhere.drift import BY_HAND_LEAST, Drift
+from ragcache_engine.anywhere.drift import Drift
 from ragcache_engine.anywhere.forwarding import WithdrawingBackend
 from ragcache_engine.anywhere.neighbours import Corpus, NeighbourBook, without_contexts
 from ragcache_engine.anywhere.rechecking import RecheckingBackend
@@ -100,13 +100,16 @@ class RAGCacheEngine:
 
     def __init__(self, config: EngineConfig, *, backend: Backend | None = None) -> None:
         require_borrowing(config, backend)
+        if config.backend == "server" and backend is None:
+            found = call_in_thread(partial(find_configured_server, config, config.model))
+            config, backend = config.model_copy(update=found.settings), found.backend
         calibration = find_calibration(config)
-        self.config = config = calibration.apply_to(config) if calibration else config
+        self.config = config = with_ratio(config, calibration)
         templates, forgotten = TemplateBook(), ForgetLog()
         backend = WithdrawingBackend(backend or _make_backend(config), forgotten)
         reports: list[Report] = []
         drift = _make_drift(config, calibration)
-        if config.missing_donors == "later":
+        if config.prepares_later:
             backend = preparing = PreparingBackend(
                 backend, is_wanted=lambda: drift is None or not drift.is_off
             )
@@ -184,8 +187,7 @@ class RAGCacheEngine:
         own = {"backend": "server", "server_url": url, "api_key": api_key, "model": model or url}
         config = EngineConfig.model_validate({**settings, **own})
         found = call_in_thread(partial(find_configured_server, config, model))
-        told = {"model": found.model, "tool_parser": found.tool_parser}
-        return cls(config.model_copy(update=told), backend=found.backend)
+        return cls(config.model_copy(update=found.settings), backend=found.backend)
 
     @classmethod
     async def aconnect(
@@ -722,14 +724,14 @@ def _make_neighbour_book(
     """Return what knows documents' neighbours; None if nothing is borrowed from behind them."""
     if config.reuse != "anywhere" or config.donors != "neighbours":
         return None
-    return NeighbourBook(lambda text: backend.tokenize(text, False), forgotten)
+    return NeighbourBook(None if backend.reads_text else backend.tokenize, forgotten)
 
 
 def _make_drift(config: EngineConfig, calibration: Calibration | None) -> Drift | None:
     """Return what judges rechecked answers; None if none are rechecked."""
     if config.reuse != "anywhere" or not config.recheck_share:
         return None
-    return Drift(calibration.least_rouge_l if calibration else BY_HAND_LEAST)
+    return Drift(calibration.least_rouge_l if calibration else None)
 
 
 def _make_ordering(config: EngineConfig, limits: ModelLimits) -> DocumentOrdering | None:

@@ -43,7 +43,7 @@ MAY_IMPORT = {
         "checks",
         "errors",
     ],
-    "ragcache_engine.cache_home": [],
+    "ragcache_engine.cache_home": ["errors"],
     "ragcache_engine.protocols": [
         "values",
         "tiers.borrowing.context",

@@ -149,7 +149,7 @@ def run(parsed: argparse.Namespace, console: Console) -> int:
     settings = {name: value for name, value in chosen.items() if value is not None}
     settings |= reuse_settings(parsed)
     if parsed.reuse == "anywhere":
-        settings["donors"] = "alone"  # a request cannot name neighbours
+        settings["missing_donors"] = "compute"  # the server prepares nothing in idle time
     settings["model"] = str(demo_model()) if parsed.model == DEMO_MODEL else parsed.model
     doors = DoorSettings(parsed.keys, parsed.max_body, parsed.max_requests)
     is_shown = parsed.show or parsed.print_config is not None

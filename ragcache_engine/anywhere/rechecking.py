@@ -156,7 +156,7 @@ class RecheckingBackend(ForwardingBackend):
         logger.warning(
             "Borrowing is switched off, and answers are exact from now on: the last rechecked answers "
             "have a mean ROUGE-L of %.2f with the exact ones, and %.2f is the least. Measure a new "
-            "ratio with `ragcache calibrate`, or set a higher recompute_ratio; then restart the engine",
+            "ratio with `ragcache calibrate`, or choose a higher one by hand; then restart the engine",
             self._drift.mean,
             self._drift.least,
         )

@@ -117,9 +117,9 @@ class ServerObserver:
         return told.tree if told else None
 
     def _fetch(self, path: str, body: Mapping[str, Any] | None = None) -> bytes:
-        headers = {"Content-Type": "application/json"}
+        headers: dict[str, Any] = {"Content-Type": "application/json"}
         if self._api_key:
-            headers["Authorization"] = f"Bearer {self._api_key}"
+            headers["Authorization"] = f"Bearer {self._api_key}".encode()
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(f"{self._url}{path}", data, headers)
         with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:

@@ -116,7 +116,7 @@ class EngineReplica:
         key = os.environ.get(OPERATOR_KEY)
         if not key:
             return None
-        headers = {"Authorization": f"Bearer {key}"}
+        headers = {b"Authorization": f"Bearer {key}".encode()}
         if self._model is None:
             told = (await self._client.get("/v1/models", headers=headers)).json()
             self._model = told["data"][0]["id"]

@@ -39,6 +39,8 @@ from ragcache_engine.fleet_serving.wire import (
 from ragcache_engine.serving.doors import FREE_PATHS, Doors, refusal
 from ragcache_engine.serving.keys import Caller, Keys
 from ragcache_engine.serving.messages import PREFIX, error_to_json
+from ragcache_engine.serving.openai_bodies import count_answers
+from ragcache_engine.serving.room import Place
 from ragcache_engine.serving.routes import Served
 from ragcache_engine.serving.settings import Limits
 
@@ -80,12 +82,19 @@ class FleetDoors(Doors):
         self._joiners = DaemonThreads(JOINED_AT_ONCE, "ragcache-metrics")
 
     async def _pass(
-        self, path: str, caller: Caller, body: bytes, scope: Scope, receive: Receive, send: Send
+        self,
+        path: str,
+        caller: Caller,
+        body: bytes,
+        place: Place | None,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
     ) -> None:
         """Have a replica answer, until the reader leaves."""
         if path in FREE_PATHS:
             return await _answer_free_path(scope, receive, send)
-        answering = asyncio.ensure_future(self._answer(path, caller, body, scope, send))
+        answering = asyncio.ensure_future(self._answer(path, caller, body, place, scope, send))
         leaving = asyncio.ensure_future(_wait_until_left(receive))
         try:
             await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
@@ -98,9 +107,17 @@ class FleetDoors(Doors):
         return None
 
     async def _answer(
-        self, path: str, caller: Caller, body: bytes, scope: Scope, send: Send
+        self,
+        path: str,
+        caller: Caller,
+        body: bytes,
+        place: Place | None,
+        scope: Scope,
+        send: Send,
     ) -> None:
         said = _read_object(body)
+        if place is not None:
+            place.widen(count_answers(said))
         request = self._describe(path, caller, body, said, scope)
         try:
             if path in TO_ALL:

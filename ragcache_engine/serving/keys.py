@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
+import threading
+import time
 import tomllib
+import weakref
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from ragcache_engine.errors import ConfigError, KeyRefused, OperatorsOnly
 
@@ -18,7 +22,16 @@ logger = logging.getLogger(__name__)
 SHORTEST_KEY = 16
 """The fewest characters of a key. Shorter ones can be guessed."""
 
+LOOK_S = 1.0
+"""How often a file of keys is looked at for changes."""
+
+SETTLED_S = 2.0
+"""A file that changed so lately is read once more: a second change within one tick of its file system's
+clock may leave size and times as they are."""
+
 _DIGEST = "sha256:"
+_Stamp: TypeAlias = tuple[int, ...]
+
 _HEXADECIMAL = re.compile(r"[0-9a-f]{64}")
 _TENANT = re.compile(r"[\w.-]{1,64}", re.ASCII)
 
@@ -60,8 +73,8 @@ ANYBODY = Caller()
 class Keys:
     """All keys of a server. Keeps digests only.
 
-    file: a TOML file, read again whenever it changes, so that a key can be taken back while the server
-      runs; see `read_key_file`. None: keys stand for no tenants.
+    file: a TOML file, read again soon after each change, so that a key can be taken back while the
+      server runs; see `read_key_file`. None: keys stand for no tenants.
     operator_key: one more operator's key. open_keys: keys whose holders name their tenants themselves.
     has_tenants: whether keys stand for tenants, so that every path needs one.
     Raises ConfigError for a file that cannot be used.
@@ -81,12 +94,16 @@ class Keys:
         self._of_file = _FileOfKeys(file) if file else None
 
     def caller(self, key: str | None) -> Caller:
-        """Return who has this key; None for a request without one. Raises KeyRefused."""
+        """Return who has this key; None for a request without one. Raises KeyRefused.
+
+        Neither waits for the file, nor tells by its time how much of a key was right: nobody can choose
+        a digest, and a dict compares those of one hash only.
+        """
         if key is not None:
             digest = _digest(key)
             known = self._fixed.get(digest)
             if known is None and self._of_file:
-                known = self._of_file.callers().get(digest)
+                known = self._of_file.callers.get(digest)
             if known is not None:
                 return known
         if self._is_open:
@@ -100,31 +117,60 @@ class Keys:
         )
 
 
-@dataclass(slots=True)
 class _FileOfKeys:
-    """The keys of a file as of its last change."""
+    """The keys of a file. A thread looks for changes, as long as somebody has this object.
 
-    path: Path
-    _stamp: tuple[int, int] | None = None
-    _callers: Mapping[str, Caller] = field(default_factory=dict)
+    callers: by the digests of their keys, as of the last look.
+    """
 
-    def __post_init__(self) -> None:
-        self._callers = read_key_file(self.path)
-        self._stamp = self._look()
-
-    def callers(self) -> Mapping[str, Caller]:
+    def __init__(self, path: Path) -> None:
+        self._path = path
         try:
-            if (stamp := self._look()) != self._stamp:
-                self._stamp = stamp
-                self._callers = read_key_file(self.path)
-                logger.info("read %s again: %d keys", self.path, len(self._callers))
-        except (OSError, ConfigError) as error:
-            logger.error("the keys stay as they were: %s", error)
-        return self._callers
+            self._stamp, text = self._read()
+        except OSError as error:
+            raise _unreadable(path, error) from error
+        self.callers = _require_keys(_parse(text, path), path)
+        threading.Thread(
+            target=_look_for_changes, args=(weakref.ref(self),), name="ragcache-keys", daemon=True
+        ).start()
 
-    def _look(self) -> tuple[int, int]:
-        found = self.path.stat()
-        return found.st_mtime_ns, found.st_size
+    def look(self) -> None:
+        """Take over what has changed. What cannot be read opens to nobody.
+
+        Of a file with a mistake those keys stay that still stand in it: a slip of the pen locks nobody
+        out, and no key outlives its deletion.
+        """
+        try:
+            stamp, text = self._read(self._stamp)
+            if stamp == self._stamp:
+                return
+            self._stamp, self.callers = stamp, _parse(text, self._path)
+            logger.info("read %s again: %d keys", self._path, len(self.callers))
+        except OSError as error:
+            if self.callers:
+                logger.error(
+                    "%s cannot be read, and its keys open nothing now: %s", self._path, error
+                )
+            self._stamp, self.callers = (), {}
+        except ConfigError as error:
+            self._stamp, self.callers = stamp, _still_named(text, self.callers)
+            logger.error("of the keys %d stay, and none is new: %s", len(self.callers), error)
+
+    def _read(self, known: _Stamp = ()) -> tuple[_Stamp, bytes]:
+        """Return the file's content, and what changes with it; no content if that is as it was."""
+        with self._path.open("rb") as file:
+            # Before the content: what changes while it is read is seen at the next look.
+            stat = os.fstat(file.fileno())
+            is_settled = time.time() - stat.st_mtime > SETTLED_S
+            stamp = (stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, is_settled)
+            return stamp, b"" if stamp == known else file.read()
+
+
+def _look_for_changes(of_file: weakref.ref[_FileOfKeys]) -> None:
+    while (one := of_file()) is not None:
+        one.look()
+        del one
+        time.sleep(LOOK_S)
 
 
 def read_key_file(path: Path) -> dict[str, Caller]:
@@ -136,9 +182,28 @@ def read_key_file(path: Path) -> dict[str, Caller]:
     anna = ["another key"]
     """
     try:
-        said = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"the file of keys {path} cannot be read: {error}") from error
+        text = path.read_bytes()
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    return _require_keys(_parse(text, path), path)
+
+
+def _unreadable(path: Path, error: Exception) -> ConfigError:
+    return ConfigError(f"the file of keys {path} cannot be read: {error}")
+
+
+def _require_keys(callers: dict[str, Caller], path: Path) -> dict[str, Caller]:
+    if not callers:
+        raise ConfigError(f"{path} names no key, so nobody could use the server")
+    return callers
+
+
+def _parse(text: bytes, path: Path) -> dict[str, Caller]:
+    """Return the callers that a file names. Raises ConfigError."""
+    try:
+        said = tomllib.loads(text.decode())
+    except (ValueError, RecursionError) as error:
+        raise _unreadable(path, error) from error
     if unknown := set(said) - {"tenants", "operators"}:
         raise ConfigError(
             f"{path}: a file of keys has the tables [tenants] and [operators], not {sorted(unknown)}"
@@ -153,9 +218,16 @@ def read_key_file(path: Path) -> dict[str, Caller]:
         _add(callers, digest, Caller(tenant=tenant), path)
     for _, digest in _keys_of(said, "operators", path):
         _add(callers, digest, Caller(is_operator=True), path)
-    if not callers:
-        raise ConfigError(f"{path} names no key, so nobody could use the server")
     return callers
+
+
+def _still_named(text: bytes, callers: Mapping[str, Caller]) -> dict[str, Caller]:
+    """Return those callers whose keys stand, between quotes, in a text with a mistake somewhere."""
+    lines = (
+        line for line in text.decode(errors="replace").splitlines() if line.lstrip()[:1] != "#"
+    )
+    found = (_digest_of(entry) for line in lines for entry in re.split("[\"']", line))
+    return {digest: callers[digest] for digest in found if digest in callers}
 
 
 def _keys_of(said: Mapping[str, Any], table: str, path: Path) -> Iterator[tuple[str, str]]:
@@ -167,22 +239,18 @@ def _keys_of(said: Mapping[str, Any], table: str, path: Path) -> Iterator[tuple[
         if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys):
             raise ConfigError(f'{path}: write {name} = ["its key", ...] under [{table}]')
         for key in keys:
-            if key.startswith(_DIGEST):
-                # What sha256sum writes ends with the name of its input.
-                digest = key.removeprefix(_DIGEST).removesuffix("-").strip().lower()
-                if not _HEXADECIMAL.fullmatch(digest):
-                    raise ConfigError(
-                        f"{path}: behind {_DIGEST} a key of {name} has the 64 hexadecimal digits of its "
-                        f"digest: printf %s KEY | sha256sum"
-                    )
-                yield name, digest
-            elif len(key) < SHORTEST_KEY:
+            digest = _digest_of(key)
+            if not _HEXADECIMAL.fullmatch(digest):
+                raise ConfigError(
+                    f"{path}: behind {_DIGEST} a key of {name} has the 64 hexadecimal digits of its "
+                    f"digest: printf %s KEY | sha256sum"
+                )
+            if len(key) < SHORTEST_KEY:
                 raise ConfigError(
                     f"{path}: a key of {name} has fewer than {SHORTEST_KEY} characters; draw one with "
                     f'python -c "import secrets; print(secrets.token_urlsafe())"'
                 )
-            else:
-                yield name, _digest(key)
+            yield name, digest
 
 
 def _add(callers: dict[str, Caller], digest: str, caller: Caller, path: Path) -> None:
@@ -190,5 +258,13 @@ def _add(callers: dict[str, Caller], digest: str, caller: Caller, path: Path) ->
         raise ConfigError(f"{path}: one key stands in two places; each tenant needs its own")
 
 
+def _digest_of(entry: str) -> str:
+    """Return the digest of a key as it stands in a file: itself, or by its digest."""
+    if entry.startswith(_DIGEST):
+        # What sha256sum writes ends with the name of its input.
+        return entry.removeprefix(_DIGEST).removesuffix("-").strip().lower()
+    return _digest(entry)
+
+
 def _digest(key: str) -> str:
-    return sha256(key.encode()).hexdigest()
+    return sha256(key.encode(errors="surrogateescape")).hexdigest()

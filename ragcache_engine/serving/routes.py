@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
+from ragcache_engine.anywhere.neighbours import ENOUGH, Tokenize, context_behind
 from ragcache_engine.chat import check_messages, check_template_args, check_tools
 from ragcache_engine.checks import require_short_text, require_tenant, require_text, shown
 from ragcache_engine.daemon_threads import DaemonThreads
@@ -29,6 +30,7 @@ from ragcache_engine.errors import (
     RefusedMessages,
     RequestTimedOut,
     RequestTooLarge,
+    RequestTooSlow,
     ServerBusy,
     UnsupportedGuide,
 )
@@ -49,12 +51,14 @@ from ragcache_engine.serving.messages import (
     error_to_json,
     options_from_json,
 )
-from ragcache_engine.values import ModelLimits, SamplingOptions
+from ragcache_engine.tiers.borrowing.context import Context
+from ragcache_engine.values import Document, ModelLimits, SamplingOptions
 
 logger = logging.getLogger(__name__)
 
 _STATUS: list[tuple[type[Exception], int]] = [
     (RequestTooLarge, 413),
+    (RequestTooSlow, 408),
     (OperatorsOnly, 403),
     (KeyRefused, 401),
     (ServerBusy, 429),
@@ -87,7 +91,8 @@ class Served:
     """What a server serves. backend: started, and used on the server's own event loop.
 
     models, tool_parser: as in ServerDescription.
-    chat_template: the Jinja text for conversations; None: the model's own.
+    chat_template: the Jinja text for conversations; None: the model's own. reuse: as in
+      ServerDescription.
     tokenizers: the threads that texts are tokenised in. vLLM's server needs its loop's own.
     """
 
@@ -96,6 +101,7 @@ class Served:
     models: tuple[str, ...]
     tool_parser: str | None = None
     chat_template: str | None = None
+    reuse: Mapping[str, Any] = field(default_factory=dict)
     tokenizers: DaemonThreads = field(
         default_factory=lambda: DaemonThreads(TOKENIZED_AT_ONCE, "ragcache-tokenizing")
     )
@@ -227,7 +233,12 @@ def read_spans(said: Any, prompt: str) -> list[Span]:
 
 async def _describe(body: bytes, caller: Caller, served: Served) -> Response:
     told = ServerDescription(
-        served.models, served.limits, served.tool_parser, caller.tenant, caller.is_operator
+        served.models,
+        served.limits,
+        served.tool_parser,
+        caller.tenant,
+        caller.is_operator,
+        served.reuse,
     )
     return JSONResponse(told.to_json())
 
@@ -268,7 +279,30 @@ def _prepare(
         is_provisional=said.provisional,
         is_exact=said.exact,
         recompute_ratio=said.recompute_ratio,
+        contexts=_read_contexts(said, spans, served),
+        makes_donors=said.makes_donors,
     )
+
+
+def _read_contexts(said: GenerateBody, spans: Sequence[Span], served: Served) -> dict[str, Context]:
+    """Read behind which neighbours the documents of a prompt are stored. Raises InvalidArgument."""
+    contexts = {}
+    for span in spans:
+        if span.document_id not in said.neighbours:
+            continue
+        name, text = said.neighbours[span.document_id]
+        neighbour = Document(require_short_text(name, "a document's id"), text)
+        if not served.reuse or said.exact:
+            continue
+        own = said.prompt[span.start : span.end][-ENOUGH:]
+        contexts[span.document_id] = _context_behind(served.backend.tokenize, own, neighbour)
+    return contexts
+
+
+@lru_cache(2048)
+def _context_behind(tokenize: Tokenize, text: str, neighbour: Document) -> Context:
+    """Return a document's context. Remembers the latest, as each prompt tells its neighbours anew."""
+    return context_behind(tokenize, text, neighbour)
 
 
 def _read_tenant(said: str | None) -> str | None:

@@ -70,9 +70,9 @@ class ChatRAGCache(EngineModel, BaseChatModel):
     exact: borrow nothing from other contexts, even if the engine has reuse="anywhere".
     streaming: whether to answer through `stream` even if the caller wants the whole answer.
 
-    An answer's usage_metadata says what the answer cost (input_token_details has cache_read, in total
-    and by tier); its response_metadata has finish_reason, ttft_s, document_ids and speculation. In a
-    stream, the last chunk has them.
+    An answer's usage_metadata says what the answer cost (input_token_details has cache_read); its
+    response_metadata has cached_tokens (in total and by tier), finish_reason, ttft_s, document_ids and
+    speculation. In a stream, the last chunk has them.
 
     The model's chat template describes the tools to the model; if it has no place for them, the
     system message does. With tool_choice="any" or a tool's name, the answer of any model is a valid

@@ -24,6 +24,7 @@ from llama_index.core.callbacks import CallbackManager
 from llama_index.core.indices.prompt_helper import PromptHelper
 from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
 from llama_index.core.prompts import BasePromptTemplate
+from llama_index.core.types import TokenGen
 from pydantic import ConfigDict, Field, computed_field, field_validator, model_validator
 
 from ragcache_engine import (
@@ -51,7 +52,11 @@ from ragcache_integrations.llamaindex.responses import (
     completion,
     completion_so_far,
 )
-from ragcache_integrations.llamaindex.streams import report_astream, report_stream
+from ragcache_integrations.llamaindex.streams import (
+    release_when_closed,
+    report_astream,
+    report_stream,
+)
 from ragcache_integrations.llamaindex.structured import GuidedPrediction
 from ragcache_integrations.llamaindex.tool_calling import ToolCalling, describe_tool
 from ragcache_integrations.model_repr import describe_model
@@ -215,6 +220,9 @@ class RAGCacheLLM(SamplingFields, GuidedPrediction, ToolCalling):
         if self.is_chat_model:
             return self._prompt(self._get_messages(template, **prompt_args))
         return self._get_prompt(template, **prompt_args)
+
+    def stream(self, prompt: BasePromptTemplate, **prompt_args: Any) -> TokenGen:
+        return release_when_closed(super().stream(prompt, **prompt_args))
 
     @classmethod
     def from_dict(cls, data: dict[str, Any], **kwargs: Any) -> Self:

@@ -13,6 +13,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
@@ -222,6 +223,16 @@ def asked_of(demo_model: str) -> dict[str, Any]:
         "temperature": 0,
         "kv_transfer_params": {"ragcache": {"segments": [[64, None], [190, "d1"]]}},
     }
+
+
+def test_a_head_without_an_end_is_refused(server_port: int):
+    with socket.create_connection(("127.0.0.1", server_port), timeout=60) as endless:
+        with suppress(ConnectionError):
+            for _ in range(100):
+                endless.sendall(b"GET /health HTTP/1.1\r\nA: " + b"a" * (1 << 20))
+        with suppress(ConnectionResetError):
+            assert b"HTTP/1.1 400" in endless.recv(1 << 16)
+    assert fetch(f"http://127.0.0.1:{server_port}/health") == b""
 
 
 @pytest.mark.timeout(300)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from ragcache_engine import Document, RAGCacheEngine
 from ragcache_engine.backends.memory import MemoryBackend
+from ragcache_engine.serving import doors as doors_module
 from ragcache_engine.serving.doors import Doors
 from ragcache_engine.serving.keys import Keys
 from ragcache_engine.serving.private_counters import WithoutCounters
@@ -81,6 +83,46 @@ def test_everything_else_needs_one(server: MemoryServer, path: str):
     assert ask(server, path, "a key of nobody's").status_code == 401
 
 
+async def test_keys_are_read_before_anybody_comes():
+    asked: list[str] = []
+
+    async def behind(scope: Scope, receive: Receive, send: Send) -> None:
+        asked.append("behind")
+
+    def find_keys(scope: Scope) -> Keys:
+        asked.append("keys")
+        return Keys()
+
+    doors = Doors(behind, Limits(), find_keys, serve_nothing)
+    await doors({"type": "lifespan"}, never, never)  # type: ignore[arg-type]
+    assert asked == ["keys", "behind"]
+
+
+async def serve_nothing(scope: Scope) -> Served:
+    raise AssertionError
+
+
+async def never(*_: Message) -> Message:
+    raise AssertionError
+
+
+@pytest.mark.parametrize(
+    "key", ["Schlüssel für den Bäcker", "la clé du marché, voilà", "\u9375" * 16]
+)
+def test_a_key_travels_as_utf_8(tmp_path: Path, key: str):
+    file = tmp_path / "keys.toml"
+    file.write_text(f'[tenants]\nshop = ["{key}"]', encoding="utf-8")
+    with serve(MemoryBackend(), keys_file=file, operator_key=f"{key}!") as server:
+        for known, is_operator in ((key, False), (f"{key}!", True)):
+            headers = {"Authorization": f"Bearer {known}".encode()}
+            told = httpx2.get(f"{server.url}/ragcache/server", headers=headers)
+            assert told.json()["is_operator"] is is_operator
+            with RAGCacheEngine.connect(server.url, api_key=known) as engine:
+                assert engine.generate("Why?").text
+        refused = httpx2.get(f"{server.url}/version", headers={"Authorization": b"Bearer \xff\xa0"})
+        assert refused.status_code == 401
+
+
 @pytest.mark.parametrize("path", ["/metrics", "/sleep", "/v1/responses", "/reset_prefix_cache"])
 def test_what_steers_the_server_or_tells_of_others_needs_an_operators_key(
     server: MemoryServer, path: str
@@ -116,9 +158,6 @@ async def test_a_websocket_knows_no_tenants_and_needs_an_operators_key(
 
     async def behind(scope: Scope, receive: Receive, send: Send) -> None:
         passed.append(scope["path"])
-
-    async def serve_nothing(scope: Scope) -> Served:
-        raise AssertionError
 
     doors = Doors(behind, Limits(), lambda scope: Keys(keys_file), serve_nothing)
     sent: list[Message] = []
@@ -336,6 +375,100 @@ def test_a_body_that_is_too_large_is_refused_by_name(server: MemoryServer, path:
     assert answer.status_code == 413
     assert "50,000 bytes" in answer.json()["error"]["message"]
     assert not server.seen
+
+
+class CountedPart(bytes):
+    """A part of a body that counts how often its size was asked for."""
+
+    asked = 0
+
+    def __len__(self) -> int:
+        type(self).asked += 1
+        return super().__len__()
+
+
+async def test_each_part_of_a_body_is_measured_once(keys_file: Path):
+    parts = [CountedPart(b" ")] * 2000 + [CountedPart(b"{}")]
+    said = [{"type": "http.request", "body": part, "more_body": True} for part in parts]
+    said[-1]["more_body"] = False
+
+    async def receive() -> Message:
+        return said.pop(0)
+
+    assert await status_at(doors_of(keys_file), SHOP, receive) == 200
+    assert CountedPart.asked <= 2 * len(parts)
+
+
+def doors_of(keys_file: Path, limits: Limits | None = None) -> Doors:
+    """Doors before a server that answers at once, with what it was asked."""
+    keys = Keys(keys_file)
+
+    async def behind(scope: Scope, receive: Receive, send: Send) -> None:
+        body = (await receive())["body"]
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": body})
+
+    return Doors(behind, limits or Limits(), lambda scope: keys, serve_nothing)
+
+
+async def status_at(doors: Doors, key: str, receive: Receive) -> int:
+    """Ask for a completion, and return the status of the answer."""
+    sent: list[Message] = []
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    headers = [(b"authorization", f"Bearer {key}".encode()), (b"content-type", b"application/json")]
+    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": headers}
+    await doors(scope, receive, send)
+    return int(sent[0]["status"])
+
+
+def saying(**body: Any) -> Receive:
+    """A client that sends this body at once, and stays."""
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": json.dumps({"prompt": "Why?", **body}).encode()}
+
+    return receive
+
+
+async def never_done() -> Message:
+    """A client whose body never ends."""
+    await asyncio.sleep(0.001)
+    return {"type": "http.request", "body": b" ", "more_body": True}
+
+
+async def test_unfinished_bodies_of_one_tenant_refuse_nobody_else_and_end_in_time(
+    keys_file: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(doors_module, "BODY_S", 0.3)
+    doors = doors_of(keys_file, Limits(requests=8))
+    begun = [asyncio.ensure_future(status_at(doors, SHOP, never_done)) for _ in range(20)]
+    await asyncio.sleep(0.1)
+    assert await status_at(doors, PRESS, saying()) == 200
+    assert sorted(await asyncio.gather(*begun)) == [408] * 6 + [429] * 14
+    assert await status_at(doors, SHOP, saying()) == 200
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"prompt": ["Why?"] * 60},
+        {"prompt": [[1, 2]] * 60},
+        {"n": 60},
+        {"n": "60"},
+        {"n": 60.0},
+        {"prompt": ["Why?"] * 10, "n": 6},
+    ],
+)
+async def test_every_answer_of_a_request_needs_room(keys_file: Path, asked: dict[str, Any]):
+    doors = doors_of(keys_file, Limits(requests=8))
+    assert await status_at(doors, SHOP, saying(**asked)) == 413
+    assert await status_at(doors, OPERATOR, saying(**asked)) == 413
+    assert await status_at(doors, SHOP, saying(prompt=[1, 2] * 60)) == 200
+    assert await status_at(doors, SHOP, saying(prompt=["Why?"] * 3, n=2)) == 200
+    assert await status_at(doors_of(keys_file), SHOP, saying(**asked)) == 200
 
 
 def test_a_body_that_does_not_tell_its_length_is_measured(server: MemoryServer):

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+import threading
+import time
+from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ragcache_engine import ConfigError, KeyRefused, OperatorsOnly
+from ragcache_engine.serving import keys as keys_module
 from ragcache_engine.serving.keys import ANYBODY, Caller, Keys, read_key_file
 
 SHOP, PRESS, ANNA = "the key of the shop", "the key of the press", "the operator Anna's key"
@@ -77,22 +82,126 @@ def test_only_an_operator_may_what_operators_may():
             caller.require_operator("forget")
 
 
-def test_a_file_that_changes_is_read_again_and_a_broken_one_changes_nothing(file: Path):
+# -- a file that changes ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keys_module, "LOOK_S", 0.01)
+
+
+def opens(keys: Keys, key: str) -> bool:
+    try:
+        keys.caller(key)
+    except KeyRefused:
+        return False
+    return True
+
+
+def replace(file: Path, text: str) -> None:
+    """Write the file as a whole, so that nobody sees a half."""
+    file.with_name("new").write_text(text, encoding="latin-1")
+    file.with_name("new").rename(file)
+
+
+def require_soon(is_so: Callable[[], bool]) -> None:
+    for _ in range(1000):
+        if is_so():
+            return
+        time.sleep(0.01)
+    pytest.fail("it did not become so")
+
+
+@pytest.mark.usefixtures("looks_often")
+def test_a_file_that_changes_is_read_again(file: Path):
     keys = Keys(file)
-    rewrite(file, TEXT.replace(SHOP, "the shop has a new key"))
+    file.write_text(TEXT.replace(SHOP, "the shop has a new key"))
+    require_soon(lambda: opens(keys, "the shop has a new key"))
     assert keys.caller("the shop has a new key") == Caller("shop")
-    with pytest.raises(KeyRefused):
-        keys.caller(SHOP)
-    rewrite(file, "[tenants")
-    assert keys.caller(PRESS) == Caller("press")
-    file.unlink()
-    assert keys.caller(PRESS) == Caller("press")
+    assert not opens(keys, SHOP)
+    assert opens(keys, PRESS)
 
 
-def rewrite(file: Path, text: str) -> None:
-    before = file.stat().st_mtime_ns
-    file.write_text(text)
-    os.utime(file, ns=(before + 1_000_000, before + 1_000_000))
+@pytest.mark.usefixtures("looks_often")
+@pytest.mark.parametrize("emptied", ["", "[tenants]\nshop = []", "# all are gone", None])
+def test_a_list_without_keys_opens_for_nobody(file: Path, emptied: str | None):
+    keys = Keys(file, operator_key="the key of the environment")
+    if emptied is None:
+        file.unlink()
+    else:
+        file.write_text(emptied)
+    require_soon(lambda: not any(opens(keys, key) for key in (SHOP, PRESS, ANNA)))
+    assert opens(keys, "the key of the environment")
+    file.write_text(TEXT)
+    require_soon(lambda: opens(keys, SHOP))
+
+
+@pytest.mark.usefixtures("looks_often")
+@pytest.mark.parametrize(
+    "slip", ["[tenants", "[users]", "[tenants]\nnew = ['short']", "\xff", "a = " + "[" * 9999]
+)
+def test_a_slip_of_the_pen_locks_nobody_out_and_keeps_no_key_that_was_taken_back(
+    file: Path, slip: str
+):
+    keys = Keys(file)
+    left = TEXT.replace(f'"{SHOP}", ', "").replace("anna = [", "# anna = [")
+    replace(file, slip + left)
+    require_soon(lambda: not opens(keys, SHOP))
+    assert keys.caller("the next key of the shop") == Caller("shop")
+    assert keys.caller(PRESS) == Caller("press")
+    assert not opens(keys, ANNA)
+
+
+@pytest.mark.usefixtures("looks_often")
+def test_a_change_while_the_file_is_read_is_noticed(file: Path, monkeypatch: pytest.MonkeyPatch):
+    parse = keys_module.tomllib.loads
+
+    def parse_while_somebody_writes(text: str) -> dict[str, Any]:
+        monkeypatch.setattr(keys_module.tomllib, "loads", parse)
+        file.write_text(TEXT.replace(SHOP, "the shop has a new key"))
+        return parse(text)
+
+    monkeypatch.setattr(keys_module.tomllib, "loads", parse_while_somebody_writes)
+    keys = Keys(file)
+    require_soon(lambda: opens(keys, "the shop has a new key"))
+    assert not opens(keys, SHOP)
+
+
+@pytest.mark.usefixtures("looks_often")
+def test_a_change_that_leaves_size_and_times_as_they_were_is_noticed(file: Path):
+    keys = Keys(file)
+    before = file.stat()
+    file.write_text(TEXT.replace(SHOP, SHOP[::-1]))
+    os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+    require_soon(lambda: opens(keys, SHOP[::-1]))
+    assert not opens(keys, SHOP)
+
+
+@pytest.mark.usefixtures("looks_often")
+def test_nobody_waits_while_a_long_file_is_read(file: Path, monkeypatch: pytest.MonkeyPatch):
+    keys = Keys(file)
+    parse, begun, may_end = keys_module.tomllib.loads, threading.Event(), threading.Event()
+
+    def parse_slowly(text: str) -> dict[str, Any]:
+        begun.set()
+        assert may_end.wait(10)
+        return parse(text)
+
+    monkeypatch.setattr(keys_module.tomllib, "loads", parse_slowly)
+    file.write_text(TEXT.replace(SHOP, "the shop has a new key"))
+    require_soon(lambda: opens(keys, SHOP) and begun.is_set())
+    assert not opens(keys, "the shop has a new key")
+    may_end.set()
+    require_soon(lambda: opens(keys, "the shop has a new key"))
+
+
+@pytest.mark.usefixtures("looks_often")
+def test_keys_that_nobody_uses_any_more_are_not_looked_at(file: Path):
+    before = threading.active_count()
+    keys = Keys(file)
+    assert threading.active_count() == before + 1
+    del keys
+    require_soon(lambda: threading.active_count() == before)
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,10 @@ DEEP = "[" * 300 + "]" * 300
 TOO_MUCH: dict[str, tuple[str, dict[str, Any]]] = {
     "a document's long id": ("/generate", {"documents": [[0, 9, LONG_NAME]]}),
     "documents": ("/generate", {"documents": SPANS}),
+    "a neighbour's long id": (
+        "/generate",
+        {"documents": [[0, 9, "d"]], "neighbours": {"d": [LONG_NAME, "text"]}},
+    ),
     "a long tenant": ("/generate", {"tenant": LONG_NAME}),
     "adopted guesses": ("/generate", {"adopted": ["g"] * 1001}),
     "a long guess": ("/generate", {"adopted": ["g" * 201]}),

@@ -65,9 +65,9 @@ class Connection:
         self.url = url.rstrip("/")
         self.silent_s = silent_s
         key = (api_key or "").strip()  # from a file or a variable, it often ends in a line break
-        if not (key.isascii() and key.isprintable()):
+        if not key.isprintable():
             raise InvalidArgument("the API key holds characters that no HTTP header can carry")
-        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self._headers = {b"Authorization": f"Bearer {key}".encode()} if key else {}
         try:
             self._client = httpx2.Client(
                 base_url=self.url,

@@ -47,7 +47,7 @@ def build_tier_arguments(
             )
     if taken := [name for name in TIER_ARGUMENTS if name in given]:
         logger.warning(
-            "vllm_args holds %s, so vLLM's own cache is used, without knowledge tree and tiers",
+            "vLLM is given %s, so its own cache is used, without knowledge tree and tiers",
             " and ".join(taken),
         )
         return {}
@@ -106,7 +106,7 @@ def _lower_tiers(budget: TierBudget) -> tuple[int, int]:
     if host_bytes < wanted_bytes:
         logger.warning(
             "%s has %d MiB free, too little for a host tier of %d MiB and vLLM's queues: %s. Start the "
-            "container with --shm-size=%dm or --ipc=host, or set a smaller host_cache",
+            "container with --shm-size=%dm or --ipc=host, or choose a smaller host cache",
             shared_memory.FOLDER,
             shared_bytes // MIB,
             wanted_bytes // MIB,

@@ -119,7 +119,7 @@ def test_a_wrong_key_is_refused(tmp_path: Path):
             RAGCacheEngine.connect(server.url)
 
 
-@pytest.mark.parametrize("key", ["two\nlines of a key", "a kéy"])
+@pytest.mark.parametrize("key", ["two\nlines of a key", "a key\x7f"])
 def test_a_key_that_no_header_can_carry_is_refused_and_not_shown(key: str):
     with pytest.raises(InvalidArgument, match="API key") as caught:
         RAGCacheEngine.connect("http://localhost:1", api_key=key)
