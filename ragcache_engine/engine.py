@@ -62,6 +62,7 @@ from ragcache_engine.values import (
     Piece,
     SamplingOptions,
     TokenizedPrompt,
+    require_options,
 )
 from ragcache_engine.warming.plan import Prefill, Warmed, plan_prefills
 from ragcache_engine.warming.prefill import Prefiller, prefill_all, prefill_all_async
@@ -103,7 +104,8 @@ class RAGCacheEngine:
             config, backend = config.model_copy(update=found.settings), found.backend
         calibration = find_calibration(config)
         self.config = config = with_ratio(config, calibration)
-        templates, forgotten = TemplateBook(), ForgetLog()
+        self._templates, forgotten = TemplateBook(), ForgetLog()
+        templates = self._templates
         backend = WithdrawingBackend(backend or _make_backend(config), forgotten)
         idle = with_idle_work(
             backend,
@@ -369,6 +371,14 @@ class RAGCacheEngine:
         # The engine must not be collected, and so closed, before the search has ended.
         with self._retrievals.track(question, chain, template, options, tenant) as in_progress:
             yield in_progress
+
+    def expect_options(self, options: SamplingOptions) -> None:
+        """Expect the first prompt to have these sampling options, unless its `retrieval` says others.
+
+        Later prompts are expected to have those of the one before. The models of the integrations call
+        this when they are made.
+        """
+        self._templates.expect_options(require_options(options))
 
     def warm(
         self,
