@@ -42,6 +42,7 @@ from ragcache_engine.serving.messages import (
     ServerDescription,
     TokenizeBody,
     ToolCallsBody,
+    TreeBody,
     delta_to_json,
     error_to_json,
     options_from_json,
@@ -104,6 +105,7 @@ class Routes:
             ("POST", "/tool_calls"): _read_tool_calls,
             ("POST", "/forget"): _forget,
             ("POST", "/clear"): _clear,
+            ("POST", "/tree"): _show_tree,
         }
 
     async def answer(
@@ -341,6 +343,13 @@ async def _forget(body: bytes, caller: Caller, served: Served) -> Response:
 async def _clear(body: bytes, caller: Caller, served: Served) -> Response:
     caller.require_operator("clear the server's cache")
     return JSONResponse({"cleared": await served.backend.clear_cache()})
+
+
+async def _show_tree(body: bytes, caller: Caller, served: Served) -> Response:
+    caller.require_operator("see the documents and requests of all tenants")
+    said = _read(TreeBody, body)
+    tree = await served.backend.snapshot(said.documents, with_bloom_filter=said.with_bloom_filter)
+    return JSONResponse({"tree": tree and tree.to_dict()})
 
 
 def _read(kind: type[B], body: bytes) -> B:

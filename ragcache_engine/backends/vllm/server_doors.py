@@ -74,7 +74,7 @@ def serve_engine(state: Any) -> Served:
 
 
 def _budget_of(llm: AsyncLLM) -> TierBudget:
-    """Return what forgetting needs to know of the tiers: their folder and the operator's key."""
+    """Return what forgetting needs to know of the tiers: their folder."""
     config = llm.vllm_config
     if not has_tiers(config) or config.kv_transfer_config is None:
         return TierBudget("halflife")
@@ -83,5 +83,4 @@ def _budget_of(llm: AsyncLLM) -> TierBudget:
         settings.policy,
         disk_bytes=settings.disk_bytes,
         disk_folder=Path(settings.disk_folder) if settings.disk_folder else None,
-        operator_key=os.environ.get(OPERATOR_KEY, ""),
     )
