@@ -8,7 +8,6 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from secrets import token_urlsafe
 
 from rich.console import Console
 
@@ -109,13 +108,16 @@ def print_config(
 def run_fleet(settings: FleetSettings, fleet: FleetArguments, console: Console) -> None:
     """Run the fleet until this process is told to end; then it answers what it has."""
     settings = share_memory(settings)
-    os.environ.setdefault(OPERATOR_KEY, token_urlsafe())
+    # Ray's processes, which inherit the environment, have no use for the key.
+    key = os.environ.pop(OPERATOR_KEY, None)
     with needed("a fleet"):
         from ragcache_engine.fleet_serving.running import running_fleet
     console.print(f"Starting {settings.replicas} replicas", highlight=False)
     let_libraries_speak()
     where = f"http://{fleet.host}:{fleet.port}"
-    with running_fleet(settings, host=fleet.host, port=fleet.port, address=fleet.address):
+    with running_fleet(
+        settings, host=fleet.host, port=fleet.port, address=fleet.address, operator_key=key
+    ):
         # Ray has taken the signals for itself, and would end at once.
         ended = threading.Event()
         for number in (signal.SIGINT, signal.SIGTERM):

@@ -38,7 +38,10 @@ MAY_IMPORT = {
         "tiers.provenance",
         "tiers.counters",
         "tiers.prompts",
+        "tiers.tree_snapshot",
         "tiers.wire",
+        "tiers.borrowing.context",
+        "anywhere.neighbours",
         "daemon_threads",
         "checks",
         "errors",
@@ -88,6 +91,7 @@ MAY_IMPORT = {
     ],
     "ragcache_engine.backends": [
         "backends",
+        "anywhere.idle_backend",
         "serving",
         "chat",
         "guide",
@@ -285,9 +289,11 @@ CLI_DOORS = [
     "search",
     "serving",
     "simulation",
+    "tiers.counters",
 ]
 # And the files that look into a backend: they check how vLLM is installed, start it, compare with it.
 CLI_INTO_BACKENDS = {
+    "ragcache_cli.disk_warming",
     "ragcache_cli.diagnosis",
     "ragcache_cli.fleet_server",
     "ragcache_cli.precision",
@@ -341,6 +347,7 @@ def test_a_command_imports_its_implementation_only_when_it_runs():
         "ragcache_cli.main",
         "ragcache_cli.folders",
         "ragcache_cli.logging_setup",
+        "ragcache_cli.option_names",
     }
     beneath_models = {"ragcache_cli.errors", "ragcache_cli.extras"}
     implementations = loaded - mains - LIGHT - beneath_models

@@ -150,8 +150,7 @@ def run(parsed: argparse.Namespace, console: Console) -> int:
     settings |= reuse_settings(parsed)
     settings["model"] = str(demo_model()) if parsed.model == DEMO_MODEL else parsed.model
     doors = DoorSettings(parsed.keys, parsed.max_body, parsed.max_requests)
-    is_shown = parsed.show or parsed.print_config is not None
-    require_usable_keys(doors, parsed.vllm_arguments, is_shown=is_shown)
+    require_usable_keys(doors, parsed.vllm_arguments)
     if parsed.replicas:
         return _run_fleet(parsed, doors, settings["model"], console)
     for name in FLEET_ARGUMENTS:

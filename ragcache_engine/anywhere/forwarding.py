@@ -59,8 +59,10 @@ class ForwardingBackend:
     async def touch_if_cached(self, requests: Sequence[BackendRequest]) -> list[bool]:
         return await self.inner.touch_if_cached(requests)
 
-    async def snapshot(self, documents: int) -> TreeSnapshot | None:
-        return await self.inner.snapshot(documents)
+    async def snapshot(
+        self, documents: int, *, with_bloom_filter: bool = False
+    ) -> TreeSnapshot | None:
+        return await self.inner.snapshot(documents, with_bloom_filter=with_bloom_filter)
 
     async def close(self) -> None:
         await self.inner.close()

@@ -50,12 +50,14 @@ def build(said: Mapping[str, Any]) -> serve.Application:
     return build_application(FleetSettings.from_json(said))
 
 
-def build_application(settings: FleetSettings) -> serve.Application:
-    """Build the application of a fleet."""
+def build_application(
+    settings: FleetSettings, operator_key: str | None = None
+) -> serve.Application:
+    """Build the application of a fleet. operator_key: an operator's key by its digest, for the door."""
     make: Any = serve.deployment
     engines = make(EngineReplica).options(**engine_options(settings))
     ingress = make(Ingress).options(**ingress_options(settings))
-    application: serve.Application = ingress.bind(settings, engines.bind(settings))
+    application: serve.Application = ingress.bind(settings, engines.bind(settings), operator_key)
     return application
 
 
@@ -190,17 +192,24 @@ def _is_dead(error: Exception) -> bool:
 class Ingress:
     """The door of the fleet, as Ray Serve runs it."""
 
-    def __init__(self, settings: FleetSettings, engines: DeploymentHandle[Any]) -> None:
-        self._doors = make_doors(settings, RayReplicas(engines))
+    def __init__(
+        self, settings: FleetSettings, engines: DeploymentHandle[Any], operator_key: str | None
+    ) -> None:
+        self._doors = make_doors(settings, RayReplicas(engines), operator_key)
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         return self._doors
 
 
-def make_doors(settings: FleetSettings, replicas: RayReplicas) -> FleetDoors:
-    """Make the doors of a fleet. Raises ConfigError for keys that cannot be used."""
+def make_doors(
+    settings: FleetSettings, replicas: RayReplicas, operator_key: str | None = None
+) -> FleetDoors:
+    """Make the doors of a fleet. operator_key: None for the one of this machine's environment.
+
+    Raises ConfigError for keys that cannot be used.
+    """
     file = Path(settings.keys_file) if settings.keys_file else None
-    keys = Keys(file, os.environ.get(OPERATOR_KEY))
+    keys = Keys(file, operator_key or os.environ.get(OPERATOR_KEY))
     limits = Limits(requests=settings.most_requests)
     if settings.max_body_bytes is not None:
         limits = Limits(settings.max_body_bytes, settings.most_requests)

@@ -24,7 +24,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from ragcache_engine.daemon_threads import DaemonThreads
-from ragcache_engine.errors import GenerationFailed, RAGCacheError, ServerBusy
+from ragcache_engine.errors import GenerationFailed, KeyRefused, RAGCacheError, ServerBusy
 from ragcache_engine.fleet.routing import ROUTINGS
 from ragcache_engine.fleet_serving.fleet_metrics import METRICS_PATH, join_metrics
 from ragcache_engine.fleet_serving.request_paths import Routable, read_routable
@@ -36,7 +36,7 @@ from ragcache_engine.fleet_serving.wire import (
     ReplicaLost,
     Replicas,
 )
-from ragcache_engine.serving.doors import FREE_PATHS, Doors, refusal
+from ragcache_engine.serving.doors import FREE_PATHS, Doors, read_key, refusal
 from ragcache_engine.serving.keys import Caller, Keys
 from ragcache_engine.serving.messages import PREFIX, error_to_json
 from ragcache_engine.serving.openai_bodies import count_answers
@@ -141,20 +141,30 @@ class FleetDoors(Doors):
         routable = read_routable(said, caller.tenant) if said else Routable()
         query = scope.get("query_string", b"").decode()
         routing = Headers(scope=scope).get(ROUTING_HEADER)
+        by_operator = self._has_operators_key(scope)
+        left_out = {*HOP_HEADERS, "authorization"} if by_operator else HOP_HEADERS
         return FleetRequest(
             scope["method"],
             f"{path}?{query}" if query else path,
             tuple(
                 (name, value)
                 for name, value in Headers(scope=scope).items()
-                if name not in HOP_HEADERS
+                if name not in left_out
             ),
             body,
             routable.path,
             routable.prompt,
             routable.documents,
             routing if caller.is_operator and routing in ROUTINGS else None,
+            by_operator,
         )
+
+    def _has_operators_key(self, scope: Scope) -> bool:
+        """Return whether an operator's key came with a request, on whatever path."""
+        try:
+            return self._find_keys(scope).caller(read_key(scope)).is_operator
+        except KeyRefused:
+            return False
 
     async def _tell_all(self, request: FleetRequest, scope: Scope, send: Send) -> None:
         """Pass a request to every replica; the answer is the first one, or the first refusal."""

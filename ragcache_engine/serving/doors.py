@@ -85,7 +85,7 @@ class Doors:
         keys, is_ours = self._find_keys(scope), _is_ours(path)
         if not is_ours and not keys.has_tenants:
             return ANYBODY
-        caller = keys.caller(_read_key(scope))
+        caller = keys.caller(read_key(scope))
         if not is_ours and path not in CLIENT_PATHS:
             caller.require_operator(f"use {path}")
         return caller
@@ -201,7 +201,7 @@ def _is_ours(path: str) -> bool:
     return path.startswith(f"{PREFIX}/")
 
 
-def _read_key(scope: Scope) -> str | None:
+def read_key(scope: Scope) -> str | None:
     """Return the key of a request's header, which is UTF-8; None without one."""
     told = Headers(scope=scope).get("authorization", "").encode("latin-1")
     scheme, _, key = told.decode(errors="surrogateescape").partition(" ")

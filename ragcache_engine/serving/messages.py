@@ -17,6 +17,7 @@ from ragcache_engine.guide import Guide
 from ragcache_engine.protocols import BackendRequest, Conversation, Delta, PromptText
 from ragcache_engine.tiers.counters import Counters
 from ragcache_engine.tiers.provenance import ReuseReport
+from ragcache_engine.tiers.tree_snapshot import MOST_DOCUMENTS
 from ragcache_engine.values import (
     CachedTokens,
     FinishReason,
@@ -153,6 +154,13 @@ class ForgetBody(_Body):
     """Documents to forget."""
 
     document_ids: list[str]
+
+
+class TreeBody(_Body):
+    """A look at the knowledge tree, with at most this many documents; see Backend.snapshot."""
+
+    documents: int = Field(default=MOST_DOCUMENTS, ge=1, le=MOST_DOCUMENTS)
+    with_bloom_filter: bool = False
 
 
 @dataclass(frozen=True, slots=True)

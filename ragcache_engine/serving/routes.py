@@ -53,6 +53,7 @@ from ragcache_engine.serving.messages import (
     ServerDescription,
     TokenizeBody,
     ToolCallsBody,
+    TreeBody,
     delta_to_json,
     error_to_json,
     options_from_json,
@@ -138,6 +139,7 @@ class Routes:
             ("POST", "/tool_calls"): self._read_tool_calls,
             ("POST", "/forget"): _forget,
             ("POST", "/clear"): _clear,
+            ("POST", "/tree"): _show_tree,
         }
 
     async def answer(
@@ -444,6 +446,13 @@ def _too_late(asked: str) -> RequestTimedOut:
         f"the server did not {asked} within {UPKEEP_S:.0f} s, so some of it may not be done: see "
         f"whether its disk answers, and ask again"
     )
+
+
+async def _show_tree(body: bytes, caller: Caller, served: Served) -> Response:
+    caller.require_operator("see the documents and requests of all tenants")
+    said = _read(TreeBody, body)
+    tree = await served.backend.snapshot(said.documents, with_bloom_filter=said.with_bloom_filter)
+    return JSONResponse({"tree": tree and tree.to_dict()})
 
 
 def _read(kind: type[B], body: bytes) -> B:

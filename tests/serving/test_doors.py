@@ -22,6 +22,7 @@ from ragcache_engine.serving.keys import Keys
 from ragcache_engine.serving.private_counters import WithoutCounters
 from ragcache_engine.serving.routes import Served
 from ragcache_engine.serving.settings import Limits, read_limits
+from ragcache_engine.tiers.tree_snapshot import TreeSnapshot
 from ragcache_engine.values import ModelLimits
 
 SHOP, PRESS = "the key of the shop", "the key of the press"
@@ -189,6 +190,16 @@ def test_the_counters_of_all_tenants_are_for_operators(server: MemoryServer):
     assert ask(server, "/ragcache/counters", OPERATOR).json()["ended"] == 0
 
 
+def test_the_tree_of_all_tenants_is_for_operators(server: MemoryServer):
+    with RAGCacheEngine.connect(server.url, api_key=SHOP) as shop:
+        shop.generate(TIDES.text, [TIDES])
+    assert ask(server, "/ragcache/tree", SHOP, documents=1).status_code == 403
+    asked = {"documents": 1, "with_bloom_filter": True}
+    tree = TreeSnapshot.from_dict(ask(server, "/ragcache/tree", OPERATOR, **asked).json()["tree"])
+    assert tree.documents[0].documents == ("tides",)
+    assert ask(server, "/ragcache/tree", OPERATOR, documents=0).status_code == 400
+
+
 def test_without_keys_vllm_guards_its_own_paths(open_server: MemoryServer):
     assert ask(open_server, "/metrics").status_code == 200
     assert ask(open_server, "/ragcache/server").json()["is_operator"] is False
@@ -231,7 +242,7 @@ def test_a_tenant_says_nothing_that_only_operators_may_say(server: MemoryServer)
             "ragcache": {
                 "segments": [[3, "tides"]],
                 "forget": ["tides"],
-                "operator_key": "guessed",
+                "trusted": "guessed",
                 "adopted": ["of another"],
             },
         },

@@ -503,10 +503,14 @@ class MemoryBackend:
     def counters(self) -> Counters:
         return self._counters
 
-    async def snapshot(self, documents: int) -> TreeSnapshot | None:
+    async def snapshot(
+        self, documents: int, *, with_bloom_filter: bool = False
+    ) -> TreeSnapshot | None:
         self._require_alive()
         waiting, running = self._scheduler.queue_lengths
-        return self._scheduler.device.manager.snapshot(documents, waiting=waiting, running=running)
+        return self._scheduler.device.manager.snapshot(
+            documents, waiting=waiting, running=running, with_bloom_filter=with_bloom_filter
+        )
 
     async def close(self) -> None:
         self._closed = True

@@ -240,9 +240,7 @@ class VLLMBackend:
         params = to_sampling_params(request.options)
         if self._has_tiers:
             adopted, self._adopted = self._adopted, []
-            message = replace(
-                self._describe(request), adopted=adopted, operator_key=self._budget.operator_key
-            )
+            message = replace(self._describe(request), adopted=adopted, is_trusted=True)
             # Never empty: the request's id is always among them.
             params.extra_args = {
                 "kv_transfer_params": {**message.to_dict(), "request": request.request_id}
@@ -343,7 +341,7 @@ class VLLMBackend:
         """Make the schedulers of all data parallel ranks forget; return False if they have no tiers."""
         message = RequestMessage(
             forget=document_ids,
-            operator_key=self._budget.operator_key,
+            is_trusted=True,
             tombstones=tombstones,
         )
         ranks = llm.vllm_config.parallel_config.data_parallel_size
@@ -355,12 +353,16 @@ class VLLMBackend:
         )
         return all(answer is not None for answer in answers)
 
-    async def snapshot(self, documents: int) -> TreeSnapshot | None:
+    async def snapshot(
+        self, documents: int, *, with_bloom_filter: bool = False
+    ) -> TreeSnapshot | None:
         """Ask the scheduler, the one of the first data parallel rank if there are several."""
         if not self._has_tiers:
             return None
         llm = self._require_llm()
-        message = RequestMessage(snapshot=documents, operator_key=self._budget.operator_key)
+        message = RequestMessage(
+            snapshot=documents, with_bloom_filter=with_bloom_filter, is_trusted=True
+        )
         ranks = llm.vllm_config.parallel_config.data_parallel_size
         try:
             answer = await self._tell_scheduler(llm, message, 0 if ranks > 1 else None)
@@ -377,13 +379,12 @@ class VLLMBackend:
             looked_up=[
                 LookedUp(one.tokens.token_ids, one.tenant, self._describe(one)) for one in requests
             ],
-            operator_key=self._budget.operator_key,
+            is_trusted=True,
         )
         try:
             answer = await self._tell_scheduler(llm, message, None)
         except EngineDeadError as error:
             raise self._death() from error
-        # A scheduler that does not take us for its operator answers nothing.
         return list(answer.held) if answer and answer.held else [False] * len(requests)
 
     async def _tell_scheduler(

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from secrets import token_hex
 
 from ragcache_engine.cache_home import cache_home
 
@@ -33,8 +32,6 @@ class TierBudget:
       donors do, with missing_donors="later".
     recheck_share, least_rouge_l: which share of answers a server rechecks, and the least mean likeness of
       them; see Drift. An engine rechecks by itself.
-    operator_key: whoever sends it may make the tiers forget documents. A random one that only the engine
-      itself knows, unless it is set.
     """
 
     policy: str
@@ -49,7 +46,6 @@ class TierBudget:
     donors_later: bool = False
     recheck_share: float = 0.0
     least_rouge_l: float | None = None
-    operator_key: str = field(default_factory=token_hex, repr=False)
 
     def folder(self) -> Path:
         """The disk tier's folder."""

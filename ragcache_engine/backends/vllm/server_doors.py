@@ -112,7 +112,7 @@ def _tier_settings(llm: AsyncLLM) -> TierSettings | None:
 
 
 def _budget_of(llm: AsyncLLM) -> TierBudget:
-    """Return what forgetting needs to know of the tiers: their folder and the operator's key."""
+    """Return what forgetting needs to know of the tiers: their folder."""
     settings = _tier_settings(llm)
     if settings is None:
         return TierBudget("halflife")
@@ -120,5 +120,4 @@ def _budget_of(llm: AsyncLLM) -> TierBudget:
         settings.policy,
         disk_bytes=settings.disk_bytes,
         disk_folder=Path(settings.disk_folder) if settings.disk_folder else None,
-        operator_key=os.environ.get(OPERATOR_KEY, ""),
     )

@@ -14,7 +14,7 @@ from vllm.platforms import current_platform
 from ragcache_engine.backends.vllm import cpu_defaults, shared_memory
 from ragcache_engine.backends.vllm.borrowing.support import require_borrowable_model
 from ragcache_engine.backends.vllm.budget import QUEUES_BYTES, TierBudget
-from ragcache_engine.backends.vllm.tiers.settings import TierSettings, digest_key
+from ragcache_engine.backends.vllm.tiers.settings import TierSettings
 from ragcache_engine.errors import CannotBorrow
 
 logger = logging.getLogger(__name__)
@@ -64,7 +64,6 @@ def build_tier_arguments(
         disk_folder=str(budget.folder()) if disk_bytes else None,
         reorder_window=budget.reorder_window,
         cache_depth=budget.cache_depth,
-        operator_digest=digest_key(budget.operator_key),
         recompute_ratio=budget.recompute_ratio,
         any_donors=budget.any_donors,
         donors_later=budget.donors_later,

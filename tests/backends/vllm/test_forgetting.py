@@ -64,7 +64,7 @@ def test_every_data_parallel_rank_hears_of_it():
     llm = LLM(ranks=3)
     asyncio.run(backend_on(llm).forget(["d1"]))
     assert sorted(rank for rank, _ in llm.told if rank is not None) == [0, 1, 2]
-    assert all(message.forget == ("d1",) and message.operator_key for _, message in llm.told)
+    assert all(message.forget == ("d1",) and message.is_trusted for _, message in llm.told)
 
 
 def test_a_single_rank_is_told_as_any_request_is():

@@ -133,21 +133,21 @@ class TierConnector(OffloadingConnector):
 
     def on_new_request(self, request: Request) -> None:
         message = _read_message(request)
-        if message.contexts and not self.settings.is_operator(message.operator_key):
+        if message.contexts and not message.is_trusted:
             # They become prompts of their own, whose tokens nobody has checked.
             message = replace(message, contexts={})
         self._messages[request.request_id] = message
         if message.forget:
-            if self.settings.is_operator(message.operator_key):
+            if message.is_trusted:
                 self.cache.forget(message.forget, message.tombstones or None)
                 if self.borrowing:
                     self.borrowing.forget(message.forget)
             else:
                 logger.warning(
-                    "%s asked to forget documents without the operator's key; nothing is forgotten",
+                    "%s asked to forget documents and is not the engine's own; nothing is forgotten",
                     request.request_id,
                 )
-        if message.looked_up and self.settings.is_operator(message.operator_key):
+        if message.looked_up and message.is_trusted:
             self._held[request.request_id] = [
                 self._use_if_held(request, one) for one in message.looked_up
             ]
@@ -290,7 +290,7 @@ class TierConnector(OffloadingConnector):
         self.served.end(name, tokens, sources, completed=completed, reuse=reuse)
         why_exact = self._why_exact.pop(name, None)
         tree, held = None, self._held.pop(name, ())
-        if not self.settings.is_operator(message.operator_key):
+        if not message.is_trusted:
             sources = None
         elif message.snapshot:
             tree = self._snapshot(message)
@@ -316,7 +316,7 @@ class TierConnector(OffloadingConnector):
         cache, message = self.cache, self._messages[name]
         reuse = self.borrowing.report(name) if self.borrowing else None
         sources = cache.sources(name)
-        if not self.settings.is_operator(message.operator_key):
+        if not message.is_trusted:
             sources = None
         tokens = cache.count_begun(name, reuse)
         return FinishMessage(
