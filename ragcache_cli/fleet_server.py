@@ -13,6 +13,7 @@ from rich.console import Console
 
 from ragcache_cli.errors import CommandError
 from ragcache_cli.extras import needed
+from ragcache_cli.folders import make_folder, write_whole
 from ragcache_cli.logging_setup import let_libraries_speak
 from ragcache_cli.server import DoorSettings
 from ragcache_engine.backends.vllm.cpu_defaults import cache_bytes, chooses_cache_size
@@ -24,6 +25,7 @@ from ragcache_engine.serving.settings import OPERATOR_KEY
 FEW_CORES = 4
 """With fewer cores for a replica, Ray sets none aside: its count would only forbid to start."""
 
+OTHER_CONFIG = "name another folder with --print-config"
 OURS = ("--port", "--host", "--uds")
 """vLLM's arguments that the fleet's door takes the place of."""
 
@@ -93,13 +95,13 @@ def share_memory(settings: FleetSettings) -> FleetSettings:
 def print_config(
     settings: FleetSettings, fleet: FleetArguments, folder: Path, console: Console
 ) -> None:
-    """Write the config file of Serve into a folder."""
+    """Write the config file of Serve into a folder. Raises CannotWrite."""
     with needed("a fleet"):
         import yaml  # it comes with Ray
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder, OTHER_CONFIG)
     config = folder / "serve.yaml"
     made = serve_config(settings, host=fleet.host, port=fleet.port)
-    config.write_text(yaml.safe_dump(made, sort_keys=False), encoding="utf-8")
+    write_whole(config, yaml.safe_dump(made, sort_keys=False), OTHER_CONFIG)
     console.print(f"Written: {config}", highlight=False, soft_wrap=True)
 
 

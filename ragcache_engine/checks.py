@@ -12,9 +12,13 @@ from collections.abc import Iterable, Mapping
 from numbers import Real
 from typing import Any, TypeVar
 
-from ragcache_engine.errors import InvalidArgument
+from ragcache_engine.errors import InvalidArgument, PromptTooLong
 
 T = TypeVar("T")
+
+CHARACTERS_PER_TOKEN = 16
+"""How many characters a prompt may have for each token of the model's context. Texts have three to six:
+whoever sends more wants megabytes tokenised only to hear that they are too many."""
 
 LARGEST_INT = (1 << 31) - 1
 
@@ -47,6 +51,17 @@ def require_short_text(value: Any, name: str) -> str:
             f"a digest of it"
         )
     return str(value)
+
+
+def require_short_prompt(characters: int, context_tokens: int) -> None:
+    """Raise PromptTooLong for more characters than a context has room for, before they are tokenised."""
+    most = CHARACTERS_PER_TOKEN * context_tokens
+    if characters > most:
+        raise PromptTooLong(
+            f"the prompt has {characters:,} characters, and one for the model's context of "
+            f"{context_tokens:,} tokens has {most:,} at most; retrieve fewer or shorter documents, or "
+            f"raise the model's max_model_len"
+        )
 
 
 def require_tenant(value: Any) -> str | None:

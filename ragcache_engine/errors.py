@@ -5,7 +5,6 @@
     │   ├── BackendUnavailable            the backend asked for is not installed or not supported
     │   ├── ModelNotFound                 the model folder or hub id cannot be read
     │   ├── CannotBorrow                  reuse="anywhere" does not work with this model or backend
-    │   ├── NotCalibrated                 no recompute ratio is given, and none was measured
     │   ├── UnusableCalibration           the measured recompute ratio cannot be read, or is another's
     │   ├── EngineNeeded                  something saved without its engine was not given one again
     │   ├── KeyRefused (PermissionError)  the server does not know the API key
@@ -16,7 +15,8 @@
     │   │   └── InvalidTopK               no number of documents, or fewer than one, was asked for
     │   ├── EmptyPrompt                   the prompt has no tokens
     │   ├── PromptTooLong                 more tokens than the model's context leaves room for
-    │   ├── RequestTooLarge               more bytes than the server takes in one request
+    │   ├── RequestTooLarge               more bytes or answers than the server takes in one request
+    │   ├── RequestTooSlow                the request did not reach the server in time
     │   ├── UnsupportedGuide              the backend cannot hold an answer to this form
     │   ├── NoChatTemplate                the model has no format for conversations
     │   ├── RefusedMessages               the model's chat template cannot write this conversation
@@ -72,10 +72,6 @@ class CannotBorrow(ConfigError):
     """reuse="anywhere" does not work with this model, backend or argument of vLLM."""
 
 
-class NotCalibrated(ConfigError):
-    """reuse="anywhere" has no recompute ratio: none is given, and `ragcache calibrate` kept none."""
-
-
 class UnusableCalibration(ConfigError):
     """The file that `ragcache calibrate` wrote cannot be read, is damaged, or is another model's."""
 
@@ -112,7 +108,11 @@ class PromptTooLong(BadRequest):
 
 
 class RequestTooLarge(BadRequest):
-    """The request has more bytes than the server takes."""
+    """The request has more bytes, or asks for more answers, than the server takes."""
+
+
+class RequestTooSlow(BadRequest):
+    """The request did not reach the server in time, as over a slow line."""
 
 
 class UnsupportedGuide(BadRequest):

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from pydantic import AliasChoices, BaseModel, Field, field_validator, model_validator
 
-from ragcache_engine import Guide, InvalidArgument, SamplingOptions
+from ragcache_engine import Guide, InvalidArgument, RAGCacheEngine, SamplingOptions
 
 _ENGINE_NAMES = {"max_new_tokens": "max_tokens", "max_completion_tokens": "max_tokens"}
 # With one of these values, an unknown parameter such as logprobs asks for nothing.
@@ -89,7 +89,9 @@ class SamplingFields(BaseModel):
 
     @model_validator(mode="after")
     def _refuse_impossible_sampling(self) -> Self:
-        self.sampling_options()
+        options = self.sampling_options()
+        if isinstance(engine := getattr(self, "engine", None), RAGCacheEngine):
+            engine.expect_options(options)  # so that the first prompt can be begun early
         return self
 
     def sampling_parameters(self) -> dict[str, Any]:

@@ -18,6 +18,7 @@ HEAVY = {"torch", "vllm", "faiss", "numpy", "transformers", "langchain_core", "l
 
 # For each part: what of this project it may import. The first prefix that fits counts.
 MAY_IMPORT = {
+    "ragcache_engine.daemon_threads": [],
     "ragcache_engine.errors": [],
     "ragcache_engine.checks": ["errors"],
     "ragcache_engine.guide": ["errors"],
@@ -39,10 +40,11 @@ MAY_IMPORT = {
         "tiers.prompts",
         "tiers.tree_snapshot",
         "tiers.wire",
+        "daemon_threads",
         "checks",
         "errors",
     ],
-    "ragcache_engine.cache_home": [],
+    "ragcache_engine.cache_home": ["errors"],
     "ragcache_engine.protocols": [
         "values",
         "tiers.borrowing.context",
@@ -62,6 +64,8 @@ MAY_IMPORT = {
         "fleet",
         "serving",
         "tiers.tree_snapshot",
+        "tiers.wire",
+        "daemon_threads",
         "checks",
         "errors",
     ],
@@ -79,6 +83,7 @@ MAY_IMPORT = {
         "anywhere",
         "prompt",
         "protocols",
+        "daemon_threads",
         "values",
         "errors",
     ],
@@ -94,6 +99,7 @@ MAY_IMPORT = {
         "knowledge",
         "tiers",
         "processes",
+        "daemon_threads",
         "cache_home",
     ],
     "ragcache_engine.search": ["search", "errors"],
@@ -128,6 +134,7 @@ MAY_IMPORT = {
         "prompt",
         "protocols",
         "config",
+        "daemon_threads",
         "values",
         "checks",
         "errors",
@@ -213,6 +220,24 @@ def test_vllm_and_torch_stay_in_their_backend(module: str, path: Path):
     if not module.startswith("ragcache_engine.search"):
         assert not tops & {"faiss"}
     assert not tops & {"langchain_core", "llama_index", "ragcache_integrations", "ragcache_cli"}
+
+
+@pytest.mark.parametrize(
+    ("module", "path"), [*modules("ragcache_engine"), *modules("ragcache_integrations")]
+)
+def test_nothing_waits_for_the_threads_of_an_application(module: str, path: Path):
+    """But for the vector store, which runs where LangChain's stores do: it has no engine."""
+    called = [
+        one for one in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(one, ast.Call)
+    ]
+    names = [getattr(one.func, "attr", getattr(one.func, "id", "")) for one in called]
+    if module != "ragcache_integrations.langchain.faiss_store.vectorstore":
+        assert "to_thread" not in names
+        assert not [
+            one
+            for one, name in zip(called, names, strict=True)
+            if name == "run_in_executor" and ast.unparse(one.args[0]) == "None"
+        ]
 
 
 @pytest.mark.parametrize(("module", "path"), modules("ragcache_integrations"))

@@ -41,5 +41,8 @@ def run(parsed: argparse.Namespace, console: Console) -> int:
         )
         if not observer.has_key:
             console.print(f"Without {OPERATOR_KEY} it shows no documents and no requests")
+        if problem := observer.observe(with_tree=observer.has_key).problem:
+            console.print(f"[yellow]{escape(problem)}[/yellow]", soft_wrap=True)
+            console.print("The page goes on asking, and says so too")
         dashboard.wait()
     return 0

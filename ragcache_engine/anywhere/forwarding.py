@@ -21,6 +21,7 @@ class ForwardingBackend:
         self.inner = inner
         self.borrows = inner.borrows
         self.reads_text = inner.reads_text
+        self.now = inner.now
 
     async def start(self) -> ModelLimits:
         return await self.inner.start()
@@ -42,9 +43,6 @@ class ForwardingBackend:
 
     def generate(self, request: BackendRequest) -> AsyncGenerator[Delta, None]:
         return self.inner.generate(request)
-
-    def now(self) -> float:
-        return self.inner.now()
 
     async def clear_cache(self) -> bool:
         return await self.inner.clear_cache()

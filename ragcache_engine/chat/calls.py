@@ -70,15 +70,18 @@ def make_call_id() -> str:
 
 def join_parts(parts: Sequence[ToolAnswerPart]) -> ToolAnswer:
     """Join all parts of one answer."""
-    calls: dict[int, ToolCall] = {}
+    by_call: dict[int, list[ToolCallPart]] = {}
     for part in (call for answer in parts for call in answer.calls):
-        known = calls.get(part.index) or ToolCall("", "", "")
-        calls[part.index] = ToolCall(
-            known.id or part.id or "",
-            known.name or part.name or "",
-            known.arguments + part.arguments,
+        by_call.setdefault(part.index, []).append(part)
+    calls = tuple(
+        ToolCall(
+            next((part.id for part in of_call if part.id), ""),
+            next((part.name for part in of_call if part.name), ""),
+            "".join(part.arguments for part in of_call),
         )
-    return ToolAnswer("".join(part.text for part in parts), tuple(calls.values()))
+        for of_call in by_call.values()
+    )
+    return ToolAnswer("".join(part.text for part in parts), calls)
 
 
 @dataclass(slots=True)
@@ -88,60 +91,62 @@ class CallReader:
     Anything else between such tags counts as text.
     """
 
-    _held: str = ""
+    _held: str = ""  # may be the beginning of the next tag, or the line break before a call
+    _inside: list[str] | None = None  # what stands behind an opening tag; None: none is open
+    _break: str = ""  # the line break before that tag
     _calls: int = 0
     _is_after_call: bool = False
     _make_id: Callable[[], str] = field(default=make_call_id)
 
     def read(self, text: str, token_ids: Sequence[int] = ()) -> ToolAnswerPart:
-        self._held += text
-        part = self._take_complete_calls()
-        return ToolAnswerPart(part.text + self._take_ready_text(), part.calls)
+        text, at = self._held + text, 0
+        said, calls = list[str](), list[ToolCallPart]()
+        while True:
+            if self._inside is None:
+                if self._is_after_call and at < len(text):  # line breaks around a call are not text
+                    at, self._is_after_call = at + text.startswith("\n", at), False
+                start = text.find(OPEN, at)
+                if start < 0:
+                    break
+                self._break = "\n" if text.endswith("\n", at, start) else ""
+                said.append(text[at : start - len(self._break)])
+                self._inside, at = [], start + len(OPEN)
+            end = text.find(CLOSE, at)
+            if end < 0:
+                break
+            inside = "".join((*self._inside, text[at:end]))
+            self._inside, at = None, end + len(CLOSE)
+            if found := self._parse_numbered_calls(inside):
+                calls += found
+                self._is_after_call = True
+            else:
+                said += [self._break, OPEN, inside, CLOSE]
+        said.append(self._hold_back(text[at:]))
+        return ToolAnswerPart("".join(said), tuple(calls))
 
     def end(self) -> ToolAnswerPart:
-        part = self._take_complete_calls()
         rest, self._held = self._held, ""
-        before, tag, inside = rest.partition(OPEN)
-        if tag and (calls := self._parse_numbered_calls(inside)):  # the closing tag was cut off
-            return ToolAnswerPart(part.text + before.removesuffix("\n"), (*part.calls, *calls))
-        return ToolAnswerPart(part.text + rest, part.calls)
+        if self._inside is None:
+            return ToolAnswerPart(rest)
+        inside, self._inside = "".join((*self._inside, rest)), None
+        if calls := self._parse_numbered_calls(inside):  # the closing tag was cut off
+            return ToolAnswerPart("", calls)
+        return ToolAnswerPart(self._break + OPEN + inside)
 
     def whole(self, text: str) -> ToolAnswer:
         return join_parts([self.read(text), self.end()])
 
-    def _take_complete_calls(self) -> ToolAnswerPart:
-        """Take every complete call from the held text, and the text before these calls."""
-        text, calls = "", list[ToolCallPart]()
-        while (part := self._take_next_call()) is not None:
-            text += part.text
-            calls += part.calls
-        return ToolAnswerPart(text, tuple(calls))
-
-    def _take_next_call(self) -> ToolAnswerPart | None:
-        """Take the next call from the held text, and the text before it; None if no call is complete."""
-        if self._held and self._is_after_call:  # line breaks around a call are not text
-            self._held, self._is_after_call = self._held.removeprefix("\n"), False
-        start = self._held.find(OPEN)
-        end = self._held.find(CLOSE, start)
-        if start < 0 or end < 0:
-            return None
-        inside = self._held[start + len(OPEN) : end]
-        before, all_of_it = self._held[:start], self._held[: end + len(CLOSE)]
-        self._held = self._held[end + len(CLOSE) :]
-        calls = self._parse_numbered_calls(inside)
-        if not calls:
-            return ToolAnswerPart(all_of_it)
-        self._is_after_call = True
-        return ToolAnswerPart(before.removesuffix("\n"), calls)
-
-    def _take_ready_text(self) -> str:
-        """Take the part of the held text that cannot become part of a call."""
-        start = self._held.find(OPEN)
-        if start < 0:
-            start = len(self._held) - _overlap_length(self._held, OPEN)
-        start -= self._held[:start].endswith("\n")  # it may be the line break before a call
-        ready, self._held = self._held[:start], self._held[start:]
-        return ready
+    def _hold_back(self, text: str) -> str:
+        """Keep what stands inside a tag or may become part of one; return the text before it."""
+        if self._inside is not None:
+            ready = len(text) - _overlap_length(text, CLOSE)
+            self._inside.append(text[:ready])
+            self._held = text[ready:]
+            return ""
+        ready = len(text) - _overlap_length(text, OPEN)
+        ready -= text.endswith("\n", 0, ready)  # it may be the line break before a call
+        self._held = text[ready:]
+        return text[:ready]
 
     def _parse_numbered_calls(self, text: str) -> tuple[ToolCallPart, ...]:
         """Return the call or the list of calls between two tags, numbered; nothing for other text."""
@@ -165,7 +170,7 @@ class GuidedReader:
     Its arguments are told while they are written. An answer in another form is told at its end.
     """
 
-    _held: str = ""
+    _held: list[str] = field(default_factory=list)
     _arguments: _ObjectText | None = None
     _make_id: Callable[[], str] = field(default=make_call_id)
 
@@ -173,26 +178,29 @@ class GuidedReader:
         if self._arguments is not None:
             taken = self._arguments.take(text)
             return ToolAnswerPart("", (ToolCallPart(0, arguments=taken),) if taken else ())
-        self._held += text
-        head = _GUIDED_HEAD.match(self._held)
+        self._held.append(text)
+        if "{" not in text:  # a head ends before one
+            return ToolAnswerPart()
+        held = "".join(self._held)
+        head = _GUIDED_HEAD.match(held)
         name = _parse_string(head["name"]) if head else None
         if head is None or name is None:
             return ToolAnswerPart()
         self._arguments = _ObjectText()
-        taken = self._arguments.take(self._held[head.end() :])
+        taken = self._arguments.take(held[head.end() :])
         return ToolAnswerPart("", (ToolCallPart(0, self._make_id(), name, taken),))
 
     def end(self) -> ToolAnswerPart:
         if self._arguments is not None:
             return ToolAnswerPart()
-        held, self._held = self._held, ""
+        held, self._held = "".join(self._held), []
         call = _parse_call(held) or _parse_cut_call(held)
         if call is None:
             return ToolAnswerPart(held)
         return ToolAnswerPart("", (ToolCallPart(0, self._make_id(), *call),))
 
     def whole(self, text: str) -> ToolAnswer:
-        self._held += text
+        self._held.append(text)
         return join_parts([self.end()])
 
 
@@ -241,7 +249,7 @@ def _parse_calls(text: str) -> list[tuple[str, str]]:
     """
     try:
         found = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return []
     read = [_name_and_arguments(call) for call in (found if isinstance(found, list) else [found])]
     calls = [call for call in read if call is not None]

@@ -13,7 +13,7 @@ from typing import Any
 
 from ragcache_engine.chat.messages import plain_text
 from ragcache_engine.checks import require_items
-from ragcache_engine.errors import BadRequest, InvalidArgument
+from ragcache_engine.errors import BadRequest, InvalidArgument, RefusedMessages
 from ragcache_engine.guide import Guide
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
@@ -70,7 +70,13 @@ def call_text(call: Mapping[str, Any]) -> str:
     function = _function(call)
     arguments = function.get("arguments")
     if isinstance(arguments, str):
-        arguments = json.loads(arguments or "{}")
+        try:
+            arguments = json.loads(arguments or "{}")
+        except ValueError as error:
+            raise RefusedMessages(
+                f"the arguments of a call of {function['name']!r} are no JSON: {error}; leave that call "
+                f"out of the conversation"
+            ) from error
     written = {"name": function.get("name"), "arguments": arguments or {}}
     return f"{OPEN}\n{json.dumps(written, ensure_ascii=False)}\n{CLOSE}"
 

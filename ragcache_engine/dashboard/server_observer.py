@@ -66,8 +66,7 @@ class ServerObserver:
         try:
             seen = self._read_metrics()
         except (OSError, HTTPException, ValueError) as error:
-            reason = getattr(error, "reason", error)  # urllib wraps what went wrong
-            problem = f"{self._url}/metrics cannot be read: {reason}. Does the server run there?"
+            problem = f"{self._url}/metrics cannot be read: {_describe_failure(error)}"
             return Observation(time.time(), TierCounters(), problem=problem)
         if not with_tree or self._operator_key is None:
             return seen
@@ -120,6 +119,13 @@ class ServerObserver:
         with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
             content: bytes = answer.read()
         return content
+
+
+def _describe_failure(error: Exception) -> str:
+    if isinstance(error, HTTPError) and error.code in (401, 403):
+        return "it wants a key: --api-key-env names the variable that holds one"
+    reason = getattr(error, "reason", error)  # urllib wraps what went wrong
+    return f"{reason}. Does the server run there?"
 
 
 def read_samples(samples: _Samples) -> Observation:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp, Scope
 
+from ragcache_engine.daemon_threads import DaemonThreads
 from ragcache_engine.fleet_serving.engine_replica import EngineReplica
 from ragcache_engine.fleet_serving.fleet_settings import FleetSettings
 from ragcache_engine.fleet_serving.ingress import FleetDoors
@@ -104,6 +106,12 @@ def ingress_options(settings: FleetSettings) -> dict[str, Any]:
 BROADCAST_ATTEMPTS, BROADCAST_PAUSE_S = 5, 2.0
 """A replica whose server has died ends itself within seconds; until then it lives and cannot answer."""
 
+TOLD_S = 30.0
+"""How long a replica may take to do what all of them are told; forgetting may wait for a disk."""
+
+TOLD_AT_ONCE = 8
+"""How many requests to all replicas are waited for at a time, of each kind."""
+
 SOON_S = 5.0
 """How long the others wait for a replica that is asked for its metrics."""
 
@@ -114,6 +122,8 @@ class RayReplicas:
     def __init__(self, engines: DeploymentHandle[Any]) -> None:
         self._streams = engines.options(stream=True)
         self._engines = engines
+        self._tellers = DaemonThreads(TOLD_AT_ONCE, "ragcache-telling")
+        self._askers = DaemonThreads(TOLD_AT_ONCE, "ragcache-asking")
 
     async def send(self, request: FleetRequest) -> AsyncGenerator[AnswerHead | bytes, None]:
         """See Replicas."""
@@ -146,7 +156,9 @@ class RayReplicas:
             if attempt:
                 await asyncio.sleep(BROADCAST_PAUSE_S)
             answers = self._engines.broadcast("answer_whole", request)
-            told = await asyncio.to_thread(answers.results, return_exceptions=True)
+            told = await self._tellers.run(
+                partial(answers.results, timeout_s=TOLD_S, return_exceptions=True)
+            )
             whole = [one for one in told if not isinstance(one, BaseException)]
             silent = [one for one in told if isinstance(one, Exception) and not _is_dead(one)]
             if whole and not silent:
@@ -161,8 +173,8 @@ class RayReplicas:
         """See Replicas. A replica that is slow or dying is left out."""
         answers = self._engines.broadcast("answer_named", request)
         try:
-            told = await asyncio.to_thread(
-                answers.results, timeout_s=SOON_S, return_exceptions=True
+            told = await self._askers.run(
+                partial(answers.results, timeout_s=SOON_S, return_exceptions=True)
             )
         except TimeoutError as error:
             raise ReplicaLost("Ray Serve passed nothing on to the replicas") from error

@@ -13,6 +13,7 @@ import logging
 from collections.abc import Callable
 from contextlib import aclosing, suppress
 from dataclasses import replace
+from functools import partial
 from random import SystemRandom
 from typing import Any
 
@@ -22,6 +23,7 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
+from ragcache_engine.daemon_threads import DaemonThreads
 from ragcache_engine.errors import GenerationFailed, KeyRefused, RAGCacheError, ServerBusy
 from ragcache_engine.fleet.routing import ROUTINGS
 from ragcache_engine.fleet_serving.fleet_metrics import METRICS_PATH, join_metrics
@@ -37,6 +39,8 @@ from ragcache_engine.fleet_serving.wire import (
 from ragcache_engine.serving.doors import FREE_PATHS, Doors, read_key, refusal
 from ragcache_engine.serving.keys import Caller, Keys
 from ragcache_engine.serving.messages import PREFIX, error_to_json
+from ragcache_engine.serving.openai_bodies import count_answers
+from ragcache_engine.serving.room import Place
 from ragcache_engine.serving.routes import Served
 from ragcache_engine.serving.settings import Limits
 
@@ -60,6 +64,9 @@ HOP_HEADERS = {"host", "content-length", "connection", "transfer-encoding", "kee
 ROUTING_HEADER = "x-ragcache-routing"
 """With it an operator has one request routed otherwise, to compare routings on one fleet."""
 
+JOINED_AT_ONCE = 1
+"""How many pages of metrics are joined at a time."""
+
 LARGEST_SEED = 2**31 - 1
 
 
@@ -72,14 +79,22 @@ class FleetDoors(Doors):
         super().__init__(_answer_free_path, limits, find_keys, _serve_nothing)
         self._replicas = replicas
         self._seeds = SystemRandom()
+        self._joiners = DaemonThreads(JOINED_AT_ONCE, "ragcache-metrics")
 
     async def _pass(
-        self, path: str, caller: Caller, body: bytes, scope: Scope, receive: Receive, send: Send
+        self,
+        path: str,
+        caller: Caller,
+        body: bytes,
+        place: Place | None,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
     ) -> None:
         """Have a replica answer, until the reader leaves."""
         if path in FREE_PATHS:
             return await _answer_free_path(scope, receive, send)
-        answering = asyncio.ensure_future(self._answer(path, caller, body, scope, send))
+        answering = asyncio.ensure_future(self._answer(path, caller, body, place, scope, send))
         leaving = asyncio.ensure_future(_wait_until_left(receive))
         try:
             await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)
@@ -92,9 +107,17 @@ class FleetDoors(Doors):
         return None
 
     async def _answer(
-        self, path: str, caller: Caller, body: bytes, scope: Scope, send: Send
+        self,
+        path: str,
+        caller: Caller,
+        body: bytes,
+        place: Place | None,
+        scope: Scope,
+        send: Send,
     ) -> None:
         said = _read_object(body)
+        if place is not None:
+            place.widen(count_answers(said))
         request = self._describe(path, caller, body, said, scope)
         try:
             if path in TO_ALL:
@@ -161,7 +184,7 @@ class FleetDoors(Doors):
         answers = await self._replicas.ask_each(asked)
         pages = {one.replica: one.body.decode() for one in answers if one.head.status == 200}
         if pages:
-            page = await asyncio.to_thread(join_metrics, pages)
+            page = await self._joiners.run(partial(join_metrics, pages))
             answer = Response(page, media_type=PLAIN_TEXT)
         else:
             refused = answers[0]

@@ -11,6 +11,7 @@ from ragcache_engine.anywhere.neighbours import ContextsOf, without_contexts
 from ragcache_engine.checks import (
     require_items,
     require_number,
+    require_short_prompt,
     require_switch,
     require_tenant,
     require_text,
@@ -107,6 +108,7 @@ class PromptIntake:
         request_id = self._runtime.next_request_id()
         if options.guide:
             self._runtime.backend.check(options)
+        require_short_prompt(len(prompt), self._context_tokens)
         tokenized = None
         if not self._runtime.backend.reads_text:
             tokenized = self._runtime.pipeline.tokenize(prompt, options.add_special_tokens)

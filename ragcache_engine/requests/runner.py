@@ -6,11 +6,13 @@ import asyncio
 import logging
 import threading
 from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import Future
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any
 
 from ragcache_engine.cache_stats import CacheStats
+from ragcache_engine.daemon_threads import DaemonThreads
 from ragcache_engine.errors import BadRequest, EngineClosed, EngineDied, RequestTimedOut
 from ragcache_engine.observing.request_log import RequestLog
 from ragcache_engine.protocols import Backend, BackendRequest, Delta
@@ -24,6 +26,13 @@ logger = logging.getLogger(__name__)
 
 RESTART_WAITS_S = (0.0, 1.0, 5.0)
 """Seconds before each attempt to start a dead backend: memory that was short may be free by then."""
+
+LEARNED_AT_ONCE = 2
+"""From how many prompts to learn at a time."""
+
+LEARN_S = 1.0
+"""How long a whole answer waits until its prompt was learned from. A template may be the caller's
+function, and that may take any time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +60,7 @@ class PreparedRequest:
 class RequestRunner:
     """Runs prepared requests and counts them; restarts the backend if it dies under them.
 
-    All methods but `stats` belong to the engine's loop.
+    All methods belong to the engine's loop where they do not say otherwise.
     stats: the engine's counters, without those of the tiers and of speculation. The runner replaces
       this value and never changes it, so any thread may read it.
     log: the last answered requests.
@@ -66,6 +75,7 @@ class RequestRunner:
         self._restart: asyncio.Task[None] | None = None
         self._given_up: str | None = None
         self._is_closing = False
+        self._learners = DaemonThreads(LEARNED_AT_ONCE, "ragcache-learning")
         self._is_up = threading.Event()
         self._is_up.set()
         self.stats = CacheStats()
@@ -143,8 +153,7 @@ class RequestRunner:
                 self._backend, request, self._heartbeat, recover, claim.begun
             )
             # Learn while the prefill runs: learning how a chain writes must not delay the first token.
-            loop = asyncio.get_running_loop()
-            learning = prepared.learn and loop.run_in_executor(None, prepared.learn)
+            learning = prepared.learn and self._learners.submit(prepared.learn)
             async with aclosing(generated) as deltas:
                 async for delta in deltas:
                     if not lost_tokens:  # else this attempt's prompt has part of the answer
@@ -161,8 +170,8 @@ class RequestRunner:
                     output_tokens += len(delta.token_ids)
                     usage = None
                     if delta.finish_reason:
-                        if learning:
-                            await learning  # before the chain's next question
+                        if learning:  # before the chain's next question
+                            await self._end_learning(learning)
                         usage = Usage(
                             prompt_tokens=prompt_tokens,
                             output_tokens=output_tokens,
@@ -179,6 +188,12 @@ class RequestRunner:
                             self.log.add(request, usage, delta.sources)
                     if delta.text or delta.token_ids or usage:
                         yield Piece(delta.text, delta.token_ids, delta.finish_reason, usage)
+
+    async def _end_learning(self, learning: Future[None]) -> None:
+        """Wait until a prompt was learned from, but not for ever: no answer depends on it."""
+        ended = asyncio.wrap_future(learning)
+        await asyncio.wait({ended}, timeout=LEARN_S)
+        ended.cancel()
 
     async def _restart_backend(self, restarts: int, death: EngineDied) -> None:
         """Bring a dead backend back up, once for all requests that its death hit.
@@ -233,6 +248,16 @@ class RequestRunner:
             f"the last one so: {failure}; mend the cause and make a new RAGCacheEngine"
         )
         raise EngineDied(self._given_up) from failure
+
+    @property
+    def is_up(self) -> bool:
+        """Whether the backend is not being restarted. Any thread."""
+        return self._is_up.is_set()
+
+    async def until_up(self) -> None:
+        """Wait while the backend is being restarted."""
+        if self._restart is not None:
+            await asyncio.wait({self._restart})
 
     def wait_until_up(self) -> None:
         """Block while the backend is being restarted. Any thread but the loop's may call this."""

@@ -6,6 +6,7 @@ server: with the tenant of the key in place of whatever the client wrote there.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeAlias
 
@@ -13,11 +14,12 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ragcache_engine.errors import KeyRefused, RAGCacheError, RequestTooLarge, ServerBusy
+from ragcache_engine.errors import KeyRefused, RAGCacheError, RequestTooLarge, RequestTooSlow
 from ragcache_engine.serving.keys import ANYBODY, Caller, Keys
 from ragcache_engine.serving.messages import PREFIX, error_to_json
 from ragcache_engine.serving.openai_bodies import TENANTS_FIELDS, TENANTS_HEADERS, rewrite_body
 from ragcache_engine.serving.private_counters import WithoutCounters
+from ragcache_engine.serving.room import Place, Room
 from ragcache_engine.serving.routes import Routes, Served, status_of
 from ragcache_engine.serving.settings import Limits
 
@@ -27,6 +29,9 @@ FREE_PATHS = {"/health", "/ping"}
 CLIENT_PATHS = {*TENANTS_FIELDS, "/v1/models", "/version"}
 """vLLM's own paths that a tenant's key opens. The others steer the server, tell of other tenants, or
 share tensors among tenants; they need an operator's key."""
+
+BODY_S = 60.0
+"""How long a body may take to come. Until then its request has room that another one could use."""
 
 BUSY_RETRY_S = 1
 """After how many seconds a client that was refused may try again."""
@@ -52,7 +57,7 @@ class Doors:
         self._find_keys = find_keys
         self._find_served = find_served
         self._routes = Routes()
-        self._running = 0
+        self._room = Room(limits.requests)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -69,7 +74,7 @@ class Doors:
         if scope["type"] == "websocket":
             return await self._app(scope, receive, send)
         if scope["method"] != "POST":
-            return await self._pass(path, caller, b"", scope, receive, send)
+            return await self._pass(path, caller, b"", None, scope, receive, send)
         return await self._take_in(path, caller, scope, receive, send)
 
     def _require_caller(self, scope: Scope, path: str) -> Caller:
@@ -89,59 +94,72 @@ class Doors:
         self, path: str, caller: Caller, scope: Scope, receive: Receive, send: Send
     ) -> None:
         """Read the body of a request and pass both on, while there is room for it."""
-        most = self._limits.requests
-        if most is not None and self._running >= most:
-            busy = ServerBusy(
-                f"the server has {self._running} requests already, its limit is {most} "
-                f"(--max-requests): try again later"
-            )
-            return await self._refuse(busy, scope, receive, send)
-        self._running += 1
         try:
-            body = await self._read_body(scope, receive)
-            if body is not None:
-                await self._pass(path, caller, body, scope, receive, send)
+            with self._room.place(caller.tenant) as place:
+                body = await self._read_body(scope, receive)
+                if body is not None:
+                    await self._pass(path, caller, body, place, scope, receive, send)
         except RAGCacheError as error:
             await self._refuse(error, scope, receive, send)
-        finally:
-            self._running -= 1
 
     async def _read_body(self, scope: Scope, receive: Receive) -> bytes | None:
-        """Return the body, or None if the client left. Raises RequestTooLarge, without reading it all."""
+        """Return the body, or None if the client left.
+
+        Raises RequestTooLarge, without reading it all, and RequestTooSlow.
+        """
         most = self._limits.body_bytes
         told = Headers(scope=scope).get("content-length", "0")
-        size_bytes = int(told) if told.isdigit() else 0
-        parts: list[bytes] = []
-        while size_bytes <= most:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                return None
-            parts.append(message.get("body", b""))
-            size_bytes = sum(map(len, parts))
-            if size_bytes <= most and not message.get("more_body", False):
-                return b"".join(parts)
+        body, size_bytes = bytearray(), int(told) if told.isdigit() else 0
+        try:
+            async with asyncio.timeout(BODY_S):
+                while size_bytes <= most:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        return None
+                    body += message.get("body", b"")
+                    size_bytes = len(body)
+                    if size_bytes <= most and not message.get("more_body", False):
+                        return bytes(body)
+        except TimeoutError:
+            raise RequestTooSlow(
+                f"after {BODY_S:.0f} s the request had not come whole: send it at once, or fewer and "
+                f"shorter documents"
+            ) from None
         raise RequestTooLarge(
             f"the request has more than {most:,} bytes, the most that this server takes (--max-body): "
             f"send fewer or shorter documents"
         )
 
     async def _pass(
-        self, path: str, caller: Caller, body: bytes, scope: Scope, receive: Receive, send: Send
+        self,
+        path: str,
+        caller: Caller,
+        body: bytes,
+        place: Place | None,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
     ) -> None:
-        """Answer a request below /ragcache; hand any other to the server behind the doors."""
+        """Answer a request below /ragcache; hand any other to the server behind the doors.
+
+        place: the room that a request with a body has.
+        """
         if _is_ours(path):
             served = await self._find_served(scope)
             answer = await self._routes.answer(scope["method"], path, caller, body, served)
             return await answer(scope, receive, send)
         if caller.tenant is not None:
             scope = _confine(scope)
-        if scope["method"] != "POST":
+        if place is None:
             return await self._app(scope, receive, send)
         if path in TENANTS_FIELDS:
-            written = await rewrite_body(path, body, caller, self._find_served, scope)
+            written = await rewrite_body(path, body, caller, place, self._find_served, scope)
             scope, body = _with_length(scope, len(written)), written
             if caller.tenant is not None:
                 send = WithoutCounters(send)
+            served = await self._find_served(scope)
+            with served.occupied():
+                return await self._app(scope, _replay(body, receive), send)
         return await self._app(scope, _replay(body, receive), send)
 
     async def _refuse(
@@ -155,7 +173,11 @@ def refusal(error: Exception) -> Response:
     status = status_of(error)
     said: dict[str, Any] = error_to_json(error)
     said["error"] |= {"type": said["error"]["kind"], "code": status}
-    headers = {401: {"WWW-Authenticate": "Bearer"}, 429: {"Retry-After": str(BUSY_RETRY_S)}}
+    headers = {
+        401: {"WWW-Authenticate": "Bearer"},
+        408: {"Connection": "close"},
+        429: {"Retry-After": str(BUSY_RETRY_S)},
+    }
     return JSONResponse(said, status, headers=headers.get(status))
 
 

@@ -7,7 +7,7 @@ how many tokens the prompt has, then one for each step of the model. An object w
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -60,7 +60,8 @@ class GenerateBody(_Body):
     documents: (start, end, id) of each document in the prompt, in characters.
     options: the fields of SamplingOptions that differ from their defaults.
     request: the client's own name for the request; `adopted` of a later one refers to it.
-    guess, provisional, exact, recompute_ratio: as in BackendRequest.
+    guess, provisional, exact, recompute_ratio, makes_donors: as in BackendRequest.
+    neighbours: for each document that is stored behind another one: that one's id and text.
     adopted: earlier guesses that somebody asked for by now.
     """
 
@@ -74,6 +75,8 @@ class GenerateBody(_Body):
     adopted: list[RequestName] = Field(default=[], max_length=MOST_ADOPTED)
     exact: bool = False
     recompute_ratio: float | None = Field(default=None, ge=0, le=1)
+    neighbours: dict[str, tuple[str, str]] = {}
+    makes_donors: bool = False
 
     @classmethod
     def of(cls, request: BackendRequest, name: str, adopted: Sequence[str]) -> GenerateBody:
@@ -91,6 +94,12 @@ class GenerateBody(_Body):
             adopted=list(adopted),
             exact=request.is_exact,
             recompute_ratio=request.recompute_ratio,
+            neighbours={
+                name: (one.document, one.text)
+                for name, one in request.contexts.items()
+                if one.text is not None
+            },
+            makes_donors=request.makes_donors,
         )
 
 
@@ -162,6 +171,7 @@ class ServerDescription:
     tool_parser: as in EngineConfig.
     tenant: whose tensors the client's key gives access to; None if the client names the tenant itself.
     is_operator: whether the key may forget, clear the cache and read the counters.
+    reuse: its settings of reuse at any position, by their names in EngineConfig; empty without it.
     """
 
     models: tuple[str, ...]
@@ -169,6 +179,7 @@ class ServerDescription:
     tool_parser: str | None = None
     tenant: str | None = None
     is_operator: bool = False
+    reuse: Mapping[str, Any] = field(default_factory=dict)
     protocol: int = PROTOCOL
 
     def to_json(self) -> dict[str, Any]:

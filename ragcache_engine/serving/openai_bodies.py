@@ -6,20 +6,28 @@ a tenant's key shares tensors within this tenant only, whatever it writes into i
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json
 from starlette.types import Scope
 
 from ragcache_engine.chat import check_template_args
+from ragcache_engine.checks import CHARACTERS_PER_TOKEN, require_short_prompt
 from ragcache_engine.errors import InvalidArgument
 from ragcache_engine.prompt import token_segments
 from ragcache_engine.serving.keys import Caller
 from ragcache_engine.serving.messages import LONGEST_GUIDE
-from ragcache_engine.serving.routes import Served, read_spans, require_few_documents
+from ragcache_engine.serving.room import Place
+from ragcache_engine.serving.routes import (
+    Served,
+    read_spans,
+    require_countable,
+    require_few_documents,
+)
 from ragcache_engine.tiers.prompts import SegmentEnd
 from ragcache_engine.tiers.wire import FIELD, MalformedRequest, RequestMessage
 
@@ -29,6 +37,7 @@ SALTED = {COMPLETIONS, CHAT}
 
 TRANSFER, DOCUMENTS, SEGMENTS = "kv_transfer_params", "documents", "segments"
 TEMPLATE_ARGS = "chat_template_kwargs"
+_WHOLE_NUMBER = TypeAdapter(int)
 GUIDES = ("structured_outputs", "response_format")
 
 _SAMPLING = frozenset(
@@ -76,21 +85,32 @@ async def rewrite_body(
     path: str,
     body: bytes,
     caller: Caller,
+    place: Place,
     find_served: Callable[[Scope], Awaitable[Served]],
     scope: Scope,
 ) -> bytes:
     """Return the body as the server is to read it.
 
+    place: it is widened to all answers of the request.
     Raises InvalidArgument for a body that is no JSON object, for documents that do not lie in the
-    prompt, and for more of something than a server takes.
+    prompt, and for more of something than a server takes; PromptTooLong; and as `Place.widen` does.
     """
     said = _read_object(body)
+    place.widen(count_answers(said))
     ours = _read_ours(said)
     _require_bounded(said, ours)
+    if (characters := _count_characters(said)) > CHARACTERS_PER_TOKEN:
+        served = await find_served(scope)
+        if path == TOKENIZE:
+            require_countable(characters, served)
+        else:
+            require_short_prompt(characters, served.limits.context_tokens)
     is_changed = False
     if DOCUMENTS in ours:
         served = await find_served(scope)
-        segments = await asyncio.to_thread(_map_to_tokens, said, ours[DOCUMENTS], served)
+        segments = await served.tokenizers.run(
+            partial(_map_to_tokens, said, ours[DOCUMENTS], served)
+        )
         ours = {**ours, SEGMENTS: segments}
         del ours[DOCUMENTS]
         said[TRANSFER] = {**said[TRANSFER], FIELD: ours}
@@ -99,6 +119,33 @@ async def rewrite_body(
         said = _confine(path, said, ours, caller)
         is_changed = True
     return json.dumps(said).encode() if is_changed else body
+
+
+def count_answers(said: Mapping[str, Any]) -> int:
+    """Return how many answers a body asks for: each of its prompts n times."""
+    prompt, prompts = said.get("prompt"), 1
+    if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
+        prompts = len(prompt)
+    try:
+        n = _WHOLE_NUMBER.validate_python(said.get("n"))  # "3" and 3.0 count, as in vLLM
+    except ValidationError:
+        n = 1
+    return prompts * max(1, n)
+
+
+def _count_characters(said: Mapping[str, Any]) -> int:
+    """Return how many characters a body's longest prompt has, or all messages of its conversation."""
+    prompt, messages = said.get("prompt"), said.get("messages")
+    prompts = prompt if isinstance(prompt, list) else [prompt]
+    longest = max((len(one) for one in prompts if isinstance(one, str)), default=0)
+    contents = [
+        message.get("content")
+        for message in (messages if isinstance(messages, list) else ())
+        if isinstance(message, dict)
+    ]
+    parts = [part for content in contents if isinstance(content, list) for part in content]
+    texts = contents + [part.get("text") for part in parts if isinstance(part, dict)]
+    return max(longest, sum(len(text) for text in texts if isinstance(text, str)))
 
 
 def _require_bounded(said: dict[str, Any], ours: dict[str, Any]) -> None:

@@ -99,8 +99,8 @@ class RequestMessage:
             content["starts"] = list(self.starts)
         if self.contexts:
             content["contexts"] = {
-                document: [context, list(tokens), last]
-                for document, (context, tokens, last) in self.contexts.items()
+                document: [one.document, list(one.token_ids), one.last_token]
+                for document, one in self.contexts.items()
             }
         if self.makes_donors:
             content["makes_donors"] = True

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
@@ -70,9 +70,9 @@ class ChatRAGCache(EngineModel, BaseChatModel):
     exact: borrow nothing from other contexts, even if the engine has reuse="anywhere".
     streaming: whether to answer through `stream` even if the caller wants the whole answer.
 
-    An answer's usage_metadata says what the answer cost (input_token_details has cache_read, in total
-    and by tier); its response_metadata has finish_reason, ttft_s, document_ids and speculation. In a
-    stream, the last chunk has them.
+    An answer's usage_metadata says what the answer cost (input_token_details has cache_read); its
+    response_metadata has cached_tokens (in total and by tier), finish_reason, ttft_s, document_ids and
+    speculation. In a stream, the last chunk has them.
 
     The model's chat template describes the tools to the model; if it has no place for them, the
     system message does. With tool_choice="any" or a tool's name, the answer of any model is a valid
@@ -289,13 +289,13 @@ class ChatRAGCache(EngineModel, BaseChatModel):
     ) -> ChatRequest:
         bound, template_args, options = self._read_call(stop, changes)
         prompt = self._prompt(messages, bound, template_args)
-        return ChatRequest(prompt, options, bound.make_reader(self.engine))
+        return ChatRequest(prompt, options, bound.make_reader(self.engine), self.engine)
 
     async def _arequest(
         self, messages: Sequence[BaseMessage], stop: list[str] | None, changes: Mapping[str, Any]
     ) -> ChatRequest:
         # In a thread: a template may be long, a server far away, and a model may just start again.
-        return await asyncio.to_thread(self._request, messages, stop, changes)
+        return await self.engine.threads.render(partial(self._request, messages, stop, changes))
 
     def _read_call(
         self, stop: list[str] | None, changes: Mapping[str, Any]

@@ -59,8 +59,8 @@ class RAGCacheLLM(EngineModel, BaseLLM):
 
     `LLMResult.llm_output["token_usage"]` says what the answers to all prompts cost together.
     `generation_info` says it for each answer: finish_reason, usage_metadata (input_token_details has
-    cache_read, in total and by tier), ttft_s, document_ids, speculation. In a stream, the last chunk
-    has it.
+    cache_read), cached_tokens (in total and by tier), ttft_s, document_ids, speculation. In a stream,
+    the last chunk has it.
 
     Calls raise BadRequest for requests that cannot be served (EmptyPrompt, PromptTooLong, a parameter
     the engine does not have), and EngineError if the engine cannot finish. If one prompt of a batch

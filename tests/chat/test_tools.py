@@ -107,6 +107,38 @@ def test_calls_are_read_however_the_answer_comes_in_pieces(
     assert CallReader().whole(answer).text == text
 
 
+@given(
+    st.lists(st.sampled_from(["<tool_call>", "</tool_call>", '{"name": "now"}', "\n", "a", "<"]))
+)
+def test_pieces_are_read_as_the_whole_is(parts: list[str]):
+    def shown(pieces: list[str]) -> tuple[str, list[str]]:
+        reader = CallReader()
+        read = join_parts([*map(reader.read, pieces), reader.end()])
+        return read.text, [call.name for call in read.calls]
+
+    assert shown(parts) == shown(["".join(parts)]) == shown(list("".join(parts)))
+
+
+@pytest.mark.parametrize("inside", ["", '{"name": "now"}', "[" * 20_000])
+def test_an_answer_of_many_calls_is_read_once(inside: str):
+    # Read again for each call, this would not end.
+    answer = f"<tool_call>{inside}</tool_call>" * (2_000_000 // (len(inside) + 23))
+    read = CallReader().whole(answer)
+    assert len(read.calls) == (answer.count(inside) if "name" in inside else 0)
+    assert read.text == ("" if read.calls else answer)
+
+
+@pytest.mark.parametrize("reader", [CallReader(), GuidedReader()])
+def test_a_long_call_in_many_pieces_is_read_once(reader: CallReader | GuidedReader):
+    # Read again with each piece, this would not end.
+    head = "<tool_call>" if isinstance(reader, CallReader) else ""
+    parts = [head, '{"name": "', *["now and then "] * 200_000, '", "arguments": {}}']
+    if head:
+        parts.append("</tool_call>")
+    (call,) = join_parts([*map(reader.read, parts), reader.end()]).calls
+    assert call.name == "now and then " * 200_000
+
+
 @given(st.text(alphabet="<>tol_ca/\n{}"), st.integers(1, 5))
 def test_text_without_calls_is_never_changed(text: str, size: int):
     reader = CallReader()

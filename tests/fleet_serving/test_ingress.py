@@ -301,6 +301,12 @@ async def test_more_than_the_fleet_takes_is_refused_with_429():
         await asyncio.gather(waiting, return_exceptions=True)
 
 
+async def test_every_answer_of_a_request_needs_room_in_the_fleet():
+    async with client(MadeUp(), limits=Limits(requests=8)) as door:
+        answer = await door.post("/v1/completions", json={"prompt": ["why?"] * 60})
+    assert answer.status_code == 413
+
+
 async def test_a_body_that_is_too_large_is_refused():
     async with client(MadeUp(), limits=Limits(body_bytes=10)) as door:
         assert (await door.post("/v1/completions", json=ASK)).status_code == 413

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx2
 import pytest
@@ -14,12 +15,15 @@ from starlette.types import Message, Receive, Scope, Send
 
 from ragcache_engine import Document, RAGCacheEngine
 from ragcache_engine.backends.memory import MemoryBackend
+from ragcache_engine.protocols import Backend
+from ragcache_engine.serving import doors as doors_module
 from ragcache_engine.serving.doors import Doors
 from ragcache_engine.serving.keys import Keys
 from ragcache_engine.serving.private_counters import WithoutCounters
 from ragcache_engine.serving.routes import Served
 from ragcache_engine.serving.settings import Limits, read_limits
 from ragcache_engine.tiers.tree_snapshot import TreeSnapshot
+from ragcache_engine.values import ModelLimits
 
 SHOP, PRESS = "the key of the shop", "the key of the press"
 TIDES = Document("tides", "The moon pulls the oceans, and the tides follow it. " * 9)
@@ -98,7 +102,8 @@ async def test_keys_are_read_before_anybody_comes():
 
 
 async def serve_nothing(scope: Scope) -> Served:
-    raise AssertionError
+    """No engine: requests of OpenAI's API are passed on without one."""
+    return Served(cast("Backend", None), ModelLimits(1, 1, 1), ())
 
 
 async def never(*_: Message) -> Message:
@@ -384,6 +389,100 @@ def test_a_body_that_is_too_large_is_refused_by_name(server: MemoryServer, path:
     assert answer.status_code == 413
     assert "50,000 bytes" in answer.json()["error"]["message"]
     assert not server.seen
+
+
+class CountedPart(bytes):
+    """A part of a body that counts how often its size was asked for."""
+
+    asked = 0
+
+    def __len__(self) -> int:
+        type(self).asked += 1
+        return super().__len__()
+
+
+async def test_each_part_of_a_body_is_measured_once(keys_file: Path):
+    parts = [CountedPart(b" ")] * 2000 + [CountedPart(b"{}")]
+    said = [{"type": "http.request", "body": part, "more_body": True} for part in parts]
+    said[-1]["more_body"] = False
+
+    async def receive() -> Message:
+        return said.pop(0)
+
+    assert await status_at(doors_of(keys_file), SHOP, receive) == 200
+    assert CountedPart.asked <= 2 * len(parts)
+
+
+def doors_of(keys_file: Path, limits: Limits | None = None) -> Doors:
+    """Doors before a server that answers at once, with what it was asked."""
+    keys = Keys(keys_file)
+
+    async def behind(scope: Scope, receive: Receive, send: Send) -> None:
+        body = (await receive())["body"]
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": body})
+
+    return Doors(behind, limits or Limits(), lambda scope: keys, serve_nothing)
+
+
+async def status_at(doors: Doors, key: str, receive: Receive) -> int:
+    """Ask for a completion, and return the status of the answer."""
+    sent: list[Message] = []
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    headers = [(b"authorization", f"Bearer {key}".encode()), (b"content-type", b"application/json")]
+    scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": headers}
+    await doors(scope, receive, send)
+    return int(sent[0]["status"])
+
+
+def saying(**body: Any) -> Receive:
+    """A client that sends this body at once, and stays."""
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": json.dumps({"prompt": "Why?", **body}).encode()}
+
+    return receive
+
+
+async def never_done() -> Message:
+    """A client whose body never ends."""
+    await asyncio.sleep(0.001)
+    return {"type": "http.request", "body": b" ", "more_body": True}
+
+
+async def test_unfinished_bodies_of_one_tenant_refuse_nobody_else_and_end_in_time(
+    keys_file: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(doors_module, "BODY_S", 0.3)
+    doors = doors_of(keys_file, Limits(requests=8))
+    begun = [asyncio.ensure_future(status_at(doors, SHOP, never_done)) for _ in range(20)]
+    await asyncio.sleep(0.1)
+    assert await status_at(doors, PRESS, saying()) == 200
+    assert sorted(await asyncio.gather(*begun)) == [408] * 6 + [429] * 14
+    assert await status_at(doors, SHOP, saying()) == 200
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"prompt": ["Why?"] * 60},
+        {"prompt": [[1, 2]] * 60},
+        {"n": 60},
+        {"n": "60"},
+        {"n": 60.0},
+        {"prompt": ["Why?"] * 10, "n": 6},
+    ],
+)
+async def test_every_answer_of_a_request_needs_room(keys_file: Path, asked: dict[str, Any]):
+    doors = doors_of(keys_file, Limits(requests=8))
+    assert await status_at(doors, SHOP, saying(**asked)) == 413
+    assert await status_at(doors, OPERATOR, saying(**asked)) == 413
+    assert await status_at(doors, SHOP, saying(prompt=[1, 2] * 60)) == 200
+    assert await status_at(doors, SHOP, saying(prompt=["Why?"] * 3, n=2)) == 200
+    assert await status_at(doors_of(keys_file), SHOP, saying(**asked)) == 200
 
 
 def test_a_body_that_does_not_tell_its_length_is_measured(server: MemoryServer):

@@ -12,6 +12,7 @@ from ragcache_engine import BadRequest
 from ragcache_engine.backends.memory import MemoryBackend
 from ragcache_engine.serving.keys import ANYBODY, Caller
 from ragcache_engine.serving.openai_bodies import CHAT, COMPLETIONS, TENANTS_FIELDS, rewrite_body
+from ragcache_engine.serving.room import Place, Room
 from ragcache_engine.serving.routes import Served
 
 SHOP, OPERATOR = Caller("shop"), Caller(is_operator=True)
@@ -26,7 +27,9 @@ async def rewritten(said: Any, caller: Caller = SHOP, path: str = COMPLETIONS) -
         return Served(backend, await backend.start(), ("any",))
 
     body = said if isinstance(said, bytes) else json.dumps(said).encode()
-    told = json.loads(await rewrite_body(path, body, caller, find_served, {}))
+    told = json.loads(
+        await rewrite_body(path, body, caller, Place(Room(None), None), find_served, {})
+    )
     assert isinstance(told, dict)
     return told
 

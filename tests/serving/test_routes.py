@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -14,9 +15,11 @@ import pytest
 from http_servers import OPERATOR, MemoryServer, serve
 
 from ragcache_engine.backends.memory import MemoryBackend
+from ragcache_engine.chat.calls import ToolReader
 from ragcache_engine.chat.messages import NO_TEMPLATE_ARGS
 from ragcache_engine.protocols import Conversation
 from ragcache_engine.serving import routes
+from ragcache_engine.values import SamplingOptions, TokenizedPrompt
 
 SHOP, PRESS = "the key of the shop", "the key of the press"
 HELLO = [{"role": "user", "content": "Hello."}]
@@ -50,11 +53,16 @@ def kind_of(answer: httpx2.Response) -> str:
 
 NAME, LONG_NAME = "d" * 512, "d" * 513
 WORDS = "The moon pulls the oceans. " * 200
+NAMED = {"ragcache": {"documents": [[0, 9, "tides"]]}}
 SPANS = [[at, at + 1, "d"] for at in range(1001)]
 DEEP = "[" * 300 + "]" * 300
 TOO_MUCH: dict[str, tuple[str, dict[str, Any]]] = {
     "a document's long id": ("/generate", {"documents": [[0, 9, LONG_NAME]]}),
     "documents": ("/generate", {"documents": SPANS}),
+    "a neighbour's long id": (
+        "/generate",
+        {"documents": [[0, 9, "d"]], "neighbours": {"d": [LONG_NAME, "text"]}},
+    ),
     "a long tenant": ("/generate", {"tenant": LONG_NAME}),
     "adopted guesses": ("/generate", {"adopted": ["g"] * 1001}),
     "a long guess": ("/generate", {"adopted": ["g" * 201]}),
@@ -72,6 +80,53 @@ TOO_MUCH: dict[str, tuple[str, dict[str, Any]]] = {
     "messages": ("/render", {"messages": HELLO * 100_000}),
     "tokens": ("/detokenize", {"token_ids": [1] * 100_000}),
 }
+
+
+class Reads(MemoryBackend):
+    """A backend that notes how many characters it has read."""
+
+    characters = 0
+
+    def tokenize(self, text: str, add_special_tokens: bool = True) -> TokenizedPrompt:
+        self.characters += len(text)
+        return super().tokenize(text, add_special_tokens)
+
+    def tool_reader(self, tools: Sequence[Mapping[str, Any]]) -> ToolReader:
+        self.characters += 1
+        return super().tool_reader(tools)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/ragcache/generate", {"prompt": WORDS * 600, "request": "r"}),
+        ("/ragcache/generate", {"prompt": " " * 3_000_000, "request": "r"}),
+        ("/ragcache/tokenize", {"text": WORDS * 600}),
+        ("/ragcache/tool_calls", {"tools": [], "text": WORDS * 600}),
+        ("/v1/completions", {"prompt": WORDS * 600}),
+        ("/v1/completions", {"prompt": ["Why?", WORDS * 600], "truncate_prompt_tokens": 1}),
+        ("/v1/completions", {"prompt": WORDS * 600, "kv_transfer_params": NAMED}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": WORDS * 600}]}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": WORDS}] * 600}),
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": WORDS * 600}]}]},
+        ),
+        ("/tokenize", {"prompt": WORDS * 600}),
+        ("/tokenize", {"messages": [{"role": "user", "content": WORDS * 600}]}),
+    ],
+)
+def test_what_cannot_fit_is_refused_before_it_is_read(
+    keys_file: Path, path: str, body: dict[str, Any]
+):
+    backend = Reads()
+    with serve(backend, keys_file=keys_file) as server:
+        answer = httpx2.post(
+            f"{server.url}{path}", json=body, headers={"Authorization": f"Bearer {SHOP}"}
+        )
+    assert (answer.status_code, kind_of(answer)) == (400, "PromptTooLong")
+    assert not server.seen
+    assert not backend.characters
 
 
 @pytest.fixture(scope="module")
@@ -169,7 +224,47 @@ def test_templates_that_do_not_end_are_given_up_and_hold_up_nobody_else(
         other = ask(server, "/generate", PRESS, prompt="Why?", request="r")
         assert json.loads(other.text.split("data: ")[-1])["finish"] == "stop"
         assert {kind_of(each.result()) for each in asking} == {"RefusedMessages"}
-        assert backend.most == routes.RENDERS_AT_ONCE
+        assert backend.most == routes.AT_ONCE
         backend.may_write.set()
         monkeypatch.setattr(routes, "RENDER_S", 30)
         assert ask(server, "/render", SHOP, messages=HELLO).status_code == 200
+
+
+class HangingDisk(MemoryBackend):
+    async def forget(self, document_ids: Sequence[str]) -> None:
+        await asyncio.Event().wait()
+
+
+def test_a_disk_that_hangs_ends_a_forget_with_an_error_by_name(
+    keys_file: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(routes, "UPKEEP_S", 0.1)
+    with serve(HangingDisk(), keys_file=keys_file) as server:
+        answer = ask(server, "/forget", OPERATOR, document_ids=["d"])
+    assert (answer.status_code, kind_of(answer)) == (500, "RequestTimedOut")
+
+
+class SlowGuides(MemoryBackend):
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_end = threading.Event()
+
+    def check(self, options: SamplingOptions) -> None:
+        self.may_end.wait(60)
+
+
+def test_a_guide_that_takes_for_ever_to_check_is_refused_and_delays_nobody(
+    keys_file: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(routes, "RENDER_S", 0.2)
+    backend = SlowGuides()
+    with serve(backend, keys_file=keys_file) as server:
+        body = {
+            "prompt": "Why?",
+            "request": "r",
+            "options": {"guide": {"kind": "regex", "form": ["a"]}},
+        }
+        for _ in range(12):
+            assert kind_of(ask(server, "/generate", SHOP, **body)) == "UnsupportedGuide"
+        assert ask(server, "/generate", PRESS, prompt="Why?", request="r").status_code == 200
+        backend.may_end.set()

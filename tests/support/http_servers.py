@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -86,6 +86,7 @@ def serve(
     operator_key: str | None = OPERATOR,
     limits: Limits | None = None,
     tool_parser: str | None = None,
+    reuse: Mapping[str, Any] | None = None,
     port: int = 0,
 ) -> Iterator[MemoryServer]:
     """Serve a backend until the block ends. port: 0 for any."""
@@ -99,7 +100,7 @@ def serve(
         async with lock:
             if not served:  # on the server's loop, where it belongs
                 told = await backend.start()
-                served.append(Served(backend, told, ("any",), tool_parser))
+                served.append(Served(backend, told, ("any",), tool_parser, reuse=reuse or {}))
         return served[0]
 
     async def stand_in(request: Request) -> JSONResponse:

@@ -163,6 +163,7 @@ class MemoryBackend:
         self._host_bytes_per_s = host_bytes_per_s
         self._disk_bytes_per_s = disk_bytes_per_s
         self._clock = VirtualClock()
+        self.now = self._clock.now
         self._words = WordTokenizer()
         self._steps = 0
         self._numbers = count()
@@ -464,9 +465,6 @@ class MemoryBackend:
             answering.deltas.put_nowait(error)
 
     # -- time ------------------------------------------------------------------------------------
-
-    def now(self) -> float:
-        return self._clock.now()
 
     def advance(self, seconds: float) -> None:
         """Let time pass outside the model, as during a search. Only one thread may call this."""

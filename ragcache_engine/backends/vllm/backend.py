@@ -7,6 +7,7 @@ import multiprocessing
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from typing import Any, cast
 
@@ -33,6 +34,7 @@ from ragcache_engine.backends.vllm.log import EngineLog, ShownLog
 from ragcache_engine.backends.vllm.main_guard import require_guarded_main, spawning_processes
 from ragcache_engine.backends.vllm.tiers.settings import TierSettings
 from ragcache_engine.chat import CallReader, ToolReader
+from ragcache_engine.daemon_threads import DaemonThreads
 from ragcache_engine.errors import EngineDied, EngineError, EngineStartFailed, GenerationFailed
 from ragcache_engine.guide import Guide
 from ragcache_engine.protocols import BackendRequest, Conversation, Delta
@@ -52,6 +54,9 @@ from ragcache_engine.values import (
 
 MOST_GUIDES = 256
 """How many accepted guides to remember, so that they need no second check."""
+
+FORGOTTEN_AT_ONCE = 4
+"""How many calls of `forget` work on the folder of the disk cache at a time. A disk may hang."""
 
 DEATH_CHECK_S = 0.5
 """How often to look whether vLLM's process still lives, while it is asked something besides requests."""
@@ -103,6 +108,7 @@ class VLLMBackend:
         self._has_tiers = False
         self._is_borrowing = False
         self._engine_id: str | None = None
+        self._disk_threads = DaemonThreads(FORGOTTEN_AT_ONCE, "ragcache-forgetting")
         self._counters = Counters()
         self._upkeep_numbers = count()
         self._adopted: list[str] = []
@@ -305,8 +311,9 @@ class VLLMBackend:
         if self._has_tiers and self._budget.disk_bytes:
             try:
                 # First of all, so that no engine that shares the folder adds a file from now on.
-                tombstones = await asyncio.to_thread(
-                    leave_tombstones, self._budget.folder(), map(document_mark, document_ids)
+                marks = list(map(document_mark, document_ids))
+                tombstones = await self._disk_threads.run(
+                    partial(leave_tombstones, self._budget.folder(), marks)
                 )
             except OSError as error:
                 failure = error
@@ -319,7 +326,9 @@ class VLLMBackend:
             ) from error
         if self._has_tiers and self._budget.disk_bytes:
             # The scheduler does not know the files of earlier processes and of other engines.
-            await asyncio.to_thread(forget_documents, self._budget.folder(), document_ids)
+            await self._disk_threads.run(
+                partial(forget_documents, self._budget.folder(), document_ids)
+            )
         if failure:
             raise EngineError(
                 f"this engine forgot the documents, but could not tell other engines that use "

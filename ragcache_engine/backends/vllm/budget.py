@@ -30,6 +30,8 @@ class TierBudget:
     any_donors: whether documents may be borrowed from what served prompts left, with donors="any".
     donors_later: whether a prompt is answered exactly if that computes fewer tokens than its missing
       donors do, with missing_donors="later".
+    recheck_share, least_rouge_l: which share of answers a server rechecks, and the least mean likeness of
+      them; see Drift. An engine rechecks by itself.
     """
 
     policy: str
@@ -42,6 +44,8 @@ class TierBudget:
     recompute_ratio: float | None = None
     any_donors: bool = False
     donors_later: bool = False
+    recheck_share: float = 0.0
+    least_rouge_l: float | None = None
 
     def folder(self) -> Path:
         """The disk tier's folder."""

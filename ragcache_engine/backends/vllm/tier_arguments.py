@@ -47,7 +47,7 @@ def build_tier_arguments(
             )
     if taken := [name for name in TIER_ARGUMENTS if name in given]:
         logger.warning(
-            "vllm_args holds %s, so vLLM's own cache is used, without knowledge tree and tiers",
+            "vLLM is given %s, so its own cache is used, without knowledge tree and tiers",
             " and ".join(taken),
         )
         return {}
@@ -67,6 +67,8 @@ def build_tier_arguments(
         recompute_ratio=budget.recompute_ratio,
         any_donors=budget.any_donors,
         donors_later=budget.donors_later,
+        recheck_share=budget.recheck_share,
+        least_rouge_l=budget.least_rouge_l,
         profile=budget.cost_profile.read_text(encoding="utf-8") if budget.cost_profile else None,
         provisional_step_tokens=(
             cpu_defaults.PROVISIONAL_STEP_TOKENS if current_platform.is_cpu() else 0
@@ -105,7 +107,7 @@ def _lower_tiers(budget: TierBudget) -> tuple[int, int]:
     if host_bytes < wanted_bytes:
         logger.warning(
             "%s has %d MiB free, too little for a host tier of %d MiB and vLLM's queues: %s. Start the "
-            "container with --shm-size=%dm or --ipc=host, or set a smaller host_cache",
+            "container with --shm-size=%dm or --ipc=host, or choose a smaller host cache",
             shared_memory.FOLDER,
             shared_bytes // MIB,
             wanted_bytes // MIB,

@@ -6,6 +6,8 @@ import asyncio
 
 import pytest
 
+pytest.importorskip("vllm")
+
 from ragcache_engine import Document, EngineDied, RAGCacheEngine
 from ragcache_engine.backends.vllm.backend import VLLMBackend
 from ragcache_engine.tiers.counters import Counters

@@ -25,6 +25,7 @@ class TierSettings:
     any_donors: whether documents may be borrowed from what served prompts left, with donors="any".
     donors_later: whether a prompt is answered exactly if that computes fewer tokens than its missing
       donors do, with missing_donors="later".
+    recheck_share, least_rouge_l: as in TierBudget.
     """
 
     policy: str
@@ -38,6 +39,8 @@ class TierSettings:
     recompute_ratio: float | None = None
     any_donors: bool = False
     donors_later: bool = False
+    recheck_share: float = 0.0
+    least_rouge_l: float | None = None
 
     def to_extra_config(self) -> dict[str, Any]:
         """Return the settings as vLLM's `kv_connector_extra_config`."""
