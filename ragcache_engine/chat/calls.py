@@ -158,14 +158,23 @@ _GUIDED_HEAD = re.compile(
 """A guided call up to its arguments. The guide's schema names `name` first, so the answer does too."""
 
 
+_FIRST_PROPERTY = re.compile(
+    r'\s*\{\s*(?P<key>"(?:[^"\\]|\\.)*")(?:\s*:\s*(?P<value>"(?:[^"\\]|\\.)*"))?'
+)
+
+
 @dataclass(slots=True)
 class GuidedReader:
-    """Read an answer that `call_guide` has guided: one call, without tags.
+    """Read an answer that `call_guide` or `call_or_answer_guide` has guided: one call, without tags.
 
     Its arguments are told while they are written. An answer in another form is told at its end.
+    tools: the names of the tools, if the answer may have another form. Whatever is no call of these is
+      told as soon as that is clear.
     """
 
+    tools: frozenset[str] | None = None
     _held: str = ""
+    _is_other: bool = False
     _arguments: _ObjectText | None = None
     _make_id: Callable[[], str] = field(default=make_call_id)
 
@@ -174,6 +183,9 @@ class GuidedReader:
             taken = self._arguments.take(text)
             return ToolAnswerPart("", (ToolCallPart(0, arguments=taken),) if taken else ())
         self._held += text
+        if self._is_other or not self._may_be_call():
+            other, self._held, self._is_other = self._held, "", True
+            return ToolAnswerPart(other)
         head = _GUIDED_HEAD.match(self._held)
         name = _parse_string(head["name"]) if head else None
         if head is None or name is None:
@@ -187,13 +199,26 @@ class GuidedReader:
             return ToolAnswerPart()
         held, self._held = self._held, ""
         call = _parse_call(held) or _parse_cut_call(held)
-        if call is None:
+        if call is None or self._is_other or not self._is_among_tools(call[0], held):
             return ToolAnswerPart(held)
         return ToolAnswerPart("", (ToolCallPart(0, self._make_id(), *call),))
 
     def whole(self, text: str) -> ToolAnswer:
-        self._held += text
-        return join_parts([self.end()])
+        return join_parts([self.read(text), self.end()])
+
+    def _may_be_call(self) -> bool:
+        """Return whether the held text is the beginning of a call, as far as it goes."""
+        if self.tools is None:
+            return True
+        begun = self._held.lstrip()
+        first = _FIRST_PROPERTY.match(begun)
+        if first is None:
+            return begun[:1] in ("", "{") and begun[1:].lstrip()[:1] in ("", '"')
+        value = first["value"]
+        return first["key"] == '"name"' and (value is None or _parse_string(value) in self.tools)
+
+    def _is_among_tools(self, name: str, held: str) -> bool:
+        return self.tools is None or (name in self.tools and '"arguments"' in held)
 
 
 @dataclass(slots=True)

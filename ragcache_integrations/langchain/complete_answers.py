@@ -33,7 +33,8 @@ def require_complete(message: AIMessage) -> AIMessage:
         return message
     texts = _json_texts(message)
     if finish_reason == FinishReason.LENGTH.value:
-        tokens = (message.usage_metadata or {}).get("output_tokens")
+        usage = message.usage_metadata
+        tokens = usage["output_tokens"] if usage else "so many"
         advice = (
             f"the answer ended after {tokens} tokens, before its form was complete: raise max_tokens (a "
             f"call may: chat.with_structured_output(schema, max_tokens=...)), shorten the prompt if it "

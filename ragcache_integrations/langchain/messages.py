@@ -100,6 +100,7 @@ def _input_block(block: dict[str, Any]) -> dict[str, Any]:
 def _unlisted_calls(message: AIMessage) -> Iterator[Any]:
     """Yield the tool calls among an answer's blocks that its `tool_calls` lacks."""
     known = {call["id"] for call in message.tool_calls}
+    args: dict[str, Any] | None
     for block in message.content:
         match block:
             case {"type": "tool_call", "id": id, "name": str(name), "args": dict(args)}:

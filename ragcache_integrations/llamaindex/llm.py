@@ -406,7 +406,7 @@ class RAGCacheLLM(SamplingFields, GuidedPrediction, ToolCalling):
             if bound.tools
             else self._prompt(messages)
         )
-        return ChatRequest(prompt, options, bound.make_reader(self.engine))
+        return ChatRequest(prompt, options, bound.make_reader(self.engine, options))
 
     def _format_prompt(self, prompt: str, formatted: bool) -> str:
         if formatted or self.completion_to_prompt is None:
