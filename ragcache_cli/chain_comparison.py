@@ -185,8 +185,8 @@ def compare_chains(settings: DemoSettings, console: Console) -> None:
         ended = [beside.submit(one.close) for one in (engine, stock)]
         report = _show_results(new, again, prefill_s, settings.output, console)
         picture = settings.output / "ttft.png"
-        with phases.waiting("Drawing the picture"), whole_file(picture, OTHER_OUTPUT) as beside:
-            draw([new, again], beside)
+        with phases.waiting("Drawing the picture"), whole_file(picture, OTHER_OUTPUT) as unfinished:
+            draw([new, again], unfinished)
         with phases.waiting("Closing both"):
             for one in ended:
                 one.result()
