@@ -29,6 +29,7 @@ from ragcache_engine.fleet_serving.wire import (
     FleetBusy,
     FleetRequest,
     NamedAnswer,
+    ReplicaAway,
     ReplicaLost,
 )
 from ragcache_engine.serving.keys import Keys
@@ -136,8 +137,9 @@ class RayReplicas:
         except (BackPressureError, DeploymentUnavailableError) as error:
             raise FleetBusy(str(error)) from error
         except RayTaskError as error:
-            if isinstance(error.cause, ReplicaLost) or isinstance(error, ReplicaLost):
-                raise ReplicaLost(str(error.cause)) from error
+            for kind in (ReplicaAway, ReplicaLost):
+                if isinstance(error.cause, kind) or isinstance(error, kind):
+                    raise kind(str(error.cause)) from error
             raise
         except RayActorError as error:
             raise ReplicaLost(str(error)) from error

@@ -16,7 +16,14 @@ from ray import serve
 from ragcache_engine.fleet_serving.asked_documents import AskedDocuments
 from ragcache_engine.fleet_serving.fleet_settings import FleetSettings
 from ragcache_engine.fleet_serving.server_process import ServerProcess
-from ragcache_engine.fleet_serving.wire import AnswerHead, FleetRequest, NamedAnswer, ReplicaLost
+from ragcache_engine.fleet_serving.wire import (
+    AnswerHead,
+    FleetRequest,
+    Headers,
+    NamedAnswer,
+    ReplicaAway,
+    ReplicaLost,
+)
 from ragcache_engine.serving.keys import name_by_digest
 from ragcache_engine.serving.settings import OPERATOR_KEY
 from ragcache_engine.tiers.tree_snapshot import MOST_DOCUMENTS, TreeSnapshot
@@ -61,11 +68,13 @@ class EngineReplica:
             ) as answer:
                 if answer.status_code >= 500:
                     await self._end_if_ill()
-                yield AnswerHead(answer.status_code, tuple(answer.headers.items()))
+                yield _head_of(answer)
                 async for part in answer.aiter_bytes():
                     if b'"error"' in part:
                         await self._end_if_ill()
                     yield part
+        except httpx2.ConnectError as error:
+            raise ReplicaAway(f"its server does not listen: {error!r}") from error
         except httpx2.TransportError as error:
             raise ReplicaLost(f"its server broke off: {error!r}") from error
         finally:
@@ -82,7 +91,7 @@ class EngineReplica:
             )
         except httpx2.TransportError as error:
             raise ReplicaLost(f"its server broke off: {error!r}") from error
-        return AnswerHead(answer.status_code, tuple(answer.headers.items())), answer.content
+        return _head_of(answer), answer.content
 
     async def answer_named(self, request: FleetRequest) -> NamedAnswer:
         """Pass a request on to the server, and return its whole answer with the name of this replica."""
@@ -129,8 +138,8 @@ class EngineReplica:
         tree = answer.raise_for_status().json()["tree"]
         return tree and TreeSnapshot.from_dict(tree)
 
-    def _headers_of(self, request: FleetRequest) -> list[tuple[str, str]]:
-        return [*request.headers, self._proof] if request.by_operator else list(request.headers)
+    def _headers_of(self, request: FleetRequest) -> list[tuple[bytes, bytes]]:
+        return _raw((*request.headers, self._proof) if request.by_operator else request.headers)
 
     def _die_with_server(self) -> None:
         """End this process once its server ends: Ray Serve makes another replica at once."""
@@ -144,6 +153,16 @@ class EngineReplica:
         self._is_stopping = True
         if hasattr(self, "_server"):
             self._server.stop()
+
+
+def _raw(headers: Headers) -> list[tuple[bytes, bytes]]:
+    return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers]
+
+
+def _head_of(answer: httpx2.Response) -> AnswerHead:
+    # httpx2 would guess an encoding for all headers together.
+    told = ((name.decode("latin-1"), value.decode("latin-1")) for name, value in answer.headers.raw)
+    return AnswerHead(answer.status_code, tuple(told))
 
 
 def _environment(settings: FleetSettings) -> dict[str, str]:

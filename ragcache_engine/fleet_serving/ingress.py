@@ -14,8 +14,11 @@ from collections.abc import Callable
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from functools import partial
+from math import inf
 from random import SystemRandom
+from string import printable
 from typing import Any
+from urllib.parse import quote
 
 from prometheus_client import CONTENT_TYPE_LATEST as PLAIN_TEXT
 from pydantic_core import from_json
@@ -24,22 +27,29 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from ragcache_engine.daemon_threads import DaemonThreads
-from ragcache_engine.errors import GenerationFailed, KeyRefused, RAGCacheError, ServerBusy
+from ragcache_engine.errors import (
+    AnswersDiffer,
+    GenerationFailed,
+    KeyRefused,
+    RAGCacheError,
+    ServerBusy,
+)
 from ragcache_engine.fleet.routing import ROUTINGS
 from ragcache_engine.fleet_serving.fleet_metrics import METRICS_PATH, join_metrics
-from ragcache_engine.fleet_serving.request_paths import Routable, read_routable
+from ragcache_engine.fleet_serving.request_paths import NOTHING, Routable, read_routable
 from ragcache_engine.fleet_serving.resuming import EventReader, SentAnswer
 from ragcache_engine.fleet_serving.wire import (
     AnswerHead,
     FleetBusy,
     FleetRequest,
+    ReplicaAway,
     ReplicaLost,
     Replicas,
 )
 from ragcache_engine.serving.doors import FREE_PATHS, Doors, read_key, refusal
 from ragcache_engine.serving.keys import Caller, Keys
 from ragcache_engine.serving.messages import PREFIX, error_to_json
-from ragcache_engine.serving.openai_bodies import count_answers
+from ragcache_engine.serving.openai_bodies import CHAT, COMPLETIONS, count_answers
 from ragcache_engine.serving.room import Place
 from ragcache_engine.serving.routes import Served
 from ragcache_engine.serving.settings import Limits
@@ -47,13 +57,21 @@ from ragcache_engine.serving.settings import Limits
 logger = logging.getLogger(__name__)
 
 ATTEMPTS = 12
-"""How often a request is sent, if one replica after another is lost."""
+"""How often a request is sent while the replicas that are to have it are lost before they do."""
 
 FAILED_ATTEMPTS = 3
-"""How often a request is sent if a server that lives fails at it (HTTP 500)."""
+"""How often a request is sent if replicas end while they have it, or live and fail at it (HTTP 500). The
+request may be the reason, and each replica that ends loads its model anew."""
 
 WAIT_S, LONGEST_WAIT_S = 0.3, 3.0
 """Seconds before a request is sent again, longer each time."""
+
+CONTINUED = {COMPLETIONS, CHAT, f"{PREFIX}/generate"}
+"""The paths whose streams another replica can continue: their events say what they add to the answer."""
+
+HEALTH = FleetRequest("GET", "/health", (), b"", NOTHING)
+HEALTH_S = 1.0
+"""How long an answer to it holds."""
 
 TO_ALL = {f"{PREFIX}/forget", f"{PREFIX}/clear"}
 """What every replica has to do."""
@@ -76,10 +94,13 @@ class FleetDoors(Doors):
     def __init__(
         self, replicas: Replicas, limits: Limits, find_keys: Callable[[Scope], Keys]
     ) -> None:
-        super().__init__(_answer_free_path, limits, find_keys, _serve_nothing)
+        super().__init__(self._answer_free_path, limits, find_keys, _serve_nothing)
         self._replicas = replicas
         self._seeds = SystemRandom()
         self._joiners = DaemonThreads(JOINED_AT_ONCE, "ragcache-metrics")
+        self._looking = asyncio.Lock()
+        self._looked_s = -inf
+        self._is_well = False
 
     async def _pass(
         self,
@@ -92,8 +113,6 @@ class FleetDoors(Doors):
         send: Send,
     ) -> None:
         """Have a replica answer, until the reader leaves."""
-        if path in FREE_PATHS:
-            return await _answer_free_path(scope, receive, send)
         answering = asyncio.ensure_future(self._answer(path, caller, body, place, scope, send))
         leaving = asyncio.ensure_future(_wait_until_left(receive))
         try:
@@ -121,10 +140,11 @@ class FleetDoors(Doors):
         request = self._describe(path, caller, body, said, scope)
         try:
             if path in TO_ALL:
+                caller.require_operator(f"use {path}")
                 return await self._tell_all(request, scope, send)
             if path.rstrip("/") == METRICS_PATH and scope["method"] == "GET":
                 return await self._show_metrics(request, scope, send)
-            await self._relay(request, scope, send)
+            await self._relay(request, scope, send, can_continue=path in CONTINUED)
         except FleetBusy as error:
             busy = ServerBusy(f"all replicas have as many requests as they take: {error}")
             await refusal(busy)(scope, _never, send)
@@ -139,13 +159,13 @@ class FleetDoors(Doors):
         if _seed_if_drawn(path, said, self._seeds):
             body = json.dumps(said).encode()
         routable = read_routable(said, caller.tenant) if said else Routable()
-        query = scope.get("query_string", b"").decode()
+        target, query = quote(path), quote(scope.get("query_string", b""), safe=printable)
         routing = Headers(scope=scope).get(ROUTING_HEADER)
         by_operator = self._has_operators_key(scope)
         left_out = {*HOP_HEADERS, "authorization"} if by_operator else HOP_HEADERS
         return FleetRequest(
             scope["method"],
-            f"{path}?{query}" if query else path,
+            f"{target}?{query}" if query else target,
             tuple(
                 (name, value)
                 for name, value in Headers(scope=scope).items()
@@ -191,42 +211,87 @@ class FleetDoors(Doors):
             answer = Response(refused.body, refused.head.status, media_type="application/json")
         await answer(scope, _never, send)
 
-    async def _relay(self, request: FleetRequest, scope: Scope, send: Send) -> None:
-        relay = _Relay(send)
+    async def _relay(
+        self, request: FleetRequest, scope: Scope, send: Send, *, can_continue: bool
+    ) -> None:
+        relay = _Relay(send, can_continue=can_continue)
         for attempt in range(ATTEMPTS):
-            if attempt:
-                await asyncio.sleep(min(WAIT_S * attempt, LONGEST_WAIT_S))
-                relay.begin_again()
             try:
+                if attempt:
+                    relay.begin_again()
+                    await asyncio.sleep(min(WAIT_S * attempt, LONGEST_WAIT_S))
                 async with aclosing(self._replicas.send(request)) as parts:
                     async for part in parts:
                         await relay.take(part)
                 return await relay.end()
             except ReplicaLost as error:
                 logger.warning("attempt %d lost its replica: %s", attempt + 1, error)
+                relay.failed += not isinstance(error, ReplicaAway)
+                if relay.failed == FAILED_ATTEMPTS:
+                    break
             except FleetBusy:
                 if not attempt:
                     raise
             except GenerationFailed as error:
                 return await relay.fail(error, scope)
-        lost = f"the request was sent to a replica {ATTEMPTS} times, and each was lost: ask again"
+        lost = (
+            f"{FAILED_ATTEMPTS} replicas failed or ended while they had this request, and it is sent to "
+            f"no further one: their logs say why; ask for something shorter"
+            if relay.failed == FAILED_ATTEMPTS
+            else f"the request was sent {ATTEMPTS} times, and no replica could take it: ask again"
+        )
         return await relay.fail(GenerationFailed(lost), scope)
+
+    async def _answer_free_path(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer what a load balancer asks, and a server that starts or ends; refuse all else."""
+        if scope["type"] == "lifespan":
+            for step in ("startup", "shutdown"):
+                await receive()
+                await send({"type": f"lifespan.{step}.complete"})
+            return
+        status = 404
+        if scope["type"] == "http" and scope["path"] in FREE_PATHS:
+            status = 200 if await self._has_a_replica() else 503
+        await JSONResponse({}, status)(scope, receive, send)
+
+    async def _has_a_replica(self) -> bool:
+        """Return whether a replica is well, as of HEALTH_S ago at most, however many ask."""
+        async with self._looking:
+            now_s = asyncio.get_running_loop().time()
+            if now_s - self._looked_s > HEALTH_S:
+                try:
+                    answers = await self._replicas.ask_each(HEALTH)
+                    self._is_well = any(one.head.status == 200 for one in answers)
+                except ReplicaLost:
+                    self._is_well = False
+                self._looked_s = asyncio.get_running_loop().time()
+        return self._is_well
 
 
 class _Relay:
-    """Hands one answer to the reader: events of a stream as they come, all else once it is whole."""
+    """Hands one answer to the reader: events of a stream as they come, all else once it is whole.
 
-    def __init__(self, send: Send) -> None:
+    failed: how many replicas have failed at it so far.
+    """
+
+    def __init__(self, send: Send, *, can_continue: bool) -> None:
         self._send = send
+        self._can_continue = can_continue
         self._sent = SentAnswer()
         self._events = EventReader()
         self._head: AnswerHead | None = None
         self._parts: list[bytes] = []
         self._is_stream = False
         self._has_begun = False
-        self._failed = 0
+        self.failed = 0
 
     def begin_again(self) -> None:
+        """Begin a further attempt. Raises AnswersDiffer if the reader has what it cannot continue."""
+        if self._has_begun and not self._can_continue:
+            raise AnswersDiffer(
+                "the replica was lost in the middle of this answer, and streams of this path cannot be "
+                "continued: ask again"
+            )
         self._sent.begin_again()
         self._events = EventReader()
         self._head, self._parts = None, []
@@ -234,8 +299,7 @@ class _Relay:
     async def take(self, part: AnswerHead | bytes) -> None:
         """Take the next part of an attempt. Raises ReplicaLost if it tells of a server that died."""
         if isinstance(part, AnswerHead):
-            self._failed += part.status >= 500
-            if part.status >= 500 and self._failed < FAILED_ATTEMPTS:
+            if part.status >= 500 and self.failed + 1 < FAILED_ATTEMPTS:
                 raise ReplicaLost(f"the server answered with HTTP {part.status}")
             self._head = part
             self._is_stream = (
@@ -293,7 +357,7 @@ class _Relay:
     async def _start(self, head: AnswerHead) -> None:
         self._has_begun = True
         headers = [
-            (name.encode(), value.encode())
+            (name.encode("latin-1"), value.encode("latin-1"))
             for name, value in head.headers
             if name.lower() not in HOP_HEADERS
         ]
@@ -332,17 +396,6 @@ def _read_object(body: bytes) -> dict[str, Any]:
     except ValueError:
         return {}
     return said if isinstance(said, dict) else {}
-
-
-async def _answer_free_path(scope: Scope, receive: Receive, send: Send) -> None:
-    """Answer what a load balancer asks, and a server that starts or ends; refuse all else."""
-    if scope["type"] == "lifespan":
-        for step in ("startup", "shutdown"):
-            await receive()
-            await send({"type": f"lifespan.{step}.complete"})
-        return
-    status = 200 if scope["type"] == "http" and scope["path"] in FREE_PATHS else 404
-    await JSONResponse({}, status)(scope, receive, send)
 
 
 async def _serve_nothing(scope: Scope) -> Served:

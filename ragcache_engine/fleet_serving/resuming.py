@@ -31,7 +31,7 @@ class SentAnswer:
     """Follows one answer through all attempts at it."""
 
     def __init__(self) -> None:
-        self._sent: dict[tuple[Any, ...], Any] = {}
+        self._sent: dict[tuple[Any, ...], list[Any]] = {}  # characters, or the values of a list
         self._seen: dict[tuple[Any, ...], int] = {}
         self._once: set[tuple[Any, ...]] = set()
         self._constant: dict[tuple[Any, ...], Any] = {}
@@ -81,15 +81,15 @@ class SentAnswer:
         """Return what of a piece lies behind what was sent."""
         start = self._seen.get(place, 0)
         self._seen[place] = start + len(value)
-        sent = self._sent.get(place, value[:0])
+        sent = self._sent.setdefault(place, [])
         overlap = sent[start : start + len(value)]
-        if value[: len(overlap)] != overlap:
+        if list(value[: len(overlap)]) != overlap:
             raise AnswersDiffer(
                 "the replica was lost in the middle of this answer, and another one answers differently: "
                 "ask again (float32 and temperature 0 make answers repeatable)"
             )
         new = value[len(overlap) :]
-        self._sent[place] = sent + new
+        sent.extend(new)
         return new
 
     def _note(self, place: tuple[Any, ...], here: dict[str, Any], name: str) -> bool:
@@ -106,9 +106,15 @@ class EventReader:
     """Cuts the body of an answer into server-sent events."""
 
     def __init__(self) -> None:
-        self._rest = b""
+        self._parts: list[bytes] = []
+        self._end = b""
 
     def feed(self, part: bytes) -> Iterator[bytes]:
         """Yield the events that are whole now, without the empty line behind them."""
-        *events, self._rest = (self._rest + part.replace(b"\r\n", b"\n")).split(b"\n\n")
-        yield from (event for event in events if event)
+        self._parts.append(part)
+        latest = self._end + part
+        self._end = latest[-3:]  # the beginning of an empty line, in either way of writing it
+        if b"\n\n" in latest.replace(b"\r\n", b"\n"):
+            *events, rest = b"".join(self._parts).replace(b"\r\n", b"\n").split(b"\n\n")
+            self._parts = [rest]
+            yield from (event for event in events if event)

@@ -9,6 +9,7 @@ from typing import Protocol
 from ragcache_engine.fleet.path import RoutingPath
 
 Headers = tuple[tuple[str, str], ...]
+"""Names and values, each byte as the character of Latin-1 with its number, as Starlette reads them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,10 @@ class ReplicaLost(Exception):
     """The replica that had a request is gone, or its server is. The ingress tries another."""
 
 
+class ReplicaAway(ReplicaLost):
+    """The replica was lost before it had the request, so the request is not what ended it."""
+
+
 class FleetBusy(Exception):
     """No replica takes one more request. The ingress makes it a ServerBusy."""
 
@@ -62,7 +67,7 @@ class Replicas(Protocol):
     def send(self, request: FleetRequest) -> AsyncGenerator[AnswerHead | bytes, None]:
         """Send a request to one replica; closing the generator ends the request there.
 
-        Raises ReplicaLost, FleetBusy.
+        Raises ReplicaLost, ReplicaAway, FleetBusy.
         """
 
     async def send_to_all(self, request: FleetRequest) -> Sequence[tuple[AnswerHead, bytes]]:

@@ -177,6 +177,9 @@ def refusal(error: Exception) -> Response:
         401: {"WWW-Authenticate": "Bearer"},
         408: {"Connection": "close"},
         429: {"Retry-After": str(BUSY_RETRY_S)},
+        500: {
+            "X-Should-Retry": "false"
+        },  # it was sent again already; OpenAI's clients ask for this
     }
     return JSONResponse(said, status, headers=headers.get(status))
 

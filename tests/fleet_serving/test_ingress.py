@@ -17,6 +17,7 @@ from ragcache_engine.fleet_serving.wire import (
     FleetBusy,
     FleetRequest,
     NamedAnswer,
+    ReplicaAway,
     ReplicaLost,
 )
 from ragcache_engine.serving.keys import Keys
@@ -172,12 +173,117 @@ async def test_an_answer_that_cannot_be_continued_ends_with_an_error():
     assert "three" not in answer.text
 
 
-async def test_a_request_that_loses_every_replica_fails_by_name():
-    replicas = MadeUp(*[[ReplicaLost("killed")]] * ingress.ATTEMPTS)
+@pytest.mark.parametrize("begun", [[], [AnswerHead(200, EVENTS), *stream(["one "])]])
+async def test_a_request_that_ends_its_replicas_ends_three_at_most(
+    begun: list[AnswerHead | bytes],
+):
+    replicas = MadeUp(*[[*begun, ReplicaLost("killed")]] * 20)
+    async with client(replicas) as door:
+        answer = await door.post("/v1/completions", json=ASK)
+    assert len(replicas.requests) == 3
+    assert '"GenerationFailed"' in answer.text
+    assert "3 replicas failed or ended" in answer.text
+    if not begun:
+        assert answer.status_code == 500
+        assert answer.headers["x-should-retry"] == "false"  # OpenAI's clients would send it again
+
+
+async def test_a_replica_that_never_had_the_request_is_no_reason_to_give_it_up():
+    replicas = MadeUp(*[[ReplicaAway("not there")]] * 5, [AnswerHead(200, JSON), b'{"whole": 1}'])
     async with client(replicas) as door:
         answer = await door.post("/v1/completions", json={"prompt": "p"})
-    assert answer.status_code == 500
+    assert answer.json() == {"whole": 1}
+    replicas = MadeUp(*[[ReplicaAway("not there")]] * 20)
+    async with client(replicas) as door:
+        answer = await door.post("/v1/completions", json={"prompt": "p"})
     assert answer.json()["error"]["kind"] == "GenerationFailed"
+    assert len(replicas.requests) == ingress.ATTEMPTS
+
+
+def named(words: Sequence[str]) -> list[bytes]:
+    """The events of other paths, such as /v1/responses and /v1/messages."""
+    kind = "response.output_text.delta"
+    said = [json.dumps({"type": kind, "delta": word}) for word in words]
+    return [f"event: {kind}\ndata: {one}\n\n".encode() for one in said]
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/messages"])
+async def test_a_stream_that_cannot_be_continued_ends_by_name(path: str):
+    whole = [AnswerHead(200, EVENTS), *named(WORDS)]
+    replicas = MadeUp([*whole[:5], ReplicaLost("killed")], whole)
+    async with client(replicas) as door:
+        answer = await door.post(path, json={"input": "why?", "stream": True})
+    assert answer.text.count("event: response") == 4
+    assert '"AnswersDiffer"' in answer.text
+    assert len(replicas.requests) == 1
+    replicas = MadeUp([whole[0], ReplicaLost("killed")], whole)
+    async with client(replicas) as door:
+        answer = await door.post(path, json={"input": "why?", "stream": True})
+    assert answer.text == b"".join(named(WORDS)).decode()
+
+
+async def test_bytes_beyond_ascii_go_through_as_they_are():
+    sent = "schön \u9375".encode()
+    answered = (*JSON, ("x-more", "schön"))
+    replicas = MadeUp([AnswerHead(200, answered), b"{}"])
+    async with client(replicas) as door:
+        headers = {b"X-Mine": sent, b"Content-Type": b"application/json"}
+        answer = await door.post("/v1/completions", content=b"{}", headers=headers)
+    assert dict(answer.headers.raw)[b"x-more"] == "schön".encode("latin-1")
+    (asked,) = replicas.requests
+    assert dict(asked.headers)["x-mine"].encode("latin-1") == sent
+    replicas = MadeUp([AnswerHead(200, JSON), b"{}"])
+    doors = FleetDoors(replicas, Limits(), lambda scope: Keys())
+    told: list[Any] = []
+    bodies = iter([{"type": "http.request", "body": b"{}"}])
+
+    async def receive() -> Any:
+        return next(bodies, None) or await asyncio.Event().wait()
+
+    async def send(message: Any) -> None:
+        told.append(message)
+
+    scope = {**http_scope(), "query_string": b"a=\xff&b=1%20", "path": "/v1/sch\u00f6n?"}
+    await doors(scope, receive, send)
+    assert told[0]["status"] == 200
+    assert replicas.requests[0].target == "/v1/sch%C3%B6n%3F?a=%FF&b=1%20"
+
+
+@pytest.mark.parametrize("path", ["/ragcache/forget", "/ragcache/clear"])
+async def test_only_an_operators_word_goes_to_all_replicas(keys: Keys, path: str):
+    done = [AnswerHead(200, JSON), b"{}"]
+    replicas = MadeUp(done, done)
+    async with client(replicas, keys, key="the key of the shop") as door:
+        answer = await door.post(path, json={"document_ids": ["a"]})
+    assert (answer.status_code, answer.json()["error"]["kind"]) == (403, "OperatorsOnly")
+    async with client(replicas) as door:
+        assert (await door.post(path, json={"document_ids": ["a"]})).status_code == 403
+    assert not replicas.requests
+    async with client(replicas, keys, key="the operator's own key") as door:
+        assert (await door.post(path, json={"document_ids": ["a"]})).status_code == 200
+    assert len(replicas.requests) == 1
+
+
+ILL, WELL = [AnswerHead(503, JSON), b"{}"], [AnswerHead(200, JSON), b""]
+
+
+@pytest.mark.parametrize("path", ["/health", "/ping"])
+@pytest.mark.parametrize(
+    ("attempts", "status"), [([], 503), ([ILL, ILL], 503), ([ILL, WELL], 200), ([WELL], 200)]
+)
+async def test_the_fleet_is_well_while_one_replica_is(
+    keys: Keys, path: str, attempts: list[Any], status: int
+):
+    async with client(MadeUp(*attempts), keys) as door:
+        assert (await door.get(path)).status_code == status
+
+
+async def test_who_asks_for_its_health_again_and_again_asks_the_replicas_once():
+    replicas = MadeUp(WELL)
+    async with client(replicas) as door:
+        answers = await asyncio.gather(*(door.get("/health") for _ in range(50)))
+    assert {answer.status_code for answer in answers} == {200}
+    assert len(replicas.requests) == 1
 
 
 async def test_a_server_that_fails_at_a_request_is_asked_three_times_and_heard():
@@ -263,9 +369,6 @@ async def test_keys_hold_at_the_door(keys: Keys):
         assert (await door.post("/v1/completions", json=ASK)).status_code == 401
         assert (await door.get("/health")).status_code == 200
     async with client(replicas, keys, key="the key of the shop") as door:
-        assert (
-            await door.post("/ragcache/forget", json={})
-        ).status_code == 200  # the replica refuses
         assert (await door.get("/metrics")).status_code == 403
         await door.post("/v1/completions", json=ASK)
     sent = replicas.requests[-1]
@@ -312,12 +415,13 @@ async def test_a_body_that_is_too_large_is_refused():
         assert (await door.post("/v1/completions", json=ASK)).status_code == 413
 
 
-async def test_to_forget_is_for_all_replicas():
+async def test_to_forget_is_for_all_replicas(keys: Keys):
     done = [AnswerHead(200, JSON), b"{}"]
-    async with client(MadeUp(done, done)) as door:
+    operator = "the operator's own key"
+    async with client(MadeUp(done, done), keys, key=operator) as door:
         assert (await door.post("/ragcache/forget", json={"document_ids": ["a"]})).json() == {}
     refused = [AnswerHead(403, JSON), b'{"error": {"kind": "OperatorsOnly"}}']
-    async with client(MadeUp(done, refused)) as door:
+    async with client(MadeUp(done, refused), keys, key=operator) as door:
         assert (
             await door.post("/ragcache/forget", json={"document_ids": ["a"]})
         ).status_code == 403
@@ -325,7 +429,7 @@ async def test_to_forget_is_for_all_replicas():
         [AnswerHead(200, JSON), b'{"cleared": false}'],
         [AnswerHead(200, JSON), b'{"cleared": true}'],
     )
-    async with client(MadeUp(*half)) as door:
+    async with client(MadeUp(*half), keys, key=operator) as door:
         assert (await door.post("/ragcache/clear", json={})).json() == {"cleared": False}
 
 

@@ -122,13 +122,27 @@ def test_a_piece_with_logprobs_is_never_cut():
         answer.take(event)
 
 
-@given(st.lists(st.text(max_size=5), max_size=6), st.data())
-def test_events_are_whole_however_the_bytes_come(texts, data):
+@pytest.mark.parametrize("line", [b"\n", b"\r\n"])
+@given(texts=st.lists(st.text(max_size=5), max_size=6), data=st.data())
+def test_events_are_whole_however_the_bytes_come(texts, data, line):
     written = [f"data: {json.dumps(text)}".encode() for text in texts]
-    sent = b"".join(event + b"\n\n" for event in written)
+    sent = b"".join(event + line + line for event in written)
     reader, read = EventReader(), []
     while sent:
         size = data.draw(st.integers(1, len(sent)))
         read += reader.feed(sent[:size])
         sent = sent[size:]
     assert read == written
+
+
+def test_a_long_event_and_a_long_answer_are_read_once():
+    # Copied again with each part, these would not end.
+    reader, part = EventReader(), b"x" * 100
+    assert not [event for _ in range(200_000) for event in reader.feed(part)]
+    (event,) = reader.feed(b"\n\n")
+    assert len(event) == 20_000_000
+    answer, said = SentAnswer(), {"text": "word " * 4, "tokens": [1, 2, 3, 4]}
+    assert all(answer.take(said) for _ in range(60_000))
+    answer.begin_again()
+    assert not any(answer.take(said) for _ in range(60_000))
+    assert answer.take(said) == said
