@@ -25,6 +25,7 @@ from ragcache_engine.backends.choice import (
 )
 from ragcache_engine.cache_stats import CacheStats
 from ragcache_engine.checks import (
+    require_duration,
     require_items,
     require_switch,
     require_tenant,
@@ -203,6 +204,7 @@ class RAGCacheEngine:
         tenant: str | None = None,
         exact: bool = False,
         recompute_ratio: float | None = None,
+        timeout_s: float | None = None,
     ) -> Answer:
         """Answer a finished prompt.
 
@@ -213,6 +215,8 @@ class RAGCacheEngine:
           any, nor do requests with a tenant and requests without.
         exact: borrow nothing from other contexts, even with reuse="anywhere".
         recompute_ratio: for this request instead of EngineConfig.recompute_ratio, 0 to 1.
+        timeout_s: end the request if it has no whole answer after so many seconds, its time in the queue
+          among them; None: no limit but EngineConfig.request_timeout_s.
         Raises InvalidArgument, EmptyPrompt, PromptTooLong or UnsupportedGuide before any work;
         EngineClosed, EngineDied, GenerationFailed or RequestTimedOut.
 
@@ -224,7 +228,13 @@ class RAGCacheEngine:
             (110, 0, 96)
         """
         with self.stream(
-            prompt, documents, options, tenant=tenant, exact=exact, recompute_ratio=recompute_ratio
+            prompt,
+            documents,
+            options,
+            tenant=tenant,
+            exact=exact,
+            recompute_ratio=recompute_ratio,
+            timeout_s=timeout_s,
         ) as pieces:
             return pieces.answer()
 
@@ -237,6 +247,7 @@ class RAGCacheEngine:
         tenant: str | None = None,
         exact: bool = False,
         recompute_ratio: float | None = None,
+        timeout_s: float | None = None,
     ) -> AnswerStream:
         """Answer a finished prompt piece by piece.
 
@@ -249,9 +260,9 @@ class RAGCacheEngine:
             ...             print(piece.text, end="|")
             You| asked|:| Why| is| the| sky| blue|?|
         """
-        return self._answer(
-            self._intake.prepare(prompt, documents, options, tenant, exact, recompute_ratio)
-        )
+        require_duration(timeout_s, "timeout_s")
+        prepared = self._intake.prepare(prompt, documents, options, tenant, exact, recompute_ratio)
+        return self._answer(replace(prepared, timeout_s=timeout_s))
 
     def _answer(self, prepared: PreparedRequest) -> AnswerStream:
         return AnswerStream(
@@ -270,6 +281,7 @@ class RAGCacheEngine:
         tenant: str | None = None,
         exact: bool = False,
         recompute_ratio: float | None = None,
+        timeout_s: float | None = None,
     ) -> Answer:
         """Answer a finished prompt: `generate` for coroutines. Cancelling the task cancels the request.
 
@@ -281,7 +293,13 @@ class RAGCacheEngine:
         ['You asked: Why?', 'You asked: When?']
         """
         stream = self.astream(
-            prompt, documents, options, tenant=tenant, exact=exact, recompute_ratio=recompute_ratio
+            prompt,
+            documents,
+            options,
+            tenant=tenant,
+            exact=exact,
+            recompute_ratio=recompute_ratio,
+            timeout_s=timeout_s,
         )
         try:
             return join_pieces([piece async for piece in stream])
@@ -297,6 +315,7 @@ class RAGCacheEngine:
         tenant: str | None = None,
         exact: bool = False,
         recompute_ratio: float | None = None,
+        timeout_s: float | None = None,
     ) -> AsyncGenerator[Piece, None]:
         """Answer piece by piece: `stream` for coroutines. Closing it cancels the request.
 
@@ -307,12 +326,14 @@ class RAGCacheEngine:
         >>> [piece.text for piece in asyncio.run(first_words())]
         ['You', ' asked']
         """
+        require_duration(timeout_s, "timeout_s")
         # Tokenising a long prompt takes milliseconds that belong to the caller's other tasks.
         prepared = await self.threads.prepare(
             partial(
                 self._intake.prepare, prompt, documents, options, tenant, exact, recompute_ratio
             )
         )
+        prepared = replace(prepared, timeout_s=timeout_s)
         pieces = read_async(partial(self._runtime.start_request, prepared))
         async with aclosing(pieces):
             async for piece in pieces:

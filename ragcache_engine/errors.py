@@ -40,7 +40,7 @@
         ├── ServerLacks                   the server cannot do this; a RAGCache server can
         ├── ServerLost (ConnectionError)  the connection broke in the middle of an answer
         ├── ServerUnreachable (ConnectionError)  nobody answers at the server's address
-        └── RequestTimedOut (TimeoutError)  no request got a token for request_timeout_s, twice
+        └── RequestTimedOut (TimeoutError)  no token for request_timeout_s, twice; or a call gave less
 
 Each message says what to do next. An error below one that is marked (ValueError) is a ValueError too, so
 code that knows nothing of RAGCache still catches it as such. The LangChain vector store has errors of its
@@ -196,7 +196,8 @@ class NoToolCall(EngineError):
 
 
 class RequestTimedOut(EngineError, TimeoutError):
-    """The backend showed no token of any request for request_timeout_s, and again on the retry."""
+    """The backend showed no token of any request for request_timeout_s, and again on the retry; or the
+    answer was not complete after the timeout that its call gave."""
 
 
 class ServerBusy(EngineError):

@@ -46,6 +46,7 @@ class PreparedRequest:
     learn: call this while the prompt is prefilled, to learn how the chain writes its prompts; None
       if no retrieval led to the prompt.
     count_hits: call this with what the finished request cost.
+    timeout_s: how long its whole answer may take; None: any time.
     """
 
     request: BackendRequest
@@ -55,6 +56,7 @@ class PreparedRequest:
     search_number: int | None = None
     learn: Callable[[], None] | None = None
     count_hits: Callable[[Usage], None] | None = None
+    timeout_s: float | None = None
 
 
 class RequestRunner:
@@ -90,11 +92,14 @@ class RequestRunner:
         is_counted = False
         is_warming = prepared.request.makes_donors  # nobody has asked for its answer
         restarts = self._restarts
+        limit = asyncio.timeout(prepared.timeout_s)
         try:
             self._require_not_closing()
-            async with aclosing(self._generate_pieces(prepared)) as pieces:
+            async with limit, aclosing(self._generate_pieces(prepared)) as pieces:
                 async for piece in pieces:
                     if piece.usage:
+                        if not limit.expired():  # whoever has the whole answer needs no more
+                            limit.reschedule(None)
                         # Count first: a reader that has the whole answer must find it in `stats`.
                         self._count_end(None if is_warming else piece.usage)
                         if prepared.count_hits and not is_warming:
@@ -105,13 +110,20 @@ class RequestRunner:
         except asyncio.CancelledError:
             put(EngineClosed("the engine was closed while this request ran; make a new one"))
             raise
-        except Exception as error:
+        except Exception as failure:
+            error = failure
+            if limit.expired():
+                error = RequestTimedOut(
+                    f"the answer was not complete after the request's own timeout of "
+                    f"{prepared.timeout_s:g} s: give it more time, or ask for fewer tokens"
+                )
             if not is_counted:
                 # A server refuses a bad request here; other backends' were refused, uncounted, before.
                 self._count_end(failed=int(not isinstance(error, BadRequest)))
                 is_counted = True
             # The process lives, and hears nothing. Somebody else's server is not ours to start again.
-            if isinstance(error, RequestTimedOut) and not self._backend.reads_text:
+            is_silent = isinstance(error, RequestTimedOut) and not limit.expired()
+            if is_silent and not self._backend.reads_text:
                 silence = EngineDied("the model's process has answered nothing twice in a row")
                 self._begin_restart(restarts, silence)
             put(error)

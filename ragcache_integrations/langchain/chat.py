@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
-from langchain_core.language_models import LangSmithParams, LanguageModelInput
+from langchain_core.language_models import LangSmithParams, LanguageModelInput, ModelProfile
 from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
@@ -68,6 +68,8 @@ class ChatRAGCache(EngineModel, BaseChatModel):
     template_args: more variables of the chat template, such as {"enable_thinking": False}.
     tenant: whose cached tensors the requests may use; conversations of different tenants share nothing.
     exact: borrow nothing from other contexts, even if the engine has reuse="anywhere".
+    timeout: end a request with RequestTimedOut that has no whole answer after so many seconds.
+      A call may set these three for itself.
     streaming: whether to answer through `stream` even if the caller wants the whole answer.
 
     An answer's usage_metadata says what the answer cost (input_token_details has cache_read); its
@@ -96,13 +98,34 @@ class ChatRAGCache(EngineModel, BaseChatModel):
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
         return super()._get_ls_params(self.stop if stop is None else stop, **kwargs)
 
+    def _get_invocation_params(
+        self, stop: list[str] | None = None, **kwargs: Any
+    ) -> dict[str, Any]:
+        return super()._get_invocation_params(self.stop if stop is None else stop, **kwargs)
+
+    def _resolve_model_profile(self) -> ModelProfile:
+        return ModelProfile(
+            name=self.model_name,
+            max_input_tokens=self.engine.limits.context_tokens,
+            text_inputs=True,
+            text_outputs=True,
+            image_inputs=False,
+            audio_inputs=False,
+            video_inputs=False,
+            pdf_inputs=False,
+            tool_calling=True,
+            tool_choice=True,
+            tool_call_streaming=True,
+            structured_output=True,
+            temperature=True,
+        )
+
     @property
     def _identifying_params(self) -> dict[str, Any]:
         return {**super()._identifying_params, "template_args": self.template_args}
 
     def _get_llm_string(self, stop: list[str] | None = None, **kwargs: Any) -> str:
         # LangChain's own key for its cache of answers is the model's saved form, and that has no engine.
-        stop = self.stop if stop is None else stop
         return str(sorted(self._get_invocation_params(stop=stop, **kwargs).items()))
 
     def render(
@@ -214,7 +237,7 @@ class ChatRAGCache(EngineModel, BaseChatModel):
     ) -> ChatResult:
         request = self._request(messages, stop, kwargs)
         answer = self.engine.generate(
-            request.prompt, None, request.options, tenant=self.tenant, exact=self.exact
+            request.prompt, None, request.options, **self.request_settings(kwargs)
         )
         return self._result(answer, request.read_answer(answer), kwargs)
 
@@ -227,7 +250,7 @@ class ChatRAGCache(EngineModel, BaseChatModel):
     ) -> ChatResult:
         request = await self._arequest(messages, stop, kwargs)
         answer = await self.engine.agenerate(
-            request.prompt, None, request.options, tenant=self.tenant, exact=self.exact
+            request.prompt, None, request.options, **self.request_settings(kwargs)
         )
         return self._result(answer, await request.aread_answer(answer), kwargs)
 
@@ -245,7 +268,7 @@ class ChatRAGCache(EngineModel, BaseChatModel):
     ) -> Iterator[ChatGenerationChunk]:
         request = self._request(messages, stop, kwargs)
         with self.engine.stream(
-            request.prompt, None, request.options, tenant=self.tenant, exact=self.exact
+            request.prompt, None, request.options, **self.request_settings(kwargs)
         ) as pieces:
             text = ""
             for piece in pieces:
@@ -264,7 +287,7 @@ class ChatRAGCache(EngineModel, BaseChatModel):
         request = await self._arequest(messages, stop, kwargs)
         async with aclosing(
             self.engine.astream(
-                request.prompt, None, request.options, tenant=self.tenant, exact=self.exact
+                request.prompt, None, request.options, **self.request_settings(kwargs)
             )
         ) as pieces:
             text = ""
