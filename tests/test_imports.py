@@ -41,6 +41,8 @@ MAY_IMPORT = {
         "tiers.prompts",
         "tiers.tree_snapshot",
         "tiers.wire",
+        "tiers.borrowing.context",
+        "anywhere.neighbours",
         "daemon_threads",
         "checks",
         "errors",
@@ -91,6 +93,7 @@ MAY_IMPORT = {
     ],
     "ragcache_engine.backends": [
         "backends",
+        "anywhere.idle_backend",
         "serving",
         "chat",
         "guide",
@@ -290,10 +293,12 @@ CLI_DOORS = [
     "search",
     "serving",
     "simulation",
+    "tiers.counters",
     "visible",
 ]
 # And the files that look into a backend: they check how vLLM is installed, start it, compare with it.
 CLI_INTO_BACKENDS = {
+    "ragcache_cli.disk_warming",
     "ragcache_cli.diagnosis",
     "ragcache_cli.fleet_server",
     "ragcache_cli.precision",
@@ -347,6 +352,7 @@ def test_a_command_imports_its_implementation_only_when_it_runs():
         "ragcache_cli.main",
         "ragcache_cli.folders",
         "ragcache_cli.logging_setup",
+        "ragcache_cli.option_names",
     }
     beneath_models = {"ragcache_cli.errors", "ragcache_cli.extras"}
     implementations = loaded - mains - LIGHT - beneath_models

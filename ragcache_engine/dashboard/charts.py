@@ -15,6 +15,7 @@ from ragcache_engine.values import BORROWED
 from ragcache_engine.visible import visible
 
 Figure = dict[str, Any]
+CLEAR = "rgba(0,0,0,0)"
 
 COLOURS = {
     "device": "#2f9e64",
@@ -90,14 +91,14 @@ def draw_tree(seen: Observation) -> Figure:
         "textinfo": "label",
         "tiling": {"pad": 2},
         "pathbar": {"visible": False},
-        "root": {"color": "white"},
+        "root": {"color": CLEAR},
         "marker": {
             "colors": colours,
             "colorscale": [[0, "#eef3f8"], [0.15, "#bcd6e8"], [0.5, "#5b9bc8"], [1, "#174f7c"]],
             "cmin": 0,
             "cmax": most_uses,
             "colorbar": {"title": {"text": "uses"}, "thickness": 10, "len": 0.9},
-            "line": {"width": 1, "color": "white"},
+            "line": {"width": 1},
         },
     }
     margin = {"l": 4, "r": 4, "t": 4, "b": 4}
@@ -261,7 +262,12 @@ def draw_timelines(requests: Sequence[ObservedRequest]) -> Figure:
             "name": "first token",
             "y": rows,
             "x": [request.ttft_s for request in shown],
-            "marker": {"symbol": "diamond", "size": 8, "color": "#222222"},
+            "marker": {
+                "symbol": "diamond",
+                "size": 8,
+                "color": "#222222",
+                "line": {"width": 1, "color": "white"},  # seen on a dark ground too
+            },
             "cliponaxis": False,
             "hovertext": [f"first token after {request.ttft_s:.3f} s" for request in shown],
             "hoverinfo": "text",
@@ -395,8 +401,9 @@ def _layout(**more: Any) -> dict[str, Any]:
         "autosize": True,
         "margin": {"l": 52, "r": 12, "t": 30, "b": 32},
         "font": {"family": "system-ui, sans-serif", "size": 12, "color": "#333333"},
-        "paper_bgcolor": "white",
-        "plot_bgcolor": "white",
+        "paper_bgcolor": CLEAR,  # the page's own ground shows through, light or dark
+        "plot_bgcolor": CLEAR,
+        "hoverlabel": {"bgcolor": "white"},
         "legend": {
             "orientation": "h",
             "x": 0,

@@ -149,7 +149,7 @@ class ChatRAGCache(EngineModel, BaseChatModel):
 
         tool_choice: "auto" leaves the choice to the model; "any" or True forces a call of one of
           the tools, and a tool's name a call of that tool, both by guided decoding; "none" forbids
-          calls.
+          calls. With a `response_format` and "auto", the answer is a call or has that form.
         kwargs: sampling parameters for these calls. `strict` changes nothing, because a forced call
           always fits its tool's schema.
         Raises BadRequest if tool_choice names no tool.
@@ -178,7 +178,8 @@ class ChatRAGCache(EngineModel, BaseChatModel):
           tool call, and shows the model the schema as a tool; "json_mode" holds the answer to any
           JSON object.
         strict: accepted because other chat models have it. Guided answers always fit the schema.
-        kwargs: sampling parameters for these calls.
+        kwargs: sampling parameters for these calls; and `tools`, which the model may call instead. These
+          need method "json_schema" and include_raw, because of a call there is no value.
         Raises ValueError for another method, or for an object that is not a schema. The runnable's calls
         raise AnswerCutShort if max_tokens or a stop string ended the answer before its form was
         complete; in a stream, after the pieces that came.
@@ -232,7 +233,7 @@ class ChatRAGCache(EngineModel, BaseChatModel):
 
     def _result(self, answer: Answer, read: ToolAnswer, changes: Mapping[str, Any]) -> ChatResult:
         result = chat_result(answer, read, self.model_name)
-        add_parsed(result.generations[0].message, changes.get("response_format"), answer.text)
+        add_parsed(result.generations[0].message, changes.get("response_format"), read.text)
         return result
 
     def _stream(
@@ -248,8 +249,9 @@ class ChatRAGCache(EngineModel, BaseChatModel):
         ) as pieces:
             text = ""
             for piece in pieces:
-                text += piece.text
-                if (part := request.read_piece(piece)) or piece.usage:
+                part = request.read_piece(piece) or ToolAnswerPart()
+                text += part.text
+                if part.text or part.calls or piece.usage:
                     yield self._chunk(piece, part, kwargs, text)
 
     async def _astream(
@@ -267,15 +269,16 @@ class ChatRAGCache(EngineModel, BaseChatModel):
         ) as pieces:
             text = ""
             async for piece in pieces:
-                text += piece.text
-                if (part := await request.aread_piece(piece)) or piece.usage:
+                part = await request.aread_piece(piece) or ToolAnswerPart()
+                text += part.text
+                if part.text or part.calls or piece.usage:
                     yield self._chunk(piece, part, kwargs, text)
 
     def _chunk(
-        self, piece: Piece, part: ToolAnswerPart | None, changes: Mapping[str, Any], text: str
+        self, piece: Piece, part: ToolAnswerPart, changes: Mapping[str, Any], text: str
     ) -> ChatGenerationChunk:
-        """Return a piece of a stream as a chunk. text: the answer so far."""
-        chunk = chat_chunk(piece, part or ToolAnswerPart(), self.model_name)
+        """Return a piece of a stream as a chunk. text: the answer so far, without its calls."""
+        chunk = chat_chunk(piece, part, self.model_name)
         if piece.finish_reason:
             add_parsed(chunk.message, changes.get("response_format"), text)
         return chunk
@@ -289,7 +292,7 @@ class ChatRAGCache(EngineModel, BaseChatModel):
     ) -> ChatRequest:
         bound, template_args, options = self._read_call(stop, changes)
         prompt = self._prompt(messages, bound, template_args)
-        return ChatRequest(prompt, options, bound.make_reader(self.engine), self.engine)
+        return ChatRequest(prompt, options, bound.make_reader(self.engine, options), self.engine)
 
     async def _arequest(
         self, messages: Sequence[BaseMessage], stop: list[str] | None, changes: Mapping[str, Any]

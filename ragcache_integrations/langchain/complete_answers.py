@@ -34,7 +34,7 @@ def require_complete(message: AIMessage) -> AIMessage:
     texts = _json_texts(message)
     if finish_reason == FinishReason.LENGTH.value:
         usage = message.usage_metadata
-        tokens = usage["output_tokens"] if usage else "its"
+        tokens = usage["output_tokens"] if usage else "so many"
         advice = (
             f"the answer ended after {tokens} tokens, before its form was complete: raise max_tokens (a "
             f"call may: chat.with_structured_output(schema, max_tokens=...)), shorten the prompt if it "

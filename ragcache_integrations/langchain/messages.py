@@ -56,7 +56,7 @@ def conversation(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
 def _make_readable(message: BaseMessage, number: int) -> BaseMessage:
     """Return the message with blocks that LangChain's converter and the engine understand."""
     # A human message's blocks are read without the translator of a vendor, some of which drop text.
-    blocks: list[dict[str, Any]] = [*HumanMessage(message.content).content_blocks]  # type: ignore[list-item]
+    blocks = [_unpack(block) for block in HumanMessage(message.content).content_blocks]
     for block in blocks:
         if block["type"] in _SHOWN and _text_of(block) is None:
             raise RefusedMessages(
@@ -70,7 +70,19 @@ def _make_readable(message: BaseMessage, number: int) -> BaseMessage:
         return message.model_copy(update={"content": said, "tool_calls": calls})
     if isinstance(message.content, str):
         return message
-    return message.model_copy(update={"content": [_input_block(block) for block in blocks]})
+    content = [
+        block if (text := _text_of(block)) is None else {"type": "text", "text": text}
+        for block in blocks
+    ]
+    return message.model_copy(update={"content": content})
+
+
+def _unpack(block: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a block as its vendor wrote it if LangChain has no standard for it, and with a type."""
+    if block["type"] != "non_standard":
+        return dict(block)
+    value = block["value"]
+    return {"type": next(iter(value), "non_standard"), **value}  # some vendors' have no `type`
 
 
 def _text_of(block: Mapping[str, Any]) -> str | None:
@@ -85,16 +97,6 @@ def _text_of(block: Mapping[str, Any]) -> str | None:
         case _:
             return None
     return "\n".join([*(block[about] for about in ("title", "context") if block.get(about)), text])
-
-
-def _input_block(block: dict[str, Any]) -> dict[str, Any]:
-    """Return a block of a question or of a tool's result, for LangChain's converter."""
-    if (text := _text_of(block)) is not None:
-        return {"type": "text", "text": text}
-    if block["type"] != "non_standard":
-        return block
-    value = block["value"]
-    return {"type": next(iter(value), "non_standard"), **value}  # some vendors' have no `type`
 
 
 def _unlisted_calls(message: AIMessage) -> Iterator[Any]:

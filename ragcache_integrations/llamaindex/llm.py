@@ -413,7 +413,7 @@ class RAGCacheLLM(SamplingFields, GuidedPrediction, ToolCalling):
             if bound.tools
             else self._prompt(messages)
         )
-        return ChatRequest(prompt, options, bound.make_reader(self.engine), self.engine)
+        return ChatRequest(prompt, options, bound.make_reader(self.engine, options), self.engine)
 
     def _format_prompt(self, prompt: str, formatted: bool) -> str:
         if formatted or self.completion_to_prompt is None:

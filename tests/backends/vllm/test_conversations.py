@@ -221,6 +221,28 @@ def test_this_model_is_told_of_tools_in_words_and_held_to_a_call(vllm_engine: RA
     assert json.loads(call.arguments).keys() == {"a", "b"}
 
 
+@pytest.mark.parametrize(
+    ("before", "is_call"),
+    [
+        (
+            '{"name":"add","arguments":{"a":1,"b":2}}\n{"name":"add","arguments":{"a":3,"b":4}}\n',
+            True,
+        ),
+        ('{"name":"Ada","age":36}\n{"name":"Alan","age":41}\n', False),
+    ],
+)
+def test_beside_tools_the_model_calls_one_or_keeps_to_a_form(
+    vllm_engine: RAGCacheEngine, before: str, is_call: bool
+):
+    form = SamplingOptions(max_tokens=48, guide=Guide.json(PERSON))
+    options = vllm_engine.chat.tool_options(form, TOOLS)
+    text = vllm_engine.generate(before, options=options).text
+    read = vllm_engine.chat.tool_reader(TOOLS, is_guided=True).whole(text)
+    assert bool(read.calls) == is_call
+    written = read.calls[0].arguments if is_call else read.text
+    assert json.loads(written).keys() == ({"a", "b"} if is_call else {"name", "age"})
+
+
 @pytest.mark.parametrize("size", [1, 5, 1000])
 def test_vllms_own_parsers_read_calls(vllm_engine: RAGCacheEngine, size: int):
     from ragcache_engine.backends.vllm.tool_parsers import ParserReader, require_parser

@@ -629,6 +629,59 @@ def test_langchains_own_agent_loop_goes_round_once_the_model_calls(chat_saying, 
     StandardSuite().test_agent_loop(chat_saying(call, output_version=output_version))
 
 
+SUM = {"type": "json_schema", "json_schema": {"name": "Color", "schema": COLOR_SCHEMA}}
+
+
+def calls_or_answers(prompt):
+    return BLUE if "<tool>\n3\n</tool>" in prompt else CALL
+
+
+@pytest.mark.parametrize("output_version", ["v0", "v1"])
+def test_an_agent_whose_answers_have_a_form_calls_its_tools(make_engine, output_version):
+    agents = pytest.importorskip("langchain.agents")
+    strategy = pytest.importorskip("langchain.agents.structured_output").ProviderStrategy
+    engine = make_engine(MemoryBackend(calls_or_answers))
+    chat = ChatRAGCache(engine=engine, temperature=0, output_version=output_version)
+    agent = agents.create_agent(chat, [add, shout], response_format=strategy(Color))
+    done = agent.invoke({"messages": [("human", "1 + 2?")]})
+    assert [message.type for message in done["messages"]] == ["human", "ai", "tool", "ai"]
+    assert done["structured_response"] == Color(name="blue", red=3)
+
+
+@pytest.mark.parametrize("form", [SUM, Color])
+def test_beside_tools_an_answer_is_a_call_or_has_its_form(make_engine, form):
+    engine = make_engine(MemoryBackend(calls_or_answers))
+    chat = ChatRAGCache(engine=engine).bind_tools([add, shout], response_format=form)
+    asked = [HumanMessage("1 + 2?")]
+    for ask in (chat.invoke, lambda asked: merge_chunks(chat.stream(asked))):
+        call = ask(asked)
+        assert (call.content, call.tool_calls[0]["args"]) == ("", {"a": 1, "b": 2})
+        assert "parsed" not in call.additional_kwargs
+        answer = ask([*asked, call, ToolMessage("3", tool_call_id=call.tool_calls[0]["id"])])
+        assert (answer.content, answer.tool_calls) == (BLUE, [])
+        if form is Color:
+            assert answer.additional_kwargs["parsed"] == Color(name="blue", red=3)
+
+
+def test_structured_output_beside_tools_has_no_value_for_a_call(make_engine):
+    engine = make_engine(MemoryBackend(calls_or_answers))
+    chat = ChatRAGCache(engine=engine)
+    model = chat.with_structured_output(Color, include_raw=True, tools=[add])
+    call = model.invoke("1 + 2?")
+    assert call["raw"].tool_calls[0]["name"] == "add"
+    assert (call["parsed"], call["parsing_error"]) == (None, None)
+    result = ToolMessage("3", tool_call_id=call["raw"].tool_calls[0]["id"])
+    answer = model.invoke([HumanMessage("1 + 2?"), call["raw"], result])
+    assert (answer["parsed"], answer["parsing_error"]) == (Color(name="blue", red=3), None)
+    with pytest.raises(ValueError, match="include_raw"):
+        chat.with_structured_output(Color, tools=[add])
+
+
+def test_a_form_that_leaves_no_room_for_calls_is_refused_beside_tools(chat):
+    with pytest.raises(BadRequest, match="choice"):
+        chat.bind_tools([add]).invoke("1 + 2?", guide=Guide.choice(["3", "4"]))
+
+
 def test_a_call_that_is_cut_off_is_told_as_invalid(chat):
     model = chat.bind_tools([add], tool_choice="any", max_tokens=12)
     message = model.invoke("1 + 2?")
