@@ -26,6 +26,7 @@ from ragcache_cli.precision import choose_dtype
 from ragcache_cli.prompts import PromptForm
 from ragcache_cli.reuse_lines import document_notes, exactness_line, usage_line
 from ragcache_cli.terminal import Phases
+from ragcache_cli.visible_console import VisibleConsole
 from ragcache_engine import (
     Corpus,
     Document,
@@ -75,7 +76,7 @@ def answer_questions(settings: AskSettings, console: Console) -> int:
 
     Raises RAGCacheError if no question can be answered: no corpus, no model, or no engine.
     """
-    notes = Phases(Console(stderr=True))
+    notes = Phases(VisibleConsole(stderr=True))
     sources = folder_sources(settings.corpus)
     # Before the minutes that a large folder takes: the model may not be there.
     model, form = prepare_model(settings.model, settings.backend, notes)

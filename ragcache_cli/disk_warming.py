@@ -31,6 +31,7 @@ from ragcache_cli.precision import choose_dtype
 from ragcache_cli.prompts import PromptForm
 from ragcache_cli.terminal import Phases
 from ragcache_cli.trace_files import read_questions
+from ragcache_cli.visible_console import VisibleConsole
 from ragcache_cli.warming_estimate import WarmingEstimate, estimate_warming
 from ragcache_engine import Corpus, Document, RAGCacheEngine, Warmed
 from ragcache_engine.backends.choice import budget_of
@@ -75,7 +76,7 @@ def warm_disk(settings: WarmSettings, console: Console) -> None:
 
     Raises RAGCacheError of the corpus, the query log, the configuration or the engine.
     """
-    notes = Phases(Console(stderr=True))
+    notes = Phases(VisibleConsole(stderr=True))
     questions = read_questions(settings.questions) if settings.questions else []
     sources = folder_sources(settings.corpus)
     # Before the minutes that a large folder takes: the model may not be there.

@@ -14,7 +14,6 @@ from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType
 
-from rich.console import Console
 from rich.markup import escape
 
 from ragcache_cli.commands import (
@@ -33,6 +32,7 @@ from ragcache_cli.commands import (
 from ragcache_cli.folders import cache_home
 from ragcache_cli.logging_setup import is_log_level_ours, send_stderr_to, silence_libraries
 from ragcache_cli.option_names import in_options, warn_in_options
+from ragcache_cli.visible_console import VisibleConsole
 from ragcache_engine import EngineError, RAGCacheError, __version__
 
 COMMANDS: Mapping[str, ModuleType] = {
@@ -61,12 +61,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # A server's log belongs on its terminal, where docker and systemd look for it.
     to_log = is_log_level_ours() and parsed.run is not serve.run
     silence_libraries()
-    errors = Console(stderr=True, highlight=False)
+    errors = VisibleConsole(stderr=True, highlight=False)
     log: Path | None = None
     try:
         redirected = send_stderr_to(cache_home() / "logs" / LOG) if to_log else nullcontext()
         with redirected as log, warn_in_options(vars(parsed)):
-            code: int = parsed.run(parsed, Console(highlight=False))
+            code: int = parsed.run(parsed, VisibleConsole(highlight=False))
     except RAGCacheError as error:
         shown = in_options(str(error), vars(parsed))
         errors.print(f"[bold red]error:[/bold red] {escape(shown)}", soft_wrap=True)

@@ -47,9 +47,17 @@ code that knows nothing of RAGCache still catches it as such. The LangChain vect
 own below the same roots; ragcache_integrations/langchain/faiss_store/errors.py draws them.
 """
 
+from ragcache_engine.visible import visible
+
 
 class RAGCacheError(Exception):
-    """The root: `except RAGCacheError` catches everything raised on purpose here."""
+    """The root: `except RAGCacheError` catches everything raised on purpose here.
+
+    Its text may quote what somebody else wrote, and shows no character that would steer a terminal.
+    """
+
+    def __str__(self) -> str:
+        return visible(super().__str__(), keep="\n\t")
 
 
 class ConfigError(RAGCacheError, ValueError):

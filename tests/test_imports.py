@@ -19,11 +19,12 @@ HEAVY = {"torch", "vllm", "faiss", "numpy", "transformers", "langchain_core", "l
 # For each part: what of this project it may import. The first prefix that fits counts.
 MAY_IMPORT = {
     "ragcache_engine.daemon_threads": [],
-    "ragcache_engine.errors": [],
+    "ragcache_engine.visible": [],
+    "ragcache_engine.errors": ["visible"],
     "ragcache_engine.checks": ["errors"],
-    "ragcache_engine.guide": ["errors"],
-    "ragcache_engine.chat": ["chat", "guide", "checks", "errors"],
-    "ragcache_engine.tables": [],
+    "ragcache_engine.guide": ["errors", "visible"],
+    "ragcache_engine.chat": ["chat", "guide", "checks", "errors", "visible"],
+    "ragcache_engine.tables": ["visible"],
     "ragcache_engine.values": ["tables", "guide", "checks", "errors"],
     "ragcache_engine.cache_stats": ["values", "tables", "knowledge.tier", "tiers.counters"],
     "ragcache_engine.engine_table": ["cache_stats", "config", "tables", "values"],
@@ -45,6 +46,7 @@ MAY_IMPORT = {
         "daemon_threads",
         "checks",
         "errors",
+        "visible",
     ],
     "ragcache_engine.cache_home": ["errors"],
     "ragcache_engine.protocols": [
@@ -104,6 +106,7 @@ MAY_IMPORT = {
         "processes",
         "daemon_threads",
         "cache_home",
+        "visible",
     ],
     "ragcache_engine.search": ["search", "errors"],
     "ragcache_engine.dashboard": [
@@ -113,6 +116,7 @@ MAY_IMPORT = {
         "tiers",
         "values",
         "errors",
+        "visible",
     ],
     "ragcache_engine.engine_chat": ["requests", "chat", "protocols", "values", "checks", "errors"],
     "ragcache_engine.anywhere": [
@@ -290,6 +294,7 @@ CLI_DOORS = [
     "serving",
     "simulation",
     "tiers.counters",
+    "visible",
 ]
 # And the files that look into a backend: they check how vLLM is installed, start it, compare with it.
 CLI_INTO_BACKENDS = {

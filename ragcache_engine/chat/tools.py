@@ -15,6 +15,7 @@ from ragcache_engine.chat.messages import plain_text
 from ragcache_engine.checks import require_items
 from ragcache_engine.errors import BadRequest, InvalidArgument, RefusedMessages
 from ragcache_engine.guide import Guide, GuideKind
+from ragcache_engine.visible import quoted
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 _ANSWER = ".answer"
@@ -94,7 +95,7 @@ def call_guide(tools: Sequence[Mapping[str, Any]], name: str | None = None) -> G
     functions = [_function(tool) for tool in tools]
     wanted = [function for function in functions if name in (None, function["name"])]
     if not wanted:
-        names = ", ".join(function["name"] for function in functions) or "none"
+        names = ", ".join(quoted(function["name"]) for function in functions) or "none"
         raise BadRequest(f"there is no tool {name!r} to call; those given are: {names}")
     definitions: dict[str, Any] = {}
     forms = [_call_schema(function, definitions) for function in wanted]

@@ -12,6 +12,7 @@ from ragcache_engine.dashboard.observation import Observation, ObservedRequest
 from ragcache_engine.observing.request_log import DocumentSource
 from ragcache_engine.tiers.tree_snapshot import DocumentBlocks, TreeSnapshot
 from ragcache_engine.values import BORROWED
+from ragcache_engine.visible import visible
 
 Figure = dict[str, Any]
 CLEAR = "rgba(0,0,0,0)"
@@ -114,7 +115,7 @@ def _areas(
         name = " + ".join(document.documents)
         yield (
             name,
-            escape(shorten(name)),
+            _html(shorten(name)),
             document.blocks[tier],
             document.uses,
             _hover(document, texts),
@@ -131,11 +132,11 @@ def _areas(
 def _hover(document: DocumentBlocks, texts: Mapping[str, str]) -> str:
     blocks = ", ".join(f"{count:,} {tier}" for tier, count in document.blocks.items() if count)
     lines = [
-        f"<b>{escape(' + '.join(document.documents))}</b>",
+        f"<b>{_html(' + '.join(document.documents))}</b>",
         f"blocks: {blocks}",
         f"used {document.uses:,} times, cached in {document.contexts:,} contexts",
     ]
-    lines += [escape(texts[name]) for name in document.documents if name in texts]
+    lines += [_html(texts[name]) for name in document.documents if name in texts]
     return "<br>".join(lines)
 
 
@@ -248,7 +249,7 @@ def draw_timelines(requests: Sequence[ObservedRequest]) -> Figure:
                 "offset": LANES[kind],
                 "marker": {"color": COLOURS[kind]},
                 "hovertext": [
-                    f"{kind} {phase.start_s:.3f} to {phase.end_s:.3f} s {escape(phase.detail)}"
+                    f"{kind} {phase.start_s:.3f} to {phase.end_s:.3f} s {_html(phase.detail)}"
                     for _, phase in bars
                 ],
                 "hoverinfo": "text",
@@ -284,7 +285,7 @@ def draw_timelines(requests: Sequence[ObservedRequest]) -> Figure:
 def request_label(request: ObservedRequest) -> str:
     """Return a name for a request that a reader tells from others: when it ended, and its id's end."""
     number = request.name.removeprefix("ragcache-")
-    return f"{_time_of_day(request.ended_at)}  {number[-6:]}"
+    return f"{_time_of_day(request.ended_at)}  {visible(number[-6:])}"
 
 
 def draw_documents(request: ObservedRequest | None) -> Figure:
@@ -292,7 +293,9 @@ def draw_documents(request: ObservedRequest | None) -> Figure:
     if request is None or not request.documents:
         return _empty("this request named no document" if request else "no request can be seen yet")
     documents = request.documents
-    rows = [f"{at}. {shorten(each.document_id)}" for at, each in enumerate(documents, start=1)]
+    rows = [
+        f"{at}. {_html(shorten(each.document_id))}" for at, each in enumerate(documents, start=1)
+    ]
     tokens = {
         "device": [each.cached.device for each in documents],
         "host": [each.cached.host for each in documents],
@@ -342,7 +345,7 @@ def draw_documents(request: ObservedRequest | None) -> Figure:
 def _why(document: DocumentSource) -> str:
     """Say how many of a document's tokens were computed, and why."""
     computed = document.computed_tokens - document.recomputed
-    return f"{computed:,} computed:<br>{escape(document.why or 'unknown why')}"
+    return f"{computed:,} computed:<br>{_html(document.why or 'unknown why')}"
 
 
 def draw_fill(seen: Observation) -> Figure:
@@ -373,6 +376,11 @@ def draw_fill(seen: Observation) -> Figure:
         yaxis={"type": "category", "categoryorder": "array", "categoryarray": tiers[::-1]},
     )
     return {"data": [trace], "layout": layout}
+
+
+def _html(text: str) -> str:
+    """Return somebody's text as Plotly is to show it: its labels may hold tags."""
+    return escape(visible(text))
 
 
 def shorten(name: str) -> str:

@@ -15,6 +15,7 @@ from ragcache_engine.dashboard.history import SOURCES, Interval, prompt_tokens
 from ragcache_engine.dashboard.observation import Observation, ObservedRequest
 from ragcache_engine.dashboard.watcher import Watcher
 from ragcache_engine.values import BORROWED
+from ragcache_engine.visible import visible
 
 CHARTS = ("tree", "ratios", "timelines", "documents", "evictions", "fill")
 SILENT_LOOKS = 5
@@ -96,7 +97,7 @@ def find_request(requests: Sequence[ObservedRequest], chosen: str | None) -> Obs
 def describe_status(seen: Observation) -> str:
     """Say when the page was brought up to date, and what is wrong."""
     when = time.strftime("%H:%M:%S", time.localtime(seen.at))
-    return f"{when}   {seen.problem}" if seen.problem else when
+    return f"{when}   {visible(seen.problem)}" if seen.problem else when
 
 
 def show_figures(seen: Observation, intervals: Sequence[Interval]) -> list[Any]:

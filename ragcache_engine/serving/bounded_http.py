@@ -20,11 +20,11 @@ class BoundedHTTP(H11Protocol):
     uvicorn would choose httptools, which bounds nothing. h11 keeps at most so many bytes of a head, of a
     chunk's size or of trailers as its setting says; it knows no times.
     head_s: how long a head may take, from the connection or from its first byte on. body_s: how long the
-    body behind it may take.
+    body behind it may take; the doors wait less for the bodies that they read.
     """
 
     head_s = 30.0
-    body_s = 300.0
+    body_s = 120.0
 
     _deadline: asyncio.TimerHandle | None = None
     _waits_for: object = None

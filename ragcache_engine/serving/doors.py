@@ -17,7 +17,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ragcache_engine.errors import KeyRefused, RAGCacheError, RequestTooLarge, RequestTooSlow
 from ragcache_engine.serving.keys import ANYBODY, Caller, Keys
 from ragcache_engine.serving.messages import PREFIX, error_to_json
-from ragcache_engine.serving.openai_bodies import TENANTS_FIELDS, TENANTS_HEADERS, rewrite_body
+from ragcache_engine.serving.openai_bodies import (
+    TENANTS_FIELDS,
+    TENANTS_HEADERS,
+    require_request_name,
+    rewrite_body,
+)
 from ragcache_engine.serving.private_counters import WithoutCounters
 from ragcache_engine.serving.room import Place, Room
 from ragcache_engine.serving.routes import Routes, Served, status_of
@@ -152,6 +157,8 @@ class Doors:
             scope = _confine(scope)
         if place is None:
             return await self._app(scope, receive, send)
+        if (name := Headers(scope=scope).get("x-request-id")) is not None:
+            require_request_name(name, "X-Request-Id")
         if path in TENANTS_FIELDS:
             written = await rewrite_body(path, body, caller, place, self._find_served, scope)
             scope, body = _with_length(scope, len(written)), written

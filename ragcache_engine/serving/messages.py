@@ -24,6 +24,7 @@ from ragcache_engine.values import (
     ModelLimits,
     SamplingOptions,
 )
+from ragcache_engine.visible import quoted
 
 PROTOCOL = 1
 """Both ends must speak the same; a change that an older end would misread raises it."""
@@ -45,7 +46,8 @@ every token."""
 LONGEST_GUIDE, MOST_CHOICES = 1 << 16, 1000
 """How many characters a guide may have, and how many texts a choice: a grammar is made of them."""
 
-RequestName = Annotated[str, Field(max_length=200)]
+RequestName = Annotated[str, Field(max_length=200, pattern=r"^[!-~]*$")]
+"""A client's own name for a request. It stands in the server's log, so it is of visible characters."""
 
 
 class _Body(BaseModel):
@@ -212,8 +214,8 @@ def options_from_json(said: Mapping[str, Any]) -> SamplingOptions:
     given = dict(said)
     if unknown := set(given) - {field.name for field in fields(SamplingOptions)}:
         raise InvalidArgument(
-            f"this server knows no option {', '.join(sorted(unknown))}: use the RAGCache version of "
-            f"the server, or leave the option out"
+            f"this server knows no option {quoted(sorted(unknown))}: use the RAGCache version of the "
+            f"server, or leave the option out"
         )
     guide = given.pop("guide", None)
     if guide is not None:

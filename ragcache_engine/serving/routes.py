@@ -60,6 +60,7 @@ from ragcache_engine.serving.messages import (
 )
 from ragcache_engine.tiers.borrowing.context import Context
 from ragcache_engine.values import Document, ModelLimits, SamplingOptions
+from ragcache_engine.visible import LONGEST_SHOWN, describe_failure, visible
 
 logger = logging.getLogger(__name__)
 
@@ -214,7 +215,7 @@ def status_of(error: Exception) -> int:
 def _log_unforeseen(error: Exception) -> None:
     """Log an error that the client is not told of. Call this where it was caught."""
     if not isinstance(error, RAGCacheError):
-        logger.exception("a request failed; please report this")
+        logger.error("a request failed; please report this\n%s", describe_failure(error))
 
 
 def require_few_documents(documents: int) -> None:
@@ -462,7 +463,7 @@ def _read(kind: type[B], body: bytes) -> B:
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(map(str, first["loc"])) or "the body"
-        raise InvalidArgument(f"{where}: {first['msg']}") from error
+        raise InvalidArgument(f"{visible(where, most=LONGEST_SHOWN)}: {first['msg']}") from error
 
 
 def _require_texts(names: Sequence[str]) -> list[str]:

@@ -511,7 +511,42 @@ def test_what_nobody_foresaw_is_logged_here_and_not_told(caplog: pytest.LogCaptu
         answer = ask(server, "/ragcache/generate", prompt="Why?", request="r").text
     assert "GenerationFailed" in answer
     assert "secret" not in answer
-    assert any("secret" in str(each.exc_info) for each in caplog.records)
+    assert "OSError: /secret is full" in caplog.text
+
+
+def test_what_a_client_wrote_forges_no_line_of_the_log(caplog: pytest.LogCaptureFixture):
+    def fail(prompt: str) -> str:
+        raise OSError(f"cannot read {prompt}")
+
+    with serve(MemoryBackend(fail)) as server:
+        ask(server, "/ragcache/generate", prompt="a\nERROR all is lost\x1b[2J", request="r")
+    assert r"cannot read a\nERROR all is lost\x1b[2J" in caplog.text
+    assert "\x1b" not in caplog.text
+
+
+@pytest.mark.parametrize("name", ["a\nb", "a\x1b[2J", "a\u202eb", "a b", "é"])
+def test_a_requests_name_stands_in_logs_and_so_is_of_visible_characters(
+    open_server: MemoryServer, name: str
+):
+    bodies = {
+        "/ragcache/generate": {"prompt": "p", "request": name},
+        "/v1/completions": {"prompt": "p", "request_id": name},
+    }
+    for path, body in bodies.items():
+        refused = ask(open_server, path, **body)
+        assert (refused.status_code, refused.json()["error"]["kind"]) == (400, "InvalidArgument")
+    header = {"X-Request-Id": name.encode("utf-8").replace(b"\n", b"\x07")}
+    refused = httpx2.post(f"{open_server.url}/v1/responses", json={}, headers=header)
+    assert (refused.status_code, refused.json()["error"]["kind"]) == (400, "InvalidArgument")
+    assert not open_server.seen
+
+
+def test_a_refusal_quotes_no_control_character(open_server: MemoryServer):
+    evil = "\u202e\x1b]52;c;x\x07"
+    for body in ({evil: 1}, {"options": {evil: 1}}, {"documents": [[0, 9, evil]]}):
+        text = ask(open_server, "/ragcache/generate", prompt="p", request="r", **body).text
+        assert "\u202e" not in text
+        assert "\x1b" not in str(json.loads(text))
 
 
 def test_limits_come_from_the_environment():

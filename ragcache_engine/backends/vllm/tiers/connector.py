@@ -45,6 +45,7 @@ from ragcache_engine.tiers.prompts import Prompt, describe_prompt
 from ragcache_engine.tiers.served_requests import ServedRequests
 from ragcache_engine.tiers.tree_snapshot import TreeSnapshot
 from ragcache_engine.tiers.wire import FinishMessage, LookedUp, MalformedRequest, RequestMessage
+from ragcache_engine.visible import describe_failure, visible
 
 if TYPE_CHECKING:
     from ragcache_engine.backends.vllm.borrowing.carrier import BorrowCarrier
@@ -145,7 +146,7 @@ class TierConnector(OffloadingConnector):
             else:
                 logger.warning(
                     "%s asked to forget documents and is not the engine's own; nothing is forgotten",
-                    request.request_id,
+                    visible(request.request_id),
                 )
         if message.looked_up and message.is_trusted:
             self._held[request.request_id] = [
@@ -184,9 +185,13 @@ class TierConnector(OffloadingConnector):
             elif borrowing and plan:
                 donors = borrowing.add(request, plan)
                 prompt = prompt.before(plan.exact_blocks)
-        except Exception:
+        except Exception as error:
             # Nothing has been changed yet, and all other requests must go on.
-            logger.exception("%s is answered without its segments, by a defect of ours", name)
+            logger.error(
+                "%s is answered without its segments, by a defect of ours\n%s",
+                visible(name),
+                describe_failure(error),
+            )
             prompt = self._describe_prompt(request, RequestMessage())
         self.cache.add_request(
             name, prompt, guess=message.guess, donors=donors, withdrawn=message.withdrawn
@@ -380,5 +385,6 @@ def _read_message(request: Request) -> RequestMessage:
             raise MalformedRequest("it has more segments than tokens")
         return message
     except MalformedRequest as error:
-        logger.warning("%s is answered without its segments: %s", request.request_id, error)
+        name = visible(request.request_id)
+        logger.warning("%s is answered without its segments: %s", name, error)
         return RequestMessage.from_dict(request.kv_transfer_params, ignore_segments=True)
