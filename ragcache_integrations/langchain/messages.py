@@ -30,7 +30,8 @@ from ragcache_integrations.langchain.usage import usage_metadata
 
 PROVIDER = "ragcache"
 
-
+_SAID = ("text", "text-plain", "refusal")
+"""Kinds of blocks that are what a model said."""
 _SHOWN = ("image", "audio", "video", "file", "text-plain")
 """Kinds of blocks that stand for data. Of these, the engine reads a plain text that is in the block."""
 
@@ -42,8 +43,8 @@ def conversation(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
     tool calls are kept; what a model did beside them, such as its reasoning, is left out.
     Raises RefusedMessages for pictures and other data, and for unknown blocks outside of answers.
     """
-    readable = [_make_readable(message, number) for number, message in enumerate(messages)]
     try:
+        readable = [_make_readable(message, number) for number, message in enumerate(messages)]
         converted = convert_to_openai_messages(readable, text_format="string")
     except (ValueError, TypeError) as error:
         raise RefusedMessages(
@@ -64,7 +65,7 @@ def _make_readable(message: BaseMessage, number: int) -> BaseMessage:
                 f"text: leave that part out, or describe in words what it shows"
             )
     if isinstance(message, AIMessage):
-        texts = [text for block in blocks if (text := _text_of(block))]
+        texts = [_text_of(block) or "" for block in blocks if block["type"] in _SAID]
         said = "".join(texts) or message.additional_kwargs.get("refusal") or ""
         calls = [*message.tool_calls, *_unlisted_calls(message)]
         return message.model_copy(update={"content": said, "tool_calls": calls})
@@ -73,6 +74,7 @@ def _make_readable(message: BaseMessage, number: int) -> BaseMessage:
     content = [
         block if (text := _text_of(block)) is None else {"type": "text", "text": text}
         for block in blocks
+        if "cachePoint" not in block  # Bedrock's hint for its cache
     ]
     return message.model_copy(update={"content": content})
 
@@ -86,7 +88,7 @@ def _unpack(block: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _text_of(block: Mapping[str, Any]) -> str | None:
-    """Return the text of one of LangChain's standard blocks; None for one that has none."""
+    """Return the text of a block, with a document's title before it; None for one that has none."""
     match block:
         case {"type": "text", "text": str(text)} | {"type": "refusal", "refusal": str(text)}:
             return text
@@ -94,9 +96,15 @@ def _text_of(block: Mapping[str, Any]) -> str | None:
             pass
         case {"type": "text-plain", "base64": str(encoded)}:
             text = b64decode(encoded).decode()
+        case {"type": "search_result", "content": list(parts)} | {
+            "type": "document",
+            "source": {"content": list(parts)},
+        } if all(part.get("type") == "text" for part in parts):
+            text = "\n".join(part["text"] for part in parts)
         case _:
             return None
-    return "\n".join([*(block[about] for about in ("title", "context") if block.get(about)), text])
+    about = {**block.get("extras", {}), **block}
+    return "\n".join(filter(None, [about.get("title"), about.get("context"), text]))
 
 
 def _unlisted_calls(message: AIMessage) -> Iterator[Any]:

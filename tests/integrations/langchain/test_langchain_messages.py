@@ -102,6 +102,24 @@ PLAIN = base64.b64encode(b"Tief, sehr tief: 594 m.").decode()
             },
         },
         {"text": "Tief, sehr tief: 594 m."},
+        {
+            "type": "search_result",
+            "source": "https://lakes.example",
+            "title": "Tief, sehr tief: 594 m.",
+            "content": [],
+        },
+        {
+            "type": "search_result",
+            "source": "https://lakes.example",
+            "content": [{"type": "text", "text": "Tief, sehr tief: 594 m."}],
+        },
+        {
+            "type": "document",
+            "source": {
+                "type": "content",
+                "content": [{"type": "text", "text": "Tief, sehr tief: 594 m."}],
+            },
+        },
     ],
     ids=known_as,
 )
@@ -121,11 +139,27 @@ def test_what_a_tool_returned_in_blocks_is_read():
     }
 
 
+@pytest.mark.parametrize("kind", [HumanMessage, SystemMessage])
+def test_hints_for_another_vendors_cache_are_passed_over(kind):
+    marked = {"type": "text", "text": "How deep?", "cache_control": {"type": "ephemeral"}}
+    (message,) = sent(kind([marked, {"cachePoint": {"type": "default"}}]))
+    assert message["content"] == "How deep?"
+
+
 def test_results_within_a_question_become_messages_of_their_own():
     result = {"type": "tool_result", "tool_use_id": "x", "content": [TEXT]}
     assert sent(HumanMessage([result])) == [
         {"role": "tool", "tool_call_id": "x", "content": "594 m."}
     ]
+
+
+def test_a_document_has_its_title_before_its_text():
+    about = {"title": "Crater Lake", "context": "A guide of 2020."}
+    plain = {"type": "text-plain", "mime_type": "text/plain", "text": "594 m.", **about}
+    source = {"type": "text", "media_type": "text/plain", "data": "594 m."}
+    for block in (plain, {"type": "document", "source": source, **about}):
+        (message,) = sent(HumanMessage([block]))
+        assert message["content"] == "Crater Lake\nA guide of 2020.\n594 m."
 
 
 UNREADABLE = [
@@ -137,6 +171,24 @@ UNREADABLE = [
     {"type": "file", "base64": "AAAA", "mime_type": "application/pdf"},
     {"type": "text-plain", "mime_type": "text/plain", "url": "https://lakes.example/crater.txt"},
 ]
+
+
+def test_a_plain_text_that_cannot_be_decoded_is_refused():
+    broken = base64.b64encode(b"\xff\xfe").decode()
+    with pytest.raises(RefusedMessages, match="cannot read"):
+        sent(HumanMessage([{"type": "text-plain", "mime_type": "text/plain", "base64": broken}]))
+
+
+NO_TEXT_WITHIN = [
+    {"type": "search_result", "source": "s", "title": "t", "content": [UNREADABLE[1]]},
+    {"type": "document", "source": {"type": "content", "content": [UNREADABLE[1]]}},
+]
+
+
+@pytest.mark.parametrize("block", NO_TEXT_WITHIN, ids=known_as)
+def test_a_document_that_is_no_text_is_refused_by_name(engine, block):
+    with pytest.raises(RefusedMessages, match=block["type"]):
+        ChatRAGCache(engine=engine).invoke([HumanMessage([TEXT, block])])
 
 
 @pytest.mark.parametrize("block", UNREADABLE, ids=known_as)
