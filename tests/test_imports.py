@@ -262,11 +262,13 @@ CLI_DOORS = [
     "serving",
     "simulation",
 ]
-# And the files that look into a backend: they check how vLLM is installed, start it, compare with it.
+# And the files that look into a backend: they check how vLLM and a model are installed, start vLLM,
+# compare with it.
 CLI_INTO_BACKENDS = {
     "ragcache_cli.diagnosis",
     "ragcache_cli.fleet_server",
     "ragcache_cli.precision",
+    "ragcache_cli.prompts",
     "ragcache_cli.server",
 }
 # What a command's file may import before it runs.
@@ -317,6 +319,7 @@ def test_a_command_imports_its_implementation_only_when_it_runs():
         "ragcache_cli.main",
         "ragcache_cli.folders",
         "ragcache_cli.logging_setup",
+        "ragcache_cli.option_names",
     }
     beneath_models = {"ragcache_cli.errors", "ragcache_cli.extras"}
     implementations = loaded - mains - LIGHT - beneath_models
