@@ -22,7 +22,7 @@ from ragcache_cli.embedding import Embedder
 from ragcache_cli.engine_settings import make_command_config
 from ragcache_cli.errors import CannotWrite, CommandError
 from ragcache_cli.files import folder_sources
-from ragcache_cli.folders import make_folder
+from ragcache_cli.folders import cache_home, make_folder
 from ragcache_cli.index import PassageIndex
 from ragcache_cli.model_prompts import prepare_model
 from ragcache_cli.model_size import local_folder, model_size
@@ -33,10 +33,8 @@ from ragcache_cli.terminal import Phases
 from ragcache_cli.trace_files import read_questions
 from ragcache_cli.visible_console import VisibleConsole
 from ragcache_cli.warming_estimate import WarmingEstimate, estimate_warming
-from ragcache_engine import Corpus, Document, RAGCacheEngine, Warmed
-from ragcache_engine.backends.choice import budget_of
+from ragcache_engine import Corpus, DiskState, Document, RAGCacheEngine, TierCounters, Warmed
 from ragcache_engine.knowledge.cost import CostProfile
-from ragcache_engine.tiers.counters import DiskState, TierCounters
 
 MIB = 1 << 20
 OTHER_CACHE = "name another folder with --disk-cache-dir"
@@ -87,7 +85,7 @@ def warm_disk(settings: WarmSettings, console: Console) -> None:
         choose_dtype(settings.dtype, settings.backend, notes),
         settings.engine,
     )
-    folder = budget_of(config).folder()
+    folder = (config.disk_cache_dir or cache_home() / "kv").expanduser()
     if settings.backend != "memory":
         make_folder(folder, OTHER_CACHE, is_private=True)
     with notes.waiting("Loading the embedding model"):

@@ -296,12 +296,14 @@ CLI_DOORS = [
     "tiers.counters",
     "visible",
 ]
-# And the files that look into a backend: they check how vLLM is installed, start it, compare with it.
+# And the files that look into a backend: they check how vLLM and a model are installed, start vLLM,
+# compare with it.
 CLI_INTO_BACKENDS = {
     "ragcache_cli.disk_warming",
     "ragcache_cli.diagnosis",
     "ragcache_cli.fleet_server",
     "ragcache_cli.precision",
+    "ragcache_cli.prompts",
     "ragcache_cli.server",
 }
 # What a command's file may import before it runs.

@@ -12,7 +12,7 @@ from ragcache_cli.disk_warming import describe_written, most_wanted
 from ragcache_cli.errors import CannotWrite
 from ragcache_cli.main import main
 from ragcache_cli.prompts import plain_form
-from ragcache_engine.tiers.counters import DiskState, TierCounters
+from ragcache_engine import DiskState, TierCounters
 
 
 def test_the_sets_asked_for_most_are_chosen_each_once_and_those_alike_stand_together():
