@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from ragcache_cli.main import main
-from ragcache_engine import EngineConfig
+from ragcache_engine import Corpus, Document, EngineConfig, RAGCacheEngine, SamplingOptions
 from ragcache_engine.anywhere.calibration import Calibration, CalibrationKey
 from ragcache_engine.dashboard import ServerObserver
 
@@ -55,7 +55,7 @@ def test_without_the_flag_nothing_of_it_is_there(
     assert "--worker-cls" not in words
 
 
-def test_the_calibrated_ratio_is_the_one_for_documents_stored_alone(
+def test_the_calibrated_ratio_is_the_one_for_documents_behind_neighbours(
     demo_model: str,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -71,7 +71,16 @@ def test_the_calibrated_ratio_is_the_one_for_documents_stored_alone(
         key.path.parent.mkdir(parents=True, exist_ok=True)
         key.path.write_text(found.to_json())
     words = shown(capsys, demo_model, "--reuse", "anywhere")
-    assert settings_of(words)["recompute_ratio"] == 0.5, "a request cannot name neighbours"
+    assert settings_of(words)["recompute_ratio"] == 0.1, "a client tells its documents' neighbours"
+    assert settings_of(words)["least_rouge_l"] == pytest.approx(0.95 * 0.98)
+
+
+def test_missing_donors_are_left_to_idle_time_unless_asked_otherwise(
+    demo_model: str, capsys: pytest.CaptureFixture[str]
+):
+    assert settings_of(shown(capsys, demo_model, *ANYWHERE))["donors_later"]
+    words = shown(capsys, demo_model, *ANYWHERE, "--missing-donors", "compute")
+    assert not settings_of(words)["donors_later"]
 
 
 def test_a_ratio_beyond_one_is_refused(demo_model: str, capsys: pytest.CaptureFixture[str]):
@@ -93,7 +102,8 @@ def test_requests_with_segments_borrow_and_exact_ones_do_not(
     given = ("--port", str(port), "--host", "127.0.0.1", "--max-model-len", "1024")
     given += ("--kv-cache-memory-bytes", "200000000", "--dtype", "float32")
     monkeypatch.setenv("RAGCACHE_OPERATOR_KEY", KEY)
-    assert main(["serve", demo_model, *ANYWHERE, "--show", "--", *given]) == 0
+    borrowing = (*ANYWHERE, "--missing-donors", "compute")
+    assert main(["serve", demo_model, *borrowing, "--show", "--", *given]) == 0
     words = shlex.split(capsys.readouterr().out)
     log = tmp_path / "log"
     with open(log, "wb") as written:
@@ -116,9 +126,31 @@ def test_requests_with_segments_borrow_and_exact_ones_do_not(
         exact = ask(port, demo_model, {"segments": segments, "exact": True})
         assert "reuse" not in exact
         assert "exact" in exact["why_exact"]
+        assert_borrows_behind_neighbours(f"http://127.0.0.1:{port}")
     finally:
         server.terminate()
         server.wait(60)
+
+
+def assert_borrows_behind_neighbours(url: str) -> None:
+    tides, salt, reefs = (
+        Document(name, f"All that is known about {name} is written here. " * 8)
+        for name in ("tides", "salt", "reefs")
+    )
+    corpus = Corpus(1, lambda documents: [reefs for _ in documents])
+    with RAGCacheEngine.connect(url) as engine:
+        assert (engine.config.reuse, engine.config.donors) == ("anywhere", "neighbours")
+        with engine.retrieval("Why?") as retrieval:
+            retrieval.look_up_neighbours([tides, salt], corpus)
+            retrieval.found([tides, salt])
+        prompt = f"You know the sea.\n\n{tides.text}\n\n{salt.text}\n\nWhy?"
+        usage = engine.generate(prompt, options=SamplingOptions(max_tokens=2)).usage
+    assert usage.reused[1].document == "salt"
+    assert usage.reused[1].borrowed > usage.reused[1].recomputed > 0
+    tree = ServerObserver(url, KEY).observe(with_tree=True).tree
+    assert tree is not None
+    named = {name for one in tree.documents for name in one.documents}
+    assert "reefs" in named, "no prompt has it: a donor stands behind it"
 
 
 def wait_for(url: str, server: subprocess.Popen[bytes], log: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
 
@@ -411,6 +412,28 @@ async def test_each_part_of_a_body_is_measured_once(keys_file: Path):
 
     assert await status_at(doors_of(keys_file), SHOP, receive) == 200
     assert CountedPart.asked <= 2 * len(parts)
+
+
+async def test_a_completion_leaves_no_idle_time_until_it_has_its_answer(keys_file: Path):
+    running: list[str] = []
+
+    @contextmanager
+    def occupied() -> Iterator[None]:
+        running.append("a completion")
+        yield
+        running.clear()
+
+    async def serve_one(scope: Scope) -> Served:
+        return Served(cast("Backend", None), ModelLimits(1, 1, 1), (), occupied=occupied)
+
+    async def behind(scope: Scope, receive: Receive, send: Send) -> None:
+        assert running == ["a completion"]
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    keys = Keys(keys_file)
+    doors = Doors(behind, Limits(), lambda scope: keys, serve_one)
+    assert await status_at(doors, SHOP, saying()) == 200
+    assert running == []
 
 
 def doors_of(keys_file: Path, limits: Limits | None = None) -> Doors:

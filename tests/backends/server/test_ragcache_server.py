@@ -24,10 +24,12 @@ from ragcache_engine import (
     SamplingOptions,
     SpeculationOutcome,
 )
+from ragcache_engine.anywhere.idle_backend import with_idle_work
 from ragcache_engine.anywhere.neighbours import context_behind
 from ragcache_engine.backends.memory import MemoryBackend, Stall
-from ragcache_engine.protocols import BackendRequest, Conversation
+from ragcache_engine.protocols import Backend, BackendRequest, Conversation
 from ragcache_engine.serving import routes
+from ragcache_engine.tiers.borrowing.plan import WhyExact
 from ragcache_engine.values import SegmentKind
 
 A, B = (Document(name, f"Passage {name} says something of its own. " * 12) for name in "ab")
@@ -54,7 +56,7 @@ class Recording(MemoryBackend):
 
 @contextmanager
 def client_of(
-    backend: MemoryBackend,
+    backend: Backend,
     tool_parser: str | None = None,
     reuse: Mapping[str, Any] | None = None,
     **settings: Any,
@@ -266,6 +268,17 @@ def test_what_a_client_warms_the_server_stores_behind_its_neighbours():
         assert all(request.makes_donors for request in backend.asked)
         answer = engine.generate(prompt_of(C, B), [C, B])
     assert answer.usage.borrowed.device > 0
+
+
+def test_a_server_prepares_what_clients_asked_about_while_it_has_no_request():
+    inner = MemoryBackend(recompute_ratio=0.25, donors_later=True)
+    idle = with_idle_work(inner, prepares_later=True, recheck_share=0.0, least=None)
+    with client_of(idle.backend, reuse={**ANYWHERE, "missing_donors": "later"}) as engine:
+        first = engine.generate(prompt_of(A, B), [A, B])
+        assert first.usage.why_exact == WhyExact.NOT_PREPARED.value
+        assert engine.stats().unprepared == 0, "the client itself prepares nothing"
+        assert eventually(lambda: idle.reports[0]()["unprepared"] == 0)
+        assert engine.generate(prompt_of(C, B), [C, B]).usage.borrowed.device > 0
 
 
 def test_a_server_that_borrows_nothing_is_told_no_neighbours():
