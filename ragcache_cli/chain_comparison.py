@@ -63,6 +63,7 @@ from ragcache_cli.quick_imports import pausing_garbage_collection
 from ragcache_cli.side_by_side import LEGEND, show_question
 from ragcache_cli.terminal import Phases
 from ragcache_cli.trace_files import read_questions
+from ragcache_cli.visible_console import VisibleConsole
 from ragcache_engine import EngineConfig, RAGCacheEngine, SamplingOptions, Warmed
 
 ABOUT_PYTHON = INSTRUCTION.format(about="about Python")
@@ -446,7 +447,7 @@ def _show_results(
     console.print()
     report = output / "report.txt"
     text = StringIO()
-    for shown in (console, Console(file=text, width=REPORT_WIDTH)):
+    for shown in (console, VisibleConsole(file=text, width=REPORT_WIDTH)):
         shown.print(table([new, again], shown.width))
         for line in summary(new, again, prefill_s):
             shown.print(line, highlight=False)

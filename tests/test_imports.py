@@ -355,6 +355,7 @@ def test_a_command_imports_its_implementation_only_when_it_runs():
         "ragcache_cli.folders",
         "ragcache_cli.logging_setup",
         "ragcache_cli.option_names",
+        "ragcache_cli.visible_console",
     }
     beneath_models = {"ragcache_cli.errors", "ragcache_cli.extras"}
     implementations = loaded - mains - LIGHT - beneath_models

@@ -45,7 +45,7 @@ def test_a_form_for_calls_keeps_each_tools_own_schema():
 
 def test_a_tool_may_be_named_and_must_be_there():
     assert make_sample(call_guide([ADD, NOW], "now").schema)["name"] == "now"
-    with pytest.raises(BadRequest, match="add, now"):
+    with pytest.raises(BadRequest, match="'add', 'now'"):
         call_guide([ADD, NOW], "sub")
     with pytest.raises(BadRequest, match="none"):
         call_guide([])

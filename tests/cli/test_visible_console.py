@@ -20,7 +20,8 @@ EVIL = "tides\x1b]52;c;cm0gLXJmIH4=\x07\x9b2J\u202etxt"
 
 def printed(what: object, *, terminal: bool = False, **options: object) -> str:
     file = StringIO()
-    VisibleConsole(file=file, width=120, force_terminal=terminal).print(what, **options)  # type: ignore[arg-type]
+    console = VisibleConsole(file=file, width=120, force_terminal=terminal, highlight=False)
+    console.print(what, **options)  # type: ignore[arg-type]
     return file.getvalue()
 
 
