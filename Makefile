@@ -46,6 +46,10 @@ test-versions: $(READY) ## the tests on every promised version of vLLM, LangChai
 test-versions-quick: $(READY) ## the least of them, on promised versions that are not installed (4 minutes without AVX-512)
 	@$(PYTHON) tools/test_versions.py --quick
 
+.PHONY: test-pythons
+test-pythons: $(READY) ## the tests without a model on every promised Python found here, an environment for each (long)
+	@$(PYTHON) tools/test_pythons.py
+
 .PHONY: newest-vllm
 newest-vllm: $(READY) ## say whether vLLM or a framework has a version that was never tried
 	@$(PYTHON) tools/test_versions.py --newest

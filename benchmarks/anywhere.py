@@ -81,6 +81,7 @@ def measure(
         device_cache=ByteSize(6 << 30),
         reuse="anywhere",
         recompute_ratio=0.0,
+        missing_donors="compute",
         donors="neighbours",
         speculation="off",
         vllm_args={"dtype": "float32", "max_model_len": 8192},

@@ -166,6 +166,7 @@ def _start(model: str, eager: bool, donors: Donors, **tiers: Any) -> Iterator[RA
         backend="vllm",
         reuse="anywhere",
         recompute_ratio=RATIO,
+        missing_donors="compute",
         donors=donors,
         speculation="off",
         vllm_args={

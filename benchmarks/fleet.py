@@ -142,7 +142,6 @@ class Door:
 @contextmanager
 def fleet(device_mib: int, disk: Path | None = None, replicas: int = 2) -> Iterator[Door]:
     """Run replicas of the demo's model in float32."""
-    os.environ["RAGCACHE_OPERATOR_KEY"] = OPERATOR
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
     server = ["-m", "ragcache_cli", "serve", str(demo_model())]
     if disk is not None:
@@ -154,7 +153,7 @@ def fleet(device_mib: int, disk: Path | None = None, replicas: int = 2) -> Itera
     settings = FleetSettings(
         (*server, "--", "--dtype", "float32", *limits), replicas=replicas, splits_cores=True
     )
-    with running_fleet(settings, host="127.0.0.1", port=port):
+    with running_fleet(settings, host="127.0.0.1", port=port, operator_key=OPERATOR):
         yield Door(f"http://127.0.0.1:{port}")
 
 

@@ -60,7 +60,6 @@ SLOT_BYTES = 16
 NO_CONNECTOR = {"kv_transfer_config": None}
 TOKEN_S = 1e-3
 """Seconds that the assumed model takes for one prompt token."""
-OPERATOR_KEY = "operator"
 ANSWER = 7
 """The token that every answer repeats."""
 
@@ -171,7 +170,6 @@ class ModellessEngine:
             disk_bytes=disk_bytes,
             disk_folder=disk_folder,
             reorder_window=reorder_window,
-            operator_key=OPERATOR_KEY,
             recompute_ratio=recompute_ratio,
             any_donors=any_donors,
             donors_later=donors_later,
@@ -234,7 +232,7 @@ class ModellessEngine:
         guess: str | None = None,
         is_provisional: bool = False,
         adopted: Iterable[str] = (),
-        operator_key: str | None = OPERATOR_KEY,
+        is_trusted: bool = True,
         is_exact: bool = False,
         contexts: Mapping[str, Context] = MappingProxyType({}),
         makes_donors: bool = False,
@@ -252,7 +250,7 @@ class ModellessEngine:
             guess,
             is_provisional,
             tuple(adopted),
-            operator_key=operator_key,
+            is_trusted=is_trusted,
             is_exact=is_exact,
             contexts=contexts,
             makes_donors=makes_donors,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,17 +14,19 @@ from rich.markup import escape
 from ragcache_cli import embedding, timeline
 from ragcache_cli.corpus_index import load_corpus_index
 from ragcache_cli.embedding import Embedder
-from ragcache_cli.engine_settings import make_config
+from ragcache_cli.engine_settings import make_command_config
 from ragcache_cli.files import folder_sources
 from ragcache_cli.index import PassageIndex
 from ragcache_cli.model_prompts import prepare_model
 from ragcache_cli.models import DEMO_MODEL, DEMO_MODEL_NAME
+from ragcache_cli.option_names import in_options
 from ragcache_cli.passage_neighbours import as_document, corpus_of
 from ragcache_cli.passages import Passage
 from ragcache_cli.precision import choose_dtype
 from ragcache_cli.prompts import PromptForm
 from ragcache_cli.reuse_lines import document_notes, exactness_line, usage_line
 from ragcache_cli.terminal import Phases
+from ragcache_cli.visible_console import VisibleConsole
 from ragcache_engine import (
     Corpus,
     Document,
@@ -49,7 +51,7 @@ class AskSettings:
     questions: if there are none, read them from standard input, one per line.
     timeline: whether to show what happened when. pictures: a PNG file or a folder for the timeline's
       picture.
-    reuse: the settings of EngineConfig that say which tensors of documents to reuse.
+    engine: further settings of EngineConfig. options: names of the command's arguments.
     """
 
     questions: tuple[str, ...]
@@ -61,7 +63,8 @@ class AskSettings:
     max_tokens: int
     timeline: bool = False
     pictures: Path | None = None
-    reuse: Mapping[str, Any] = field(default_factory=dict)
+    engine: Mapping[str, Any] = field(default_factory=dict)
+    options: Container[str] = ()
 
     def __post_init__(self) -> None:
         if self.top_k < 1:
@@ -73,23 +76,19 @@ def answer_questions(settings: AskSettings, console: Console) -> int:
 
     Raises RAGCacheError if no question can be answered: no corpus, no model, or no engine.
     """
-    notes = Phases(Console(stderr=True))
+    notes = Phases(VisibleConsole(stderr=True))
     sources = folder_sources(settings.corpus)
     # Before the minutes that a large folder takes: the model may not be there.
     model, form = prepare_model(settings.model, settings.backend, notes)
+    config = make_command_config(
+        model,
+        settings.backend,
+        choose_dtype(settings.dtype, settings.backend, notes),
+        settings.engine,
+    )
     with notes.waiting("Loading the embedding model"):
         embedder = embedding.load_embedder()
     index = load_corpus_index(settings.corpus, sources, embedder, notes)
-    arguments = {"dtype": choose_dtype(settings.dtype, settings.backend, notes)}
-    config = make_config(
-        {
-            "model": model,
-            "backend": settings.backend,
-            "vllm_log": "show",
-            "vllm_args": arguments,
-            **settings.reuse,
-        }
-    )
     corpus, failed, has_answered = corpus_of(index), 0, False
     with notes.waiting("Starting the engine"):
         engine = RAGCacheEngine(config)
@@ -102,7 +101,9 @@ def answer_questions(settings: AskSettings, console: Console) -> int:
                     _show_timeline(question, usage, number, settings, console)
             except RAGCacheError as error:
                 failed += 1
-                notes.console.print(f"[red]error:[/red] {escape(str(error))}", highlight=False)
+                shown = in_options(str(error), settings.options)
+                line = f"[red]error:[/red] {escape(shown)}"
+                notes.console.print(line, highlight=False, soft_wrap=True)
     if has_answered and settings.model == DEMO_MODEL and settings.backend == "vllm":
         notes.console.print(SMALL_MODEL, highlight=False)
     return failed

@@ -14,11 +14,11 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
+from io import StringIO
 from itertools import permutations
 from pathlib import Path
 from typing import Any
 
-from pydantic import ByteSize
 from rich.console import Console
 
 from ragcache_cli import embedding
@@ -35,10 +35,17 @@ from ragcache_cli.corpus_index import load_corpus_index
 from ragcache_cli.corpus_warming import warm_corpus
 from ragcache_cli.demo_report import draw, next_steps, summary, table, write_figures
 from ragcache_cli.embedding import Embedder
+from ragcache_cli.engine_settings import make_command_config
 from ragcache_cli.errors import CommandError
 from ragcache_cli.extras import needed
 from ragcache_cli.files import folder_sources
-from ragcache_cli.folders import cache_home
+from ragcache_cli.folders import (
+    OTHER_OUTPUT,
+    cache_home,
+    make_folder,
+    whole_file,
+    write_whole,
+)
 from ragcache_cli.framework_indexes import build_langchain_store, build_llamaindex_index
 from ragcache_cli.index import PassageIndex, update_index
 from ragcache_cli.machine import installed_versions, this_machine
@@ -118,7 +125,7 @@ def compare_chains(settings: DemoSettings, console: Console) -> None:
     Raises RAGCacheError.
     """
     started_s, phases = time.monotonic(), Phases(console)
-    _make_output_folder(settings.output)
+    make_folder(settings.output, OTHER_OUTPUT)
     with needed("the demo"):
         others = OthersWatch()
     with phases.waiting("Loading libraries"):
@@ -178,8 +185,8 @@ def compare_chains(settings: DemoSettings, console: Console) -> None:
         ended = [beside.submit(one.close) for one in (engine, stock)]
         report = _show_results(new, again, prefill_s, settings.output, console)
         picture = settings.output / "ttft.png"
-        with phases.waiting("Drawing the picture"):
-            draw([new, again], picture)
+        with phases.waiting("Drawing the picture"), whole_file(picture, OTHER_OUTPUT) as drawn:
+            draw([new, again], drawn)
         with phases.waiting("Closing both"):
             for one in ended:
                 one.result()
@@ -242,16 +249,6 @@ def _count_cores() -> str:
     return f"{cores} core{'s' * (cores > 1)}"
 
 
-def _make_output_folder(folder: Path) -> None:
-    """Make the folder now, because an error after minutes of work would lose the result."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise CommandError(
-            f"the output folder {folder} cannot be made ({error.strerror}); choose with --output"
-        ) from error
-
-
 def _import_all(framework: str) -> None:
     """Import what later phases need, of the frameworks only what the settings ask for.
 
@@ -283,20 +280,18 @@ def _engine_config(model: str, dtype: str, settings: DemoSettings) -> EngineConf
         device_bytes = device_tokens * token_bytes
     if host_bytes is None:
         host_bytes = HOST_TOKENS * token_bytes
-    return EngineConfig(
-        model=model,
-        backend="vllm",
-        reuse="anywhere",
-        donors="neighbours",
-        recompute_ratio=settings.recompute_ratio,
-        recheck_share=0,  # nothing is computed between the questions
-        device_cache=ByteSize(device_bytes),
-        host_cache=ByteSize(host_bytes),
-        disk_cache=ByteSize(host_bytes),
-        disk_cache_dir=cache_home() / "demo" / "kv",
-        vllm_log="show",
-        vllm_args={"max_model_len": context, "max_num_batched_tokens": context, "dtype": dtype},
-    )
+    engine = {
+        "reuse": "anywhere",
+        "donors": "neighbours",
+        "recompute_ratio": settings.recompute_ratio,
+        "recheck_share": 0,  # nothing is computed between the questions
+        "device_cache": device_bytes,
+        "host_cache": host_bytes,
+        "disk_cache": host_bytes,
+        "disk_cache_dir": cache_home() / "demo" / "kv",
+        "vllm_args": {"max_model_len": context, "max_num_batched_tokens": context},
+    }
+    return make_command_config(model, "vllm", dtype, engine)
 
 
 def _start_both(
@@ -450,11 +445,12 @@ def _show_results(
     """Print table and summary, and write them to a file too. Returns its path."""
     console.print()
     report = output / "report.txt"
-    with report.open("w", encoding="utf-8") as file:
-        for shown in (console, Console(file=file, width=REPORT_WIDTH)):
-            shown.print(table([new, again], shown.width))
-            for line in summary(new, again, prefill_s):
-                shown.print(line, highlight=False)
+    text = StringIO()
+    for shown in (console, Console(file=text, width=REPORT_WIDTH)):
+        shown.print(table([new, again], shown.width))
+        for line in summary(new, again, prefill_s):
+            shown.print(line, highlight=False)
+    write_whole(report, text.getvalue(), OTHER_OUTPUT)
     return report
 
 

@@ -224,7 +224,7 @@ class RAGCacheLangChain:
         for piece in self._chain.stream(question, config={"callbacks": [heard]}):
             say(piece)
             pieces.append(piece)
-        return _measured_answer(question, heard, "".join(pieces), "cache_read_", self.model)
+        return _measured_answer(question, heard, "".join(pieces), self.model)
 
 
 class RAGCacheLlamaIndex:
@@ -283,7 +283,7 @@ class RAGCacheLlamaIndex:
             say(piece)
             pieces.append(piece)
         answer = "".join(pieces)
-        return _measured_answer(question, self._listener, answer, "cached_tokens_", self.model)
+        return _measured_answer(question, self._listener, answer, self.model)
 
 
 def _side_of(is_exact: bool) -> str:
@@ -304,12 +304,7 @@ def _langchain_listener() -> Any:
 
         def on_llm_end(self, response: Any, **kwargs: Any) -> None:
             info = response.generations[0][0].generation_info or {}
-            usage = info["usage_metadata"]
-            self.cost = {
-                "ttft_s": info["ttft_s"],
-                "prompt_tokens": usage["input_tokens"],
-                **usage["input_token_details"],
-            }
+            self.cost = {**info, "prompt_tokens": info["usage_metadata"]["input_tokens"]}
 
     return Listener()
 
@@ -344,12 +339,10 @@ def _llamaindex_listener() -> Any:
     return Listener()
 
 
-def _measured_answer(
-    question: str, heard: Any, answer: str, tier: str, engine: RAGCacheEngine
-) -> Asked:
+def _measured_answer(question: str, heard: Any, answer: str, engine: RAGCacheEngine) -> Asked:
     """Make an Asked of an answer, of its cost and of what the engine remembers of the request.
 
-    heard: one of the listeners. tier: the text that the integration writes before a tier's name.
+    heard: one of the listeners.
     """
     if "ttft_s" not in heard.cost:
         raise CommandError("the answer came without what it cost; please report this")
@@ -360,7 +353,7 @@ def _measured_answer(
         answer=answer,
         ttft_s=heard.cost["ttft_s"],
         prompt_tokens=heard.cost["prompt_tokens"],
-        cached=CachedTokens(**{name.value: heard.cost[f"{tier}{name.value}"] for name in Tier}),
+        cached=CachedTokens(**{t.value: heard.cost[f"cached_tokens_{t.value}"] for t in Tier}),
         borrowed=request.usage.borrowed,
         passages=describe_passages(request),
     )

@@ -10,8 +10,8 @@ from rich.markup import escape
 
 from ragcache_cli.corpus_sources import Source
 from ragcache_cli.embedding import Embedder
-from ragcache_cli.files import INDEX_FOLDER
-from ragcache_cli.folders import cache_home
+from ragcache_cli.files import INDEX_FOLDER, describe_left_out
+from ragcache_cli.folders import OTHER_HOME, cache_home, make_folder
 from ragcache_cli.index import PassageIndex, update_index
 from ragcache_cli.terminal import Phases
 
@@ -21,17 +21,18 @@ def load_corpus_index(
 ) -> PassageIndex:
     """Bring the index of a folder up to date and load it. Prints which files were left out, and why.
 
-    sources: the files of the folder. Raises what `update_index` raises.
+    sources: the files of the folder. Raises CannotWrite, EmptyCorpus, MissingExtra.
     """
     folder = index_folder(corpus)
+    make_folder(folder.parent, OTHER_HOME)
     if folder.parent.name != INDEX_FOLDER:
         note = f"{corpus} is not writable; its index is kept in {folder}"
         notes.console.print(escape(note), soft_wrap=True)
     with notes.waiting("Indexing the corpus") as done:
         index = update_index(folder, sources, embedder, done).index
-    for name, reason in index.skipped.items():
-        line = f"[yellow]left out[/yellow] {escape(f'{name}: {reason}')}"
-        notes.console.print(line, soft_wrap=True)
+    skipped = [f"{name}: {reason}" for name, reason in index.skipped.items()]
+    for line in [*skipped, *describe_left_out(corpus)]:
+        notes.console.print(f"[yellow]left out[/yellow] {escape(line)}", soft_wrap=True)
     return index
 
 

@@ -13,6 +13,7 @@ from rich import box
 from rich.table import Table
 
 from ragcache_cli.extras import needed
+from ragcache_cli.folders import OTHER_OUTPUT, write_whole
 from ragcache_cli.machine import Machine
 from ragcache_cli.measurements import Asked, Round, Run, Side, mean_likeness, same_answers
 from ragcache_engine import Warmed
@@ -224,7 +225,7 @@ def write_figures(
     settings: Mapping[str, Any],
     phases_s: Mapping[str, float],
 ) -> None:
-    """Write all measurements, the machine and the versions as JSON."""
+    """Write all measurements, the machine and the versions as JSON. Raises CannotWrite."""
     content = {
         "settings": dict(settings),
         "machine": asdict(machine),
@@ -236,7 +237,7 @@ def write_figures(
             for one in rounds
         ],
     }
-    path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_whole(path, json.dumps(content, indent=1, ensure_ascii=False) + "\n", OTHER_OUTPUT)
 
 
 def _figures(run: Run, stock: Run) -> dict[str, Any]:

@@ -19,9 +19,10 @@ from ragcache_cli import embedding
 from ragcache_cli.corpus_index import load_corpus_index
 from ragcache_cli.corpus_warming import warm_corpus
 from ragcache_cli.embedding import Embedder
-from ragcache_cli.engine_settings import make_config
-from ragcache_cli.errors import CommandError
+from ragcache_cli.engine_settings import make_command_config
+from ragcache_cli.errors import CannotWrite, CommandError
 from ragcache_cli.files import folder_sources
+from ragcache_cli.folders import cache_home, make_folder
 from ragcache_cli.index import PassageIndex
 from ragcache_cli.model_prompts import prepare_model
 from ragcache_cli.model_size import local_folder, model_size
@@ -30,11 +31,13 @@ from ragcache_cli.precision import choose_dtype
 from ragcache_cli.prompts import PromptForm
 from ragcache_cli.terminal import Phases
 from ragcache_cli.trace_files import read_questions
+from ragcache_cli.visible_console import VisibleConsole
 from ragcache_cli.warming_estimate import WarmingEstimate, estimate_warming
-from ragcache_engine import Corpus, Document, RAGCacheEngine, Warmed
+from ragcache_engine import Corpus, DiskState, Document, RAGCacheEngine, TierCounters, Warmed
 from ragcache_engine.knowledge.cost import CostProfile
 
 MIB = 1 << 20
+OTHER_CACHE = "name another folder with --disk-cache-dir"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,25 +74,24 @@ def warm_disk(settings: WarmSettings, console: Console) -> None:
 
     Raises RAGCacheError of the corpus, the query log, the configuration or the engine.
     """
-    notes = Phases(Console(stderr=True))
+    notes = Phases(VisibleConsole(stderr=True))
     questions = read_questions(settings.questions) if settings.questions else []
     sources = folder_sources(settings.corpus)
     # Before the minutes that a large folder takes: the model may not be there.
     model, form = prepare_model(settings.model, settings.backend, notes)
+    config = make_command_config(
+        model,
+        settings.backend,
+        choose_dtype(settings.dtype, settings.backend, notes),
+        settings.engine,
+    )
+    folder = (config.disk_cache_dir or cache_home() / "kv").expanduser()
+    if settings.backend != "memory":
+        make_folder(folder, OTHER_CACHE, is_private=True)
     with notes.waiting("Loading the embedding model"):
         embedder = embedding.load_embedder()
     index = load_corpus_index(settings.corpus, sources, embedder, notes)
     sets = _find_sets(questions, index, embedder, settings, notes)
-    arguments = {"dtype": choose_dtype(settings.dtype, settings.backend, notes)}
-    config = make_config(
-        {
-            "model": model,
-            "backend": settings.backend,
-            "vllm_log": "show",
-            "vllm_args": arguments,
-            **settings.engine,
-        }
-    )
     with notes.waiting("Starting the engine"):
         engine = RAGCacheEngine(config)
     with engine:
@@ -105,16 +107,28 @@ def warm_disk(settings: WarmSettings, console: Console) -> None:
         else:
             warmed = _warm_sets(engine, sets, index, form)
             what = f"{warmed.sets} sets of documents"
-        written = engine.stats().tiers.written_bytes
+        tiers = engine.stats().tiers
     if warmed.left_out:
         what += f" ({len(warmed.left_out)} of them left out, see above)"
     asked = f", asked for by {len(questions)} questions" if questions else ""
     console.print(
         f"{what}{asked}: {warmed.prompt_tokens} tokens, {warmed.computed_tokens} of them computed now; "
-        f"{written / MIB:.0f} MiB written to {escape(str(config.disk_cache_dir or 'disk'))}",
+        f"{escape(describe_written(tiers, folder, settings.backend))}",
         highlight=False,
         soft_wrap=True,
     )
+
+
+def describe_written(tiers: TierCounters, folder: Path, backend: str) -> str:
+    """Say how much was written where. Raises CannotWrite if the folder takes no more."""
+    if backend == "memory":
+        return "nothing is written without a model"
+    if tiers.disk in (DiskState.OFF, DiskState.READ_ONLY):
+        raise CannotWrite(
+            f"the disk cache in {folder} is {tiers.disk}, with {tiers.written_bytes / MIB:.0f} MiB "
+            f"written: make room there, or {OTHER_CACHE}"
+        )
+    return f"{tiers.written_bytes / MIB:.0f} MiB written to {folder}"
 
 
 def _find_sets(

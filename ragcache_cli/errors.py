@@ -4,6 +4,7 @@ RAGCacheError
 └── CommandError                     the command cannot go on; shown as one line
     ├── MissingExtra                 a package of an optional extra is not installed
     ├── EmptyCorpus                  the folder holds nothing that could be read
+    ├── CannotWrite                  what the command makes cannot be written where it belongs
     ├── BadTrace                     a retrieval trace or query log cannot be read
     └── DemoModelUnavailable         the demo's model could not be made
 """
@@ -23,6 +24,10 @@ class MissingExtra(CommandError):
 
 class EmptyCorpus(CommandError):
     """The folder does not exist, or holds no text that can be read."""
+
+
+class CannotWrite(CommandError):
+    """What the command makes cannot be written. The message says how to name another place."""
 
 
 class BadTrace(CommandError):

@@ -5,7 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator
+import stat
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
@@ -14,41 +16,102 @@ from ragcache_cli.corpus_sources import Section, Source, Unreadable
 from ragcache_cli.errors import EmptyCorpus
 
 INDEX_FOLDER = ".ragcache"
+NAMED = 3
+"""So many files of each kind that is not read are named."""
 BLOCK_TAGS = (
     "address article aside blockquote dd div dl dt figure footer form h1 h2 h3 h4 h5 h6 header hr "
     "li main ol p pre section table td th tr ul"
 )
 
 
+@dataclass(frozen=True, slots=True)
+class _Listing:
+    """What lies below a folder. refused: the folders that cannot be listed, the folder itself perhaps."""
+
+    read: list[Path] = field(default_factory=list)
+    others: list[Path] = field(default_factory=list)
+    refused: dict[Path, OSError] = field(default_factory=dict)
+
+
 def folder_sources(folder: Path) -> list[Source]:
     """List every file of a readable kind below the folder, by name. Skips hidden files and folders.
 
-    Raises EmptyCorpus if there is no such folder or no such file.
+    Raises EmptyCorpus if there is no such folder, it cannot be listed, or has no such file.
     """
-    if not folder.is_dir():
+    found = _list_files(folder)
+    error = found.refused.get(folder)
+    if isinstance(error, FileNotFoundError | NotADirectoryError):
         raise EmptyCorpus(f"the corpus {folder} is no folder: give one with --corpus")
-    found = [_file_source(folder, path) for path in _files(folder)]
-    if not found:
+    if error is not None:
+        raise EmptyCorpus(f"the corpus {folder} cannot be read: {error.strerror}")
+    if not found.read:
         kinds = ", ".join(sorted(READERS))
-        raise EmptyCorpus(f"the folder {folder} holds no file of a kind that can be read: {kinds}")
-    return found
+        raise EmptyCorpus(
+            "; ".join(
+                [
+                    f"the folder {folder} holds no file of a kind that can be read: {kinds}",
+                    *_describe_left_out(folder, found),
+                ]
+            )
+        )
+    return [_file_source(folder, path) for path in found.read]
 
 
-def _files(folder: Path) -> Iterator[Path]:
-    for place, folders, names in os.walk(folder):
+def describe_left_out(folder: Path) -> list[str]:
+    """Say which files below the folder are of no readable kind, and which folders cannot be listed."""
+    return _describe_left_out(folder, _list_files(folder))
+
+
+def _describe_left_out(folder: Path, found: _Listing) -> list[str]:
+    said = [
+        f"the folder {path.relative_to(folder)} cannot be read: {error.strerror}"
+        for path, error in found.refused.items()
+    ]
+    kinds: dict[str, list[str]] = {}
+    for path in found.others:
+        kinds.setdefault(path.suffix.lower(), []).append(path.relative_to(folder).as_posix())
+    if kinds:
+        counted = ", ".join(
+            f"{len(names)} {kind or 'without a kind'} ({_name_some(names)})"
+            for kind, names in sorted(kinds.items(), key=lambda each: each[0] or "~")
+        )
+        said.append(
+            f"files of other kinds: {counted}. To have their text read, convert them into md or txt "
+            f"(pandoc, pdftotext), or use the loaders of LangChain or LlamaIndex in a program of yours"
+        )
+    return said
+
+
+def _name_some(names: list[str]) -> str:
+    more = ["..."] if len(names) > NAMED else []
+    return ", ".join([*names[:NAMED], *more])
+
+
+def _list_files(folder: Path) -> _Listing:
+    found = _Listing()
+
+    def refuse(error: OSError) -> None:
+        found.refused[Path(error.filename)] = error
+
+    for place, folders, names in os.walk(folder, onerror=refuse):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for name in sorted(names):
             path = Path(place, name)
-            if not name.startswith(".") and path.suffix.lower() in READERS and path.is_file():
-                yield path
+            if not name.startswith("."):
+                (found.read if path.suffix.lower() in READERS else found.others).append(path)
+    return found
 
 
 def _file_source(folder: Path, path: Path) -> Source:
-    state = path.stat()
+    try:
+        state = path.stat()
+        size_bytes, mtime_ns = state.st_size, state.st_mtime_ns
+    except OSError:
+        size_bytes, mtime_ns = 0, -1  # reading it will say why
     return Source(
         name=path.relative_to(folder).as_posix(),
-        size_bytes=state.st_size,
-        mtime_ns=state.st_mtime_ns,
+        size_bytes=size_bytes,
+        mtime_ns=mtime_ns,
         digest=lambda: _digest(path),
         read=lambda: read_file(path),
     )
@@ -56,14 +119,22 @@ def _file_source(folder: Path, path: Path) -> Source:
 
 def _digest(path: Path) -> str:
     try:
+        _refuse_pipe(path)
         return hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError:
         return "unreadable"
 
 
+def _refuse_pipe(path: Path) -> None:
+    """Raise OSError for what reading might wait for without an end."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise OSError("no regular file")
+
+
 def read_file(path: Path) -> list[Section]:
     """Return the sections of a file. Raises Unreadable if it cannot be read or has no text."""
     try:
+        _refuse_pipe(path)
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise Unreadable("not UTF-8 text") from error

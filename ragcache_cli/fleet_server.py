@@ -8,12 +8,12 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from secrets import token_urlsafe
 
 from rich.console import Console
 
 from ragcache_cli.errors import CommandError
 from ragcache_cli.extras import needed
+from ragcache_cli.folders import make_folder, write_whole
 from ragcache_cli.logging_setup import let_libraries_speak
 from ragcache_cli.server import DoorSettings
 from ragcache_engine.backends.vllm.cpu_defaults import cache_bytes, chooses_cache_size
@@ -25,6 +25,7 @@ from ragcache_engine.serving.settings import OPERATOR_KEY
 FEW_CORES = 4
 """With fewer cores for a replica, Ray sets none aside: its count would only forbid to start."""
 
+OTHER_CONFIG = "name another folder with --print-config"
 OURS = ("--port", "--host", "--uds")
 """vLLM's arguments that the fleet's door takes the place of."""
 
@@ -94,26 +95,29 @@ def share_memory(settings: FleetSettings) -> FleetSettings:
 def print_config(
     settings: FleetSettings, fleet: FleetArguments, folder: Path, console: Console
 ) -> None:
-    """Write the config file of Serve into a folder."""
+    """Write the config file of Serve into a folder. Raises CannotWrite."""
     with needed("a fleet"):
         import yaml  # it comes with Ray
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder, OTHER_CONFIG)
     config = folder / "serve.yaml"
     made = serve_config(settings, host=fleet.host, port=fleet.port)
-    config.write_text(yaml.safe_dump(made, sort_keys=False), encoding="utf-8")
+    write_whole(config, yaml.safe_dump(made, sort_keys=False), OTHER_CONFIG)
     console.print(f"Written: {config}", highlight=False, soft_wrap=True)
 
 
 def run_fleet(settings: FleetSettings, fleet: FleetArguments, console: Console) -> None:
     """Run the fleet until this process is told to end; then it answers what it has."""
     settings = share_memory(settings)
-    os.environ.setdefault(OPERATOR_KEY, token_urlsafe())
+    # Ray's processes, which inherit the environment, have no use for the key.
+    key = os.environ.pop(OPERATOR_KEY, None)
     with needed("a fleet"):
         from ragcache_engine.fleet_serving.running import running_fleet
     console.print(f"Starting {settings.replicas} replicas", highlight=False)
     let_libraries_speak()
     where = f"http://{fleet.host}:{fleet.port}"
-    with running_fleet(settings, host=fleet.host, port=fleet.port, address=fleet.address):
+    with running_fleet(
+        settings, host=fleet.host, port=fleet.port, address=fleet.address, operator_key=key
+    ):
         # Ray has taken the signals for itself, and would end at once.
         ended = threading.Event()
         for number in (signal.SIGINT, signal.SIGTERM):

@@ -20,7 +20,7 @@ from ragcache_cli.corpus_sources import Source, Unreadable
 from ragcache_cli.embedding import Embedder
 from ragcache_cli.errors import EmptyCorpus
 from ragcache_cli.extras import needed
-from ragcache_cli.folders import replace_folder
+from ragcache_cli.folders import OTHER_HOME, naming, replace_folder
 from ragcache_cli.passages import PASSAGE_TOKENS, Passage, cut
 from ragcache_cli.terminal import Done
 
@@ -143,8 +143,8 @@ def update_index(
     Only new and changed sources are read and embedded; passages of sources that are gone are dropped.
     done: called with the number of embedded passages, and of all passages.
     passage_tokens: the most tokens of a passage. An index of other passages is made anew.
-    Raises EmptyCorpus if no source gives a passage, MissingExtra, and OSError if the folder cannot be
-    written; after an error the folder is unchanged.
+    Raises EmptyCorpus if no source gives a passage, MissingExtra, and CannotWrite; after an error the
+    folder is unchanged.
     """
     started_ns = time.time_ns()
     old = load_index(folder)
@@ -185,11 +185,12 @@ def build_ivf_index(vectors: Vectors) -> Any:
 
 
 def save_index(folder: Path, index: PassageIndex) -> None:
-    """Write the whole folder, or leave it unchanged and raise OSError."""
+    """Write the whole folder, or leave it unchanged and raise CannotWrite."""
     import faiss
 
-    with replace_folder(folder) as written:
-        faiss.write_index(index.faiss_index, str(written / VECTORS))
+    with naming(folder, f"make room there, or {OTHER_HOME}"), replace_folder(folder) as written:
+        # Faiss itself would not notice that the end of a file found no room.
+        (written / VECTORS).write_bytes(faiss.serialize_index(index.faiss_index))
         lines = (json.dumps(asdict(passage), ensure_ascii=False) for passage in index.passages)
         (written / PASSAGES).write_text("\n".join(lines) + "\n", encoding="utf-8")
         manifest = json.dumps(asdict(index.manifest), indent=1, ensure_ascii=False)

@@ -7,13 +7,13 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType
 
-from rich.console import Console
 from rich.markup import escape
 
 from ragcache_cli.commands import (
@@ -31,6 +31,8 @@ from ragcache_cli.commands import (
 )
 from ragcache_cli.folders import cache_home
 from ragcache_cli.logging_setup import is_log_level_ours, send_stderr_to, silence_libraries
+from ragcache_cli.option_names import in_options, warn_in_options
+from ragcache_cli.visible_console import VisibleConsole
 from ragcache_engine import EngineError, RAGCacheError, __version__
 
 COMMANDS: Mapping[str, ModuleType] = {
@@ -48,6 +50,7 @@ COMMANDS: Mapping[str, ModuleType] = {
 }
 """The commands by name, in the order of the help."""
 LOG = "last-run.log"
+NOT_WRITABLE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM})
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -58,13 +61,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # A server's log belongs on its terminal, where docker and systemd look for it.
     to_log = is_log_level_ours() and parsed.run is not serve.run
     silence_libraries()
-    errors = Console(stderr=True, highlight=False)
+    errors = VisibleConsole(stderr=True, highlight=False)
     log: Path | None = None
     try:
-        with send_stderr_to(cache_home() / "logs" / LOG) if to_log else nullcontext() as log:
-            code: int = parsed.run(parsed, Console(highlight=False))
+        redirected = send_stderr_to(cache_home() / "logs" / LOG) if to_log else nullcontext()
+        with redirected as log, warn_in_options(vars(parsed)):
+            code: int = parsed.run(parsed, VisibleConsole(highlight=False))
     except RAGCacheError as error:
-        errors.print(f"[bold red]error:[/bold red] {escape(str(error))}", soft_wrap=True)
+        shown = in_options(str(error), vars(parsed))
+        errors.print(f"[bold red]error:[/bold red] {escape(shown)}", soft_wrap=True)
         if log and isinstance(error, EngineError):
             errors.print(f"The model's processes wrote their log to {log}", soft_wrap=True)
         return 1
@@ -74,6 +79,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         # The reader of the output has ended, as in `ragcache ask ... | head`.
         sys.stdout = None  # a flush at exit would fail again
+        return 1
+    except OSError as error:
+        if error.errno not in NOT_WRITABLE:
+            raise
+        # A library's own files, most likely: what commands write names itself.
+        line = f"{error}: make room there, or set HOME and RAGCACHE_HOME to folders with room"
+        errors.print(f"[bold red]error:[/bold red] {escape(line)}", soft_wrap=True)
         return 1
     return code
 

@@ -5,23 +5,25 @@ from __future__ import annotations
 import datetime
 import platform
 import random
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from ragcache_cli.engine_settings import make_command_config
 from ragcache_cli.errors import CommandError
-from ragcache_cli.folders import cache_home, write_whole
+from ragcache_cli.folders import OTHER_OUTPUT, cache_home, make_folder, write_whole
 from ragcache_cli.machine import installed_versions, this_machine
 from ragcache_cli.models import DEMO_MODEL, DEMO_MODEL_NAME, demo_model
 from ragcache_cli.precision import choose_dtype
 from ragcache_cli.terminal import Done, Phases
-from ragcache_engine import CachedTokens, EngineConfig, ModelLimits, RAGCacheEngine, SamplingOptions
+from ragcache_engine import CachedTokens, ModelLimits, RAGCacheEngine, SamplingOptions
 from ragcache_engine.config import BackendName
 from ragcache_engine.knowledge import CostProfile
 
@@ -43,7 +45,8 @@ ATTEMPTS = 3
 class ProfileSettings:
     """The arguments of the command. dtype: as vLLM spells it.
 
-    output: None for a file in the cache home, named for the model.
+    output: None for a file in the cache home, named for the model. engine: further settings of
+      EngineConfig.
     """
 
     model: str
@@ -52,6 +55,7 @@ class ProfileSettings:
     repeats: int
     quick: bool
     output: Path | None
+    engine: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,15 +80,15 @@ class Timings:
 def profile_prefill(settings: ProfileSettings, console: Console) -> None:
     """Measure, write the profile and show it. Raises RAGCacheError."""
     phases, output = Phases(console), settings.output or default_output(settings)
-    _make_output_folder(output)
+    make_folder(output.parent, OTHER_OUTPUT)
+    if output.is_dir():
+        raise CommandError(f"{output} is a folder; --output names the file to write")
     model, name = settings.model, model_name(settings)
     if model == DEMO_MODEL and settings.backend != "memory":
         with phases.waiting(f"Preparing the model {DEMO_MODEL_NAME}"):
             model = str(demo_model())
     dtype = choose_dtype(settings.dtype, settings.backend, phases)
-    config = EngineConfig(
-        model=model, backend=settings.backend, vllm_log="show", vllm_args={"dtype": dtype}
-    )
+    config = make_command_config(model, settings.backend, dtype, settings.engine)
     with phases.waiting("Starting the engine"):
         engine = RAGCacheEngine(config)
     with engine:
@@ -106,7 +110,7 @@ def profile_prefill(settings: ProfileSettings, console: Console) -> None:
             seconds=timings.medians,
             measured_on=datetime.date.today().isoformat(),
         )
-        _write(output, made.to_json())
+        write_whole(output, made.to_json(), OTHER_OUTPUT)
         with phases.waiting("Closing the engine"):
             engine.close()
     console.print()
@@ -300,24 +304,3 @@ def summary(made: CostProfile, timings: Timings) -> list[str]:
     elif len(timings.seconds[0][0]) > 1:
         lines.append(f"Repeats differed by ±{timings.spread:.0%}.")
     return lines
-
-
-def _make_output_folder(output: Path) -> None:
-    """Make the folder now, because an error after minutes of work would lose the result."""
-    try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise _not_writable(output, error) from error
-    if output.is_dir():
-        raise CommandError(f"{output} is a folder; --output names the file to write")
-
-
-def _write(output: Path, text: str) -> None:
-    try:
-        write_whole(output, text)
-    except OSError as error:
-        raise _not_writable(output, error) from error
-
-
-def _not_writable(output: Path, error: OSError) -> CommandError:
-    return CommandError(f"{output} cannot be written ({error.strerror}); choose with --output")

@@ -71,6 +71,9 @@ def form_of_model(model: str, instruction: str) -> PromptForm:
     """Make the form for a model folder or hub id. Raises MissingExtra, ModelNotFound."""
     with needed("the model's chat template"):
         from transformers import AutoTokenizer
+
+        from ragcache_engine.backends.vllm.model_lookup import require_model
+    require_model(model)  # transformers would ask a hub out of reach for a minute
     try:
         tokenizer = AutoTokenizer.from_pretrained(model)
     except (OSError, ValueError) as error:

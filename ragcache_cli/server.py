@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from secrets import token_urlsafe
 
 from ragcache_cli.engine_settings import make_config
 from ragcache_cli.logging_setup import let_libraries_speak
 from ragcache_engine import ConfigError
 from ragcache_engine.backends.choice import budget_of
 from ragcache_engine.backends.vllm.installed import require_vllm
-from ragcache_engine.serving.keys import read_key_file
+from ragcache_engine.serving.keys import name_by_digest, read_key_file
 from ragcache_engine.serving.settings import KEYS_FILE, MAX_BODY, MAX_REQUESTS, OPERATOR_KEY
 
 
@@ -45,26 +44,16 @@ def build_server_command(settings: dict[str, object], given: Sequence[str]) -> l
     from ragcache_engine.backends.vllm.serving import server_command
 
     config = make_config(settings)
-    budget = budget_of(config)
+    return server_command(config.model, budget_of(config), given)
+
+
+def require_usable_keys(doors: DoorSettings, given: Sequence[str]) -> None:
+    """Raise ConfigError for keys that the server could not use."""
     if key := os.environ.get(OPERATOR_KEY):
-        budget = replace(budget, operator_key=key)
-    return server_command(config.model, budget, given)
-
-
-def require_usable_keys(doors: DoorSettings, given: Sequence[str], *, is_shown: bool) -> None:
-    """Raise ConfigError for keys that the server could not use.
-
-    is_shown: whether the command is only shown, and somebody else will run it.
-    """
+        name_by_digest(key)
     if doors.keys_file is None:
         return
-    callers = read_key_file(doors.keys_file.expanduser())
-    has_operators = any(caller.is_operator for caller in callers.values())
-    if is_shown and has_operators and not os.environ.get(OPERATOR_KEY):
-        raise ConfigError(
-            f"a command that is shown needs {OPERATOR_KEY} in the environment, here and where it will "
-            f"run: vLLM's scheduler forgets documents for nobody else"
-        )
+    read_key_file(doors.keys_file.expanduser())
     if any(word.split("=")[0] == "--api-key" for word in given) or os.environ.get("VLLM_API_KEY"):
         raise ConfigError(
             "give the server's keys once: leave out vLLM's --api-key (and VLLM_API_KEY), and write its "
@@ -74,9 +63,10 @@ def require_usable_keys(doors: DoorSettings, given: Sequence[str], *, is_shown: 
 
 def become_server(settings: dict[str, object], doors: DoorSettings, given: Sequence[str]) -> None:
     """Replace this process by the server. Does not return. Raises as `build_server_command` does."""
-    # Whoever forgets needs it, and an operator of the file of keys does not know it.
-    os.environ.setdefault(OPERATOR_KEY, token_urlsafe())
     os.environ.update(doors.environment())
+    if key := os.environ.get(OPERATOR_KEY):
+        # vLLM's processes below the server inherit its environment.
+        os.environ[OPERATOR_KEY] = name_by_digest(key)
     command = build_server_command(settings, given)
     if (os.cpu_count() or 1) == 2:
         # vLLM keeps a core free for its scheduler; on two cores that halves the speed of a prefill.

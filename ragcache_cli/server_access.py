@@ -10,7 +10,7 @@ from ragcache_cli.errors import CommandError
 from ragcache_engine.dashboard import ServerObserver
 
 OPERATOR_KEY = "RAGCACHE_OPERATOR_KEY"
-"""The environment variable with the key that the server was started with."""
+"""The environment variable with an operator's key."""
 
 
 def observer_of(parsed: argparse.Namespace) -> ServerObserver:

@@ -12,6 +12,7 @@ from pathlib import Path
 from rich.console import Console
 
 from ragcache_cli.errors import CommandError
+from ragcache_cli.folders import OTHER_OUTPUT, make_folder, whole_file, write_whole
 from ragcache_cli.model_size import local_folder, model_size
 from ragcache_cli.models import DEMO_MODEL, demo_model_folder
 from ragcache_cli.simulate_borrowing import borrowing_answers, borrowing_table
@@ -31,6 +32,7 @@ def simulate(
     phases = Phases(console)
     document_tokens = sum(trace.tokens.values())
     capacities = [tokens_of(text, document_tokens, "--capacity") for text in settings.capacities]
+    make_folder(settings.output, OTHER_OUTPUT)
     with phases.waiting(f"Replaying {len(trace):,} requests") as done:
         found = run(trace, profile, settings, capacities, done)
     console.print(table(found, settings))
@@ -38,10 +40,10 @@ def simulate(
         console.print(borrowing_table(found, settings))
     for line in [*answers(found, settings), *borrowing_answers(found, settings)]:
         console.print(f"- {line}", highlight=False, soft_wrap=True)
-    settings.output.mkdir(parents=True, exist_ok=True)
     figures, picture = settings.output / "simulate.json", settings.output / "simulate.png"
-    figures.write_text(json.dumps(asdict(found), indent=1) + "\n", encoding="utf-8")
-    draw(found, picture)
+    write_whole(figures, json.dumps(asdict(found), indent=1) + "\n", OTHER_OUTPUT)
+    with whole_file(picture, OTHER_OUTPUT) as beside:
+        draw(found, beside)
     console.print(f"Written: {picture}, {figures}", highlight=False, soft_wrap=True)
     return found
 

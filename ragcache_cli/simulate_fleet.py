@@ -13,6 +13,7 @@ from rich.table import Table
 
 from ragcache_cli.errors import CommandError
 from ragcache_cli.extras import needed
+from ragcache_cli.folders import OTHER_OUTPUT, make_folder, whole_file, write_whole
 from ragcache_cli.simulate_replays import tokens_of
 from ragcache_cli.simulate_report import size_text
 from ragcache_cli.terminal import Phases
@@ -77,6 +78,7 @@ def simulate_fleet(
     """Replay the trace on every fleet; print a table, write JSON and a picture."""
     document_tokens = sum(trace.tokens.values())
     capacities = [tokens_of(text, document_tokens) for text in settings.capacities]
+    make_folder(settings.output, OTHER_OUTPUT)
     rows: list[FleetRow] = []
     total = len(settings.replicas) * len(capacities) * len(settings.routings)
     with Phases(console).waiting("Replaying on fleets") as done:
@@ -89,10 +91,10 @@ def simulate_fleet(
                     rows.append(_row(asked, profile, settings, replicas, capacity, routing))
                     done(len(rows), total)
     console.print(fleet_table(rows, settings))
-    settings.output.mkdir(parents=True, exist_ok=True)
     figures, picture = settings.output / "fleet.json", settings.output / "fleet.png"
-    figures.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n", encoding="utf-8")
-    draw_fleets(rows, picture)
+    write_whole(figures, json.dumps([asdict(row) for row in rows], indent=1) + "\n", OTHER_OUTPUT)
+    with whole_file(picture, OTHER_OUTPUT) as beside:
+        draw_fleets(rows, beside)
     console.print(f"Written: {picture}, {figures}", highlight=False, soft_wrap=True)
     return rows
 

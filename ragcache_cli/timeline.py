@@ -9,6 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from ragcache_cli.extras import needed
+from ragcache_cli.folders import make_folder, whole_file
 from ragcache_engine import (
     SpeculationOutcome,
     SpeculationReport,
@@ -16,6 +17,7 @@ from ragcache_engine import (
 )
 from ragcache_engine.dashboard.lanes import lanes
 
+OTHER_PICTURE = "name another place with --timeline"
 SEARCH, KEPT, LOST, MODEL = "#4878a8", "#55a868", "#c0504d", "#8172b2"
 
 
@@ -44,7 +46,10 @@ def show(report: SpeculationReport, console: Console) -> None:
 
 
 def draw(question: str, usage: Usage, path: Path) -> None:
-    """Draw the timeline as a PNG: a lane each for search, speculation and model. Raises MissingExtra."""
+    """Draw the timeline as a PNG: a lane each for search, speculation and model.
+
+    Raises MissingExtra, CannotWrite.
+    """
     with needed("the picture"):
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -80,8 +85,9 @@ def draw(question: str, usage: Usage, path: Path) -> None:
     axes.tick_params(axis="y", length=0)
     short = question if len(question) <= 80 else question[:79] + "…"
     figure.suptitle(f"{short}  (TTFT {usage.ttft_s:.3f} s)", fontsize=11)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=130)
+    make_folder(path.parent, OTHER_PICTURE)
+    with whole_file(path, OTHER_PICTURE) as beside:
+        figure.savefig(beside, dpi=130)
 
 
 def picture_path(given: Path, number: int) -> Path:

@@ -20,6 +20,7 @@ from ragcache_engine.dashboard import (
     Observer,
     prompt_tokens,
 )
+from ragcache_engine.visible import LONGEST_SHOWN, visible
 
 TIERS = ("device", "host", "disk")
 COLOURS = {
@@ -72,10 +73,10 @@ def render(name: str, seen: Observation, intervals: tuple[Interval, ...] | None)
     if intervals is not None:
         recent = [one for one in intervals if one.at > seen.at - RECENT_S]
     parts: list[RenderableType] = [
-        f"[bold]RAGCache[/bold]  {escape(name)}  {time.strftime('%H:%M:%S', time.localtime(seen.at))}"
+        f"[bold]RAGCache[/bold]  {_shown(name)}  {time.strftime('%H:%M:%S', time.localtime(seen.at))}"
     ]
     if seen.problem:
-        parts.append(f"[yellow]{escape(seen.problem)}[/yellow]")
+        parts.append(f"[yellow]{_shown(seen.problem)}[/yellow]")
     if _is_blank(seen):
         return Group(*parts)
     parts += [_requests_line(seen), _hit_ratio(seen), ""]
@@ -85,6 +86,11 @@ def render(name: str, seen: Observation, intervals: tuple[Interval, ...] | None)
     if seen.requests:
         parts += ["", _requests(seen.requests[-LISTED:])]
     return Group(*parts)
+
+
+def _shown(text: str) -> str:
+    """Return what a server says, on one line and without a meaning for the terminal."""
+    return escape(visible(text, most=LONGEST_SHOWN))
 
 
 def _requests_line(seen: Observation) -> str:
@@ -187,7 +193,7 @@ def _documents(seen: Observation) -> Table:
         table.add_column(heading, justify="right")
     for each in tree.documents[:LISTED]:
         blocks = [f"{each.blocks[tier]:,}" if each.blocks[tier] else "-" for tier in TIERS]
-        name = escape(" + ".join(each.documents))
+        name = _shown(" + ".join(each.documents))
         table.add_row(name, f"{each.uses:,}", f"{each.contexts:,}", *blocks)
     others = tree.other_documents + max(0, len(tree.documents) - LISTED)
     if others:
@@ -215,6 +221,6 @@ def _requests(requests: tuple[ObservedRequest, ...]) -> Table:
             f"{_share(request.borrowed_tokens, total):.0%}",
             f"{request.ttft_s:.2f} s",
             f"{request.total_s:.2f} s",
-            escape(", ".join(computed)) or "-",
+            _shown(", ".join(computed)) or "-",
         )
     return table

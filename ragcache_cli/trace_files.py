@@ -19,7 +19,7 @@ from rich.console import Console
 
 from ragcache_cli.embedding import Embedder
 from ragcache_cli.errors import BadTrace, CommandError
-from ragcache_cli.index import PassageIndex, update_index
+from ragcache_cli.index import PassageIndex
 from ragcache_cli.terminal import Phases
 from ragcache_engine.simulation.traces import Trace
 
@@ -45,7 +45,7 @@ def trace_from(
     if questions is None or corpus is None:
         raise CommandError("--questions needs --corpus: the folder they are asked of")
     from ragcache_cli import embedding
-    from ragcache_cli.corpus_index import index_folder
+    from ragcache_cli.corpus_index import load_corpus_index
     from ragcache_cli.files import folder_sources
 
     phases = Phases(console)
@@ -53,8 +53,7 @@ def trace_from(
     sources = folder_sources(corpus)
     with phases.waiting("Loading the embedding model"):
         embedder = embedding.load_embedder()
-    with phases.waiting("Indexing the corpus") as done:
-        index = update_index(index_folder(corpus), sources, embedder, done).index
+    index = load_corpus_index(corpus, sources, embedder, phases)
     with phases.waiting(f"Retrieving for {len(asked):,} questions"):
         return trace_of(asked, index, embedder, top_k or QUESTION_TOP_K)
 

@@ -6,10 +6,20 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from ragcache_engine.errors import ConfigError
+
 
 def cache_home(environment: Mapping[str, str] = os.environ) -> Path:
-    """Return $RAGCACHE_HOME, else $XDG_CACHE_HOME/ragcache, else ~/.cache/ragcache. Makes no folder."""
-    if home := environment.get("RAGCACHE_HOME"):
-        return Path(home).expanduser()
+    """Return $RAGCACHE_HOME, else $XDG_CACHE_HOME/ragcache, else ~/.cache/ragcache. Makes no folder.
+
+    Raises ConfigError if that begins with ~ and this user has no home.
+    """
     base = environment.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "ragcache"
+    place = Path(environment.get("RAGCACHE_HOME") or f"{base}/ragcache")
+    try:
+        return place.expanduser()
+    except RuntimeError as error:
+        raise ConfigError(
+            f"{place} is in the home folder of this user, and the user has none: set RAGCACHE_HOME to a "
+            f"folder that can be written"
+        ) from error

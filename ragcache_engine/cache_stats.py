@@ -139,7 +139,8 @@ class CacheStats(ShownAsTable):
             rows.append(("begun early", f"{begun.started}, {kept} of them used"))
         rows += [(f"chain {one.name!r}", _describe_rate(one)) for one in self.by_chain[:_SHOWN]]
         rows += [
-            (f"document {one.name!r}", _describe_rate(one)) for one in self.by_document[:_SHOWN]
+            (f"document {one.label or one.name!r}", _describe_rate(one))
+            for one in self.by_document[:_SHOWN]
         ]
         bar = shares_by_source(self.known_tokens, self.cached, self.borrowed)
         return Table("Cache", rows, bar)

@@ -110,6 +110,12 @@ def require_number(value: Any, name: str) -> float:
     return number
 
 
+def require_duration(value: Any, name: str) -> None:
+    """Raise InvalidArgument unless this is a number of seconds above 0, or None."""
+    if value is not None and require_number(value, name) <= 0:
+        raise InvalidArgument(f"{name} must be above 0 seconds, got {shown(value)}")
+
+
 def require_switch(value: Any, name: str) -> bool:
     """Return True or False. Raises InvalidArgument for anything else."""
     if not isinstance(value, bool):

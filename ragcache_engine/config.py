@@ -81,18 +81,20 @@ class EngineConfig(BaseModel):
       compute a part of their tokens anew. Answers are then approximate; see docs/guides/anywhere.md.
     recompute_ratio: with reuse="anywhere", the share of a borrowed document's tokens to compute anew,
       from 0 (fastest) to 1 (exact). None: as `ragcache calibrate` found for this model, dtype, chat
-      template and donors; NotCalibrated is raised at the start where it found nothing.
+      template and donors; where it found nothing, 0.1, and a warning says that it is not calibrated.
     donors: with reuse="anywhere", where each document is stored to be borrowed. "neighbours": behind the
       document's nearest one in the corpus; "alone": behind the system text only; "any": nowhere: it is
       borrowed from whatever prompt it stood in before, so nothing has to be prepared, and answers depend
-      on what was asked before. With "any", recompute_ratio has to be given.
-    missing_donors: with reuse="anywhere", what happens to documents that nobody has prepared. "compute":
-      they are computed in their donors' contexts first, so that answers do not depend on what is cached;
-      a prompt of new documents then takes longer than an exact one. "later": a prompt is answered
-      exactly where that computes fewer tokens, and its documents are prepared while no request runs.
+      on what was asked before.
+    missing_donors: with reuse="anywhere", what happens to documents that nobody has prepared. "later": a
+      prompt is answered exactly where that computes fewer tokens, and its documents are prepared while no
+      request runs; so no prompt takes longer than its exact answer. "compute": they are computed in their
+      donors' contexts first, so that answers do not depend on what is cached; a prompt of new documents
+      then takes longer than an exact one.
     recheck_share: with reuse="anywhere", the share of greedy answers that the engine computes once more,
-      exactly, while no request runs. If the last ones were too unlike what was served, the engine
-      borrows no more and logs a warning. 0: never; see docs/guides/calibrating.md.
+      exactly, while no request runs; `stats().drift` tells how unlike they were. If a calibration gave
+      the ratio, and the last ones were less alike than it wants, the engine borrows no more and logs a
+      warning. 0: never; see docs/guides/calibrating.md.
     cost_profile: the file that `ragcache profile` wrote for this model and machine: how long computing
       and loading take. Without it, the engine begins with a rough formula and learns from the steps it
       sees.
@@ -138,7 +140,7 @@ class EngineConfig(BaseModel):
     reuse: ReuseMode = "prefix"
     recompute_ratio: float | None = Field(default=None, ge=0, le=1)
     donors: DonorKind = "neighbours"
-    missing_donors: MissingDonors = "compute"
+    missing_donors: MissingDonors = "later"
     recheck_share: float = Field(default=0.01, ge=0, le=1)
     cost_profile: Path | None = None
     request_timeout_s: float = Field(default=120.0, gt=0)
@@ -161,6 +163,17 @@ class EngineConfig(BaseModel):
         path = Path(self.model).expanduser()
         is_path = path.is_absolute() or path.is_dir() or self.model.startswith(("~", "."))
         return path.resolve().name or self.model if is_path else self.model
+
+    @property
+    def prepares_later(self) -> bool:
+        """Whether documents that nobody prepared are left to idle time; see missing_donors."""
+        needs_donors = self.reuse == "anywhere" and self.donors != "any"
+        return needs_donors and self.missing_donors == "later" and self.backend != "server"
+
+    @property
+    def rechecked(self) -> float:
+        """The share of answers to recheck: recheck_share where anything is borrowed, else 0."""
+        return self.recheck_share if self.reuse == "anywhere" else 0.0
 
     @field_validator("policy")
     @classmethod
@@ -209,21 +222,20 @@ class EngineConfig(BaseModel):
                 'anew: set reuse="anywhere" as well, or leave recompute_ratio out'
             )
         if self.reuse == "prefix":
-            for name, harmless in (("donors", ("neighbours",)), ("recheck_share", (0.0, 0.01))):
+            for name, harmless in (
+                ("donors", ("neighbours",)),
+                ("missing_donors", ("later",)),
+                ("recheck_share", (0.0, 0.01)),
+            ):
                 if getattr(self, name) not in harmless:
                     raise ValueError(
                         f'{name} is given, and reuse="prefix" borrows nothing: set reuse="anywhere" as '
                         f"well, or leave {name} out"
                     )
-        if self.reuse == "anywhere" and self.donors == "any" and self.recompute_ratio is None:
+        if self.donors == "any" and self.missing_donors == "compute":
             raise ValueError(
-                'donors="any" needs a recompute_ratio, from 0 to 1: `ragcache calibrate` cannot find '
-                "one, as answers then depend on what was asked before"
-            )
-        if self.missing_donors == "later" and (self.reuse == "prefix" or self.donors == "any"):
-            raise ValueError(
-                'missing_donors="later" prepares documents for reuse="anywhere" with donors="neighbours" '
-                'or "alone"; nothing else needs any: set these as well, or leave missing_donors out'
+                'missing_donors="compute" is given, and donors="any" prepares no documents: set '
+                'donors="neighbours" or "alone", or leave missing_donors out'
             )
         return self
 

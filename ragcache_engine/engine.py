@@ -13,12 +13,10 @@ from pathlib import PurePath
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from ragcache_engine.anywhere.calibration import Calibration, find_calibration
-from ragcache_engine.anywhere.donor_preparation import PreparingBackend
-from ragcache_engine.anywhere.drift import BY_HAND_LEAST, Drift
+from ragcache_engine.anywhere.calibration import find_calibration, with_ratio
 from ragcache_engine.anywhere.forwarding import WithdrawingBackend
+from ragcache_engine.anywhere.idle_backend import with_idle_work
 from ragcache_engine.anywhere.neighbours import Corpus, NeighbourBook, without_contexts
-from ragcache_engine.anywhere.rechecking import RecheckingBackend
 from ragcache_engine.backends.choice import (
     choose_backend,
     find_configured_server,
@@ -27,6 +25,7 @@ from ragcache_engine.backends.choice import (
 )
 from ragcache_engine.cache_stats import CacheStats
 from ragcache_engine.checks import (
+    require_duration,
     require_items,
     require_switch,
     require_tenant,
@@ -52,7 +51,7 @@ from ragcache_engine.protocols import Backend
 from ragcache_engine.requests.intake import PromptIntake
 from ragcache_engine.requests.loop import call_in_thread, finish_even_if_cancelled, run_in_thread
 from ragcache_engine.requests.runner import PreparedRequest
-from ragcache_engine.requests.runtime import Report, Runtime
+from ragcache_engine.requests.runtime import Runtime
 from ragcache_engine.requests.streams import AnswerStream, join_pieces, read_async
 from ragcache_engine.retrievals.document_order import DocumentOrdering
 from ragcache_engine.retrievals.tracker import RetrievalInProgress, RetrievalTracker
@@ -64,6 +63,7 @@ from ragcache_engine.values import (
     Piece,
     SamplingOptions,
     TokenizedPrompt,
+    require_options,
 )
 from ragcache_engine.warming.plan import Prefill, Warmed, plan_prefills
 from ragcache_engine.warming.prefill import Prefiller, prefill_all, prefill_all_async
@@ -92,26 +92,29 @@ class RAGCacheEngine:
     config, limits: what the engine was made with, with a calibrated recompute ratio filled in, and what
       its model can take.
     chat: writes conversations as prompts and reads tool calls; see EngineChat.
+    threads: where the classes for LangChain and LlamaIndex run what coroutines wait for; see
+      EngineThreads.
     Raises, when made: ConfigError or one of its kinds for settings that cannot work; EngineStartFailed
     if the model does not start.
     """
 
     def __init__(self, config: EngineConfig, *, backend: Backend | None = None) -> None:
         require_borrowing(config, backend)
+        if config.backend == "server" and backend is None:
+            found = call_in_thread(partial(find_configured_server, config, config.model))
+            config, backend = config.model_copy(update=found.settings), found.backend
         calibration = find_calibration(config)
-        self.config = config = calibration.apply_to(config) if calibration else config
-        templates, forgotten = TemplateBook(), ForgetLog()
+        self.config = config = with_ratio(config, calibration)
+        self._templates, forgotten = TemplateBook(), ForgetLog()
+        templates = self._templates
         backend = WithdrawingBackend(backend or _make_backend(config), forgotten)
-        reports: list[Report] = []
-        drift = _make_drift(config, calibration)
-        if config.missing_donors == "later":
-            backend = preparing = PreparingBackend(
-                backend, is_wanted=lambda: drift is None or not drift.is_off
-            )
-            reports.append(preparing.report)
-        if drift:
-            backend = RecheckingBackend(backend, drift, config.recheck_share)
-            reports.append(drift.report)
+        idle = with_idle_work(
+            backend,
+            prepares_later=config.prepares_later,
+            recheck_share=config.rechecked,
+            least=calibration.least_rouge_l if calibration else None,
+        )
+        backend = idle.backend
         neighbours = _make_neighbour_book(config, backend, forgotten)
         contexts_of = neighbours.contexts if neighbours else without_contexts
         self._runtime = Runtime(
@@ -122,8 +125,9 @@ class RAGCacheEngine:
             contexts_of=contexts_of,
             may_borrow=config.reuse == "anywhere",
             forgotten=forgotten,
-            reports=reports,
+            reports=idle.reports,
         )
+        self.threads = self._runtime.threads
         # Not bound to self: the engine must be collectable while its runtime waits to be closed.
         self._finalizer = weakref.finalize(self, self._runtime.close)
         try:
@@ -181,8 +185,7 @@ class RAGCacheEngine:
         own = {"backend": "server", "server_url": url, "api_key": api_key, "model": model or url}
         config = EngineConfig.model_validate({**settings, **own})
         found = call_in_thread(partial(find_configured_server, config, model))
-        told = {"model": found.model, "tool_parser": found.tool_parser}
-        return cls(config.model_copy(update=told), backend=found.backend)
+        return cls(config.model_copy(update=found.settings), backend=found.backend)
 
     @classmethod
     async def aconnect(
@@ -201,6 +204,7 @@ class RAGCacheEngine:
         tenant: str | None = None,
         exact: bool = False,
         recompute_ratio: float | None = None,
+        timeout_s: float | None = None,
     ) -> Answer:
         """Answer a finished prompt.
 
@@ -211,6 +215,8 @@ class RAGCacheEngine:
           any, nor do requests with a tenant and requests without.
         exact: borrow nothing from other contexts, even with reuse="anywhere".
         recompute_ratio: for this request instead of EngineConfig.recompute_ratio, 0 to 1.
+        timeout_s: end the request if it has no whole answer after so many seconds, its time in the queue
+          among them; None: no limit but EngineConfig.request_timeout_s.
         Raises InvalidArgument, EmptyPrompt, PromptTooLong or UnsupportedGuide before any work;
         EngineClosed, EngineDied, GenerationFailed or RequestTimedOut.
 
@@ -222,7 +228,13 @@ class RAGCacheEngine:
             (110, 0, 96)
         """
         with self.stream(
-            prompt, documents, options, tenant=tenant, exact=exact, recompute_ratio=recompute_ratio
+            prompt,
+            documents,
+            options,
+            tenant=tenant,
+            exact=exact,
+            recompute_ratio=recompute_ratio,
+            timeout_s=timeout_s,
         ) as pieces:
             return pieces.answer()
 
@@ -235,6 +247,7 @@ class RAGCacheEngine:
         tenant: str | None = None,
         exact: bool = False,
         recompute_ratio: float | None = None,
+        timeout_s: float | None = None,
     ) -> AnswerStream:
         """Answer a finished prompt piece by piece.
 
@@ -247,9 +260,9 @@ class RAGCacheEngine:
             ...             print(piece.text, end="|")
             You| asked|:| Why| is| the| sky| blue|?|
         """
-        return self._answer(
-            self._intake.prepare(prompt, documents, options, tenant, exact, recompute_ratio)
-        )
+        require_duration(timeout_s, "timeout_s")
+        prepared = self._intake.prepare(prompt, documents, options, tenant, exact, recompute_ratio)
+        return self._answer(replace(prepared, timeout_s=timeout_s))
 
     def _answer(self, prepared: PreparedRequest) -> AnswerStream:
         return AnswerStream(
@@ -268,6 +281,7 @@ class RAGCacheEngine:
         tenant: str | None = None,
         exact: bool = False,
         recompute_ratio: float | None = None,
+        timeout_s: float | None = None,
     ) -> Answer:
         """Answer a finished prompt: `generate` for coroutines. Cancelling the task cancels the request.
 
@@ -279,7 +293,13 @@ class RAGCacheEngine:
         ['You asked: Why?', 'You asked: When?']
         """
         stream = self.astream(
-            prompt, documents, options, tenant=tenant, exact=exact, recompute_ratio=recompute_ratio
+            prompt,
+            documents,
+            options,
+            tenant=tenant,
+            exact=exact,
+            recompute_ratio=recompute_ratio,
+            timeout_s=timeout_s,
         )
         try:
             return join_pieces([piece async for piece in stream])
@@ -295,6 +315,7 @@ class RAGCacheEngine:
         tenant: str | None = None,
         exact: bool = False,
         recompute_ratio: float | None = None,
+        timeout_s: float | None = None,
     ) -> AsyncGenerator[Piece, None]:
         """Answer piece by piece: `stream` for coroutines. Closing it cancels the request.
 
@@ -305,11 +326,14 @@ class RAGCacheEngine:
         >>> [piece.text for piece in asyncio.run(first_words())]
         ['You', ' asked']
         """
-        self._runtime.require_open()  # here: a forked child may lack the threads of its executor, too
+        require_duration(timeout_s, "timeout_s")
         # Tokenising a long prompt takes milliseconds that belong to the caller's other tasks.
-        prepared = await asyncio.to_thread(
-            self._intake.prepare, prompt, documents, options, tenant, exact, recompute_ratio
+        prepared = await self.threads.prepare(
+            partial(
+                self._intake.prepare, prompt, documents, options, tenant, exact, recompute_ratio
+            )
         )
+        prepared = replace(prepared, timeout_s=timeout_s)
         pieces = read_async(partial(self._runtime.start_request, prepared))
         async with aclosing(pieces):
             async for piece in pieces:
@@ -369,6 +393,14 @@ class RAGCacheEngine:
         with self._retrievals.track(question, chain, template, options, tenant) as in_progress:
             yield in_progress
 
+    def expect_options(self, options: SamplingOptions) -> None:
+        """Expect the first prompt to have these sampling options, unless its `retrieval` says others.
+
+        Later prompts are expected to have those of the one before. The models of the integrations call
+        this when they are made.
+        """
+        self._templates.expect_options(require_options(options))
+
     def warm(
         self,
         document_sets: Iterable[Sequence[Document | str]],
@@ -427,10 +459,10 @@ class RAGCacheEngine:
         self._runtime.require_open()
         require_switch(only_missing, "only_missing")
         prefiller = self._prefiller(tenant, only_missing)
-        prefills = await asyncio.to_thread(
-            self._plan_warming, document_sets, template, chain, corpus, neighbours, tenant
+        prefills = await self.threads.search(
+            partial(self._plan_warming, document_sets, template, chain, corpus, neighbours, tenant)
         )
-        return await prefill_all_async(prefills, prefiller, progress=progress)
+        return await prefill_all_async(prefills, prefiller, self.threads.search, progress=progress)
 
     def _prefiller(self, tenant: str | None, only_missing: bool) -> Prefiller:
         return Prefiller(
@@ -718,14 +750,7 @@ def _make_neighbour_book(
     """Return what knows documents' neighbours; None if nothing is borrowed from behind them."""
     if config.reuse != "anywhere" or config.donors != "neighbours":
         return None
-    return NeighbourBook(lambda text: backend.tokenize(text, False), forgotten)
-
-
-def _make_drift(config: EngineConfig, calibration: Calibration | None) -> Drift | None:
-    """Return what judges rechecked answers; None if none are rechecked."""
-    if config.reuse != "anywhere" or not config.recheck_share:
-        return None
-    return Drift(calibration.least_rouge_l if calibration else BY_HAND_LEAST)
+    return NeighbourBook(None if backend.reads_text else backend.tokenize, forgotten)
 
 
 def _make_ordering(config: EngineConfig, limits: ModelLimits) -> DocumentOrdering | None:

@@ -11,10 +11,12 @@ from ragcache_engine.chat import (
     GuidedReader,
     ToolReader,
     call_guide,
+    call_or_answer_guide,
     check_messages,
     check_template_args,
     check_tools,
     describe_tools,
+    tool_names,
 )
 from ragcache_engine.errors import RefusedMessages
 from ragcache_engine.protocols import Conversation
@@ -120,17 +122,25 @@ class EngineChat:
 
         must_call: force the answer to be a call of one of the tools. name: force a call of this tool.
           Any model then writes a well-formed call, if max_tokens leaves room for it.
-        Raises BadRequest if there is no such tool.
+        With a guide to JSON in the options, the answer is a call or keeps to the guide; if it must be a
+        call, that guide has no effect.
+        Raises BadRequest if there is no such tool, or for a guide of another kind.
         """
         tools = check_tools(tools)
         if must_call or name is not None:
             return replace(options, guide=call_guide(tools, name))
+        if tools and options.guide is not None:
+            return replace(options, guide=call_or_answer_guide(tools, options.guide))
         if self._tool_parser is not None:
             return replace(options, skip_special_tokens=False)
         return options
 
     def tool_reader(
-        self, tools: Sequence[Mapping[str, Any]], *, must_call: bool = False
+        self,
+        tools: Sequence[Mapping[str, Any]],
+        *,
+        must_call: bool = False,
+        is_guided: bool = False,
     ) -> ToolReader:
         """Return a reader of the tool calls in one answer, which may be whole or still streaming.
 
@@ -139,10 +149,13 @@ class EngineChat:
             answer.text, answer.calls
 
         must_call: as given to `tool_options`; True also if you gave a name there.
+        is_guided: whether the options that `tool_options` returned have a guide.
         """
         tools = check_tools(tools)
         if must_call:
             return GuidedReader()
+        if is_guided:
+            return GuidedReader(tool_names(tools))
         self._runtime.wait_until_up()
         return self._runtime.backend.tool_reader(tools)
 

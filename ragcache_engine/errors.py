@@ -5,7 +5,6 @@
     │   ├── BackendUnavailable            the backend asked for is not installed or not supported
     │   ├── ModelNotFound                 the model folder or hub id cannot be read
     │   ├── CannotBorrow                  reuse="anywhere" does not work with this model or backend
-    │   ├── NotCalibrated                 no recompute ratio is given, and none was measured
     │   ├── UnusableCalibration           the measured recompute ratio cannot be read, or is another's
     │   ├── EngineNeeded                  something saved without its engine was not given one again
     │   ├── KeyRefused (PermissionError)  the server does not know the API key
@@ -41,16 +40,24 @@
         ├── ServerLacks                   the server cannot do this; a RAGCache server can
         ├── ServerLost (ConnectionError)  the connection broke in the middle of an answer
         ├── ServerUnreachable (ConnectionError)  nobody answers at the server's address
-        └── RequestTimedOut (TimeoutError)  no request got a token for request_timeout_s, twice
+        └── RequestTimedOut (TimeoutError)  no token for request_timeout_s, twice; or a call gave less
 
 Each message says what to do next. An error below one that is marked (ValueError) is a ValueError too, so
 code that knows nothing of RAGCache still catches it as such. The LangChain vector store has errors of its
 own below the same roots; ragcache_integrations/langchain/faiss_store/errors.py draws them.
 """
 
+from ragcache_engine.visible import visible
+
 
 class RAGCacheError(Exception):
-    """The root: `except RAGCacheError` catches everything raised on purpose here."""
+    """The root: `except RAGCacheError` catches everything raised on purpose here.
+
+    Its text may quote what somebody else wrote, and shows no character that would steer a terminal.
+    """
+
+    def __str__(self) -> str:
+        return visible(super().__str__(), keep="\n\t")
 
 
 class ConfigError(RAGCacheError, ValueError):
@@ -71,10 +78,6 @@ class UnguardedMain(ConfigError):
 
 class CannotBorrow(ConfigError):
     """reuse="anywhere" does not work with this model, backend or argument of vLLM."""
-
-
-class NotCalibrated(ConfigError):
-    """reuse="anywhere" has no recompute ratio: none is given, and `ragcache calibrate` kept none."""
 
 
 class UnusableCalibration(ConfigError):
@@ -201,7 +204,8 @@ class NoToolCall(EngineError):
 
 
 class RequestTimedOut(EngineError, TimeoutError):
-    """The backend showed no token of any request for request_timeout_s, and again on the retry."""
+    """The backend showed no token of any request for request_timeout_s, and again on the retry; or the
+    answer was not complete after the timeout that its call gave."""
 
 
 class ServerBusy(EngineError):

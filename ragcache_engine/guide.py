@@ -11,6 +11,7 @@ from typing import Any, Self
 from pydantic_core import from_json
 
 from ragcache_engine.errors import InvalidArgument
+from ragcache_engine.visible import quoted
 
 
 class GuideKind(StrEnum):
@@ -57,7 +58,7 @@ class Guide:
             )
         if self.kind is not GuideKind.CHOICE and len(self.form) != 1:
             raise InvalidArgument(
-                f"a guide of kind {self.kind.value} has one text, got {self.form}"
+                f"a guide of kind {self.kind.value} has one text, got {quoted(self.form)}"
             )
         if self.kind is GuideKind.JSON:
             _require_schema(self.form[0])
@@ -108,4 +109,4 @@ def _require_schema(text: str) -> None:
     except ValueError as error:
         raise InvalidArgument(f"a guide's JSON schema is no JSON: {error}") from error
     if not isinstance(schema, dict):
-        raise InvalidArgument(f"a guide's JSON schema is a JSON object, got {text}")
+        raise InvalidArgument(f"a guide's JSON schema is a JSON object, got {quoted(text)}")

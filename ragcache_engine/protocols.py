@@ -230,9 +230,12 @@ class Backend(Protocol):
         EngineDied if the model's process is gone.
         """
 
-    async def snapshot(self, documents: int) -> TreeSnapshot | None:
+    async def snapshot(
+        self, documents: int, *, with_bloom_filter: bool = False
+    ) -> TreeSnapshot | None:
         """Return the knowledge tree as of now, with at most this many documents; None without a tree.
 
+        with_bloom_filter: whether to add one where there are more documents than a list may have.
         Raises EngineDied if the model's process is gone.
         """
 

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
+from ragcache_engine.visible import visible
+
 BAR_CHARACTERS = 32
 
 _BAR_PIXELS = 320
@@ -40,8 +42,9 @@ class Table:
 
     def as_text(self) -> str:
         """Return lines for a terminal."""
-        width = max((len(name) for name, _ in self.rows), default=0)
-        lines = [self.title, *(f"  {name:{width}}  {value}" for name, value in self.rows)]
+        rows = [(visible(name), visible(value)) for name, value in self.rows]
+        width = max((len(name) for name, _ in rows), default=0)
+        lines = [visible(self.title), *(f"  {name:{width}}  {value}" for name, value in rows)]
         if self.bar:
             ends = [round(BAR_CHARACTERS * end) for end in _ends(self.bar)]
             drawn = "".join(
@@ -53,14 +56,15 @@ class Table:
 
     def as_html(self) -> str:
         """Return HTML that inherits the page's colours and font, and loads nothing."""
+        title = escape(visible(self.title))
         rows = "".join(
             f'<tr><th scope="row" style="text-align:left;font-weight:normal;opacity:.75;'
-            f'padding:1px 12px 1px 0">{escape(name)}</th>'
-            f'<td style="text-align:left;padding:1px 0">{escape(value)}</td></tr>'
+            f'padding:1px 12px 1px 0">{escape(visible(name))}</th>'
+            f'<td style="text-align:left;padding:1px 0">{escape(visible(value))}</td></tr>'
             for name, value in self.rows
         )
         return (
-            f'<div style="color:inherit;background:transparent"><strong>{escape(self.title)}</strong>'
+            f'<div style="color:inherit;background:transparent"><strong>{title}</strong>'
             f'<table style="border-collapse:collapse;color:inherit;background:transparent;margin:4px 0">'
             f"{rows}</table>{self._html_bar()}</div>"
         )

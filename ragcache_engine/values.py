@@ -51,15 +51,20 @@ class Document:
         'tides'
 
     id: the same in every question. The cache treats two texts with one id as two documents.
-    Raises InvalidArgument, a TypeError and ValueError, unless both are strings.
+    label: the name under which `stats` shows the document once it was retrieved, such as "tides.pdf,
+      page 3"; None: its id. It distinguishes nothing.
+    Raises InvalidArgument, a TypeError and ValueError, unless these are strings.
     """
 
     id: str
     text: str
+    label: str | None = field(default=None, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         require_text(self.id, "a document's id")
         require_instance(self.text, str, "a document's text")
+        if self.label is not None:
+            require_text(self.label, "a document's label")
 
 
 _PENALTIES = ("presence_penalty", "frequency_penalty", "repetition_penalty")
@@ -473,7 +478,7 @@ class HitRate:
     name: a document's id, or the name of a chain. prompts: how many answered prompts.
     tokens: prompt tokens of the chain, or tokens of the document, in these prompts. cached_tokens:
       those of them that were reused exactly, from any tier. borrowed_tokens: those that were borrowed
-      from another context.
+      from another context. label: the document's, if it has one.
 
         >>> HitRate("tides", prompts=2, tokens=200, cached_tokens=100).rate
         0.5
@@ -484,6 +489,7 @@ class HitRate:
     tokens: int
     cached_tokens: int
     borrowed_tokens: int = 0
+    label: str | None = None
 
     @property
     def rate(self) -> float:

@@ -11,13 +11,18 @@ from ragcache_engine import (
     SpeculationOutcome,
     SpeculationReport,
     SpeculationStep,
+    Tier,
     Usage,
 )
 
 
 def answer_facts(finish_reason: FinishReason, usage: Usage) -> dict[str, Any]:
-    """Return the facts of an answer that neither framework has a field for. Times are in seconds."""
+    """Return the facts of an answer that neither framework has a field for. Times are in seconds.
+
+    How many tokens were cached, in total and by tier, is left out if it is not known.
+    """
     return {
+        **(cached_counts(usage) if usage.has_account else {}),
         "finish_reason": finish_reason.value,
         "ttft_s": usage.ttft_s,
         "total_s": usage.total_s,
@@ -29,6 +34,12 @@ def answer_facts(finish_reason: FinishReason, usage: Usage) -> dict[str, Any]:
         "speculation": usage.speculation.outcome.value,
         "speculation_timeline": plain_timeline(usage.speculation),
     }
+
+
+def cached_counts(usage: Usage) -> dict[str, int]:
+    """Return how many of the prompt's tokens were cached: `cached_tokens`, and for each tier."""
+    by_tier = {f"cached_tokens_{tier.value}": getattr(usage.cached, tier.value) for tier in Tier}
+    return {"cached_tokens": usage.cached.total, **by_tier}
 
 
 def token_counts(usages: Sequence[Usage]) -> dict[str, Any]:

@@ -52,15 +52,20 @@ class BoundTools:
         return cls(tools, must_call=True, name=name)
 
     def add_to_options(self, engine: RAGCacheEngine, options: SamplingOptions) -> SamplingOptions:
-        """Return the options with the guide that forced tool calls need."""
+        """Return the options with the guide that leaves room for calls, or for nothing else."""
         if not self.tools:
             return options
         return engine.chat.tool_options(
             options, self.tools, must_call=self.must_call, name=self.name
         )
 
-    def make_reader(self, engine: RAGCacheEngine) -> ToolReader | None:
-        """Return the reader of tool calls for one answer; None without tools."""
+    def make_reader(self, engine: RAGCacheEngine, options: SamplingOptions) -> ToolReader | None:
+        """Return the reader of tool calls for one answer; None without tools.
+
+        options: as `add_to_options` returned them.
+        """
         if not self.tools:
             return None
-        return engine.chat.tool_reader(self.tools, must_call=self.must_call)
+        return engine.chat.tool_reader(
+            self.tools, must_call=self.must_call, is_guided=options.guide is not None
+        )

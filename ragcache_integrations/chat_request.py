@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass
+from functools import partial
 
 from ragcache_engine import (
     Answer,
     ChatPrompt,
     Piece,
+    RAGCacheEngine,
     SamplingOptions,
     ToolAnswer,
     ToolAnswerPart,
@@ -20,12 +21,13 @@ from ragcache_engine import (
 class ChatRequest:
     """The prompt and options of one call, and the reader that finds tool calls in the answer.
 
-    reader: None if the call has no tools.
+    reader: None if the call has no tools. engine: the one that is asked.
     """
 
     prompt: str | ChatPrompt
     options: SamplingOptions
     reader: ToolReader | None
+    engine: RAGCacheEngine
 
     def read_answer(self, answer: Answer) -> ToolAnswer:
         """Split a whole answer into its text and its tool calls."""
@@ -50,10 +52,10 @@ class ChatRequest:
         """Split a whole answer as `read_answer` does."""
         if self.reader is None:
             return self.read_answer(answer)
-        return await asyncio.to_thread(self.read_answer, answer)
+        return await self.engine.threads.render(partial(self.read_answer, answer))
 
     async def aread_piece(self, piece: Piece) -> ToolAnswerPart | None:
         """Return what a piece adds, as `read_piece` does."""
         if self.reader is None or not piece.finish_reason:
             return self.read_piece(piece)
-        return await asyncio.to_thread(self.read_piece, piece)
+        return await self.engine.threads.render(partial(self.read_piece, piece))

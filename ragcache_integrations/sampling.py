@@ -11,8 +11,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Self
 
 from pydantic import AliasChoices, BaseModel, Field, field_validator, model_validator
+from pydantic.fields import FieldInfo
 
-from ragcache_engine import Guide, InvalidArgument, SamplingOptions
+from ragcache_engine import Guide, InvalidArgument, RAGCacheEngine, SamplingOptions
 
 _ENGINE_NAMES = {"max_new_tokens": "max_tokens", "max_completion_tokens": "max_tokens"}
 # With one of these values, an unknown parameter such as logprobs asks for nothing.
@@ -26,10 +27,14 @@ _LOGPROBS = "leave it out: the engine returns no log probabilities"
 _MODEL = (
     "leave it out, and set model in the engine's configuration; another model needs another engine"
 )
+_NO_EFFECT = ("user", "stream_options", "stream_usage")
+"""Parameters of OpenAI's classes that change no answer here: usage comes with every stream."""
+
 _INSTEAD = {
     "timeout": _TIMEOUT,
     "request_timeout": _TIMEOUT,
-    "max_retries": "leave it out: the engine itself tries a failed request once more",
+    "max_retries": "leave it out: the engine itself tries a failed request once more, and the frameworks "
+    "have retries of their own, such as LangChain's with_retry()",
     "logprobs": _LOGPROBS,
     "top_logprobs": _LOGPROBS,
     "response_format": "leave it out, and hold the answer to a form with guide=Guide.json(schema)",
@@ -46,7 +51,7 @@ class SamplingFields(BaseModel):
       `max_completion_tokens` are other names for it.
     temperature: 0 takes the most likely token each time (greedy).
     top_k: -1 considers every token.
-    stop: strings that end the answer; they are not part of it.
+    stop: strings that end the answer, or one; they are not part of it.
     guide: a form that answers must keep to: a Guide, a JSON schema as a dict, or a Pydantic class.
     n: must be 1; this field exists because the frameworks' classes have it. To get several answers,
       send the prompt several times.
@@ -74,13 +79,16 @@ class SamplingFields(BaseModel):
     def _refuse_parameters_of_other_models(cls, values: Any) -> Any:
         if not isinstance(values, Mapping):
             return values
-        foreign = {
-            name: value
-            for name, value in values.items()
-            if name in _INSTEAD and name not in cls.model_fields
-        }
+        ours = {name for field in cls.model_fields.items() for name in _names_of(*field)}
+        foreign = {name: value for name, value in values.items() if name in _INSTEAD.keys() - ours}
         _refuse_unknown(foreign)
-        return {name: value for name, value in values.items() if name not in foreign}
+        dropped = {*foreign, *_NO_EFFECT}
+        return {name: value for name, value in values.items() if name not in dropped}
+
+    @field_validator("stop", mode="before")
+    @classmethod
+    def _read_stop(cls, stop: Any) -> Any:
+        return [stop] if isinstance(stop, str) else stop
 
     @field_validator("guide", mode="before")
     @classmethod
@@ -89,7 +97,9 @@ class SamplingFields(BaseModel):
 
     @model_validator(mode="after")
     def _refuse_impossible_sampling(self) -> Self:
-        self.sampling_options()
+        options = self.sampling_options()
+        if isinstance(engine := getattr(self, "engine", None), RAGCacheEngine):
+            engine.expect_options(options)  # so that the first prompt can be begun early
         return self
 
     def sampling_parameters(self) -> dict[str, Any]:
@@ -136,6 +146,12 @@ def as_guide(form: Any) -> Guide | None:
     )
 
 
+def _names_of(name: str, field: FieldInfo) -> Iterable[Any]:
+    """Return the names under which a field may be given."""
+    alias = field.validation_alias
+    return (name, *alias.choices) if isinstance(alias, AliasChoices) else (name,)
+
+
 def _rename_for_engine(parameters: Mapping[str, Any]) -> dict[str, Any]:
     """Return the parameters under the engine's names. Raises InvalidArgument if two of them disagree."""
     given: dict[str, str] = {}
@@ -154,7 +170,7 @@ def _keep_known(changes: Mapping[str, Any], names: Iterable[str]) -> dict[str, A
     Raises InvalidArgument for an unknown one that asks for something.
     """
     names = sorted(names)
-    unknown = {name: value for name, value in changes.items() if name not in names}
+    unknown = {name: value for name, value in changes.items() if name not in {*names, *_NO_EFFECT}}
     _refuse_unknown(unknown, f"leave it out. A call may set {', '.join(names)}")
     return {name: value for name, value in changes.items() if name in names}
 

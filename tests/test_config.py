@@ -82,7 +82,7 @@ def test_sampling_options_that_cannot_work_are_refused(wrong: dict[str, object],
         ("donors", "alone"),
         ("recheck_share", 0.5),
         ("recompute_ratio", 0.1),
-        ("missing_donors", "later"),
+        ("missing_donors", "compute"),
     ],
 )
 def test_what_exact_reuse_would_ignore_is_refused(name: str, value: object):

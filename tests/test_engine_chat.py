@@ -42,6 +42,28 @@ def test_texts_in_parts_are_texts(memory_engine: RAGCacheEngine):
     assert "One.\nTwo." in memory_engine.chat.prompt(parts)
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"content": [{"type": "refusal", "refusal": "I cannot."}]},
+        {"content": None, "refusal": "I cannot."},
+    ],
+)
+def test_a_refusal_is_what_the_model_said(
+    memory_engine: RAGCacheEngine, answer: dict[str, object]
+) -> None:
+    prompt = memory_engine.chat.prompt([*QUESTION, {"role": "assistant", **answer}])
+    assert "<assistant>\nI cannot.\n</assistant>" in prompt
+
+
+def test_a_call_whose_arguments_are_no_json_is_refused_by_name(
+    memory_engine: RAGCacheEngine,
+) -> None:
+    call = {"type": "function", "function": {"name": "look", "arguments": '{"at": "sk'}}
+    with pytest.raises(RefusedMessages, match="look"):
+        memory_engine.chat.prompt([*QUESTION, {"role": "assistant", "tool_calls": [call]}])
+
+
 def test_the_last_message_may_be_left_open(memory_engine: RAGCacheEngine):
     begun = [*QUESTION, {"role": "assistant", "content": "Because"}]
     prompt = memory_engine.chat.prompt(

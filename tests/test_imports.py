@@ -18,11 +18,13 @@ HEAVY = {"torch", "vllm", "faiss", "numpy", "transformers", "langchain_core", "l
 
 # For each part: what of this project it may import. The first prefix that fits counts.
 MAY_IMPORT = {
-    "ragcache_engine.errors": [],
+    "ragcache_engine.daemon_threads": [],
+    "ragcache_engine.visible": [],
+    "ragcache_engine.errors": ["visible"],
     "ragcache_engine.checks": ["errors"],
-    "ragcache_engine.guide": ["errors"],
-    "ragcache_engine.chat": ["chat", "guide", "checks", "errors"],
-    "ragcache_engine.tables": [],
+    "ragcache_engine.guide": ["errors", "visible"],
+    "ragcache_engine.chat": ["chat", "guide", "checks", "errors", "visible"],
+    "ragcache_engine.tables": ["visible"],
     "ragcache_engine.values": ["tables", "guide", "checks", "errors"],
     "ragcache_engine.cache_stats": ["values", "tables", "knowledge.tier", "tiers.counters"],
     "ragcache_engine.engine_table": ["cache_stats", "config", "tables", "values"],
@@ -37,11 +39,16 @@ MAY_IMPORT = {
         "tiers.provenance",
         "tiers.counters",
         "tiers.prompts",
+        "tiers.tree_snapshot",
         "tiers.wire",
+        "tiers.borrowing.context",
+        "anywhere.neighbours",
+        "daemon_threads",
         "checks",
         "errors",
+        "visible",
     ],
-    "ragcache_engine.cache_home": [],
+    "ragcache_engine.cache_home": ["errors"],
     "ragcache_engine.protocols": [
         "values",
         "tiers.borrowing.context",
@@ -62,6 +69,7 @@ MAY_IMPORT = {
         "serving",
         "tiers.tree_snapshot",
         "tiers.wire",
+        "daemon_threads",
         "checks",
         "errors",
     ],
@@ -79,11 +87,13 @@ MAY_IMPORT = {
         "anywhere",
         "prompt",
         "protocols",
+        "daemon_threads",
         "values",
         "errors",
     ],
     "ragcache_engine.backends": [
         "backends",
+        "anywhere.idle_backend",
         "serving",
         "chat",
         "guide",
@@ -94,7 +104,9 @@ MAY_IMPORT = {
         "knowledge",
         "tiers",
         "processes",
+        "daemon_threads",
         "cache_home",
+        "visible",
     ],
     "ragcache_engine.search": ["search", "errors"],
     "ragcache_engine.dashboard": [
@@ -104,6 +116,7 @@ MAY_IMPORT = {
         "tiers",
         "values",
         "errors",
+        "visible",
     ],
     "ragcache_engine.engine_chat": ["requests", "chat", "protocols", "values", "checks", "errors"],
     "ragcache_engine.anywhere": [
@@ -128,6 +141,7 @@ MAY_IMPORT = {
         "prompt",
         "protocols",
         "config",
+        "daemon_threads",
         "values",
         "checks",
         "errors",
@@ -215,6 +229,24 @@ def test_vllm_and_torch_stay_in_their_backend(module: str, path: Path):
     assert not tops & {"langchain_core", "llama_index", "ragcache_integrations", "ragcache_cli"}
 
 
+@pytest.mark.parametrize(
+    ("module", "path"), [*modules("ragcache_engine"), *modules("ragcache_integrations")]
+)
+def test_nothing_waits_for_the_threads_of_an_application(module: str, path: Path):
+    """But for the vector store, which runs where LangChain's stores do: it has no engine."""
+    called = [
+        one for one in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(one, ast.Call)
+    ]
+    names = [getattr(one.func, "attr", getattr(one.func, "id", "")) for one in called]
+    if module != "ragcache_integrations.langchain.faiss_store.vectorstore":
+        assert "to_thread" not in names
+        assert not [
+            one
+            for one, name in zip(called, names, strict=True)
+            if name == "run_in_executor" and ast.unparse(one.args[0]) == "None"
+        ]
+
+
 @pytest.mark.parametrize(("module", "path"), modules("ragcache_integrations"))
 def test_integrations_know_only_the_face_of_the_engine(module: str, path: Path):
     ours = {name for name in imports_of(path) if name.startswith(("ragcache", "vllm", "torch"))}
@@ -261,12 +293,17 @@ CLI_DOORS = [
     "search",
     "serving",
     "simulation",
+    "tiers.counters",
+    "visible",
 ]
-# And the files that look into a backend: they check how vLLM is installed, start it, compare with it.
+# And the files that look into a backend: they check how vLLM and a model are installed, start vLLM,
+# compare with it.
 CLI_INTO_BACKENDS = {
+    "ragcache_cli.disk_warming",
     "ragcache_cli.diagnosis",
     "ragcache_cli.fleet_server",
     "ragcache_cli.precision",
+    "ragcache_cli.prompts",
     "ragcache_cli.server",
 }
 # What a command's file may import before it runs.
@@ -317,6 +354,7 @@ def test_a_command_imports_its_implementation_only_when_it_runs():
         "ragcache_cli.main",
         "ragcache_cli.folders",
         "ragcache_cli.logging_setup",
+        "ragcache_cli.option_names",
     }
     beneath_models = {"ragcache_cli.errors", "ragcache_cli.extras"}
     implementations = loaded - mains - LIGHT - beneath_models

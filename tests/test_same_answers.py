@@ -6,13 +6,11 @@ In float32, greedy, against stock vLLM run by itself: the demo's questions and s
 
 from __future__ import annotations
 
-import sys
-from importlib.util import module_from_spec, spec_from_file_location
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
+import same_answers as same
+from question_files import DATA, has_sets
 
 from ragcache_engine import RAGCacheEngine
 
@@ -23,19 +21,7 @@ AT_ONCE = 8
 
 
 @pytest.fixture(scope="module")
-def same() -> ModuleType:
-    path = Path(__file__).parents[1] / "benchmarks" / "same_answers.py"
-    spec = spec_from_file_location("same_answers", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.fixture(scope="module")
-def demo_prompts(same: ModuleType) -> list[Any]:
+def demo_prompts() -> list[Any]:
     from ragcache_cli.embedding import load_embedder
     from ragcache_cli.folders import cache_home
     from ragcache_cli.index import update_index
@@ -54,14 +40,14 @@ def demo_prompts(same: ModuleType) -> list[Any]:
 
 
 @pytest.fixture(scope="module")
-def real_prompts(same: ModuleType) -> list[Any]:
+def real_prompts() -> list[Any]:
     """None where the question sets are not at hand."""
-    return list(same.data_prompts(QUESTIONS)) if same.DATA.is_dir() else []
+    return list(same.data_prompts(QUESTIONS)) if has_sets() else []
 
 
 @pytest.fixture(scope="module")
 def stock_tokens(
-    same: ModuleType, stock_vllm: Any, demo_prompts: list[Any], real_prompts: list[Any]
+    stock_vllm: Any, demo_prompts: list[Any], real_prompts: list[Any]
 ) -> dict[str, list[int]]:
     """The answer to each prompt by its text."""
     texts = [prompt.text for prompt in (*demo_prompts, *real_prompts)]
@@ -70,29 +56,23 @@ def stock_tokens(
 
 def test_every_demo_question_gets_the_tokens_of_stock_vllm(
     vllm_engine: RAGCacheEngine,
-    same: ModuleType,
     demo_prompts: list[Any],
     stock_tokens: dict[str, list[int]],
 ):
-    assert_same(vllm_engine, same, demo_prompts, stock_tokens)
+    assert_same(vllm_engine, demo_prompts, stock_tokens)
 
 
 def test_real_questions_get_the_tokens_of_stock_vllm(
     vllm_engine: RAGCacheEngine,
-    same: ModuleType,
     real_prompts: list[Any],
     stock_tokens: dict[str, list[int]],
 ):
     if not real_prompts:
-        pytest.skip(
-            f"the question sets are not at {same.DATA} (RAGCACHE_DATA names another folder)"
-        )
-    assert_same(vllm_engine, same, real_prompts, stock_tokens)
+        pytest.skip(f"the question sets are not at {DATA} (RAGCACHE_DATA names another folder)")
+    assert_same(vllm_engine, real_prompts, stock_tokens)
 
 
-def assert_same(
-    engine: RAGCacheEngine, same: ModuleType, prompts: list[Any], stock: dict[str, list[int]]
-) -> None:
+def assert_same(engine: RAGCacheEngine, prompts: list[Any], stock: dict[str, list[int]]) -> None:
     before = engine.stats().cached.total
     ours = same.ragcache_tokens(engine, prompts, AT_ONCE)
     differing = [

@@ -117,7 +117,12 @@ def test_an_answer_is_shown_as_text_and_not_as_a_part_of_the_page():
 def borrowed_answer() -> tuple[RAGCacheEngine, Answer]:
     """An engine that borrows, closed, and its second answer."""
     config = EngineConfig(
-        backend="memory", reuse="anywhere", recompute_ratio=0.25, donors="alone", recheck_share=0
+        backend="memory",
+        reuse="anywhere",
+        recompute_ratio=0.25,
+        donors="alone",
+        missing_donors="compute",
+        recheck_share=0,
     )
     sea = [
         Document(f"sea-{n}", f"The sea has tides and salt, says page {n}. " * 20) for n in range(4)

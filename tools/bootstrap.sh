@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes the development environment: bootstrap.sh FOLDER
+# Makes the development environment: bootstrap.sh FOLDER [PYTHON [--without-vllm]]
 # Needs Python 3.11 to 3.14 and either uv, pip or venv. Safe to run again.
 set -euo pipefail
 venv=$1
@@ -7,7 +7,7 @@ venv=$1
 say() { printf '\033[1m%s\033[0m\n' "$*" >&2; }
 
 python=""
-for name in python3 python3.14 python3.13 python3.12 python3.11 python; do
+for name in ${2:-python3 python3.14 python3.13 python3.12 python3.11 python}; do
   if "$name" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 15))' 2>/dev/null; then
     python=$name
     break
@@ -22,7 +22,14 @@ uv=$(bash tools/find_uv.sh "$python")
 
 extras=langchain,llamaindex,demo,examples,dashboard,fleet,docs,dev
 options=()
-if command -v nvidia-smi >/dev/null && nvidia-smi -L 2>/dev/null | grep -q GPU; then
+if [ "${3:-}" = --without-vllm ]; then
+  # Nor torch: its CPU build may have no wheel either, and tests that need one of the two skip.
+  overrides=$(mktemp)
+  trap 'rm -f "$overrides"' EXIT
+  echo 'torch ; sys_platform == "never"' >"$overrides"
+  options+=(--overrides "$overrides")
+  say "Installing all but vLLM and torch"
+elif command -v nvidia-smi >/dev/null && nvidia-smi -L 2>/dev/null | grep -q GPU; then
   extras+=,vllm
   say "An NVIDIA GPU: installing the vllm wheel and the rest, which takes some minutes"
 else

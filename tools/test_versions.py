@@ -55,9 +55,10 @@ VLLM_QUICK_TESTS = [
 ]
 """Of what runs for every policy and many seeds: the default policy, LRU, and two seeds."""
 
-FRAMEWORK_TESTS = ["-m", "not vllm and not program", "-n", "2"]
+NO_MODEL_TESTS = ["-m", "not vllm and not program", "-n", "2"]
+"""Every test that loads no vLLM, but for whole programs."""
 
-FRAMEWORK_QUICK_TESTS = [*FRAMEWORK_TESTS, "-k", "not served"]
+FRAMEWORK_QUICK_TESTS = [*NO_MODEL_TESTS, "-k", "not served"]
 """Without those that ask a server the same."""
 
 
@@ -142,12 +143,16 @@ def main() -> int:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """The tests of one version. overlay: the folder with its packages; None for those installed."""
+    """The tests of one version.
+
+    overlay: the folder with its packages; None for those installed. python: what runs the tests.
+    """
 
     package: str
     version: str
     tests: Sequence[str]
     overlay: Path | None = None
+    python: Path | str = sys.executable
 
     def run(self) -> Row:
         environment = dict(os.environ)
@@ -158,7 +163,7 @@ class Trial:
         with tempfile.TemporaryDirectory() as folder:
             report = Path(folder) / "report.xml"
             began = time.monotonic()
-            words = [sys.executable, "-m", "pytest", "-q", f"--junitxml={report}", *self.tests]
+            words = [str(self.python), "-m", "pytest", "-q", f"--junitxml={report}", *self.tests]
             subprocess.run(words, cwd=ROOT, env=environment, check=False)
             counts = read_counts(report) if report.exists() else {}
         return Row(self.package, self.version, counts, time.monotonic() - began)
@@ -200,7 +205,7 @@ def plan(folder: Path, *, quick: bool, only: str | None) -> Iterator[Trial]:
                     files = [f"{family.tests}/{name}" for name in family.quick]
                     tests = [*files, *FRAMEWORK_QUICK_TESTS]
                 else:
-                    tests = [family.tests, *FRAMEWORK_TESTS]
+                    tests = [family.tests, *NO_MODEL_TESTS]
                 yield Trial(family.package, one, tests, overlay)
 
 

@@ -140,7 +140,6 @@ class RunningSystem:
             first_s = first_s or last_s
             text.append(piece)
         cost = heard.info["usage_metadata"]
-        details = cost["input_token_details"]
         return {
             "question": request.question,
             "at_s": round(request.at_s, 4),
@@ -149,7 +148,7 @@ class RunningSystem:
             "search_s": round(heard.search_s, 5),
             "prompt": cost["input_tokens"],
             "output": cost["output_tokens"],
-            "cached": [details[f"cache_read_{tier}"] for tier in ("device", "host", "disk")],
+            "cached": [heard.info[f"cached_tokens_{tier}"] for tier in ("device", "host", "disk")],
             "borrowed": heard.info.get("borrowed_tokens", 0),
             "recomputed": heard.info.get("recomputed_tokens", 0),
             "speculation": heard.info.get("speculation", "none"),

@@ -110,10 +110,8 @@ def _cost(output: Any, tokens: int) -> dict[str, Any]:
         "usage_metadata": {
             "input_tokens": len(output.prompt_token_ids),
             "output_tokens": tokens,
-            "input_token_details": {
-                "cache_read_device": output.num_cached_tokens or 0,
-                "cache_read_host": 0,
-                "cache_read_disk": 0,
-            },
         },
+        "cached_tokens_device": output.num_cached_tokens or 0,
+        "cached_tokens_host": 0,
+        "cached_tokens_disk": 0,
     }

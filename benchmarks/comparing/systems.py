@@ -75,7 +75,9 @@ ANYWHERE = tuple(
             "reuse": "anywhere",
             "recompute_ratio": ratio,
             "donors": "neighbours",
-            "recheck_share": 0,  # an idle system must not compute beside the one that is asked
+            # An idle system must not compute beside the one that is asked.
+            "missing_donors": "compute",
+            "recheck_share": 0,
         },
         is_approximate=True,
     )

@@ -109,6 +109,7 @@ async def likeness(run: Run, detail: str) -> None:
         reuse="anywhere",
         recompute_ratio=0.15,
         donors="alone",
+        missing_donors="compute",
         recheck_share=0.0,
         vllm_args=run.vllm_args(dtype, max_model_len=4096),
     )

@@ -143,6 +143,7 @@ async def borrowed(run: Run, detail: str) -> None:
         host=sizes.context,
         reuse="anywhere",
         donors="alone",
+        missing_donors="compute",
         recompute_ratio=0.0,
         recheck_share=0.0,
     )

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import datetime
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
 from rich.console import Console
 from rich.markup import escape
 
@@ -19,17 +17,17 @@ from ragcache_cli.calibrating.cases import Case, corpus_of, draw, find_cases, re
 from ragcache_cli.calibrating.likeness import Run, choose, compare
 from ragcache_cli.calibrating.report import answer_lines, answers_table, verdict, ways_table
 from ragcache_cli.corpus_index import load_corpus_index
+from ragcache_cli.engine_settings import make_command_config
 from ragcache_cli.errors import CommandError
 from ragcache_cli.files import folder_sources
-from ragcache_cli.folders import write_whole
+from ragcache_cli.folders import OTHER_HOME, make_folder, write_whole
 from ragcache_cli.models import DEMO_MODEL, DEMO_MODEL_NAME, demo_model
 from ragcache_cli.precision import choose_dtype
 from ragcache_cli.terminal import Phases
-from ragcache_engine import ConfigError, Corpus, EngineConfig, RAGCacheEngine
+from ragcache_engine import Corpus, EngineConfig, RAGCacheEngine
 from ragcache_engine.anywhere.calibration import Calibration, CalibrationKey
 from ragcache_engine.config import DonorKind
 
-OTHER_HOME = "set RAGCACHE_HOME to another folder"
 OTHER_ANSWERS = "name another file with --answers"
 
 
@@ -39,7 +37,7 @@ class CalibrateSettings:
 
     gold: the accepted answers, if the log has none. count: how many questions to ask. target: the share
     of the model's own likeness that answers must reach. answers: where to write all answers; None for
-    nowhere. engine: further settings of EngineConfig. vllm_args: for vLLM.
+    nowhere. engine: further settings of EngineConfig.
     """
 
     model: str
@@ -55,7 +53,6 @@ class CalibrateSettings:
     gold: Path | None
     answers: Path | None
     engine: Mapping[str, Any]
-    vllm_args: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +71,14 @@ def calibrate(settings: CalibrateSettings, console: Console) -> bool:
     Raises RAGCacheError.
     """
     phases = Phases(console)
-    cases, corpus = _find_cases(settings, phases)
     config = _configure(settings, phases)
     key = CalibrationKey.of(config)
-    _require_writable(key.path.parent, OTHER_HOME)
+    make_folder(key.path.parent, OTHER_HOME)
     if settings.answers:
-        _require_writable(settings.answers.parent, OTHER_ANSWERS)
+        make_folder(settings.answers.parent, OTHER_ANSWERS)
         if settings.answers.is_dir():
             raise CommandError(f"{settings.answers} is a folder; {OTHER_ANSWERS}")
+    cases, corpus = _find_cases(settings, phases)
     with phases.waiting("Starting the engine"):
         engine = start_engine(config)
     with engine:
@@ -127,7 +124,7 @@ def _conclude(
     kept = _describe(key, chosen, measured, settings.target) if chosen else None
     _show(measured, kept, settings, console)
     if kept:
-        _write(key.path, kept.to_json(), OTHER_HOME)
+        write_whole(key.path, kept.to_json(), OTHER_HOME)
         console.print(f"Written: {escape(str(key.path))}", soft_wrap=True)
         wanted = f'EngineConfig(reuse="anywhere", donors="{settings.donors}")'
         console.print(f"Engines on this model read it by {wanted}.", soft_wrap=True)
@@ -154,20 +151,14 @@ def _configure(settings: CalibrateSettings, phases: Phases) -> EngineConfig:
             model = str(demo_model())
     dtype = choose_dtype(settings.dtype, "vllm", phases)
     chosen = {
-        "model": model,
-        "backend": "vllm",
         "reuse": "anywhere",
         "recompute_ratio": 0.0,  # each request says its own
         "recheck_share": 0.0,
         "donors": settings.donors,
+        "missing_donors": "compute",  # every answer borrows
         "speculation": "off",
-        "vllm_args": {"dtype": dtype, **settings.vllm_args},
-        **settings.engine,
     }
-    try:
-        return EngineConfig.model_validate(chosen)
-    except ValidationError as error:
-        raise ConfigError("; ".join(one["msg"] for one in error.errors())) from error
+    return make_command_config(model, "vllm", dtype, {**chosen, **settings.engine})
 
 
 def _require_borrowed(run: Run) -> None:
@@ -207,29 +198,5 @@ def _show(
         console.print(line, soft_wrap=True)
     if settings.answers:
         lines = "".join(answer_lines(measured.cases, exact, noise, runs))
-        _write(settings.answers, lines, OTHER_ANSWERS)
+        write_whole(settings.answers, lines, OTHER_ANSWERS)
         console.print(f"All answers: {escape(str(settings.answers))}", soft_wrap=True)
-
-
-def _require_writable(folder: Path, elsewhere: str) -> None:
-    """Make the folder now, because an error after minutes of work would lose the result.
-
-    elsewhere: how to name another place.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise _not_writable(folder, error, elsewhere) from error
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise CommandError(f"{folder} is not writable; {elsewhere}")
-
-
-def _write(path: Path, text: str, elsewhere: str) -> None:
-    try:
-        write_whole(path, text)
-    except OSError as error:
-        raise _not_writable(path, error, elsewhere) from error
-
-
-def _not_writable(path: Path, error: OSError, elsewhere: str) -> CommandError:
-    return CommandError(f"{path} cannot be written ({error.strerror}); {elsewhere}")

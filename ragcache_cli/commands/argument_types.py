@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import ByteSize, TypeAdapter, ValidationError
 
 from ragcache_cli.models import DEMO_MODEL, DEMO_MODEL_NAME
+from ragcache_engine import EngineConfig
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DTYPE_HELP = "the type of the model's numbers; auto: its own (%(default)s)"
@@ -132,7 +133,7 @@ def add_reuse(
         "--recompute-ratio",
         type=share,
         metavar="R",
-        help="with anywhere: the share of a reused document to compute anew, 0 to 1 (calibrated)",
+        help="with anywhere: the share of a reused document to compute anew, 0 to 1 (calibrated, or 0.1)",
     )
     if with_donors:
         parser.add_argument(
@@ -144,15 +145,56 @@ def add_reuse(
     if answers:
         parser.add_argument(
             "--missing-donors",
-            choices=("compute", "later"),
-            help="with anywhere: prepare new documents before the answer, or answer exactly and prepare "
-            "them while nobody asks (compute)",
+            choices=("later", "compute"),
+            help="with anywhere: answer exactly and prepare new documents while nobody asks, or prepare "
+            "them before the answer (later)",
         )
 
 
 def reuse_settings(parsed: argparse.Namespace) -> dict[str, Any]:
     """Return the settings of EngineConfig that the arguments of `add_reuse` were given."""
     chosen = {name: getattr(parsed, name, None) for name in REUSE_SETTINGS}
+    return {name: value for name, value in chosen.items() if value is not None}
+
+
+ENGINE_SETTINGS = ("device_cache", "host_cache")
+"""Fields of EngineConfig for which `add_engine` adds an argument of the same name."""
+
+
+def add_engine(parser: argparse.ArgumentParser) -> None:
+    """Add what an engine may need more of, or less: memory, time, and arguments for vLLM."""
+    parser.add_argument(
+        "--device-cache",
+        metavar="SIZE",
+        help="device memory for the cache, such as 2GiB (chosen for the machine)",
+    )
+    parser.add_argument(
+        "--host-cache",
+        metavar="SIZE",
+        help="host memory for what device memory gives up (chosen for the machine)",
+    )
+    parser.add_argument(
+        "--request-timeout",
+        type=float,
+        metavar="SECONDS",
+        help="give a prompt up if the model shows no token for so long "
+        f"({EngineConfig.model_fields['request_timeout_s'].default:g})",
+    )
+    parser.add_argument(
+        "--vllm-arg",
+        action="append",
+        type=named_value,
+        default=[],
+        metavar="NAME=VALUE",
+        help="an argument of vLLM's, such as max_model_len=4096; may be given again",
+    )
+
+
+def engine_settings(parsed: argparse.Namespace) -> dict[str, Any]:
+    """Return the settings of EngineConfig that the arguments of `add_engine` were given."""
+    chosen = {name: getattr(parsed, name) for name in ENGINE_SETTINGS}
+    chosen["request_timeout_s"] = parsed.request_timeout
+    chosen["vllm_args"] = dict(parsed.vllm_arg) or None
     return {name: value for name, value in chosen.items() if value is not None}
 
 

@@ -9,9 +9,11 @@ from rich.console import Console
 
 from ragcache_cli.commands.argument_types import (
     add_corpus,
+    add_engine,
     add_max_tokens,
     add_model,
     add_reuse,
+    engine_settings,
     picture_path,
     reuse_settings,
 )
@@ -41,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--top-k", type=int, default=3, metavar="K", help="passages a question (3)")
     add_max_tokens(parser, 200)
     add_reuse(parser, answers=True)
+    add_engine(parser)
     parser.add_argument(
         "--timeline",
         nargs="?",
@@ -64,6 +67,7 @@ def run(parsed: argparse.Namespace, console: Console) -> int:
         max_tokens=parsed.max_tokens,
         timeline=parsed.timeline is not None,
         pictures=parsed.timeline if isinstance(parsed.timeline, Path) else None,
-        reuse=reuse_settings(parsed),
+        engine={**engine_settings(parsed), **reuse_settings(parsed)},
+        options=frozenset(vars(parsed)),
     )
     return 1 if answer_questions(settings, console) else 0

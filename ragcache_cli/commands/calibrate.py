@@ -12,9 +12,10 @@ from ragcache_cli.commands.argument_types import (
     DTYPES,
     WholeNumber,
     add_corpus,
+    add_engine,
     add_max_tokens,
     add_top_k,
-    named_value,
+    engine_settings,
     share,
 )
 from ragcache_cli.models import DEMO_MODEL, DEMO_MODEL_NAME
@@ -81,15 +82,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--chat-template", metavar="FILE", help="as EngineConfig(chat_template=...)"
     )
-    parser.add_argument("--device-cache", metavar="SIZE", help="as EngineConfig(device_cache=...)")
-    parser.add_argument(
-        "--vllm-arg",
-        action="append",
-        type=named_value,
-        default=[],
-        metavar="NAME=VALUE",
-        help="an argument of vLLM's, such as max_model_len=4096",
-    )
+    add_engine(parser)
     parser.add_argument(
         "--answers", type=Path, metavar="FILE", help="write all answers there, as JSON lines"
     )
@@ -98,7 +91,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(parsed: argparse.Namespace, console: Console) -> int:
     from ragcache_cli.calibrating.calibrate import CalibrateSettings, calibrate
 
-    engine = {"chat_template": parsed.chat_template, "device_cache": parsed.device_cache}
+    engine = engine_settings(parsed)
+    if parsed.chat_template is not None:
+        engine["chat_template"] = parsed.chat_template
     settings = CalibrateSettings(
         model=parsed.model,
         questions=parsed.questions,
@@ -112,7 +107,6 @@ def run(parsed: argparse.Namespace, console: Console) -> int:
         max_tokens=parsed.max_tokens,
         gold=parsed.gold,
         answers=parsed.answers,
-        engine={name: value for name, value in engine.items() if value is not None},
-        vllm_args=dict(parsed.vllm_arg),
+        engine=engine,
     )
     return 0 if calibrate(settings, console) else 1

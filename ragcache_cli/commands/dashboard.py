@@ -12,7 +12,7 @@ from ragcache_cli.commands.argument_types import add_server
 SUMMARY = "serve a live page of the cache of a server or a fleet"
 DESCRIPTION = (
     "Serve a live page of a server or a fleet of `ragcache serve`: hit ratios, evictions, the queue, the "
-    "disk. With the server's RAGCACHE_OPERATOR_KEY in the environment it also shows the knowledge tree "
+    "disk. With an operator's key in RAGCACHE_OPERATOR_KEY it also shows the knowledge tree "
     "and the last requests. An engine in a program of yours has engine.dashboard()."
 )
 
@@ -41,5 +41,8 @@ def run(parsed: argparse.Namespace, console: Console) -> int:
         )
         if not observer.has_key:
             console.print(f"Without {OPERATOR_KEY} it shows no documents and no requests")
+        if problem := observer.observe(with_tree=observer.has_key).problem:
+            console.print(f"[yellow]{escape(problem)}[/yellow]", soft_wrap=True)
+            console.print("The page goes on asking, and says so too")
         dashboard.wait()
     return 0

@@ -14,20 +14,19 @@ DESCRIPTION = (
     "for Prometheus, into a folder."
 )
 
+OTHER_FOLDER = "name another one"
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="where both files go")
 
 
 def run(parsed: argparse.Namespace, console: Console) -> int:
-    from ragcache_cli.errors import CommandError
+    from ragcache_cli.folders import make_folder, write_whole
 
-    try:
-        parsed.folder.mkdir(parents=True, exist_ok=True)
-        for shipped in sorted(files("ragcache_cli").joinpath("monitoring").iterdir(), key=str):
-            target = parsed.folder / shipped.name
-            target.write_bytes(shipped.read_bytes())
-            console.print(str(target), soft_wrap=True)
-    except OSError as error:
-        raise CommandError(f"the folder cannot be written: {error}; name another one") from error
+    make_folder(parsed.folder, OTHER_FOLDER)
+    for shipped in sorted(files("ragcache_cli").joinpath("monitoring").iterdir(), key=str):
+        target = parsed.folder / shipped.name
+        write_whole(target, shipped.read_text(encoding="utf-8"), OTHER_FOLDER)
+        console.print(str(target), soft_wrap=True)
     return 0

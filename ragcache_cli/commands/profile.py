@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from ragcache_cli.commands.argument_types import WholeNumber, add_model
+from ragcache_cli.commands.argument_types import WholeNumber, add_engine, add_model, engine_settings
 
 SUMMARY = "measure how long prefill takes on this machine"
 DESCRIPTION = (
@@ -24,6 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="auto",
         help="memory: the made-up times of no model, for tests (default: %(default)s)",
     )
+    add_engine(parser)
     parser.add_argument(
         "--repeats",
         type=WholeNumber(),
@@ -53,6 +54,7 @@ def run(parsed: argparse.Namespace, console: Console) -> int:
             repeats=parsed.repeats,
             quick=parsed.quick,
             output=parsed.output,
+            engine=engine_settings(parsed),
         ),
         console,
     )

@@ -79,7 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="cache only the first N documents of a prompt (all)",
     )
-    add_reuse(parser, with_donors=False)
+    add_reuse(parser, with_donors=False, answers=True)
     parser.add_argument(
         "--keys",
         type=Path,
@@ -131,7 +131,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 FLEET_ARGUMENTS = ("max_replicas", "routing", "address", "gpus", "print_config")
 """The arguments that mean something for a fleet alone."""
-REPLICA_ARGUMENTS = (*ENGINE_SETTINGS, "reuse", "recompute_ratio")
+REPLICA_ARGUMENTS = (*ENGINE_SETTINGS, "reuse", "recompute_ratio", "missing_donors")
 """The arguments that each replica of a fleet is started with."""
 
 
@@ -148,12 +148,9 @@ def run(parsed: argparse.Namespace, console: Console) -> int:
     chosen = {name: getattr(parsed, name) for name in ENGINE_SETTINGS}
     settings = {name: value for name, value in chosen.items() if value is not None}
     settings |= reuse_settings(parsed)
-    if parsed.reuse == "anywhere":
-        settings["donors"] = "alone"  # a request cannot name neighbours
     settings["model"] = str(demo_model()) if parsed.model == DEMO_MODEL else parsed.model
     doors = DoorSettings(parsed.keys, parsed.max_body, parsed.max_requests)
-    is_shown = parsed.show or parsed.print_config is not None
-    require_usable_keys(doors, parsed.vllm_arguments, is_shown=is_shown)
+    require_usable_keys(doors, parsed.vllm_arguments)
     if parsed.replicas:
         return _run_fleet(parsed, doors, settings["model"], console)
     for name in FLEET_ARGUMENTS:

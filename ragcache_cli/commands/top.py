@@ -12,7 +12,7 @@ SUMMARY = "watch the cache of a server or a fleet on the terminal"
 DESCRIPTION = (
     "Show hit ratios by tier, evictions, the queue, the disk and the last requests of a server or a "
     "fleet of `ragcache serve`, or the metrics of a program that embeds an engine. The environment "
-    "variable RAGCACHE_OPERATOR_KEY, if it is the server's, shows documents and requests too."
+    "variable RAGCACHE_OPERATOR_KEY, with a key of an operator's, shows documents and requests too."
 )
 
 

@@ -11,9 +11,11 @@ from ragcache_cli.commands.argument_types import (
     WholeNumber,
     add_corpus,
     add_disk_cache_dir,
+    add_engine,
     add_model,
     add_reuse,
     add_top_k,
+    engine_settings,
     reuse_settings,
 )
 
@@ -46,6 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_top_k(parser)
     add_reuse(parser)
+    add_engine(parser)
     parser.add_argument(
         "--profile", type=Path, metavar="FILE", help="costs as `ragcache profile` measured them"
     )
@@ -61,7 +64,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(parsed: argparse.Namespace, console: Console) -> int:
     from ragcache_cli.disk_warming import WarmSettings, warm_disk
 
-    engine = {"disk_cache": parsed.disk_cache, **reuse_settings(parsed)}
+    engine = {
+        "disk_cache": parsed.disk_cache,
+        **engine_settings(parsed),
+        **reuse_settings(parsed),
+    }
     if parsed.profile:
         engine["cost_profile"] = parsed.profile
     if parsed.disk_cache_dir:

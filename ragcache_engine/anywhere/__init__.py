@@ -7,6 +7,6 @@
 | rechecking.py | answers some borrowed requests again, exactly, while no request runs |
 | drift.py, rouge.py | how like the two answers are, and when borrowing is to stop |
 | calibration.py | the ratio to compute anew, as measured for a model |
-| idle_work.py | what is done while no request runs |
+| idle_work.py, idle_backend.py | what is done while no request runs; a backend with both kinds of it |
 | forwarding.py | a backend around another one |
 """

@@ -7,6 +7,7 @@ dtype, chat template and kind of donors, all as the configuration spells them; i
 from __future__ import annotations
 
 import json
+import logging
 import math
 import re
 from dataclasses import asdict, dataclass, fields
@@ -16,7 +17,12 @@ from typing import Any
 
 from ragcache_engine.cache_home import cache_home
 from ragcache_engine.config import EngineConfig
-from ragcache_engine.errors import NotCalibrated, UnusableCalibration
+from ragcache_engine.errors import UnusableCalibration
+
+logger = logging.getLogger(__name__)
+
+UNCALIBRATED = 0.1
+"""The recompute ratio where nothing was measured. More than a tenth brought little on any set."""
 
 FORMAT = "ragcache-calibration"
 FORMAT_VERSION = 1
@@ -104,10 +110,6 @@ class Calibration:
         """The mean likeness below which answers are no longer what was measured."""
         return self.target * self.noise
 
-    def apply_to(self, config: EngineConfig) -> EngineConfig:
-        """Return the configuration with this ratio."""
-        return config.model_copy(update={"recompute_ratio": self.recompute_ratio})
-
     def to_json(self) -> str:
         """Return the calibration as the text of a file."""
         content = {"format": FORMAT, "version": FORMAT_VERSION, **asdict(self)}
@@ -130,17 +132,17 @@ class Calibration:
 
 
 def find_calibration(config: EngineConfig) -> Calibration | None:
-    """Return the calibration that gives this engine its ratio; None if the engine needs none.
+    """Return the calibration that gives this engine its ratio; None if there is none, or no need of one.
 
-    Raises NotCalibrated if there is none for it; UnusableCalibration for a file that cannot be used.
+    Raises UnusableCalibration for a file that cannot be used.
     """
-    if config.reuse != "anywhere" or config.recompute_ratio is not None:
+    if not _needs_ratio(config) or config.donors == "any":
         return None
     key = CalibrationKey.of(config)
     try:
         text = key.path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise NotCalibrated(_describe_missing(key)) from None
+        return None
     except (OSError, UnicodeDecodeError) as error:
         raise UnusableCalibration(
             f"the calibration {key.path} cannot be read ({error}): make it readable, {_or_else(key)}"
@@ -159,21 +161,30 @@ def find_calibration(config: EngineConfig) -> Calibration | None:
     return found
 
 
-def with_calibrated_ratio(config: EngineConfig) -> EngineConfig:
-    """Return the configuration with the ratio that was measured for it, if it needs one.
+def with_ratio(config: EngineConfig, found: Calibration | None) -> EngineConfig:
+    """Return the configuration with a recompute ratio: its own, the calibration's, or UNCALIBRATED.
 
-    Raises what find_calibration does.
+    found: what find_calibration returned. Warns where nothing was measured.
     """
-    found = find_calibration(config)
-    return found.apply_to(config) if found else config
+    if not _needs_ratio(config):
+        return config
+    if found is None:
+        logger.warning("%s", _describe_missing(config))
+    ratio = found.recompute_ratio if found else UNCALIBRATED
+    return config.model_copy(update={"recompute_ratio": ratio})
 
 
-def _describe_missing(key: CalibrationKey) -> str:
+def _needs_ratio(config: EngineConfig) -> bool:
+    return config.reuse == "anywhere" and config.recompute_ratio is None
+
+
+def _describe_missing(config: EngineConfig) -> str:
+    begin = f"recompute_ratio is {UNCALIBRATED}, which nobody measured for this model: "
+    if config.donors == "any":
+        return f'{begin}with donors="any" nothing can be, so look at your own answers'
+    key = CalibrationKey.of(config)
     near = "".join(f"; there is one for {other.describe()}" for other in _keys_of(key.model))
-    return (
-        f'reuse="anywhere" needs a recompute ratio, and none was measured for {key.describe()}{near}: '
-        f"{_or_else(key)}"
-    )
+    return f"{begin}{_or_else(key)}{near}"
 
 
 def _or_else(key: CalibrationKey) -> str:

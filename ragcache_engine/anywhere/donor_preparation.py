@@ -52,19 +52,19 @@ class PreparingBackend(ForwardingBackend):
         )
         self._numbers = count()
         self._is_preparing = False
-        self._idle = IdleWork(self._prepare_next, self._has_more, idle_s=idle_s)
+        self.idle = IdleWork(self._prepare_next, self._has_more, idle_s=idle_s)
 
     def report(self) -> dict[str, Any]:
         """Return the fields of CacheStats that tell what is still to be prepared. Any thread."""
         return {"unprepared": len(self._waiting) + self._is_preparing}
 
     async def generate(self, request: BackendRequest) -> AsyncGenerator[Delta, None]:
-        pauses = self._idle.pauses
-        with self._idle.request():
+        pauses = self.idle.pauses
+        with self.idle.request():
             async with aclosing(self.inner.generate(request)) as deltas:
                 async for delta in deltas:
                     is_unprepared = delta.why_exact == WhyExact.NOT_PREPARED
-                    if delta.finish_reason and is_unprepared and pauses == self._idle.pauses:
+                    if delta.finish_reason and is_unprepared and pauses == self.idle.pauses:
                         self._keep(request)
                     yield delta
 
@@ -109,11 +109,11 @@ class PreparingBackend(ForwardingBackend):
 
     async def start(self) -> ModelLimits:
         limits = await super().start()
-        self._idle.open()
+        self.idle.open()
         return limits
 
     async def clear_cache(self) -> bool:
-        async with self._idle.paused():
+        async with self.idle.paused():
             self._waiting.clear()
             return await super().clear_cache()
 
@@ -122,7 +122,7 @@ class PreparingBackend(ForwardingBackend):
 
         Nor are prompts that are being answered, whatever they are about.
         """
-        async with self._idle.paused():
+        async with self.idle.paused():
             doomed = set(document_ids)
             for name, request in list(self._waiting.items()):
                 behind = [context.document for context in request.contexts.values()]
@@ -131,5 +131,5 @@ class PreparingBackend(ForwardingBackend):
             await super().forget(document_ids)
 
     async def close(self) -> None:
-        await self._idle.close()
+        await self.idle.close()
         await super().close()

@@ -9,19 +9,17 @@ WINDOW = 50
 """How many of the latest comparisons count. None is judged before that many were made: a mean of few
 answers falls below any bound by chance."""
 
-BY_HAND_LEAST = 0.8
-"""The least mean likeness where the ratio was chosen by hand, so that none was measured."""
-
 
 class Drift:
     """Compares the mean of the last `window` likenesses with the least that is acceptable.
 
-    least: the least mean of ROUGE-L, 0 to 1. window: how many of the last ones count, at least 20.
+    least: the least mean of ROUGE-L, 0 to 1; None where none was measured, and nothing is switched off.
+    window: how many of the last ones count, at least 20.
     compared: how many likenesses were noted so far. is_off: whether the mean has ever been too low; it
     stays so.
     """
 
-    def __init__(self, least: float, window: int = WINDOW) -> None:
+    def __init__(self, least: float | None, window: int = WINDOW) -> None:
         if window < 20:
             raise ValueError(f"a mean of fewer than 20 answers tells nothing, got window={window}")
         self.least = least
@@ -39,9 +37,9 @@ class Drift:
         """Note how alike two answers were, 0 to 1. Return True if just this switches borrowing off."""
         self._last.append(likeness)
         self.compared += 1
-        mean = self.mean
+        mean, least = self.mean, self.least
         is_full = len(self._last) == self._last.maxlen
-        if self.is_off or not is_full or mean is None or mean >= self.least:
+        if least is None or self.is_off or not is_full or mean is None or mean >= least:
             return False
         self.is_off = True
         return True

@@ -21,6 +21,7 @@ class ForwardingBackend:
         self.inner = inner
         self.borrows = inner.borrows
         self.reads_text = inner.reads_text
+        self.now = inner.now
 
     async def start(self) -> ModelLimits:
         return await self.inner.start()
@@ -43,9 +44,6 @@ class ForwardingBackend:
     def generate(self, request: BackendRequest) -> AsyncGenerator[Delta, None]:
         return self.inner.generate(request)
 
-    def now(self) -> float:
-        return self.inner.now()
-
     async def clear_cache(self) -> bool:
         return await self.inner.clear_cache()
 
@@ -61,8 +59,10 @@ class ForwardingBackend:
     async def touch_if_cached(self, requests: Sequence[BackendRequest]) -> list[bool]:
         return await self.inner.touch_if_cached(requests)
 
-    async def snapshot(self, documents: int) -> TreeSnapshot | None:
-        return await self.inner.snapshot(documents)
+    async def snapshot(
+        self, documents: int, *, with_bloom_filter: bool = False
+    ) -> TreeSnapshot | None:
+        return await self.inner.snapshot(documents, with_bloom_filter=with_bloom_filter)
 
     async def close(self) -> None:
         await self.inner.close()

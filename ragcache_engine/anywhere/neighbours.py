@@ -51,6 +51,8 @@ class Corpus(NamedTuple):
     name: Hashable = ""
 
 
+Tokenize = Callable[[str, bool], TokenizedPrompt]
+
 NOWHERE: Mapping[str, Hashable] = MappingProxyType({})
 
 _Key = tuple[str | None, Hashable, str]  # tenant, name of the corpus, document
@@ -64,13 +66,11 @@ class _Entry(NamedTuple):
 class NeighbourBook:
     """Remembers the neighbours of documents, as token ids. Any thread may call its methods.
 
-    tokenize: tokenises a text, without special tokens. forgotten: tells what is forgotten during a
-      look-up.
+    tokenize: as Backend.tokenize; None for a backend that reads text: texts are remembered.
+    forgotten: tells what is forgotten during a look-up.
     """
 
-    def __init__(
-        self, tokenize: Callable[[str], TokenizedPrompt], forgotten: ForgetLog | None = None
-    ) -> None:
+    def __init__(self, tokenize: Tokenize | None, forgotten: ForgetLog | None = None) -> None:
         self._tokenize = tokenize
         self._forgotten = forgotten or ForgetLog()
         self._entries: OrderedDict[_Key, _Entry] = OrderedDict()
@@ -175,25 +175,33 @@ class NeighbourBook:
     def _as_context(self, document: Document, neighbour: Document | None) -> Context | None:
         if neighbour is None:
             return None
-        tokens, _ = self._tokenize_before_text(neighbour.text)
-        _, last_token = self._tokenize_before_text(document.text[-ENOUGH:])
-        return Context(neighbour.id, tokens, last_token)
+        if self._tokenize is None:
+            return Context(neighbour.id, (), text=neighbour.text)
+        return context_behind(self._tokenize, document.text, neighbour)
 
-    def _tokenize_before_text(self, text: str) -> tuple[tuple[int, ...], int | None]:
-        """Tokenise a document with SEPARATOR as in a prompt, where another document follows.
 
-        At the end of a string, two line ends are often one token; before a letter they are two. Returns
-        the tokens, and the last one that begins in the document, as prompts are cut; None if the
-        tokenizer cannot tell.
-        """
-        end = len(text) + len(SEPARATOR)
-        found = self._tokenize(text + SEPARATOR + FOLLOWING)
-        own = [at for at, (start, _) in enumerate(found.offsets) if start < len(text)]
-        last = found.token_ids[own[-1]] if own else None
-        before = [at for at, (_, upto) in enumerate(found.offsets) if upto <= end]
-        if before and found.offsets[before[-1]][1] == end:
-            return tuple(found.token_ids[: len(before)]), last
-        return tuple(self._tokenize(text + SEPARATOR).token_ids), last
+def context_behind(tokenize: Tokenize, text: str, neighbour: Document) -> Context:
+    """Return the context of a document, whose text this is, behind a neighbour."""
+    tokens, _ = _tokenize_before_text(tokenize, neighbour.text)
+    _, last_token = _tokenize_before_text(tokenize, text[-ENOUGH:])
+    return Context(neighbour.id, tokens, last_token)
+
+
+def _tokenize_before_text(tokenize: Tokenize, text: str) -> tuple[tuple[int, ...], int | None]:
+    """Tokenise a document with SEPARATOR as in a prompt, where another document follows.
+
+    At the end of a string, two line ends are often one token; before a letter they are two. Returns
+    the tokens, and the last one that begins in the document, as prompts are cut; None if the
+    tokenizer cannot tell.
+    """
+    end = len(text) + len(SEPARATOR)
+    found = tokenize(text + SEPARATOR + FOLLOWING, False)
+    own = [at for at, (start, _) in enumerate(found.offsets) if start < len(text)]
+    last = found.token_ids[own[-1]] if own else None
+    before = [at for at, (_, upto) in enumerate(found.offsets) if upto <= end]
+    if before and found.offsets[before[-1]][1] == end:
+        return tuple(found.token_ids[: len(before)]), last
+    return tuple(tokenize(text + SEPARATOR, False).token_ids), last
 
 
 def _drop_oldest(known: OrderedDict[Any, Any]) -> None:

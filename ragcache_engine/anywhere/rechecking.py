@@ -60,7 +60,7 @@ class RecheckingBackend(ForwardingBackend):
         self._share = share
         self._chance = chance
         self._numbers = count()  # an attempt that was cancelled may still be on its way out
-        self._idle = IdleWork(self._recheck_next, self._has_more, idle_s=idle_s)
+        self.idle = IdleWork(self._recheck_next, self._has_more, idle_s=idle_s)
         self._waiting: deque[Served] = deque(maxlen=MOST_WAITING)
         self._guesses: OrderedDict[str, Served] = OrderedDict()  # ended, and perhaps adopted yet
         self._adopted: set[str] = set()  # guesses that were adopted while they ran
@@ -71,8 +71,8 @@ class RecheckingBackend(ForwardingBackend):
         is_refused = self._drift.is_off and not request.is_exact
         sent = replace(request, is_exact=True, contexts={}) if is_refused else request
         texts: list[str] = []
-        pauses = self._idle.pauses
-        with self._idle.request():
+        pauses = self.idle.pauses
+        with self.idle.request():
             try:
                 async with aclosing(self.inner.generate(sent)) as deltas:
                     async for delta in deltas:
@@ -81,7 +81,7 @@ class RecheckingBackend(ForwardingBackend):
                             delta = replace(delta, why_exact=WhyExact.DRIFTED)
                         elif (
                             delta.finish_reason
-                            and pauses == self._idle.pauses
+                            and pauses == self.idle.pauses
                             and self._is_chosen(request, delta)
                         ):
                             self._keep(Served(request, "".join(texts)))
@@ -94,7 +94,7 @@ class RecheckingBackend(ForwardingBackend):
         served = self._guesses.pop(request_id, None)
         if served:
             self._waiting.append(served)
-            self._idle.begin()
+            self.idle.begin()
         else:  # it still runs, or was not chosen
             self._adopted.add(request_id)
             if len(self._adopted) > MOST_WAITING:
@@ -156,7 +156,7 @@ class RecheckingBackend(ForwardingBackend):
         logger.warning(
             "Borrowing is switched off, and answers are exact from now on: the last rechecked answers "
             "have a mean ROUGE-L of %.2f with the exact ones, and %.2f is the least. Measure a new "
-            "ratio with `ragcache calibrate`, or set a higher recompute_ratio; then restart the engine",
+            "ratio with `ragcache calibrate`, or choose a higher one by hand; then restart the engine",
             self._drift.mean,
             self._drift.least,
         )
@@ -165,11 +165,11 @@ class RecheckingBackend(ForwardingBackend):
 
     async def start(self) -> ModelLimits:
         limits = await super().start()
-        self._idle.open()
+        self.idle.open()
         return limits
 
     async def clear_cache(self) -> bool:
-        async with self._idle.paused():
+        async with self.idle.paused():
             return await super().clear_cache()
 
     async def forget(self, document_ids: Sequence[str]) -> None:
@@ -177,7 +177,7 @@ class RecheckingBackend(ForwardingBackend):
 
         Nor are answers that are on their way, whatever they are about.
         """
-        async with self._idle.paused():
+        async with self.idle.paused():
             doomed = set(document_ids)
             kept = [
                 served for served in self._waiting if doomed.isdisjoint(served.request.document_ids)
@@ -187,5 +187,5 @@ class RecheckingBackend(ForwardingBackend):
             await super().forget(document_ids)
 
     async def close(self) -> None:
-        await self._idle.close()
+        await self.idle.close()
         await super().close()

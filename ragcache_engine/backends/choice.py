@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from ragcache_engine.anywhere.calibration import with_calibrated_ratio
+from ragcache_engine.anywhere.calibration import find_calibration, with_ratio
 from ragcache_engine.backends.memory import MemoryBackend
 from ragcache_engine.backends.memory.budgeted import backend_within
 from ragcache_engine.backends.vllm.budget import TierBudget
@@ -37,8 +37,6 @@ def choose_backend(config: EngineConfig) -> Backend:
     require_borrowing(config)
     if config.backend == "memory":
         return backend_within(config.device_cache, budget_of(config))
-    if config.backend == "server":
-        return find_configured_server(config, config.model).backend
     require_vllm()
     log = choose_log(config.vllm_log, config.vllm_args)
     log.open()  # vLLM logs while it is imported
@@ -103,9 +101,10 @@ def require_borrowing(config: EngineConfig, backend: Backend | None = None) -> N
 def budget_of(config: EngineConfig) -> TierBudget:
     """Return the sizes and settings that the configuration gives to the tiers below the device.
 
-    Raises NotCalibrated or UnusableCalibration if it leaves the recompute ratio to a calibration.
+    Raises UnusableCalibration if it leaves the recompute ratio to a calibration that is damaged.
     """
-    config = with_calibrated_ratio(config)
+    calibration = find_calibration(config)
+    config = with_ratio(config, calibration)
     return TierBudget(
         policy=config.policy,
         host_bytes=config.host_cache,
@@ -116,5 +115,7 @@ def budget_of(config: EngineConfig) -> TierBudget:
         cost_profile=config.cost_profile,
         recompute_ratio=config.recompute_ratio,  # None unless reuse is "anywhere"
         any_donors=config.donors == "any",
-        donors_later=config.missing_donors == "later",
+        donors_later=config.prepares_later,
+        recheck_share=config.rechecked,
+        least_rouge_l=calibration.least_rouge_l if calibration else None,
     )

@@ -10,7 +10,13 @@ from ragcache_engine.chat.calls import (
     ToolReader,
 )
 from ragcache_engine.chat.messages import check_messages, check_template_args
-from ragcache_engine.chat.tools import call_guide, check_tools, describe_tools
+from ragcache_engine.chat.tools import (
+    call_guide,
+    call_or_answer_guide,
+    check_tools,
+    describe_tools,
+    tool_names,
+)
 
 __all__ = [
     "CallReader",
@@ -21,8 +27,10 @@ __all__ = [
     "ToolCallPart",
     "ToolReader",
     "call_guide",
+    "call_or_answer_guide",
     "check_messages",
     "check_template_args",
     "check_tools",
     "describe_tools",
+    "tool_names",
 ]

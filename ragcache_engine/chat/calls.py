@@ -163,14 +163,24 @@ _GUIDED_HEAD = re.compile(
 """A guided call up to its arguments. The guide's schema names `name` first, so the answer does too."""
 
 
+_FIRST_PROPERTY = re.compile(
+    r'\s*\{\s*(?P<key>"(?:[^"\\]|\\.)*")(?:\s*:\s*(?P<value>"(?:[^"\\]|\\.)*"))?'
+)
+
+
 @dataclass(slots=True)
 class GuidedReader:
-    """Read an answer that `call_guide` has guided: one call, without tags.
+    """Read an answer that `call_guide` or `call_or_answer_guide` has guided: one call, without tags.
 
     Its arguments are told while they are written. An answer in another form is told at its end.
+    tools: the names of the tools, if the answer may have another form. Whatever is no call of these is
+      told as soon as that is clear.
     """
 
+    tools: frozenset[str] | None = None
     _held: list[str] = field(default_factory=list)
+    _is_call: bool = False
+    _is_other: bool = False
     _arguments: _ObjectText | None = None
     _make_id: Callable[[], str] = field(default=make_call_id)
 
@@ -178,10 +188,18 @@ class GuidedReader:
         if self._arguments is not None:
             taken = self._arguments.take(text)
             return ToolAnswerPart("", (ToolCallPart(0, arguments=taken),) if taken else ())
+        if self._is_other:
+            return ToolAnswerPart(text)
         self._held.append(text)
-        if "{" not in text:  # a head ends before one
+        if (self._is_call or self.tools is None) and "{" not in text:  # a head ends before one
             return ToolAnswerPart()
         held = "".join(self._held)
+        if self.tools is not None and not self._is_call:
+            is_call = _begins_call(held, self.tools)
+            if is_call is False:
+                self._held, self._is_other = [], True
+                return ToolAnswerPart(held)
+            self._is_call = bool(is_call)
         head = _GUIDED_HEAD.match(held)
         name = _parse_string(head["name"]) if head else None
         if head is None or name is None:
@@ -195,13 +213,28 @@ class GuidedReader:
             return ToolAnswerPart()
         held, self._held = "".join(self._held), []
         call = _parse_call(held) or _parse_cut_call(held)
-        if call is None:
+        if call is None or not self._is_among_tools(call[0], held):
             return ToolAnswerPart(held)
         return ToolAnswerPart("", (ToolCallPart(0, self._make_id(), *call),))
 
     def whole(self, text: str) -> ToolAnswer:
-        self._held.append(text)
-        return join_parts([self.end()])
+        return join_parts([self.read(text), self.end()])
+
+    def _is_among_tools(self, name: str, held: str) -> bool:
+        return self.tools is None or (name in self.tools and '"arguments"' in held)
+
+
+def _begins_call(text: str, tools: frozenset[str]) -> bool | None:
+    """Return whether a text begins a call of one of these tools; None while it may still become one."""
+    begun = text.lstrip()
+    first = _FIRST_PROPERTY.match(begun)
+    if first is not None and first["key"] != '"name"':
+        return False
+    if first is not None and first["value"] is not None:
+        return _parse_string(first["value"]) in tools
+    is_object = begun[:1] in ("", "{") and begun[1:].lstrip()[:1] in ("", '"')
+    longest = 64 + 6 * max(map(len, tools), default=0)  # a character has six as an escape
+    return None if is_object and len(text) <= longest else False
 
 
 @dataclass(slots=True)

@@ -23,7 +23,8 @@ def check_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]
     """Check that each message has a role and that its content is text; return the messages as dicts.
 
     The content may be a string, a sequence of strings and {"type": "text", "text": ...}, or None in a
-    message with tool calls. Raises RefusedMessages for anything else.
+    message with tool calls. An answer's {"type": "refusal", "refusal": ...} is text too. Raises
+    RefusedMessages for anything else.
     """
     if isinstance(messages, str | Mapping) or not isinstance(messages, Iterable):
         raise RefusedMessages(
@@ -41,12 +42,14 @@ def _check_message(message: Mapping[str, Any], number: int) -> dict[str, Any]:
             f"message {number} must be a mapping with a role and a content, got {message!r}"
         )
     role, content = message.get("role"), message.get("content")
+    if content is None and isinstance(message.get("refusal"), str):
+        content = message["refusal"]
     if not isinstance(role, str) or not role:
         raise RefusedMessages(f"message {number} has no role, such as 'user': {dict(message)!r}")
     if content is None and message.get("tool_calls"):
         return dict(message)
     if isinstance(content, str):
-        return dict(message)
+        return {**message, "content": content}
     if isinstance(content, Sequence):
         return {**message, "content": [_text_part(part, number) for part in content]}
     raise RefusedMessages(f"the content of message {number} must be text, got {content!r}")
@@ -57,6 +60,8 @@ def _text_part(part: Any, number: int) -> dict[str, str]:
         return {"type": "text", "text": part}
     if isinstance(part, Mapping) and part.get("type") == "text" and "text" in part:
         return {"type": "text", "text": str(part["text"])}
+    if isinstance(part, Mapping) and part.get("type") == "refusal" and "refusal" in part:
+        return {"type": "text", "text": str(part["refusal"])}
     kind = part.get("type", part) if isinstance(part, Mapping) else type(part).__name__
     raise RefusedMessages(
         f"message {number} has a part of kind {kind!r}, and the engine reads only text: leave that part "

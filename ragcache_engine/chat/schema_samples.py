@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ragcache_engine.errors import UnsupportedGuide
+from ragcache_engine.visible import quoted
 
 DEEPEST = 32
 """How deep a value may be nested; a schema that needs more levels probably contains itself."""
@@ -82,7 +83,7 @@ def _resolve_reference(reference: str, root: Mapping[str, Any]) -> Any:
         for step in reference.removeprefix("#").strip("/").split("/"):
             at = at[step.replace("~1", "/").replace("~0", "~")] if step else at
     except (KeyError, TypeError):
-        raise _unsupported(f"it refers to {reference}, which does not exist") from None
+        raise _unsupported(f"it refers to {quoted(reference)}, which does not exist") from None
     return at
 
 

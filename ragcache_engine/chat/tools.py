@@ -13,10 +13,13 @@ from typing import Any
 
 from ragcache_engine.chat.messages import plain_text
 from ragcache_engine.checks import require_items
-from ragcache_engine.errors import BadRequest, InvalidArgument
-from ragcache_engine.guide import Guide
+from ragcache_engine.errors import BadRequest, InvalidArgument, RefusedMessages
+from ragcache_engine.guide import Guide, GuideKind
+from ragcache_engine.visible import quoted
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
+_ANSWER = ".answer"
+"""The name of an answer's form beside those of tools, which begin with no dot."""
 
 _HOW = (
     "You may call these functions, described in JSON, one a line:\n<tools>\n{tools}\n</tools>\n"
@@ -70,7 +73,13 @@ def call_text(call: Mapping[str, Any]) -> str:
     function = _function(call)
     arguments = function.get("arguments")
     if isinstance(arguments, str):
-        arguments = json.loads(arguments or "{}")
+        try:
+            arguments = json.loads(arguments or "{}")
+        except ValueError as error:
+            raise RefusedMessages(
+                f"the arguments of a call of {function['name']!r} are no JSON: {error}; leave that call "
+                f"out of the conversation"
+            ) from error
     written = {"name": function.get("name"), "arguments": arguments or {}}
     return f"{OPEN}\n{json.dumps(written, ensure_ascii=False)}\n{CLOSE}"
 
@@ -86,7 +95,7 @@ def call_guide(tools: Sequence[Mapping[str, Any]], name: str | None = None) -> G
     functions = [_function(tool) for tool in tools]
     wanted = [function for function in functions if name in (None, function["name"])]
     if not wanted:
-        names = ", ".join(function["name"] for function in functions) or "none"
+        names = ", ".join(quoted(function["name"]) for function in functions) or "none"
         raise BadRequest(f"there is no tool {name!r} to call; those given are: {names}")
     definitions: dict[str, Any] = {}
     forms = [_call_schema(function, definitions) for function in wanted]
@@ -94,23 +103,51 @@ def call_guide(tools: Sequence[Mapping[str, Any]], name: str | None = None) -> G
     return Guide.json({**schema, "$defs": definitions} if definitions else schema)
 
 
+def call_or_answer_guide(tools: Sequence[Mapping[str, Any]], answer: Guide) -> Guide:
+    """Return a guide for an answer that calls one of the tools, or keeps to the guide that is given.
+
+    A call has the form that `call_guide` gives it.
+    Raises InvalidArgument unless the given guide is one to JSON.
+    """
+    if answer.kind is not GuideKind.JSON:
+        raise InvalidArgument(
+            f"a guide of kind {answer.kind.value} leaves no room for the calls of tools: give a guide to "
+            f"JSON, or no tools"
+        )
+    calls = call_guide(tools).schema
+    definitions: dict[str, Any] = calls.pop("$defs", {})
+    form = _embed(answer.schema, _ANSWER, definitions)
+    schema = {"anyOf": [form, *(calls.get("anyOf") or [calls])]}
+    return Guide.json({**schema, "$defs": definitions} if definitions else schema)
+
+
 def _call_schema(function: Mapping[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
     name = function["name"]
-    arguments = dict(function.get("parameters") or {"type": "object", "properties": {}})
-    for keyword in ("$defs", "definitions"):
-        # References start at the root of a schema, and these arguments are no longer the root.
-        for key, value in arguments.pop(keyword, {}).items():
-            definitions[f"{name}.{key}"] = _move_references(value, name)
+    arguments = function.get("parameters") or {"type": "object", "properties": {}}
     return {
         "type": "object",
-        "properties": {"name": {"const": name}, "arguments": _move_references(arguments, name)},
+        "properties": {"name": {"const": name}, "arguments": _embed(arguments, name, definitions)},
         "required": ["name", "arguments"],
         "additionalProperties": False,
     }
 
 
+def _embed(schema: Mapping[str, Any], name: str, definitions: dict[str, Any]) -> dict[str, Any]:
+    """Return a schema for use within another one, and put what it defines into that one's definitions.
+
+    name: what the names of its definitions begin with there.
+    """
+    embedded = dict(schema)
+    for keyword in ("$defs", "definitions"):
+        # References start at the root of a schema, and this one is no longer the root.
+        for key, value in embedded.pop(keyword, {}).items():
+            definitions[f"{name}.{key}"] = _move_references(value, name)
+    moved: dict[str, Any] = _move_references(embedded, name)
+    return moved
+
+
 def _move_references(schema: Any, name: str) -> Any:
-    """Return a tool's schema with its references to definitions in the form #/$defs/<tool>.<key>."""
+    """Return a schema with its references to definitions in the form #/$defs/<name>.<key>."""
     if isinstance(schema, list):
         return [_move_references(item, name) for item in schema]
     if not isinstance(schema, Mapping):
@@ -121,6 +158,11 @@ def _move_references(schema: Any, name: str) -> Any:
             if reference.startswith(keyword):
                 moved["$ref"] = f"#/$defs/{name}.{reference.removeprefix(keyword)}"
     return moved
+
+
+def tool_names(tools: Sequence[Mapping[str, Any]]) -> frozenset[str]:
+    """Return the names of the tools."""
+    return frozenset(_function(tool)["name"] for tool in tools)
 
 
 def _function(tool: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -31,6 +31,8 @@ __all__ = [
     "prompt_tokens",
 ]
 
+LARGEST_PORT = 65_535
+
 
 def open_dashboard(observer: Observer, host: str = "127.0.0.1", port: int = 0) -> Dashboard:
     """Serve a live page of what an observer sees; see RAGCacheEngine.dashboard.
@@ -47,6 +49,8 @@ def open_dashboard(observer: Observer, host: str = "127.0.0.1", port: int = 0) -
             "pip install 'ragcache-integrations[dashboard]'"
         ) from error
     try:
+        if not 0 <= port <= LARGEST_PORT:  # werkzeug would take the remainder
+            raise OSError("there is no such port")
         return Dashboard(observer, host, port)
     except (OSError, SystemExit) as error:  # werkzeug exits if a port is taken
         raise ConfigError(

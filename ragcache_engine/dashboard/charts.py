@@ -12,8 +12,10 @@ from ragcache_engine.dashboard.observation import Observation, ObservedRequest
 from ragcache_engine.observing.request_log import DocumentSource
 from ragcache_engine.tiers.tree_snapshot import DocumentBlocks, TreeSnapshot
 from ragcache_engine.values import BORROWED
+from ragcache_engine.visible import visible
 
 Figure = dict[str, Any]
+CLEAR = "rgba(0,0,0,0)"
 
 COLOURS = {
     "device": "#2f9e64",
@@ -89,14 +91,14 @@ def draw_tree(seen: Observation) -> Figure:
         "textinfo": "label",
         "tiling": {"pad": 2},
         "pathbar": {"visible": False},
-        "root": {"color": "white"},
+        "root": {"color": CLEAR},
         "marker": {
             "colors": colours,
             "colorscale": [[0, "#eef3f8"], [0.15, "#bcd6e8"], [0.5, "#5b9bc8"], [1, "#174f7c"]],
             "cmin": 0,
             "cmax": most_uses,
             "colorbar": {"title": {"text": "uses"}, "thickness": 10, "len": 0.9},
-            "line": {"width": 1, "color": "white"},
+            "line": {"width": 1},
         },
     }
     margin = {"l": 4, "r": 4, "t": 4, "b": 4}
@@ -113,7 +115,7 @@ def _areas(
         name = " + ".join(document.documents)
         yield (
             name,
-            escape(shorten(name)),
+            _html(shorten(name)),
             document.blocks[tier],
             document.uses,
             _hover(document, texts),
@@ -130,11 +132,11 @@ def _areas(
 def _hover(document: DocumentBlocks, texts: Mapping[str, str]) -> str:
     blocks = ", ".join(f"{count:,} {tier}" for tier, count in document.blocks.items() if count)
     lines = [
-        f"<b>{escape(' + '.join(document.documents))}</b>",
+        f"<b>{_html(' + '.join(document.documents))}</b>",
         f"blocks: {blocks}",
         f"used {document.uses:,} times, cached in {document.contexts:,} contexts",
     ]
-    lines += [escape(texts[name]) for name in document.documents if name in texts]
+    lines += [_html(texts[name]) for name in document.documents if name in texts]
     return "<br>".join(lines)
 
 
@@ -247,7 +249,7 @@ def draw_timelines(requests: Sequence[ObservedRequest]) -> Figure:
                 "offset": LANES[kind],
                 "marker": {"color": COLOURS[kind]},
                 "hovertext": [
-                    f"{kind} {phase.start_s:.3f} to {phase.end_s:.3f} s {escape(phase.detail)}"
+                    f"{kind} {phase.start_s:.3f} to {phase.end_s:.3f} s {_html(phase.detail)}"
                     for _, phase in bars
                 ],
                 "hoverinfo": "text",
@@ -260,7 +262,12 @@ def draw_timelines(requests: Sequence[ObservedRequest]) -> Figure:
             "name": "first token",
             "y": rows,
             "x": [request.ttft_s for request in shown],
-            "marker": {"symbol": "diamond", "size": 8, "color": "#222222"},
+            "marker": {
+                "symbol": "diamond",
+                "size": 8,
+                "color": "#222222",
+                "line": {"width": 1, "color": "white"},  # seen on a dark ground too
+            },
             "cliponaxis": False,
             "hovertext": [f"first token after {request.ttft_s:.3f} s" for request in shown],
             "hoverinfo": "text",
@@ -278,7 +285,7 @@ def draw_timelines(requests: Sequence[ObservedRequest]) -> Figure:
 def request_label(request: ObservedRequest) -> str:
     """Return a name for a request that a reader tells from others: when it ended, and its id's end."""
     number = request.name.removeprefix("ragcache-")
-    return f"{_time_of_day(request.ended_at)}  {number[-6:]}"
+    return f"{_time_of_day(request.ended_at)}  {visible(number[-6:])}"
 
 
 def draw_documents(request: ObservedRequest | None) -> Figure:
@@ -286,7 +293,9 @@ def draw_documents(request: ObservedRequest | None) -> Figure:
     if request is None or not request.documents:
         return _empty("this request named no document" if request else "no request can be seen yet")
     documents = request.documents
-    rows = [f"{at}. {shorten(each.document_id)}" for at, each in enumerate(documents, start=1)]
+    rows = [
+        f"{at}. {_html(shorten(each.document_id))}" for at, each in enumerate(documents, start=1)
+    ]
     tokens = {
         "device": [each.cached.device for each in documents],
         "host": [each.cached.host for each in documents],
@@ -336,7 +345,7 @@ def draw_documents(request: ObservedRequest | None) -> Figure:
 def _why(document: DocumentSource) -> str:
     """Say how many of a document's tokens were computed, and why."""
     computed = document.computed_tokens - document.recomputed
-    return f"{computed:,} computed:<br>{escape(document.why or 'unknown why')}"
+    return f"{computed:,} computed:<br>{_html(document.why or 'unknown why')}"
 
 
 def draw_fill(seen: Observation) -> Figure:
@@ -369,6 +378,11 @@ def draw_fill(seen: Observation) -> Figure:
     return {"data": [trace], "layout": layout}
 
 
+def _html(text: str) -> str:
+    """Return somebody's text as Plotly is to show it: its labels may hold tags."""
+    return escape(visible(text))
+
+
 def shorten(name: str) -> str:
     """Return a name that fits beside a chart."""
     return name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…"
@@ -387,8 +401,9 @@ def _layout(**more: Any) -> dict[str, Any]:
         "autosize": True,
         "margin": {"l": 52, "r": 12, "t": 30, "b": 32},
         "font": {"family": "system-ui, sans-serif", "size": 12, "color": "#333333"},
-        "paper_bgcolor": "white",
-        "plot_bgcolor": "white",
+        "paper_bgcolor": CLEAR,  # the page's own ground shows through, light or dark
+        "plot_bgcolor": CLEAR,
+        "hoverlabel": {"bgcolor": "white"},
         "legend": {
             "orientation": "h",
             "x": 0,

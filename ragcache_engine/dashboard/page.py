@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,12 @@ from ragcache_engine.dashboard.history import SOURCES, Interval, prompt_tokens
 from ragcache_engine.dashboard.observation import Observation, ObservedRequest
 from ragcache_engine.dashboard.watcher import Watcher
 from ragcache_engine.values import BORROWED
+from ragcache_engine.visible import visible
 
 CHARTS = ("tree", "ratios", "timelines", "documents", "evictions", "fill")
-_CARD = {"background": "white", "borderRadius": "8px", "border": "1px solid #e2e6ea"}
-_HEADING = {"margin": "0", "padding": "10px 14px 0", "fontSize": "14px", "fontWeight": "600"}
+SILENT_LOOKS = 5
+"""After so many looks without an answer, the page says since when there was none."""
+
 _CONFIG: Any = {"displaylogo": False, "displayModeBar": False, "responsive": True}
 
 
@@ -33,10 +36,12 @@ def make_page(watcher: Watcher, every_s: float) -> Dash:
         include_assets_files=False,
         assets_folder=str(Path(__file__).parent / "assets"),
     )
+    app.index_string = _index(every_s)
     app.layout = _layout(watcher.name, every_s)
 
     @app.callback(
         Output("status", "children"),
+        Output("seen", "children"),
         Output("figures", "children"),
         Output("request", "options"),
         *(Output(name, "figure") for name in CHARTS),
@@ -47,6 +52,7 @@ def make_page(watcher: Watcher, every_s: float) -> Dash:
         seen, intervals = watcher.view()
         return (
             describe_status(seen),
+            str(seen.at),
             show_figures(seen, intervals),
             [charts.request_label(request) for request in reversed(seen.requests)],
             *draw_all(seen, intervals, chosen).values(),
@@ -91,7 +97,7 @@ def find_request(requests: Sequence[ObservedRequest], chosen: str | None) -> Obs
 def describe_status(seen: Observation) -> str:
     """Say when the page was brought up to date, and what is wrong."""
     when = time.strftime("%H:%M:%S", time.localtime(seen.at))
-    return f"{when}   {seen.problem}" if seen.problem else when
+    return f"{when}   {visible(seen.problem)}" if seen.problem else when
 
 
 def show_figures(seen: Observation, intervals: Sequence[Interval]) -> list[Any]:
@@ -133,79 +139,78 @@ def _number(count: int | None) -> str:
 
 
 def _figure(name: str, value: str, note: str) -> Any:
-    return html.Div(
-        [
-            html.Div(name, style={"fontSize": "12px", "color": "#667"}),
-            html.Div(value, style={"fontSize": "24px", "fontWeight": "600"}),
-            html.Div(note, style={"fontSize": "12px", "color": "#667"}),
-        ],
-        style={**_CARD, "padding": "10px 14px", "flex": "1 1 130px"},
+    parts = [html.Dt(name), html.Dd(value, className="value"), html.Dd(note)]
+    return html.Div(parts, className="card")
+
+
+def _index(every_s: float) -> str:
+    """Return the HTML around what Dash draws."""
+    style, script = (
+        files(__package__).joinpath(name).read_text() for name in ("page.css", "page.js")
     )
+    after_s = SILENT_LOOKS * every_s
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<head>{{%metas%}}<title>{{%title%}}</title>{{%favicon%}}{{%css%}}<style>{style}</style></head>
+<body>
+<p id="silence" role="alert" data-after-s="{after_s}" hidden></p>
+{{%app_entry%}}
+<footer>{{%config%}}{{%scripts%}}{{%renderer%}}</footer>
+<script>{script}</script>
+</body>
+</html>"""
 
 
 def _layout(name: str, every_s: float) -> Any:
-    chooser = dcc.Dropdown(
-        id="request",
-        options=[],
-        placeholder="the last one",
-        style={"width": "230px", "fontSize": "12px"},
+    chooser = html.Div(
+        [
+            # Dash names the choice after the element of this id, and draws none for a single choice.
+            html.Label("Request", id="request-value-count", htmlFor="request"),
+            dcc.Dropdown(id="request", options=[], placeholder="the last one"),
+        ],
+        className="choice",
     )
+    header = html.Header(
+        [
+            html.H1("RAGCache"),
+            html.Span(name),
+            html.Span(id="status"),
+            html.Span(id="seen", hidden=True),
+        ]
+    )
+    charts = [
+        _row(
+            _chart("tree", "The knowledge tree: documents by tier", 380, 3),
+            _chart("ratios", "Reused: exact by tier, and borrowed", 380, 2),
+        ),
+        _row(
+            _chart("timelines", "The last requests", 400, 1),
+            _chart("documents", "Documents of a request", 400, 1, chooser),
+        ),
+        _row(
+            _chart("evictions", "Evictions", 240, 1),
+            _chart("fill", "How full the tiers are", 240, 1),
+        ),
+    ]
     return html.Div(
         [
-            html.Div(
-                [
-                    html.Span("RAGCache", style={"fontSize": "20px", "fontWeight": "700"}),
-                    html.Span(name, style={"marginLeft": "12px", "color": "#667"}),
-                    html.Span(id="status", style={"float": "right", "color": "#667"}),
-                ]
-            ),
-            html.Div(id="figures", style=_row()),
-            html.Div(
-                [
-                    _chart("tree", "The knowledge tree: documents by tier", 380, 3),
-                    _chart("ratios", "Reused: exact by tier, and borrowed", 380, 2),
-                ],
-                style=_row(),
-            ),
-            html.Div(
-                [
-                    _chart("timelines", "The last requests", 400, 1),
-                    _chart("documents", "Documents of a request", 400, 1, chooser),
-                ],
-                style=_row(),
-            ),
-            html.Div(
-                [
-                    _chart("evictions", "Evictions", 240, 1),
-                    _chart("fill", "How full the tiers are", 240, 1),
-                ],
-                style=_row(),
-            ),
+            header,
+            html.Main([html.Dl(id="figures", className="row"), *charts]),
             dcc.Interval(id="tick", interval=int(every_s * 1000)),
         ],
-        style={
-            "fontFamily": "system-ui, sans-serif",
-            "background": "#f4f6f8",
-            "padding": "14px",
-            "minHeight": "100vh",
-            "boxSizing": "border-box",
-            "color": "#223",
-        },
+        id="page",
     )
 
 
-def _row() -> dict[str, str]:
-    return {"display": "flex", "gap": "12px", "flexWrap": "wrap", "marginTop": "12px"}
+def _row(*charts: Any) -> Any:
+    return html.Div(charts, className="row")
 
 
 def _chart(name: str, heading: str, height: int, share: int, beside: Any = None) -> Any:
-    head = {"display": "flex", "justifyContent": "space-between", "paddingRight": "10px"}
-    return html.Div(
-        [
-            html.Div([html.H2(heading, style=_HEADING), beside], style=head),
-            dcc.Graph(
-                id=name, figure={}, config=_CONFIG, style={"height": f"{height}px"}, responsive=True
-            ),
-        ],
-        style={**_CARD, "flex": f"{share} 1 460px", "minWidth": "0"},
+    graph = dcc.Graph(
+        id=name, figure={}, config=_CONFIG, style={"height": f"{height}px"}, responsive=True
     )
+    head = html.Div([html.H2(heading, id=f"{name}-heading"), beside], className="head")
+    labelled: Any = {"aria-labelledby": f"{name}-heading"}
+    style = {"flex": f"{share} 1 460px"}
+    return html.Section([head, graph], className="card", style=style, **labelled)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from http.client import HTTPException
 from typing import Any
+from urllib.error import HTTPError
 
 from ragcache_engine.dashboard.observation import Observation, ObservedRequest, Phase
 from ragcache_engine.dashboard.tree_memory import TreeMemory
@@ -26,7 +27,6 @@ from ragcache_engine.tiers.metric_names import (
     TOKEN_SOURCES,
 )
 from ragcache_engine.tiers.tree_snapshot import ServedRequest, TreeSnapshot
-from ragcache_engine.tiers.wire import FinishMessage, RequestMessage
 
 LISTED_DOCUMENTS = 200
 TIMEOUT_S = 10.0
@@ -38,9 +38,9 @@ _Samples = Mapping[str, Iterable[tuple[Mapping[str, str], float]]]
 class ServerObserver:
     """Looks at the server at a URL such as http://localhost:8000.
 
-    operator_key: the server's RAGCACHE_OPERATOR_KEY. Without it only the metrics can be seen: no
+    operator_key: a key of an operator of the server's. Without it only the metrics can be seen: no
       document, and no request.
-    api_key: the server's API key, if it wants one.
+    api_key: the key that opens the metrics, if the server wants one.
     """
 
     def __init__(
@@ -54,7 +54,6 @@ class ServerObserver:
         self._url = url.rstrip("/")
         self._operator_key = operator_key
         self._api_key = api_key
-        self._model: str | None = None
         self._memory = TreeMemory(now)
 
     @property
@@ -67,17 +66,19 @@ class ServerObserver:
         try:
             seen = self._read_metrics()
         except (OSError, HTTPException, ValueError) as error:
-            reason = getattr(error, "reason", error)  # urllib wraps what went wrong
-            problem = f"{self._url}/metrics cannot be read: {reason}. Does the server run there?"
+            problem = f"{self._url}/metrics cannot be read: {_describe_failure(error)}"
             return Observation(time.time(), TierCounters(), problem=problem)
         if not with_tree or self._operator_key is None:
             return seen
         try:
             tree = self._look_at_tree(seen, self._operator_key)
+        except HTTPError as error:
+            hint = ": is the operator key right?" if error.code in (401, 403) else ""
+            return replace(seen, problem=f"the server shows no tree (HTTP {error.code}){hint}")
         except (OSError, HTTPException, ValueError, KeyError, RAGCacheError) as error:
             return replace(seen, problem=f"the server shows no tree: {error}")
         if tree is None:
-            return replace(seen, problem="the server shows no tree: is the operator key right?")
+            return replace(seen, problem="the server keeps no tree; its log says why")
         requests = tuple(map(describe_served, tree.requests))
         return replace(seen, tree=tree, requests=requests)
 
@@ -85,7 +86,9 @@ class ServerObserver:
         from prometheus_client.parser import text_string_to_metric_families
 
         samples: dict[str, list[tuple[Mapping[str, str], float]]] = {}
-        for family in text_string_to_metric_families(self._fetch("/metrics").decode()):
+        for family in text_string_to_metric_families(
+            self._fetch("/metrics", self._api_key).decode()
+        ):
             for sample in family.samples:
                 samples.setdefault(sample.name, []).append((sample.labels, sample.value))
         if not any(name.startswith(("ragcache_", "vllm:")) for name in samples):
@@ -103,28 +106,26 @@ class ServerObserver:
         return self._memory.tree
 
     def _ask_for_tree(self, operator_key: str) -> TreeSnapshot | None:
-        if self._model is None:
-            self._model = json.loads(self._fetch("/v1/models"))["data"][0]["id"]
-        message = RequestMessage(snapshot=LISTED_DOCUMENTS, operator_key=operator_key)
-        asked = {
-            "model": self._model,
-            "prompt": [0],
-            "max_tokens": 1,
-            "kv_transfer_params": message.to_dict(),
-        }
-        answer = json.loads(self._fetch("/v1/completions", asked))
-        told = FinishMessage.from_dict(answer.get("kv_transfer_params"))
-        return told.tree if told else None
+        asked = {"documents": LISTED_DOCUMENTS}
+        tree = json.loads(self._fetch("/ragcache/tree", operator_key, asked))["tree"]
+        return tree and TreeSnapshot.from_dict(tree)
 
-    def _fetch(self, path: str, body: Mapping[str, Any] | None = None) -> bytes:
+    def _fetch(self, path: str, key: str | None, body: Mapping[str, Any] | None = None) -> bytes:
         headers: dict[str, Any] = {"Content-Type": "application/json"}
-        if self._api_key:
-            headers["Authorization"] = f"Bearer {self._api_key}".encode()
+        if key:
+            headers["Authorization"] = f"Bearer {key}".encode()
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(f"{self._url}{path}", data, headers)
         with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
             content: bytes = answer.read()
         return content
+
+
+def _describe_failure(error: Exception) -> str:
+    if isinstance(error, HTTPError) and error.code in (401, 403):
+        return "it wants a key: --api-key-env names the variable that holds one"
+    reason = getattr(error, "reason", error)  # urllib wraps what went wrong
+    return f"{reason}. Does the server run there?"
 
 
 def read_samples(samples: _Samples) -> Observation:

@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from ragcache_engine.dashboard.history import History, Interval
 from ragcache_engine.dashboard.observation import Observation, Observer
@@ -60,8 +61,11 @@ class Watcher:
     def look(self) -> None:
         """Look once. The watcher's thread does this; tests may."""
         seen = self._observer.observe(with_tree=self._is_viewed())
-        if not seen.problem or seen.counters.ended:
-            self._history.add(seen)
+        if seen.problem and not seen.counters.ended:
+            # Nobody answered: what was seen last stays, with its time.
+            self._latest = replace(self._latest, problem=seen.problem)
+            return
+        self._history.add(seen)
         self._latest = seen
 
     def _is_viewed(self) -> bool:

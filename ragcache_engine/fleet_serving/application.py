@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp, Scope
 
+from ragcache_engine.daemon_threads import DaemonThreads
 from ragcache_engine.fleet_serving.engine_replica import EngineReplica
 from ragcache_engine.fleet_serving.fleet_settings import FleetSettings
 from ragcache_engine.fleet_serving.ingress import FleetDoors
@@ -49,12 +51,14 @@ def build(said: Mapping[str, Any]) -> serve.Application:
     return build_application(FleetSettings.from_json(said))
 
 
-def build_application(settings: FleetSettings) -> serve.Application:
-    """Build the application of a fleet."""
+def build_application(
+    settings: FleetSettings, operator_key: str | None = None
+) -> serve.Application:
+    """Build the application of a fleet. operator_key: an operator's key by its digest, for the door."""
     make: Any = serve.deployment
     engines = make(EngineReplica).options(**engine_options(settings))
     ingress = make(Ingress).options(**ingress_options(settings))
-    application: serve.Application = ingress.bind(settings, engines.bind(settings))
+    application: serve.Application = ingress.bind(settings, engines.bind(settings), operator_key)
     return application
 
 
@@ -103,6 +107,12 @@ def ingress_options(settings: FleetSettings) -> dict[str, Any]:
 BROADCAST_ATTEMPTS, BROADCAST_PAUSE_S = 5, 2.0
 """A replica whose server has died ends itself within seconds; until then it lives and cannot answer."""
 
+TOLD_S = 30.0
+"""How long a replica may take to do what all of them are told; forgetting may wait for a disk."""
+
+TOLD_AT_ONCE = 8
+"""How many requests to all replicas are waited for at a time, of each kind."""
+
 SOON_S = 5.0
 """How long the others wait for a replica that is asked for its metrics."""
 
@@ -113,6 +123,8 @@ class RayReplicas:
     def __init__(self, engines: DeploymentHandle[Any]) -> None:
         self._streams = engines.options(stream=True)
         self._engines = engines
+        self._tellers = DaemonThreads(TOLD_AT_ONCE, "ragcache-telling")
+        self._askers = DaemonThreads(TOLD_AT_ONCE, "ragcache-asking")
 
     async def send(self, request: FleetRequest) -> AsyncGenerator[AnswerHead | bytes, None]:
         """See Replicas."""
@@ -146,7 +158,9 @@ class RayReplicas:
             if attempt:
                 await asyncio.sleep(BROADCAST_PAUSE_S)
             answers = self._engines.broadcast("answer_whole", request)
-            told = await asyncio.to_thread(answers.results, return_exceptions=True)
+            told = await self._tellers.run(
+                partial(answers.results, timeout_s=TOLD_S, return_exceptions=True)
+            )
             whole = [one for one in told if not isinstance(one, BaseException)]
             silent = [one for one in told if isinstance(one, Exception) and not _is_dead(one)]
             if whole and not silent:
@@ -161,8 +175,8 @@ class RayReplicas:
         """See Replicas. A replica that is slow or dying is left out."""
         answers = self._engines.broadcast("answer_named", request)
         try:
-            told = await asyncio.to_thread(
-                answers.results, timeout_s=SOON_S, return_exceptions=True
+            told = await self._askers.run(
+                partial(answers.results, timeout_s=SOON_S, return_exceptions=True)
             )
         except TimeoutError as error:
             raise ReplicaLost("Ray Serve passed nothing on to the replicas") from error
@@ -180,17 +194,24 @@ def _is_dead(error: Exception) -> bool:
 class Ingress:
     """The door of the fleet, as Ray Serve runs it."""
 
-    def __init__(self, settings: FleetSettings, engines: DeploymentHandle[Any]) -> None:
-        self._doors = make_doors(settings, RayReplicas(engines))
+    def __init__(
+        self, settings: FleetSettings, engines: DeploymentHandle[Any], operator_key: str | None
+    ) -> None:
+        self._doors = make_doors(settings, RayReplicas(engines), operator_key)
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         return self._doors
 
 
-def make_doors(settings: FleetSettings, replicas: RayReplicas) -> FleetDoors:
-    """Make the doors of a fleet. Raises ConfigError for keys that cannot be used."""
+def make_doors(
+    settings: FleetSettings, replicas: RayReplicas, operator_key: str | None = None
+) -> FleetDoors:
+    """Make the doors of a fleet. operator_key: None for the one of this machine's environment.
+
+    Raises ConfigError for keys that cannot be used.
+    """
     file = Path(settings.keys_file) if settings.keys_file else None
-    keys = Keys(file, os.environ.get(OPERATOR_KEY))
+    keys = Keys(file, operator_key or os.environ.get(OPERATOR_KEY))
     limits = Limits(requests=settings.most_requests)
     if settings.max_body_bytes is not None:
         limits = Limits(settings.max_body_bytes, settings.most_requests)

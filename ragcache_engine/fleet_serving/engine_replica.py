@@ -7,6 +7,7 @@ import os
 import threading
 import time
 from collections.abc import AsyncGenerator, Sequence
+from secrets import token_urlsafe
 from typing import Any
 
 import httpx2
@@ -23,9 +24,9 @@ from ragcache_engine.fleet_serving.wire import (
     ReplicaAway,
     ReplicaLost,
 )
+from ragcache_engine.serving.keys import name_by_digest
 from ragcache_engine.serving.settings import OPERATOR_KEY
 from ragcache_engine.tiers.tree_snapshot import MOST_DOCUMENTS, TreeSnapshot
-from ragcache_engine.tiers.wire import FinishMessage, RequestMessage
 
 logger = logging.getLogger(__name__)
 
@@ -39,9 +40,12 @@ class EngineReplica:
     def __init__(self, settings: FleetSettings) -> None:
         self._asked = AskedDocuments()
         self._reports = 0
-        self._model: str | None = None
         self._is_stopping = False
-        self._server = ServerProcess(settings.server_arguments, _environment(settings))
+        # What operators send, and what this replica itself asks, has a key that only its server knows.
+        token = token_urlsafe()
+        self._proof = ("authorization", f"Bearer {token}")
+        environment = {**_environment(settings), OPERATOR_KEY: name_by_digest(token)}
+        self._server = ServerProcess(settings.server_arguments, environment)
         self._server.wait_until_ready(settings.start_s)
         threading.Thread(target=self._die_with_server, daemon=True).start()
         self._client = httpx2.AsyncClient(
@@ -57,7 +61,10 @@ class EngineReplica:
         self._asked.begin(request, time.monotonic())
         try:
             async with self._client.stream(
-                request.method, request.target, headers=_raw(request.headers), content=request.body
+                request.method,
+                request.target,
+                headers=self._headers_of(request),
+                content=request.body,
             ) as answer:
                 if answer.status_code >= 500:
                     await self._end_if_ill()
@@ -77,7 +84,10 @@ class EngineReplica:
         """Pass a request on to the server, and return its whole answer."""
         try:
             answer = await self._client.request(
-                request.method, request.target, headers=_raw(request.headers), content=request.body
+                request.method,
+                request.target,
+                headers=self._headers_of(request),
+                content=request.body,
             )
         except httpx2.TransportError as error:
             raise ReplicaLost(f"its server broke off: {error!r}") from error
@@ -122,23 +132,14 @@ class EngineReplica:
         }
 
     async def _look_at_tree(self) -> TreeSnapshot | None:
-        key = os.environ.get(OPERATOR_KEY)
-        if not key:
-            return None
-        headers = {b"Authorization": f"Bearer {key}".encode()}
-        if self._model is None:
-            told = (await self._client.get("/v1/models", headers=headers)).json()
-            self._model = told["data"][0]["id"]
-        message = RequestMessage(snapshot=MOST_DOCUMENTS, with_bloom_filter=True, operator_key=key)
-        body = {
-            "model": self._model,
-            "prompt": [0],
-            "max_tokens": 1,
-            "kv_transfer_params": message.to_dict(),
-        }
-        answer = await self._client.post("/v1/completions", json=body, headers=headers, timeout=20)
-        told = FinishMessage.from_dict(answer.json().get("kv_transfer_params"))
-        return told.tree if told else None
+        body = {"documents": MOST_DOCUMENTS, "with_bloom_filter": True}
+        headers = [self._proof]
+        answer = await self._client.post("/ragcache/tree", json=body, headers=headers, timeout=20)
+        tree = answer.raise_for_status().json()["tree"]
+        return tree and TreeSnapshot.from_dict(tree)
+
+    def _headers_of(self, request: FleetRequest) -> list[tuple[bytes, bytes]]:
+        return _raw((*request.headers, self._proof) if request.by_operator else request.headers)
 
     def _die_with_server(self) -> None:
         """End this process once its server ends: Ray Serve makes another replica at once."""

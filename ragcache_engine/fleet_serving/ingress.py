@@ -13,6 +13,7 @@ import logging
 from collections.abc import Callable
 from contextlib import aclosing, suppress
 from dataclasses import replace
+from functools import partial
 from math import inf
 from random import SystemRandom
 from string import printable
@@ -25,7 +26,14 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from ragcache_engine.errors import AnswersDiffer, GenerationFailed, RAGCacheError, ServerBusy
+from ragcache_engine.daemon_threads import DaemonThreads
+from ragcache_engine.errors import (
+    AnswersDiffer,
+    GenerationFailed,
+    KeyRefused,
+    RAGCacheError,
+    ServerBusy,
+)
 from ragcache_engine.fleet.routing import ROUTINGS
 from ragcache_engine.fleet_serving.fleet_metrics import METRICS_PATH, join_metrics
 from ragcache_engine.fleet_serving.request_paths import NOTHING, Routable, read_routable
@@ -38,7 +46,7 @@ from ragcache_engine.fleet_serving.wire import (
     ReplicaLost,
     Replicas,
 )
-from ragcache_engine.serving.doors import FREE_PATHS, Doors, refusal
+from ragcache_engine.serving.doors import FREE_PATHS, Doors, read_key, refusal
 from ragcache_engine.serving.keys import Caller, Keys
 from ragcache_engine.serving.messages import PREFIX, error_to_json
 from ragcache_engine.serving.openai_bodies import CHAT, COMPLETIONS, count_answers
@@ -74,6 +82,9 @@ HOP_HEADERS = {"host", "content-length", "connection", "transfer-encoding", "kee
 ROUTING_HEADER = "x-ragcache-routing"
 """With it an operator has one request routed otherwise, to compare routings on one fleet."""
 
+JOINED_AT_ONCE = 1
+"""How many pages of metrics are joined at a time."""
+
 LARGEST_SEED = 2**31 - 1
 
 
@@ -86,6 +97,7 @@ class FleetDoors(Doors):
         super().__init__(self._answer_free_path, limits, find_keys, _serve_nothing)
         self._replicas = replicas
         self._seeds = SystemRandom()
+        self._joiners = DaemonThreads(JOINED_AT_ONCE, "ragcache-metrics")
         self._looking = asyncio.Lock()
         self._looked_s = -inf
         self._is_well = False
@@ -149,20 +161,30 @@ class FleetDoors(Doors):
         routable = read_routable(said, caller.tenant) if said else Routable()
         target, query = quote(path), quote(scope.get("query_string", b""), safe=printable)
         routing = Headers(scope=scope).get(ROUTING_HEADER)
+        by_operator = self._has_operators_key(scope)
+        left_out = {*HOP_HEADERS, "authorization"} if by_operator else HOP_HEADERS
         return FleetRequest(
             scope["method"],
             f"{target}?{query}" if query else target,
             tuple(
                 (name, value)
                 for name, value in Headers(scope=scope).items()
-                if name not in HOP_HEADERS
+                if name not in left_out
             ),
             body,
             routable.path,
             routable.prompt,
             routable.documents,
             routing if caller.is_operator and routing in ROUTINGS else None,
+            by_operator,
         )
+
+    def _has_operators_key(self, scope: Scope) -> bool:
+        """Return whether an operator's key came with a request, on whatever path."""
+        try:
+            return self._find_keys(scope).caller(read_key(scope)).is_operator
+        except KeyRefused:
+            return False
 
     async def _tell_all(self, request: FleetRequest, scope: Scope, send: Send) -> None:
         """Pass a request to every replica; the answer is the first one, or the first refusal."""
@@ -182,7 +204,7 @@ class FleetDoors(Doors):
         answers = await self._replicas.ask_each(asked)
         pages = {one.replica: one.body.decode() for one in answers if one.head.status == 200}
         if pages:
-            page = await asyncio.to_thread(join_metrics, pages)
+            page = await self._joiners.run(partial(join_metrics, pages))
             answer = Response(page, media_type=PLAIN_TEXT)
         else:
             refused = answers[0]

@@ -15,7 +15,7 @@ from ray.serve.context import _get_global_client
 from ragcache_engine.errors import ConfigError
 from ragcache_engine.fleet_serving.application import build_application
 from ragcache_engine.fleet_serving.fleet_settings import FleetSettings
-from ragcache_engine.serving.settings import OPERATOR_KEY
+from ragcache_engine.serving.keys import name_by_digest
 
 NAME = "ragcache"
 """The name of the application in Ray Serve."""
@@ -26,21 +26,27 @@ OBJECT_STORE_BYTES = 128 << 20
 
 @contextmanager
 def running_fleet(
-    settings: FleetSettings, *, host: str, port: int, address: str | None = None
+    settings: FleetSettings,
+    *,
+    host: str,
+    port: int,
+    address: str | None = None,
+    operator_key: str | None = None,
 ) -> Iterator[None]:
     """Start a fleet, and end it after the block: first it answers what it has.
 
     host, port: where its door listens. address: of a Ray cluster; None: on this machine alone. The
     cluster goes on without the fleet, and so does what else Ray Serve runs there.
+    operator_key: an operator's key or its digest. Only the digest leaves this process, as a value that
+    the door is made with: what Ray has in environments stands in process lists and logs.
 
-    Raises ConfigError if Ray Serve listens on another port there.
+    Raises ConfigError if Ray Serve listens on another port there, or for a key that cannot be used.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    known_by = name_by_digest(operator_key) if operator_key else None
     options: dict[str, Any] = {}
     if address is None:
         options = {"object_store_memory": OBJECT_STORE_BYTES, "include_dashboard": False}
-    elif key := os.environ.get(OPERATOR_KEY):
-        options = {"runtime_env": {"env_vars": {OPERATOR_KEY: key}}}
     ray.init(
         address=address or "local", log_to_driver=False, logging_level=logging.WARNING, **options
     )
@@ -50,7 +56,7 @@ def running_fleet(
             http_options={"host": host, "port": port, "request_timeout_s": None},
         )
         try:
-            serve.run(build_application(settings), name=NAME, route_prefix="/")
+            serve.run(build_application(settings, known_by), name=NAME, route_prefix="/")
             yield
         finally:
             serve.delete(NAME)

@@ -17,7 +17,8 @@ class FleetRequest:
     """One HTTP request. target: path and query. prompt: its text, for routers that want one.
 
     documents: the ids of its documents, by the key of the beginning that ends with each.
-    routing: another routing than the fleet's, for this request.
+    routing: another routing than the fleet's, for this request. by_operator: whether an operator's key
+      came with it; the headers are without that key, and each replica has one of its own for it.
     """
 
     method: str
@@ -28,6 +29,7 @@ class FleetRequest:
     prompt: str = ""
     documents: tuple[tuple[bytes, str], ...] = ()
     routing: str | None = None
+    by_operator: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ragcache_engine.protocols import BackendRequest
-from ragcache_engine.values import HitRate, Usage
+from ragcache_engine.values import Document, HitRate, Usage
 
 MOST_CHAINS = 64
 MOST_DOCUMENTS = 1024
@@ -23,6 +23,7 @@ class _Count:
     tokens: int = 0
     cached_tokens: int = 0
     borrowed_tokens: int = 0
+    label: str | None = None
 
     def add(self, tokens: int, cached_tokens: int, borrowed_tokens: int) -> None:
         self.prompts += 1
@@ -56,14 +57,20 @@ class HitRates:
             self._chains[chain].add(usage.prompt_tokens, usage.cached.total, usage.borrowed.total)
             _keep_latest(self._chains, chain, self._most_chains)
 
-    def count_documents(self, request: BackendRequest, usage: Usage) -> None:
-        """Count the documents of a prompt. Its exact tokens were cached from its start."""
+    def count_documents(
+        self, request: BackendRequest, usage: Usage, retrieved: Iterable[Document] = ()
+    ) -> None:
+        """Count the documents of a prompt. Its exact tokens were cached from its start.
+
+        retrieved: documents of the prompt, for their labels.
+        """
         if not usage.has_account:
             return
         cached_tokens = usage.cached.total
         borrowed = {
             one.document: one.borrowed + one.joined for one in usage.reused if one.tier is not None
         }
+        labels = {document.id: document.label for document in retrieved}
         with self._lock:
             for segment in request.segments:
                 name = segment.document_id
@@ -71,6 +78,7 @@ class HitRates:
                     cached = max(0, min(segment.end, cached_tokens) - segment.start)
                     count = self._documents.setdefault(name, _Count(name))
                     count.add(len(segment), cached, borrowed.get(name, 0))
+                    count.label = labels.get(name) or count.label
                     _keep_latest(self._documents, name, self._most_documents)
 
     def forget(self, document_ids: Iterable[str]) -> None:
@@ -107,6 +115,8 @@ def _keep_latest(counts: OrderedDict[Any, _Count], latest: Hashable, most: int) 
 def _largest_first(counts: Iterable[_Count]) -> tuple[HitRate, ...]:
     ordered = sorted(counts, key=lambda one: one.tokens, reverse=True)
     return tuple(
-        HitRate(one.name, one.prompts, one.tokens, one.cached_tokens, one.borrowed_tokens)
+        HitRate(
+            one.name, one.prompts, one.tokens, one.cached_tokens, one.borrowed_tokens, one.label
+        )
         for one in ordered
     )

@@ -79,6 +79,7 @@ class TemplateBook:
         default_factory=OrderedDict, init=False
     )
     _options: SamplingOptions | None = field(default=None, init=False)
+    _expected_options: SamplingOptions | None = field(default=None, init=False)
     _lock: Lock = field(default_factory=Lock, init=False)
 
     def guess(
@@ -108,9 +109,16 @@ class TemplateBook:
         tail = known.form.write_tail(question) if known.has_tail else ""
         return Guess(head + tail, known.has_tail, known.options)
 
+    def expect_options(self, options: SamplingOptions) -> None:
+        """Expect the first prompt to have these sampling options."""
+        self._expected_options = options
+
     def last_options(self) -> SamplingOptions | None:
-        """Return the sampling options of the last prompt of any chain; None before the first prompt."""
-        return self._options
+        """Return the sampling options of the last prompt of any chain.
+
+        Before the first prompt, return those that are expected; None if nothing is.
+        """
+        return self._options or self._expected_options
 
     def may_guess(
         self, chain: Hashable, explicit: Render | None = None, *, tenant: str | None = None

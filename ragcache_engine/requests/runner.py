@@ -6,11 +6,13 @@ import asyncio
 import logging
 import threading
 from collections.abc import AsyncGenerator, Callable
+from concurrent.futures import Future
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from typing import Any
 
 from ragcache_engine.cache_stats import CacheStats
+from ragcache_engine.daemon_threads import DaemonThreads
 from ragcache_engine.errors import BadRequest, EngineClosed, EngineDied, RequestTimedOut
 from ragcache_engine.observing.request_log import RequestLog
 from ragcache_engine.protocols import Backend, BackendRequest, Delta
@@ -25,6 +27,13 @@ logger = logging.getLogger(__name__)
 RESTART_WAITS_S = (0.0, 1.0, 5.0)
 """Seconds before each attempt to start a dead backend: memory that was short may be free by then."""
 
+LEARNED_AT_ONCE = 2
+"""From how many prompts to learn at a time."""
+
+LEARN_S = 1.0
+"""How long a whole answer waits until its prompt was learned from. A template may be the caller's
+function, and that may take any time."""
+
 
 @dataclass(frozen=True, slots=True)
 class PreparedRequest:
@@ -37,6 +46,7 @@ class PreparedRequest:
     learn: call this while the prompt is prefilled, to learn how the chain writes its prompts; None
       if no retrieval led to the prompt.
     count_hits: call this with what the finished request cost.
+    timeout_s: how long its whole answer may take; None: any time.
     """
 
     request: BackendRequest
@@ -46,12 +56,13 @@ class PreparedRequest:
     search_number: int | None = None
     learn: Callable[[], None] | None = None
     count_hits: Callable[[Usage], None] | None = None
+    timeout_s: float | None = None
 
 
 class RequestRunner:
     """Runs prepared requests and counts them; restarts the backend if it dies under them.
 
-    All methods but `stats` belong to the engine's loop.
+    All methods belong to the engine's loop where they do not say otherwise.
     stats: the engine's counters, without those of the tiers and of speculation. The runner replaces
       this value and never changes it, so any thread may read it.
     log: the last answered requests.
@@ -66,6 +77,7 @@ class RequestRunner:
         self._restart: asyncio.Task[None] | None = None
         self._given_up: str | None = None
         self._is_closing = False
+        self._learners = DaemonThreads(LEARNED_AT_ONCE, "ragcache-learning")
         self._is_up = threading.Event()
         self._is_up.set()
         self.stats = CacheStats()
@@ -80,11 +92,14 @@ class RequestRunner:
         is_counted = False
         is_warming = prepared.request.makes_donors  # nobody has asked for its answer
         restarts = self._restarts
+        limit = asyncio.timeout(prepared.timeout_s)
         try:
             self._require_not_closing()
-            async with aclosing(self._generate_pieces(prepared)) as pieces:
+            async with limit, aclosing(self._generate_pieces(prepared)) as pieces:
                 async for piece in pieces:
                     if piece.usage:
+                        if not limit.expired():  # whoever has the whole answer needs no more
+                            limit.reschedule(None)
                         # Count first: a reader that has the whole answer must find it in `stats`.
                         self._count_end(None if is_warming else piece.usage)
                         if prepared.count_hits and not is_warming:
@@ -95,13 +110,20 @@ class RequestRunner:
         except asyncio.CancelledError:
             put(EngineClosed("the engine was closed while this request ran; make a new one"))
             raise
-        except Exception as error:
+        except Exception as failure:
+            error = failure
+            if limit.expired():
+                error = RequestTimedOut(
+                    f"the answer was not complete after the request's own timeout of "
+                    f"{prepared.timeout_s:g} s: give it more time, or ask for fewer tokens"
+                )
             if not is_counted:
                 # A server refuses a bad request here; other backends' were refused, uncounted, before.
                 self._count_end(failed=int(not isinstance(error, BadRequest)))
                 is_counted = True
             # The process lives, and hears nothing. Somebody else's server is not ours to start again.
-            if isinstance(error, RequestTimedOut) and not self._backend.reads_text:
+            is_silent = isinstance(error, RequestTimedOut) and not limit.expired()
+            if is_silent and not self._backend.reads_text:
                 silence = EngineDied("the model's process has answered nothing twice in a row")
                 self._begin_restart(restarts, silence)
             put(error)
@@ -143,8 +165,7 @@ class RequestRunner:
                 self._backend, request, self._heartbeat, recover, claim.begun
             )
             # Learn while the prefill runs: learning how a chain writes must not delay the first token.
-            loop = asyncio.get_running_loop()
-            learning = prepared.learn and loop.run_in_executor(None, prepared.learn)
+            learning = prepared.learn and self._learners.submit(prepared.learn)
             async with aclosing(generated) as deltas:
                 async for delta in deltas:
                     if not lost_tokens:  # else this attempt's prompt has part of the answer
@@ -161,8 +182,8 @@ class RequestRunner:
                     output_tokens += len(delta.token_ids)
                     usage = None
                     if delta.finish_reason:
-                        if learning:
-                            await learning  # before the chain's next question
+                        if learning:  # before the chain's next question
+                            await self._end_learning(learning)
                         usage = Usage(
                             prompt_tokens=prompt_tokens,
                             output_tokens=output_tokens,
@@ -179,6 +200,12 @@ class RequestRunner:
                             self.log.add(request, usage, delta.sources)
                     if delta.text or delta.token_ids or usage:
                         yield Piece(delta.text, delta.token_ids, delta.finish_reason, usage)
+
+    async def _end_learning(self, learning: Future[None]) -> None:
+        """Wait until a prompt was learned from, but not for ever: no answer depends on it."""
+        ended = asyncio.wrap_future(learning)
+        await asyncio.wait({ended}, timeout=LEARN_S)
+        ended.cancel()
 
     async def _restart_backend(self, restarts: int, death: EngineDied) -> None:
         """Bring a dead backend back up, once for all requests that its death hit.
@@ -233,6 +260,16 @@ class RequestRunner:
             f"the last one so: {failure}; mend the cause and make a new RAGCacheEngine"
         )
         raise EngineDied(self._given_up) from failure
+
+    @property
+    def is_up(self) -> bool:
+        """Whether the backend is not being restarted. Any thread."""
+        return self._is_up.is_set()
+
+    async def until_up(self) -> None:
+        """Wait while the backend is being restarted."""
+        if self._restart is not None:
+            await asyncio.wait({self._restart})
 
     def wait_until_up(self) -> None:
         """Block while the backend is being restarted. Any thread but the loop's may call this."""

@@ -20,7 +20,8 @@ from ragcache_engine.errors import EngineClosed
 from ragcache_engine.observing.request_log import FinishedRequest, TimesToFirstToken
 from ragcache_engine.prompt import ForgetLog, TemplateBook
 from ragcache_engine.protocols import Backend, BackendRequest
-from ragcache_engine.requests.loop import LoopThread
+from ragcache_engine.requests.engine_threads import EngineThreads
+from ragcache_engine.requests.loop import LoopThread, finish_even_if_cancelled
 from ragcache_engine.requests.retry import Heartbeat
 from ragcache_engine.requests.runner import PreparedRequest, RequestRunner
 from ragcache_engine.requests.streams import Item
@@ -43,6 +44,7 @@ class Runtime:
     contexts_of: returns the contexts that documents are borrowed from. may_borrow: as in Pipeline.
     forgotten: when documents were forgotten.
     reports: each returns some fields of CacheStats, by name, that others know. Any thread calls them.
+    threads: what coroutines have to wait for runs there.
     """
 
     def __init__(
@@ -74,6 +76,7 @@ class Runtime:
         self._requests = RequestRunner(backend, self.pipeline, heartbeat)
         self._upkeep = CacheUpkeep(backend, self.pipeline, heartbeat)
         self._thread = LoopThread("ragcache-engine")
+        self.threads = EngineThreads(request_timeout_s, self._until_up)
         self.require_this_process = self._thread.require_this_process
         self._request_numbers = count()
         self._is_closing = False
@@ -114,6 +117,13 @@ class Runtime:
         self.require_this_process()
         if not self._thread.is_current_thread():
             self._requests.wait_until_up()
+        self._require_not_closing()
+
+    async def _until_up(self) -> None:
+        """`wait_until_up` for coroutines of any loop: no thread waits."""
+        self.require_open()
+        if not self._requests.is_up:
+            await finish_even_if_cancelled(self._thread.submit(self._requests.until_up()))
         self._require_not_closing()
 
     def next_request_id(self) -> str:

@@ -240,7 +240,7 @@ class RetrievalTracker:
         """Count what a finished request took from the cache. retrieval: the one that led to it."""
         if retrieval:
             self.hit_rates.count_chain(retrieval.chain, usage)
-        self.hit_rates.count_documents(request, usage)
+        self.hit_rates.count_documents(request, usage, retrieval.documents if retrieval else ())
 
     def forget(self, document_ids: Sequence[str]) -> None:
         """Remember these documents no longer: warming by id must not bring them back."""

@@ -17,7 +17,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ragcache_engine.errors import KeyRefused, RAGCacheError, RequestTooLarge, RequestTooSlow
 from ragcache_engine.serving.keys import ANYBODY, Caller, Keys
 from ragcache_engine.serving.messages import PREFIX, error_to_json
-from ragcache_engine.serving.openai_bodies import TENANTS_FIELDS, TENANTS_HEADERS, rewrite_body
+from ragcache_engine.serving.openai_bodies import (
+    TENANTS_FIELDS,
+    TENANTS_HEADERS,
+    require_request_name,
+    rewrite_body,
+)
 from ragcache_engine.serving.private_counters import WithoutCounters
 from ragcache_engine.serving.room import Place, Room
 from ragcache_engine.serving.routes import Routes, Served, status_of
@@ -85,7 +90,7 @@ class Doors:
         keys, is_ours = self._find_keys(scope), _is_ours(path)
         if not is_ours and not keys.has_tenants:
             return ANYBODY
-        caller = keys.caller(_read_key(scope))
+        caller = keys.caller(read_key(scope))
         if not is_ours and path not in CLIENT_PATHS:
             caller.require_operator(f"use {path}")
         return caller
@@ -152,11 +157,16 @@ class Doors:
             scope = _confine(scope)
         if place is None:
             return await self._app(scope, receive, send)
+        if (name := Headers(scope=scope).get("x-request-id")) is not None:
+            require_request_name(name, "X-Request-Id")
         if path in TENANTS_FIELDS:
             written = await rewrite_body(path, body, caller, place, self._find_served, scope)
             scope, body = _with_length(scope, len(written)), written
             if caller.tenant is not None:
                 send = WithoutCounters(send)
+            served = await self._find_served(scope)
+            with served.occupied():
+                return await self._app(scope, _replay(body, receive), send)
         return await self._app(scope, _replay(body, receive), send)
 
     async def _refuse(
@@ -201,7 +211,7 @@ def _is_ours(path: str) -> bool:
     return path.startswith(f"{PREFIX}/")
 
 
-def _read_key(scope: Scope) -> str | None:
+def read_key(scope: Scope) -> str | None:
     """Return the key of a request's header, which is UTF-8; None without one."""
     told = Headers(scope=scope).get("authorization", "").encode("latin-1")
     scheme, _, key = told.decode(errors="surrogateescape").partition(" ")

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from ragcache_engine.errors import ConfigError, KeyRefused, OperatorsOnly
+from ragcache_engine.serving.settings import OPERATOR_KEY
 
 logger = logging.getLogger(__name__)
 
@@ -75,9 +76,10 @@ class Keys:
 
     file: a TOML file, read again soon after each change, so that a key can be taken back while the
       server runs; see `read_key_file`. None: keys stand for no tenants.
-    operator_key: one more operator's key. open_keys: keys whose holders name their tenants themselves.
+    operator_key: one more operator's key, or its digest as in the file. open_keys: keys whose holders
+      name their tenants themselves.
     has_tenants: whether keys stand for tenants, so that every path needs one.
-    Raises ConfigError for a file that cannot be used.
+    Raises ConfigError for a file or an operator's key that cannot be used.
     """
 
     def __init__(
@@ -90,7 +92,8 @@ class Keys:
         self._fixed = dict.fromkeys(map(_digest, open_keys), ANYBODY)
         self._is_open = file is None and not open_keys
         if operator_key:
-            self._fixed[_digest(operator_key)] = Caller(is_operator=True)
+            digest = require_digest(operator_key, OPERATOR_KEY)
+            self._fixed[digest] = Caller(is_operator=True)
         self._of_file = _FileOfKeys(file) if file else None
 
     def caller(self, key: str | None) -> Caller:
@@ -239,23 +242,36 @@ def _keys_of(said: Mapping[str, Any], table: str, path: Path) -> Iterator[tuple[
         if not isinstance(keys, list) or not all(isinstance(key, str) for key in keys):
             raise ConfigError(f'{path}: write {name} = ["its key", ...] under [{table}]')
         for key in keys:
-            digest = _digest_of(key)
-            if not _HEXADECIMAL.fullmatch(digest):
-                raise ConfigError(
-                    f"{path}: behind {_DIGEST} a key of {name} has the 64 hexadecimal digits of its "
-                    f"digest: printf %s KEY | sha256sum"
-                )
-            if len(key) < SHORTEST_KEY:
-                raise ConfigError(
-                    f"{path}: a key of {name} has fewer than {SHORTEST_KEY} characters; draw one with "
-                    f'python -c "import secrets; print(secrets.token_urlsafe())"'
-                )
-            yield name, digest
+            yield name, require_digest(key, f"{path}: a key of {name}")
 
 
 def _add(callers: dict[str, Caller], digest: str, caller: Caller, path: Path) -> None:
     if callers.setdefault(digest, caller) != caller:
         raise ConfigError(f"{path}: one key stands in two places; each tenant needs its own")
+
+
+def require_digest(entry: str, what: str) -> str:
+    """Return the digest of a key as it is given: itself, or by its digest. what: whose key it is.
+
+    Raises ConfigError for a key that can be guessed, and for what is no digest.
+    """
+    digest = _digest_of(entry)
+    if not _HEXADECIMAL.fullmatch(digest):
+        raise ConfigError(
+            f"{what}: behind {_DIGEST} stand the 64 hexadecimal digits of a key's digest: "
+            f"printf %s KEY | sha256sum"
+        )
+    if len(entry) < SHORTEST_KEY:
+        raise ConfigError(
+            f"{what} has fewer than {SHORTEST_KEY} characters; draw one with "
+            f'python -c "import secrets; print(secrets.token_urlsafe())"'
+        )
+    return digest
+
+
+def name_by_digest(key: str) -> str:
+    """Return an operator's key, as other processes may be given it: by its digest. Raises ConfigError."""
+    return _DIGEST + require_digest(key, OPERATOR_KEY)
 
 
 def _digest_of(entry: str) -> str:

@@ -7,7 +7,7 @@ how many tokens the prompt has, then one for each step of the model. An object w
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -17,12 +17,14 @@ from ragcache_engine.guide import Guide
 from ragcache_engine.protocols import BackendRequest, Conversation, Delta, PromptText
 from ragcache_engine.tiers.counters import Counters
 from ragcache_engine.tiers.provenance import ReuseReport
+from ragcache_engine.tiers.tree_snapshot import MOST_DOCUMENTS
 from ragcache_engine.values import (
     CachedTokens,
     FinishReason,
     ModelLimits,
     SamplingOptions,
 )
+from ragcache_engine.visible import quoted
 
 PROTOCOL = 1
 """Both ends must speak the same; a change that an older end would misread raises it."""
@@ -44,7 +46,8 @@ every token."""
 LONGEST_GUIDE, MOST_CHOICES = 1 << 16, 1000
 """How many characters a guide may have, and how many texts a choice: a grammar is made of them."""
 
-RequestName = Annotated[str, Field(max_length=200)]
+RequestName = Annotated[str, Field(max_length=200, pattern=r"^[!-~]*$")]
+"""A client's own name for a request. It stands in the server's log, so it is of visible characters."""
 
 
 class _Body(BaseModel):
@@ -59,7 +62,8 @@ class GenerateBody(_Body):
     documents: (start, end, id) of each document in the prompt, in characters.
     options: the fields of SamplingOptions that differ from their defaults.
     request: the client's own name for the request; `adopted` of a later one refers to it.
-    guess, provisional, exact, recompute_ratio: as in BackendRequest.
+    guess, provisional, exact, recompute_ratio, makes_donors: as in BackendRequest.
+    neighbours: for each document that is stored behind another one: that one's id and text.
     adopted: earlier guesses that somebody asked for by now.
     """
 
@@ -73,6 +77,8 @@ class GenerateBody(_Body):
     adopted: list[RequestName] = Field(default=[], max_length=MOST_ADOPTED)
     exact: bool = False
     recompute_ratio: float | None = Field(default=None, ge=0, le=1)
+    neighbours: dict[str, tuple[str, str]] = {}
+    makes_donors: bool = False
 
     @classmethod
     def of(cls, request: BackendRequest, name: str, adopted: Sequence[str]) -> GenerateBody:
@@ -90,6 +96,12 @@ class GenerateBody(_Body):
             adopted=list(adopted),
             exact=request.is_exact,
             recompute_ratio=request.recompute_ratio,
+            neighbours={
+                name: (one.document, one.text)
+                for name, one in request.contexts.items()
+                if one.text is not None
+            },
+            makes_donors=request.makes_donors,
         )
 
 
@@ -146,6 +158,13 @@ class ForgetBody(_Body):
     document_ids: list[str]
 
 
+class TreeBody(_Body):
+    """A look at the knowledge tree, with at most this many documents; see Backend.snapshot."""
+
+    documents: int = Field(default=MOST_DOCUMENTS, ge=1, le=MOST_DOCUMENTS)
+    with_bloom_filter: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class ServerDescription:
     """What a server tells of itself.
@@ -154,6 +173,7 @@ class ServerDescription:
     tool_parser: as in EngineConfig.
     tenant: whose tensors the client's key gives access to; None if the client names the tenant itself.
     is_operator: whether the key may forget, clear the cache and read the counters.
+    reuse: its settings of reuse at any position, by their names in EngineConfig; empty without it.
     """
 
     models: tuple[str, ...]
@@ -161,6 +181,7 @@ class ServerDescription:
     tool_parser: str | None = None
     tenant: str | None = None
     is_operator: bool = False
+    reuse: Mapping[str, Any] = field(default_factory=dict)
     protocol: int = PROTOCOL
 
     def to_json(self) -> dict[str, Any]:
@@ -193,8 +214,8 @@ def options_from_json(said: Mapping[str, Any]) -> SamplingOptions:
     given = dict(said)
     if unknown := set(given) - {field.name for field in fields(SamplingOptions)}:
         raise InvalidArgument(
-            f"this server knows no option {', '.join(sorted(unknown))}: use the RAGCache version of "
-            f"the server, or leave the option out"
+            f"this server knows no option {quoted(sorted(unknown))}: use the RAGCache version of the "
+            f"server, or leave the option out"
         )
     guide = given.pop("guide", None)
     if guide is not None:

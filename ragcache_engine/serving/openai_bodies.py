@@ -6,9 +6,10 @@ a tenant's key shares tensors within this tenant only, whatever it writes into i
 
 from __future__ import annotations
 
-import asyncio
 import json
+import re
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
@@ -16,7 +17,7 @@ from pydantic_core import from_json
 from starlette.types import Scope
 
 from ragcache_engine.chat import check_template_args
-from ragcache_engine.checks import CHARACTERS_PER_TOKEN, require_short_prompt
+from ragcache_engine.checks import CHARACTERS_PER_TOKEN, require_short_prompt, shown
 from ragcache_engine.errors import InvalidArgument
 from ragcache_engine.prompt import token_segments
 from ragcache_engine.serving.keys import Caller
@@ -39,6 +40,8 @@ TRANSFER, DOCUMENTS, SEGMENTS = "kv_transfer_params", "documents", "segments"
 TEMPLATE_ARGS = "chat_template_kwargs"
 _WHOLE_NUMBER = TypeAdapter(int)
 GUIDES = ("structured_outputs", "response_format")
+
+_REQUEST_NAME = re.compile(r"[!-~]{1,200}")
 
 _SAMPLING = frozenset(
     {
@@ -108,7 +111,9 @@ async def rewrite_body(
     is_changed = False
     if DOCUMENTS in ours:
         served = await find_served(scope)
-        segments = await asyncio.to_thread(_map_to_tokens, said, ours[DOCUMENTS], served)
+        segments = await served.tokenizers.run(
+            partial(_map_to_tokens, said, ours[DOCUMENTS], served)
+        )
         ours = {**ours, SEGMENTS: segments}
         del ours[DOCUMENTS]
         said[TRANSFER] = {**said[TRANSFER], FIELD: ours}
@@ -146,8 +151,16 @@ def _count_characters(said: Mapping[str, Any]) -> int:
     return max(longest, sum(len(text) for text in texts if isinstance(text, str)))
 
 
+def require_request_name(name: str, where: str) -> None:
+    """Raise InvalidArgument for a request's name that has no place in vLLM's log. where: who said it."""
+    if not _REQUEST_NAME.fullmatch(name):
+        raise InvalidArgument(f"{where} has 1 to 200 visible ASCII characters, not {shown(name)}")
+
+
 def _require_bounded(said: dict[str, Any], ours: dict[str, Any]) -> None:
     """Raise InvalidArgument for what would cost the server more than it brings the client."""
+    if isinstance(name := said.get("request_id"), str):
+        require_request_name(name, "request_id")
     try:
         segments = RequestMessage.from_dict({FIELD: ours}).segments
     except MalformedRequest as error:

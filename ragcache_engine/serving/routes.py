@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import aclosing
-from dataclasses import dataclass, replace
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, aclosing, nullcontext
+from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
+from ragcache_engine.anywhere.neighbours import ENOUGH, Tokenize, context_behind
 from ragcache_engine.chat import check_messages, check_template_args, check_tools
 from ragcache_engine.checks import (
     require_short_prompt,
@@ -21,6 +23,7 @@ from ragcache_engine.checks import (
     require_text,
     shown,
 )
+from ragcache_engine.daemon_threads import DaemonThreads
 from ragcache_engine.errors import (
     BadRequest,
     ConfigError,
@@ -31,13 +34,14 @@ from ragcache_engine.errors import (
     PromptTooLong,
     RAGCacheError,
     RefusedMessages,
+    RequestTimedOut,
     RequestTooLarge,
     RequestTooSlow,
     ServerBusy,
+    UnsupportedGuide,
 )
 from ragcache_engine.prompt import Span, token_segments
 from ragcache_engine.protocols import Backend, BackendRequest, Conversation, Delta
-from ragcache_engine.serving.daemon_threads import DaemonThreads
 from ragcache_engine.serving.keys import Caller
 from ragcache_engine.serving.messages import (
     ALIVE_S,
@@ -49,11 +53,14 @@ from ragcache_engine.serving.messages import (
     ServerDescription,
     TokenizeBody,
     ToolCallsBody,
+    TreeBody,
     delta_to_json,
     error_to_json,
     options_from_json,
 )
-from ragcache_engine.values import ModelLimits
+from ragcache_engine.tiers.borrowing.context import Context
+from ragcache_engine.values import Document, ModelLimits, SamplingOptions
+from ragcache_engine.visible import LONGEST_SHOWN, describe_failure, visible
 
 logger = logging.getLogger(__name__)
 
@@ -74,12 +81,20 @@ LONGEST_TEXT = 1 << 20
 """Of texts with so many characters a server counts the tokens, even if they are too long for a prompt."""
 
 RENDER_S = 10.0
-"""How long a chat template may write. Templates are programs, and some take long for what few expect."""
+"""How long a chat template may write. Templates are programs, and some take long for what few expect.
+So are guides, and the parsers of tool calls."""
 
-RENDERS_AT_ONCE = 2
-"""How many chat templates write at a time."""
+AT_ONCE = 2
+"""How many chat templates write at a time, how many guides are checked, how many answers parsed."""
+
+TOKENIZED_AT_ONCE = 8
+"""How many texts are tokenised at a time."""
+
+UPKEEP_S = 120.0
+"""How long forgetting and clearing may take, as on a disk that does not answer."""
 
 B = TypeVar("B", bound=BaseModel)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +102,10 @@ class Served:
     """What a server serves. backend: started, and used on the server's own event loop.
 
     models, tool_parser: as in ServerDescription.
-    chat_template: the Jinja text for conversations; None: the model's own.
+    chat_template: the Jinja text for conversations; None: the model's own. reuse: as in
+      ServerDescription.
+    occupied: what to enter while a request runs that does not ask this backend, such as one of OpenAI's.
+    tokenizers: the threads that texts are tokenised in. vLLM's server needs its loop's own.
     """
 
     backend: Backend
@@ -95,6 +113,11 @@ class Served:
     models: tuple[str, ...]
     tool_parser: str | None = None
     chat_template: str | None = None
+    reuse: Mapping[str, Any] = field(default_factory=dict)
+    occupied: Callable[[], AbstractContextManager[None]] = nullcontext
+    tokenizers: DaemonThreads = field(
+        default_factory=lambda: DaemonThreads(TOKENIZED_AT_ONCE, "ragcache-tokenizing")
+    )
 
 
 Handler = Callable[[bytes, Caller, Served], Awaitable[Response]]
@@ -104,17 +127,20 @@ class Routes:
     """Answers requests. A mistake in one becomes an answer with the name of its error."""
 
     def __init__(self) -> None:
-        self._renderers = DaemonThreads(RENDERS_AT_ONCE)
+        self._renderers = DaemonThreads(AT_ONCE, "ragcache-rendering")
+        self._checkers = DaemonThreads(AT_ONCE, "ragcache-checking")
+        self._parsers = DaemonThreads(AT_ONCE, "ragcache-parsing")
         self._handlers: dict[tuple[str, str], Handler] = {
             ("GET", "/server"): _describe,
             ("GET", "/counters"): _count,
-            ("POST", "/generate"): _generate,
+            ("POST", "/generate"): self._generate,
             ("POST", "/tokenize"): _tokenize,
             ("POST", "/detokenize"): _detokenize,
             ("POST", "/render"): self._render,
-            ("POST", "/tool_calls"): _read_tool_calls,
+            ("POST", "/tool_calls"): self._read_tool_calls,
             ("POST", "/forget"): _forget,
             ("POST", "/clear"): _clear,
+            ("POST", "/tree"): _show_tree,
         }
 
     async def answer(
@@ -132,15 +158,53 @@ class Routes:
 
     async def _render(self, body: bytes, caller: Caller, served: Served) -> Response:
         conversation = _read_conversation(_read(RenderBody, body), caller, served)
-        try:
-            async with asyncio.timeout(RENDER_S):
-                text = await self._renderers.run(lambda: served.backend.render(conversation))
-        except TimeoutError:
-            raise RefusedMessages(
-                f"the chat template did not write this conversation within {RENDER_S:.0f} s: send fewer "
-                f"messages, or ask again when fewer others do"
-            ) from None
+        refusal = RefusedMessages(
+            f"the chat template did not write this conversation within {RENDER_S:.0f} s: send fewer "
+            f"messages, or ask again when fewer others do"
+        )
+        render = partial(served.backend.render, conversation)
+        text = await _end_in_time(self._renderers.run(render), RENDER_S, refusal)
         return JSONResponse({"text": text})
+
+    async def _generate(self, body: bytes, caller: Caller, served: Served) -> Response:
+        said = _read(GenerateBody, body)
+        options = options_from_json(said.options)
+        if options.guide:
+            refusal = UnsupportedGuide(
+                f"the guide was not checked within {RENDER_S:.0f} s: send a smaller one, or ask again "
+                f"when fewer others do"
+            )
+            check = partial(served.backend.check, options)
+            await _end_in_time(self._checkers.run(check), RENDER_S, refusal)
+        request = await served.tokenizers.run(partial(_prepare, said, options, caller, served))
+        for name in said.adopted:
+            served.backend.adopted(_name_request(name, caller))
+        events = _write_events(request, caller, served)
+        return StreamingResponse(events, media_type="text/event-stream")
+
+    async def _read_tool_calls(self, body: bytes, caller: Caller, served: Served) -> Response:
+        said = _read(ToolCallsBody, body)
+        require_short_prompt(len(said.text), served.limits.context_tokens)
+        reader = served.backend.tool_reader(check_tools(said.tools))
+        refusal = InvalidArgument(
+            f"the parser did not read this text within {RENDER_S:.0f} s: send a shorter one, or ask "
+            f"again when fewer others do"
+        )
+        parse = partial(reader.whole, said.text)
+        answer = await _end_in_time(self._parsers.run(parse), RENDER_S, refusal)
+        calls = [[call.id, call.name, call.arguments] for call in answer.calls]
+        return JSONResponse({"text": answer.text, "calls": calls})
+
+
+async def _end_in_time(work: Awaitable[T], limit_s: float, error: Exception) -> T:
+    """Wait for work that has so much time. Raises this error once it is over."""
+    try:
+        async with asyncio.timeout(limit_s) as wait:
+            return await work
+    except TimeoutError:
+        if not wait.expired():
+            raise
+        raise error from None
 
 
 def status_of(error: Exception) -> int:
@@ -151,7 +215,7 @@ def status_of(error: Exception) -> int:
 def _log_unforeseen(error: Exception) -> None:
     """Log an error that the client is not told of. Call this where it was caught."""
     if not isinstance(error, RAGCacheError):
-        logger.exception("a request failed; please report this")
+        logger.error("a request failed; please report this\n%s", describe_failure(error))
 
 
 def require_few_documents(documents: int) -> None:
@@ -190,7 +254,12 @@ def read_spans(said: Any, prompt: str) -> list[Span]:
 
 async def _describe(body: bytes, caller: Caller, served: Served) -> Response:
     told = ServerDescription(
-        served.models, served.limits, served.tool_parser, caller.tenant, caller.is_operator
+        served.models,
+        served.limits,
+        served.tool_parser,
+        caller.tenant,
+        caller.is_operator,
+        served.reuse,
     )
     return JSONResponse(told.to_json())
 
@@ -200,26 +269,17 @@ async def _count(body: bytes, caller: Caller, served: Served) -> Response:
     return JSONResponse(served.backend.counters().as_dict())
 
 
-async def _generate(body: bytes, caller: Caller, served: Served) -> Response:
-    said = _read(GenerateBody, body)
-    request = await asyncio.to_thread(_prepare, said, caller, served)
-    for name in said.adopted:
-        served.backend.adopted(_name_request(name, caller))
-    return StreamingResponse(_write_events(request, caller, served), media_type="text/event-stream")
-
-
 def _name_request(name: str, caller: Caller) -> str:
     """Return the server's own name for a request: no tenant's is another's."""
     return f"{caller.tenant or ''}/{name}"
 
 
-def _prepare(said: GenerateBody, caller: Caller, served: Served) -> BackendRequest:
+def _prepare(
+    said: GenerateBody, options: SamplingOptions, caller: Caller, served: Served
+) -> BackendRequest:
     """Check and tokenise a prompt. Raises one of the kinds of BadRequest."""
     require_text(said.prompt, "a prompt")
-    options = options_from_json(said.options)
     spans = read_spans([list(document) for document in said.documents], said.prompt)
-    if options.guide:
-        served.backend.check(options)
     room = served.limits.context_tokens
     require_short_prompt(len(said.prompt), room)
     tokens = served.backend.tokenize(said.prompt, options.add_special_tokens)
@@ -241,7 +301,30 @@ def _prepare(said: GenerateBody, caller: Caller, served: Served) -> BackendReque
         is_provisional=said.provisional,
         is_exact=said.exact,
         recompute_ratio=said.recompute_ratio,
+        contexts=_read_contexts(said, spans, served),
+        makes_donors=said.makes_donors,
     )
+
+
+def _read_contexts(said: GenerateBody, spans: Sequence[Span], served: Served) -> dict[str, Context]:
+    """Read behind which neighbours the documents of a prompt are stored. Raises InvalidArgument."""
+    contexts = {}
+    for span in spans:
+        if span.document_id not in said.neighbours:
+            continue
+        name, text = said.neighbours[span.document_id]
+        neighbour = Document(require_short_text(name, "a document's id"), text)
+        if not served.reuse or said.exact:
+            continue
+        own = said.prompt[span.start : span.end][-ENOUGH:]
+        contexts[span.document_id] = _context_behind(served.backend.tokenize, own, neighbour)
+    return contexts
+
+
+@lru_cache(2048)
+def _context_behind(tokenize: Tokenize, text: str, neighbour: Document) -> Context:
+    """Return a document's context. Remembers the latest, as each prompt tells its neighbours anew."""
+    return context_behind(tokenize, text, neighbour)
 
 
 def _read_tenant(said: str | None) -> str | None:
@@ -302,7 +385,9 @@ async def _tokenize(body: bytes, caller: Caller, served: Served) -> Response:
     said = _read(TokenizeBody, body)
     require_text(said.text, "a prompt")
     require_countable(len(said.text), served)
-    tokens = await asyncio.to_thread(served.backend.tokenize, said.text, said.add_special_tokens)
+    tokens = await served.tokenizers.run(
+        partial(served.backend.tokenize, said.text, said.add_special_tokens)
+    )
     return JSONResponse(
         {"token_ids": list(tokens.token_ids), "offsets": [list(each) for each in tokens.offsets]}
     )
@@ -314,8 +399,8 @@ async def _detokenize(body: bytes, caller: Caller, served: Served) -> Response:
         raise InvalidArgument(
             f"an answer has {served.limits.context_tokens:,} tokens at most, got {len(said.token_ids):,}"
         )
-    text = await asyncio.to_thread(
-        served.backend.detokenize, said.token_ids, said.skip_special_tokens
+    text = await served.tokenizers.run(
+        partial(served.backend.detokenize, said.token_ids, said.skip_special_tokens)
     )
     return JSONResponse({"text": text})
 
@@ -342,25 +427,33 @@ def _read_conversation(said: RenderBody, caller: Caller, served: Served) -> Conv
     )
 
 
-async def _read_tool_calls(body: bytes, caller: Caller, served: Served) -> Response:
-    said = _read(ToolCallsBody, body)
-    require_short_prompt(len(said.text), served.limits.context_tokens)
-    reader = served.backend.tool_reader(check_tools(said.tools))
-    answer = await asyncio.to_thread(reader.whole, said.text)
-    calls = [[call.id, call.name, call.arguments] for call in answer.calls]
-    return JSONResponse({"text": answer.text, "calls": calls})
-
-
 async def _forget(body: bytes, caller: Caller, served: Served) -> Response:
     caller.require_operator("make the server forget documents")
     said = _read(ForgetBody, body)
-    await served.backend.forget(_require_texts(said.document_ids))
+    forgetting = served.backend.forget(_require_texts(said.document_ids))
+    await _end_in_time(forgetting, UPKEEP_S, _too_late("forget these documents"))
     return JSONResponse({})
 
 
 async def _clear(body: bytes, caller: Caller, served: Served) -> Response:
     caller.require_operator("clear the server's cache")
-    return JSONResponse({"cleared": await served.backend.clear_cache()})
+    clearing = served.backend.clear_cache()
+    cleared = await _end_in_time(clearing, UPKEEP_S, _too_late("clear its cache"))
+    return JSONResponse({"cleared": cleared})
+
+
+def _too_late(asked: str) -> RequestTimedOut:
+    return RequestTimedOut(
+        f"the server did not {asked} within {UPKEEP_S:.0f} s, so some of it may not be done: see "
+        f"whether its disk answers, and ask again"
+    )
+
+
+async def _show_tree(body: bytes, caller: Caller, served: Served) -> Response:
+    caller.require_operator("see the documents and requests of all tenants")
+    said = _read(TreeBody, body)
+    tree = await served.backend.snapshot(said.documents, with_bloom_filter=said.with_bloom_filter)
+    return JSONResponse({"tree": tree and tree.to_dict()})
 
 
 def _read(kind: type[B], body: bytes) -> B:
@@ -370,7 +463,7 @@ def _read(kind: type[B], body: bytes) -> B:
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         where = ".".join(map(str, first["loc"])) or "the body"
-        raise InvalidArgument(f"{where}: {first['msg']}") from error
+        raise InvalidArgument(f"{visible(where, most=LONGEST_SHOWN)}: {first['msg']}") from error
 
 
 def _require_texts(names: Sequence[str]) -> list[str]:

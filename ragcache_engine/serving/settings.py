@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from ragcache_engine.errors import ConfigError
 
 OPERATOR_KEY = "RAGCACHE_OPERATOR_KEY"
-"""An operator's key; vLLM's scheduler knows its digest."""
+"""An operator's key, or its digest as in the file of keys."""
 
 KEYS_FILE = "RAGCACHE_KEYS"
 """The path of the file of keys."""

@@ -145,8 +145,8 @@ class Pipeline:
         is_over = search.is_closed or (search.ended_s is not None and not final)
         if self._is_closed or is_over:
             return
-        self._end_overdue()
         now_s = self._backend.now()
+        self._end_overdue(now_s)
         if search.documents is None:
             self._registry.add_search(search)
         pending = self._count_pending_prefills(search, now_s)
@@ -202,8 +202,8 @@ class Pipeline:
 
         number: the search that the request's prompt was made from; None if that is not known.
         """
-        self._end_overdue()
         now_s = self._backend.now()
+        self._end_overdue(now_s)
         search, adopted = self._registry.claim(request, number)
         if search:
             self._settle(search, request, adopted, now_s)
@@ -227,9 +227,8 @@ class Pipeline:
         self._estimators.note_prompt(search, now_s, request.options)
         self._estimators.note_outcome(search)
 
-    def _end_overdue(self) -> None:
+    def _end_overdue(self, now_s: float) -> None:
         """End the speculations whose prompt did not come in time."""
-        now_s = self._backend.now()
         for speculation, search in self._registry.find_overdue(now_s, self._unclaimed_s):
             self._runner.cancel(speculation, search, SpeculationOutcome.EXPIRED)
             search.is_closed = True
@@ -242,7 +241,7 @@ class Pipeline:
 
     def _on_timer(self) -> None:
         self._timer = None
-        self._end_overdue()
+        self._end_overdue(self._backend.now())
         if self._registry.unclaimed:
             self._start_timer()
 

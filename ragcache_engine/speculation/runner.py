@@ -7,7 +7,9 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 
+from ragcache_engine.daemon_threads import DaemonThreads
 from ragcache_engine.errors import RAGCacheError
 from ragcache_engine.protocols import Backend, Delta
 from ragcache_engine.speculation.generation import Speculation
@@ -24,6 +26,9 @@ from ragcache_engine.values import (
 )
 
 logger = logging.getLogger(__name__)
+
+PLANNED_AT_ONCE = 4
+"""How many expected prompts are written at a time. The template of one may be the caller's function."""
 
 
 class SpeculationRunner:
@@ -49,6 +54,7 @@ class SpeculationRunner:
         self._registry = registry
         self._load = load
         self._sign_of_life = sign_of_life
+        self._planners = DaemonThreads(PLANNED_AT_ONCE, "ragcache-planning")
         self._tasks: set[asyncio.Task[None]] = set()
         self.stats = SpeculationStats()
 
@@ -106,7 +112,7 @@ class SpeculationRunner:
         error: Exception | None = None
         try:
             # In a thread: planning takes milliseconds, which belong to the running requests.
-            request = await asyncio.to_thread(self._planner.plan, speculation, search)
+            request = await self._planners.run(partial(self._planner.plan, speculation, search))
             if request is None:
                 self._registry.remove(speculation, search)
                 return

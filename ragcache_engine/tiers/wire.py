@@ -1,7 +1,7 @@
 """The messages between the engine's process and vLLM's scheduler, in vLLM's `kv_transfer_params`.
 
-One message goes with each request, and one comes back by its end. Both are plain values that become
-JSON under one name. Nothing else reads or writes that name.
+One message goes with each request, and one comes back by its end. Both are plain values under one name.
+Nothing else reads or writes that name.
 """
 
 from __future__ import annotations
@@ -20,6 +20,10 @@ from ragcache_engine.tiers.tree_snapshot import MOST_DOCUMENTS, TreeSnapshot
 FIELD = "ragcache"
 """The name in `kv_transfer_params` under which both messages stand."""
 
+TRUSTED = b"the engine's own"
+"""What marks a message that the engine itself wrote. A server's clients send JSON, which has no bytes, so
+none of them can write it. A key would do the same, and stand in every log that tells of a request."""
+
 
 class MalformedRequest(ValueError):
     """The segments in a request's message are impossible."""
@@ -31,8 +35,8 @@ class RequestMessage:
 
     segments: runs of prompt tokens in order, without the text after the last document.
     forget: documents to drop; such a request does nothing else.
-    operator_key: proves that the sender may forget documents, and may be told of all that is cached. A
-      server's clients do not have it.
+    is_trusted: whether the engine itself wrote the message. Only then its sender may forget documents,
+      bring contexts, and be told of all that is cached.
     tombstones: the times of these documents' tombstones in the disk tier's folder, by mark.
     snapshot: list this many documents of the knowledge tree; such a request does nothing else.
     with_bloom_filter: whether the snapshot also has a Bloom filter of all documents in fast memory.
@@ -56,7 +60,7 @@ class RequestMessage:
     guess: str | None = None
     is_provisional: bool = False
     adopted: Sequence[str] = ()
-    operator_key: str | None = None
+    is_trusted: bool = False
     tombstones: Mapping[str, int] = field(default_factory=dict)
     is_exact: bool = False
     recompute_ratio: float | None = None
@@ -95,8 +99,8 @@ class RequestMessage:
             content["starts"] = list(self.starts)
         if self.contexts:
             content["contexts"] = {
-                document: [context, list(tokens), last]
-                for document, (context, tokens, last) in self.contexts.items()
+                document: [one.document, list(one.token_ids), one.last_token]
+                for document, one in self.contexts.items()
             }
         if self.makes_donors:
             content["makes_donors"] = True
@@ -111,8 +115,8 @@ class RequestMessage:
                 [list(one.token_ids), one.tenant, one.message.to_dict().get(FIELD, {})]
                 for one in self.looked_up
             ]
-        if self.operator_key is not None:
-            content["operator_key"] = self.operator_key
+        if self.is_trusted:
+            content["trusted"] = TRUSTED
         return {FIELD: content} if content else {}
 
     @classmethod
@@ -125,14 +129,14 @@ class RequestMessage:
         content = (params or {}).get(FIELD)
         if not isinstance(content, Mapping):
             return cls()
-        guess, key = content.get("guess"), content.get("operator_key")
+        guess, mark = content.get("guess"), content.get("trusted")
         return cls(
             segments=() if ignore_segments else _segments(content.get("segments", [])),
             forget=_names(content.get("forget")),
             guess=guess if isinstance(guess, str) else None,
             is_provisional=content.get("provisional") is True,
             adopted=_names(content.get("adopted")),
-            operator_key=key if isinstance(key, str) else None,
+            is_trusted=isinstance(mark, bytes) and mark == TRUSTED,
             tombstones=_times(content.get("tombstones")),
             is_exact=content.get("exact") is True,
             recompute_ratio=_ratio(content.get("recompute_ratio")),
@@ -162,7 +166,7 @@ class FinishMessage:
     counters: the counts of all tiers, as of this request's end, or of its first token.
     reuse: what the prompt borrowed; None if it borrowed nothing. why_exact: why it borrowed nothing, if
       the engine borrows at all.
-    sources: where the prompt came from, for a sender who has the operator's key.
+    sources: where the prompt came from, for a sender who is trusted.
     tree: the snapshot that such a sender asked for. held: for each prompt that such a sender looked up,
       whether it is cached whole.
     """

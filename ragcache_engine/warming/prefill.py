@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import aclosing, contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import islice
+from typing import Any
 
 from ragcache_engine.anywhere.donor_preparation import ONE_TOKEN
 from ragcache_engine.errors import EmptyPrompt, EngineDied, GenerationFailed, PromptTooLong
@@ -95,6 +96,17 @@ class Prefiller:
         except EngineDied:
             return [False] * len(requests)  # running them restarts the model
 
+    async def atouch_if_cached(self, requests: Sequence[PreparedRequest]) -> list[bool]:
+        """Return what `touch_if_cached` does."""
+        if not self._only_missing:
+            return [False] * len(requests)
+        try:
+            return await asyncio.wrap_future(
+                self._runtime.touch_if_cached([one.request for one in requests])
+            )
+        except EngineDied:
+            return [False] * len(requests)
+
     def run(self, request: PreparedRequest) -> Answer:
         """Run a request and wait for it."""
         with AnswerStream(
@@ -165,9 +177,16 @@ def prefill_all(prefills: Sequence[Prefill], prefiller: Prefiller, *, progress: 
 
 
 async def prefill_all_async(
-    prefills: Sequence[Prefill], prefiller: Prefiller, *, progress: bool
+    prefills: Sequence[Prefill],
+    prefiller: Prefiller,
+    apart: Callable[[Callable[[], Any]], Awaitable[Any]],
+    *,
+    progress: bool,
 ) -> Warmed:
-    """`prefill_all` for coroutines. Cancelling it, or an error, cancels the prefills that still run."""
+    """`prefill_all` for coroutines. Cancelling it, or an error, cancels the prefills that still run.
+
+    apart: runs a call beside the caller's loop.
+    """
     warmed, first_error, waiting = Warmed(), None, iter(prefills)
     missing: deque[tuple[Prefill, PreparedRequest]] = deque()
     looking = asyncio.Lock()
@@ -182,9 +201,8 @@ async def prefill_all_async(
         async def look_up_more() -> None:
             nonlocal warmed
             while not missing and (part := list(islice(waiting, LOOKED_UP_AT_ONCE))):
-                prepared = await asyncio.to_thread(prefiller.prepare_all, part, leave_out)
-                requests = [request for _, request in prepared]
-                held = await asyncio.to_thread(prefiller.touch_if_cached, requests)
+                prepared = await apart(partial(prefiller.prepare_all, part, leave_out))
+                held = await prefiller.atouch_if_cached([request for _, request in prepared])
                 for one, is_held in zip(prepared, held, strict=True):
                     if is_held:
                         warmed = warmed.after_held(len(one[1].request.tokens))

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from ragcache_integrations.acceleration import AccelerationReport
 from ragcache_integrations.langchain.acceleration import accelerate
 from ragcache_integrations.langchain.chat import ChatRAGCache
+from ragcache_integrations.langchain.engine_retriever import EngineRetriever
 from ragcache_integrations.langchain.llm import RAGCacheLLM
 from ragcache_integrations.langchain.retriever import RAGCacheRetriever
 
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AccelerationReport",
     "ChatRAGCache",
+    "EngineRetriever",
     "FaissVectorStore",
     "FlatIndex",
     "HNSWIndex",

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import Any
 
 from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
-from langchain_core.language_models import LangSmithParams, LanguageModelInput
+from langchain_core.language_models import LangSmithParams, LanguageModelInput, ModelProfile
 from langchain_core.language_models.chat_models import BaseChatModel
 from langchain_core.messages import AIMessage, BaseMessage
 from langchain_core.outputs import ChatGenerationChunk, ChatResult
@@ -68,11 +68,13 @@ class ChatRAGCache(EngineModel, BaseChatModel):
     template_args: more variables of the chat template, such as {"enable_thinking": False}.
     tenant: whose cached tensors the requests may use; conversations of different tenants share nothing.
     exact: borrow nothing from other contexts, even if the engine has reuse="anywhere".
+    timeout: end a request with RequestTimedOut that has no whole answer after so many seconds.
+      A call may set these three for itself.
     streaming: whether to answer through `stream` even if the caller wants the whole answer.
 
-    An answer's usage_metadata says what the answer cost (input_token_details has cache_read, in total
-    and by tier); its response_metadata has finish_reason, ttft_s, document_ids and speculation. In a
-    stream, the last chunk has them.
+    An answer's usage_metadata says what the answer cost (input_token_details has cache_read); its
+    response_metadata has cached_tokens (in total and by tier), finish_reason, ttft_s, document_ids and
+    speculation. In a stream, the last chunk has them.
 
     The model's chat template describes the tools to the model; if it has no place for them, the
     system message does. With tool_choice="any" or a tool's name, the answer of any model is a valid
@@ -96,13 +98,34 @@ class ChatRAGCache(EngineModel, BaseChatModel):
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
         return super()._get_ls_params(self.stop if stop is None else stop, **kwargs)
 
+    def _get_invocation_params(
+        self, stop: list[str] | None = None, **kwargs: Any
+    ) -> dict[str, Any]:
+        return super()._get_invocation_params(self.stop if stop is None else stop, **kwargs)
+
+    def _resolve_model_profile(self) -> ModelProfile:
+        return ModelProfile(
+            name=self.model_name,
+            max_input_tokens=self.engine.limits.context_tokens,
+            text_inputs=True,
+            text_outputs=True,
+            image_inputs=False,
+            audio_inputs=False,
+            video_inputs=False,
+            pdf_inputs=False,
+            tool_calling=True,
+            tool_choice=True,
+            tool_call_streaming=True,
+            structured_output=True,
+            temperature=True,
+        )
+
     @property
     def _identifying_params(self) -> dict[str, Any]:
         return {**super()._identifying_params, "template_args": self.template_args}
 
     def _get_llm_string(self, stop: list[str] | None = None, **kwargs: Any) -> str:
         # LangChain's own key for its cache of answers is the model's saved form, and that has no engine.
-        stop = self.stop if stop is None else stop
         return str(sorted(self._get_invocation_params(stop=stop, **kwargs).items()))
 
     def render(
@@ -149,7 +172,7 @@ class ChatRAGCache(EngineModel, BaseChatModel):
 
         tool_choice: "auto" leaves the choice to the model; "any" or True forces a call of one of
           the tools, and a tool's name a call of that tool, both by guided decoding; "none" forbids
-          calls.
+          calls. With a `response_format` and "auto", the answer is a call or has that form.
         kwargs: sampling parameters for these calls. `strict` changes nothing, because a forced call
           always fits its tool's schema.
         Raises BadRequest if tool_choice names no tool.
@@ -178,7 +201,8 @@ class ChatRAGCache(EngineModel, BaseChatModel):
           tool call, and shows the model the schema as a tool; "json_mode" holds the answer to any
           JSON object.
         strict: accepted because other chat models have it. Guided answers always fit the schema.
-        kwargs: sampling parameters for these calls.
+        kwargs: sampling parameters for these calls; and `tools`, which the model may call instead. These
+          need method "json_schema" and include_raw, because of a call there is no value.
         Raises ValueError for another method, or for an object that is not a schema. The runnable's calls
         raise AnswerCutShort if max_tokens or a stop string ended the answer before its form was
         complete; in a stream, after the pieces that came.
@@ -213,7 +237,7 @@ class ChatRAGCache(EngineModel, BaseChatModel):
     ) -> ChatResult:
         request = self._request(messages, stop, kwargs)
         answer = self.engine.generate(
-            request.prompt, None, request.options, tenant=self.tenant, exact=self.exact
+            request.prompt, None, request.options, **self.request_settings(kwargs)
         )
         return self._result(answer, request.read_answer(answer), kwargs)
 
@@ -226,13 +250,13 @@ class ChatRAGCache(EngineModel, BaseChatModel):
     ) -> ChatResult:
         request = await self._arequest(messages, stop, kwargs)
         answer = await self.engine.agenerate(
-            request.prompt, None, request.options, tenant=self.tenant, exact=self.exact
+            request.prompt, None, request.options, **self.request_settings(kwargs)
         )
         return self._result(answer, await request.aread_answer(answer), kwargs)
 
     def _result(self, answer: Answer, read: ToolAnswer, changes: Mapping[str, Any]) -> ChatResult:
         result = chat_result(answer, read, self.model_name)
-        add_parsed(result.generations[0].message, changes.get("response_format"), answer.text)
+        add_parsed(result.generations[0].message, changes.get("response_format"), read.text)
         return result
 
     def _stream(
@@ -244,12 +268,13 @@ class ChatRAGCache(EngineModel, BaseChatModel):
     ) -> Iterator[ChatGenerationChunk]:
         request = self._request(messages, stop, kwargs)
         with self.engine.stream(
-            request.prompt, None, request.options, tenant=self.tenant, exact=self.exact
+            request.prompt, None, request.options, **self.request_settings(kwargs)
         ) as pieces:
             text = ""
             for piece in pieces:
-                text += piece.text
-                if (part := request.read_piece(piece)) or piece.usage:
+                part = request.read_piece(piece) or ToolAnswerPart()
+                text += part.text
+                if part.text or part.calls or piece.usage:
                     yield self._chunk(piece, part, kwargs, text)
 
     async def _astream(
@@ -262,20 +287,21 @@ class ChatRAGCache(EngineModel, BaseChatModel):
         request = await self._arequest(messages, stop, kwargs)
         async with aclosing(
             self.engine.astream(
-                request.prompt, None, request.options, tenant=self.tenant, exact=self.exact
+                request.prompt, None, request.options, **self.request_settings(kwargs)
             )
         ) as pieces:
             text = ""
             async for piece in pieces:
-                text += piece.text
-                if (part := await request.aread_piece(piece)) or piece.usage:
+                part = await request.aread_piece(piece) or ToolAnswerPart()
+                text += part.text
+                if part.text or part.calls or piece.usage:
                     yield self._chunk(piece, part, kwargs, text)
 
     def _chunk(
-        self, piece: Piece, part: ToolAnswerPart | None, changes: Mapping[str, Any], text: str
+        self, piece: Piece, part: ToolAnswerPart, changes: Mapping[str, Any], text: str
     ) -> ChatGenerationChunk:
-        """Return a piece of a stream as a chunk. text: the answer so far."""
-        chunk = chat_chunk(piece, part or ToolAnswerPart(), self.model_name)
+        """Return a piece of a stream as a chunk. text: the answer so far, without its calls."""
+        chunk = chat_chunk(piece, part, self.model_name)
         if piece.finish_reason:
             add_parsed(chunk.message, changes.get("response_format"), text)
         return chunk
@@ -289,13 +315,13 @@ class ChatRAGCache(EngineModel, BaseChatModel):
     ) -> ChatRequest:
         bound, template_args, options = self._read_call(stop, changes)
         prompt = self._prompt(messages, bound, template_args)
-        return ChatRequest(prompt, options, bound.make_reader(self.engine))
+        return ChatRequest(prompt, options, bound.make_reader(self.engine, options), self.engine)
 
     async def _arequest(
         self, messages: Sequence[BaseMessage], stop: list[str] | None, changes: Mapping[str, Any]
     ) -> ChatRequest:
         # In a thread: a template may be long, a server far away, and a model may just start again.
-        return await asyncio.to_thread(self._request, messages, stop, changes)
+        return await self.engine.threads.render(partial(self._request, messages, stop, changes))
 
     def _read_call(
         self, stop: list[str] | None, changes: Mapping[str, Any]

@@ -15,6 +15,7 @@ from langchain_core.runnables import Runnable, RunnableGenerator
 from langchain_core.utils.json import parse_partial_json
 
 from ragcache_engine import AnswerCutShort, FinishReason
+from ragcache_integrations.cut_answers import describe_cut_answer
 
 
 def pass_complete_answers() -> Runnable[AIMessage, AIMessage]:
@@ -30,13 +31,17 @@ def require_complete(message: AIMessage) -> AIMessage:
     finish_reason = message.response_metadata.get("finish_reason")
     if finish_reason is None:  # a stream whose reader left: nobody waits for the rest
         return message
+    texts = _json_texts(message)
     if finish_reason == FinishReason.LENGTH.value:
-        raise AnswerCutShort(
-            "the answer ended before its form was complete: raise max_tokens (a call may: "
-            "chat.with_structured_output(schema, max_tokens=...)), or bound the lengths of strings "
-            "and lists in the schema"
+        usage = message.usage_metadata
+        tokens = usage["output_tokens"] if usage else "so many"
+        advice = (
+            f"the answer ended after {tokens} tokens, before its form was complete: raise max_tokens (a "
+            f"call may: chat.with_structured_output(schema, max_tokens=...)), shorten the prompt if it "
+            f"fills the model's context, or bound the lengths of strings and lists in the schema"
         )
-    if any(_breaks_off(text) for text in _json_texts(message)):
+        raise AnswerCutShort(describe_cut_answer("".join(texts), advice))
+    if any(_breaks_off(text) for text in texts):
         raise AnswerCutShort(
             "a stop string ended the answer before its form was complete: call the model without "
             "stop, because a schema already says where the answer ends"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from hashlib import sha256
 from typing import Any, Self
 
@@ -12,15 +13,27 @@ from langchain_core.retrievers import BaseRetriever
 from pydantic import Field, field_validator
 
 import ragcache_engine
-from ragcache_engine import EngineNeeded, InvalidArgument, RAGCacheEngine, RetrievalInProgress
+from ragcache_engine import (
+    Corpus,
+    EngineNeeded,
+    InvalidArgument,
+    RAGCacheEngine,
+    RetrievalInProgress,
+    Warmed,
+)
+from ragcache_integrations.document_labels import label_of
 from ragcache_integrations.engine_field import check_same_engine
 from ragcache_integrations.langchain.chat import ChatRAGCache
 from ragcache_integrations.langchain.llm import RAGCacheLLM
 from ragcache_integrations.langchain.template import as_template
+from ragcache_integrations.warming import StoreWarming
 
 
 class EngineRetriever(BaseRetriever):
-    """A retriever with an engine that it tells of each search. Its fields: see RAGCacheRetriever."""
+    """A retriever that tells an engine of each search, and prefills documents of its store.
+
+    A RAGCacheRetriever is one, and so is what its `from_retriever` returns. Its fields: see there.
+    """
 
     engine: RAGCacheEngine = Field(exclude=True, repr=False)
     template: Any = Field(default=None, exclude=True, repr=False)
@@ -48,6 +61,75 @@ class EngineRetriever(BaseRetriever):
             f"store was loaded from, and make another there, with RAGCacheRetriever.from_vectorstore or "
             f"from_retriever"
         )
+
+    def warm(
+        self,
+        documents: Sequence[Document] | None = None,
+        *,
+        only_missing: bool = False,
+        progress: bool = False,
+    ) -> Warmed:
+        """Prefill documents before anybody asks about them, such as a store that was just filled.
+
+            >>> from langchain_core.embeddings import DeterministicFakeEmbedding
+            >>> from ragcache_engine import EngineConfig
+            >>> from ragcache_integrations.langchain import FaissVectorStore, RAGCacheRetriever
+            >>> engine = RAGCacheEngine(EngineConfig(model="any", backend="memory"))
+            >>> store = FaissVectorStore.from_texts(
+            ...     ["Ice floats on water.", "Tides follow the moon."], DeterministicFakeEmbedding(size=8)
+            ... )
+            >>> retriever = RAGCacheRetriever.from_vectorstore(
+            ...     store, engine=engine, template="{context}\\n\\n{question}"
+            ... )
+            >>> retriever.warm().sets
+            2
+            >>> engine.close()
+
+        documents: some of the store's, as the retriever finds them; None: all of them. Of the retrievers
+          that `from_retriever` makes, give the documents: many stores do not tell all that they have.
+        only_missing: leave those alone that some tier holds, as after a restart with a disk; otherwise
+          they are loaded into memory.
+        progress: show a bar on standard error.
+        Each document is prefilled as the first one of a prompt; with reuse="anywhere" also as prompts
+        borrow it. A question that is asked meanwhile does not wait for the rest. Warming all documents
+        pays as far as the tiers have room for them.
+        Raises UnknownTemplate, before any work, if the retriever has no template and the last prompts
+        of its chain do not tell how the next one begins; InvalidArgument for None where documents are
+        needed; what RAGCacheEngine.warm raises.
+        """
+        return self._warming(documents).run(only_missing=only_missing, progress=progress)
+
+    async def awarm(
+        self,
+        documents: Sequence[Document] | None = None,
+        *,
+        only_missing: bool = False,
+        progress: bool = False,
+    ) -> Warmed:
+        """Prefill documents: `warm` for coroutines. Cancelling the task ends the prefills."""
+        # A store may be far away.
+        warming = await self.engine.threads.search(partial(self._warming, documents))
+        return await warming.arun(only_missing=only_missing, progress=progress)
+
+    def _warming(self, documents: Sequence[Document] | None) -> StoreWarming:
+        if documents is None:
+            documents = self._all_documents()
+        return StoreWarming(
+            engine=self.engine,
+            documents=list(map(engine_document, documents)),
+            neighbours=self._corpus(),
+            chain=self.chain,
+            template=self._template_as_written(),
+            tenant=self.llm.tenant if self.llm else None,
+        )
+
+    def _all_documents(self) -> Sequence[Document]:
+        """Return all documents of the store. Raises InvalidArgument if the store does not tell them."""
+        raise NotImplementedError
+
+    def _corpus(self) -> Corpus | None:
+        """Return where to look up neighbours of the store's documents; None if nothing is borrowed."""
+        raise NotImplementedError
 
     def _shared_by_copies(self) -> Sequence[object]:
         """Return what a deep copy shares with this retriever."""
@@ -89,5 +171,9 @@ def engine_document(document: Document) -> ragcache_engine.Document:
     """
     text = document.page_content
     # A store that an early LangChain pickled holds documents without the attribute `id`.
-    name = getattr(document, "id", None) or sha256(text.encode()).hexdigest()
-    return ragcache_engine.Document(id=name, text=text)
+    name = getattr(document, "id", None) or None
+    return ragcache_engine.Document(
+        id=name or sha256(text.encode()).hexdigest(),
+        text=text,
+        label=label_of(name, document.metadata),
+    )

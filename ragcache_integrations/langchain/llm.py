@@ -56,11 +56,13 @@ class RAGCacheLLM(EngineModel, BaseLLM):
     engine: a running engine, which several LLMs may share; or an EngineConfig, to start one.
     tenant: whose cached tensors the requests may use; prompts of different tenants share nothing.
     exact: borrow nothing from other contexts, even if the engine has reuse="anywhere".
+    timeout: end a request with RequestTimedOut that has no whole answer after so many seconds.
+      A call may set these three for itself.
 
     `LLMResult.llm_output["token_usage"]` says what the answers to all prompts cost together.
     `generation_info` says it for each answer: finish_reason, usage_metadata (input_token_details has
-    cache_read, in total and by tier), ttft_s, document_ids, speculation. In a stream, the last chunk
-    has it.
+    cache_read), cached_tokens (in total and by tier), ttft_s, document_ids, speculation. In a stream,
+    the last chunk has it.
 
     Calls raise BadRequest for requests that cannot be served (EmptyPrompt, PromptTooLong, a parameter
     the engine does not have), and EngineError if the engine cannot finish. If one prompt of a batch
@@ -103,6 +105,30 @@ class RAGCacheLLM(EngineModel, BaseLLM):
         return await super(RAGCacheLLM, self._for_call(kwargs)).agenerate(
             prompts, stop, callbacks, **kwargs
         )
+
+    # Traces show the `stop` that these two are given.
+
+    def stream(
+        self,
+        input: LanguageModelInput,
+        config: RunnableConfig | None = None,
+        *,
+        stop: list[str] | None = None,
+        **kwargs: Any,
+    ) -> Iterator[str]:
+        stop = self.stop if stop is None else stop
+        return super().stream(input, config, stop=stop, **kwargs)
+
+    def astream(
+        self,
+        input: LanguageModelInput,
+        config: RunnableConfig | None = None,
+        *,
+        stop: list[str] | None = None,
+        **kwargs: Any,
+    ) -> AsyncIterator[str]:
+        stop = self.stop if stop is None else stop
+        return super().astream(input, config, stop=stop, **kwargs)
 
     def _for_call(self, kwargs: Mapping[str, Any]) -> Self:
         """Return the LLM that answers a call, with the call's parameters among those that identify it.
@@ -166,15 +192,12 @@ class RAGCacheLLM(EngineModel, BaseLLM):
         **kwargs: Any,
     ) -> LLMResult:
         options = self._options(stop, kwargs)
+        settings = self.request_settings(kwargs)
         # All requests start before the first answer is read, so that the engine can batch them. If
         # anything goes wrong, leaving the stack cancels the requests that still run.
         with ExitStack() as running:
             streams = [
-                running.enter_context(
-                    self.engine.stream(
-                        prompt, options=options, tenant=self.tenant, exact=self.exact
-                    )
-                )
+                running.enter_context(self.engine.stream(prompt, options=options, **settings))
                 for prompt in prompts
             ]
             answers = [stream.answer() for stream in streams]
@@ -187,10 +210,9 @@ class RAGCacheLLM(EngineModel, BaseLLM):
         run_manager: AsyncCallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> LLMResult:
-        options = self._options(stop, kwargs)
+        options, settings = self._options(stop, kwargs), self.request_settings(kwargs)
         answers = await _run_all_or_none(
-            self.engine.agenerate(prompt, options=options, tenant=self.tenant, exact=self.exact)
-            for prompt in prompts
+            self.engine.agenerate(prompt, options=options, **settings) for prompt in prompts
         )
         return llm_result(answers, self.model_name)
 
@@ -202,9 +224,7 @@ class RAGCacheLLM(EngineModel, BaseLLM):
         **kwargs: Any,
     ) -> Iterator[GenerationChunk]:
         options = self._options(stop, kwargs)
-        with self.engine.stream(
-            prompt, options=options, tenant=self.tenant, exact=self.exact
-        ) as pieces:
+        with self.engine.stream(prompt, options=options, **self.request_settings(kwargs)) as pieces:
             for piece in pieces:
                 chunk = generation_chunk(piece)
                 if run_manager:
@@ -220,7 +240,7 @@ class RAGCacheLLM(EngineModel, BaseLLM):
     ) -> AsyncIterator[GenerationChunk]:
         options = self._options(stop, kwargs)
         async with aclosing(
-            self.engine.astream(prompt, options=options, tenant=self.tenant, exact=self.exact)
+            self.engine.astream(prompt, options=options, **self.request_settings(kwargs))
         ) as pieces:
             async for piece in pieces:
                 chunk = generation_chunk(piece)

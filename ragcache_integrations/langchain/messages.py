@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from base64 import b64decode
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from langchain_core.messages import (
     AIMessage,
     AIMessageChunk,
     BaseMessage,
+    HumanMessage,
     convert_to_openai_messages,
 )
 from langchain_core.messages.tool import invalid_tool_call, tool_call, tool_call_chunk
@@ -28,20 +30,104 @@ from ragcache_integrations.langchain.usage import usage_metadata
 
 PROVIDER = "ragcache"
 
+_SAID = ("text", "text-plain", "refusal")
+"""Kinds of blocks that are what a model said."""
+_SHOWN = ("image", "audio", "video", "file", "text-plain")
+"""Kinds of blocks that stand for data. Of these, the engine reads a plain text that is in the block."""
+
 
 def conversation(messages: Sequence[BaseMessage]) -> list[dict[str, Any]]:
     """Convert the messages to OpenAI's form, which the engine takes.
 
-    Raises RefusedMessages for content that is neither text nor a tool call.
+    Content may be text or blocks, LangChain's own or a vendor's. Of an answer, the texts, refusals and
+    tool calls are kept; what a model did beside them, such as its reasoning, is left out.
+    Raises RefusedMessages for pictures and other data, and for unknown blocks outside of answers.
     """
     try:
-        converted = convert_to_openai_messages(list(messages), text_format="string")
+        readable = [_make_readable(message, number) for number, message in enumerate(messages)]
+        converted = convert_to_openai_messages(readable, text_format="string")
     except (ValueError, TypeError) as error:
         raise RefusedMessages(
             f"a message holds what the engine cannot read: {error}; it reads text and tool calls"
         ) from error
     assert isinstance(converted, list)
     return converted
+
+
+def _make_readable(message: BaseMessage, number: int) -> BaseMessage:
+    """Return the message with blocks that LangChain's converter and the engine understand."""
+    # A human message's blocks are read without the translator of a vendor, some of which drop text.
+    blocks = [_unpack(block) for block in HumanMessage(message.content).content_blocks]
+    for block in blocks:
+        if block["type"] in _SHOWN and _text_of(block) is None:
+            raise RefusedMessages(
+                f"message {number} has a part of kind {block['type']!r}, and the engine reads only "
+                f"text: leave that part out, or describe in words what it shows"
+            )
+    if isinstance(message, AIMessage):
+        texts = [_text_of(block) or "" for block in blocks if block["type"] in _SAID]
+        said = "".join(texts) or message.additional_kwargs.get("refusal") or ""
+        calls = [*message.tool_calls, *_unlisted_calls(message)]
+        return message.model_copy(update={"content": said, "tool_calls": calls})
+    if isinstance(message.content, str):
+        return message
+    content = [
+        block if (text := _text_of(block)) is None else {"type": "text", "text": text}
+        for block in blocks
+        if "cachePoint" not in block  # Bedrock's hint for its cache
+    ]
+    return message.model_copy(update={"content": content})
+
+
+def _unpack(block: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a block as its vendor wrote it if LangChain has no standard for it, and with a type."""
+    if block["type"] != "non_standard":
+        return dict(block)
+    value = block["value"]
+    return {"type": next(iter(value), "non_standard"), **value}  # some vendors' have no `type`
+
+
+def _text_of(block: Mapping[str, Any]) -> str | None:
+    """Return the text of a block, with a document's title before it; None for one that has none."""
+    match block:
+        case {"type": "text", "text": str(text)} | {"type": "refusal", "refusal": str(text)}:
+            return text
+        case {"type": "text-plain", "text": str(text)}:
+            pass
+        case {"type": "text-plain", "base64": str(encoded)}:
+            text = b64decode(encoded).decode()
+        case {"type": "search_result", "content": list(parts)} | {
+            "type": "document",
+            "source": {"content": list(parts)},
+        } if all(part.get("type") == "text" for part in parts):
+            text = "\n".join(part["text"] for part in parts)
+        case _:
+            return None
+    about = {**block.get("extras", {}), **block}
+    return "\n".join(filter(None, [about.get("title"), about.get("context"), text]))
+
+
+def _unlisted_calls(message: AIMessage) -> Iterator[Any]:
+    """Yield the tool calls among an answer's blocks that its `tool_calls` lacks."""
+    known = {call["id"] for call in message.tool_calls}
+    args: dict[str, Any] | None
+    for block in message.content:
+        match block:
+            case {"type": "tool_call", "id": id, "name": str(name), "args": dict(args)}:
+                pass
+            case {"type": "tool_use", "id": id, "name": str(name), "input": dict(args)}:
+                pass
+            case {
+                "type": "function_call",
+                "call_id": id,
+                "name": str(name),
+                "arguments": str(arguments),
+            }:
+                args = _parse_object(arguments)
+            case _:
+                continue
+        if id not in known and args is not None:
+            yield tool_call(name=name, args=args, id=id)
 
 
 def chat_result(answer: Answer, answer_parts: ToolAnswer, model_name: str) -> ChatResult:
@@ -86,11 +172,8 @@ def _response_metadata(answer: Answer | Piece, model_name: str) -> dict[str, Any
 
 
 def _tool_call(call: ToolCall) -> Any:
-    try:
-        arguments = json.loads(call.arguments)
-    except ValueError:
-        arguments = None
-    if isinstance(arguments, dict):
+    arguments = _parse_object(call.arguments)
+    if arguments is not None:
         return tool_call(name=call.name, args=arguments, id=call.id)
     return invalid_tool_call(
         name=call.name,
@@ -98,3 +181,12 @@ def _tool_call(call: ToolCall) -> Any:
         id=call.id,
         error="the arguments are not a JSON object: give max_tokens more room, or ask again",
     )
+
+
+def _parse_object(text: str) -> dict[str, Any] | None:
+    """Return the JSON object that a text is; None for any other text."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from hashlib import sha256
 from typing import Any
 
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import get_config_list
-from pydantic import ConfigDict, Field
+from pydantic import AliasChoices, ConfigDict, Field
 
-from ragcache_engine import EngineConfig, EngineNeeded
+from ragcache_engine import EngineConfig, EngineNeeded, SamplingOptions
 from ragcache_integrations.engine_field import ENGINE_SECRET, Engine
 from ragcache_integrations.model_repr import describe_model
 from ragcache_integrations.sampling import SamplingFields
@@ -18,12 +19,23 @@ from ragcache_integrations.sampling import SamplingFields
 MOST_AT_ONCE = 128
 """How many requests of one batch may be in the engine at a time. A thread waits for each of them."""
 
+_OF_REQUESTS = {
+    "tenant": "tenant",
+    "exact": "exact",
+    "timeout": "timeout",
+    "request_timeout": "timeout",
+}
+"""What a call may set beside sampling parameters, and the fields that it stands for."""
+
 
 class EngineModel(SamplingFields):
     """A LangChain model on an engine: its name, and how it is traced and saved.
 
     tenant: whose cached tensors the requests may use; prompts of different tenants share nothing.
     exact: borrow nothing from other contexts, even if the engine has reuse="anywhere".
+    timeout: end a request with RequestTimedOut that has no whole answer after so many seconds;
+      `request_timeout` is another name for it. None: no limit but the engine's request_timeout_s.
+    A call may set these for itself.
     """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
@@ -31,6 +43,9 @@ class EngineModel(SamplingFields):
     engine: Engine = Field(exclude=True, repr=False)
     tenant: str | None = None
     exact: bool = False
+    timeout: float | None = Field(
+        default=None, gt=0, validation_alias=AliasChoices("timeout", "request_timeout")
+    )
 
     @classmethod
     def is_lc_serializable(cls) -> bool:
@@ -79,6 +94,26 @@ class EngineModel(SamplingFields):
             "tenant": self.tenant,
             "exact": self.exact,
             **self.sampling_parameters(),
+        }
+
+    def sampling_options(self, changes: Mapping[str, Any] | None = None) -> SamplingOptions:
+        changes = changes or {}
+        return super().sampling_options(
+            {name: value for name, value in changes.items() if name not in _OF_REQUESTS}
+        )
+
+    def request_settings(self, changes: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what a call tells the engine beside the prompt and its sampling options.
+
+        changes: what this call sets for itself.
+        """
+        given = {name: getattr(self, name) for name in _OF_REQUESTS.values()} | {
+            _OF_REQUESTS[name]: value for name, value in changes.items() if name in _OF_REQUESTS
+        }
+        return {
+            "tenant": given["tenant"],
+            "exact": given["exact"],
+            "timeout_s": given["timeout"],
         }
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from langchain_core.callbacks import (
@@ -15,12 +15,11 @@ from langchain_core.runnables import Runnable, RunnableConfig
 from langchain_core.vectorstores import VectorStore
 from pydantic import Field
 
-from ragcache_engine import Corpus, InvalidArgument, RetrievalInProgress, Warmed
+from ragcache_engine import Corpus, InvalidArgument, RetrievalInProgress
 from ragcache_integrations.engine_reporting import tell_engine
 from ragcache_integrations.langchain.engine_retriever import EngineRetriever, engine_document
 from ragcache_integrations.langchain.neighbours import EVERYTHING, corpus_of_other
 from ragcache_integrations.neighbour_choice import borrows_behind_neighbours, warn_of_no_neighbours
-from ragcache_integrations.warming import StoreWarming
 
 
 class ReportingRetriever(EngineRetriever):
@@ -63,31 +62,12 @@ class ReportingRetriever(EngineRetriever):
             if corpus is None:
                 return _tell_if_documents(retrieval, found, None)
             # Looking up neighbours embeds the documents, which may take long.
-            return await asyncio.to_thread(_tell_if_documents, retrieval, found, corpus)
+            tell = partial(_tell_if_documents, retrieval, found, corpus)
+            return await self.engine.threads.search(tell)
 
-    def warm(
-        self, documents: Sequence[Document], *, only_missing: bool = False, progress: bool = False
-    ) -> Warmed:
-        """Prefill documents of the other retriever's store; see RAGCacheRetriever.warm.
-
-        documents: as the retriever finds them. Many stores do not tell all that they have, so give them.
-        """
-        return self._warming(documents).run(only_missing=only_missing, progress=progress)
-
-    async def awarm(
-        self, documents: Sequence[Document], *, only_missing: bool = False, progress: bool = False
-    ) -> Warmed:
-        """Prefill documents: `warm` for coroutines. Cancelling the task ends the prefills."""
-        return await self._warming(documents).arun(only_missing=only_missing, progress=progress)
-
-    def _warming(self, documents: Sequence[Document]) -> StoreWarming:
-        return StoreWarming(
-            engine=self.engine,
-            documents=list(map(engine_document, documents)),
-            neighbours=self._corpus(),
-            chain=self.chain,
-            template=self._template_as_written(),
-            tenant=self.llm.tenant if self.llm else None,
+    def _all_documents(self) -> Sequence[Document]:
+        raise InvalidArgument(
+            f"{self.get_name()} does not tell all documents of its store: give warm() those to prefill"
         )
 
     def _corpus(self, options: Mapping[str, Any] = EVERYTHING) -> Corpus | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Self
@@ -13,10 +12,9 @@ from langchain_core.callbacks import (
 )
 from langchain_core.documents import Document
 from langchain_core.runnables import Runnable
-from langchain_core.runnables.config import run_in_executor
 from langchain_core.vectorstores import VectorStoreRetriever
 
-from ragcache_engine import Corpus, InvalidArgument, RAGCacheEngine, Warmed
+from ragcache_engine import Corpus, InvalidArgument, RAGCacheEngine
 from ragcache_integrations.engine_field import check_engine
 from ragcache_integrations.engine_reporting import (
     listener_if_speculating,
@@ -42,7 +40,6 @@ from ragcache_integrations.langchain.store import (
 from ragcache_integrations.langchain.template import PromptTemplateLike
 from ragcache_integrations.search_checks import check_top_k
 from ragcache_integrations.stage_stream import iterate_in_thread
-from ragcache_integrations.warming import StoreWarming
 
 DEFAULT_K = 4
 
@@ -196,10 +193,11 @@ class RAGCacheRetriever(EngineRetriever, VectorStoreRetriever):
         with self._open_retrieval(query) as retrieval:
             corpus = self._corpus(options)
             on_stage = listener_if_speculating(self.engine, retrieval, engine_document, corpus)
-            documents = await asearch(self.vectorstore, query, self.search_type, options, on_stage)
+            run = partial(asearch, self.vectorstore, query, self.search_type, options)
+            documents = await run(self.engine.threads.search, on_stage)
             tell = partial(tell_engine, retrieval, documents, engine_document, corpus)
             # Looking up neighbours embeds the documents, which may take long.
-            return tell() if corpus is None else await run_in_executor(None, tell)
+            return tell() if corpus is None else await self.engine.threads.search(tell)
 
     def stream_stages(self, query: str, **kwargs: Any) -> Generator[DocumentStage]:
         """Yield what `invoke` would return if the search ended now; at the end, what it returns.
@@ -235,69 +233,19 @@ class RAGCacheRetriever(EngineRetriever, VectorStoreRetriever):
         """
         return iterate_in_thread(self.stream_stages(query, **kwargs))
 
-    def warm(
-        self,
-        documents: Sequence[Document] | None = None,
-        *,
-        only_missing: bool = False,
-        progress: bool = False,
-    ) -> Warmed:
-        """Prefill documents before anybody asks about them, such as a store that was just filled.
+    def _all_documents(self) -> Sequence[Document]:
+        return all_documents(self.vectorstore)
 
-            >>> from langchain_core.embeddings import DeterministicFakeEmbedding
-            >>> engine = RAGCacheEngine(EngineConfig(model="any", backend="memory"))
-            >>> store = FaissVectorStore.from_texts(
-            ...     ["Ice floats on water.", "Tides follow the moon."], DeterministicFakeEmbedding(size=8)
-            ... )
-            >>> retriever = RAGCacheRetriever.from_vectorstore(
-            ...     store, engine=engine, template="{context}\\n\\n{question}"
-            ... )
-            >>> retriever.warm().sets
-            2
-            >>> engine.close()
-
-        documents: some of the store's; None: all of them. only_missing: leave those alone that some tier
-          holds, as after a restart with a disk; otherwise they are loaded into memory.
-        progress: show a bar on standard error.
-        Each document is prefilled as the first one of a prompt; with reuse="anywhere" also as prompts
-        borrow it. A question that is asked meanwhile does not wait for the rest. Warming all documents
-        pays as far as the tiers have room for them.
-        Raises UnknownTemplate, before any work, if the retriever has no template and the last prompts
-        of its chain do not tell how the next one begins; what RAGCacheEngine.warm raises.
-        """
-        return self._warming(documents).run(only_missing=only_missing, progress=progress)
-
-    async def awarm(
-        self,
-        documents: Sequence[Document] | None = None,
-        *,
-        only_missing: bool = False,
-        progress: bool = False,
-    ) -> Warmed:
-        """Prefill documents: `warm` for coroutines. Cancelling the task ends the prefills."""
-        warming = await asyncio.to_thread(self._warming, documents)  # a store may be far away
-        return await warming.arun(only_missing=only_missing, progress=progress)
-
-    def _warming(self, documents: Sequence[Document] | None) -> StoreWarming:
-        if documents is None:
-            documents = all_documents(self.vectorstore)
-        return StoreWarming(
-            engine=self.engine,
-            documents=list(map(engine_document, documents)),
-            neighbours=self._corpus(self.search_kwargs),
-            chain=self.chain,
-            template=self._template_as_written(),
-            tenant=self.llm.tenant if self.llm else None,
-        )
-
-    def _corpus(self, options: Mapping[str, Any]) -> Corpus | None:
+    def _corpus(self, options: Mapping[str, Any] | None = None) -> Corpus | None:
         """Return where to look up neighbours of documents that are searched with these options.
 
-        None if nothing is borrowed.
+        options: None: the retriever's own. Return None if nothing is borrowed.
         """
         if self.engine.config.reuse == "prefix" or not can_find_anything(self.vectorstore):
             return None
-        return corpus_of(self.vectorstore, engine_document, options)
+        return corpus_of(
+            self.vectorstore, engine_document, self.search_kwargs if options is None else options
+        )
 
     def _check_options(self, changes: dict[str, Any]) -> dict[str, Any]:
         """Return the search's options, after all checks that need no embedding."""

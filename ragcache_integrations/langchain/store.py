@@ -7,13 +7,13 @@ langchain-community need not be installed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 from langchain_core.documents import Document
-from langchain_core.runnables.config import run_in_executor
+from langchain_core.embeddings import Embeddings
 from langchain_core.vectorstores import VectorStore
 
 from ragcache_engine import EmptyIndex, IndexOutOfStep, UnknownDocument, UnsupportedStore
@@ -124,16 +124,21 @@ async def asearch(
     query: str,
     search_type: str,
     options: Mapping[str, Any],
+    apart: Callable[[Callable[[], Any]], Awaitable[Any]],
     on_stage: OnStage[list[Document]] | None = None,
 ) -> list[Document]:
-    """`search` without blocking the event loop."""
+    """`search` for coroutines. apart: runs a call beside the event loop."""
     if not can_find_anything(store):
         return []
-    if store.embeddings is None:
-        vector = await run_in_executor(None, _embed, store, query)
+    model = store.embeddings
+    if model is None or type(model).aembed_query is Embeddings.aembed_query:
+        vector = await apart(partial(_embed, store, query))
     else:
-        vector = await store.embeddings.aembed_query(query)
-    return await run_in_executor(None, find_nearest, store, vector, search_type, options, on_stage)
+        vector = await model.aembed_query(query)
+    found: list[Document] = await apart(
+        partial(find_nearest, store, vector, search_type, options, on_stage)
+    )
+    return found
 
 
 def _embed(store: Any, query: str) -> Sequence[float]:

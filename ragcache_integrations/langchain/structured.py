@@ -67,6 +67,12 @@ def bind_structured_output(
         "schema": schema or {"title": "object", "type": "object"},
     }
     bound: Runnable[LanguageModelInput, AIMessage]
+    if tools := options.pop("tools", None):
+        if method != "json_schema" or not include_raw:
+            raise ValueError("tools need method='json_schema' and include_raw=True")
+        assert schema is not None
+        bound = model.bind_tools(tools, guide=guide_for_schema(schema), **options)
+        return add_parser(bound, _pass_calls(parser_for_schema(schema, method)), include_raw)
     if method == "function_calling":
         assert schema is not None
         bound = model.bind_tools([schema], tool_choice="any", **options)
@@ -76,6 +82,11 @@ def bind_structured_output(
         assert schema is not None
         bound = model.bind(guide=guide_for_schema(schema), **options)
     return add_parser(bound, parser_for_schema(schema, method), include_raw)
+
+
+def _pass_calls(parser: BaseOutputParser[Any]) -> Runnable[AIMessage, Any]:
+    """Return a parser whose value of an answer with tool calls is None."""
+    return RunnableLambda(lambda answer: None if answer.tool_calls else parser.invoke(answer))
 
 
 def guide_for_schema(schema: Schema) -> Guide:
@@ -134,7 +145,7 @@ def parser_for_schema(schema: Schema | None, method: Method) -> BaseOutputParser
 
 def add_parser(
     model: Runnable[LanguageModelInput, AIMessage],
-    parser: BaseOutputParser[Any],
+    parser: Runnable[AIMessage, Any],
     include_raw: bool,
 ) -> Runnable[LanguageModelInput, Any]:
     """Return a runnable that parses the model's answers.

@@ -8,7 +8,7 @@ from typing import Any
 from langchain_core.messages.ai import UsageMetadata
 from langchain_core.outputs import Generation, GenerationChunk, LLMResult
 
-from ragcache_engine import Answer, FinishReason, Piece, Tier, Usage
+from ragcache_engine import Answer, FinishReason, Piece, Usage
 from ragcache_integrations.answer_facts import answer_facts, token_counts
 
 
@@ -45,7 +45,10 @@ def _generation_info(finish_reason: FinishReason, usage: Usage) -> dict[str, Any
 
 
 def usage_metadata(usage: Usage) -> UsageMetadata:
-    """Return LangChain's UsageMetadata, with `cache_read` also for each tier, if that is known."""
+    """Return LangChain's UsageMetadata, with `cache_read` if that is known.
+
+    What the tiers gave is not there, because the details of a usage count each token once.
+    """
     counts = UsageMetadata(
         input_tokens=usage.prompt_tokens,
         output_tokens=usage.output_tokens,
@@ -53,8 +56,7 @@ def usage_metadata(usage: Usage) -> UsageMetadata:
     )
     if not usage.has_account:
         return counts
-    by_tier = {f"cache_read_{tier.value}": getattr(usage.cached, tier.value) for tier in Tier}
-    counts["input_token_details"] = {"cache_read": usage.cached.total, **by_tier}  # type: ignore[typeddict-item]
+    counts["input_token_details"] = {"cache_read": usage.cached.total}
     return counts
 
 

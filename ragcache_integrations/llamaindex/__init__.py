@@ -14,11 +14,13 @@ Or let one call do it: query_engine = accelerate(stock_query_engine, engine=engi
 from ragcache_integrations.acceleration import AccelerationReport
 from ragcache_integrations.llamaindex.acceleration import accelerate
 from ragcache_integrations.llamaindex.cost import QueryCost, measure_cost
+from ragcache_integrations.llamaindex.engine_retriever import EngineRetriever
 from ragcache_integrations.llamaindex.llm import RAGCacheLLM
 from ragcache_integrations.llamaindex.retriever import RAGCacheRetriever
 
 __all__ = [
     "AccelerationReport",
+    "EngineRetriever",
     "QueryCost",
     "RAGCacheLLM",
     "RAGCacheRetriever",

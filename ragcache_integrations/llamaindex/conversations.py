@@ -9,6 +9,9 @@ from llama_index.core.base.llms.generic_utils import messages_to_prompt
 from llama_index.core.base.llms.types import (
     CachePoint,
     ChatMessage,
+    CitableBlock,
+    CitationBlock,
+    DocumentBlock,
     MessageRole,
     TextBlock,
     ThinkingBlock,
@@ -16,6 +19,7 @@ from llama_index.core.base.llms.types import (
 )
 
 from ragcache_engine import NoChatTemplate, RAGCacheEngine
+from ragcache_integrations.llamaindex.tool_calling import arguments_so_far
 
 # Roles that chat templates do not have, and the roles they have instead.
 _TEMPLATE_ROLES = {
@@ -24,8 +28,8 @@ _TEMPLATE_ROLES = {
     MessageRole.MODEL: "assistant",
     MessageRole.FUNCTION: "tool",
 }
-# Not sent: the model's thoughts before an earlier answer, and hints for other vendors' caches.
-_LEFT_OUT = (ThinkingBlock, CachePoint)
+# Not sent: what a model thought before an earlier answer or cited beside it, hints for vendors' caches.
+_LEFT_OUT = (ThinkingBlock, CitationBlock, CachePoint)
 
 
 def write_conversation(engine: RAGCacheEngine, messages: Sequence[ChatMessage]) -> str:
@@ -61,16 +65,27 @@ def _as_message(message: ChatMessage) -> dict[str, Any]:
 
 
 def _content(message: ChatMessage, has_calls: bool) -> str | list[dict[str, str]] | None:
-    unreadable = [
-        block
-        for block in message.blocks
-        if not isinstance(block, (TextBlock, ToolCallBlock, *_LEFT_OUT))
+    shown = [
+        block for block in message.blocks if not isinstance(block, (ToolCallBlock, *_LEFT_OUT))
     ]
-    if unreadable:
-        return [{"type": block.block_type} for block in unreadable]
-    return message.content if has_calls else message.content or ""
+    parts = [part for block in shown for part in _parts(block)]
+    if any(part["type"] != "text" for part in parts):
+        return parts
+    text = "\n".join(part["text"] for part in parts)
+    return None if has_calls and not parts else text
+
+
+def _parts(block: Any) -> list[dict[str, str]]:
+    """Return the texts of a block; of one that is not text, its kind alone."""
+    if isinstance(block, TextBlock):
+        return [{"type": "text", "text": block.text}]
+    if isinstance(block, CitableBlock):
+        return [part for cited in block.content for part in _parts(cited)]
+    if isinstance(block, DocumentBlock) and block.data and block.document_mimetype == "text/plain":
+        return [{"type": "text", "text": block.resolve_document().read().decode()}]
+    return [{"type": block.block_type}]
 
 
 def _as_call(block: ToolCallBlock) -> dict[str, Any]:
-    function = {"name": block.tool_name, "arguments": block.tool_kwargs}
+    function = {"name": block.tool_name, "arguments": arguments_so_far(block)}
     return {"id": block.tool_call_id, "type": "function", "function": function}

@@ -7,6 +7,7 @@ from typing import Any
 from llama_index.core.schema import BaseNode, MetadataMode, NodeWithScore
 
 from ragcache_engine import Document, InvalidArgument, RAGCacheEngine
+from ragcache_integrations.document_labels import label_of
 from ragcache_integrations.engine_field import check_same_engine
 from ragcache_integrations.llamaindex.llm import RAGCacheLLM
 
@@ -21,7 +22,12 @@ def engine_document(node: BaseNode) -> Document:
 
     Its text is the text that response synthesizers write into the prompt.
     """
-    return Document(id=node.node_id, text=node.get_content(metadata_mode=MetadataMode.LLM))
+    place = {"source": node.ref_doc_id, "start_index": getattr(node, "start_char_idx", None)}
+    return Document(
+        id=node.node_id,
+        text=node.get_content(metadata_mode=MetadataMode.LLM),
+        label=label_of(node.node_id, {**place, **node.metadata}),
+    )
 
 
 def check_llm(llm: Any, engine: RAGCacheEngine) -> None:

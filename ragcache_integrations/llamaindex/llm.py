@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from contextlib import aclosing, closing
 from functools import partial
@@ -25,6 +24,7 @@ from llama_index.core.callbacks import CallbackManager
 from llama_index.core.indices.prompt_helper import PromptHelper
 from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
 from llama_index.core.prompts import BasePromptTemplate
+from llama_index.core.types import TokenGen
 from pydantic import ConfigDict, Field, computed_field, field_validator, model_validator
 
 from ragcache_engine import (
@@ -52,7 +52,11 @@ from ragcache_integrations.llamaindex.responses import (
     completion,
     completion_so_far,
 )
-from ragcache_integrations.llamaindex.streams import report_astream, report_stream
+from ragcache_integrations.llamaindex.streams import (
+    release_when_closed,
+    report_astream,
+    report_stream,
+)
 from ragcache_integrations.llamaindex.structured import GuidedPrediction
 from ragcache_integrations.llamaindex.tool_calling import ToolCalling, describe_tool
 from ragcache_integrations.model_repr import describe_model
@@ -216,6 +220,9 @@ class RAGCacheLLM(SamplingFields, GuidedPrediction, ToolCalling):
         if self.is_chat_model:
             return self._prompt(self._get_messages(template, **prompt_args))
         return self._get_prompt(template, **prompt_args)
+
+    def stream(self, prompt: BasePromptTemplate, **prompt_args: Any) -> TokenGen:
+        return release_when_closed(super().stream(prompt, **prompt_args))
 
     @classmethod
     def from_dict(cls, data: dict[str, Any], **kwargs: Any) -> Self:
@@ -393,7 +400,7 @@ class RAGCacheLLM(SamplingFields, GuidedPrediction, ToolCalling):
         self, messages: Sequence[ChatMessage], changes: Mapping[str, Any]
     ) -> ChatRequest:
         # In a thread: a template may be long, a server far away, and a model may just start again.
-        return await asyncio.to_thread(self._request, messages, changes)
+        return await self.engine.threads.render(partial(self._request, messages, changes))
 
     def _request(self, messages: Sequence[ChatMessage], changes: Mapping[str, Any]) -> ChatRequest:
         changes = dict(changes)
@@ -406,7 +413,7 @@ class RAGCacheLLM(SamplingFields, GuidedPrediction, ToolCalling):
             if bound.tools
             else self._prompt(messages)
         )
-        return ChatRequest(prompt, options, bound.make_reader(self.engine))
+        return ChatRequest(prompt, options, bound.make_reader(self.engine, options), self.engine)
 
     def _format_prompt(self, prompt: str, formatted: bool) -> str:
         if formatted or self.completion_to_prompt is None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Hashable, Sequence
-from contextlib import AbstractContextManager
-from copy import deepcopy
-from typing import Any, Self
+from functools import partial
+from typing import Any
 
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.callbacks import CallbackManager
@@ -18,20 +16,18 @@ from ragcache_engine import (
     EngineNeeded,
     InvalidArgument,
     RAGCacheEngine,
-    RetrievalInProgress,
-    Warmed,
 )
 from ragcache_integrations.engine_field import check_engine
 from ragcache_integrations.engine_reporting import tell_engine
-from ragcache_integrations.llamaindex.documents import check_llm, document_of, engine_document
+from ragcache_integrations.llamaindex.documents import check_llm, document_of
+from ragcache_integrations.llamaindex.engine_retriever import EngineRetriever
 from ragcache_integrations.llamaindex.llm import RAGCacheLLM
 from ragcache_integrations.llamaindex.neighbours import corpus_of_other
-from ragcache_integrations.llamaindex.template import PromptTemplateLike, as_template
+from ragcache_integrations.llamaindex.template import PromptTemplateLike
 from ragcache_integrations.neighbour_choice import borrows_behind_neighbours, warn_of_no_neighbours
-from ragcache_integrations.warming import StoreWarming
 
 
-class ReportingRetriever(BaseRetriever):
+class ReportingRetriever(EngineRetriever):
     """Finds what another retriever finds; RAGCacheRetriever.from_retriever makes it.
 
     The engine recognises the nodes in the prompt that a response synthesizer then writes, and remembers
@@ -56,10 +52,7 @@ class ReportingRetriever(BaseRetriever):
         self.object_map = {}
         self._verbose = False
         self._retriever = retriever
-        self._engine = engine
-        self._template = None if template is None else as_template(template, llm)
-        self._llm = llm
-        self.chain = object() if chain is None else chain
+        self._set_engine(engine, template, llm, chain)
         if borrows_behind_neighbours(engine) and self._corpus() is None:
             warn_of_no_neighbours(retriever)
 
@@ -75,11 +68,6 @@ class ReportingRetriever(BaseRetriever):
     def callback_manager(self, callback_manager: CallbackManager) -> None:
         self._retriever.callback_manager = callback_manager
 
-    @property
-    def engine(self) -> RAGCacheEngine:
-        """The engine that hears of the searches."""
-        return self._engine
-
     def retrieve(self, str_or_query_bundle: QueryType) -> list[NodeWithScore]:
         with self._open_retrieval(str_or_query_bundle) as retrieval:
             nodes = self._retriever.retrieve(str_or_query_bundle)
@@ -92,35 +80,16 @@ class ReportingRetriever(BaseRetriever):
             if corpus is None:
                 return tell_engine(retrieval, nodes, document_of)
             # Looking up neighbours embeds the nodes, which may take long.
-            return await asyncio.to_thread(tell_engine, retrieval, nodes, document_of, corpus)
+            tell = partial(tell_engine, retrieval, nodes, document_of, corpus)
+            return await self._engine.threads.search(tell)
 
-    def warm(
-        self, nodes: Sequence[BaseNode], *, only_missing: bool = False, progress: bool = False
-    ) -> Warmed:
-        """Prefill nodes of the other retriever's store; see RAGCacheRetriever.warm.
-
-        nodes: as the retriever finds them. Many stores do not tell all that they have, so give them.
-        """
-        return self._warming(nodes).run(only_missing=only_missing, progress=progress)
-
-    async def awarm(
-        self, nodes: Sequence[BaseNode], *, only_missing: bool = False, progress: bool = False
-    ) -> Warmed:
-        """Prefill nodes: `warm` for coroutines. Cancelling the task ends the prefills."""
-        return await self._warming(nodes).arun(only_missing=only_missing, progress=progress)
-
-    def _warming(self, nodes: Sequence[BaseNode]) -> StoreWarming:
-        return StoreWarming(
-            engine=self._engine,
-            documents=list(map(engine_document, nodes)),
-            neighbours=self._corpus(),
-            chain=self.chain,
-            template=self._template,
-            tenant=self._llm.tenant if self._llm else None,
+    def _all_nodes(self) -> Sequence[BaseNode]:
+        raise InvalidArgument(
+            f"{type(self._retriever).__name__} does not tell all nodes of its store: give warm() those "
+            f"to prefill"
         )
 
     def _corpus(self) -> Corpus | None:
-        """Return where to look up neighbours; None if nothing is borrowed, or nobody can be asked."""
         if not borrows_behind_neighbours(self._engine):
             return None
         return corpus_of_other(self._retriever, document_of)
@@ -139,40 +108,18 @@ class ReportingRetriever(BaseRetriever):
     def update_prompts(self, prompts_dict: dict[str, Any]) -> None:
         self._retriever.update_prompts(prompts_dict)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        # The copy shares the engine, which cannot be copied, the other retriever with its store, and the
-        # chain, because a copy writes the same prompts.
-        for shared in (self._engine, self._retriever, self.chain):
-            memo[id(shared)] = shared
-        twin = object.__new__(type(self))
-        memo[id(self)] = twin
-        twin.__dict__.update(deepcopy(self.__dict__, memo))
-        return twin
-
     def __getstate__(self) -> dict[str, Any]:
         raise EngineNeeded(
             "an engine lives in one process, so this retriever cannot be pickled: send what the other "
             "retriever was made from, and make this one there with RAGCacheRetriever.from_retriever"
         )
 
-    def __copy__(self) -> Self:
-        twin = object.__new__(type(self))
-        twin.__dict__.update(self.__dict__)
-        return twin
-
-    def _open_retrieval(self, query: QueryType) -> AbstractContextManager[RetrievalInProgress]:
-        llm = self._llm
-        return self._engine.retrieval(
-            query if isinstance(query, str) else query.query_str,
-            chain=self.chain,
-            template=self._template,
-            options=llm.sampling_options() if llm else None,
-            tenant=llm.tenant if llm else None,
-        )
+    def _shared_by_copies(self) -> Sequence[object]:
+        return (self._retriever,)  # with its store
 
 
 def _check_retriever(retriever: Any) -> None:
-    if isinstance(retriever, ReportingRetriever) or hasattr(retriever, "stream_stages"):
+    if isinstance(retriever, EngineRetriever):
         raise InvalidArgument(
             f"this {type(retriever).__name__} tells an engine already: use it as it is"
         )

@@ -19,13 +19,12 @@ from ragcache_engine import (
     Answer,
     FinishReason,
     Piece,
-    Tier,
     ToolAnswer,
     ToolAnswerPart,
     ToolCall,
     Usage,
 )
-from ragcache_integrations.answer_facts import answer_facts, token_counts
+from ragcache_integrations.answer_facts import answer_facts, cached_counts, token_counts
 
 
 def completion(answer: Answer) -> CompletionResponse:
@@ -117,16 +116,11 @@ def _costs(finish_reason: FinishReason | None, usage: Usage | None) -> dict[str,
     if finish_reason is None or usage is None:
         return {}
     counts = token_counts([usage])
-    cached = {}
-    if usage.has_account:
-        cached = {
-            "cached_tokens": usage.cached.total,
-            **{f"cached_tokens_{tier.value}": getattr(usage.cached, tier.value) for tier in Tier},
-        }
+    cached = cached_counts(usage) if usage.has_account else {}
     facts = answer_facts(finish_reason, usage)
     return {
         # LlamaIndex's TokenCountingHandler looks here, and estimates if it finds nothing. Of an agent's
         # answers, only this comes through.
         "raw": {"usage": {**counts, **cached}, **facts},
-        "additional_kwargs": {**counts, **cached, **facts},
+        "additional_kwargs": {**counts, **facts},
     }

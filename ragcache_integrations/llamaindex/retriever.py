@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, Generator, Hashable, Sequence
-from contextlib import AbstractContextManager
-from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, Self
@@ -21,8 +18,6 @@ from ragcache_engine import (
     EngineNeeded,
     QueryShapeError,
     RAGCacheEngine,
-    RetrievalInProgress,
-    Warmed,
 )
 from ragcache_integrations.engine_field import check_engine
 from ragcache_integrations.engine_reporting import (
@@ -32,7 +27,8 @@ from ragcache_integrations.engine_reporting import (
 )
 from ragcache_integrations.index_guard import guard_index
 from ragcache_integrations.llamaindex.bare_index import BareNodes, build_index, objects_by_id
-from ragcache_integrations.llamaindex.documents import check_llm, document_of, engine_document
+from ragcache_integrations.llamaindex.documents import check_llm, document_of
+from ragcache_integrations.llamaindex.engine_retriever import EngineRetriever
 from ragcache_integrations.llamaindex.llm import RAGCacheLLM
 from ragcache_integrations.llamaindex.neighbours import corpus_of
 from ragcache_integrations.llamaindex.reporting_retriever import ReportingRetriever
@@ -43,11 +39,10 @@ from ragcache_integrations.llamaindex.store import (
     faiss_index,
     find_nearest,
 )
-from ragcache_integrations.llamaindex.template import PromptTemplateLike, as_template
+from ragcache_integrations.llamaindex.template import PromptTemplateLike
 from ragcache_integrations.search_checks import check_top_k, check_vector_size
 from ragcache_integrations.stage_stream import iterate_in_thread
 from ragcache_integrations.staging import OnStage
-from ragcache_integrations.warming import StoreWarming
 
 _TAKEN_FROM_INDEX = ("callback_manager", "object_map")
 
@@ -64,7 +59,7 @@ class NodeStage(NamedTuple):
     final: bool
 
 
-class RAGCacheRetriever(VectorIndexRetriever):
+class RAGCacheRetriever(EngineRetriever, VectorIndexRetriever):
     """Finds the nodes that `index.as_retriever()` finds, and tells the engine about them.
 
         retriever = RAGCacheRetriever.from_index(index, engine=engine, similarity_top_k=2)
@@ -133,10 +128,7 @@ class RAGCacheRetriever(VectorIndexRetriever):
         check_llm(llm, engine)
         super().__init__(index, similarity_top_k=similarity_top_k, **options)
         guard_index(faiss_index(index))  # from now on, changes wait for searches
-        self._engine = engine
-        self._template = None if template is None else as_template(template, llm)
-        self._llm = llm
-        self.chain = object() if chain is None else chain
+        self._set_engine(engine, template, llm, chain)
 
     @classmethod
     def from_index(
@@ -252,32 +244,12 @@ class RAGCacheRetriever(VectorIndexRetriever):
         ours.__dict__.update(vars(stock))
         return ours
 
-    @property
-    def engine(self) -> RAGCacheEngine:
-        """The engine that hears of the searches."""
-        return self._engine
-
     def __repr__(self) -> str:
         vectors = faiss_index(self._index).ntotal
         return (
             f"RAGCacheRetriever({vectors} vectors, similarity_top_k={self.similarity_top_k}, "
             f"engine={self._engine!r})"
         )
-
-    def __copy__(self) -> Self:
-        twin = object.__new__(type(self))
-        twin.__dict__.update(self.__dict__)
-        return twin
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        # The copy shares the engine, which cannot be copied, and the chain, because a copy writes the
-        # same prompts.
-        for shared in (self._engine, self.chain):
-            memo[id(shared)] = shared
-        twin = object.__new__(type(self))
-        memo[id(self)] = twin
-        twin.__dict__.update(deepcopy(self.__dict__, memo))
-        return twin
 
     def __getstate__(self) -> dict[str, Any]:
         name = type(self).__name__
@@ -289,7 +261,7 @@ class RAGCacheRetriever(VectorIndexRetriever):
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         check_top_k(self.similarity_top_k)
-        with self._open_retrieval(query_bundle.query_str) as retrieval:
+        with self._open_retrieval(query_bundle) as retrieval:
             corpus = self._corpus()
             on_stage = listener_if_speculating(self._engine, retrieval, document_of, corpus)
             nodes = self._search(query_bundle, on_stage)
@@ -297,15 +269,16 @@ class RAGCacheRetriever(VectorIndexRetriever):
 
     async def _aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         check_top_k(self.similarity_top_k)
-        with self._open_retrieval(query_bundle.query_str) as retrieval:
+        with self._open_retrieval(query_bundle) as retrieval:
             # Search in a thread: the asynchronous methods of FaissVectorStore and of most local
             # embedding models compute on the event loop.
             corpus = self._corpus()
             on_stage = listener_if_speculating(self._engine, retrieval, document_of, corpus)
-            nodes = await asyncio.to_thread(self._search, query_bundle, on_stage)
+            run = self._engine.threads.search
+            nodes = await run(partial(self._search, query_bundle, on_stage))
             tell = partial(tell_engine, retrieval, nodes, document_of, corpus)
             # Looking up neighbours embeds the nodes, which may take long.
-            return tell() if corpus is None else await asyncio.to_thread(tell)
+            return tell() if corpus is None else await run(tell)
 
     def stream_stages(self, query: str | QueryBundle) -> Generator[NodeStage]:
         """Yield what `retrieve` would return if the search ended now; at the end, what it returns.
@@ -326,7 +299,7 @@ class RAGCacheRetriever(VectorIndexRetriever):
             return self._search(bundle, on_stage)
 
         for stage in stream_and_tell_engine(
-            self._open_retrieval(bundle.query_str), document_of, search, self._corpus()
+            self._open_retrieval(bundle), document_of, search, self._corpus()
         ):
             yield NodeStage(*stage)
 
@@ -337,63 +310,6 @@ class RAGCacheRetriever(VectorIndexRetriever):
         for the piece that is being searched.
         """
         return iterate_in_thread(self.stream_stages(query))
-
-    def warm(
-        self,
-        nodes: Sequence[BaseNode] | None = None,
-        *,
-        only_missing: bool = False,
-        progress: bool = False,
-    ) -> Warmed:
-        """Prefill nodes before anybody asks about them, such as an index that was just built.
-
-            retriever = RAGCacheRetriever.from_index(index, engine=engine, template=text_qa_template)
-            retriever.warm(progress=True)
-
-        nodes: some of the index's; None: all of them. only_missing: leave those alone that some tier
-          holds, as after a restart with a disk; otherwise they are loaded into memory.
-        progress: show a bar on standard error.
-        Each node is prefilled as the first one of a prompt; with reuse="anywhere" also as prompts borrow
-        it. A question that is asked meanwhile does not wait for the rest. Warming all nodes pays as far
-        as the tiers have room for them.
-        Raises UnknownTemplate, before any work, if the retriever has no template and the last prompts
-        of its query engine do not tell how the next one begins; UnknownDocument if the docstore lacks a
-        node; what RAGCacheEngine.warm raises.
-        """
-        return self._warming(nodes).run(only_missing=only_missing, progress=progress)
-
-    async def awarm(
-        self,
-        nodes: Sequence[BaseNode] | None = None,
-        *,
-        only_missing: bool = False,
-        progress: bool = False,
-    ) -> Warmed:
-        """Prefill nodes: `warm` for coroutines. Cancelling the task ends the prefills."""
-        warming = await asyncio.to_thread(self._warming, nodes)  # a store may be far away
-        return await warming.arun(only_missing=only_missing, progress=progress)
-
-    def _warming(self, nodes: Sequence[BaseNode] | None) -> StoreWarming:
-        if nodes is None:
-            nodes = all_nodes(self._index)
-        return StoreWarming(
-            engine=self._engine,
-            documents=list(map(engine_document, nodes)),
-            neighbours=self._corpus(),
-            chain=self.chain,
-            template=self._template,
-            tenant=self._llm.tenant if self._llm else None,
-        )
-
-    def _open_retrieval(self, question: str) -> AbstractContextManager[RetrievalInProgress]:
-        llm = self._llm
-        return self._engine.retrieval(
-            question,
-            chain=self.chain,
-            template=self._template,
-            options=llm.sampling_options() if llm else None,
-            tenant=llm.tenant if llm else None,
-        )
 
     def _search(
         self, query_bundle: QueryBundle, on_stage: OnStage[list[NodeWithScore]] | None
@@ -406,8 +322,10 @@ class RAGCacheRetriever(VectorIndexRetriever):
         check_vector_size(len(vector), faiss_index(self._index))
         return find_nearest(self, replace(query_bundle, embedding=vector), on_stage)
 
+    def _all_nodes(self) -> Sequence[BaseNode]:
+        return all_nodes(self._index)
+
     def _corpus(self) -> Corpus | None:
-        """Return where to look up neighbours of nodes; None if nothing is borrowed."""
         if self._engine.config.reuse == "prefix" or not can_find_anything(self._index):
             return None
         return corpus_of(self, document_of)

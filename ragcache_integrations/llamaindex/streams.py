@@ -64,6 +64,16 @@ def report_astream(
     return decorate
 
 
+def release_when_closed(tokens: Generator[T, None, None]) -> Generator[T, None, None]:
+    """Yield the tokens of a generator that nobody else holds; let go of it when closed.
+
+    LlamaIndex's own generator of tokens holds its stream in a closure, and closes it only by letting go.
+    From Python 3.13 on, a closed generator keeps its closure until it is itself deleted.
+    """
+    with closing(tokens):  # in this block, `close` runs this function to its end
+        yield from tokens
+
+
 def _yield_and_close(
     reported: Generator[T, None, None], stream: Generator[T, None, None]
 ) -> Generator[T, None, None]:

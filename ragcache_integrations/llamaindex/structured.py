@@ -13,6 +13,7 @@ from llama_index.core.types import Model, PydanticProgramMode
 from pydantic import BaseModel, ValidationError, field_validator
 
 from ragcache_engine import AnswerCutShort, Guide
+from ragcache_integrations.cut_answers import describe_cut_answer
 
 
 class GuidedPrediction(LLM):
@@ -114,16 +115,19 @@ def _name_cut_short_answer() -> Iterator[None]:
     try:
         yield
     except ValidationError as error:
-        if not any(each["type"] == "json_invalid" for each in error.errors()):
-            raise
-        raise AnswerCutShort(_CUT_SHORT_MESSAGE) from error
+        for each in error.errors():
+            if each["type"] == "json_invalid":
+                text = str(each["input"])
+                raise AnswerCutShort(describe_cut_answer(text, _CUT_SHORT_MESSAGE)) from error
+        raise
     except ValueError as error:
         if "Could not extract json" not in str(error):
             raise
-        raise AnswerCutShort(_CUT_SHORT_MESSAGE) from error
+        raise AnswerCutShort(describe_cut_answer(str(error), _CUT_SHORT_MESSAGE)) from error
 
 
 _CUT_SHORT_MESSAGE = (
     "the answer ended before its form was complete: raise max_new_tokens (a call may: "
-    'llm_kwargs={"max_tokens": ...}), or bound the lengths of strings and lists in the output class'
+    'llm_kwargs={"max_tokens": ...}), shorten the prompt if it fills the model\'s context, leave stop '
+    "strings out, or bound the lengths of strings and lists in the output class"
 )

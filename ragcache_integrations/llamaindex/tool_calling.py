@@ -88,13 +88,13 @@ class ToolCalling(FunctionCallingLLM):
             ToolSelection(
                 tool_id=call.tool_call_id or "",
                 tool_name=call.tool_name,
-                tool_kwargs=_arguments_so_far(call),
+                tool_kwargs=arguments_so_far(call),
             )
             for call in calls
         ]
 
 
-def _arguments_so_far(call: ToolCallBlock) -> dict[str, Any]:
+def arguments_so_far(call: ToolCallBlock) -> dict[str, Any]:
     """Return the arguments as far as they can be read."""
     if not isinstance(call.tool_kwargs, str):
         return call.tool_kwargs

@@ -1,4 +1,4 @@
-"""reuse="anywhere" takes its ratio from a measurement, or says how to get one."""
+"""reuse="anywhere" takes its ratio from a measurement; without one it says how to get it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from ragcache_engine import (
     CannotBorrow,
     EngineConfig,
     MemoryBackend,
-    NotCalibrated,
     RAGCacheEngine,
     UnusableCalibration,
 )
@@ -63,21 +62,39 @@ def test_prefix_reuse_needs_none_and_borrows_nothing():
     assert budget_of(EngineConfig(model="org/model")).recompute_ratio is None
 
 
-def test_without_a_calibration_the_error_says_how_to_get_a_ratio():
-    with pytest.raises(NotCalibrated, match=r"ragcache calibrate org/model .*recompute_ratio="):
-        RAGCacheEngine(anywhere(), backend=MemoryBackend(recompute_ratio=0.0))
-    with pytest.raises(NotCalibrated):
-        budget_of(anywhere())
+def test_without_a_calibration_a_tenth_is_computed_and_one_line_says_how_to_measure(
+    caplog: pytest.LogCaptureFixture,
+):
+    with RAGCacheEngine(anywhere(), backend=MemoryBackend(recompute_ratio=0.0)) as engine:
+        assert engine.config.recompute_ratio == 0.1
+    [line] = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert "ragcache calibrate org/model" in line
+    assert "recompute_ratio=" in line
+
+
+def test_a_server_without_a_calibration_computes_a_tenth():
+    assert budget_of(anywhere()).recompute_ratio == 0.1
+
+
+def test_with_any_donors_nothing_can_be_measured(caplog: pytest.LogCaptureFixture):
+    config = anywhere(donors="any")
+    with RAGCacheEngine(config, backend=MemoryBackend(recompute_ratio=0.0)) as engine:
+        assert engine.config.recompute_ratio == 0.1
+    assert "calibrate" not in caplog.text
+    assert "look at your own answers" in caplog.text
 
 
 @pytest.mark.parametrize(
     "other",
     [{"vllm_args": {"dtype": "float32"}}, {"donors": "alone"}, {"chat_template": "{{ messages }}"}],
 )
-def test_a_calibration_holds_for_one_dtype_template_and_kind_of_donors(other: dict[str, Any]):
+def test_a_calibration_holds_for_one_dtype_template_and_kind_of_donors(
+    other: dict[str, Any], caplog: pytest.LogCaptureFixture
+):
     keep(measured(anywhere(**other)))
-    with pytest.raises(NotCalibrated, match="there is one for model 'org/model'"):
-        RAGCacheEngine(anywhere(), backend=MemoryBackend(recompute_ratio=0.0))
+    with RAGCacheEngine(anywhere(), backend=MemoryBackend(recompute_ratio=0.0)) as engine:
+        assert engine.config.recompute_ratio == 0.1
+    assert "there is one for model 'org/model'" in caplog.text
 
 
 def test_two_spellings_of_a_dtype_and_of_a_folder_are_one(
@@ -146,6 +163,6 @@ def test_a_backend_that_cannot_borrow_is_refused():
         assert engine.config.recompute_ratio == 0.1
 
 
-def test_the_engine_without_a_model_needs_a_ratio_like_any_other():
-    with pytest.raises(NotCalibrated, match="recompute_ratio"):
-        RAGCacheEngine(EngineConfig(backend="memory", reuse="anywhere"))
+def test_the_engine_without_a_model_takes_a_ratio_like_any_other():
+    with RAGCacheEngine(EngineConfig(backend="memory", reuse="anywhere")) as engine:
+        assert engine.config.recompute_ratio == 0.1

@@ -166,7 +166,12 @@ def test_nothing_is_prepared_that_nobody_will_borrow():
     inner = MemoryBackend(recompute_ratio=0.1, donors_later=True)
     backend = PreparingBackend(inner, is_wanted=lambda: False)
     config = EngineConfig(
-        model="any", reuse="anywhere", recompute_ratio=0.1, donors="alone", recheck_share=0
+        model="any",
+        reuse="anywhere",
+        recompute_ratio=0.1,
+        donors="alone",
+        missing_donors="compute",  # the engine prepares nothing, this backend would
+        recheck_share=0,
     )
     with RAGCacheEngine(config, backend=backend) as engine:
         ask(engine, 0, 1)
@@ -235,8 +240,8 @@ def test_a_request_ends_the_preparing_which_goes_on_later():
 @pytest.mark.parametrize(
     "settings",
     [
-        {"missing_donors": "later"},
-        {"missing_donors": "later", "reuse": "anywhere", "recompute_ratio": 0.1, "donors": "any"},
+        {"missing_donors": "compute"},
+        {"missing_donors": "compute", "reuse": "anywhere", "donors": "any"},
     ],
 )
 def test_it_is_refused_where_nothing_is_ever_prepared(settings: dict[str, Any]):

@@ -43,6 +43,12 @@ def test_answers_that_are_alike_enough_never_switch_it_off(likenesses: list[floa
     assert not any(drift.note(one) for one in likenesses)
 
 
+def test_without_a_measured_bound_answers_are_reported_and_nothing_is_switched_off():
+    drift = Drift(None, window=20)
+    assert not any(drift.note(0.0) for _ in range(40))
+    assert drift.report() == {"rechecked": 40, "drift": 1.0, "is_switched_off": False}
+
+
 def test_a_window_of_too_few_answers_is_refused():
     with pytest.raises(ValueError, match="20"):
         Drift(0.8, window=19)

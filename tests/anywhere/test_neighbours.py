@@ -32,7 +32,7 @@ class LookUps:
 
 @pytest.fixture
 def book() -> NeighbourBook:
-    def tokenize(text: str) -> TokenizedPrompt:
+    def tokenize(text: str, add_special_tokens: bool) -> TokenizedPrompt:
         return TokenizedPrompt(text, [len(word) for word in text.split()])
 
     return NeighbourBook(tokenize)
@@ -61,6 +61,12 @@ def test_a_context_is_the_neighbours_text_as_tokens(book: NeighbourBook):
     assert book.contexts(["a"], None, {"a": "sea"}) == {"a": Context("b", tokens)}
 
 
+def test_a_backend_that_reads_text_gets_the_neighbours_text():
+    book = NeighbourBook(None)
+    book.learn([A], LookUps().corpus(), None)
+    assert book.contexts(["a"], None, {"a": "sea"}) == {"a": Context("b", (), text=B.text)}
+
+
 def tokenized(text: str, *ends: int) -> TokenizedPrompt:
     """Return a text as tokens that end here; each is named by its length."""
     starts = [0, *ends[:-1]]
@@ -69,7 +75,7 @@ def tokenized(text: str, *ends: int) -> TokenizedPrompt:
 
 
 def test_documents_are_tokenised_as_text_that_another_one_follows():
-    def tokenize(text: str) -> TokenizedPrompt:
+    def tokenize(text: str, add_special_tokens: bool) -> TokenizedPrompt:
         """The last full stop and the first line end are one token, and the second one another."""
         assert text.endswith("\n\nA")
         return tokenized(text, len(text) - 4, len(text) - 2, len(text) - 1, len(text))
@@ -80,7 +86,7 @@ def test_documents_are_tokenised_as_text_that_another_one_follows():
 
 
 def test_a_document_whose_end_merges_with_the_next_one_is_tokenised_alone():
-    book = NeighbourBook(lambda text: tokenized(text, len(text)))
+    book = NeighbourBook(lambda text, _: tokenized(text, len(text)))
     book.learn([A], LookUps().corpus(), None)
     found = book.contexts(["a"], None, {"a": "sea"})["a"]
     assert found == Context("b", (len(B.text) + 2,), 200 + 3), "the text between stays with the end"

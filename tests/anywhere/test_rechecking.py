@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from ragcache_engine import (
     RAGCacheEngine,
     SamplingOptions,
 )
+from ragcache_engine.anywhere.calibration import Calibration, CalibrationKey
 from ragcache_engine.anywhere.rechecking import RecheckingBackend
 from ragcache_engine.protocols import BackendRequest, Delta
 from ragcache_engine.tiers.provenance import ReuseReport
@@ -175,9 +177,19 @@ def drift_away(engine: RAGCacheEngine) -> None:
         assert rechecked(engine, number)
 
 
+@pytest.fixture
+def calibrated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A measured ratio, at which answers are nearly as alike as two exact runs."""
+    monkeypatch.setenv("RAGCACHE_HOME", str(tmp_path))
+    key = CalibrationKey.of(EngineConfig(model="any", reuse="anywhere"))
+    key.path.parent.mkdir()
+    key.path.write_text(Calibration(key, 0.1, 0.97, 0.96, 0.98, 0.95, 50).to_json())
+
+
+@pytest.mark.usefixtures("calibrated")
 def test_drift_switches_borrowing_off_and_says_so(engine_of, caplog: pytest.LogCaptureFixture):
     backend = Approximate(drifts=True)
-    engine = engine_of(backend)
+    engine = engine_of(backend, recompute_ratio=None)
     with caplog.at_level(logging.WARNING, "ragcache_engine"):
         drift_away(engine)
     assert caplog.text.count("Borrowing is switched off") == 1
@@ -195,14 +207,24 @@ def test_drift_switches_borrowing_off_and_says_so(engine_of, caplog: pytest.LogC
     assert "switched off: answers drifted" in str(stats)
 
 
+def test_a_ratio_that_nobody_measured_is_reported_and_never_switched_off(engine_of):
+    engine = engine_of(Approximate(drifts=True))
+    drift_away(engine)
+    stats = engine.stats()
+    assert (stats.rechecked, stats.drift) == (50, 1)
+    assert not stats.is_switched_off
+    assert not ask(engine).usage.is_exact
+
+
 def test_before_the_first_recheck_there_is_no_likeness_to_export(engine_of):
     told = engine_of(Approximate()).metrics()
     assert "ragcache_borrowing_switched_off 0.0" in told
     assert "ragcache_recheck_likeness_ratio" not in told
 
 
+@pytest.mark.usefixtures("calibrated")
 def test_answers_that_stay_alike_keep_borrowing(engine_of):
-    engine = engine_of(Approximate())
+    engine = engine_of(Approximate(), recompute_ratio=None)
     drift_away(engine)
     assert not engine.stats().is_switched_off
     assert not ask(engine).usage.is_exact

@@ -7,10 +7,8 @@ from itertools import pairwise
 from math import ceil
 from typing import Any
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
 from ragcache_engine import Answer, Document, EngineConfig, RAGCacheEngine, SamplingOptions
 
@@ -25,6 +23,7 @@ def engine(ratio: float = 0.25, **changes: Any) -> RAGCacheEngine:
         "reuse": "anywhere",
         "recompute_ratio": ratio,
         "donors": "alone",
+        "missing_donors": "compute",
     }
     return RAGCacheEngine(EngineConfig.model_validate({**settings, **changes}))
 
@@ -176,7 +175,7 @@ def test_whatever_is_asked_together_everyone_is_answered_and_tokens_add_up(
 
 
 def test_with_any_donors_nothing_is_computed_beside_the_first_prompt():
-    with engine(0.0, donors="any") as one:
+    with engine(0.0, donors="any", missing_donors="later") as one:
         first = ask(one, A, B, C).usage
         computed = one.stats().computed_tokens
         second = ask(one, D, C, B).usage
@@ -185,8 +184,3 @@ def test_with_any_donors_nothing_is_computed_beside_the_first_prompt():
     assert computed == first.prompt_tokens
     assert [each.tier for each in second.reused] == [None, "device", "device"]
     assert second.borrowed.device > 0.5 * second.prompt_tokens
-
-
-def test_any_donors_without_a_ratio_are_refused():
-    with pytest.raises(ValidationError, match="needs a recompute_ratio"):
-        EngineConfig(backend="memory", reuse="anywhere", donors="any")

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ragcache_engine import BadRequest, RAGCacheEngine, SamplingOptions
+from ragcache_engine import BadRequest, Guide, RAGCacheEngine, SamplingOptions
 from ragcache_engine.chat.calls import CallReader, GuidedReader, join_parts
 from ragcache_engine.chat.schema_samples import make_sample
-from ragcache_engine.chat.tools import call_guide, describe_tools
+from ragcache_engine.chat.tools import call_guide, call_or_answer_guide, describe_tools
 
 LEVEL = {"enum": ["low", "high"]}
 ADD = {
@@ -49,6 +49,24 @@ def test_a_tool_may_be_named_and_must_be_there():
         call_guide([ADD, NOW], "sub")
     with pytest.raises(BadRequest, match="none"):
         call_guide([])
+
+
+def test_beside_the_forms_of_calls_an_answers_form_keeps_its_own_definitions():
+    depth = {"type": "object", "properties": {"at": {"$ref": "#/$defs/Level"}}, "required": ["at"]}
+    other = {"enum": ["deep", "shallow"]}
+    schema = call_or_answer_guide(
+        [ADD, NOW], Guide.json({**depth, "$defs": {"Level": other}})
+    ).schema
+    assert make_sample(schema) == {"at": "deep"}
+    assert len(schema["anyOf"]) == 3
+    assert sorted(schema["$defs"].values(), key=str) == sorted([LEVEL, other], key=str)
+    assert len(call_or_answer_guide([NOW], Guide.json(depth)).schema["anyOf"]) == 2
+
+
+@pytest.mark.parametrize("guide", [Guide.regex("[0-9]+"), Guide.choice(["a", "b"])])
+def test_a_form_that_is_no_json_leaves_no_room_for_calls(guide: Guide):
+    with pytest.raises(BadRequest, match=guide.kind.value):
+        call_or_answer_guide([ADD], guide)
 
 
 def test_a_template_without_a_place_for_tools_gets_them_in_words():
@@ -194,6 +212,49 @@ def test_the_arguments_of_a_guided_call_are_told_while_they_are_written():
         (None, False),
     ]
     assert not reader.end().calls
+
+
+@pytest.mark.parametrize(("answer", "name", "arguments"), GUIDED[:-1])
+@pytest.mark.parametrize("size", [1, 3, 7, 1000])
+def test_a_call_is_told_from_an_answer_however_it_comes_in_pieces(
+    answer: str, name: str, arguments: str, size: int
+):
+    reader = GuidedReader(frozenset({"add", "say", "now"}))
+    read = join_parts([*(reader.read(piece) for piece in pieces(answer, size)), reader.end()])
+    assert read.text == ""
+    assert [(call.name, call.arguments) for call in read.calls] == [(name, arguments)]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        '{"metres": 594}',
+        '{"name": "blue", "red": 3}',
+        '{"name": "sub", "arguments": {}}',
+        '{"name": "add"}',
+        '{"name": "add", "red": 3}',
+        '{"name": 3}',
+        "{}",
+        '{ "na',
+        "[1, 2]",
+        "",
+    ],
+)
+@pytest.mark.parametrize("size", [1, 3, 1000])
+def test_an_answer_that_is_no_call_of_a_tool_is_never_changed(answer: str, size: int):
+    reader = GuidedReader(frozenset({"add"}))
+    read = join_parts([*(reader.read(piece) for piece in pieces(answer, size)), reader.end()])
+    assert (read.text, read.calls) == (answer, ())
+    assert GuidedReader(frozenset({"add"})).whole(answer).text == answer
+
+
+def test_an_answer_is_told_as_soon_as_it_is_no_call():
+    reader = GuidedReader(frozenset({"add"}))
+    told = [reader.read(piece).text for piece in ('{"me', 'tres"', ": 5", "94}")]
+    assert told == ["", '{"metres"', ": 5", "94}"]
+    reader = GuidedReader(frozenset({"add"}))
+    told = [reader.read(piece).text for piece in ('{"name": "', 'blue"', ', "r', 'ed": 3}')]
+    assert told == ["", '{"name": "blue"', ', "r', 'ed": 3}']
 
 
 @given(st.text(alphabet='{}[]":,\\ name1'), st.integers(1, 5))

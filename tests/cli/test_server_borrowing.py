@@ -20,7 +20,7 @@ from ragcache_engine.dashboard import ServerObserver
 
 pytestmark = pytest.mark.vllm
 
-KEY = "the operator's"
+KEY = "the operator's own key"
 ANYWHERE = ("--reuse", "anywhere", "--recompute-ratio", "0.25")
 
 

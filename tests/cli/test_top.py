@@ -145,3 +145,15 @@ def test_once_ends_with_an_error_if_nothing_can_be_seen(capsys: pytest.CaptureFi
     said = capsys.readouterr().out
     assert "cannot be read" in said
     assert "computed" not in said, "figures of nothing"
+
+
+def test_nothing_that_a_server_tells_steers_the_terminal():
+    evil = "\x1b]52;c;cm0gLXJmIH4=\x07\x1b[2Ja\nforged line\u202e"
+    blocks = BlocksByTier(device=3)
+    tree = TreeSnapshot(documents=(DocumentBlocks((evil,), 1, 1, blocks),), held=blocks)
+    document = DocumentSource(evil, 50, CachedTokens(), evil)
+    request = ObservedRequest("r", 0.0, 0.1, 0.2, 50, 0, (), (document,))
+    text = text_of(render(evil, seen(10, 1, 1, tree=tree, requests=(request,), problem=evil), None))
+    assert not {"\x1b", "\x07", "\u202e"} & set(text)
+    assert not any(line.startswith("forged line") for line in text.splitlines())
+    assert r"\x1b]52;c" in text

@@ -170,3 +170,28 @@ def test_the_mean_of_intervals_weighs_by_tokens():
     assert mean.ratios["device"] == 0.25
     (idle,) = charts.smooth([interval(0, 0.0)])
     assert idle.ratios == {}
+
+
+EVIL = '\x1b[2J\u202e<a href="//evil.example">see</a>'
+
+
+def test_no_name_is_a_tag_or_turns_a_label_round():
+    blocks = BlocksByTier(device=3)
+    tree = TreeSnapshot(documents=(DocumentBlocks((EVIL,), 1, 1, blocks),), held=blocks)
+    document = DocumentSource(EVIL, 50, CachedTokens(), EVIL)
+    request = ObservedRequest(f"r{EVIL}", 0.0, 0.1, 0.2, 50, 0, (), (document,))
+    seen = Observation(0.0, TierCounters(), tree=tree, requests=(request,), problem=EVIL)
+    figures = [charts.draw_tree(seen), charts.draw_documents(request)]
+    figures.append(charts.draw_timelines((request,)))
+    shown = [str(label) for figure in figures for label in _labels(figure)]
+    assert any("2J" in label for label in shown)
+    for label in shown:
+        assert "<a " not in label
+        assert not {"\x1b", "\u202e"} & set(label)
+
+
+def _labels(figure: charts.Figure) -> list[object]:
+    """Return what a reader sees of a figure: all texts but Plotly's own keys."""
+    trace = figure["data"][-1]
+    texts = [*trace.get("labels", ()), *trace.get("hovertext", ()), *trace.get("y", ())]
+    return [*texts, *(note["text"] for note in figure["layout"].get("annotations", ()))]

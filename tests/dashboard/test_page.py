@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import re
 import shutil
 import threading
 import urllib.error
@@ -21,6 +22,7 @@ from ragcache_engine.backends.memory import MemoryBackend
 
 pytest.importorskip("dash")
 
+from ragcache_engine.dashboard.engine_observer import EngineObserver
 from ragcache_engine.dashboard.page import CHARTS, find_request
 from ragcache_engine.dashboard.serving import Dashboard
 
@@ -64,8 +66,8 @@ def browser() -> Iterator[Any]:
 class Visit:
     """One visit of the page, with what the browser asked for and complained about."""
 
-    def __init__(self, browser: Any, url: str) -> None:
-        self.page = browser.new_page(viewport={"width": 1400, "height": 1260})
+    def __init__(self, browser: Any, url: str, **settings: str) -> None:
+        self.page = browser.new_page(viewport={"width": 1400, "height": 1260}, **settings)
         self.hosts: set[str] = set()
         self.complaints: list[str] = []
         self.page.on("request", lambda asked: self.hosts.add(asked.url.split("/")[2]))
@@ -159,6 +161,92 @@ def test_a_click_on_a_request_shows_its_documents(visit: Visit):
     assert before
 
 
+READABLE = """names => names.flatMap(name => [...document.querySelectorAll(name)]).map(element => {
+    const numbers = colour => (colour.match(/[\\d.]+/g) || [0, 0, 0, 0]).map(Number);
+    const light = colour => numbers(colour).slice(0, 3).map(c => c / 255)
+        .map(c => c <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4)
+        .reduce((sum, c, at) => sum + c * [0.2126, 0.7152, 0.0722][at], 0);
+    let behind = element, ground = "";
+    for (; behind; behind = behind.parentElement) {
+        ground = getComputedStyle(behind).backgroundColor;
+        if ((numbers(ground)[3] ?? 1) > 0) break;
+    }
+    const style = getComputedStyle(element);
+    const [one, other] = [light(element.closest("svg") ? style.fill : style.color), light(ground)];
+    const contrast = (Math.max(one, other) + 0.05) / (Math.min(one, other) + 0.05);
+    return {name: element.textContent, ground: light(ground), contrast};
+})"""
+"""For the texts of these selectors: how light their ground is, and the contrast of text and ground."""
+
+TEXTS = ["h1", "h2", "label", "#status", "#figures dt", "#figures dd", "#request"]
+TEXTS += [".xtick text", ".ytick text", ".legendtext", ".annotation-text", ".xtitle"]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_it_is_as_light_or_dark_as_the_reader_likes_and_all_texts_can_be_read(
+    browser: Any, busy_engine: RAGCacheEngine, scheme: str
+):
+    with busy_engine.dashboard() as dashboard:
+        visited = Visit(browser, dashboard.url, color_scheme=scheme)
+        seen = visited.page.evaluate(READABLE, TEXTS)
+        visited.page.close()
+    assert len(seen) > 40
+    for text in seen:
+        assert (text["ground"] < 0.1) is (scheme == "dark"), text
+        assert text["contrast"] >= 4.5, text  # what WCAG asks for
+
+
+def test_a_reader_who_does_not_see_it_is_told_what_is_what(visit: Visit):
+    page = visit.page
+    assert page.locator("html").get_attribute("lang") == "en"
+    assert page.get_by_role("heading", level=1).count() == 1
+    for name in ("The last requests", "Evictions", "How full the tiers are"):
+        assert page.get_by_role("region", name=name).count() == 1
+    assert page.get_by_role("button", name="Request the last one").count() == 1
+
+
+def test_a_request_can_be_chosen_without_a_mouse(visit: Visit):
+    page = visit.page
+    before = visit.texts("#documents .ytick text")
+    for _ in range(20):
+        page.keyboard.press("Tab")
+        if page.evaluate("document.activeElement.closest('#request') !== null"):
+            break
+    page.keyboard.press("Enter")
+    page.wait_for_selector(".dash-dropdown-content :focus")
+    for _ in range(4):
+        page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")
+    page.wait_for_function(
+        "!document.querySelector('#request').textContent.includes('the last one')", timeout=30_000
+    )
+    page.wait_for_function(
+        "before => [...document.querySelectorAll('#documents .ytick text')]"
+        ".map(one => one.textContent).join() !== before",
+        arg=",".join(before),
+        timeout=30_000,
+    )
+
+
+def test_when_nobody_answers_any_more_it_says_since_when_and_greys_what_is_old(
+    browser: Any, busy_engine: RAGCacheEngine
+):
+    with Dashboard(
+        EngineObserver("busy", busy_engine._runtime), "127.0.0.1", 0, every_s=0.2
+    ) as dashboard:
+        visited = Visit(browser, dashboard.url)
+        page = visited.page
+        page.wait_for_function(
+            "document.querySelector('#silence').hidden"
+            " && getComputedStyle(document.querySelector('main')).opacity === '1'"
+        )
+    page.wait_for_selector("#silence:visible", timeout=60_000)
+    assert re.search(r"No answer since \d\d:\d\d:\d\d", page.locator("#silence").text_content())
+    assert float(page.evaluate("getComputedStyle(document.querySelector('main')).opacity")) < 0.8
+    assert "finished31" in "".join(visited.texts("#figures")), "the last figures stay"
+    page.close()
+
+
 @pytest.mark.parametrize("show_text", [False, True])
 def test_texts_of_documents_leave_the_process_only_when_asked_for(
     busy_engine: RAGCacheEngine, show_text: bool
@@ -177,6 +265,7 @@ def test_texts_of_documents_leave_the_process_only_when_asked_for(
 def ask_for_update(dashboard: Dashboard) -> str:
     """Ask the page's own door for everything that the page would show."""
     outputs = [{"id": "status", "property": "children"}, {"id": "figures", "property": "children"}]
+    outputs[1:1] = [{"id": "seen", "property": "children"}]
     outputs += [{"id": "request", "property": "options"}]
     outputs += [{"id": name, "property": "figure"} for name in CHARTS]
     names = "...".join(f"{each['id']}.{each['property']}" for each in outputs)

@@ -21,13 +21,18 @@ class Scripted:
         self.asked: list[bool] = []
         self.error = error
         self.was_asked = threading.Event()
+        self.problem = ""
+        self.has_figures = False
 
     def observe(self, *, with_tree: bool) -> Observation:
         self.asked.append(with_tree)
         self.was_asked.set()
         if self.error:
             raise self.error
-        return Observation(float(len(self.asked)), TierCounters(ended=len(self.asked)))
+        at = len(self.asked)
+        is_blank = self.problem and not self.has_figures
+        counters = TierCounters() if is_blank else TierCounters(ended=at)
+        return Observation(float(at), counters, problem=self.problem)
 
 
 def test_the_tree_is_looked_at_only_while_somebody_views_the_page():
@@ -59,6 +64,29 @@ def test_a_mistake_of_ours_does_not_end_it(caplog: pytest.LogCaptureFixture):
     watcher.close()
     assert "please report this" in caplog.text
     assert not watcher._thread.is_alive()
+
+
+def test_what_was_seen_last_stays_while_nobody_answers_and_keeps_its_time():
+    observer = Scripted()
+    watcher = Watcher(observer, 60.0)
+    watcher.look()
+    observer.problem = "nobody answers"
+    watcher.look()
+    seen, intervals = watcher.view()
+    assert (seen.at, seen.counters.ended, seen.problem) == (1.0, 1, "nobody answers")
+    observer.problem = ""
+    watcher.look()
+    assert watcher.view()[0] == Observation(3.0, TierCounters(ended=3))
+    assert len(intervals) == 0
+
+
+def test_figures_without_a_tree_are_new_figures_all_the_same():
+    observer = Scripted()
+    watcher = Watcher(observer, 60.0)
+    observer.problem = "the server shows no tree"
+    observer.has_figures = True
+    watcher.look()
+    assert watcher.view()[0].at == 1.0
 
 
 def test_a_new_viewer_does_not_wait_for_the_next_interval():

@@ -8,19 +8,23 @@ import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from socket import socket
 from typing import Any
 
 import httpx2
+import psutil
 import pytest
 
 pytest.importorskip("ray.serve")
+import ray
 
 from ragcache_engine import ConfigError, Document, RAGCacheEngine
 from ragcache_engine.dashboard import ServerObserver
 from ragcache_engine.fleet_serving.fleet_settings import FleetSettings
 from ragcache_engine.fleet_serving.running import _serves_on, running_fleet
+from ragcache_engine.serving.keys import name_by_digest
 
 pytestmark = [pytest.mark.fleet, pytest.mark.timeout(240)]
 
@@ -34,7 +38,7 @@ BACK_S = 180.0
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of two replicas."""
     keys = tmp_path_factory.mktemp("fleet") / "keys.toml"
-    keys.write_text(f'[tenants]\nshop = ["{SHOP}"]\n[operators]\nanna = ["{OPERATOR}"]\n')
+    keys.write_text(f'[tenants]\nshop = ["{SHOP}"]\n')
     with socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -45,7 +49,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         max_requests=40,
         keys_file=str(keys),
     )
-    with running_fleet(settings, host="127.0.0.1", port=port):
+    with running_fleet(settings, host="127.0.0.1", port=port, operator_key=OPERATOR):
         yield f"http://127.0.0.1:{port}"
 
 
@@ -114,6 +118,29 @@ def test_keys_and_tenants_hold_behind_the_door(door: httpx2.Client, fleet: str):
     said = door.post("/v1/completions", json={"prompt": "p", "cache_salt": "press"}).json()
     assert said["salt"] == "shop:press"
     assert door.post("/ragcache/forget", json={"document_ids": ["a"]}).status_code == 403
+
+
+def test_the_operators_key_stands_in_no_process_and_no_log(fleet: str):
+    (node,) = ray.nodes()
+    logs = Path(node["ObjectStoreSocketName"]).parents[1].rglob("*.*")
+    written = {str(log): log.read_text(errors="replace") for log in logs if log.is_file()}
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            written[str(process)] = f"{process.cmdline()} {process.environ()}"
+    assert any("raylet" in said for said in written.values())
+    for where, said in written.items():
+        assert OPERATOR not in said, where
+        assert name_by_digest(OPERATOR) not in said, where
+
+
+def test_an_operator_sees_the_tree_of_a_replica(fleet: str):
+    with RAGCacheEngine.connect(fleet, api_key=OPERATOR) as engine:
+        text = "The tree of a replica holds this. " * 9
+        engine.generate(text, [Document("a leaf", text)])
+    seen = ServerObserver(fleet, OPERATOR, OPERATOR).observe(with_tree=True)
+    assert (seen.problem, seen.tree is not None) == ("", True)
+    refused = ServerObserver(fleet, SHOP, OPERATOR).observe(with_tree=True)
+    assert "operator key" in refused.problem
 
 
 def test_a_reader_who_leaves_frees_the_replica(door: httpx2.Client):

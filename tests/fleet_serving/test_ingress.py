@@ -25,6 +25,7 @@ from ragcache_engine.serving.settings import Limits
 
 EVENTS = (("content-type", "text/event-stream"),)
 JSON = (("content-type", "application/json"),)
+SHOP, OPERATOR = "the key of the shop", "the operator's own key"
 WORDS = [f"word{number} " for number in range(20)]
 
 
@@ -74,9 +75,7 @@ def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def keys(tmp_path) -> Keys:
     file = tmp_path / "keys.toml"
-    file.write_text(
-        '[tenants]\nshop = ["the key of the shop"]\n[operators]\nanna = ["the operator\'s own key"]\n'
-    )
+    file.write_text(f'[tenants]\nshop = ["{SHOP}"]\n[operators]\nanna = ["{OPERATOR}"]\n')
     return Keys(file)
 
 
@@ -87,6 +86,28 @@ def client(
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     transport = httpx2.ASGITransport(app=doors)  # type: ignore[arg-type]
     return httpx2.AsyncClient(transport=transport, base_url="http://fleet", headers=headers)
+
+
+@pytest.mark.parametrize("path", ["/ragcache/forget", "/metrics", "/v1/completions"])
+@pytest.mark.parametrize("has_file", [True, False])
+async def test_an_operators_key_goes_no_further_than_the_door(
+    keys: Keys, path: str, has_file: bool
+):
+    known = keys if has_file else Keys(operator_key=OPERATOR)
+    replicas = MadeUp([AnswerHead(200, JSON), b"# EOF" if path == "/metrics" else b"{}"])
+    async with client(replicas, known, key=OPERATOR) as door:
+        await door.request("GET" if path == "/metrics" else "POST", path, json={"prompt": "p"})
+    (sent,) = replicas.requests
+    assert sent.by_operator
+    assert OPERATOR not in str(sent)
+
+
+async def test_nobody_else_comes_as_an_operator(keys: Keys):
+    for known, key in ((keys, SHOP), (Keys(operator_key=OPERATOR), SHOP), (Keys(), None)):
+        replicas = MadeUp([AnswerHead(200, JSON), b"{}"])
+        async with client(replicas, known, key=key) as door:
+            await door.post("/v1/completions", json={"prompt": "p"})
+        assert not replicas.requests[0].by_operator
 
 
 def text_of(answer: httpx2.Response) -> str:

@@ -91,7 +91,12 @@ def test_the_parts_of_documents_add_up_to_the_usage(memory_engine: RAGCacheEngin
 def test_documents_that_borrowed_add_up_to_the_usage_also_when_the_question_comes_again():
     reefs = Document("reefs", "Corals build them, grain by grain and year by year " * 12)
     config = EngineConfig(
-        backend="memory", reuse="anywhere", recompute_ratio=0.25, donors="alone", recheck_share=0
+        backend="memory",
+        reuse="anywhere",
+        recompute_ratio=0.25,
+        donors="alone",
+        missing_donors="compute",
+        recheck_share=0,
     )
     with RAGCacheEngine(config) as engine:
         first = ask(engine, TIDES, SALT)

@@ -15,6 +15,7 @@ from ragcache_engine import (
     EngineClosed,
     EngineDied,
     EngineStartFailed,
+    InvalidArgument,
     MemoryBackend,
     RAGCacheEngine,
     RequestTimedOut,
@@ -275,3 +276,16 @@ def test_a_request_that_meets_a_close_starts_nothing(engine_on: Callable[..., RA
     asyncio.run(runner.run(prepared, heard.append))
     assert isinstance(heard[-1], EngineClosed)
     assert backend.starts == 1
+
+
+def test_a_request_with_a_timeout_ends_alone_and_the_backend_goes_on(
+    engine_on: Callable[..., RAGCacheEngine],
+):
+    backend = Deaf()
+    engine = engine_on(backend)
+    with pytest.raises(RequestTimedOut, match=r"timeout of 0\.05 s"):
+        engine.generate("Is anybody there?", timeout_s=0.05)
+    assert backend.starts == 1
+    assert (engine.stats().running, engine.stats().restarts) == (0, 0)
+    with pytest.raises(InvalidArgument, match="timeout_s must be above 0"):
+        engine.generate("Is anybody there?", timeout_s=0)

@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx2
 import pytest
@@ -15,12 +15,15 @@ from starlette.types import Message, Receive, Scope, Send
 
 from ragcache_engine import Document, RAGCacheEngine
 from ragcache_engine.backends.memory import MemoryBackend
+from ragcache_engine.protocols import Backend
 from ragcache_engine.serving import doors as doors_module
 from ragcache_engine.serving.doors import Doors
 from ragcache_engine.serving.keys import Keys
 from ragcache_engine.serving.private_counters import WithoutCounters
 from ragcache_engine.serving.routes import Served
 from ragcache_engine.serving.settings import Limits, read_limits
+from ragcache_engine.tiers.tree_snapshot import TreeSnapshot
+from ragcache_engine.values import ModelLimits
 
 SHOP, PRESS = "the key of the shop", "the key of the press"
 TIDES = Document("tides", "The moon pulls the oceans, and the tides follow it. " * 9)
@@ -99,7 +102,8 @@ async def test_keys_are_read_before_anybody_comes():
 
 
 async def serve_nothing(scope: Scope) -> Served:
-    raise AssertionError
+    """No engine: requests of OpenAI's API are passed on without one."""
+    return Served(cast("Backend", None), ModelLimits(1, 1, 1), ())
 
 
 async def never(*_: Message) -> Message:
@@ -186,6 +190,16 @@ def test_the_counters_of_all_tenants_are_for_operators(server: MemoryServer):
     assert ask(server, "/ragcache/counters", OPERATOR).json()["ended"] == 0
 
 
+def test_the_tree_of_all_tenants_is_for_operators(server: MemoryServer):
+    with RAGCacheEngine.connect(server.url, api_key=SHOP) as shop:
+        shop.generate(TIDES.text, [TIDES])
+    assert ask(server, "/ragcache/tree", SHOP, documents=1).status_code == 403
+    asked = {"documents": 1, "with_bloom_filter": True}
+    tree = TreeSnapshot.from_dict(ask(server, "/ragcache/tree", OPERATOR, **asked).json()["tree"])
+    assert tree.documents[0].documents == ("tides",)
+    assert ask(server, "/ragcache/tree", OPERATOR, documents=0).status_code == 400
+
+
 def test_without_keys_vllm_guards_its_own_paths(open_server: MemoryServer):
     assert ask(open_server, "/metrics").status_code == 200
     assert ask(open_server, "/ragcache/server").json()["is_operator"] is False
@@ -228,7 +242,7 @@ def test_a_tenant_says_nothing_that_only_operators_may_say(server: MemoryServer)
             "ragcache": {
                 "segments": [[3, "tides"]],
                 "forget": ["tides"],
-                "operator_key": "guessed",
+                "trusted": "guessed",
                 "adopted": ["of another"],
             },
         },
@@ -497,7 +511,42 @@ def test_what_nobody_foresaw_is_logged_here_and_not_told(caplog: pytest.LogCaptu
         answer = ask(server, "/ragcache/generate", prompt="Why?", request="r").text
     assert "GenerationFailed" in answer
     assert "secret" not in answer
-    assert any("secret" in str(each.exc_info) for each in caplog.records)
+    assert "OSError: /secret is full" in caplog.text
+
+
+def test_what_a_client_wrote_forges_no_line_of_the_log(caplog: pytest.LogCaptureFixture):
+    def fail(prompt: str) -> str:
+        raise OSError(f"cannot read {prompt}")
+
+    with serve(MemoryBackend(fail)) as server:
+        ask(server, "/ragcache/generate", prompt="a\nERROR all is lost\x1b[2J", request="r")
+    assert r"cannot read a\nERROR all is lost\x1b[2J" in caplog.text
+    assert "\x1b" not in caplog.text
+
+
+@pytest.mark.parametrize("name", ["a\nb", "a\x1b[2J", "a\u202eb", "a b", "é"])
+def test_a_requests_name_stands_in_logs_and_so_is_of_visible_characters(
+    open_server: MemoryServer, name: str
+):
+    bodies = {
+        "/ragcache/generate": {"prompt": "p", "request": name},
+        "/v1/completions": {"prompt": "p", "request_id": name},
+    }
+    for path, body in bodies.items():
+        refused = ask(open_server, path, **body)
+        assert (refused.status_code, refused.json()["error"]["kind"]) == (400, "InvalidArgument")
+    header = {"X-Request-Id": name.encode("utf-8").replace(b"\n", b"\x07")}
+    refused = httpx2.post(f"{open_server.url}/v1/responses", json={}, headers=header)
+    assert (refused.status_code, refused.json()["error"]["kind"]) == (400, "InvalidArgument")
+    assert not open_server.seen
+
+
+def test_a_refusal_quotes_no_control_character(open_server: MemoryServer):
+    evil = "\u202e\x1b]52;c;x\x07"
+    for body in ({evil: 1}, {"options": {evil: 1}}, {"documents": [[0, 9, evil]]}):
+        text = ask(open_server, "/ragcache/generate", prompt="p", request="r", **body).text
+        assert "\u202e" not in text
+        assert "\x1b" not in str(json.loads(text))
 
 
 def test_limits_come_from_the_environment():

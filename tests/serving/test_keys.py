@@ -14,7 +14,7 @@ import pytest
 
 from ragcache_engine import ConfigError, KeyRefused, OperatorsOnly
 from ragcache_engine.serving import keys as keys_module
-from ragcache_engine.serving.keys import ANYBODY, Caller, Keys, read_key_file
+from ragcache_engine.serving.keys import ANYBODY, Caller, Keys, name_by_digest, read_key_file
 
 SHOP, PRESS, ANNA = "the key of the shop", "the key of the press", "the operator Anna's key"
 TEXT = f"""
@@ -56,6 +56,26 @@ def test_without_keys_everybody_may_come_and_only_the_operators_key_does_more():
     keys = Keys(operator_key=ANNA)
     assert keys.caller(None) == keys.caller("anything") == ANYBODY
     assert keys.caller(ANNA).is_operator
+
+
+def test_the_operators_key_may_stand_by_its_digest():
+    keys = Keys(operator_key=name_by_digest(ANNA))
+    assert keys.caller(ANNA).is_operator
+    assert keys.caller(name_by_digest(ANNA)) == ANYBODY, "to know the digest opens nothing"
+    assert name_by_digest(name_by_digest(ANNA)) == name_by_digest(ANNA)
+
+
+@pytest.mark.parametrize(
+    ("key", "why"),
+    [
+        ("x", "RAGCACHE_OPERATOR_KEY has fewer than 16 characters; draw one"),
+        ("sha256:abc", "RAGCACHE_OPERATOR_KEY: behind sha256: stand the 64 hexadecimal digits"),
+    ],
+)
+def test_an_operators_key_that_can_be_guessed_is_refused(key: str, why: str):
+    for use in (name_by_digest, lambda key: Keys(operator_key=key)):
+        with pytest.raises(ConfigError, match=why):
+            use(key)
 
 
 def test_vllms_own_keys_are_wanted_and_stand_for_no_tenant():

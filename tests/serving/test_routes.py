@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +19,7 @@ from ragcache_engine.chat.calls import ToolReader
 from ragcache_engine.chat.messages import NO_TEMPLATE_ARGS
 from ragcache_engine.protocols import Conversation
 from ragcache_engine.serving import routes
-from ragcache_engine.values import TokenizedPrompt
+from ragcache_engine.values import SamplingOptions, TokenizedPrompt
 
 SHOP, PRESS = "the key of the shop", "the key of the press"
 HELLO = [{"role": "user", "content": "Hello."}]
@@ -58,6 +59,10 @@ DEEP = "[" * 300 + "]" * 300
 TOO_MUCH: dict[str, tuple[str, dict[str, Any]]] = {
     "a document's long id": ("/generate", {"documents": [[0, 9, LONG_NAME]]}),
     "documents": ("/generate", {"documents": SPANS}),
+    "a neighbour's long id": (
+        "/generate",
+        {"documents": [[0, 9, "d"]], "neighbours": {"d": [LONG_NAME, "text"]}},
+    ),
     "a long tenant": ("/generate", {"tenant": LONG_NAME}),
     "adopted guesses": ("/generate", {"adopted": ["g"] * 1001}),
     "a long guess": ("/generate", {"adopted": ["g" * 201]}),
@@ -219,7 +224,47 @@ def test_templates_that_do_not_end_are_given_up_and_hold_up_nobody_else(
         other = ask(server, "/generate", PRESS, prompt="Why?", request="r")
         assert json.loads(other.text.split("data: ")[-1])["finish"] == "stop"
         assert {kind_of(each.result()) for each in asking} == {"RefusedMessages"}
-        assert backend.most == routes.RENDERS_AT_ONCE
+        assert backend.most == routes.AT_ONCE
         backend.may_write.set()
         monkeypatch.setattr(routes, "RENDER_S", 30)
         assert ask(server, "/render", SHOP, messages=HELLO).status_code == 200
+
+
+class HangingDisk(MemoryBackend):
+    async def forget(self, document_ids: Sequence[str]) -> None:
+        await asyncio.Event().wait()
+
+
+def test_a_disk_that_hangs_ends_a_forget_with_an_error_by_name(
+    keys_file: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(routes, "UPKEEP_S", 0.1)
+    with serve(HangingDisk(), keys_file=keys_file) as server:
+        answer = ask(server, "/forget", OPERATOR, document_ids=["d"])
+    assert (answer.status_code, kind_of(answer)) == (500, "RequestTimedOut")
+
+
+class SlowGuides(MemoryBackend):
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_end = threading.Event()
+
+    def check(self, options: SamplingOptions) -> None:
+        self.may_end.wait(60)
+
+
+def test_a_guide_that_takes_for_ever_to_check_is_refused_and_delays_nobody(
+    keys_file: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(routes, "RENDER_S", 0.2)
+    backend = SlowGuides()
+    with serve(backend, keys_file=keys_file) as server:
+        body = {
+            "prompt": "Why?",
+            "request": "r",
+            "options": {"guide": {"kind": "regex", "form": ["a"]}},
+        }
+        for _ in range(12):
+            assert kind_of(ask(server, "/generate", SHOP, **body)) == "UnsupportedGuide"
+        assert ask(server, "/generate", PRESS, prompt="Why?", request="r").status_code == 200
+        backend.may_end.set()

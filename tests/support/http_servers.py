@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +19,7 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from ragcache_engine.protocols import Backend
+from ragcache_engine.serving.bounded_http import LARGEST_HEAD_BYTES, BoundedHTTP
 from ragcache_engine.serving.doors import Doors
 from ragcache_engine.serving.keys import Keys
 from ragcache_engine.serving.routes import Served
@@ -50,7 +51,13 @@ class _ServerThread(threading.Thread):
         super().__init__(daemon=True)
         self.server = uvicorn.Server(
             uvicorn.Config(
-                app, port=port, log_level="critical", timeout_graceful_shutdown=0, lifespan="off"
+                app,
+                port=port,
+                log_level="critical",
+                timeout_graceful_shutdown=0,
+                lifespan="off",
+                http=BoundedHTTP,
+                h11_max_incomplete_event_size=LARGEST_HEAD_BYTES,
             )
         )
         self.has_started = threading.Event()
@@ -79,6 +86,7 @@ def serve(
     operator_key: str | None = OPERATOR,
     limits: Limits | None = None,
     tool_parser: str | None = None,
+    reuse: Mapping[str, Any] | None = None,
     port: int = 0,
 ) -> Iterator[MemoryServer]:
     """Serve a backend until the block ends. port: 0 for any."""
@@ -92,7 +100,7 @@ def serve(
         async with lock:
             if not served:  # on the server's loop, where it belongs
                 told = await backend.start()
-                served.append(Served(backend, told, ("any",), tool_parser))
+                served.append(Served(backend, told, ("any",), tool_parser, reuse=reuse or {}))
         return served[0]
 
     async def stand_in(request: Request) -> JSONResponse:

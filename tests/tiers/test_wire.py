@@ -14,6 +14,7 @@ from ragcache_engine.tiers.provenance import PromptSources, Reason, ReuseReport
 from ragcache_engine.tiers.tree_snapshot import TreeSnapshot
 from ragcache_engine.tiers.wire import (
     FIELD,
+    TRUSTED,
     FinishMessage,
     LookedUp,
     MalformedRequest,
@@ -29,7 +30,6 @@ def test_what_a_request_carries_survives_the_way_to_vllm():
         guess="g1",
         is_provisional=True,
         adopted=("g2", "g3"),
-        operator_key="key",
         tombstones={"mark": 1_700_000_000_000_000_001},
         snapshot=50,
         with_bloom_filter=True,
@@ -75,9 +75,32 @@ def test_segments_that_cannot_be_so_are_refused(segments: Any):
 def test_names_to_forget_that_are_no_names_are_passed_over():
     assert RequestMessage.from_dict({FIELD: {"forget": ["d1", 7, None]}}).forget == ("d1",)
     assert RequestMessage.from_dict({FIELD: {"forget": "d1"}}).forget == ()
-    said = {"operator_key": 7, "tombstones": {"a": "soon", "b": 3}}
-    message = RequestMessage.from_dict({FIELD: said})
-    assert (message.operator_key, message.tombstones) == (None, {"b": 3})
+    said = {"tombstones": {"a": "soon", "b": 3}}
+    assert RequestMessage.from_dict({FIELD: said}).tombstones == {"b": 3}
+
+
+MARK = TRUSTED.decode()
+
+
+def test_the_engines_own_messages_are_trusted():
+    message = RequestMessage(forget=("d1",), is_trusted=True)
+    assert RequestMessage.from_dict(message.to_dict()) == message
+
+
+@pytest.mark.parametrize(
+    "said",
+    [MARK, repr(TRUSTED), list(TRUSTED), {"bytes": MARK}, TRUSTED.hex(), True, 1, None, b"another"],
+)
+def test_nothing_that_json_can_say_is_trusted(said: Any):
+    assert not RequestMessage.from_dict({FIELD: {"forget": ["d1"], "trusted": said}}).is_trusted
+
+
+def test_a_message_holds_no_key():
+    written = str(RequestMessage(((3, "d1"),), is_trusted=True).to_dict())
+    assert "key" not in written
+    # What marks it is of no use to a reader of logs: no JSON has bytes.
+    with pytest.raises(TypeError, match="bytes"):
+        json.dumps(RequestMessage(is_trusted=True).to_dict())
 
 
 def test_malformed_segments_take_nothing_else_with_them():

@@ -163,6 +163,7 @@ class MemoryBackend:
         self._host_bytes_per_s = host_bytes_per_s
         self._disk_bytes_per_s = disk_bytes_per_s
         self._clock = VirtualClock()
+        self.now = self._clock.now
         self._words = WordTokenizer()
         self._steps = 0
         self._numbers = count()
@@ -465,9 +466,6 @@ class MemoryBackend:
 
     # -- time ------------------------------------------------------------------------------------
 
-    def now(self) -> float:
-        return self._clock.now()
-
     def advance(self, seconds: float) -> None:
         """Let time pass outside the model, as during a search. Only one thread may call this."""
         self._clock.pass_outside(seconds)
@@ -505,10 +503,14 @@ class MemoryBackend:
     def counters(self) -> Counters:
         return self._counters
 
-    async def snapshot(self, documents: int) -> TreeSnapshot | None:
+    async def snapshot(
+        self, documents: int, *, with_bloom_filter: bool = False
+    ) -> TreeSnapshot | None:
         self._require_alive()
         waiting, running = self._scheduler.queue_lengths
-        return self._scheduler.device.manager.snapshot(documents, waiting=waiting, running=running)
+        return self._scheduler.device.manager.snapshot(
+            documents, waiting=waiting, running=running, with_bloom_filter=with_bloom_filter
+        )
 
     async def close(self) -> None:
         self._closed = True

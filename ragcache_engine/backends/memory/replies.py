@@ -6,6 +6,7 @@ import json
 
 from ragcache_engine.chat.plain_template import TAG
 from ragcache_engine.chat.schema_samples import make_sample
+from ragcache_engine.chat.tools import CLOSE, OPEN
 from ragcache_engine.errors import UnsupportedGuide
 from ragcache_engine.guide import Guide, GuideKind
 
@@ -20,12 +21,16 @@ def echo(prompt: str) -> str:
 def keep_to_guide(reply: str, guide: Guide) -> str:
     """Return the reply if it keeps to the guide, else a text that does.
 
-    For a guide to JSON, a reply that is JSON passes; this does not compare it with the schema.
+    For a guide to JSON, a reply that is JSON passes; this does not compare it with the schema. Of a call
+    between its tags, what is between them passes, because a guided model writes none.
     Raises UnsupportedGuide if no such text can be made up.
     """
     match guide.kind:
         case GuideKind.JSON:
-            return reply if _is_json(reply) else json.dumps(make_sample(guide.schema))
+            text = reply
+            if reply.strip().startswith(OPEN) and reply.strip().endswith(CLOSE):
+                text = reply.strip().removeprefix(OPEN).removesuffix(CLOSE).strip()
+            return text if _is_json(text) else json.dumps(make_sample(guide.schema))
         case GuideKind.CHOICE:
             return next((text for text in guide.form if text in reply), guide.form[0])
     raise UnsupportedGuide(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from ragcache_engine.backends.server.connection import Connection
 from ragcache_engine.backends.server.ragcache_server import RAGCacheServerBackend
@@ -15,11 +17,14 @@ from ragcache_engine.values import ModelLimits
 
 @dataclass(frozen=True, slots=True)
 class FoundServer:
-    """A server that answers. model: the name of its model. tool_parser: as in EngineConfig."""
+    """A server that answers.
+
+    settings: what it decides for its clients, by the names of EngineConfig: its model, the parser of
+      tool calls, and how it reuses documents at any position.
+    """
 
     backend: Backend
-    model: str
-    tool_parser: str | None = None
+    settings: Mapping[str, Any]
 
 
 def find_server(url: str, api_key: str | None, model: str | None = None) -> FoundServer:
@@ -42,7 +47,8 @@ def find_server(url: str, api_key: str | None, model: str | None = None) -> Foun
     told = ServerDescription.from_json(said)
     connection.silent_s = 4 * ALIVE_S
     name = _require_served(model, told.models, url)
-    return FoundServer(RAGCacheServerBackend(connection, told), name, told.tool_parser)
+    settings = {"model": name, "tool_parser": told.tool_parser, **told.reuse}
+    return FoundServer(RAGCacheServerBackend(connection, told), settings)
 
 
 def _find_vllm(connection: Connection, model: str | None) -> FoundServer:
@@ -56,7 +62,8 @@ def _find_vllm(connection: Connection, model: str | None) -> FoundServer:
         ) from error
     name = _require_served(model, tuple(contexts), connection.url)
     limits = ModelLimits(contexts[name], block_tokens=1, device_blocks=0)
-    return FoundServer(VLLMServerBackend(connection, name, limits), name)
+    settings = {"model": name, "tool_parser": None}
+    return FoundServer(VLLMServerBackend(connection, name, limits), settings)
 
 
 def _require_served(model: str | None, served: tuple[str, ...], url: str) -> str:

@@ -42,11 +42,11 @@ class RAGCacheServerBackend:
     """Asks a server whatever the engine asks. told: what the server said of itself."""
 
     reads_text = True
-    borrows = False  # the server does, if it was started so
 
     def __init__(self, connection: Connection, told: ServerDescription) -> None:
         self._connection = connection
         self._told = told
+        self.borrows = bool(told.reuse)
         self._session = uuid4().hex  # tells this client's requests from those of others
         self._adopted: list[str] = []
         self._counters = Counters()
@@ -121,7 +121,9 @@ class RAGCacheServerBackend:
     async def touch_if_cached(self, requests: Sequence[BackendRequest]) -> list[bool]:
         return [False] * len(requests)
 
-    async def snapshot(self, documents: int) -> TreeSnapshot | None:
+    async def snapshot(
+        self, documents: int, *, with_bloom_filter: bool = False
+    ) -> TreeSnapshot | None:
         """Return None: the tree belongs to the server, and `ragcache dashboard URL` shows it."""
         return None
 

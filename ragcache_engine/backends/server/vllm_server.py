@@ -198,7 +198,9 @@ class VLLMServerBackend:
     async def touch_if_cached(self, requests: Sequence[BackendRequest]) -> list[bool]:
         return [False] * len(requests)
 
-    async def snapshot(self, documents: int) -> TreeSnapshot | None:
+    async def snapshot(
+        self, documents: int, *, with_bloom_filter: bool = False
+    ) -> TreeSnapshot | None:
         """Return None: the tree belongs to the server, and `ragcache dashboard URL` shows it."""
         return None
 

@@ -7,6 +7,7 @@ import multiprocessing
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from typing import Any, cast
 
@@ -33,6 +34,7 @@ from ragcache_engine.backends.vllm.log import EngineLog, ShownLog
 from ragcache_engine.backends.vllm.main_guard import require_guarded_main, spawning_processes
 from ragcache_engine.backends.vllm.tiers.settings import TierSettings
 from ragcache_engine.chat import CallReader, ToolReader
+from ragcache_engine.daemon_threads import DaemonThreads
 from ragcache_engine.errors import EngineDied, EngineError, EngineStartFailed, GenerationFailed
 from ragcache_engine.guide import Guide
 from ragcache_engine.protocols import BackendRequest, Conversation, Delta
@@ -52,6 +54,9 @@ from ragcache_engine.values import (
 
 MOST_GUIDES = 256
 """How many accepted guides to remember, so that they need no second check."""
+
+FORGOTTEN_AT_ONCE = 4
+"""How many calls of `forget` work on the folder of the disk cache at a time. A disk may hang."""
 
 DEATH_CHECK_S = 0.5
 """How often to look whether vLLM's process still lives, while it is asked something besides requests."""
@@ -103,6 +108,7 @@ class VLLMBackend:
         self._has_tiers = False
         self._is_borrowing = False
         self._engine_id: str | None = None
+        self._disk_threads = DaemonThreads(FORGOTTEN_AT_ONCE, "ragcache-forgetting")
         self._counters = Counters()
         self._upkeep_numbers = count()
         self._adopted: list[str] = []
@@ -234,9 +240,7 @@ class VLLMBackend:
         params = to_sampling_params(request.options)
         if self._has_tiers:
             adopted, self._adopted = self._adopted, []
-            message = replace(
-                self._describe(request), adopted=adopted, operator_key=self._budget.operator_key
-            )
+            message = replace(self._describe(request), adopted=adopted, is_trusted=True)
             # Never empty: the request's id is always among them.
             params.extra_args = {
                 "kv_transfer_params": {**message.to_dict(), "request": request.request_id}
@@ -307,8 +311,9 @@ class VLLMBackend:
         if self._has_tiers and self._budget.disk_bytes:
             try:
                 # First of all, so that no engine that shares the folder adds a file from now on.
-                tombstones = await asyncio.to_thread(
-                    leave_tombstones, self._budget.folder(), map(document_mark, document_ids)
+                marks = list(map(document_mark, document_ids))
+                tombstones = await self._disk_threads.run(
+                    partial(leave_tombstones, self._budget.folder(), marks)
                 )
             except OSError as error:
                 failure = error
@@ -321,7 +326,9 @@ class VLLMBackend:
             ) from error
         if self._has_tiers and self._budget.disk_bytes:
             # The scheduler does not know the files of earlier processes and of other engines.
-            await asyncio.to_thread(forget_documents, self._budget.folder(), document_ids)
+            await self._disk_threads.run(
+                partial(forget_documents, self._budget.folder(), document_ids)
+            )
         if failure:
             raise EngineError(
                 f"this engine forgot the documents, but could not tell other engines that use "
@@ -334,7 +341,7 @@ class VLLMBackend:
         """Make the schedulers of all data parallel ranks forget; return False if they have no tiers."""
         message = RequestMessage(
             forget=document_ids,
-            operator_key=self._budget.operator_key,
+            is_trusted=True,
             tombstones=tombstones,
         )
         ranks = llm.vllm_config.parallel_config.data_parallel_size
@@ -346,12 +353,16 @@ class VLLMBackend:
         )
         return all(answer is not None for answer in answers)
 
-    async def snapshot(self, documents: int) -> TreeSnapshot | None:
+    async def snapshot(
+        self, documents: int, *, with_bloom_filter: bool = False
+    ) -> TreeSnapshot | None:
         """Ask the scheduler, the one of the first data parallel rank if there are several."""
         if not self._has_tiers:
             return None
         llm = self._require_llm()
-        message = RequestMessage(snapshot=documents, operator_key=self._budget.operator_key)
+        message = RequestMessage(
+            snapshot=documents, with_bloom_filter=with_bloom_filter, is_trusted=True
+        )
         ranks = llm.vllm_config.parallel_config.data_parallel_size
         try:
             answer = await self._tell_scheduler(llm, message, 0 if ranks > 1 else None)
@@ -368,13 +379,12 @@ class VLLMBackend:
             looked_up=[
                 LookedUp(one.tokens.token_ids, one.tenant, self._describe(one)) for one in requests
             ],
-            operator_key=self._budget.operator_key,
+            is_trusted=True,
         )
         try:
             answer = await self._tell_scheduler(llm, message, None)
         except EngineDeadError as error:
             raise self._death() from error
-        # A scheduler that does not take us for its operator answers nothing.
         return list(answer.held) if answer and answer.held else [False] * len(requests)
 
     async def _tell_scheduler(

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from secrets import token_hex
 
 from ragcache_engine.cache_home import cache_home
 
@@ -31,8 +30,8 @@ class TierBudget:
     any_donors: whether documents may be borrowed from what served prompts left, with donors="any".
     donors_later: whether a prompt is answered exactly if that computes fewer tokens than its missing
       donors do, with missing_donors="later".
-    operator_key: whoever sends it may make the tiers forget documents. A random one that only the engine
-      itself knows, unless it is set.
+    recheck_share, least_rouge_l: which share of answers a server rechecks, and the least mean likeness of
+      them; see Drift. An engine rechecks by itself.
     """
 
     policy: str
@@ -45,7 +44,8 @@ class TierBudget:
     recompute_ratio: float | None = None
     any_donors: bool = False
     donors_later: bool = False
-    operator_key: str = field(default_factory=token_hex, repr=False)
+    recheck_share: float = 0.0
+    least_rouge_l: float | None = None
 
     def folder(self) -> Path:
         """The disk tier's folder."""

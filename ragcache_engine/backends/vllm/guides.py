@@ -10,6 +10,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from ragcache_engine.errors import UnsupportedGuide
 from ragcache_engine.guide import Guide, GuideKind
 from ragcache_engine.values import SamplingOptions
+from ragcache_engine.visible import quoted
 
 
 def to_structured_outputs(guide: Guide) -> StructuredOutputsParams:
@@ -43,5 +44,5 @@ def require_servable(options: SamplingOptions, llm: AsyncLLM) -> None:
     except (VLLMError, ValueError) as error:
         raise UnsupportedGuide(
             f"vLLM cannot hold an answer to this {options.guide.kind.value} guide: {error}. "
-            f"Simplify it: {options.guide.form[0][:200]}"
+            f"Simplify it: {quoted(options.guide.form[0])}"
         ) from error

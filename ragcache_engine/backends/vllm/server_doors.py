@@ -9,14 +9,16 @@ import os
 from pathlib import Path
 from typing import Any
 
-from starlette.types import ASGIApp, Scope
+from starlette.types import ASGIApp, Receive, Scope, Send
 from vllm.renderers.chat_utils import load_chat_template
 from vllm.v1.engine.async_llm import AsyncLLM
 
+from ragcache_engine.anywhere.idle_backend import with_idle_work
 from ragcache_engine.backends.vllm.backend import VLLMBackend, has_tiers
 from ragcache_engine.backends.vllm.budget import TierBudget
 from ragcache_engine.backends.vllm.installed import require_vllm
 from ragcache_engine.backends.vllm.tiers.settings import TierSettings
+from ragcache_engine.serving.bounded_http import BoundedHTTP
 from ragcache_engine.serving.doors import Doors
 from ragcache_engine.serving.keys import Keys
 from ragcache_engine.serving.routes import Served
@@ -30,6 +32,12 @@ class ServerDoors(Doors):
         super().__init__(app, read_limits(os.environ), self._read_keys, self._serve)
         self._served: Served | None = None
         self._keys: Keys | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            # The server listens after this. vLLM has no flag that chooses uvicorn's protocol.
+            scope["app"].state.server.config.http_protocol_class = BoundedHTTP
+        await super().__call__(scope, receive, send)
 
     def _read_keys(self, scope: Scope) -> Keys:
         """Return the keys: those of the file, or the ones that vLLM itself asks for."""
@@ -63,18 +71,53 @@ def serve_engine(state: Any) -> Served:
     backend = VLLMBackend(args.model, None, _budget_of(llm), {}, tool_parser=parser)
     limits = backend.use_running(llm)
     models = tuple(args.served_model_name or [args.model])
-    return Served(backend, limits, models, parser, load_chat_template(args.chat_template))
+    template = load_chat_template(args.chat_template)
+    settings = _tier_settings(llm)
+    if settings is None or settings.recompute_ratio is None:
+        return Served(backend, limits, models, parser, template)
+    idle = with_idle_work(
+        backend,
+        prepares_later=settings.donors_later,
+        recheck_share=settings.recheck_share,
+        least=settings.least_rouge_l,
+    )
+    idle.open()
+    return Served(
+        idle.backend,
+        limits,
+        models,
+        parser,
+        template,
+        reuse=_describe_reuse(settings),
+        occupied=idle.occupied,
+    )
+
+
+def _describe_reuse(settings: TierSettings) -> dict[str, Any]:
+    """Return what clients have to know of reuse at any position; see ServerDescription."""
+    return {
+        "reuse": "anywhere",
+        "recompute_ratio": settings.recompute_ratio,
+        "donors": "any" if settings.any_donors else "neighbours",
+        "missing_donors": "later" if settings.donors_later else "compute",
+        "recheck_share": 0.0,  # the server does it
+    }
+
+
+def _tier_settings(llm: AsyncLLM) -> TierSettings | None:
+    config = llm.vllm_config
+    if not has_tiers(config) or config.kv_transfer_config is None:
+        return None
+    return TierSettings.from_extra_config(config.kv_transfer_config.kv_connector_extra_config)
 
 
 def _budget_of(llm: AsyncLLM) -> TierBudget:
-    """Return what forgetting needs to know of the tiers: their folder and the operator's key."""
-    config = llm.vllm_config
-    if not has_tiers(config) or config.kv_transfer_config is None:
+    """Return what forgetting needs to know of the tiers: their folder."""
+    settings = _tier_settings(llm)
+    if settings is None:
         return TierBudget("halflife")
-    settings = TierSettings.from_extra_config(config.kv_transfer_config.kv_connector_extra_config)
     return TierBudget(
         settings.policy,
         disk_bytes=settings.disk_bytes,
         disk_folder=Path(settings.disk_folder) if settings.disk_folder else None,
-        operator_key=os.environ.get(OPERATOR_KEY, ""),
     )

@@ -16,6 +16,7 @@ from ragcache_engine.backends.vllm.budget import TierBudget
 from ragcache_engine.backends.vllm.core_executor import CORE_EXECUTOR
 from ragcache_engine.backends.vllm.model_lookup import require_model
 from ragcache_engine.backends.vllm.tier_arguments import build_tier_arguments
+from ragcache_engine.serving.bounded_http import LARGEST_HEAD_BYTES
 
 SEVERAL_WORKERS = frozenset(
     {
@@ -39,7 +40,7 @@ def server_command(model: str, budget: TierBudget, given: Sequence[str]) -> list
     require_model(model)
     arguments = AsyncEngineArgs(model=model)
     names = cpu_defaults.argument_names(given)
-    chosen: dict[str, str | None] = {}
+    chosen: dict[str, str | None] = {"--h11-max-incomplete-event-size": str(LARGEST_HEAD_BYTES)}
     if current_platform.is_cpu():
         chosen["--block-size"] = str(cpu_defaults.BLOCK_TOKENS)
         chosen["--enforce-eager"] = None

@@ -47,7 +47,7 @@ def claim(memory: str, size_bytes: int) -> FileIO:
             raise OSError(
                 errno.ENOSPC,
                 f"{FOLDER} has no {size_bytes >> 20} MiB free for the host tier: start the container "
-                f"with a larger --shm-size or with --ipc=host, or set a smaller host_cache",
+                f"with a larger --shm-size or with --ipc=host, or choose a smaller host cache",
             )
         file.truncate(size_bytes)  # vLLM fills it with pages
     return file

@@ -14,7 +14,7 @@ from vllm.platforms import current_platform
 from ragcache_engine.backends.vllm import cpu_defaults, shared_memory
 from ragcache_engine.backends.vllm.borrowing.support import require_borrowable_model
 from ragcache_engine.backends.vllm.budget import QUEUES_BYTES, TierBudget
-from ragcache_engine.backends.vllm.tiers.settings import TierSettings, digest_key
+from ragcache_engine.backends.vllm.tiers.settings import TierSettings
 from ragcache_engine.errors import CannotBorrow
 
 logger = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ def build_tier_arguments(
             )
     if taken := [name for name in TIER_ARGUMENTS if name in given]:
         logger.warning(
-            "vllm_args holds %s, so vLLM's own cache is used, without knowledge tree and tiers",
+            "vLLM is given %s, so its own cache is used, without knowledge tree and tiers",
             " and ".join(taken),
         )
         return {}
@@ -64,10 +64,11 @@ def build_tier_arguments(
         disk_folder=str(budget.folder()) if disk_bytes else None,
         reorder_window=budget.reorder_window,
         cache_depth=budget.cache_depth,
-        operator_digest=digest_key(budget.operator_key),
         recompute_ratio=budget.recompute_ratio,
         any_donors=budget.any_donors,
         donors_later=budget.donors_later,
+        recheck_share=budget.recheck_share,
+        least_rouge_l=budget.least_rouge_l,
         profile=budget.cost_profile.read_text(encoding="utf-8") if budget.cost_profile else None,
         provisional_step_tokens=(
             cpu_defaults.PROVISIONAL_STEP_TOKENS if current_platform.is_cpu() else 0
@@ -106,7 +107,7 @@ def _lower_tiers(budget: TierBudget) -> tuple[int, int]:
     if host_bytes < wanted_bytes:
         logger.warning(
             "%s has %d MiB free, too little for a host tier of %d MiB and vLLM's queues: %s. Start the "
-            "container with --shm-size=%dm or --ipc=host, or set a smaller host_cache",
+            "container with --shm-size=%dm or --ipc=host, or choose a smaller host cache",
             shared_memory.FOLDER,
             shared_bytes // MIB,
             wanted_bytes // MIB,

@@ -304,7 +304,7 @@ def _make_donor(
     block_tokens: int,
 ) -> Donor:
     """Make the prompt [system text, context, document], padded as Donor says."""
-    name, before, _ = context or (None, (), None)
+    name, before = (context.document, context.token_ids) if context else (None, ())
     start = len(system) + len(before)
     runs: list[SegmentEnd] = []
     if system:

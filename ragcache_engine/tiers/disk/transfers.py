@@ -299,6 +299,6 @@ class DiskTransfers:
             self.is_writable = False
             logger.warning(
                 "the disk tier cannot be written to (%s), and is only read from now on; requests are "
-                "still answered. Make room in its folder, or set another disk_cache_dir, and restart",
+                "still answered. Make room in its folder, or choose another one, and restart",
                 error,
             )

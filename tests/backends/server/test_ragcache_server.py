@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,6 +14,7 @@ import pytest
 from http_servers import OPERATOR, serve
 
 from ragcache_engine import (
+    Corpus,
     Document,
     EngineNeeded,
     NoChatTemplate,
@@ -23,6 +24,7 @@ from ragcache_engine import (
     SamplingOptions,
     SpeculationOutcome,
 )
+from ragcache_engine.anywhere.neighbours import context_behind
 from ragcache_engine.backends.memory import MemoryBackend, Stall
 from ragcache_engine.protocols import BackendRequest, Conversation
 from ragcache_engine.serving import routes
@@ -52,10 +54,13 @@ class Recording(MemoryBackend):
 
 @contextmanager
 def client_of(
-    backend: MemoryBackend, tool_parser: str | None = None, **settings: Any
+    backend: MemoryBackend,
+    tool_parser: str | None = None,
+    reuse: Mapping[str, Any] | None = None,
+    **settings: Any,
 ) -> Iterator[RAGCacheEngine]:
     with (
-        serve(backend, tool_parser=tool_parser) as server,
+        serve(backend, tool_parser=tool_parser, reuse=reuse) as server,
         RAGCacheEngine.connect(server.url, api_key=OPERATOR, **settings) as engine,
     ):
         yield engine
@@ -216,6 +221,61 @@ def test_tool_calls_are_read_whole_and_from_a_stream(parser: str | None):
     calls = [each for part in parts for each in part.calls]
     assert calls[0].name == "look"
     assert json.loads("".join(each.arguments for each in calls)) == {"at": "the sea"}
+
+
+ANYWHERE = {
+    "reuse": "anywhere",
+    "recompute_ratio": 0.25,
+    "donors": "neighbours",
+    "recheck_share": 0.0,
+}
+C = Document("c", "Passage c says something of its own. " * 12)
+CORPUS = Corpus(1, lambda documents: [{"a": B, "b": C, "c": A}[one.id] for one in documents])
+
+
+def test_a_client_of_a_server_that_borrows_tells_it_the_neighbours():
+    backend = Recording(recompute_ratio=0.25)
+    with client_of(backend, reuse=ANYWHERE) as engine:
+        with engine.retrieval("Why?") as retrieval:
+            retrieval.look_up_neighbours([A, B], CORPUS)
+            retrieval.found([A, B])
+        first = engine.generate(prompt_of(A, B))
+        again = engine.generate(prompt_of(C, B, question="And?"), [C, B])
+    here = MemoryBackend().tokenize
+    assert backend.asked[0].contexts == {
+        "a": context_behind(here, A.text, B),
+        "b": context_behind(here, B.text, C),
+    }
+    assert first.usage.recomputed_tokens > 0
+    assert again.usage.borrowed.device > 0, "from the same donor, as its neighbour is the same"
+
+
+def test_the_configuration_of_a_client_says_how_its_server_borrows():
+    with client_of(MemoryBackend(recompute_ratio=0.25), reuse=ANYWHERE) as engine:
+        assert (engine.config.reuse, engine.config.recompute_ratio) == ("anywhere", 0.25)
+        answer = engine.generate(prompt_of(A, B), [A, B], recompute_ratio=1.0)
+        assert answer.usage.reused[1].recomputed == answer.usage.reused[1].tokens
+    with client_of(MemoryBackend()) as engine:
+        assert engine.config.reuse == "prefix"
+
+
+def test_what_a_client_warms_the_server_stores_behind_its_neighbours():
+    backend = Recording(recompute_ratio=0.25)
+    with client_of(backend, reuse=ANYWHERE) as engine:
+        engine.warm([[A, B, C]], template=TEMPLATE, neighbours=CORPUS)
+        assert all(request.makes_donors for request in backend.asked)
+        answer = engine.generate(prompt_of(C, B), [C, B])
+    assert answer.usage.borrowed.device > 0
+
+
+def test_a_server_that_borrows_nothing_is_told_no_neighbours():
+    backend = Recording()
+    with client_of(backend) as engine:
+        with engine.retrieval("Why?") as retrieval:
+            retrieval.look_up_neighbours([A, B], CORPUS)
+            retrieval.found([A, B])
+        engine.generate(prompt_of(A, B))
+    assert backend.asked[0].contexts == {}
 
 
 def test_connections_serve_again():

@@ -52,6 +52,7 @@ def engine(demo_model: str, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         disk_cache_dir=folder,
         reuse="anywhere",
         recompute_ratio=0,
+        missing_donors="compute",
         vllm_args={"dtype": "float32", "max_model_len": 1024},
     )
     with RAGCacheEngine(config) as engine:

@@ -52,6 +52,17 @@ def test_what_the_user_says_to_vllm_wins(demo_model: str):
     assert config.model_config.max_model_len == 1024
 
 
+def test_guided_json_has_no_white_space_unless_the_user_wants_it(demo_model: str):
+    def is_compact(**outputs: object) -> bool:
+        arguments = {"structured_outputs_config": outputs} if outputs else {}
+        config = build_vllm_config(demo_model, GIB, NO_TIERS, arguments)
+        return config.structured_outputs_config.disable_any_whitespace
+
+    assert is_compact()
+    assert is_compact(backend="guidance")
+    assert not is_compact(disable_any_whitespace=False)
+
+
 @pytest.mark.skipif(not current_platform.is_cpu(), reason="a GPU computes in bfloat16")
 @pytest.mark.parametrize(
     ("is_slow", "dtype", "warned"),

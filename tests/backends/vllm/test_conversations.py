@@ -14,6 +14,7 @@ import pytest
 
 from ragcache_engine import (
     ConfigError,
+    FinishReason,
     Guide,
     NoChatTemplate,
     RAGCacheEngine,
@@ -173,6 +174,24 @@ def test_answers_keep_to_their_form(vllm_engine: RAGCacheEngine):
     assert held(Guide.grammar('root ::= "yes" | "no"')) in ("yes", "no")
 
 
+def test_the_tokens_of_guided_json_go_into_its_parts(vllm_engine: RAGCacheEngine):
+    city = {
+        "type": "object",
+        "properties": {
+            "city": {"enum": ["Oslo", "Paris"]},
+            "n": {"type": "integer", "minimum": 0, "maximum": 9},
+        },
+        "required": ["city", "n"],
+        "additionalProperties": False,
+    }
+    prompt = vllm_engine.chat.prompt([{"role": "user", "content": "Weather city JSON."}])
+    options = SamplingOptions(max_tokens=20, guide=Guide.json(city))
+    answer = vllm_engine.generate(prompt, options=options)
+    assert not set(answer.text) & set(" \n\t")
+    assert json.loads(answer.text).keys() == {"city", "n"}
+    assert answer.finish_reason is FinishReason.STOP
+
+
 @pytest.mark.parametrize(
     "guide",
     [
@@ -200,6 +219,28 @@ def test_this_model_is_told_of_tools_in_words_and_held_to_a_call(vllm_engine: RA
     (call,) = vllm_engine.chat.tool_reader(TOOLS, must_call=True).whole(text).calls
     assert call.name == "add"
     assert json.loads(call.arguments).keys() == {"a", "b"}
+
+
+@pytest.mark.parametrize(
+    ("before", "is_call"),
+    [
+        (
+            '{"name":"add","arguments":{"a":1,"b":2}}\n{"name":"add","arguments":{"a":3,"b":4}}\n',
+            True,
+        ),
+        ('{"name":"Ada","age":36}\n{"name":"Alan","age":41}\n', False),
+    ],
+)
+def test_beside_tools_the_model_calls_one_or_keeps_to_a_form(
+    vllm_engine: RAGCacheEngine, before: str, is_call: bool
+):
+    form = SamplingOptions(max_tokens=48, guide=Guide.json(PERSON))
+    options = vllm_engine.chat.tool_options(form, TOOLS)
+    text = vllm_engine.generate(before, options=options).text
+    read = vllm_engine.chat.tool_reader(TOOLS, is_guided=True).whole(text)
+    assert bool(read.calls) == is_call
+    written = read.calls[0].arguments if is_call else read.text
+    assert json.loads(written).keys() == ({"a", "b"} if is_call else {"name", "age"})
 
 
 @pytest.mark.parametrize("size", [1, 5, 1000])

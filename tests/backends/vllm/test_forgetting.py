@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -62,7 +64,7 @@ def test_every_data_parallel_rank_hears_of_it():
     llm = LLM(ranks=3)
     asyncio.run(backend_on(llm).forget(["d1"]))
     assert sorted(rank for rank, _ in llm.told if rank is not None) == [0, 1, 2]
-    assert all(message.forget == ("d1",) and message.operator_key for _, message in llm.told)
+    assert all(message.forget == ("d1",) and message.is_trusted for _, message in llm.told)
 
 
 def test_a_single_rank_is_told_as_any_request_is():
@@ -99,3 +101,36 @@ def test_where_no_tombstone_can_be_left_this_engine_forgets_and_says_so(tmp_path
     with pytest.raises(EngineError, match="could not tell other engines"):
         asyncio.run(backend_on(llm, disk=tmp_path).forget(["d1"]))
     assert len(llm.told) == 1
+
+
+def test_a_disk_that_hangs_keeps_no_thread_that_others_need(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    hangs, answers = threading.Event(), threading.Event()
+
+    def hang(*_: Any) -> dict[str, int]:
+        hangs.set()
+        answers.wait(60)
+        return {}
+
+    monkeypatch.setattr("ragcache_engine.backends.vllm.backend.leave_tombstones", hang)
+    llm = LLM()
+    backend = backend_on(llm, disk=tmp_path)
+
+    async def forget_often() -> None:
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+        forgetting = [asyncio.create_task(backend.forget(["d1"])) for _ in range(20)]
+        while not hangs.is_set():
+            await asyncio.sleep(0.01)
+        assert await asyncio.wait_for(asyncio.to_thread(lambda: 7), 20) == 7
+        assert llm.told == [], "what is on disk is withdrawn before anybody is told"
+        for waiting in forgetting[10:]:
+            waiting.cancel()
+        answers.set()
+        await asyncio.gather(*forgetting, return_exceptions=True)
+
+    try:
+        asyncio.run(forget_often())
+    finally:
+        answers.set()
+    assert len(llm.told) == 10

@@ -6,6 +6,8 @@ import asyncio
 
 import pytest
 
+pytest.importorskip("vllm")
+
 from ragcache_engine import Document, EngineDied, RAGCacheEngine
 from ragcache_engine.backends.vllm.backend import VLLMBackend
 from ragcache_engine.tiers.counters import Counters
@@ -47,19 +49,19 @@ def test_to_look_is_no_request_and_no_use(vllm_engine: RAGCacheEngine):
     assert len(seen[0].requests) == len(seen[-1].requests)  # type: ignore[union-attr]
 
 
-def test_without_the_operators_key_nothing_is_shown(vllm_engine: RAGCacheEngine):
+def test_only_the_engines_own_messages_are_told_of_others_documents(vllm_engine: RAGCacheEngine):
     ask(vllm_engine)
     backend = vllm_engine._runtime.backend.inner
     assert isinstance(backend, VLLMBackend)
-    for key in (None, "guessed"):
-        message = RequestMessage(snapshot=10, operator_key=key)
+    for is_trusted in (False, True):
+        message = RequestMessage(snapshot=10, is_trusted=is_trusted)
         asked = backend._tell_scheduler(backend._require_llm(), message, None)
         answer = asyncio.run_coroutine_threadsafe(asked, vllm_engine._runtime._thread.loop).result(
             60
         )
         assert answer is not None
-        assert answer.tree is None
-        assert answer.sources is None
+        assert (answer.tree is not None) is is_trusted
+        assert (answer.sources is not None) is is_trusted
         assert answer.counters != Counters()
 
 

@@ -35,14 +35,14 @@ def steps_of(engine: Any) -> list[int]:
     return [count for count in tokens if count]
 
 
-def look_up(engine: Any, *wanted: str, key: str | None = "operator") -> list[bool] | None:
+def look_up(engine: Any, *wanted: str, is_trusted: bool = True) -> list[bool] | None:
     """Which of these prompts, a letter a document, are cached whole."""
     described = [prompt(*names) for names in wanted]
     looked_up = [
         LookedUp(tokens[: segments[-1][0]], None, RequestMessage(segments))
         for tokens, segments in described
     ]
-    engine.ask("look", [0], looked_up=looked_up, operator_key=key)
+    engine.ask("look", [0], looked_up=looked_up, is_trusted=is_trusted)
     held = engine.run()["look"].get("held")
     assert held is None or isinstance(held, list)
     return held
@@ -217,11 +217,10 @@ def test_what_is_cached_whole_can_be_looked_up_without_loading_it(
     assert answered(second, "two", "a", "b", question=2)["disk"] == 160
 
 
-@pytest.mark.parametrize("key", [None, "guessed"])
-def test_only_the_operator_may_look_up(engine_with: Callable[..., Any], key: str | None):
+def test_only_the_engine_itself_may_look_up(engine_with: Callable[..., Any]):
     engine = engine_with()
     answered(engine, "one", "a", "b")
-    assert look_up(engine, "ab", key=key) is None
+    assert look_up(engine, "ab", is_trusted=False) is None
 
 
 def test_a_second_life_starts_with_what_the_first_one_left_on_disk(
@@ -290,11 +289,10 @@ def test_a_request_that_cannot_be_planned_is_answered_all_the_same(
     engine.cache.check_idle()
 
 
-@pytest.mark.parametrize("key", [None, "", "guessed"])
-def test_only_the_operator_may_forget(engine_with: Callable[..., Any], key: str | None):
+def test_only_the_engine_itself_makes_the_scheduler_forget(engine_with: Callable[..., Any]):
     engine = engine_with()
     answered(engine, "one", "a", "b")
-    engine.ask("forget", [0], forget=["a"], operator_key=key)
+    engine.ask("forget", [0], forget=["a"], is_trusted=False)
     engine.run()
     assert answered(engine, "two", "a", "b", question=2)["device"] == 160
 

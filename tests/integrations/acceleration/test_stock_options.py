@@ -135,5 +135,12 @@ def test_the_name_that_the_engine_shows_is_the_models_too():
     assert is_model_of(config, "tiny")
 
 
-def test_the_engine_without_a_model_stands_for_any():
-    assert is_model_of(EngineConfig(backend="memory"), "gpt-4o")
+@pytest.mark.parametrize("unnamed", [{}, {"model": "any"}])
+def test_an_engine_without_a_model_stands_for_any_if_it_names_none(unnamed):
+    assert is_model_of(EngineConfig(backend="memory", **unnamed), "gpt-4o")
+
+
+def test_an_engine_without_a_model_decides_as_the_model_would_that_it_names():
+    config = EngineConfig(model="Qwen/Qwen2.5-7B-Instruct", backend="memory")
+    assert is_model_of(config, "/models/qwen2.5-7b-instruct")
+    assert not is_model_of(config, "gpt-4o")

@@ -38,10 +38,10 @@ def test_the_second_question_on_a_document_reuses_it_and_answers_as_without_a_ca
         warm = chunk if warm is None else warm + chunk
     assert cold.content.strip()
     assert warm.content == cold.content
-    details = warm.usage_metadata["input_token_details"]
+    details, known = warm.usage_metadata["input_token_details"], warm.response_metadata
     assert details["cache_read"] > 64
     assert details["cache_read"] == sum(
-        details[f"cache_read_{t}"] for t in ("device", "host", "disk")
+        known[f"cached_tokens_{tier}"] for tier in ("device", "host", "disk")
     )
     found = store.as_retriever(search_kwargs={"k": 3}).invoke(QUESTION)
     assert warm.response_metadata["document_ids"] == [document.id for document in found]

@@ -16,7 +16,7 @@ from langchain_core.vectorstores import InMemoryVectorStore
 
 from ragcache_engine import EngineConfig, EngineNeeded, InvalidArgument, UnsupportedStore
 from ragcache_engine.backends.memory import MemoryBackend
-from ragcache_integrations.langchain import RAGCacheLLM, RAGCacheRetriever
+from ragcache_integrations.langchain import EngineRetriever, RAGCacheLLM, RAGCacheRetriever
 
 QUESTION = "Why is the sky blue?"
 
@@ -196,3 +196,16 @@ def test_engine_llm_and_template_are_checked_as_elsewhere(keywords, engine, make
 def test_the_error_about_another_store_names_the_way(memory_store, engine):
     with pytest.raises(UnsupportedStore, match=r"from_retriever\(store\.as_retriever\(\), engine="):
         RAGCacheRetriever.from_vectorstore(memory_store, engine=engine)
+
+
+def test_retrievers_of_every_store_have_one_base_that_warms(store, engine, corpus):
+    template = "{context}\n\n{question}"
+    other = RunnableLambda(lambda question: [Document(text) for text in corpus.values()])
+    ours = RAGCacheRetriever.from_vectorstore(store, engine=engine, template=template)
+    told = RAGCacheRetriever.from_retriever(other, engine=engine, template=template)
+    for retriever in (ours, told):
+        assert isinstance(retriever, EngineRetriever)
+        assert retriever.warm(other.invoke("")).sets == len(corpus)
+    assert asyncio.run(ours.awarm(only_missing=True)).sets == len(corpus)
+    with pytest.raises(InvalidArgument, match=r"RunnableLambda does not tell .* give warm\(\)"):
+        told.warm()

@@ -55,6 +55,11 @@ class OnTheEngine:
     # text only, and says so by name.
 
 
+class HeldToCalls(ChatRAGCache):
+    def bind_tools(self, tools, **kwargs):
+        return super().bind_tools(tools, tool_choice="any", **kwargs)
+
+
 class TestUnit(OnTheEngine, ChatModelUnitTests):
     @property
     def init_from_env_params(self):
@@ -79,26 +84,29 @@ class TestIntegration(OnTheEngine, ChatModelIntegrationTests):
         return {"invoke": ["cache_read_input"], "stream": ["cache_read_input"]}
 
     def invoke_with_cache_read_input(self, *, stream=False):
-        # Less than half of it is cached: the suite adds up all details, `cache_read` and its tiers.
         chat = ChatRAGCache(engine=self.engine, temperature=0, max_tokens=4)
         words = " ".join(f"Word {number}." for number in range(40))
-        chat.invoke(f"{words} {stream}")
-        longer = f"{words} {stream} {words} {words} And again: {words}"
+        chat.invoke(words)
         if not stream:
-            return chat.invoke(longer)
-        chunks = list(chat.stream(longer))
+            return chat.invoke(words)
+        chunks = list(chat.stream(words))
         whole = chunks[0]
         for chunk in chunks[1:]:
             whole = whole + chunk
         return whole
 
-    # The suite has no property for what follows: whether a model that may call a tool does so, and
-    # what it puts into the arguments, is up to the model.
+    def test_a_prompt_that_was_cached_counts_once(self):
+        usage = self.invoke_with_cache_read_input().usage_metadata
+        details = usage["input_token_details"]
+        assert usage["input_tokens"] / 2 < sum(details.values()) <= usage["input_tokens"]
 
-    @pytest.mark.xfail(reason="left to itself, a model of 135M parameters answers in words")
     @pytest.mark.parametrize("model", [{}, {"output_version": "v1"}], indirect=True)
     def test_agent_loop(self, model):
-        super().test_agent_loop(model)
+        # Left to itself, a model of 135M parameters answers in words, so it is held to its calls.
+        # test_langchain_chat.py goes round the loop with a model that calls by itself.
+        super().test_agent_loop(HeldToCalls(**{**dict(model), "max_new_tokens": 64}))
+
+    # The suite has no property for this: what the model puts into the arguments is up to the model.
 
     @pytest.mark.xfail(
         reason="a model of 135M parameters copies the Chinese, and never ends its description"

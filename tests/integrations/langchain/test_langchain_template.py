@@ -52,8 +52,7 @@ def patient_chain(speculating):
 
         names = {name: RunnablePassthrough() for name in prompt.input_variables}
         inputs = {**names, "context": retriever | RunnableLambda(join)}
-        # The engine's own default number of tokens, because a first question's options cannot be learned.
-        llm = RAGCacheLLM(engine=speculating, temperature=0, max_new_tokens=256)
+        llm = RAGCacheLLM(engine=speculating, temperature=0, max_new_tokens=200, seed=3)
         return inputs | prompt | llm | StrOutputParser()
 
     chain.waits_for = 0

@@ -41,8 +41,12 @@ def is_stopped(endless):
     return is_stopped
 
 
-@pytest.mark.parametrize("mode", ["compact", "tree_summarize"])
-def test_closing_the_stream_of_a_query_engine_stops_the_engine(retriever, llm, is_stopped, mode):
+@pytest.mark.parametrize("is_chat_model", [False, True])
+@pytest.mark.parametrize("mode", ["compact", "tree_summarize", "simple_summarize", "generation"])
+def test_closing_the_stream_of_a_query_engine_stops_the_engine(
+    retriever, endless, is_stopped, mode, is_chat_model
+):
+    llm = RAGCacheLLM(engine=endless, temperature=0, is_chat_model=is_chat_model)
     queries = RetrieverQueryEngine.from_args(retriever, llm=llm, streaming=True, response_mode=mode)
     tokens = queries.query(QUESTION).response_gen
     assert next(tokens)

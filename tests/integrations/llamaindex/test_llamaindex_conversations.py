@@ -4,6 +4,9 @@ import pytest
 from llama_index.core.base.llms.types import (
     CachePoint,
     ChatMessage,
+    CitableBlock,
+    CitationBlock,
+    DocumentBlock,
     ImageBlock,
     MessageRole,
     TextBlock,
@@ -86,6 +89,53 @@ def test_cache_points_of_other_vendors_are_passed_over():
     point = CachePoint(cache_control=CacheControl(type="ephemeral"))
     message = ChatMessage(role="user", blocks=[TextBlock(text="Why?"), point])
     assert as_messages([message]) == [{"role": "user", "content": "Why?"}]
+
+
+def test_a_citation_beside_an_answer_is_left_out():
+    cited = {"cited_content": "The lake is 594 m deep.", "source": "s", "title": "t"}
+    citation = CitationBlock(**cited, additional_location_info={})
+    message = ChatMessage(role="assistant", blocks=[TextBlock(text="594 m."), citation])
+    assert as_messages([message]) == [{"role": "assistant", "content": "594 m."}]
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        CitableBlock(title="t", source="s", content="594 m."),
+        DocumentBlock(data=b"594 m.", document_mimetype="text/plain"),
+        CitableBlock(
+            title="t",
+            source="s",
+            content=[DocumentBlock(data=b"594 m.", document_mimetype="text/plain")],
+        ),
+    ],
+)
+def test_the_text_of_a_document_is_read(block):
+    message = ChatMessage(role="user", blocks=[TextBlock(text="How deep?"), block])
+    assert as_messages([message])[0]["content"] == "How deep?\n594 m."
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        DocumentBlock(data=b"%PDF-1.4", document_mimetype="application/pdf"),
+        DocumentBlock(url="https://lakes.example/crater.txt", document_mimetype="text/plain"),
+        CitableBlock(title="t", source="s", content=[DocumentBlock(data=b"%PDF-1.4")]),
+    ],
+)
+def test_a_document_that_is_no_text_is_refused_by_name(engine, block):
+    with pytest.raises(RefusedMessages, match="document"):
+        RAGCacheLLM(engine=engine).chat([ChatMessage(role="user", blocks=[block])])
+
+
+@pytest.mark.parametrize("written", ['{"at": "sk', "at the sky", ""])
+def test_a_call_whose_arguments_are_no_json_goes_along_as_far_as_it_was_read(engine, written):
+    call = ToolCallBlock(tool_call_id="1", tool_name="look", tool_kwargs=written)
+    (message,) = as_messages([ChatMessage(role="assistant", blocks=[call])])
+    assert isinstance(message["tool_calls"][0]["function"]["arguments"], dict)
+    told = ChatMessage("Which?", role="tool", additional_kwargs={"tool_call_id": "1"})
+    asked = [ChatMessage("Look."), ChatMessage(role="assistant", blocks=[call]), told]
+    assert RAGCacheLLM(engine=engine).chat(asked).message.content == "You asked: Which?"
 
 
 CHAT = "<user>\nQ\n</user>\n<assistant>\n"

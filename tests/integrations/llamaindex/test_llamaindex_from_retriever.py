@@ -17,7 +17,7 @@ from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle
 
 from ragcache_engine import EngineConfig, EngineNeeded, InvalidArgument, UnsupportedStore
 from ragcache_engine.backends.memory import MemoryBackend
-from ragcache_integrations.llamaindex import RAGCacheLLM, RAGCacheRetriever
+from ragcache_integrations.llamaindex import EngineRetriever, RAGCacheLLM, RAGCacheRetriever
 
 QUESTION = "Why is the sky blue?"
 
@@ -171,3 +171,15 @@ def test_the_error_about_another_store_names_the_way(engine):
     index = VectorStoreIndex([], embed_model=MockEmbedding(embed_dim=4))
     with pytest.raises(UnsupportedStore, match=r"from_retriever\(index\.as_retriever\(\), engine="):
         RAGCacheRetriever.from_index(index, engine=engine)
+
+
+def test_retrievers_of_every_store_have_one_base_that_warms(index, nodes, keywords, engine):
+    template = "{context_str}\n\n{query_str}"
+    ours = RAGCacheRetriever.from_index(index, engine=engine, template=template)
+    told = RAGCacheRetriever.from_retriever(keywords, engine=engine, template=template)
+    for retriever in (ours, told):
+        assert isinstance(retriever, EngineRetriever)
+        assert retriever.warm(nodes).sets == len(nodes)
+    assert asyncio.run(ours.awarm(only_missing=True)).sets == len(nodes)
+    with pytest.raises(InvalidArgument, match=r"Keywords does not tell .* give warm\(\)"):
+        told.warm()

@@ -97,6 +97,13 @@ def test_an_answer_that_ends_inside_its_form_is_named(make_engine):
             asyncio.run(llm.astructured_predict(Verdict, PromptTemplate("Judge.")))
 
 
+def test_an_answer_that_ends_in_endless_white_space_says_what_helps(make_engine):
+    for answer in ('{"colour": "blue",' + "\n" * 20, "{" + "\n" * 20):
+        engine = make_engine(CutShort(lambda _, answer=answer: answer))
+        with pytest.raises(AnswerCutShort, match="disable_any_whitespace"):
+            RAGCacheLLM(engine=engine).structured_predict(Verdict, PromptTemplate("Judge."))
+
+
 class CutShort(MemoryBackend):
     """Ignores the guide, so that answers end inside their form, as when the tokens run out."""
 

@@ -52,8 +52,7 @@ def patience(speculating):
 
 
 def patient_queries(speculating, patience, retriever, prompt):
-    # The engine's own default number of tokens, because a first question's options cannot be learned.
-    llm = RAGCacheLLM(engine=speculating, temperature=0, max_new_tokens=256)
+    llm = RAGCacheLLM(engine=speculating, temperature=0, max_new_tokens=200, seed=3)
     return RetrieverQueryEngine.from_args(
         retriever, llm=llm, text_qa_template=prompt, node_postprocessors=[patience]
     )

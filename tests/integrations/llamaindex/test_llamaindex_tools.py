@@ -72,6 +72,15 @@ def test_a_call_that_the_model_makes_by_itself_is_read_in_every_way(llm_saying):
         assert response.additional_kwargs["completion_tokens"] > 0
 
 
+@pytest.mark.parametrize("reply", [CALL, '{"sum": 3}'])
+def test_beside_tools_an_answer_is_a_call_or_has_its_form(llm_saying, reply):
+    form = {"type": "object", "properties": {"sum": {"type": "integer"}}, "required": ["sum"]}
+    for response in every_way(llm_saying(reply), guide=form):
+        calls = [block for block in response.message.blocks if isinstance(block, ToolCallBlock)]
+        assert [call.tool_kwargs for call in calls] == ([{"a": 1, "b": 2}] if reply == CALL else [])
+        assert response.message.content == (None if reply == CALL else reply)
+
+
 @pytest.mark.parametrize(
     "choice", [{"tool_required": True}, {"tool_choice": "required"}, {"tool_choice": "add"}]
 )

@@ -45,6 +45,7 @@ from ragcache_engine.tiers.prompts import Prompt, describe_prompt
 from ragcache_engine.tiers.served_requests import ServedRequests
 from ragcache_engine.tiers.tree_snapshot import TreeSnapshot
 from ragcache_engine.tiers.wire import FinishMessage, LookedUp, MalformedRequest, RequestMessage
+from ragcache_engine.visible import describe_failure, visible
 
 if TYPE_CHECKING:
     from ragcache_engine.backends.vllm.borrowing.carrier import BorrowCarrier
@@ -133,21 +134,21 @@ class TierConnector(OffloadingConnector):
 
     def on_new_request(self, request: Request) -> None:
         message = _read_message(request)
-        if message.contexts and not self.settings.is_operator(message.operator_key):
+        if message.contexts and not message.is_trusted:
             # They become prompts of their own, whose tokens nobody has checked.
             message = replace(message, contexts={})
         self._messages[request.request_id] = message
         if message.forget:
-            if self.settings.is_operator(message.operator_key):
+            if message.is_trusted:
                 self.cache.forget(message.forget, message.tombstones or None)
                 if self.borrowing:
                     self.borrowing.forget(message.forget)
             else:
                 logger.warning(
-                    "%s asked to forget documents without the operator's key; nothing is forgotten",
-                    request.request_id,
+                    "%s asked to forget documents and is not the engine's own; nothing is forgotten",
+                    visible(request.request_id),
                 )
-        if message.looked_up and self.settings.is_operator(message.operator_key):
+        if message.looked_up and message.is_trusted:
             self._held[request.request_id] = [
                 self._use_if_held(request, one) for one in message.looked_up
             ]
@@ -184,9 +185,13 @@ class TierConnector(OffloadingConnector):
             elif borrowing and plan:
                 donors = borrowing.add(request, plan)
                 prompt = prompt.before(plan.exact_blocks)
-        except Exception:
+        except Exception as error:
             # Nothing has been changed yet, and all other requests must go on.
-            logger.exception("%s is answered without its segments, by a defect of ours", name)
+            logger.error(
+                "%s is answered without its segments, by a defect of ours\n%s",
+                visible(name),
+                describe_failure(error),
+            )
             prompt = self._describe_prompt(request, RequestMessage())
         self.cache.add_request(
             name, prompt, guess=message.guess, donors=donors, withdrawn=message.withdrawn
@@ -290,7 +295,7 @@ class TierConnector(OffloadingConnector):
         self.served.end(name, tokens, sources, completed=completed, reuse=reuse)
         why_exact = self._why_exact.pop(name, None)
         tree, held = None, self._held.pop(name, ())
-        if not self.settings.is_operator(message.operator_key):
+        if not message.is_trusted:
             sources = None
         elif message.snapshot:
             tree = self._snapshot(message)
@@ -316,7 +321,7 @@ class TierConnector(OffloadingConnector):
         cache, message = self.cache, self._messages[name]
         reuse = self.borrowing.report(name) if self.borrowing else None
         sources = cache.sources(name)
-        if not self.settings.is_operator(message.operator_key):
+        if not message.is_trusted:
             sources = None
         tokens = cache.count_begun(name, reuse)
         return FinishMessage(
@@ -380,5 +385,6 @@ def _read_message(request: Request) -> RequestMessage:
             raise MalformedRequest("it has more segments than tokens")
         return message
     except MalformedRequest as error:
-        logger.warning("%s is answered without its segments: %s", request.request_id, error)
+        name = visible(request.request_id)
+        logger.warning("%s is answered without its segments: %s", name, error)
         return RequestMessage.from_dict(request.kv_transfer_params, ignore_segments=True)

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from functools import lru_cache
-from hashlib import sha256
-from hmac import compare_digest
 from typing import Any
 
 SETTINGS_FIELD = "ragcache"
@@ -28,7 +25,7 @@ class TierSettings:
     any_donors: whether documents may be borrowed from what served prompts left, with donors="any".
     donors_later: whether a prompt is answered exactly if that computes fewer tokens than its missing
       donors do, with missing_donors="later".
-    operator_digest: the digest of the operator's key. The key itself would stand in process lists.
+    recheck_share, least_rouge_l: as in TierBudget.
     """
 
     policy: str
@@ -42,11 +39,8 @@ class TierSettings:
     recompute_ratio: float | None = None
     any_donors: bool = False
     donors_later: bool = False
-    operator_digest: str = ""
-
-    def is_operator(self, key: str | None) -> bool:
-        """Return whether this is the operator's key."""
-        return key is not None and compare_digest(digest_key(key), self.operator_digest)
+    recheck_share: float = 0.0
+    least_rouge_l: float | None = None
 
     def to_extra_config(self) -> dict[str, Any]:
         """Return the settings as vLLM's `kv_connector_extra_config`."""
@@ -62,9 +56,3 @@ class TierSettings:
     def from_extra_config(cls, extra_config: Mapping[str, Any]) -> TierSettings:
         """Read the settings out of vLLM's `kv_connector_extra_config`."""
         return cls(**extra_config[SETTINGS_FIELD])
-
-
-@lru_cache(maxsize=8)  # every request of an engine of ours carries the same key
-def digest_key(key: str) -> str:
-    """Return the digest of an operator's key."""
-    return sha256(key.encode()).hexdigest()

@@ -154,7 +154,7 @@ class TierSpec(TieringOffloadingSpec):
         except OSError as error:
             logger.warning(
                 "the disk tier is switched off, because its folder cannot be used: %s. Requests are "
-                "still answered; set another disk_cache_dir to have a disk tier",
+                "still answered; choose another folder for the disk cache to have a disk tier",
                 error,
             )
             return

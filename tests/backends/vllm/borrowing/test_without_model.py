@@ -499,7 +499,7 @@ def test_tokens_of_a_neighbour_that_the_model_does_not_have_end_nothing(
     tokens, segments = prompt("a", "b")
     for number, token in enumerate([2**63, 10_000_000, -5]):
         contexts = {"b": Context("n", [token])}
-        engine.ask(f"x{number}", tokens, segments, contexts=contexts, operator_key=None)
+        engine.ask(f"x{number}", tokens, segments, contexts=contexts, is_trusted=False)
     told = engine.run()
     assert all("reuse" in told[f"x{number}"] for number in range(3)), "from a donor stored alone"
     assert not engine.cache.index.nodes_of("n")

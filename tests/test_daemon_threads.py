@@ -9,11 +9,11 @@ import threading
 
 import pytest
 
-from ragcache_engine.serving.daemon_threads import DaemonThreads
+from ragcache_engine.daemon_threads import DaemonThreads
 
 STUCK = """
 import asyncio, threading
-from ragcache_engine.serving.daemon_threads import DaemonThreads
+from ragcache_engine.daemon_threads import DaemonThreads
 
 async def ask():
     try:

@@ -1,0 +1,39 @@
+"""Labels for chunks whose ids a machine made: where their text is from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+from uuid import UUID
+
+# Names that loaders and splitters of both frameworks use in metadata.
+_SOURCES = ("file_path", "file_name", "source", "url")
+_PLACES = {"page": ("page_label", "page"), "character": ("start_index",)}
+
+
+def label_of(document_id: str | None, metadata: Mapping[str, Any]) -> str | None:
+    """Return a chunk's source and place, such as "tides.pdf, page 3, character 1200".
+
+    document_id: None if the chunk has none. Return None if the id is no UUID, so means something, or if
+    the metadata names no source.
+    """
+    if document_id is not None and not _is_uuid(document_id):
+        return None
+    source = _first_text(metadata, _SOURCES)
+    if source is None:
+        return None
+    places = {place: _first_text(metadata, names) for place, names in _PLACES.items()}
+    return ", ".join([source, *(f"{place} {at}" for place, at in places.items() if at is not None)])
+
+
+def _first_text(metadata: Mapping[str, Any], names: tuple[str, ...]) -> str | None:
+    texts = (str(metadata[name]) for name in names if metadata.get(name) not in (None, ""))
+    return next((text for text in texts if not _is_uuid(text)), None)
+
+
+def _is_uuid(text: str) -> bool:
+    try:
+        UUID(text)
+    except ValueError:
+        return False
+    return True
