@@ -46,6 +46,8 @@ def _check_message(message: Mapping[str, Any], number: int) -> dict[str, Any]:
         content = message["refusal"]
     if not isinstance(role, str) or not role:
         raise RefusedMessages(f"message {number} has no role, such as 'user': {dict(message)!r}")
+    if not isinstance(message.get("tool_calls") or [], list | tuple):
+        raise RefusedMessages(f"the tool_calls of message {number} must be a sequence of calls")
     if content is None and message.get("tool_calls"):
         return dict(message)
     if isinstance(content, str):

@@ -9,6 +9,9 @@ from typing import Any
 from ragcache_engine.errors import UnsupportedGuide
 from ragcache_engine.visible import quoted
 
+LONGEST = 10_000
+"""How many items or characters a made-up value has at most."""
+
 DEEPEST = 32
 """How deep a value may be nested; a schema that needs more levels probably contains itself."""
 _UNKNOWN = ("pattern", "format", "not", "if", "allOf", "patternProperties", "contains")
@@ -19,7 +22,10 @@ def make_sample(schema: Mapping[str, Any]) -> Any:
 
     Raises UnsupportedGuide for a schema that this function does not fully understand.
     """
-    return _make_sample(schema, schema, 0)
+    try:
+        return _make_sample(schema, schema, 0)
+    except (LookupError, TypeError, AttributeError, ValueError, ArithmeticError) as error:
+        raise _unsupported(f"it is no schema ({type(error).__name__})") from error
 
 
 def _make_sample(schema: Any, root: Mapping[str, Any], depth: int) -> Any:
@@ -48,11 +54,11 @@ def _make_sample(schema: Any, root: Mapping[str, Any], depth: int) -> Any:
                 for name in schema.get("required", ())
             }
         case "array":
-            item, least = schema.get("items", True), schema.get("minItems", 0)
+            item, least = schema.get("items", True), _short(schema.get("minItems", 0))
             return [_make_sample(item, root, depth + 1) for _ in range(least)]
         case "string":
             text = "text"[: schema.get("maxLength", 4)]
-            return text.ljust(schema.get("minLength", 0), ".")
+            return text.ljust(_short(schema.get("minLength", 0)), ".")
         case "integer" | "number":
             return _number(schema, whole=kind == "integer")
         case "boolean":
@@ -60,6 +66,12 @@ def _make_sample(schema: Any, root: Mapping[str, Any], depth: int) -> Any:
         case "null":
             return None
     raise _unsupported(f"it asks for the type {kind!r}")
+
+
+def _short(least: int) -> int:
+    if least > LONGEST:
+        raise _unsupported(f"it asks for {least:,} items or characters")
+    return least
 
 
 def _number(schema: Mapping[str, Any], *, whole: bool) -> float:

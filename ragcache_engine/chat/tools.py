@@ -75,7 +75,7 @@ def call_text(call: Mapping[str, Any]) -> str:
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments or "{}")
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise RefusedMessages(
                 f"the arguments of a call of {function['name']!r} are no JSON: {error}; leave that call "
                 f"out of the conversation"

@@ -14,7 +14,13 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ragcache_engine.errors import KeyRefused, RAGCacheError, RequestTooLarge, RequestTooSlow
+from ragcache_engine.errors import (
+    InvalidArgument,
+    KeyRefused,
+    RAGCacheError,
+    RequestTooLarge,
+    RequestTooSlow,
+)
 from ragcache_engine.serving.keys import ANYBODY, Caller, Keys
 from ragcache_engine.serving.messages import PREFIX, error_to_json
 from ragcache_engine.serving.openai_bodies import (
@@ -102,6 +108,8 @@ class Doors:
         try:
             with self._room.place(caller.tenant) as place:
                 body = await self._read_body(scope, receive)
+                if body and _is_ours(path):
+                    _require_json(scope)
                 if body is not None:
                     await self._pass(path, caller, body, place, scope, receive, send)
         except RAGCacheError as error:
@@ -205,6 +213,16 @@ def _confine(scope: Scope) -> Scope:
     """Return a tenant's request with those headers that every tenant may send."""
     kept = [(name, value) for name, value in scope["headers"] if name.lower() in TENANTS_HEADERS]
     return {**scope, "headers": kept}
+
+
+def _require_json(scope: Scope) -> None:
+    """Raise InvalidArgument unless a body is told to be JSON.
+
+    A browser sends other bodies for any page of another site, without asking this server first.
+    """
+    told = Headers(scope=scope).get("content-type", "").partition(";")[0]
+    if told.strip().lower() != "application/json":
+        raise InvalidArgument("below /ragcache a body is JSON: send Content-Type: application/json")
 
 
 def _is_ours(path: str) -> bool:

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from ragcache_engine.checks import LARGEST_INT
 from ragcache_engine.errors import EngineError, InvalidArgument, RAGCacheError
 from ragcache_engine.guide import Guide
 from ragcache_engine.protocols import BackendRequest, Conversation, Delta, PromptText
@@ -115,7 +116,7 @@ class TokenizeBody(_Body):
 class DetokenizeBody(_Body):
     """Tokens to write as text."""
 
-    token_ids: list[int]
+    token_ids: list[Annotated[int, Field(ge=0, le=LARGEST_INT)]]
     skip_special_tokens: bool = True
 
 

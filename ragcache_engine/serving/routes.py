@@ -399,9 +399,13 @@ async def _detokenize(body: bytes, caller: Caller, served: Served) -> Response:
         raise InvalidArgument(
             f"an answer has {served.limits.context_tokens:,} tokens at most, got {len(said.token_ids):,}"
         )
-    text = await served.tokenizers.run(
-        partial(served.backend.detokenize, said.token_ids, said.skip_special_tokens)
-    )
+    try:
+        text = await served.tokenizers.run(
+            partial(served.backend.detokenize, said.token_ids, said.skip_special_tokens)
+        )
+    except (LookupError, ArithmeticError, TypeError, ValueError) as error:
+        # Tokenizers do not agree on how they refuse a number that they do not know.
+        raise InvalidArgument("token_ids has a number that is no token of the model's") from error
     return JSONResponse({"text": text})
 
 

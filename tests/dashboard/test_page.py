@@ -297,6 +297,32 @@ def test_only_this_machine_reaches_it_and_under_no_strange_name(memory_engine: R
         assert refused.value.code == 400
 
 
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1", "127.0.0.2", "localhost", "::1", "::ffff:127.0.0.1", "127.1"]
+)
+def test_no_loopback_address_takes_a_strange_name(memory_engine: RAGCacheEngine, host: str):
+    with memory_engine.dashboard(host=host) as dashboard:
+        for name in ("evil.example", "localhost.evil.example", "10.0.0.1", "[:::1]"):
+            assert status_at(dashboard, name) == 400
+        for name in ("localhost", "LOCALHOST:80", "127.0.0.3", "[::1]", ""):
+            assert status_at(dashboard, name) == 200
+
+
+def status_at(dashboard: Dashboard, name: str) -> int:
+    """Ask for the page under a name; "": the one in its address."""
+    asked = urllib.request.Request(dashboard.url, headers={"Host": name} if name else {})
+    try:
+        with urllib.request.urlopen(asked, timeout=10) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as refused:
+        return refused.code
+
+
+def test_whoever_opens_it_to_others_takes_any_name(memory_engine: RAGCacheEngine):
+    with memory_engine.dashboard(host="0.0.0.0") as dashboard:
+        assert status_at(dashboard, "cache.example") == 200
+
+
 @pytest.mark.parametrize("folder", [".", "assets"])
 def test_no_file_of_the_working_folder_is_served(
     memory_engine: RAGCacheEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: str

@@ -129,6 +129,51 @@ def test_what_cannot_fit_is_refused_before_it_is_read(
     assert not backend.characters
 
 
+def guided(schema: str) -> dict[str, Any]:
+    return {"prompt": "p", "request": "r", "options": {"guide": {"kind": "json", "form": [schema]}}}
+
+
+def calling(calls: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "assistant", "content": "a", "tool_calls": calls}]}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        *(("/detokenize", {"token_ids": [number]}) for number in (-5, 5, 1 << 31, 1 << 70)),
+        ("/generate", guided('{"$ref": 3}')),
+        ("/generate", guided('{"anyOf": 3}')),
+        ("/generate", guided('{"enum": []}')),
+        ("/generate", guided('{"type": "array", "minItems": 1e9}')),
+        ("/generate", guided('{"type": "string", "minLength": 1000000000}')),
+        ("/generate", guided('{"properties": 3, "required": ["a"]}')),
+        ("/render", calling(True)),
+        ("/render", calling([5])),
+        ("/render", calling([{"function": 5}])),
+        ("/render", calling([{"function": {"name": "f", "arguments": "{"}}])),
+        ("/render", calling([{"function": {"name": "f", "arguments": "[" * 100_000}}])),
+    ],
+)
+def test_what_makes_no_sense_is_a_bad_request(busy: MemoryServer, path: str, body: dict[str, Any]):
+    answer = ask(busy, path, SHOP, **body)
+    assert answer.status_code == 400
+    assert kind_of(answer) in ("InvalidArgument", "UnsupportedGuide", "RefusedMessages")
+
+
+@pytest.mark.parametrize("kind", [None, "text/plain", "application/x-www-form-urlencoded", "*/*"])
+@pytest.mark.parametrize("path", ["/generate", "/tokenize", "/forget", "/nothing"])
+def test_a_form_of_another_site_is_no_request(busy: MemoryServer, path: str, kind: str | None):
+    # A browser sends these without asking first.
+    headers = {"Authorization": f"Bearer {OPERATOR}"} | ({"Content-Type": kind} if kind else {})
+    said = json.dumps({"prompt": "p", "request": "r"}).encode()
+    answer = httpx2.post(f"{busy.url}/ragcache{path}", content=said, headers=headers)
+    assert (answer.status_code, kind_of(answer)) == (400, "InvalidArgument")
+    assert "application/json" in answer.text
+    headers["Content-Type"] = "Application/JSON; charset=utf-8"
+    answer = httpx2.post(f"{busy.url}/ragcache{path}", content=said, headers=headers)
+    assert "application/json" not in answer.text
+
+
 @pytest.fixture(scope="module")
 def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MemoryServer]:
     """A server for many questions that change nothing."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from vllm import SamplingParams
-from vllm.exceptions import VLLMError
 from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -41,7 +40,7 @@ def require_servable(options: SamplingOptions, llm: AsyncLLM) -> None:
             config.structured_outputs_config,
             llm.get_tokenizer(),
         )
-    except (VLLMError, ValueError) as error:
+    except Exception as error:  # of its libraries for grammars, each raises its own
         raise UnsupportedGuide(
             f"vLLM cannot hold an answer to this {options.guide.kind.value} guide: {error}. "
             f"Simplify it: {quoted(options.guide.form[0])}"
