@@ -57,7 +57,11 @@ class OnTheEngine:
 
 class HeldToCalls(ChatRAGCache):
     def bind_tools(self, tools, **kwargs):
-        return super().bind_tools(tools, tool_choice="any", **kwargs)
+        return super().bind_tools(tools, **{**kwargs, "tool_choice": "any"})
+
+
+LEFT_TO_THE_MODEL = ("test_agent_loop", "test_unicode_tool_call_integration")
+"""What fails if the model calls no tool, or has no room for its call."""
 
 
 class TestUnit(OnTheEngine, ChatModelUnitTests):
@@ -79,6 +83,16 @@ class TestUnit(OnTheEngine, ChatModelUnitTests):
 
 
 class TestIntegration(OnTheEngine, ChatModelIntegrationTests):
+    @pytest.fixture
+    def model(self, request):
+        params = {**self.standard_chat_model_params, **self.chat_model_params}
+        params |= getattr(request, "param", None) or {}
+        if request.function.__name__ in LEFT_TO_THE_MODEL:
+            # Left to itself, a model of 135M parameters answers in words. test_langchain_chat.py goes
+            # round the agent's loop with a model that calls by itself.
+            return HeldToCalls(**{**params, "max_tokens": 96})
+        return self.chat_model_class(**params)
+
     @property
     def supported_usage_metadata_details(self):
         return {"invoke": ["cache_read_input"], "stream": ["cache_read_input"]}
@@ -99,20 +113,6 @@ class TestIntegration(OnTheEngine, ChatModelIntegrationTests):
         usage = self.invoke_with_cache_read_input().usage_metadata
         details = usage["input_token_details"]
         assert usage["input_tokens"] / 2 < sum(details.values()) <= usage["input_tokens"]
-
-    @pytest.mark.parametrize("model", [{}, {"output_version": "v1"}], indirect=True)
-    def test_agent_loop(self, model):
-        # Left to itself, a model of 135M parameters answers in words, so it is held to its calls.
-        # test_langchain_chat.py goes round the loop with a model that calls by itself.
-        super().test_agent_loop(HeldToCalls(**{**dict(model), "max_new_tokens": 64}))
-
-    # The suite has no property for this: what the model puts into the arguments is up to the model.
-
-    @pytest.mark.xfail(
-        reason="a model of 135M parameters copies the Chinese, and never ends its description"
-    )
-    def test_unicode_tool_call_integration(self, model):
-        super().test_unicode_tool_call_integration(model)
 
 
 class TestRetriever(RetrieversIntegrationTests):
