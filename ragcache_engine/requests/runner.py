@@ -190,7 +190,9 @@ class RequestRunner:
                         if not request.makes_donors:
                             self.log.add(request, usage, delta.sources)
                     if delta.text or delta.token_ids or usage:
-                        yield Piece(delta.text, delta.token_ids, delta.finish_reason, usage)
+                        yield Piece(
+                            delta.text, delta.token_ids, delta.finish_reason, usage, delta.logprobs
+                        )
 
     async def _restart_backend(self, restarts: int, death: EngineDied) -> None:
         """Bring a dead backend back up, once for all requests that its death hit.

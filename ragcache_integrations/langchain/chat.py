@@ -69,7 +69,8 @@ class ChatRAGCache(EngineModel, BaseChatModel):
     tenant: whose cached tensors the requests may use; conversations of different tenants share nothing.
     exact: borrow nothing from other contexts, even if the engine has reuse="anywhere".
     timeout: end a request with RequestTimedOut that has no whole answer after so many seconds.
-      A call may set these three for itself.
+    logprobs, top_logprobs: tell in response_metadata["logprobs"] how likely the tokens were, in OpenAI's
+      form. A call may set all of these for itself.
     streaming: whether to answer through `stream` even if the caller wants the whole answer.
 
     An answer's usage_metadata says what the answer cost (input_token_details has cache_read, in total
@@ -272,7 +273,7 @@ class ChatRAGCache(EngineModel, BaseChatModel):
             text = ""
             for piece in pieces:
                 text += piece.text
-                if (part := request.read_piece(piece)) or piece.usage:
+                if (part := request.read_piece(piece)) or piece.usage or piece.logprobs:
                     yield self._chunk(piece, part, kwargs, text)
 
     async def _astream(
@@ -291,7 +292,7 @@ class ChatRAGCache(EngineModel, BaseChatModel):
             text = ""
             async for piece in pieces:
                 text += piece.text
-                if (part := await request.aread_piece(piece)) or piece.usage:
+                if (part := await request.aread_piece(piece)) or piece.usage or piece.logprobs:
                     yield self._chunk(piece, part, kwargs, text)
 
     def _chunk(
