@@ -158,3 +158,13 @@ def test_likeliest_tokens_are_asked_for_with_logprobs(kind, engine):
         kind(engine=engine, top_logprobs=3)
     with pytest.raises(ValueError, match="logprobs must be at most 20"):
         kind(engine=engine, logprobs=True, top_logprobs=21)
+
+
+@pytest.mark.parametrize(("most", "ended"), [(3, "length"), (99, "stop")])
+def test_how_an_answer_ended_is_told_in_openais_words(engine, most, ended):
+    """LangChain has no field and no words of its own for it: it hands on what a model says."""
+    chat = ChatRAGCache(engine=engine, max_tokens=most)
+    assert chat.invoke(QUESTION).response_metadata["finish_reason"] == ended
+    events = list(chat.stream_events(QUESTION, version="v3"))
+    (told,) = [event for event in events if event["event"] == "message-finish"]
+    assert told["metadata"]["finish_reason"] == ended
