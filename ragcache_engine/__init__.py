@@ -85,6 +85,7 @@ from ragcache_engine.values import (
     SpeculationStats,
     SpeculationStep,
     TokenizedPrompt,
+    TokenLogprob,
     Usage,
 )
 from ragcache_engine.warming.plan import Warmed, sets_of_each
@@ -161,6 +162,7 @@ __all__ = [
     "Template",
     "Tier",
     "TierCounters",
+    "TokenLogprob",
     "TokenizedPrompt",
     "ToolAnswer",
     "ToolAnswerPart",

@@ -18,6 +18,7 @@ from ragcache_engine.values import (
     ModelLimits,
     SamplingOptions,
     TokenizedPrompt,
+    TokenLogprob,
     TokenSegment,
 )
 
@@ -140,6 +141,7 @@ class Delta:
     sources: which tokens these are, and why the others were computed; only in the last delta, if at all.
     prompt_tokens: how many tokens the prompt has. Only a backend that reads text tells it, once, as early
       as it can.
+    logprobs: of its tokens, if the options ask for them.
     A delta that adds nothing says that the prompt was found good and now waits for its turn. Only a
     backend that reads text begins an answer so.
     """
@@ -153,6 +155,7 @@ class Delta:
     why_exact: str | None = None
     sources: PromptSources | None = None
     prompt_tokens: int | None = None
+    logprobs: tuple[TokenLogprob, ...] = ()
 
     @property
     def is_start(self) -> bool:

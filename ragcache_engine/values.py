@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 from ragcache_engine.checks import (
     LARGEST_INT,
@@ -67,6 +68,9 @@ class Document:
             require_text(self.label, "a document's label")
 
 
+MOST_LOGPROBS = 20
+"""So many tokens at most are named beside each token of an answer; vLLM's own default."""
+
 _PENALTIES = ("presence_penalty", "frequency_penalty", "repetition_penalty")
 
 
@@ -79,6 +83,8 @@ class SamplingOptions:
     top_k: consider only this many tokens; 0: all of them.
     stop: strings that end the answer; the answer does not contain them.
     guide: a form that the answer must have, such as a JSON schema.
+    logprobs: tell with each token how likely it was, and of so many most likely ones, 0 to 20; None: tell
+      nothing. They are in `Answer.logprobs` and `Piece.logprobs`.
     add_special_tokens: whether the tokenizer begins the prompt as it begins every text, for example
       with a token for the beginning. A chat template writes that itself, so a text that it wrote needs
       False; for a ChatPrompt the engine sets this.
@@ -105,6 +111,7 @@ class SamplingOptions:
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
     guide: Guide | None = None
+    logprobs: int | None = None
     add_special_tokens: bool = True
     skip_special_tokens: bool = True
 
@@ -117,6 +124,7 @@ class SamplingOptions:
             ("max_tokens", 1, LARGEST_INT),
             ("top_k", 0, LARGEST_INT),
             ("seed", -(1 << 63), (1 << 63) - 1),
+            ("logprobs", 0, MOST_LOGPROBS),
         ):
             if name == "top_k" or getattr(self, name) is not None:
                 number = require_whole_number(getattr(self, name), name, least, most)
@@ -416,24 +424,45 @@ class Usage(ShownAsTable):
         return Table("Usage", rows, bar)
 
 
+class TokenLogprob(NamedTuple):
+    """How likely a token of an answer was.
+
+    token: the token's own text. logprob: the natural logarithm of its probability, by the model's own
+    distribution, before temperature, top_p and the like. top: the most likely tokens at its place with
+    theirs, the likeliest first.
+    """
+
+    token: str
+    logprob: float
+    top: tuple[tuple[str, float], ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A part of an answer that streams. Only the last piece has a finish_reason and a usage."""
+    """A part of an answer that streams. Only the last piece has a finish_reason and a usage.
+
+    logprobs: of its tokens, if SamplingOptions.logprobs asked for them.
+    """
 
     text: str
     token_ids: tuple[int, ...]
     finish_reason: FinishReason | None = None
     usage: Usage | None = None
+    logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Answer(ShownAsTable):
-    """A whole answer. `print(answer)` shows a table, and so does a notebook; `text` is the text alone."""
+    """A whole answer. `print(answer)` shows a table, and so does a notebook; `text` is the text alone.
+
+    logprobs: of its tokens, if SamplingOptions.logprobs asked for them.
+    """
 
     text: str
     token_ids: tuple[int, ...]
     finish_reason: FinishReason
     usage: Usage
+    logprobs: tuple[TokenLogprob, ...] = ()
 
     def __repr__(self) -> str:
         start = self.text if len(self.text) <= _START else f"{self.text[:_START]}…"

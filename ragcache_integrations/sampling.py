@@ -23,7 +23,9 @@ _TIMEOUT = (
     "leave it out, and set request_timeout_s in the engine's configuration; to give up earlier, "
     "close the stream or cancel the task"
 )
-_LOGPROBS = "leave it out: the engine returns no log probabilities"
+_LOGPROBS = (
+    "leave it out: only the classes for LangChain and SamplingOptions have log probabilities"
+)
 _MODEL = (
     "leave it out, and set model in the engine's configuration; another model needs another engine"
 )

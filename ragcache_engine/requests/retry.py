@@ -206,6 +206,7 @@ class _DeliveredAnswer:
             delta,
             text=delta.text[len(repeated_text) :],
             token_ids=delta.token_ids[len(repeated_ids) :],
+            logprobs=delta.logprobs[len(repeated_ids) :],
         )
 
     def _prepend_held_back(self, delta: Delta, stop: tuple[str, ...]) -> Delta:

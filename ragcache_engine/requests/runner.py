@@ -199,7 +199,9 @@ class RequestRunner:
                         if not request.makes_donors:
                             self.log.add(request, usage, delta.sources)
                     if delta.text or delta.token_ids or usage:
-                        yield Piece(delta.text, delta.token_ids, delta.finish_reason, usage)
+                        yield Piece(
+                            delta.text, delta.token_ids, delta.finish_reason, usage, delta.logprobs
+                        )
 
     async def _end_learning(self, learning: Future[None]) -> None:
         """Wait until a prompt was learned from, but not for ever: no answer depends on it."""

@@ -34,6 +34,7 @@ def join_pieces(pieces: Sequence[Piece]) -> Answer:
         token_ids=tuple(token for piece in pieces for token in piece.token_ids),
         finish_reason=last.finish_reason,
         usage=last.usage,
+        logprobs=tuple(one for piece in pieces for one in piece.logprobs),
     )
 
 

@@ -24,6 +24,7 @@ from ragcache_engine.values import (
     FinishReason,
     ModelLimits,
     SamplingOptions,
+    TokenLogprob,
 )
 from ragcache_engine.visible import quoted
 
@@ -247,6 +248,8 @@ def _require_size(name: str, texts: Any, most: int, characters: int) -> None:
 def delta_to_json(delta: Delta, counters: Counters | None) -> dict[str, Any]:
     """Write a delta. counters: those of the tiers, with the last delta for a client that may see them."""
     said: dict[str, Any] = {"text": delta.text, "tokens": list(delta.token_ids)}
+    if delta.logprobs:
+        said["logprobs"] = delta.logprobs
     if delta.cached is not None:
         said["cached"] = [delta.cached.device, delta.cached.host, delta.cached.disk]
     if delta.finish_reason is not None:
@@ -271,6 +274,10 @@ def delta_from_json(said: Mapping[str, Any]) -> Delta:
         reuse=ReuseReport.from_dict(said["reuse"]) if "reuse" in said else None,
         why_exact=said.get("why_exact"),
         prompt_tokens=said.get("prompt_tokens"),
+        logprobs=tuple(
+            TokenLogprob(token, logprob, tuple((text, number) for text, number in top))
+            for token, logprob, top in said.get("logprobs", ())
+        ),
     )
 
 

@@ -158,5 +158,6 @@ def join_deltas(deltas: Sequence[Delta]) -> Delta:
         reuse=deltas[-1].reuse,
         why_exact=deltas[-1].why_exact,
         sources=deltas[-1].sources,
+        logprobs=tuple(one for delta in deltas for one in delta.logprobs),
         prompt_tokens=next((d.prompt_tokens for d in deltas if d.prompt_tokens is not None), None),
     )

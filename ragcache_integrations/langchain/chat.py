@@ -69,7 +69,8 @@ class ChatRAGCache(EngineModel, BaseChatModel):
     tenant: whose cached tensors the requests may use; conversations of different tenants share nothing.
     exact: borrow nothing from other contexts, even if the engine has reuse="anywhere".
     timeout: end a request with RequestTimedOut that has no whole answer after so many seconds.
-      A call may set these three for itself.
+    logprobs, top_logprobs: tell in response_metadata["logprobs"] how likely the tokens were, in OpenAI's
+      form. A call may set all of these for itself.
     streaming: whether to answer through `stream` even if the caller wants the whole answer.
 
     An answer's usage_metadata says what the answer cost (input_token_details has cache_read); its
@@ -274,7 +275,7 @@ class ChatRAGCache(EngineModel, BaseChatModel):
             for piece in pieces:
                 part = request.read_piece(piece) or ToolAnswerPart()
                 text += part.text
-                if part.text or part.calls or piece.usage:
+                if part.text or part.calls or piece.usage or piece.logprobs:
                     yield self._chunk(piece, part, kwargs, text)
 
     async def _astream(
@@ -294,7 +295,7 @@ class ChatRAGCache(EngineModel, BaseChatModel):
             async for piece in pieces:
                 part = await request.aread_piece(piece) or ToolAnswerPart()
                 text += part.text
-                if part.text or part.calls or piece.usage:
+                if part.text or part.calls or piece.usage or piece.logprobs:
                     yield self._chunk(piece, part, kwargs, text)
 
     def _chunk(

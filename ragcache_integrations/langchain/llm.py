@@ -57,7 +57,8 @@ class RAGCacheLLM(EngineModel, BaseLLM):
     tenant: whose cached tensors the requests may use; prompts of different tenants share nothing.
     exact: borrow nothing from other contexts, even if the engine has reuse="anywhere".
     timeout: end a request with RequestTimedOut that has no whole answer after so many seconds.
-      A call may set these three for itself.
+    logprobs, top_logprobs: tell in generation_info["logprobs"] how likely the tokens were, in the form of
+      OpenAI's chat API. A call may set all of these for itself.
 
     `LLMResult.llm_output["token_usage"]` says what the answers to all prompts cost together.
     `generation_info` says it for each answer: finish_reason, usage_metadata (input_token_details has

@@ -26,6 +26,7 @@ from ragcache_engine import (
     ToolCall,
 )
 from ragcache_integrations.answer_facts import answer_facts
+from ragcache_integrations.langchain.logprobs import with_logprobs
 from ragcache_integrations.langchain.usage import usage_metadata
 
 PROVIDER = "ragcache"
@@ -138,7 +139,10 @@ def chat_result(answer: Answer, answer_parts: ToolAnswer, model_name: str) -> Ch
         tool_calls=[call for call in calls if call["type"] == "tool_call"],
         invalid_tool_calls=[call for call in calls if call["type"] == "invalid_tool_call"],
         usage_metadata=usage_metadata(answer.usage),
-        response_metadata=_response_metadata(answer, model_name),
+        response_metadata={
+            **_response_metadata(answer, model_name),
+            **with_logprobs(answer.logprobs),
+        },
     )
     return ChatResult(generations=[ChatGeneration(message=message)])
 
@@ -158,7 +162,10 @@ def chat_chunk(piece: Piece, part: ToolAnswerPart, model_name: str) -> ChatGener
             for call in part.calls
         ],
         usage_metadata=usage_metadata(piece.usage) if piece.usage else None,
-        response_metadata=_response_metadata(piece, model_name) if is_last else {},
+        response_metadata={
+            **(_response_metadata(piece, model_name) if is_last else {}),
+            **with_logprobs(piece.logprobs),
+        },
         chunk_position="last" if is_last else None,
     )
     return ChatGenerationChunk(message=message)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from hashlib import sha256
 from typing import Any
 
@@ -11,7 +11,7 @@ from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import get_config_list
 from pydantic import AliasChoices, ConfigDict, Field
 
-from ragcache_engine import EngineConfig, EngineNeeded, SamplingOptions
+from ragcache_engine import EngineConfig, EngineNeeded, InvalidArgument, SamplingOptions
 from ragcache_integrations.engine_field import ENGINE_SECRET, Engine
 from ragcache_integrations.model_repr import describe_model
 from ragcache_integrations.sampling import SamplingFields
@@ -35,6 +35,8 @@ class EngineModel(SamplingFields):
     exact: borrow nothing from other contexts, even if the engine has reuse="anywhere".
     timeout: end a request with RequestTimedOut that has no whole answer after so many seconds;
       `request_timeout` is another name for it. None: no limit but the engine's request_timeout_s.
+    logprobs: tell how likely each token of an answer was. top_logprobs: of so many tokens in its place as
+      well, 20 at most. They come in the form of OpenAI's chat API, as ChatOpenAI gives them.
     A call may set these for itself.
     """
 
@@ -46,6 +48,9 @@ class EngineModel(SamplingFields):
     timeout: float | None = Field(
         default=None, gt=0, validation_alias=AliasChoices("timeout", "request_timeout")
     )
+
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
 
     @classmethod
     def is_lc_serializable(cls) -> bool:
@@ -93,14 +98,21 @@ class EngineModel(SamplingFields):
             "engine": engine_fingerprint(self.engine.config),
             "tenant": self.tenant,
             "exact": self.exact,
+            "logprobs": self.logprobs,
+            "top_logprobs": self.top_logprobs,
             **self.sampling_parameters(),
         }
 
     def sampling_options(self, changes: Mapping[str, Any] | None = None) -> SamplingOptions:
-        changes = changes or {}
-        return super().sampling_options(
+        changes = dict(changes or {})
+        logprobs = changes.pop("logprobs", self.logprobs)
+        most = changes.pop("top_logprobs", self.top_logprobs)
+        if most and not logprobs:
+            raise InvalidArgument(f"top_logprobs={most} needs logprobs=True")
+        options = super().sampling_options(
             {name: value for name, value in changes.items() if name not in _OF_REQUESTS}
         )
+        return replace(options, logprobs=most or 0) if logprobs else options
 
     def request_settings(self, changes: Mapping[str, Any]) -> dict[str, Any]:
         """Return what a call tells the engine beside the prompt and its sampling options.

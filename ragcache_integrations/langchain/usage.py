@@ -10,6 +10,7 @@ from langchain_core.outputs import Generation, GenerationChunk, LLMResult
 
 from ragcache_engine import Answer, FinishReason, Piece, Usage
 from ragcache_integrations.answer_facts import answer_facts, token_counts
+from ragcache_integrations.langchain.logprobs import with_logprobs
 
 
 def llm_result(answers: Sequence[Answer], model_name: str) -> LLMResult:
@@ -28,15 +29,19 @@ def generation_chunk(piece: Piece) -> GenerationChunk:
 
     Only the last chunk says what the answer cost, because LangChain adds chunks up.
     """
-    info = None
+    info = with_logprobs(piece.logprobs)
     if piece.finish_reason and piece.usage:
-        info = _generation_info(piece.finish_reason, piece.usage)
-    return GenerationChunk(text=piece.text, generation_info=info)
+        info |= _generation_info(piece.finish_reason, piece.usage)
+    return GenerationChunk(text=piece.text, generation_info=info or None)
 
 
 def _generation(answer: Answer) -> Generation:
     return Generation(
-        text=answer.text, generation_info=_generation_info(answer.finish_reason, answer.usage)
+        text=answer.text,
+        generation_info={
+            **_generation_info(answer.finish_reason, answer.usage),
+            **with_logprobs(answer.logprobs),
+        },
     )
 
 

@@ -18,6 +18,7 @@ from ragcache_engine import (
     ModelLimits,
     PromptTooLong,
     SamplingOptions,
+    TokenLogprob,
 )
 from ragcache_engine.prompt import Span
 from ragcache_engine.protocols import BackendRequest, Conversation, Delta, PromptText
@@ -49,8 +50,18 @@ OPTIONS = st.builds(
     guide=st.sampled_from(
         [None, Guide.json({"type": "object"}), Guide.choice(["yes", "no"]), Guide.regex("[0-9]")]
     ),
+    logprobs=st.none() | st.integers(0, 20),
     add_special_tokens=st.booleans(),
     skip_special_tokens=st.booleans(),
+)
+
+
+TEXTS = st.text(st.characters(codec="utf-8"))
+LOGPROBS = st.builds(
+    TokenLogprob,
+    TEXTS,
+    st.floats(max_value=0, allow_infinity=False),
+    st.lists(st.tuples(TEXTS, st.floats(max_value=0, allow_infinity=False)), max_size=2).map(tuple),
 )
 
 
@@ -87,6 +98,7 @@ def test_options_that_cannot_be_or_are_not_known_are_refused(said: dict[str, Any
         st.lists(st.integers(0, 1 << 31)).map(tuple),
         st.none() | st.builds(CachedTokens, st.integers(0), st.integers(0), st.integers(0)),
         st.none() | st.sampled_from(list(FinishReason)),
+        logprobs=st.lists(LOGPROBS, max_size=3).map(tuple),
     )
 )
 def test_deltas_arrive_as_they_were_sent(delta: Delta):

@@ -56,6 +56,7 @@ from ragcache_engine.values import (
     ModelLimits,
     SamplingOptions,
     TokenizedPrompt,
+    TokenLogprob,
 )
 
 
@@ -445,7 +446,9 @@ class MemoryBackend:
         if not reason:
             answering.chain.extend(token_ids)
             answering.request.tokens += len(token_ids)
-        delta = Delta(word, token_ids, cached, reason, sources=sources)
+        delta = Delta(
+            word, token_ids, cached, reason, sources=sources, logprobs=_certain(answering, word)
+        )
         if reason:
             delta = replace(delta, reuse=answering.request.reuse, why_exact=answering.why_exact)
         answering.deltas.put_nowait(delta)
@@ -529,3 +532,11 @@ def _end_documents(request: BackendRequest) -> list[SegmentEnd]:
     while segments and segments[-1][1] is None:
         segments.pop()  # the question belongs to no document
     return segments
+
+
+def _certain(answering: _Answering, word: str) -> tuple[TokenLogprob, ...]:
+    """Return what a request asks to know of a word: no other was possible."""
+    most = answering.asked.options.logprobs
+    if most is None or not word:
+        return ()
+    return (TokenLogprob(word, 0.0, ((word, 0.0),)[:most]),)

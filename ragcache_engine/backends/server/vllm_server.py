@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
@@ -34,6 +34,7 @@ from ragcache_engine.values import (
     ModelLimits,
     SamplingOptions,
     TokenizedPrompt,
+    TokenLogprob,
 )
 
 logger = logging.getLogger(__name__)
@@ -136,9 +137,8 @@ class VLLMServerBackend:
                         raise read_error(_read_status(said["error"]), json.dumps(said), {})
                     if not said and request.options.guide:
                         continue  # vLLM checks a guide only after it has said that all is well
-                    delta = _read_delta(
-                        said, last
-                    )  # the first one, of nothing, says that it was taken
+                    # The first one, of nothing, says that it was taken.
+                    delta = _read_delta(said, last, request.options.logprobs or 0)
                     if last is None and delta.finish_reason is None:
                         yield delta
                     else:
@@ -161,6 +161,8 @@ class VLLMServerBackend:
             "return_token_ids": True,
             **{name: getattr(options, name) for name in SAME_NAMES},
         }
+        if options.logprobs is not None:
+            body["logprobs"] = options.logprobs
         if options.guide:
             body["structured_outputs"] = _write_guide(options.guide)
         if request.tenant is not None:
@@ -213,7 +215,7 @@ def _write_guide(guide: Guide) -> dict[str, Any]:
     return {guide.kind.value: guide.schema if guide.kind.value == "json" else form}
 
 
-def _read_delta(said: Mapping[str, Any], last: Delta | None) -> Delta:
+def _read_delta(said: Mapping[str, Any], last: Delta | None, most_logprobs: int = 0) -> Delta:
     """Read a chunk of a stream. last: the answer's last delta, which waits for its usage."""
     choice = (said.get("choices") or [{}])[0]
     text, reason = choice.get("text") or "", choice.get("finish_reason")
@@ -229,7 +231,23 @@ def _read_delta(said: Mapping[str, Any], last: Delta | None) -> Delta:
         ended,
         why_exact=WhyExact.PLAIN_SERVER if ended else None,
         prompt_tokens=usage.get("prompt_tokens"),
+        logprobs=(
+            *(last.logprobs if last else ()),
+            *_read_logprobs(choice.get("logprobs") or {}, most_logprobs),
+        ),
     )
+
+
+def _read_logprobs(said: Mapping[str, Any], most: int) -> Iterator[TokenLogprob]:
+    """Read how likely each token of a chunk was, from the form of OpenAI's completions."""
+    tokens, numbers, tops = (
+        said.get(name) or () for name in ("tokens", "token_logprobs", "top_logprobs")
+    )
+    for token, number, top in zip(tokens, numbers, tops, strict=True):
+        likeliest = sorted((top or {}).items(), key=lambda one: -one[1])
+        yield TokenLogprob(
+            token, number, tuple(likeliest[:most])
+        )  # the token itself may be one more
 
 
 def _read_status(said: Any) -> int:

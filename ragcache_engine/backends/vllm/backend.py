@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import count
+from itertools import count, starmap
 from typing import Any, cast
 
 import msgspec
@@ -16,7 +16,8 @@ from vllm import SamplingParams
 from vllm.config import VllmConfig
 from vllm.exceptions import VLLMError
 from vllm.inputs import TextPrompt, TokensPrompt, tokens_input
-from vllm.outputs import RequestOutput
+from vllm.logprobs import Logprob
+from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.renderers.params import TokenizeParams
 from vllm.sampling_params import RequestOutputKind
 from vllm.usage.usage_lib import UsageContext
@@ -50,6 +51,7 @@ from ragcache_engine.values import (
     ModelLimits,
     SamplingOptions,
     TokenizedPrompt,
+    TokenLogprob,
 )
 
 MOST_GUIDES = 256
@@ -262,7 +264,10 @@ class VLLMBackend:
                 # Where a stop string may end the answer, the same message comes with each token.
                 if output.kv_transfer_params and output.kv_transfer_params != told:
                     told, account = output.kv_transfer_params, self._take_message(output)
-                yield _to_delta(output, account, is_exact=not self._is_borrowing)
+                delta = _to_delta(output, account, is_exact=not self._is_borrowing)
+                if (most := request.options.logprobs) is not None:
+                    delta = replace(delta, logprobs=_read_logprobs(output.outputs[0], most))
+                yield delta
         except EngineDeadError as error:
             raise self._death() from error
         except VLLMError as error:
@@ -455,6 +460,7 @@ def to_sampling_params(options: SamplingOptions) -> SamplingParams:
         ignore_eos=options.ignore_eos,
         skip_special_tokens=options.skip_special_tokens,
         structured_outputs=to_structured_outputs(options.guide) if options.guide else None,
+        logprobs=options.logprobs,
         output_kind=RequestOutputKind.DELTA,
     )
 
@@ -503,6 +509,19 @@ def _to_delta(output: RequestOutput, message: FinishMessage | None, *, is_exact:
         why_exact=message.why_exact if message else None,
         sources=message.sources if message else None,
     )
+
+
+def _read_logprobs(completion: CompletionOutput, most: int) -> tuple[TokenLogprob, ...]:
+    """Translate how likely each new token was. most: of so many tokens in its place, too."""
+
+    def read(token_id: int, known: Mapping[int, Logprob]) -> TokenLogprob:
+        drawn = known[token_id]  # it may be one more than the likeliest
+        likeliest = sorted(known.values(), key=lambda one: -one.logprob)[:most]
+        top = tuple((one.decoded_token or "", one.logprob) for one in likeliest)
+        return TokenLogprob(drawn.decoded_token or "", drawn.logprob, top)
+
+    told = zip(completion.token_ids, completion.logprobs or (), strict=False)
+    return tuple(starmap(read, told))
 
 
 def _count_cached_tokens(

@@ -64,3 +64,18 @@ def test_leaving_a_stream_stops_the_generation(chat, model_engine):
         time.sleep(0.01)
     assert model_engine.stats().running == 0
     assert model_engine.stats().cancelled == before + 1
+
+
+def test_logprobs_are_the_models(model_engine):
+    chat = ChatRAGCache(engine=model_engine, temperature=0, max_tokens=8, logprobs=True)
+    message = chat.invoke("Why is the sky blue?", top_logprobs=2)
+    told = message.response_metadata["logprobs"]["content"]
+    assert "".join(each["token"] for each in told).strip() == message.content.strip()
+    for each in told:
+        first, second = each["top_logprobs"]
+        assert each["token"] == first["token"], "greedy decoding takes the likeliest"
+        assert 0 >= each["logprob"] == first["logprob"] >= second["logprob"]
+    plain = chat.invoke("Why is the sky blue?")
+    assert [each["top_logprobs"] for each in plain.response_metadata["logprobs"]["content"]] == [
+        []
+    ] * len(told)

@@ -131,3 +131,40 @@ def test_langchain_makes_no_model_of_ours_by_its_name():
     """It has a table of its own; the guide says what to write instead."""
     with pytest.raises(ValueError, match="ragcache"):
         init_chat_model("any", model_provider="ragcache")
+
+
+@pytest.mark.parametrize("top", [None, 1])
+def test_logprobs_come_in_the_form_of_chat_openai(engine, top):
+    asked = {"logprobs": True, "top_logprobs": top}
+    chat = ChatRAGCache(engine=engine)
+    whole = chat.bind(**asked).invoke(QUESTION)
+    told = whole.response_metadata["logprobs"]["content"]
+    assert "".join(each["token"] for each in told) == whole.content
+    assert [each["logprob"] for each in told] == [0.0] * len(told)
+    assert bytes(told[0]["bytes"]).decode() == told[0]["token"]
+    assert [len(each["top_logprobs"]) for each in told] == [top or 0] * len(told)
+    pieces = list(ChatRAGCache(engine=engine, **asked).stream(QUESTION))
+    streamed = pieces[0]
+    for piece in pieces[1:]:
+        streamed += piece
+    assert streamed.response_metadata["logprobs"] == whole.response_metadata["logprobs"]
+    (generation,) = RAGCacheLLM(engine=engine, **asked).generate([QUESTION]).generations[0]
+    assert len(generation.generation_info["logprobs"]["content"]) > 1
+    assert "logprobs" not in chat.invoke(QUESTION).response_metadata
+
+
+def test_likeliest_tokens_are_asked_for_with_logprobs(kind, engine):
+    with pytest.raises(ValueError, match="needs logprobs=True"):
+        kind(engine=engine, top_logprobs=3)
+    with pytest.raises(ValueError, match="logprobs must be at most 20"):
+        kind(engine=engine, logprobs=True, top_logprobs=21)
+
+
+@pytest.mark.parametrize(("most", "ended"), [(3, "length"), (99, "stop")])
+def test_how_an_answer_ended_is_told_in_openais_words(engine, most, ended):
+    """LangChain has no field and no words of its own for it: it hands on what a model says."""
+    chat = ChatRAGCache(engine=engine, max_tokens=most)
+    assert chat.invoke(QUESTION).response_metadata["finish_reason"] == ended
+    events = list(chat.stream_events(QUESTION, version="v3"))
+    (told,) = [event for event in events if event["event"] == "message-finish"]
+    assert told["metadata"]["finish_reason"] == ended

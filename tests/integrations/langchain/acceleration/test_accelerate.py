@@ -210,10 +210,10 @@ def test_options_of_a_binding_stay_and_count(chat, swap, recorded):
 
 
 def test_a_binding_that_the_engine_cannot_honour_leaves_its_model_and_no_other(chat, swap):
-    swapped, report = swap(RunnableParallel(one=chat.bind(logprobs=True), two=chat))
+    swapped, report = swap(RunnableParallel(one=chat.bind(logit_bias={7: 1.0}), two=chat))
     assert swapped.steps__["one"].bound is chat
     assert isinstance(swapped.steps__["two"], ChatRAGCache)
-    assert "logprobs=True" in report.left[0].reason
+    assert "logit_bias" in report.left[0].reason
 
 
 def test_outer_bindings_count_too(chat, swap):
@@ -443,7 +443,7 @@ def test_models_and_retrievers_may_be_left(store, memory_store, chat, swap):
 def test_the_report_goes_to_the_log_and_warns_of_what_was_left(engine, chat, prompt, caplog):
     caplog.set_level(logging.INFO)
     accelerate(prompt | chat, engine=engine)
-    accelerate(prompt | chat.bind(logprobs=True), engine=engine)
+    accelerate(prompt | chat.bind(logit_bias={7: 1.0}), engine=engine)
     assert [each.levelname for each in caplog.records] == ["INFO", "WARNING"]
     assert "left FakeListChatModel at last.bound" in caplog.text
     assert all("\n" not in each.getMessage() for each in caplog.records)
