@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
+from sys import getsizeof
 from typing import Any, Protocol
 
 from ragcache_engine.chat import ToolReader
@@ -24,6 +25,9 @@ from ragcache_engine.values import (
 
 CHARACTERS_PER_TOKEN = 4
 """About how many characters of English one token stands for."""
+
+NUMBER_BYTES, OFFSET_BYTES, SEGMENT_BYTES = 36, 128, 500
+"""About what CPython takes for a number in a tuple, for a pair of numbers, for a segment or a context."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +80,22 @@ class BackendRequest:
         """The prompt's tokens. Only for backends that do not read text."""
         assert isinstance(self.prompt, TokenizedPrompt), "this backend reads text"
         return self.prompt
+
+    @property
+    def size_bytes(self) -> int:
+        """About how many bytes of memory this takes."""
+        size_bytes = getsizeof(self.prompt.text)
+        if isinstance(self.prompt, TokenizedPrompt):
+            size_bytes += NUMBER_BYTES * len(self.prompt) + OFFSET_BYTES * len(self.prompt.offsets)
+        for one in self.contexts.values():
+            size_bytes += NUMBER_BYTES * len(one.token_ids) + getsizeof(one.text)
+        return size_bytes + SEGMENT_BYTES * (1 + len(self.segments) + len(self.contexts))
+
+    def compact(self) -> BackendRequest:
+        """Return the request for one who keeps it long: without the characters of each token."""
+        if isinstance(self.prompt, PromptText):
+            return self
+        return replace(self, prompt=replace(self.prompt, offsets=()))
 
     def continued_after(self, token_ids: Sequence[int]) -> BackendRequest:
         """Return the request for the rest of an answer that has these tokens already.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from sys import getsizeof
 from typing import NamedTuple
 
 from ragcache_engine.checks import (
@@ -66,6 +67,11 @@ class Document:
         require_instance(self.text, str, "a document's text")
         if self.label is not None:
             require_text(self.label, "a document's label")
+
+    @property
+    def size_bytes(self) -> int:
+        """About how many bytes of memory it takes."""
+        return getsizeof(self.id) + getsizeof(self.text) + getsizeof(self.label)
 
 
 MOST_LOGPROBS = 20

@@ -1,7 +1,8 @@
 """Calibrations: the recompute ratio that `ragcache calibrate` found good enough for one model.
 
-A calibration is a file in the cache home, beside the model's cost profiles. It holds for one model,
-dtype, chat template and kind of donors, all as the configuration spells them; its name tells them apart.
+A calibration is a file in the cache home, beside the model's cost profiles. It holds for one model, with
+the arguments that change its numbers, one dtype, chat template and kind of donors, all as the
+configuration spells them; its name tells them apart.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import json
 import logging
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from hashlib import sha256
 from pathlib import Path
@@ -32,19 +34,33 @@ LONGEST_NAME = 80
 OTHER_NAMES = {"half": "float16", "float": "float32"}
 """Data types that vLLM knows by two names."""
 
+MODEL_ARGS = (
+    "revision",
+    "quantization",
+    "hf_overrides",
+    "kv_cache_dtype",
+    "load_format",
+    "model_impl",
+)
+"""The arguments of vLLM, beside the dtype, with which a model of one name computes other numbers."""
+DEFAULTS: tuple[Any, ...] = (None, {}, "auto", "main")
+"""What such an argument says where it changes nothing."""
+
 
 @dataclass(frozen=True, slots=True)
 class CalibrationKey:
     """What a calibration holds for.
 
     model: a hub id, or a folder's whole path. dtype: as vLLM spells it. chat_template: a digest of its
-    text, or OWN_TEMPLATE. donors: as in EngineConfig.
+    text, or OWN_TEMPLATE. donors: as in EngineConfig. model_args: those of MODEL_ARGS that are set, as
+    JSON; empty without any.
     """
 
     model: str
     dtype: str
     chat_template: str
     donors: str
+    model_args: str = ""
 
     @classmethod
     def of(cls, config: EngineConfig) -> CalibrationKey:
@@ -57,6 +73,7 @@ class CalibrationKey:
             dtype=OTHER_NAMES.get(dtype, dtype),
             chat_template=_digest(template) if template else OWN_TEMPLATE,
             donors=config.donors,
+            model_args=_write_model_args(config.vllm_args),
         )
 
     @property
@@ -64,14 +81,14 @@ class CalibrationKey:
         """The file of this calibration, whether it is there or not."""
         readable = f"{self.model.strip('./')[-LONGEST_NAME:]}-{self.dtype}-{self.donors}"
         name = re.sub(r"[^\w.-]+", "--", readable).strip("-")
-        digest = _digest("\n".join(asdict(self).values()))
+        digest = _digest("\n".join(filter(None, asdict(self).values())))
         return cache_home() / "profiles" / f"{name}-{digest}{SUFFIX}"
 
     def describe(self) -> str:
         """Return the key in words."""
         return (
             f"model {self.model!r}, dtype {self.dtype!r}, chat template {self.chat_template!r}, donors "
-            f"{self.donors!r}"
+            f"{self.donors!r}" + (f", model arguments {self.model_args}" if self.model_args else "")
         )
 
 
@@ -127,8 +144,20 @@ class Calibration:
         key = named.pop("key")
         if not isinstance(key, dict):
             raise ValueError("its key is damaged")
+        key.setdefault("model_args", "")  # files of earlier versions are for models without any
         names = [field.name for field in fields(CalibrationKey)]
         return cls(key=CalibrationKey(**{name: str(_take(key, name)) for name in names}), **named)
+
+
+def _write_model_args(vllm_args: Mapping[str, Any]) -> str:
+    """Return the arguments that change the model's numbers, always in the same words."""
+    changed = {name: vllm_args[name] for name in MODEL_ARGS if vllm_args.get(name) not in DEFAULTS}
+    return json.dumps(changed, sort_keys=True, default=_name_of) if changed else ""
+
+
+def _name_of(value: Any) -> str:
+    """Name what JSON cannot say, such as a function that changes the model's configuration."""
+    return str(getattr(value, "__qualname__", value))
 
 
 def find_calibration(config: EngineConfig) -> Calibration | None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -18,14 +17,16 @@ from typing import Any
 
 from ragcache_engine.anywhere.forwarding import ForwardingBackend
 from ragcache_engine.anywhere.idle_work import IDLE_S, IdleWork
+from ragcache_engine.latest_items import LatestItems
 from ragcache_engine.protocols import Backend, BackendRequest, Delta
 from ragcache_engine.tiers.borrowing.plan import WhyExact
 from ragcache_engine.values import ModelLimits, SamplingOptions
 
 logger = logging.getLogger(__name__)
 
-MOST_WAITING = 256
-"""How many prompts wait to be prepared; an engine that is never idle drops the oldest."""
+MOST_WAITING, MOST_WAITING_BYTES = 256, 32 << 20
+"""How many prompts wait to be prepared, and how much memory they take; an engine that is never idle drops
+the oldest."""
 
 ONE_TOKEN = SamplingOptions(max_tokens=1)
 
@@ -47,8 +48,10 @@ class PreparingBackend(ForwardingBackend):
     ) -> None:
         super().__init__(inner)
         self._is_wanted = is_wanted
-        self._waiting: OrderedDict[tuple[str | None, tuple[str, ...]], BackendRequest] = (
-            OrderedDict()
+        self._waiting: LatestItems[tuple[str | None, tuple[str, ...]], BackendRequest] = (
+            LatestItems(
+                MOST_WAITING_BYTES, lambda _, request: request.size_bytes, most=MOST_WAITING
+            )
         )
         self._numbers = count()
         self._is_preparing = False
@@ -71,16 +74,14 @@ class PreparingBackend(ForwardingBackend):
     def _keep(self, request: BackendRequest) -> None:
         """Let a prompt wait; the latest are prepared first, as they are likeliest to come again."""
         name = request.tenant, tuple(request.document_ids)
-        self._waiting[name] = request
-        self._waiting.move_to_end(name)
-        if len(self._waiting) > MOST_WAITING:
-            self._waiting.popitem(last=False)
+        self._waiting[name] = request.compact()
+        self._waiting.touch(name)
 
     def _has_more(self) -> bool:
         return bool(self._waiting) and self._is_wanted()
 
     async def _prepare_next(self) -> None:
-        name, request = self._waiting.popitem()
+        name, request = self._waiting.pop_latest()
         self._is_preparing = True
         try:
             await self._prepare(request)

@@ -10,20 +10,26 @@ Source: FusionRAG (arXiv:2601.12904).
 from __future__ import annotations
 
 import logging
-from collections import OrderedDict
+from array import array
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from sys import getsizeof
 from threading import Lock
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from ragcache_engine.latest_items import LatestItems
 from ragcache_engine.prompt import ForgetLog
 from ragcache_engine.tiers.borrowing.context import Context
 from ragcache_engine.values import Document, TokenizedPrompt
 
 logger = logging.getLogger(__name__)
 
-MOST_KNOWN = 1 << 20
-"""How many documents' neighbours to remember; the longest unused are forgotten."""
+MOST_BYTES = 256 << 20
+"""How much memory the neighbours of documents may take; the longest unused are forgotten, and looked up
+again when their documents are retrieved. A neighbour of 200 tokens takes 1.5 KB."""
+
+ENTRY_BYTES = 600
+"""What an entry takes beside its tokens and names: its key, its place, and its values."""
 
 SEPARATOR = "\n\n"
 """Stands between a neighbour and the document behind it."""
@@ -59,8 +65,27 @@ _Key = tuple[str | None, Hashable, str]  # tenant, name of the corpus, document
 
 
 class _Entry(NamedTuple):
+    """The context has its tokens as an array: in a tuple, each takes nine times as many bytes."""
+
     version: Hashable
     context: Context | None
+
+    def unpacked(self) -> Context | None:
+        if self.context is None:
+            return None
+        return self.context._replace(token_ids=tuple(self.context.token_ids))
+
+
+def _entry_bytes(key: _Key, entry: _Entry) -> int:
+    size_bytes = ENTRY_BYTES + getsizeof(key[2])
+    if (context := entry.context) is not None:
+        size_bytes += getsizeof(context.document) + getsizeof(context.token_ids)
+        size_bytes += getsizeof(context.text)
+    return size_bytes
+
+
+def _usual_bytes(key: tuple[str | None, str], corpus: Hashable) -> int:
+    return ENTRY_BYTES + getsizeof(key[1])
 
 
 class NeighbourBook:
@@ -73,8 +98,10 @@ class NeighbourBook:
     def __init__(self, tokenize: Tokenize | None, forgotten: ForgetLog | None = None) -> None:
         self._tokenize = tokenize
         self._forgotten = forgotten or ForgetLog()
-        self._entries: OrderedDict[_Key, _Entry] = OrderedDict()
-        self._usual: OrderedDict[tuple[str | None, str], Hashable] = OrderedDict()
+        self._entries: LatestItems[_Key, _Entry] = LatestItems(MOST_BYTES, _entry_bytes)
+        self._usual: LatestItems[tuple[str | None, str], Hashable] = LatestItems(
+            MOST_BYTES, _usual_bytes
+        )
         self._lock = Lock()
 
     def learn(
@@ -100,8 +127,7 @@ class NeighbourBook:
             if is_usual:
                 for document in documents:
                     self._usual[tenant, document.id] = corpus.name
-                    self._usual.move_to_end((tenant, document.id))
-                _drop_oldest(self._usual)
+                    self._usual.touch((tenant, document.id))
         if not unknown:
             return
         began = self._forgotten.moment
@@ -122,7 +148,6 @@ class NeighbourBook:
                 if self._forgotten.since(began, [name, *behind]):
                     continue  # the look-up saw what was there before
                 self._entries[tenant, corpus.name, name] = _Entry(corpus.version, context)
-            _drop_oldest(self._entries)
 
     def contexts(
         self,
@@ -154,8 +179,8 @@ class NeighbourBook:
             else:
                 continue
             if (entry := self._entries.get(key)) is not None:
-                self._entries.move_to_end(key)
-                return entry.context
+                self._entries.touch(key)
+                return entry.unpacked()
         return None
 
     def forget(self, document_ids: Iterable[str]) -> None:
@@ -177,7 +202,8 @@ class NeighbourBook:
             return None
         if self._tokenize is None:
             return Context(neighbour.id, (), text=neighbour.text)
-        return context_behind(self._tokenize, document.text, neighbour)
+        context = context_behind(self._tokenize, document.text, neighbour)
+        return context._replace(token_ids=array("I", context.token_ids))
 
 
 def context_behind(tokenize: Tokenize, text: str, neighbour: Document) -> Context:
@@ -202,11 +228,6 @@ def _tokenize_before_text(tokenize: Tokenize, text: str) -> tuple[tuple[int, ...
     if before and found.offsets[before[-1]][1] == end:
         return tuple(found.token_ids[: len(before)]), last
     return tuple(tokenize(text + SEPARATOR, False).token_ids), last
-
-
-def _drop_oldest(known: OrderedDict[Any, Any]) -> None:
-    while len(known) > MOST_KNOWN:
-        known.popitem(last=False)
 
 
 ContextsOf = Callable[[Iterable[str], str | None, Mapping[str, Hashable]], Mapping[str, Context]]

@@ -9,26 +9,28 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import OrderedDict, deque
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from itertools import count
 from random import random
+from sys import getsizeof
 from typing import NamedTuple
 
 from ragcache_engine.anywhere.drift import Drift
 from ragcache_engine.anywhere.forwarding import ForwardingBackend
 from ragcache_engine.anywhere.idle_work import IDLE_S, IdleWork
 from ragcache_engine.anywhere.rouge import rouge_l
+from ragcache_engine.latest_items import LatestItems
 from ragcache_engine.protocols import Backend, BackendRequest, Delta
 from ragcache_engine.tiers.borrowing.plan import WhyExact
 from ragcache_engine.values import ModelLimits
 
 logger = logging.getLogger(__name__)
 
-MOST_WAITING = 64
-"""How many answers wait for their recheck; an engine that is never idle drops the oldest."""
+MOST_WAITING, MOST_WAITING_BYTES = 64, 16 << 20
+"""How many answers wait for their recheck, and how much memory they take; an engine that is never idle
+drops the oldest."""
 
 
 class Served(NamedTuple):
@@ -36,6 +38,14 @@ class Served(NamedTuple):
 
     request: BackendRequest
     text: str
+
+    @property
+    def size_bytes(self) -> int:
+        return self.request.size_bytes + getsizeof(self.text)
+
+
+def _keep_latest() -> LatestItems[str, Served]:
+    return LatestItems(MOST_WAITING_BYTES, lambda _, one: one.size_bytes, most=MOST_WAITING)
 
 
 class RecheckingBackend(ForwardingBackend):
@@ -61,8 +71,8 @@ class RecheckingBackend(ForwardingBackend):
         self._chance = chance
         self._numbers = count()  # an attempt that was cancelled may still be on its way out
         self.idle = IdleWork(self._recheck_next, self._has_more, idle_s=idle_s)
-        self._waiting: deque[Served] = deque(maxlen=MOST_WAITING)
-        self._guesses: OrderedDict[str, Served] = OrderedDict()  # ended, and perhaps adopted yet
+        self._waiting = _keep_latest()
+        self._guesses = _keep_latest()  # ended, and perhaps adopted yet
         self._adopted: set[str] = set()  # guesses that were adopted while they ran
 
     # -- requests ----------------------------------------------------------------------------------
@@ -84,7 +94,7 @@ class RecheckingBackend(ForwardingBackend):
                             and pauses == self.idle.pauses
                             and self._is_chosen(request, delta)
                         ):
-                            self._keep(Served(request, "".join(texts)))
+                            self._keep(Served(request.compact(), "".join(texts)))
                         yield delta
             finally:
                 self._adopted.discard(request.request_id)
@@ -93,7 +103,7 @@ class RecheckingBackend(ForwardingBackend):
         super().adopted(request_id)
         served = self._guesses.pop(request_id, None)
         if served:
-            self._waiting.append(served)
+            self._waiting[request_id] = served
             self.idle.begin()
         else:  # it still runs, or was not chosen
             self._adopted.add(request_id)
@@ -113,11 +123,9 @@ class RecheckingBackend(ForwardingBackend):
     def _keep(self, served: Served) -> None:
         name = served.request.request_id
         if not served.request.is_guess or name in self._adopted:
-            self._waiting.append(served)
+            self._waiting[name] = served
             return
         self._guesses[name] = served
-        if len(self._guesses) > MOST_WAITING:
-            self._guesses.popitem(last=False)
 
     # -- rechecks ----------------------------------------------------------------------------------
 
@@ -125,11 +133,11 @@ class RecheckingBackend(ForwardingBackend):
         return bool(self._waiting) and not self._drift.is_off
 
     async def _recheck_next(self) -> None:
-        served = self._waiting.pop()
+        name, served = self._waiting.pop_latest()
         try:
             exact = await self._answer_exactly(served.request)
         except asyncio.CancelledError:
-            self._waiting.append(served)
+            self._waiting[name] = served
             raise
         except Exception as error:  # a failed recheck must disturb nobody
             logger.info("an answer could not be rechecked: %s", error)
@@ -179,10 +187,9 @@ class RecheckingBackend(ForwardingBackend):
         """
         async with self.idle.paused():
             doomed = set(document_ids)
-            kept = [
-                served for served in self._waiting if doomed.isdisjoint(served.request.document_ids)
-            ]
-            self._waiting = deque(kept, maxlen=MOST_WAITING)
+            for name, served in list(self._waiting.items()):
+                if not doomed.isdisjoint(served.request.document_ids):
+                    del self._waiting[name]
             self._guesses.clear()
             await super().forget(document_ids)
 

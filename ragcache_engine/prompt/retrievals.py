@@ -7,16 +7,19 @@ of lately found documents. The thread or task that found them does not matter.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import count
 from threading import Lock
 
+from ragcache_engine.latest_items import LatestItems
 from ragcache_engine.prompt.landmarks import LandmarkIndex, Landmarks, landmarks_of, words_of
 from ragcache_engine.prompt.segments import Span, find_documents
 from ragcache_engine.prompt.template import Render
 from ragcache_engine.values import Document
+
+MOST_BYTES = 128 << 20
+"""How much memory the documents of the remembered retrievals may take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,21 +85,36 @@ class _Remembered:
 
 @dataclass(slots=True)
 class RetrievalLog:
-    """Remember the last `capacity` retrievals. Safe to share between threads.
+    """Remember the last `capacity` retrievals, as far as they take no more than `most_bytes` together.
+
+    Safe to share between threads.
 
     Matching tries the newest retrieval first. It reads the prompt's words once, and then costs one
     substring search for each remembered document whose landmarks are among them; see landmarks.py.
     """
 
     capacity: int = 256
-    _entries: OrderedDict[int, _Remembered] = field(default_factory=OrderedDict, init=False)
+    most_bytes: int = MOST_BYTES
+    _entries: LatestItems[int, _Remembered] = field(init=False)
     _index: LandmarkIndex = field(default_factory=LandmarkIndex, init=False)
     _unclaimed: set[int] = field(default_factory=set, init=False)
     _numbers: count[int] = field(default_factory=count, init=False)
     _lock: Lock = field(default_factory=Lock, init=False)
 
+    def __post_init__(self) -> None:
+        self._entries = LatestItems(
+            self.most_bytes,
+            lambda _, entry: sum(one.size_bytes for one in entry.retrieval.documents),
+            most=self.capacity,
+            on_drop=self._drop,
+        )
+
+    def _drop(self, number: int, entry: _Remembered) -> None:
+        self._index.remove(number, entry.landmarks)
+        self._unclaimed.discard(number)
+
     def add(self, retrieval: Retrieval) -> None:
-        """Remember a retrieval; forget the oldest one beyond `capacity`."""
+        """Remember a retrieval; forget the oldest ones for which there is no room."""
         landmarks = tuple(landmarks_of(document.text) for document in retrieval.documents)
         entry = _Remembered(retrieval, landmarks, landmarks_of(retrieval.question))
         with self._lock:
@@ -104,10 +122,6 @@ class RetrievalLog:
             self._entries[number] = entry
             self._index.add(number, landmarks)
             self._unclaimed.add(number)
-            if len(self._entries) > self.capacity:
-                oldest, gone = self._entries.popitem(last=False)
-                self._index.remove(oldest, gone.landmarks)
-                self._unclaimed.discard(oldest)
 
     def documents(self, tenant: str | None = None) -> list[Document]:
         """Return all documents remembered for this tenant, the ones retrieved last at the end."""
@@ -123,7 +137,7 @@ class RetrievalLog:
         """Remember these documents no longer, whoever retrieved them."""
         gone = set(document_ids)
         with self._lock:
-            for number, entry in self._entries.items():
+            for number, entry in list(self._entries.items()):
                 documents = entry.retrieval.documents
                 left = [at for at, one in enumerate(documents) if one.id not in gone]
                 if len(left) < len(documents):

@@ -90,7 +90,7 @@ async def run_with_retry(
             else:
                 generated = backend.generate(delivered.request_rest(request))
             async with aclosing(_end_when_silent(generated, request, heartbeat)) as deltas:
-                delivered.begin_attempt(backend, request.options.skip_special_tokens)
+                delivered.begin_attempt(backend, request)
                 async for delta in deltas:
                     delta = delivered.add(delta, request.options.stop)
                     yield delta
@@ -164,13 +164,24 @@ class _DeliveredAnswer:
             return replace(request, request_id=f"{request.request_id}-again")
         return request.continued_after(self.token_ids)
 
-    def begin_attempt(self, backend: Backend, skip_special_tokens: bool) -> None:
+    def begin_attempt(self, backend: Backend, request: BackendRequest) -> None:
         """Work out which text of the delivered tokens the reader has not got yet."""
         self.texts = ["".join(self.texts)]
         if self.token_ids and not self.starts_over:
-            text = backend.detokenize(self.token_ids, skip_special_tokens)
-            self.held_back = text[len(self.texts[0]) :]
+            self.held_back = self._write_answer(backend, request)[len(self.texts[0]) :]
             self.fresh_characters = 0
+
+    def _write_answer(self, backend: Backend, request: BackendRequest) -> str:
+        """Return the text of the delivered tokens, as it stands behind the prompt.
+
+        SentencePiece drops the space before the first word of a text, so the answer alone is too short.
+        """
+        skips, prompt_ids = request.options.skip_special_tokens, request.tokens.token_ids
+        prompt = backend.detokenize(prompt_ids, skips)
+        text = backend.detokenize([*prompt_ids, *self.token_ids], skips)
+        if text.startswith(prompt + self.texts[0]):
+            return text[len(prompt) :]
+        return backend.detokenize(self.token_ids, skips)
 
     def add(self, delta: Delta, stop: tuple[str, ...]) -> Delta:
         """Return what the reader is to get for this delta, and note it as delivered."""

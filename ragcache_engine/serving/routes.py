@@ -8,13 +8,12 @@ import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, aclosing, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from ragcache_engine.anywhere.neighbours import ENOUGH, Tokenize, context_behind
 from ragcache_engine.chat import check_messages, check_template_args, check_tools
 from ragcache_engine.checks import (
     require_short_prompt,
@@ -43,6 +42,7 @@ from ragcache_engine.errors import (
 from ragcache_engine.prompt import Span, token_segments
 from ragcache_engine.protocols import Backend, BackendRequest, Conversation, Delta
 from ragcache_engine.serving.keys import Caller
+from ragcache_engine.serving.known_contexts import KnownContexts
 from ragcache_engine.serving.messages import (
     ALIVE_S,
     PREFIX,
@@ -106,6 +106,7 @@ class Served:
       ServerDescription.
     occupied: what to enter while a request runs that does not ask this backend, such as one of OpenAI's.
     tokenizers: the threads that texts are tokenised in. vLLM's server needs its loop's own.
+    contexts: remembers behind what the documents of the latest prompts are stored.
     """
 
     backend: Backend
@@ -118,6 +119,7 @@ class Served:
     tokenizers: DaemonThreads = field(
         default_factory=lambda: DaemonThreads(TOKENIZED_AT_ONCE, "ragcache-tokenizing")
     )
+    contexts: KnownContexts = field(default_factory=KnownContexts)
 
 
 Handler = Callable[[bytes, Caller, Served], Awaitable[Response]]
@@ -316,15 +318,9 @@ def _read_contexts(said: GenerateBody, spans: Sequence[Span], served: Served) ->
         neighbour = Document(require_short_text(name, "a document's id"), text)
         if not served.reuse or said.exact:
             continue
-        own = said.prompt[span.start : span.end][-ENOUGH:]
-        contexts[span.document_id] = _context_behind(served.backend.tokenize, own, neighbour)
+        own = said.prompt[span.start : span.end]
+        contexts[span.document_id] = served.contexts.find(served.backend.tokenize, own, neighbour)
     return contexts
-
-
-@lru_cache(2048)
-def _context_behind(tokenize: Tokenize, text: str, neighbour: Document) -> Context:
-    """Return a document's context. Remembers the latest, as each prompt tells its neighbours anew."""
-    return context_behind(tokenize, text, neighbour)
 
 
 def _read_tenant(said: str | None) -> str | None:

@@ -147,10 +147,9 @@ class Pipeline:
             return
         now_s = self._backend.now()
         self._end_overdue(now_s)
-        if search.documents is None:
-            self._registry.add_search(search)
         pending = self._count_pending_prefills(search, now_s)
         search.note_stage(now_s, documents, final, is_idle=not pending)
+        self._registry.add_search(search)
         if final:
             self._start_timer()
         running = search.speculation

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Collection
 
+from ragcache_engine.latest_items import LatestItems
 from ragcache_engine.protocols import BackendRequest
 from ragcache_engine.speculation.generation import Speculation
 from ragcache_engine.speculation.tracked_search import TrackedSearch
@@ -12,9 +12,14 @@ from ragcache_engine.values import TokenizedPrompt
 
 SOON_S = 0.5
 """For how many seconds after the end of a search its prompt is expected."""
-MOST_SEARCHES = 256
+MOST_SEARCHES, MOST_SEARCH_BYTES = 256, 128 << 20
+"""How many searches may wait for their prompt, and how much memory their documents may take."""
 
 Unclaimed = tuple[Speculation, TrackedSearch]
+
+
+def _documents_bytes(number: int, search: TrackedSearch) -> int:
+    return sum(document.size_bytes for document in search.documents or ())
 
 
 class SearchRegistry:
@@ -26,14 +31,17 @@ class SearchRegistry:
 
     def __init__(self, most_unclaimed: int) -> None:
         self._most_unclaimed = most_unclaimed
-        self._searches: OrderedDict[int, TrackedSearch] = OrderedDict()
+        self._searches: LatestItems[int, TrackedSearch] = LatestItems(
+            MOST_SEARCH_BYTES, _documents_bytes, most=MOST_SEARCHES
+        )
         self._unclaimed: dict[Speculation, TrackedSearch] = {}
 
     def add_search(self, search: TrackedSearch) -> None:
-        """Remember a search by its number; forget the oldest search beyond MOST_SEARCHES."""
+        """Remember a search by its number, with the documents of its last stage.
+
+        Forget the oldest searches for which there is no room.
+        """
         self._searches[search.number] = search
-        if len(self._searches) > MOST_SEARCHES:
-            self._searches.popitem(last=False)
 
     def remove_search(self, number: int) -> TrackedSearch | None:
         """Forget the search with this number and return it; None if it is not known."""

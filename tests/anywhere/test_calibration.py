@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -166,3 +167,38 @@ def test_a_backend_that_cannot_borrow_is_refused():
 def test_the_engine_without_a_model_takes_a_ratio_like_any_other():
     with RAGCacheEngine(EngineConfig(backend="memory", reuse="anywhere")) as engine:
         assert engine.config.recompute_ratio == 0.1
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"revision": "v2"},
+        {"quantization": "fp8"},
+        {"hf_overrides": {"rope_theta": 5}},
+        {"kv_cache_dtype": "fp8"},
+    ],
+)
+def test_a_model_that_computes_other_numbers_has_a_calibration_of_its_own(changed: dict[str, Any]):
+    keep(measured(anywhere()))
+    assert find_calibration(anywhere(vllm_args=changed)) is None
+    keep(measured(anywhere(vllm_args=changed), ratio=0.3))
+    found = find_calibration(anywhere(vllm_args=changed))
+    assert found
+    assert found.recompute_ratio == 0.3
+    kept = find_calibration(anywhere())
+    assert kept
+    assert kept.recompute_ratio == 0.15
+
+
+def test_arguments_that_change_nothing_need_no_other_calibration():
+    keep(measured(anywhere()))
+    same = {"revision": None, "hf_overrides": {}, "kv_cache_dtype": "auto", "max_model_len": 4096}
+    assert find_calibration(anywhere(vllm_args=same))
+
+
+def test_a_calibration_of_an_earlier_version_still_holds():
+    path = keep(measured(anywhere()))
+    content = json.loads(path.read_text())
+    del content["key"]["model_args"]
+    path.write_text(json.dumps(content))
+    assert find_calibration(anywhere())

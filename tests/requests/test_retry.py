@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from typing import Any
 
 import pytest
@@ -341,7 +341,7 @@ def test_a_delta_costs_the_same_however_long_the_answer_is(starts_over: bool):
     CountedIds.copied = CountedText.copied = 0
     for attempt in range(1 + starts_over):
         delivered.request_rest(request)
-        delivered.begin_attempt(MemoryBackend(), skip_special_tokens=True)
+        delivered.begin_attempt(MemoryBackend(), request)
         for token in range(1000):
             delta = delivered.add(Delta(CountedText("w "), CountedIds((token,))), ())
             assert (delta.text, delta.token_ids) == (("", ()) if attempt else ("w ", (token,)))
@@ -365,3 +365,21 @@ class StopsNowhere(HoldsTextBack):
         return super()._answer(
             BackendRequest(request.request_id, request.prompt, request.segments, options)
         )
+
+
+class SentencePiece(MemoryBackend):
+    """Its tokenizer drops the space before the first word of a text, as SentencePiece does."""
+
+    def detokenize(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        return super().detokenize(token_ids, skip_special_tokens).removeprefix(" ")
+
+
+def test_no_character_is_lost_where_a_tokenizer_drops_the_first_space():
+    backend = SentencePiece()
+    prompt = backend.tokenize("Why?")
+    answer = backend.tokenize(" Because it is so").token_ids
+    request = BackendRequest("r", prompt, (), SamplingOptions())
+    delivered = _DeliveredAnswer()
+    delivered.add(Delta(" Because it", answer[:3]), ())  # the text of one token is held back
+    delivered.begin_attempt(backend, request)
+    assert delivered.held_back == " is"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import multiprocessing
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -18,6 +19,7 @@ from vllm.exceptions import VLLMError
 from vllm.inputs import TextPrompt, TokensPrompt, tokens_input
 from vllm.logprobs import Logprob
 from vllm.outputs import CompletionOutput, RequestOutput
+from vllm.platforms import current_platform
 from vllm.renderers.params import TokenizeParams
 from vllm.sampling_params import RequestOutputKind
 from vllm.usage.usage_lib import UsageContext
@@ -33,6 +35,12 @@ from ragcache_engine.backends.vllm.core_executor import reserving_no_core_for_co
 from ragcache_engine.backends.vllm.guides import require_servable, to_structured_outputs
 from ragcache_engine.backends.vllm.log import EngineLog, ShownLog
 from ragcache_engine.backends.vllm.main_guard import require_guarded_main, spawning_processes
+from ragcache_engine.backends.vllm.memory_advice import (
+    MemorySizes,
+    free_host_bytes,
+    tells_of_memory,
+    weights_bytes,
+)
 from ragcache_engine.backends.vllm.tiers.settings import TierSettings
 from ragcache_engine.chat import CallReader, ToolReader
 from ragcache_engine.daemon_threads import DaemonThreads
@@ -54,6 +62,8 @@ from ragcache_engine.values import (
     TokenLogprob,
 )
 
+logger = logging.getLogger(__name__)
+
 MOST_GUIDES = 256
 """How many accepted guides to remember, so that they need no second check."""
 
@@ -63,10 +73,7 @@ FORGOTTEN_AT_ONCE = 4
 DEATH_CHECK_S = 0.5
 """How often to look whether vLLM's process still lives, while it is asked something besides requests."""
 
-PROCESS_ENDED = (
-    "vLLM's process ended by itself, often because it ran out of memory; then lower device_cache or "
-    "max_model_len"
-)
+PROCESS_ENDED = "vLLM's process ended by itself, often because it ran out of memory; then "
 
 SHUTDOWN_S = 30.0
 """How long vLLM's processes may take to end. They need 4 to 5 s; on a busy machine, vLLM's own limit of
@@ -108,6 +115,7 @@ class VLLMBackend:
         self._vllm_args = dict(vllm_args)
         self._llm: AsyncLLM | None = None
         self._has_tiers = False
+        self._remedy = "lower device_cache, host_cache or max_model_len"
         self._is_borrowing = False
         self._engine_id: str | None = None
         self._disk_threads = DaemonThreads(FORGOTTEN_AT_ONCE, "ragcache-forgetting")
@@ -125,6 +133,10 @@ class VLLMBackend:
             {**self._log.arguments(), **self._vllm_args},
         )
         self._has_tiers = has_tiers(config)
+        sizes = self._measure(config)
+        self._remedy = sizes.describe_remedy()
+        if shortage := sizes.describe_shortage(free_host_bytes()):
+            logger.warning("Memory may run out: %s", shortage)
         exclude_imports_from_collection()
         if self._has_tiers and config.kv_transfer_config:
             self._engine_id = config.kv_transfer_config.engine_id
@@ -138,8 +150,10 @@ class VLLMBackend:
                     config, usage_context=UsageContext.ENGINE_CONTEXT, disable_log_stats=True
                 )
         except Exception as error:
+            told = f"{error}\n{self._log.describe_end()}"
+            remedy = f"Memory ran out: {self._remedy}.\n" if tells_of_memory(told) else ""
             raise EngineStartFailed(
-                f"vLLM did not start {self._model}: {error}\n{self._log.describe_end()}\n"
+                f"vLLM did not start {self._model}: {told}\n{remedy}"
                 "`ragcache doctor` checks the machine."
             ) from error
         self.attach(llm)
@@ -148,6 +162,7 @@ class VLLMBackend:
     def use_running(self, llm: AsyncLLM) -> ModelLimits:
         """Work on an engine that somebody else has started, as vLLM's server has, and will close."""
         self._has_tiers = has_tiers(llm.vllm_config)
+        self._remedy = self._measure(llm.vllm_config).describe_remedy()
         self.attach(llm)
         return self._describe_limits(llm.vllm_config)
 
@@ -168,6 +183,18 @@ class VLLMBackend:
             device_blocks=cache.num_gpu_blocks or 0,
             step_tokens=self._provisional_step_tokens(config),
             host_blocks=self._host_blocks(config),
+        )
+
+    def _measure(self, config: VllmConfig) -> MemorySizes:
+        """Return what the engine takes of memory."""
+        settings, cache = self._tier_settings(config), config.cache_config
+        return MemorySizes(
+            weights_bytes(config.model_config.model),
+            cache.kv_cache_memory_bytes,
+            settings.host_bytes if settings else 0,
+            config.model_config.max_model_len,
+            is_cpu=current_platform.is_cpu(),
+            device_share=cache.gpu_memory_utilization,
         )
 
     def _host_blocks(self, config: VllmConfig) -> int:
@@ -198,7 +225,7 @@ class VLLMBackend:
 
     def _death(self) -> EngineDied:
         """Return the error for a process that ended by itself."""
-        return EngineDied(f"{PROCESS_ENDED}. {self._log.describe_end()}")
+        return EngineDied(f"{PROCESS_ENDED}{self._remedy}. {self._log.describe_end()}")
 
     def tokenize(self, text: str, add_special_tokens: bool = True) -> TokenizedPrompt:
         """Tokenize a prompt as vLLM does, with the range of characters that each token stands for.
@@ -372,7 +399,7 @@ class VLLMBackend:
         try:
             answer = await self._tell_scheduler(llm, message, 0 if ranks > 1 else None)
         except EngineDeadError as error:
-            raise EngineDied(PROCESS_ENDED) from error
+            raise self._death() from error
         return answer.tree if answer else None
 
     async def touch_if_cached(self, requests: Sequence[BackendRequest]) -> list[bool]:

@@ -25,6 +25,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import Request, RequestStatus
 
 from ragcache_engine.backends.vllm.borrowing.job import BlockCopy, BorrowJob
+from ragcache_engine.latest_items import LatestItems
 from ragcache_engine.tiers.borrowing.borrowers import Borrower, Borrowers, MissingDonor
 from ragcache_engine.tiers.borrowing.exact_or_borrow import reason_to_answer_exactly
 from ragcache_engine.tiers.borrowing.plan import (
@@ -47,8 +48,9 @@ from ragcache_engine.tiers.wire import RequestMessage
 LEAST_BORROWED_TOKENS = 64
 """Fewer than these are computed within a step, which costs about as much as borrowing them."""
 
-MOST_DESCRIBED = 4096
-"""So many descriptions of donors are kept: some 2 KB each for documents of a few hundred tokens."""
+MOST_DESCRIBED_BYTES = 32 << 20
+"""How much memory the descriptions of donors may take: some 2 KB each for documents of a few hundred
+tokens."""
 
 DonorName = tuple[str | None, bytes, tuple[SegmentEnd, ...]]
 """What a donor's description depends on: the tenant, a digest of its tokens, its segments."""
@@ -120,7 +122,9 @@ class BorrowScheduling:
             self._cached_block, lambda block: block.ref_cnt > 0
         )
         self._donors: dict[str, Prompt] = {}
-        self._described: dict[DonorName, Prompt] = {}
+        self._described: LatestItems[DonorName, Prompt] = LatestItems(
+            MOST_DESCRIBED_BYTES, lambda _, prompt: prompt.size_bytes
+        )
         self._numbers = count()
         self._asked: dict[str, list[str]] = {}  # for each request, the donors that it asked for
         self._orphans: list[str] = []
@@ -241,10 +245,9 @@ class BorrowScheduling:
             array("q", donor.token_ids).tobytes()
         ).digest()  # keeps no text of documents
         name = request.cache_salt, digest, donor.segments
-        described = self._described.pop(name, None) or self._make_description(request, donor)
-        self._described[name] = described  # the last one is the latest used
-        if len(self._described) > MOST_DESCRIBED:
-            self._described.pop(next(iter(self._described)))
+        if (described := self._described.get(name)) is None:
+            described = self._described[name] = self._make_description(request, donor)
+        self._described.touch(name)
         return described
 
     def _make_description(self, request: Request, donor: Donor) -> Prompt:

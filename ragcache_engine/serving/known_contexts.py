@@ -1,0 +1,45 @@
+"""Remembers behind what documents are stored, as each prompt of a client tells its neighbours anew."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from hashlib import sha256
+from sys import getsizeof
+from threading import Lock
+
+from ragcache_engine.anywhere.neighbours import ENOUGH, Tokenize, context_behind
+from ragcache_engine.latest_items import LatestItems
+from ragcache_engine.tiers.borrowing.context import Context
+from ragcache_engine.values import Document
+
+MOST_BYTES = 64 << 20
+"""How much memory the remembered contexts may take."""
+
+ENTRY_BYTES = 1_000
+"""What one takes beside its tokens."""
+
+
+class KnownContexts:
+    """The contexts of the latest prompts' documents. Any thread may call its method."""
+
+    def __init__(self) -> None:
+        self._known: LatestItems[Sequence[object], Context] = LatestItems(
+            MOST_BYTES, lambda _, context: ENTRY_BYTES + getsizeof(context.token_ids)
+        )
+        self._lock = Lock()
+
+    def find(self, tokenize: Tokenize, text: str, neighbour: Document) -> Context:
+        """Return the context of a document, whose text this is, behind a neighbour."""
+        end = text[-ENOUGH:]
+        name = end, neighbour.id, sha256(neighbour.text.encode()).digest()
+        with self._lock:
+            known = self._known.get(name)
+            if known is not None:
+                self._known.touch(name)
+        if known is None:
+            known = context_behind(tokenize, end, neighbour)
+            known = known._replace(token_ids=array("I", known.token_ids))
+            with self._lock:
+                self._known[name] = known
+        return known._replace(token_ids=tuple(known.token_ids))
