@@ -26,6 +26,7 @@ from ragcache_engine.backends.choice import (
 from ragcache_engine.cache_stats import CacheStats
 from ragcache_engine.checks import (
     require_duration,
+    require_instance,
     require_items,
     require_switch,
     require_tenant,
@@ -99,6 +100,7 @@ class RAGCacheEngine:
     """
 
     def __init__(self, config: EngineConfig, *, backend: Backend | None = None) -> None:
+        _require_config(config)
         require_borrowing(config, backend)
         if config.backend == "server" and backend is None:
             found = call_in_thread(partial(find_configured_server, config, config.model))
@@ -160,6 +162,7 @@ class RAGCacheEngine:
             >>> asyncio.run(ask()).text
             'You asked: Why is the sky blue?'
         """
+        _require_config(config)
         if backend is None:
             require_guarded_caller(config)  # here, as the new thread does not show who called
         return await run_in_thread(partial(cls, config, backend=backend), undo=cls.close)
@@ -742,6 +745,14 @@ def _make_backend(config: EngineConfig) -> Backend:
     """
     require_guarded_caller(config)  # here, as the new thread does not show who called
     return call_in_thread(partial(choose_backend, config))
+
+
+def _require_config(config: Any) -> None:
+    """Raise InvalidArgument, which says what to write, for anything but an EngineConfig."""
+    model = repr(str(config)) if isinstance(config, str | PurePath) else "..."
+    settings = "**settings" if isinstance(config, Mapping) else f"model={model}"
+    hint = f"write RAGCacheEngine(EngineConfig({settings}))"
+    require_instance(config, EngineConfig, "config", hint)
 
 
 def _make_neighbour_book(

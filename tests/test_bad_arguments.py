@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,6 +31,22 @@ TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": 
 def engine() -> Iterator[RAGCacheEngine]:
     with RAGCacheEngine(EngineConfig(backend="memory", request_timeout_s=5)) as engine:
         yield engine
+
+
+@pytest.mark.parametrize(
+    ("given", "write"),
+    [
+        ("org/name", r"RAGCacheEngine\(EngineConfig\(model='org/name'\)\)"),
+        (Path("models/mine"), r"RAGCacheEngine\(EngineConfig\(model='models/mine'\)\)"),
+        ({"model": "org/name"}, r"RAGCacheEngine\(EngineConfig\(\*\*settings\)\)"),
+        (None, r"RAGCacheEngine\(EngineConfig\(model=\.\.\.\)\)"),
+    ],
+)
+async def test_what_is_no_configuration_is_told_with_what_to_write(given: Any, write: str):
+    with pytest.raises(InvalidArgument, match=write):
+        RAGCacheEngine(given)
+    with pytest.raises(InvalidArgument, match=write):
+        await RAGCacheEngine.acreate(given)
 
 
 def assert_it_still_answers(engine: RAGCacheEngine) -> None:

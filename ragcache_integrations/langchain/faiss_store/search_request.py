@@ -148,16 +148,18 @@ def query_matrix(embedding: Sequence[float]) -> FloatMatrix:
 
 
 def refuse_unknown_options(
-    where: str, options: Mapping[str, Any], known: Sequence[str] = ()
+    where: str, options: Mapping[str, Any], known: Sequence[str] = (), advice: str = ""
 ) -> None:
     """Raise BadRequest for an unknown option, which is most often a misspelt one.
 
-    where: the method that the message names. known: the options that it has.
+    where: the method that the message names. known: the options that it has. advice: what to do
+    instead.
     """
     for name in options:
         if name not in known:
             choice = f"the options are {', '.join(known)}" if known else "leave it out"
-            raise BadRequest(f"{where} knows no option {name!r}; {choice}")
+            more = f". {advice}" if advice else ""
+            raise BadRequest(f"{where} knows no option {name!r}; {choice}{more}")
 
 
 def relevant_documents(

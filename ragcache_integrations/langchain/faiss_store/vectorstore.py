@@ -48,7 +48,12 @@ from ragcache_integrations.staging import OnStage, translate_stages
 IndexChoice: TypeAlias = (
     Literal["flat", "ivf", "hnsw"] | FlatIndex | IVFIndex | HNSWIndex | faiss.Index
 )
+_NO_PICKLE = (
+    "What save_local wrote holds no pickle and tells its own metric, so there is nothing to allow or to "
+    "choose; the folder of a FAISS store of langchain_community is loaded by from_langchain_community"
+)
 _ACCEPTED = ("batch_size",)
+_OF_A_STORE = ("index", "metric", "relevance_score_fn")
 MetricName = Literal["cosine", "l2", "inner_product"]
 
 
@@ -498,6 +503,7 @@ class FaissVectorStore(VectorStore):
         **kwargs: Any,
     ) -> Self:
         """Make a store of these texts. kwargs: `index`, `metric`, `relevance_score_fn`."""
+        refuse_unknown_options("from_texts", kwargs, _OF_A_STORE)
         store = cls(embedding, **kwargs)
         store.add_texts(texts, metadatas, ids=ids)
         return store
@@ -513,6 +519,7 @@ class FaissVectorStore(VectorStore):
         **kwargs: Any,
     ) -> Self:
         """Do what `from_texts` does, with the embedding's async method and off the event loop."""
+        refuse_unknown_options("from_texts", kwargs, _OF_A_STORE)
         store = cls(embedding, **kwargs)
         await store.aadd_texts(texts, metadatas, ids=ids)
         return store
@@ -528,6 +535,7 @@ class FaissVectorStore(VectorStore):
         **kwargs: Any,
     ) -> Self:
         """Make a store of texts that are embedded already; `embedding` is for later texts and queries."""
+        refuse_unknown_options("from_embeddings", kwargs, _OF_A_STORE)
         store = cls(embedding, **kwargs)
         store.add_embeddings(text_embeddings, metadatas, ids)
         return store
@@ -569,6 +577,7 @@ class FaissVectorStore(VectorStore):
         embeddings: Embeddings,
         *,
         relevance_score_fn: Callable[[float], float] | None = None,
+        **kwargs: Any,
     ) -> Self:
         """Load the store that was saved in a folder, with its metric and kind of index.
 
@@ -576,10 +585,12 @@ class FaissVectorStore(VectorStore):
             folder_path: the folder that `save_local` was given.
             embeddings: the embedding model that the store was filled with.
             relevance_score_fn: as for the constructor.
+            **kwargs: refused; they are options of langchain_community's loader.
 
         Raises:
-            SaveNotFound, SaveDamaged, SaveForeign.
+            BadRequest, SaveNotFound, SaveDamaged, SaveForeign.
         """
+        refuse_unknown_options("load_local", kwargs, ("relevance_score_fn",), _NO_PICKLE)
         store = cls(embeddings, relevance_score_fn=relevance_score_fn)
         store._collection = persistence.load(Path(folder_path))
         return store

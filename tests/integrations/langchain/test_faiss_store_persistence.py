@@ -11,7 +11,7 @@ import faiss
 import numpy as np
 import pytest
 
-from ragcache_engine import IndexOutOfStep
+from ragcache_engine import BadRequest, IndexOutOfStep
 from ragcache_integrations.langchain import (
     FaissVectorStore,
     HNSWIndex,
@@ -388,3 +388,23 @@ def test_an_old_folder_out_of_step_is_named(store, embeddings, tmp_path):
         FaissVectorStore.from_langchain_community(
             tmp_path, embeddings, allow_dangerous_deserialization=True
         )
+
+
+@pytest.mark.parametrize(
+    "name", ["allow_dangerous_deserialization", "index_name", "distance_strategy"]
+)
+async def test_options_of_another_stores_loader_are_refused_with_what_to_do(
+    filled, embeddings, tmp_path, name
+):
+    filled().save_local(tmp_path / "store")
+    said = f"'{name}'; the options are relevance_score_fn.*no pickle.*from_langchain_community"
+    with pytest.raises(BadRequest, match=said):
+        FaissVectorStore.load_local(tmp_path / "store", embeddings, **{name: True})
+    with pytest.raises(BadRequest, match=said):
+        await FaissVectorStore.aload_local(tmp_path / "store", embeddings, **{name: True})
+
+
+@pytest.mark.parametrize("make", ["from_texts", "from_documents"])
+def test_an_unknown_option_of_a_new_store_names_the_options(embeddings, make):
+    with pytest.raises(BadRequest, match=r"normalize_L2.*index, metric, relevance_score_fn"):
+        getattr(FaissVectorStore, make)([], embeddings, normalize_L2=True)
