@@ -32,7 +32,9 @@ def table() -> Table:
 
 
 @pytest.mark.parametrize("terminal", [False, True])
-@pytest.mark.parametrize("what", [escape(EVIL), table(), Group("above", table())], ids=str)
+@pytest.mark.parametrize(
+    "what", [escape(EVIL), table(), Group("above", table())], ids=["a text", "a table", "a group"]
+)
 def test_whatever_is_printed_is_shown_as_what_it_is(what: object, terminal: bool):
     text = printed(what, terminal=terminal)
     assert "\x1b]" not in text
