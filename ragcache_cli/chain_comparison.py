@@ -285,7 +285,9 @@ def _engine_config(model: str, dtype: str, settings: DemoSettings) -> EngineConf
         "reuse": "anywhere",
         "donors": "neighbours",
         "recompute_ratio": settings.recompute_ratio,
-        "recheck_share": 0,  # nothing is computed between the questions
+        # Nothing is computed between the questions.
+        "missing_donors": "compute",
+        "recheck_share": 0,
         "device_cache": device_bytes,
         "host_cache": host_bytes,
         "disk_cache": host_bytes,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from contextvars import copy_context
@@ -29,19 +29,32 @@ class DaemonThreads(Executor):
     def __init__(self, most: int, name: str = "ragcache-apart") -> None:
         self._most, self._name = most, name
         self._lock = threading.Lock()
-        self._waiting: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
+        self._waiting: OrderedDict[Future[Any], Callable[[], Any]] = OrderedDict()
         self._threads = 0
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
         """Call this as soon as a thread is free. Until then the future can be cancelled."""
         future: Future[T] = Future()
         with self._lock:
-            self._waiting.append((future, partial(copy_context().run, fn, *args, **kwargs)))
-            if self._threads == self._most:
-                return future
-            self._threads += 1
-        threading.Thread(target=self._work, name=self._name, daemon=True).start()
+            self._waiting[future] = partial(copy_context().run, fn, *args, **kwargs)
+            is_full = self._threads == self._most
+            self._threads += not is_full
+        future.add_done_callback(self._leave)
+        if is_full:
+            return future
+        try:
+            threading.Thread(target=self._work, name=self._name, daemon=True).start()
+        except BaseException:
+            with self._lock:
+                self._threads -= 1
+            self._leave(future)
+            raise
         return future
+
+    def _leave(self, future: Future[Any]) -> None:
+        """Keep a call no longer that nobody waits for, or that was begun."""
+        with self._lock:
+            self._waiting.pop(future, None)
 
     async def run(self, call: Callable[[], T], begin_within_s: float | None = None) -> T:
         """Return what the call returns, or raise what it raises. It goes on if nobody waits any more.
@@ -65,7 +78,7 @@ class DaemonThreads(Executor):
                 if not self._waiting:
                     self._threads -= 1
                     return
-                future, call = self._waiting.popleft()
+                future, call = self._waiting.popitem(last=False)
             if future.set_running_or_notify_cancel():
                 try:
                     future.set_result(call())

@@ -7,7 +7,7 @@ from typing import Any
 from uuid import UUID
 
 # Names that loaders and splitters of both frameworks use in metadata.
-_SOURCES = ("file_path", "file_name", "source", "url")
+_SOURCES = ("file_name", "file_path", "source", "url")
 _PLACES = {"page": ("page_label", "page"), "character": ("start_index",)}
 
 
@@ -28,7 +28,9 @@ def label_of(document_id: str | None, metadata: Mapping[str, Any]) -> str | None
 
 def _first_text(metadata: Mapping[str, Any], names: tuple[str, ...]) -> str | None:
     texts = (str(metadata[name]) for name in names if metadata.get(name) not in (None, ""))
-    return next((text for text in texts if not _is_uuid(text)), None)
+    # The name of a file may be no UTF-8, and no label may.
+    readable = (text.encode(errors="replace").decode() for text in texts)
+    return next((text for text in readable if not _is_uuid(text)), None)
 
 
 def _is_uuid(text: str) -> bool:

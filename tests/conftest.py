@@ -132,7 +132,7 @@ def served_engine() -> Iterator[RAGCacheEngine]:
 def ragcache_server(demo_model: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """A real `ragcache serve`, in the numbers of `vllm_engine`, with keys of two tenants."""
     from http_servers import OPERATOR
-    from real_servers import COMPACT_JSON, ragcache_serve
+    from real_servers import ragcache_serve
 
     folder = tmp_path_factory.mktemp("server")
     keys = folder / "keys.toml"
@@ -140,7 +140,7 @@ def ragcache_server(demo_model: str, tmp_path_factory: pytest.TempPathFactory) -
         '[tenants]\nshop = ["the key of the shop"]\npress = ["the key of the press"]\n'
         f'[operators]\nanna = ["{OPERATOR}"]\n'
     )
-    small = ("--dtype", "float32", "--max-model-len", "4096", *COMPACT_JSON)
+    small = ("--dtype", "float32", "--max-model-len", "4096")
     with ragcache_serve(
         demo_model,
         folder / "log",

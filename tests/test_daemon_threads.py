@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import subprocess
 import sys
 import threading
+import weakref
+from functools import partial
 
 import pytest
 
@@ -50,6 +53,41 @@ async def test_so_many_run_at_a_time_and_one_that_is_given_up_counts_until_it_en
     assert not begun.acquire(blocking=False)
     may_end.set()
     assert await waiting[2] is None
+    assert await threads.run(lambda: 7) == 7
+
+
+async def test_nothing_is_kept_of_calls_that_were_given_up_before_they_began():
+    class Body:
+        pass
+
+    def read(body: Body) -> None:
+        pass
+
+    threads, may_end = DaemonThreads(1), threading.Event()
+    stuck = asyncio.ensure_future(threads.run(may_end.wait))
+    body = Body()
+    kept = weakref.ref(body)
+    waiting = asyncio.ensure_future(threads.run(partial(read, body)))
+    await asyncio.sleep(0.05)
+    waiting.cancel()
+    await asyncio.gather(waiting, return_exceptions=True)
+    del body, waiting
+    await asyncio.sleep(0.05)
+    gc.collect()
+    assert kept() is None
+    may_end.set()
+    await stuck
+
+
+async def test_a_thread_that_cannot_start_is_no_thread(monkeypatch: pytest.MonkeyPatch):
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    threads = DaemonThreads(1)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="new thread"):
+            threads.submit(lambda: 7)
     assert await threads.run(lambda: 7) == 7
 
 

@@ -74,8 +74,8 @@ class PreparingBackend(ForwardingBackend):
     def _keep(self, request: BackendRequest) -> None:
         """Let a prompt wait; the latest are prepared first, as they are likeliest to come again."""
         name = request.tenant, tuple(request.document_ids)
+        self._waiting.pop(name, None)
         self._waiting[name] = request.compact()
-        self._waiting.touch(name)
 
     def _has_more(self) -> bool:
         return bool(self._waiting) and self._is_wanted()

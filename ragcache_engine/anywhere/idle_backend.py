@@ -19,11 +19,17 @@ class IdleBackend:
     """A backend, and what it does in idle time.
 
     backend: does what the one inside does. reports: each returns fields of CacheStats.
+    works: what it does. drift: judges the rechecks; None without any.
     """
 
     backend: Backend
     reports: Sequence[Callable[[], Mapping[str, Any]]]
     works: Sequence[IdleWork]
+    drift: Drift | None = None
+
+    def is_switched_off(self) -> bool:
+        """Return whether rechecked answers were so unlike that nothing is to be borrowed."""
+        return self.drift is not None and self.drift.is_off
 
     def open(self) -> None:
         """Begin with idle work, around a backend that runs already and is never started."""
@@ -60,4 +66,4 @@ def with_idle_work(
         backend = rechecking = RecheckingBackend(backend, drift, recheck_share)
         reports.append(drift.report)
         works.append(rechecking.idle)
-    return IdleBackend(backend, reports, works)
+    return IdleBackend(backend, reports, works, drift)

@@ -33,6 +33,7 @@ from ragcache_engine.fleet_serving.wire import (
     ReplicaLost,
 )
 from ragcache_engine.serving.keys import Keys
+from ragcache_engine.serving.routes import UPKEEP_S
 from ragcache_engine.serving.settings import OPERATOR_KEY, Limits
 
 ROUTER = "ragcache_engine.fleet_serving.request_router:FleetRouter"
@@ -107,8 +108,8 @@ def ingress_options(settings: FleetSettings) -> dict[str, Any]:
 BROADCAST_ATTEMPTS, BROADCAST_PAUSE_S = 5, 2.0
 """A replica whose server has died ends itself within seconds; until then it lives and cannot answer."""
 
-TOLD_S = 30.0
-"""How long a replica may take to do what all of them are told; forgetting may wait for a disk."""
+TOLD_S = UPKEEP_S + 10.0
+"""How long a replica may take to do what all of them are told: as long as its server lets it."""
 
 TOLD_AT_ONCE = 8
 """How many requests to all replicas are waited for at a time, of each kind."""
@@ -157,10 +158,14 @@ class RayReplicas:
         for attempt in range(BROADCAST_ATTEMPTS):
             if attempt:
                 await asyncio.sleep(BROADCAST_PAUSE_S)
-            answers = self._engines.broadcast("answer_whole", request)
-            told = await self._tellers.run(
-                partial(answers.results, timeout_s=TOLD_S, return_exceptions=True)
-            )
+            told, silent = [], []
+            try:
+                answers = self._engines.broadcast("answer_whole", request)
+                told = await self._tellers.run(
+                    partial(answers.results, timeout_s=TOLD_S, return_exceptions=True)
+                )
+            except (TimeoutError, DeploymentUnavailableError):
+                continue
             whole = [one for one in told if not isinstance(one, BaseException)]
             silent = [one for one in told if isinstance(one, Exception) and not _is_dead(one)]
             if whole and not silent:
@@ -173,12 +178,12 @@ class RayReplicas:
 
     async def ask_each(self, request: FleetRequest) -> Sequence[NamedAnswer]:
         """See Replicas. A replica that is slow or dying is left out."""
-        answers = self._engines.broadcast("answer_named", request)
         try:
+            answers = self._engines.broadcast("answer_named", request)
             told = await self._askers.run(
                 partial(answers.results, timeout_s=SOON_S, return_exceptions=True)
             )
-        except TimeoutError as error:
+        except (TimeoutError, DeploymentUnavailableError) as error:
             raise ReplicaLost("Ray Serve passed nothing on to the replicas") from error
         whole = [one for one in told if isinstance(one, NamedAnswer)]
         if not whole:

@@ -42,7 +42,9 @@ class BoundedHTTP(H11Protocol):
     def handle_events(self) -> None:
         super().handle_events()
         state = self.conn.their_state
-        if state is h11.SEND_BODY:
+        if self.transport.get_protocol() is not self:  # a WebSocket, which another protocol reads
+            self._stop_waiting()
+        elif state is h11.SEND_BODY:
             self._wait(state, self.body_s)
         elif state is not h11.IDLE:
             self._stop_waiting()

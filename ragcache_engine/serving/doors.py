@@ -85,7 +85,10 @@ class Doors:
         if scope["type"] == "websocket":
             return await self._app(scope, receive, send)
         if scope["method"] != "POST":
-            return await self._pass(path, caller, b"", None, scope, receive, send)
+            try:
+                return await self._pass(path, caller, b"", None, scope, receive, send)
+            except RAGCacheError as error:
+                return await self._refuse(error, scope, receive, send)
         return await self._take_in(path, caller, scope, receive, send)
 
     def _require_caller(self, scope: Scope, path: str) -> Caller:

@@ -226,9 +226,8 @@ def _parse(text: bytes, path: Path) -> dict[str, Caller]:
 
 def _still_named(text: bytes, callers: Mapping[str, Caller]) -> dict[str, Caller]:
     """Return those callers whose keys stand, between quotes, in a text with a mistake somewhere."""
-    lines = (
-        line for line in text.decode(errors="replace").splitlines() if line.lstrip()[:1] != "#"
-    )
+    # A key in a comment was taken back.
+    lines = (line.partition("#")[0] for line in text.decode(errors="replace").splitlines())
     found = (_digest_of(entry) for line in lines for entry in re.split("[\"']", line))
     return {digest: callers[digest] for digest in found if digest in callers}
 

@@ -16,8 +16,8 @@ from ragcache_engine.values import Document
 MOST_BYTES = 64 << 20
 """How much memory the remembered contexts may take."""
 
-ENTRY_BYTES = 1_000
-"""What one takes beside its tokens."""
+ENTRY_BYTES = 4_000
+"""The most that one takes beside its tokens: its name, and the end of a text."""
 
 
 class KnownContexts:

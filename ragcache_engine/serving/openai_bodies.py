@@ -36,7 +36,7 @@ COMPLETIONS, CHAT, TOKENIZE = "/v1/completions", "/v1/chat/completions", "/token
 SALTED = {COMPLETIONS, CHAT}
 """The paths that take a `cache_salt`, which keeps tenants apart."""
 
-TRANSFER, DOCUMENTS, SEGMENTS = "kv_transfer_params", "documents", "segments"
+TRANSFER, DOCUMENTS, SEGMENTS, EXACT = "kv_transfer_params", "documents", "segments", "exact"
 TEMPLATE_ARGS = "chat_template_kwargs"
 _WHOLE_NUMBER = TypeAdapter(int)
 GUIDES = ("structured_outputs", "response_format")
@@ -120,6 +120,10 @@ async def rewrite_body(
         is_changed = True
     if caller.tenant is not None:
         said = _confine(path, said, ours, caller)
+        is_changed = True
+    ours = _read_ours(said)
+    if SEGMENTS in ours and (await find_served(scope)).is_switched_off():
+        said = {**said, TRANSFER: {**said[TRANSFER], FIELD: {**ours, EXACT: True}}}
         is_changed = True
     return json.dumps(said).encode() if is_changed else body
 

@@ -97,6 +97,10 @@ B = TypeVar("B", bound=BaseModel)
 T = TypeVar("T")
 
 
+def never() -> bool:
+    return False
+
+
 @dataclass(frozen=True, slots=True)
 class Served:
     """What a server serves. backend: started, and used on the server's own event loop.
@@ -104,6 +108,7 @@ class Served:
     models, tool_parser: as in ServerDescription.
     chat_template: the Jinja text for conversations; None: the model's own. reuse: as in
       ServerDescription.
+    is_switched_off: returns whether rechecked answers were so unlike that nothing is to be borrowed.
     occupied: what to enter while a request runs that does not ask this backend, such as one of OpenAI's.
     tokenizers: the threads that texts are tokenised in. vLLM's server needs its loop's own.
     contexts: remembers behind what the documents of the latest prompts are stored.
@@ -115,6 +120,7 @@ class Served:
     tool_parser: str | None = None
     chat_template: str | None = None
     reuse: Mapping[str, Any] = field(default_factory=dict)
+    is_switched_off: Callable[[], bool] = never
     occupied: Callable[[], AbstractContextManager[None]] = nullcontext
     tokenizers: DaemonThreads = field(
         default_factory=lambda: DaemonThreads(TOKENIZED_AT_ONCE, "ragcache-tokenizing")
@@ -309,8 +315,13 @@ def _prepare(
 
 
 def _read_contexts(said: GenerateBody, spans: Sequence[Span], served: Served) -> dict[str, Context]:
-    """Read behind which neighbours the documents of a prompt are stored. Raises InvalidArgument."""
+    """Read behind which neighbours the documents of a prompt are stored.
+
+    Raises InvalidArgument; PromptTooLong for more text than the model's context has room for.
+    """
     contexts = {}
+    told = (said.neighbours.get(span.document_id, ("", "")) for span in spans)
+    require_short_prompt(sum(len(text) for _, text in told), served.limits.context_tokens)
     for span in spans:
         if span.document_id not in said.neighbours:
             continue

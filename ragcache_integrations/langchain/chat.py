@@ -117,7 +117,6 @@ class ChatRAGCache(EngineModel, BaseChatModel):
             tool_calling=True,
             tool_choice=True,
             tool_call_streaming=True,
-            structured_output=True,
             temperature=True,
         )
 

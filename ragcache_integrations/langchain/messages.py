@@ -110,6 +110,8 @@ def _text_of(block: Mapping[str, Any]) -> str | None:
 
 def _unlisted_calls(message: AIMessage) -> Iterator[Any]:
     """Yield the tool calls among an answer's blocks that its `tool_calls` lacks."""
+    if isinstance(message.content, str):
+        return
     known = {call["id"] for call in message.tool_calls}
     args: dict[str, Any] | None
     for block in message.content:

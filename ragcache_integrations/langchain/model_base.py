@@ -105,8 +105,9 @@ class EngineModel(SamplingFields):
 
     def sampling_options(self, changes: Mapping[str, Any] | None = None) -> SamplingOptions:
         changes = dict(changes or {})
+        is_refused = "logprobs" in changes and not changes["logprobs"]
         logprobs = changes.pop("logprobs", self.logprobs)
-        most = changes.pop("top_logprobs", self.top_logprobs)
+        most = changes.pop("top_logprobs", None if is_refused else self.top_logprobs)
         if most and not logprobs:
             raise InvalidArgument(f"top_logprobs={most} needs logprobs=True")
         options = super().sampling_options(

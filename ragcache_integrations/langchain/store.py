@@ -131,7 +131,7 @@ async def asearch(
     if not can_find_anything(store):
         return []
     model = store.embeddings
-    if model is None or type(model).aembed_query is Embeddings.aembed_query:
+    if model is None or getattr(type(model), "aembed_query", None) is Embeddings.aembed_query:
         vector = await apart(partial(_embed, store, query))
     else:
         vector = await model.aembed_query(query)

@@ -21,7 +21,7 @@ MADE = "0301c6c6-47fe-42fd-b0c2-bf63029fb601"
         ),
         (None, {"source": "tides.pdf", "page": 0}, "tides.pdf, page 0"),
         (MADE, {"source": "tides.pdf", "page": 0, "page_label": "iv"}, "tides.pdf, page iv"),
-        (MADE, {"file_path": "/notes/tides.md", "file_name": "tides.md"}, "/notes/tides.md"),
+        (MADE, {"file_path": "/notes/tides.md", "file_name": "tides.md"}, "tides.md"),
         (MADE, {"source": MADE, "start_index": 7}, None),
         (MADE, {"page": 3}, None),
         (MADE, {}, None),

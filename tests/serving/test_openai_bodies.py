@@ -20,11 +20,13 @@ PROMPT = "The moon pulls the oceans. " * 200
 NAME, LONG_NAME = "d" * 512, "d" * 513
 
 
-async def rewritten(said: Any, caller: Caller = SHOP, path: str = COMPLETIONS) -> dict[str, Any]:
+async def rewritten(
+    said: Any, caller: Caller = SHOP, path: str = COMPLETIONS, **settings: Any
+) -> dict[str, Any]:
     backend = MemoryBackend()
 
     async def find_served(scope: Scope) -> Served:
-        return Served(backend, await backend.start(), ("any",))
+        return Served(backend, await backend.start(), ("any",), **settings)
 
     body = said if isinstance(said, bytes) else json.dumps(said).encode()
     told = json.loads(
@@ -56,6 +58,15 @@ async def test_the_segments_of_a_tenant_reach_vllm():
     named = ours(segments=[[3, None], [8, "tides"]], forget=["tides"], snapshot=5)
     told = await rewritten(named)
     assert told["kv_transfer_params"] == {"ragcache": {"segments": [[3, None], [8, "tides"]]}}
+
+
+@pytest.mark.parametrize("caller", [SHOP, OPERATOR])
+async def test_where_borrowing_is_switched_off_a_completion_is_exact(caller: Caller):
+    named = ours(segments=[[3, None], [8, "tides"]])
+    told = await rewritten(named, caller, is_switched_off=lambda: True)
+    assert told["kv_transfer_params"]["ragcache"]["exact"] is True
+    told = await rewritten(named, caller)
+    assert "exact" not in told["kv_transfer_params"]["ragcache"]
 
 
 TOO_MUCH: dict[str, dict[str, Any]] = {

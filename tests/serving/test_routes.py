@@ -63,6 +63,10 @@ TOO_MUCH: dict[str, tuple[str, dict[str, Any]]] = {
         "/generate",
         {"documents": [[0, 9, "d"]], "neighbours": {"d": [LONG_NAME, "text"]}},
     ),
+    "a neighbour's long text": (
+        "/generate",
+        {"documents": [[0, 9, "d"]], "neighbours": {"d": ["n", "The sea. " * 100_000]}},
+    ),
     "a long tenant": ("/generate", {"tenant": LONG_NAME}),
     "adopted guesses": ("/generate", {"adopted": ["g"] * 1001}),
     "a long guess": ("/generate", {"adopted": ["g" * 201]}),

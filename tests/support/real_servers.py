@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import socket
@@ -31,13 +30,6 @@ class RealServer:
 
     def tail(self) -> str:
         return self.log.read_text(errors="replace")[-3000:]
-
-
-COMPACT_JSON = (
-    "--structured-outputs-config",
-    json.dumps({"backend": "xgrammar", "disable_any_whitespace": True}),
-)
-"""Flags with which a server guides JSON as an engine in this process does."""
 
 
 @contextmanager

@@ -56,7 +56,12 @@ def _find_vllm(connection: Connection, model: str | None) -> FoundServer:
     try:
         told = connection.call("GET", "/v1/models")["data"]
         contexts = {one["id"]: one["max_model_len"] for one in told}
-    except (ModelNotFound, KeyError, TypeError) as error:
+        # An adapter has none of its own: it reads what the model reads that it adapts.
+        known = {name: tokens for name, tokens in contexts.items() if tokens is not None}
+        parents = {one["id"]: one.get("parent") for one in told}
+        largest = max(known.values())
+        contexts = {name: known.get(name) or known.get(parents[name], largest) for name in contexts}
+    except (ModelNotFound, KeyError, TypeError, ValueError) as error:
         raise ServerUnreachable(
             f"{connection.url} is no vLLM server, which tells its models and how much they can read"
         ) from error

@@ -65,7 +65,6 @@ def build_vllm_config(
         ) from error
     except (ValueError, NotImplementedError) as error:
         raise ConfigError(f"vLLM refuses this configuration: {error}") from error
-    _forbid_white_space(config, vllm_args)
     if budget.recompute_ratio is not None:
         require_borrowable_engine(config, BORROWING_WORKER)
     _require_room(config)
@@ -84,18 +83,6 @@ def _choose_arguments(device_cache_bytes: int | None) -> dict[str, Any]:
             free_bytes = psutil.virtual_memory().available
             arguments["kv_cache_memory_bytes"] = cpu_defaults.cache_bytes(free_bytes)
     return arguments
-
-
-def _forbid_white_space(config: VllmConfig, vllm_args: Mapping[str, Any]) -> None:
-    """Let guided JSON have no white space between its parts, unless the user says something of it.
-
-    A small model may write line breaks there until its tokens run out. vLLM takes this setting only
-    beside the name of a backend for guides, which would refuse schemas that another one takes. So it is
-    set here, on vLLM's finished choice.
-    """
-    given = vllm_args.get("structured_outputs_config") or {}
-    if isinstance(given, Mapping) and "disable_any_whitespace" not in given:
-        config.structured_outputs_config.disable_any_whitespace = True
 
 
 def _require_room(config: VllmConfig) -> None:

@@ -90,6 +90,7 @@ def serve_engine(state: Any) -> Served:
         template,
         reuse=_describe_reuse(settings),
         occupied=idle.occupied,
+        is_switched_off=idle.is_switched_off,
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import httpx2
 import pytest
 from http_servers import OPERATOR
-from real_servers import COMPACT_JSON, RealServer, vllm_serve
+from real_servers import RealServer, vllm_serve
 
 from ragcache_engine import (
     Document,
@@ -55,7 +55,7 @@ OPTIONS = {
 @pytest.fixture(scope="module")
 def stock_server(demo_model: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
     """A plain vLLM server, in the numbers of `vllm_engine`."""
-    small = ("--dtype", "float32", "--max-model-len", "4096", "--enforce-eager", *COMPACT_JSON)
+    small = ("--dtype", "float32", "--max-model-len", "4096", "--enforce-eager")
     log = tmp_path_factory.mktemp("stock") / "log"
     memory = ("--kv-cache-memory-bytes", str(400 << 20))
     details = ("--enable-prompt-tokens-details", "--served-model-name", "smol")

@@ -14,7 +14,6 @@ import pytest
 
 from ragcache_engine import (
     ConfigError,
-    FinishReason,
     Guide,
     NoChatTemplate,
     RAGCacheEngine,
@@ -172,24 +171,6 @@ def test_answers_keep_to_their_form(vllm_engine: RAGCacheEngine):
     assert re.fullmatch("[0-9]{4}", held(Guide.regex("[0-9]{4}")))
     assert held(Guide.choice(["a poet", "a mathematician"])) in ("a poet", "a mathematician")
     assert held(Guide.grammar('root ::= "yes" | "no"')) in ("yes", "no")
-
-
-def test_the_tokens_of_guided_json_go_into_its_parts(vllm_engine: RAGCacheEngine):
-    city = {
-        "type": "object",
-        "properties": {
-            "city": {"enum": ["Oslo", "Paris"]},
-            "n": {"type": "integer", "minimum": 0, "maximum": 9},
-        },
-        "required": ["city", "n"],
-        "additionalProperties": False,
-    }
-    prompt = vllm_engine.chat.prompt([{"role": "user", "content": "Weather city JSON."}])
-    options = SamplingOptions(max_tokens=20, guide=Guide.json(city))
-    answer = vllm_engine.generate(prompt, options=options)
-    assert not set(answer.text) & set(" \n\t")
-    assert json.loads(answer.text).keys() == {"city", "n"}
-    assert answer.finish_reason is FinishReason.STOP
 
 
 @pytest.mark.parametrize(

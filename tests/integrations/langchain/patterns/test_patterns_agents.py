@@ -56,7 +56,7 @@ WAYS = {
 @pytest.fixture
 def side(chat_swap):
     # A tool call needs more tokens than these answers.
-    llm = chat_swap.ours.llm.model_copy(update={"max_new_tokens": 64})
+    llm = chat_swap.ours.llm.model_copy(update={"max_new_tokens": 96})
     return replace(chat_swap.ours, llm=llm)
 
 
