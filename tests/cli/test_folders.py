@@ -7,6 +7,7 @@ import json
 import os
 import resource
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -23,12 +24,18 @@ from ragcache_cli.folders import make_folder, whole_file
 from ragcache_cli.main import main
 
 
-@pytest.fixture
-def full_disk() -> Iterator[Callable[[int], None]]:
-    """Lets no file grow beyond so many bytes, as on a disk that is nearly full."""
+@contextmanager
+def full_disk(size: int) -> Iterator[None]:
+    """Let no file grow beyond so many bytes, as on a disk that is nearly full.
+
+    Nor may the log of the tests, so leave this before a test ends.
+    """
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 @pytest.fixture
@@ -74,24 +81,21 @@ def test_of_a_simulation_on_a_full_disk_no_half_file_stays(
     simulate: Callable[..., int],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
-    full_disk: Callable[[int], None],
     more: tuple[str, ...],
     size: int,
 ):
-    full_disk(size)
-    assert simulate(*more, "--output", tmp_path / "out") == 1
+    with full_disk(size):
+        assert simulate(*more, "--output", tmp_path / "out") == 1
     assert "cannot be written (File too large); choose with --output" in error_of(capsys)
     for written in (tmp_path / "out").iterdir():
         assert json.loads(written.read_text())  # the figures may have come before the picture
 
 
-def test_an_older_result_stays_when_the_new_one_finds_no_room(
-    tmp_path: Path, full_disk: Callable[[int], None]
-):
+def test_an_older_result_stays_when_the_new_one_finds_no_room(tmp_path: Path):
     result = tmp_path / "result.txt"
     result.write_text("the old one")
-    full_disk(20)
     with (
+        full_disk(20),
         pytest.raises(CannotWrite, match="choose another"),
         whole_file(result, "choose another") as new,
     ):
@@ -105,23 +109,19 @@ def test_a_private_folder_is_this_users_alone(tmp_path: Path):
     assert (tmp_path / "kv").stat().st_mode & 0o777 == 0o700
 
 
-def test_an_index_that_finds_no_room_is_one_line(
-    corpus: Path, capsys: pytest.CaptureFixture[str], full_disk: Callable[[int], None]
-):
-    full_disk(1_000)
-    assert main(["ask", "Apples?", "--corpus", str(corpus), "--backend", "memory"]) == 1
+def test_an_index_that_finds_no_room_is_one_line(corpus: Path, capsys: pytest.CaptureFixture[str]):
+    with full_disk(1_000):
+        assert main(["ask", "Apples?", "--corpus", str(corpus), "--backend", "memory"]) == 1
     said = error_of(capsys)
     assert f"{corpus}/.ragcache/index cannot be written (File too large)" in said
     assert list((corpus / ".ragcache").iterdir()) == []
 
 
-def test_a_small_index_is_not_cut_short_unnoticed(
-    corpus: Path, capsys: pytest.CaptureFixture[str], full_disk: Callable[[int], None]
-):
+def test_a_small_index_is_not_cut_short_unnoticed(corpus: Path, capsys: pytest.CaptureFixture[str]):
     for path in corpus.iterdir():
         path.write_text("Short.")
-    full_disk(700)  # room for manifest and passages, and for half of the vectors
-    assert main(["ask", "Apples?", "--corpus", str(corpus), "--backend", "memory"]) == 1
+    with full_disk(700):  # room for manifest and passages, and for half of the vectors
+        assert main(["ask", "Apples?", "--corpus", str(corpus), "--backend", "memory"]) == 1
     assert "cannot be written" in error_of(capsys)
 
 
