@@ -219,7 +219,7 @@ def test_a_disk_that_fails_again_and_again_is_written_to_no_more_and_still_read(
     assert not host.transfers.is_writable
     (warning,) = caplog.records
     assert warning.levelno == logging.WARNING
-    assert "disk_cache_dir" in warning.message
+    assert "choose another one" in warning.message
     mend_folder(host, home)
     host.write(99, 1)
     assert [done.failure for done in host.done(1)] == ["full"]
