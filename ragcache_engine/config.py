@@ -171,8 +171,8 @@ class EngineConfig(BaseModel):
         return needs_donors and self.missing_donors == "later" and self.backend != "server"
 
     @property
-    def rechecked(self) -> float:
-        """The share of answers to recheck: recheck_share where anything is borrowed, else 0."""
+    def share_to_recheck(self) -> float:
+        """The share of answers to answer once more: recheck_share where anything is borrowed, else 0."""
         return self.recheck_share if self.reuse == "anywhere" else 0.0
 
     @field_validator("policy")

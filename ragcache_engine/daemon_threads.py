@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
-from concurrent.futures import Executor, Future
+from concurrent.futures import Future
 from contextvars import copy_context
 from functools import partial
 from typing import Any, TypeVar
@@ -18,7 +18,7 @@ class AllThreadsBusy(Exception):
     """Earlier calls kept all threads, so that this one never began."""
 
 
-class DaemonThreads(Executor):
+class DaemonThreads:
     """Runs calls in threads of its own, at most so many at a time; the others wait in order.
 
     A pool of concurrent.futures, such as a loop's own, serves everybody, and its process waits for it
@@ -32,11 +32,11 @@ class DaemonThreads(Executor):
         self._waiting: OrderedDict[Future[Any], Callable[[], Any]] = OrderedDict()
         self._threads = 0
 
-    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+    def submit(self, call: Callable[[], T]) -> Future[T]:
         """Call this as soon as a thread is free. Until then the future can be cancelled."""
         future: Future[T] = Future()
         with self._lock:
-            self._waiting[future] = partial(copy_context().run, fn, *args, **kwargs)
+            self._waiting[future] = partial(copy_context().run, call)
             is_full = self._threads == self._most
             self._threads += not is_full
         future.add_done_callback(self._leave)

@@ -113,7 +113,7 @@ class RAGCacheEngine:
         idle = with_idle_work(
             backend,
             prepares_later=config.prepares_later,
-            recheck_share=config.rechecked,
+            recheck_share=config.share_to_recheck,
             least=calibration.least_rouge_l if calibration else None,
         )
         backend = idle.backend

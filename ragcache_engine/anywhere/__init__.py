@@ -1,4 +1,4 @@
-"""Reuse at any position, in the user's process: donors are prepared when idle, answers rechecked.
+"""Reuse at any position, where the model is asked: donors are prepared when idle, answers rechecked.
 
 | file | holds |
 |---|---|

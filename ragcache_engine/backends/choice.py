@@ -26,13 +26,12 @@ API_KEY = "RAGCACHE_API_KEY"
 
 
 def choose_backend(config: EngineConfig) -> Backend:
-    """Make the backend without starting it.
+    """Make a backend of this process without starting it; for a server, see find_configured_server.
 
     "auto" never falls back to the memory backend, whose answers are made up.
 
     Raises BackendUnavailable if vLLM is needed but not installed or not supported; ConfigError if a
-    cache of the memory backend is too small for one block, or what budget_of raises; for a server what
-    `find_server` does.
+    cache of the memory backend is too small for one block, or what budget_of raises.
     """
     require_borrowing(config)
     if config.backend == "memory":
@@ -116,6 +115,6 @@ def budget_of(config: EngineConfig) -> TierBudget:
         recompute_ratio=config.recompute_ratio,  # None unless reuse is "anywhere"
         any_donors=config.donors == "any",
         donors_later=config.prepares_later,
-        recheck_share=config.rechecked,
+        recheck_share=config.share_to_recheck,
         least_rouge_l=calibration.least_rouge_l if calibration else None,
     )

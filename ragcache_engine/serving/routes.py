@@ -97,7 +97,7 @@ B = TypeVar("B", bound=BaseModel)
 T = TypeVar("T")
 
 
-def never() -> bool:
+def _never() -> bool:
     return False
 
 
@@ -120,7 +120,7 @@ class Served:
     tool_parser: str | None = None
     chat_template: str | None = None
     reuse: Mapping[str, Any] = field(default_factory=dict)
-    is_switched_off: Callable[[], bool] = never
+    is_switched_off: Callable[[], bool] = _never
     occupied: Callable[[], AbstractContextManager[None]] = nullcontext
     tokenizers: DaemonThreads = field(
         default_factory=lambda: DaemonThreads(TOKENIZED_AT_ONCE, "ragcache-tokenizing")

@@ -7,18 +7,17 @@ import asyncio
 from ragcache_engine import MemoryBackend, SamplingOptions
 from ragcache_engine.anywhere.idle_backend import IdleBackend, with_idle_work
 from ragcache_engine.prompt import Span, token_segments
-from ragcache_engine.protocols import BackendRequest
+from ragcache_engine.protocols import Backend, BackendRequest
 from ragcache_engine.tiers.borrowing.plan import WhyExact
 
 TEXTS = {name: f"What is known about {name}. " * 20 for name in ("tides", "salt")}
 
 
-def idle_backend() -> IdleBackend:
-    inner = MemoryBackend(recompute_ratio=0.1, donors_later=True)
+def around(inner: Backend) -> IdleBackend:
     return with_idle_work(inner, prepares_later=True, recheck_share=0.5, least=None)
 
 
-def asked(backend: MemoryBackend) -> BackendRequest:
+def asked(backend: Backend) -> BackendRequest:
     text, spans = "You know the sea. ", []
     for name, own in TEXTS.items():
         spans.append(Span(len(text), len(text) + len(own), name))
@@ -28,8 +27,8 @@ def asked(backend: MemoryBackend) -> BackendRequest:
     return BackendRequest("first", tokens, segments, SamplingOptions(max_tokens=1))
 
 
-async def answer(idle: IdleBackend, request: BackendRequest) -> WhyExact | str | None:
-    [*_, last] = [delta async for delta in idle.backend.generate(request)]
+async def answer(idle: IdleBackend) -> WhyExact | str | None:
+    [*_, last] = [delta async for delta in idle.backend.generate(asked(idle.backend))]
     return last.why_exact
 
 
@@ -38,20 +37,21 @@ def unprepared(idle: IdleBackend) -> int:
 
 
 async def test_it_prepares_around_a_backend_that_runs_already():
-    idle = idle_backend()
-    await idle.backend.inner.inner.start()  # type: ignore[attr-defined]
+    inner = MemoryBackend(recompute_ratio=0.1, donors_later=True)
+    idle = around(inner)
+    await inner.start()
     idle.open()
-    assert await answer(idle, asked(idle.backend)) == WhyExact.NOT_PREPARED  # type: ignore[arg-type]
+    assert await answer(idle) == WhyExact.NOT_PREPARED
     while unprepared(idle):
         await asyncio.sleep(0.01)
     await idle.backend.close()
 
 
 async def test_nothing_is_done_while_a_request_reaches_the_model_another_way():
-    idle = idle_backend()
+    idle = around(MemoryBackend(recompute_ratio=0.1, donors_later=True))
     await idle.backend.start()
     with idle.occupied():
-        await answer(idle, asked(idle.backend))  # type: ignore[arg-type]
+        await answer(idle)
         await asyncio.sleep(0.5)
         assert unprepared(idle) == 1
     while unprepared(idle):
