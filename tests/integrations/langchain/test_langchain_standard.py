@@ -1,6 +1,7 @@
 """LangChain's own test suites for chat models and retrievers, on the real model in the real engine."""
 
 import pytest
+from langchain_core.utils.function_calling import convert_to_openai_tool
 from langchain_tests.integration_tests import ChatModelIntegrationTests, RetrieversIntegrationTests
 from langchain_tests.unit_tests import ChatModelUnitTests
 
@@ -56,8 +57,16 @@ class OnTheEngine:
 
 
 class HeldToCalls(ChatRAGCache):
+    """Always calls a tool, with texts of at most 40 characters: so small a model repeats itself in an
+    argument until its room is used up."""
+
     def bind_tools(self, tools, **kwargs):
-        return super().bind_tools(tools, **{**kwargs, "tool_choice": "any"})
+        schemas = [convert_to_openai_tool(tool) for tool in tools]
+        for schema in schemas:
+            for parameter in schema["function"]["parameters"]["properties"].values():
+                if parameter["type"] == "string":
+                    parameter["maxLength"] = 40
+        return super().bind_tools(schemas, **{**kwargs, "tool_choice": "any"})
 
 
 LEFT_TO_THE_MODEL = ("test_agent_loop", "test_unicode_tool_call_integration")
