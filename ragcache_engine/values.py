@@ -290,6 +290,7 @@ class SpeculationStep(StrEnum):
     """What happened to a question between its search and its first token."""
 
     STAGE = "stage"  # the search had provisional or final documents
+    CANDIDATES = "candidates"  # documents were found, of which some will be in the prompt
     STARTED = "started"
     CANCELLED = "cancelled"
     PROMPT = "prompt"  # the engine was given the finished prompt

@@ -46,6 +46,7 @@ class _Chain:
     has_head, has_tail: whether the next prompt will probably have this form up to its last document, and
       from there on.
     misses_template: whether the user's template was wrong about the last prompt.
+    is_choosy: whether the last prompt had only some of the documents found, as behind a reranker.
     """
 
     form: PromptForm | None = None
@@ -53,6 +54,7 @@ class _Chain:
     has_tail: bool = False
     options: SamplingOptions | None = None
     misses_template: bool = False
+    is_choosy: bool = False
 
     def after_prompt(self, forms: Sequence[PromptForm]) -> _Chain:
         """Return what is known after one more prompt. forms: the ways to read it, the likeliest first."""
@@ -90,13 +92,18 @@ class TemplateBook:
         explicit: Render | None = None,
         *,
         tenant: str | None = None,
+        are_chosen: bool = False,
     ) -> Guess | None:
         """Return the prompt that the chain will write with these documents, nearest first.
 
         Return None if nothing can tell.
         explicit: the user's template. It is asked first, unless it was wrong about the last prompt.
+        are_chosen: whether all these documents will be in the prompt, also where a chain's prompts have
+          only some of those found.
         """
         known = self._chains.get((tenant, chain), _Chain())
+        if known.is_choosy and not are_chosen:
+            return None
         if explicit and not known.misses_template:
             text = _render(explicit, question, documents)
             if text:
@@ -121,10 +128,17 @@ class TemplateBook:
         return self._options or self._expected_options
 
     def may_guess(
-        self, chain: Hashable, explicit: Render | None = None, *, tenant: str | None = None
+        self,
+        chain: Hashable,
+        explicit: Render | None = None,
+        *,
+        tenant: str | None = None,
+        are_chosen: bool = False,
     ) -> bool:
         """Return False if `guess` would return None for any documents."""
         known = self._chains.get((tenant, chain), _Chain())
+        if known.is_choosy and not are_chosen:
+            return False
         return known.has_head or (explicit is not None and not known.misses_template)
 
     def remember(
@@ -137,16 +151,18 @@ class TemplateBook:
         explicit: Render | None = None,
         *,
         tenant: str | None = None,
+        is_choice: bool = False,
     ) -> None:
         """Note a prompt that the chain has written with these documents, nearest first.
 
-        explicit: the user's template for this prompt.
+        explicit: the user's template for this prompt. is_choice: whether others were found as well, which
+          are not in it.
         """
         misses = explicit is not None and _render(explicit, question, documents) != prompt
         forms = list(read_forms(prompt, question, documents))
         with self._lock:
             known = self._chains.get((tenant, chain), _Chain()).after_prompt(forms)
-            known = replace(known, options=options, misses_template=misses)
+            known = replace(known, options=options, misses_template=misses, is_choosy=is_choice)
             self._chains[tenant, chain] = known
             self._chains.move_to_end((tenant, chain))
             self._options = options

@@ -47,6 +47,10 @@ def _learn_nothing(documents: Sequence[Document], corpus: Corpus, is_usual: bool
     """Ignore neighbours: the engine does not borrow from behind them."""
 
 
+def _prepare_nothing(documents: Sequence[Document], corpus: Corpus | None) -> None:
+    """Ignore candidates: speculation is off."""
+
+
 @dataclass(slots=True)
 class RetrievalInProgress:
     """A search that the engine was told of; `RAGCacheEngine.retrieval` makes it.
@@ -64,6 +68,9 @@ class RetrievalInProgress:
     _order: Callable[[Sequence[Document]], list[int]] = field(default=_keep_order, repr=False)
     _learn: Callable[[Sequence[Document], Corpus, bool], None] = field(
         default=_learn_nothing, repr=False
+    )
+    _prepare: Callable[[Sequence[Document], Corpus | None], None] = field(
+        default=_prepare_nothing, repr=False
     )
 
     def order(self, documents: Sequence[Document]) -> list[int]:
@@ -98,6 +105,21 @@ class RetrievalInProgress:
             self._stage(checked, False)
         except Exception as error:  # a failed early start must not fail the search
             logger.warning("provisional documents were ignored: %r", error)
+
+    def candidates(self, documents: Sequence[Document], corpus: Corpus | None = None) -> None:
+        """Tell the engine documents of which some will be in the prompt, likeliest first.
+
+        For searches whose result something else still chooses from, such as a reranker, or several
+        searches of which each tells its own. The model prepares the documents meanwhile, if it is idle.
+        corpus: where to look up their neighbours, if the engine borrows from behind them; that is done
+        later, in a thread of the engine. Returns at once. Any thread may call it, as often as more
+        documents are found.
+        """
+        try:
+            checked = require_items(documents, Document, "documents", DOCUMENTS_HINT)
+            self._prepare(checked, corpus)
+        except Exception as error:  # a failed early start must not fail the search
+            logger.warning("candidates were ignored: %r", error)
 
     def found(self, documents: Sequence[Document]) -> None:
         """Tell the engine the final result, nearest first, each text as the prompt will contain it.
@@ -169,6 +191,7 @@ class RetrievalTracker:
             _stage=partial(self._tell_stage, search) if search else _ignore_stage,
             _order=partial(ordering.positions, chain=chain) if ordering else _keep_order,
             _learn=partial(self._learn_for_search, search, tenant),
+            _prepare=partial(self._tell_candidates, search) if search else _prepare_nothing,
         )
         try:
             yield in_progress
@@ -223,6 +246,17 @@ class RetrievalTracker:
         stage = self._runtime.pipeline.stage
         self._runtime.call_soon(partial(stage, search, documents, final))
 
+    def _tell_candidates(
+        self, search: TrackedSearch, documents: Sequence[Document], corpus: Corpus | None
+    ) -> None:
+        self._runtime.require_this_process()
+        learn = None
+        if self._neighbours and corpus is not None:
+            learn = partial(self._neighbours.learn, corpus=corpus, tenant=search.tenant)
+        name = corpus.name if corpus is not None else None
+        tell = self._runtime.pipeline.candidates
+        self._runtime.call_soon(partial(tell, search, documents, name, learn))
+
     def match(self, prompt: str, tenant: str | None) -> PromptMatch:
         """Recognise remembered documents in the prompt, and the retrieval that led to it."""
         match = self._log.match(prompt, tenant)
@@ -263,10 +297,13 @@ class RetrievalTracker:
         """Return a function that writes prompts like the chain's last one; None without one."""
 
         def render(question: str, documents: Sequence[Document]) -> str:
-            guess = self._templates.guess(chain, question, documents, tenant=tenant)
+            guess = self._templates.guess(
+                chain, question, documents, tenant=tenant, are_chosen=True
+            )
             return guess.text if guess else ""
 
-        return render if self._templates.may_guess(chain, tenant=tenant) else None
+        may_guess = self._templates.may_guess(chain, tenant=tenant, are_chosen=True)
+        return render if may_guess else None
 
     def learn(self, retrieval: Retrieval, request: BackendRequest) -> None:
         """Learn from a prompt in which order documents come, and how its chain writes prompts."""
@@ -277,15 +314,22 @@ class RetrievalTracker:
             )
         if not self._is_speculating:
             return
+        documents = retrieval.documents
+        places = {name: place for place, name in enumerate(request.document_ids)}
+        is_choice = any(one.id not in places for one in documents)
+        if is_choice:  # what chose the documents orders them as well
+            chosen = [one for one in documents if one.id in places]
+            documents = tuple(sorted(chosen, key=lambda one: places[one.id]))
         try:
             self._templates.remember(
                 retrieval.chain,
                 retrieval.question,
-                retrieval.documents,
+                documents,
                 request.prompt.text,
                 request.options,
                 retrieval.template,
                 tenant=request.tenant,
+                is_choice=is_choice,
             )
         except Exception:  # no answer depends on it
             logger.exception("could not learn from a prompt; please report this")

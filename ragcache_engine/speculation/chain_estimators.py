@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 
-from ragcache_engine.speculation.estimate import Estimator
+from ragcache_engine.speculation.estimate import CandidateFigures, Estimator
 from ragcache_engine.speculation.outcomes import USEFUL
 from ragcache_engine.speculation.prefill_load import ModelSpeed
 from ragcache_engine.speculation.tracked_search import TrackedSearch
@@ -42,13 +42,25 @@ class ChainEstimators:
             search.is_worth_guessing = estimator.decide_next(speed, step_tokens, is_early=is_early)
         return search.is_worth_guessing
 
-    def note_prompt(self, search: TrackedSearch, now_s: float, options: SamplingOptions) -> None:
-        """Measure when the search had its documents, and when its prompt came; note the options."""
+    def note_prompt(
+        self,
+        search: TrackedSearch,
+        now_s: float,
+        options: SamplingOptions,
+        documents: Sequence[str] = (),
+    ) -> None:
+        """Measure when the search had its documents, and when its prompt came; note the options.
+
+        documents: those in the prompt, in its order.
+        """
         found_s, was_idle = search.documents_since_s, search.was_idle
         ended_s = found_s if search.ended_s is None else search.ended_s
         estimator = self._of(search.chain)
         estimator.note_search(ended_s - found_s, search.changes, was_idle=was_idle)
         estimator.note_prompt(now_s - ended_s, was_idle=was_idle, options=options)
+        if search.candidates_s is not None:
+            names = [one.id for one in search.candidates]
+            estimator.candidates.note_prompt(now_s - search.candidates_s, names, documents)
 
     def note_outcome(self, search: TrackedSearch) -> None:
         """Count, once, whether the work that was started for this search was of use."""
@@ -62,6 +74,10 @@ class ChainEstimators:
             if search.was_idle:
                 figures = figures.after_preparing(search.preparing_s)
             estimator.figures = figures
+
+    def candidates_of(self, chain: Hashable) -> CandidateFigures:
+        """Return what the chain's questions tell about its candidates."""
+        return self._of(chain).candidates
 
     def _of(self, chain: Hashable) -> Estimator:
         estimator = self._estimators.setdefault(chain, Estimator())

@@ -13,7 +13,10 @@ searches need not pay for wrong guesses to learn that they do not pay.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from itertools import takewhile
 
 from ragcache_engine.speculation.prefill_load import ModelSpeed, running_mean
 from ragcache_engine.values import SamplingOptions
@@ -32,6 +35,10 @@ CHANGES_WEIGHT = 1 / 16
 LEAST_USEFUL_SHARE = 0.2
 QUESTIONS_BETWEEN_TRIALS = 16
 """After how many questions to try again a chain for which speculating gains no time."""
+QUESTIONS_KEPT = 8
+"""How many of a chain's latest questions tell what to expect of its candidates."""
+LEAST_QUESTIONS = 3
+"""Before so many questions, candidates are not prepared: only the times are measured."""
 STEADY_PROMPTS = 3
 """A chain whose options have changed is guessed for again after so many prompts in a row had the same."""
 
@@ -144,10 +151,46 @@ def is_worthwhile(figures: ChainFigures, speed: ModelSpeed, step_tokens: int | N
 
 
 @dataclass(slots=True)
+class CandidateFigures:
+    """What a chain's latest questions tell of its candidates: documents of which some were in the prompt.
+
+    leads_s: seconds from the first candidates to the prompt. common: how many of the prompt's documents
+      were the first candidates, in their order.
+    """
+
+    leads_s: deque[float] = field(default_factory=lambda: deque(maxlen=QUESTIONS_KEPT))
+    common: deque[int] = field(default_factory=lambda: deque(maxlen=QUESTIONS_KEPT))
+
+    def note_prompt(
+        self, lead_s: float, candidates: Sequence[str], documents: Sequence[str]
+    ) -> None:
+        """Note that a prompt came so long after its candidates. documents: those in it, in its order."""
+        self.leads_s.append(lead_s)
+        alike = (one == other for one, other in zip(candidates, documents, strict=False))
+        self.common.append(sum(takewhile(bool, alike)))
+
+    @property
+    def lead_s(self) -> float:
+        """How long after its candidates a prompt comes, in all but one of the latest questions."""
+        return _in_all_but_one(self.leads_s)
+
+    @property
+    def sure_documents(self) -> int:
+        """How many of the first candidates begin the prompt, in all but one of the latest questions."""
+        return int(_in_all_but_one(self.common))
+
+
+def _in_all_but_one(values: Sequence[float]) -> float:
+    """Return what all values but the least reach; 0 while there are too few of them."""
+    return sorted(values)[1] if len(values) >= LEAST_QUESTIONS else 0.0
+
+
+@dataclass(slots=True)
 class Estimator:
     """Keep one chain's figures. Where they speak against speculating, try it again now and then."""
 
     figures: ChainFigures = ChainFigures()
+    candidates: CandidateFigures = field(default_factory=CandidateFigures)
     _has_seen_prompt: bool = False
     _has_only_first_lead: bool = False  # the lead is a part of that of the first prompt
     _skipped: int = 0

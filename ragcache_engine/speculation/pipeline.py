@@ -16,6 +16,7 @@ from itertools import count
 from ragcache_engine.anywhere.neighbours import ContextsOf, without_contexts
 from ragcache_engine.prompt import Render, TemplateBook
 from ragcache_engine.protocols import Backend, BackendRequest
+from ragcache_engine.speculation.candidates import CandidatePreparation
 from ragcache_engine.speculation.chain_estimators import ChainEstimators
 from ragcache_engine.speculation.claim import Claim
 from ragcache_engine.speculation.decide import Decision, decide
@@ -49,6 +50,7 @@ class Pipeline:
       SpeculationRunner  the running speculations, how each ended, the statistics
       PrefillLoad        which prefills run now, and how fast the model is
       ChainEstimators    for which chains speculating gains time
+      CandidatePreparation  the documents that may come into the prompt
       Pipeline           the order of events, the model's limits, and the timer for unclaimed work
 
     Call its methods on the engine's loop, except for those that say "any thread".
@@ -94,11 +96,19 @@ class Pipeline:
             # A server may borrow, whatever its client knows of it.
             may_borrow=may_borrow or backend.reads_text,
         )
+        self._preparation = CandidatePreparation(
+            backend,
+            self._planner,
+            self._load,
+            is_automatic=is_automatic,
+            may_borrow=may_borrow,
+        )
 
     def use_limits(self, limits: ModelLimits) -> None:
         """Set the limits of the started model. Nothing is speculated on before this call."""
         self._limits = limits
         self._planner.context_tokens = limits.context_tokens
+        self._preparation.device_tokens = limits.device_tokens
 
     @property
     def stats(self) -> SpeculationStats:
@@ -165,10 +175,36 @@ class Pipeline:
             return
         if running:
             self._runner.cancel(running, search, SpeculationOutcome.OTHER_DOCUMENTS)
-        if decision is not Decision.START:
-            return
-        if self._may_start(search, final):
+        if decision is Decision.START and self._may_start(search, final):
             self._runner.start(search, documents, is_final=final)
+        elif final:
+            # What comes between may choose from them: a reranker, or a limit of the chain's own.
+            self._prepare(search, documents)
+
+    def candidates(
+        self,
+        search: TrackedSearch,
+        documents: Sequence[Document],
+        corpus: Hashable | None = None,
+        learn_neighbours: Callable[[Sequence[Document]], None] | None = None,
+    ) -> None:
+        """Take in documents of which some will be in the search's prompt, likeliest first.
+
+        corpus, learn_neighbours: as in TrackedSearch. Those of a search that is over are ignored.
+        """
+        if self._is_closed or search.is_closed or search.ended_s is not None or not documents:
+            return
+        search.corpus = search.corpus or corpus
+        search.learn_neighbours = learn_neighbours or search.learn_neighbours
+        self._prepare(search, documents)
+
+    def _prepare(self, search: TrackedSearch, documents: Sequence[Document]) -> None:
+        now_s = self._backend.now()
+        self._end_overdue(now_s)
+        search.note_candidates(now_s, documents)
+        self._registry.add_search(search)
+        if not self._count_pending_prefills(search, now_s):
+            self._preparation.begin(search, self._estimators.candidates_of(search.chain))
 
     def _count_pending_prefills(self, search: TrackedSearch, now_s: float) -> int:
         """Count the running prefills besides the search's own; in "auto" mode also those expected soon.
@@ -190,7 +226,7 @@ class Pipeline:
 
     def abandon(self, search: TrackedSearch) -> None:
         """Close a search that ended without documents: no prompt will come from it."""
-        search.is_closed = True
+        search.is_closed = True  # which ends the preparation of its candidates, too
         self._registry.remove_search(search.number)
         if search.speculation:
             outcome = SpeculationOutcome.OTHER_DOCUMENTS
@@ -202,6 +238,7 @@ class Pipeline:
         number: the search that the request's prompt was made from; None if that is not known.
         """
         now_s = self._backend.now()
+        self._preparation.interrupt()
         self._end_overdue(now_s)
         search, adopted = self._registry.claim(request, number)
         if search:
@@ -223,7 +260,7 @@ class Pipeline:
             self._runner.cancel(search.speculation, search, outcome)
         if adopted:
             self._runner.adopt(adopted, search, now_s)
-        self._estimators.note_prompt(search, now_s, request.options)
+        self._estimators.note_prompt(search, now_s, request.options, request.document_ids)
         self._estimators.note_outcome(search)
 
     def _end_overdue(self, now_s: float) -> None:
@@ -256,6 +293,8 @@ class Pipeline:
         for speculation, search in waiting:
             self._runner.cancel(speculation, search, outcome)
         tasks = [speculation.task for speculation, _ in waiting if speculation.task]
+        if preparing := self._preparation.interrupt():
+            tasks.append(preparing)
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def close(self) -> None:
@@ -263,4 +302,5 @@ class Pipeline:
         self._is_closed = True
         if self._timer:
             self._timer.cancel()
+        await self._preparation.close()
         await self._runner.close()

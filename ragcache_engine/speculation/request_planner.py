@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from ragcache_engine.anywhere.neighbours import ContextsOf, without_contexts
-from ragcache_engine.prompt import TemplateBook, find_documents, token_segments
+from ragcache_engine.prompt import Guess, TemplateBook, find_documents, token_segments
 from ragcache_engine.protocols import Backend, BackendRequest, PromptText
 from ragcache_engine.speculation.generation import Speculation
 from ragcache_engine.speculation.tracked_search import TrackedSearch
-from ragcache_engine.values import ChatPrompt, SamplingOptions
+from ragcache_engine.values import ChatPrompt, Document, SamplingOptions
 
 _ONE_TOKEN = SamplingOptions(max_tokens=1)
 
@@ -53,20 +53,68 @@ class RequestPlanner:
         )
         if guess is None:
             return None
+        options = self._expected_options(guess, search)
+        if not guess.is_whole:
+            options = replace(_ONE_TOKEN, add_special_tokens=options.add_special_tokens)
+        request = self._write(str(guess.text), documents, options, search)
+        if request is None:
+            return None
+        request = replace(request, is_provisional=not speculation.is_final)
+        speculation.is_whole = guess.is_whole
+        speculation.request = request
+        return request
+
+    def plan_beginning(
+        self, search: TrackedSearch, documents: Sequence[Document], *, makes_donors: bool
+    ) -> BackendRequest | None:
+        """Write the request for the beginning of a prompt with these documents, up to the last one.
+
+        makes_donors: whether it is to make the donors of these documents. Return None where `plan` does.
+        Any thread.
+        """
+        guess = self._templates.guess(
+            search.chain,
+            search.question,
+            documents,
+            search.template,
+            tenant=search.tenant,
+            are_chosen=True,
+        )
+        if guess is None:
+            return None
+        options = self._expected_options(guess, search)
+        options = replace(_ONE_TOKEN, add_special_tokens=options.add_special_tokens)
+        spans = find_documents(str(guess.text), documents)
+        if not spans:
+            return None
+        request = self._write(str(guess.text)[: spans[-1].end], documents, options, search)
+        if request is None or not makes_donors:
+            return request
+        return replace(request, makes_donors=True, recompute_ratio=0.0)  # its answer is of no use
+
+    def _expected_options(self, guess: Guess, search: TrackedSearch) -> SamplingOptions:
         expected = guess.options or search.options or self._templates.last_options()
         options = expected or SamplingOptions()
         # An explicit template may write a ChatPrompt; remembered options already say what such a prompt
         # needs.
         if isinstance(guess.text, ChatPrompt):
             options = replace(options, add_special_tokens=False)
-        text, spans = str(guess.text), find_documents(guess.text, documents)
+        return options
+
+    def _write(
+        self,
+        text: str,
+        documents: Sequence[Document],
+        options: SamplingOptions,
+        search: TrackedSearch,
+    ) -> BackendRequest | None:
+        """Return the request for a prompt that may yet be revoked; None if it does not fit."""
+        spans = find_documents(text, documents)
         names = [document.id for document in documents]
         corpora = {} if search.corpus is None else dict.fromkeys(names, search.corpus)
         tokenized = None
         if not self._backend.reads_text:
             tokenized = self._backend.tokenize(text, options.add_special_tokens)
-        if not guess.is_whole:
-            options = replace(_ONE_TOKEN, add_special_tokens=options.add_special_tokens)
         request = BackendRequest(
             self._next_request_id(),
             PromptText(text, spans) if tokenized is None else tokenized,
@@ -74,12 +122,8 @@ class RequestPlanner:
             options,
             search.tenant,
             is_guess=True,
-            is_provisional=not speculation.is_final,
+            is_provisional=True,
             contexts=self._contexts_of(names, search.tenant, corpora),
             planned=search.planned,
         )
-        if not 0 < request.expected_tokens < self.context_tokens:
-            return None
-        speculation.is_whole = guess.is_whole
-        speculation.request = request
-        return request
+        return request if 0 < request.expected_tokens < self.context_tokens else None

@@ -19,7 +19,8 @@ Unclaimed = tuple[Speculation, TrackedSearch]
 
 
 def _documents_bytes(number: int, search: TrackedSearch) -> int:
-    return sum(document.size_bytes for document in search.documents or ())
+    documents = {*(search.documents or ()), *search.candidates}
+    return sum(document.size_bytes for document in documents)
 
 
 class SearchRegistry:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 
 from ragcache_engine.prompt import Render
 from ragcache_engine.speculation.generation import Speculation
@@ -15,6 +16,9 @@ from ragcache_engine.values import (
     SpeculationReport,
     SpeculationStep,
 )
+
+MOST_CANDIDATES = 64
+"""So many candidates of a search are kept, the likeliest."""
 
 
 @dataclass(slots=True, eq=False)
@@ -31,6 +35,10 @@ class TrackedSearch:
     documents_since_s: when a stage first had these documents.
     changes: how many times a stage had other documents than the one before.
     was_idle: whether no other prefill was pending at that moment.
+    candidates, candidates_s: documents of which some will be in the prompt, likeliest first, and when the
+      first of them came; None before.
+    learn_neighbours: looks up the neighbours of candidates; None if nothing is borrowed from behind them.
+      It may take long.
     ended_s: when the search ended with documents; None while it runs.
     is_closed: whether the prompt has come, or will not come; then nothing more is started for this
       search.
@@ -54,6 +62,9 @@ class TrackedSearch:
     documents_since_s: float = 0.0
     changes: int = 0
     was_idle: bool = False
+    candidates: Sequence[Document] = ()
+    candidates_s: float | None = None
+    learn_neighbours: Callable[[Sequence[Document]], None] | None = None
     ended_s: float | None = None
     is_closed: bool = False
     speculation: Speculation | None = None
@@ -76,6 +87,17 @@ class TrackedSearch:
             self.was_idle = is_idle
         if final:
             self.ended_s = now_s
+
+    def note_candidates(self, now_s: float, documents: Sequence[Document]) -> None:
+        """Take in more candidates, likeliest first: those of several searches take turns."""
+        if self.candidates_s is None:
+            self.candidates_s = now_s
+        known = {one.id for one in self.candidates}
+        more = [one for one in documents if one.id not in known]
+        pairs = zip_longest(self.candidates, more)
+        merged = {one.id: one for pair in pairs for one in pair if one is not None}
+        self.candidates = tuple(merged.values())[:MOST_CANDIDATES]
+        self.note(now_s, SpeculationStep.CANDIDATES, f"{len(documents)} documents")
 
     def note(self, at_s: float, step: SpeculationStep, detail: str = "") -> None:
         """Add an event to the timeline."""
