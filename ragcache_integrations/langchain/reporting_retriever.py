@@ -18,6 +18,7 @@ from pydantic import Field
 from ragcache_engine import Corpus, InvalidArgument, RetrievalInProgress
 from ragcache_integrations.engine_reporting import tell_engine
 from ragcache_integrations.langchain.engine_retriever import EngineRetriever, engine_document
+from ragcache_integrations.langchain.inner_searches import InnerSearches
 from ragcache_integrations.langchain.neighbours import EVERYTHING, corpus_of_other
 from ragcache_integrations.neighbour_choice import borrows_behind_neighbours, warn_of_no_neighbours
 
@@ -26,9 +27,11 @@ class ReportingRetriever(EngineRetriever):
     """Finds what another retriever finds; RAGCacheRetriever.from_retriever makes it.
 
     The engine recognises the documents in the prompt that the chain then writes, and remembers what
-    the chain's last prompt looked like. Callbacks see the run of the other retriever, with its name and
-    its tags, and no run of this one. The other retriever's errors come out unchanged. So do, without
-    telling the engine, answers to a question that is no text, and answers that are no list of Documents.
+    the chain's last prompt looked like. It hears, too, what the retrievers inside the other one find,
+    such as those of an ensemble, or the one whose documents a reranker chooses from. Callbacks see the
+    run of the other retriever, with its name and its tags, and no run of this one. The other retriever's
+    errors come out unchanged. So do, without telling the engine, answers to a question that is no text,
+    and answers that are no list of Documents.
 
     retriever: the other one.
     """
@@ -47,6 +50,7 @@ class ReportingRetriever(EngineRetriever):
         if not isinstance(input, str):
             return self.retriever.invoke(input, config, **kwargs)
         with self._open_retrieval(input) as retrieval:
+            config = InnerSearches(retrieval, self._corpus(kwargs)).added_to(config)
             found = self.retriever.invoke(input, config, **kwargs)
             return _tell_if_documents(retrieval, found, self._corpus(kwargs))
 
@@ -57,6 +61,7 @@ class ReportingRetriever(EngineRetriever):
         if not isinstance(input, str):
             return await self.retriever.ainvoke(input, config, **kwargs)
         with self._open_retrieval(input) as retrieval:
+            config = InnerSearches(retrieval, self._corpus(kwargs)).added_to(config)
             found = await self.retriever.ainvoke(input, config, **kwargs)
             corpus = self._corpus(kwargs)
             if corpus is None:

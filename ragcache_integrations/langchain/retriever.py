@@ -158,7 +158,8 @@ class RAGCacheRetriever(EngineRetriever, VectorStoreRetriever):
           ensemble, one with a reranker, or another Runnable from a text to documents.
         template, document_separator, llm: see the class.
         There are no stages: the engine hears of the documents when the search has ended, and may begin
-        the answer between then and the prompt. Raises
+        the answer between then and the prompt. Of retrievers inside this one, such as the one before a
+        reranker, it hears at their own end, and prepares what they found. Raises
         InvalidArgument for what is no such Runnable, or tells an engine already, and for an engine and an
         llm as `from_vectorstore` does; ValueError for a template whose variables cannot be told apart.
         """

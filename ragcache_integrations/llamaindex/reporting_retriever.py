@@ -21,6 +21,7 @@ from ragcache_integrations.engine_field import check_engine
 from ragcache_integrations.engine_reporting import tell_engine
 from ragcache_integrations.llamaindex.documents import check_llm, document_of
 from ragcache_integrations.llamaindex.engine_retriever import EngineRetriever
+from ragcache_integrations.llamaindex.inner_searches import telling_inner_searches
 from ragcache_integrations.llamaindex.llm import RAGCacheLLM
 from ragcache_integrations.llamaindex.neighbours import corpus_of_other
 from ragcache_integrations.llamaindex.template import PromptTemplateLike
@@ -31,7 +32,8 @@ class ReportingRetriever(EngineRetriever):
     """Finds what another retriever finds; RAGCacheRetriever.from_retriever makes it.
 
     The engine recognises the nodes in the prompt that a response synthesizer then writes, and remembers
-    what the last one looked like. Callbacks and events see the other retriever's run. Its errors come out
+    what the last one looked like. It hears, too, what the retrievers inside the other one find, such as
+    those of a fusion. Callbacks and events see the other retriever's run. Its errors come out
     unchanged.
     """
 
@@ -70,12 +72,14 @@ class ReportingRetriever(EngineRetriever):
 
     def retrieve(self, str_or_query_bundle: QueryType) -> list[NodeWithScore]:
         with self._open_retrieval(str_or_query_bundle) as retrieval:
-            nodes = self._retriever.retrieve(str_or_query_bundle)
+            with telling_inner_searches(retrieval, self._corpus()):
+                nodes = self._retriever.retrieve(str_or_query_bundle)
             return tell_engine(retrieval, nodes, document_of, self._corpus())
 
     async def aretrieve(self, str_or_query_bundle: QueryType) -> list[NodeWithScore]:
         with self._open_retrieval(str_or_query_bundle) as retrieval:
-            nodes = await self._retriever.aretrieve(str_or_query_bundle)
+            with telling_inner_searches(retrieval, self._corpus()):
+                nodes = await self._retriever.aretrieve(str_or_query_bundle)
             corpus = self._corpus()
             if corpus is None:
                 return tell_engine(retrieval, nodes, document_of)

@@ -228,7 +228,8 @@ class RAGCacheRetriever(EngineRetriever, VectorIndexRetriever):
           retriever of your own.
         template, llm, chain: see `from_index`.
         There are no stages: the engine hears of the nodes when the search has ended, and may begin the
-        answer between then and the prompt. Raises
+        answer between then and the prompt. Of retrievers inside this one, such as those of a fusion, it
+        hears at their own end, and prepares what they found. Raises
         InvalidArgument for what is no retriever, or tells an engine already, and for an engine and an llm
         as `from_index` does; ValueError for a template whose variables cannot be told apart.
         """

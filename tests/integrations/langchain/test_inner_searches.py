@@ -1,0 +1,128 @@
+"""What a retriever inside another one finds is told to the engine at once, and prepared meanwhile."""
+
+import asyncio
+
+import pytest
+from langchain_classic.retrievers import ContextualCompressionRetriever, EnsembleRetriever
+from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.documents import BaseDocumentCompressor, Document
+from langchain_core.retrievers import BaseRetriever
+from langchain_core.runnables import RunnableLambda
+
+from ragcache_engine import EngineConfig, RAGCacheEngine
+from ragcache_engine.backends.memory import MemoryBackend
+from ragcache_integrations.langchain import RAGCacheRetriever
+
+TEXTS = [f"Text {n} tells what there is to say of number {n}. " * 12 for n in range(8)]
+TEMPLATE = "{context}\n\nQuestion: {question}"
+
+
+class Listed(BaseRetriever):
+    """Finds the same documents for every question."""
+
+    numbers: list[int]
+
+    def _get_relevant_documents(self, query, *, run_manager):
+        return [Document(TEXTS[n], id=f"d{n}") for n in self.numbers]
+
+
+class KeepsThird(BaseDocumentCompressor):
+    """A reranker that keeps the third document and the first."""
+
+    def compress_documents(self, documents, query, callbacks=None):
+        if "fails" in query:
+            raise TimeoutError("the reranker does not answer")
+        return [documents[2], documents[0]]
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch):
+    """The candidates that the engine was told of, by their ids."""
+    from ragcache_engine.speculation import Pipeline
+
+    told = []
+    tell = Pipeline.candidates
+
+    def note(self, search, documents, *further):
+        told.append([one.id for one in documents])
+        tell(self, search, documents, *further)
+
+    monkeypatch.setattr(Pipeline, "candidates", note)
+    return told
+
+
+@pytest.fixture
+def engine():
+    config = EngineConfig(model="any", backend="memory", speculation="on")
+    with RAGCacheEngine(config, backend=MemoryBackend()) as engine:
+        yield engine
+
+
+def ours(retriever, engine):
+    return RAGCacheRetriever.from_retriever(retriever, engine=engine, template=TEMPLATE)
+
+
+def ids(found):
+    return [one.id for one in found]
+
+
+def reranked():
+    return ContextualCompressionRetriever(
+        base_retriever=Listed(numbers=[1, 2, 3, 4]), base_compressor=KeepsThird()
+    )
+
+
+def test_candidates_of_a_reranker_are_told_before_it_chooses(engine, told):
+    assert ids(ours(reranked(), engine).invoke("Why?")) == ["d3", "d1"]
+    engine.generate("A prompt.")
+    assert told == [["d1", "d2", "d3", "d4"]]
+
+
+def test_so_they_are_for_coroutines(engine, told):
+    assert ids(asyncio.run(ours(reranked(), engine).ainvoke("Why?"))) == ["d3", "d1"]
+    engine.generate("A prompt.")
+    assert told == [["d1", "d2", "d3", "d4"]]
+
+
+def test_each_search_of_an_ensemble_is_told(engine, told):
+    both = EnsembleRetriever(
+        retrievers=[Listed(numbers=[1, 2]), Listed(numbers=[2, 5])], weights=[0.5, 0.5]
+    )
+    assert set(ids(ours(both, engine).invoke("Why?"))) == {"d1", "d2", "d5"}
+    engine.generate("A prompt.")
+    assert sorted(told) == [["d1", "d2"], ["d2", "d5"]]
+
+
+def test_a_retriever_at_the_beginning_of_a_sequence_is_told(engine, told):
+    chosen = Listed(numbers=[1, 2, 3]) | RunnableLambda(lambda found: found[1:])
+    assert ids(ours(chosen, engine).invoke("Why?")) == ["d2", "d3"]
+    engine.generate("A prompt.")
+    assert told == [["d1", "d2", "d3"]]
+
+
+def test_a_search_with_none_inside_has_no_candidates(engine, told):
+    ours(Listed(numbers=[1, 2]), engine).invoke("Why?")
+    engine.generate("A prompt.")
+    assert told == []
+
+
+def test_what_fails_inside_comes_out_unchanged(engine, told):
+    with pytest.raises(TimeoutError, match="the reranker"):
+        ours(reranked(), engine).invoke("It fails.")
+    assert engine.generate("A prompt.").text
+
+
+def test_callbacks_of_the_application_see_the_runs_as_before(engine):
+    class Runs(BaseCallbackHandler):
+        def __init__(self):
+            self.seen = []
+
+        def on_retriever_end(self, documents, *, parent_run_id=None, **_):
+            self.seen.append((ids(documents), parent_run_id is None))
+
+    def runs_of(retriever):
+        runs = Runs()
+        retriever.invoke("Why?", {"callbacks": [runs]})
+        return runs.seen
+
+    assert runs_of(ours(reranked(), engine)) == runs_of(reranked())
