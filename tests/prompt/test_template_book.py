@@ -253,6 +253,18 @@ def test_a_prompt_that_puts_the_question_in_other_words_is_known_up_to_its_docum
     assert (guess.is_whole, guess.text.endswith(OWLS.text)) == (False, True)
 
 
+def test_of_a_chain_that_chooses_among_its_documents_only_the_chosen_ones_prompt_is_known():
+    book, pipeline = TemplateBook(), Pipeline()
+    documents = [Document(f"d{n}", f"This is what text {n} tells.") for n in range(5)]
+    chosen = [documents[3], documents[1]]
+    book.remember("chain", "Why?", chosen, pipeline("Why?", chosen), GREEDY, is_choice=True)
+    assert not book.may_guess("chain")
+    assert book.guess("chain", "When?", documents) is None
+    guess = book.guess("chain", "When?", documents[:3], are_chosen=True)
+    assert guess
+    assert guess.text == pipeline("When?", documents[:3])
+
+
 def test_a_given_template_makes_the_first_question_known():
     given_one = Template("Use these texts.\n\n", "\n\n", "\n\nQuestion: {question}\nAnswer:")
     learner = Learner(Pipeline(), explicit=given_one)

@@ -12,7 +12,9 @@ from ragcache_engine.speculation.estimate import (
     LEAST_HEAD_START_S,
     PREPARING_S,
     QUESTIONS_BETWEEN_TRIALS,
+    QUESTIONS_KEPT,
     STEADY_PROMPTS,
+    CandidateFigures,
     ChainFigures,
     Estimator,
     expected_early_gain_s,
@@ -219,3 +221,24 @@ def test_more_replaced_documents_never_gain_more(early_s: float, changes: float,
     few, more = (ChainFigures(early_s=early_s, changes=changes + extra) for extra in (0, 1))
     assert expected_early_gain_s(more, speed, STEP) <= expected_early_gain_s(few, speed, STEP)
     assert expected_early_gain_s(few, speed, STEP) <= early_s
+
+
+def test_candidates_are_prepared_in_the_time_that_all_but_one_of_the_latest_questions_left():
+    figures = CandidateFigures()
+    for lead_s in (0.4, 0.1):
+        figures.note_prompt(lead_s, ["a", "b"], ["b"])
+        assert figures.lead_s == 0.0, "two questions tell too little"
+    figures.note_prompt(0.3, ["a", "b"], ["b"])
+    assert figures.lead_s == 0.3
+    for _ in range(QUESTIONS_KEPT):
+        figures.note_prompt(0.01, ["a", "b"], ["b"])
+    assert figures.lead_s == 0.01
+
+
+def test_sure_are_the_candidates_with_which_prompts_began():
+    figures = CandidateFigures()
+    for documents in (["a", "b", "c"], ["a", "b"], ["a", "x"]):
+        figures.note_prompt(0.3, ["a", "b", "d"], documents)
+    assert figures.sure_documents == 2
+    figures.note_prompt(0.3, ["a", "b"], ["b", "a"])
+    assert figures.sure_documents == 1

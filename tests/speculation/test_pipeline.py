@@ -33,6 +33,7 @@ searches = st.integers(0, 3)
 actions = st.one_of(
     st.tuples(st.just("stage"), searches, documents),
     st.tuples(st.just("found"), searches, documents),
+    st.tuples(st.just("candidates"), searches, documents),
     st.tuples(st.just("abandon"), searches),
     st.tuples(st.just("prompt"), searches, documents, st.sampled_from(OPTIONS), st.booleans()),
     st.tuples(st.just("expected prompt"), searches, st.sampled_from(OPTIONS), st.booleans()),
@@ -78,6 +79,9 @@ class World:
         match what, *details:
             case "stage" | "found", int(number), list(found):
                 self.pipeline.stage(self.search(number), found, final=what == "found")
+                await asyncio.sleep(0.001)
+            case "candidates", int(number), list(found):
+                self.pipeline.candidates(self.search(number), found)
                 await asyncio.sleep(0.001)
             case "abandon", int(number):
                 self.pipeline.abandon(self.search(number))
