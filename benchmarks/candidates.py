@@ -6,9 +6,10 @@
 A question's ten nearest passages are found after --search-ms, and a reranker keeps the five with most
 of the question's words, after --rerank-ms: both wait, as for another host, and take no processor. Two
 engines get each question in turn, at rest: speculation "off", and "auto", which is told of the
-candidates when they are found. Each question finds empty memory; with --tier disk, donors that were warmed before the
-run lie on disk. TTFT counts from the question, and from the prompt, which is what a reader of the first
-token waits for the model. The first questions, by which "auto" learns the chain's times, do not count.
+candidates when they are found. Each question finds empty memory; with --tier disk, donors that were
+warmed before the run lie on disk. TTFT counts from the question, and from the prompt, which is what a
+reader of the first token waits for the model. The first questions, by which "auto" learns the chain's
+times, do not count.
 """
 
 from __future__ import annotations
