@@ -18,6 +18,7 @@ from ragcache_engine.chat import (
     describe_tools,
     tool_names,
 )
+from ragcache_engine.config import EngineConfig
 from ragcache_engine.errors import RefusedMessages
 from ragcache_engine.protocols import Conversation
 from ragcache_engine.requests.runtime import Runtime
@@ -33,15 +34,15 @@ class EngineChat:
         'You asked: Why is the sky blue?'
 
     Any thread may call any of its methods. They raise EngineClosed once the engine is closed.
+    tells_reasoning: whether the engine has a reasoning_parser.
     """
 
-    def __init__(
-        self, runtime: Runtime, chat_template: str | None, tool_parser: str | None
-    ) -> None:
-        """chat_template, tool_parser: as in EngineConfig."""
+    def __init__(self, runtime: Runtime, config: EngineConfig) -> None:
         self._runtime = runtime
-        self._template = chat_template
-        self._tool_parser = tool_parser
+        self._template = config.chat_template
+        self._tool_parser = config.tool_parser
+        parser = config.vllm_args.get("reasoning_parser", config.reasoning_parser)
+        self.tells_reasoning = bool(parser)
         self._takes_tools: bool | None = None
 
     def prompt(
@@ -88,7 +89,10 @@ class EngineChat:
         if speaks_of_tools and not self.takes_tools:
             in_words = describe_tools(conversation.messages, conversation.tools)
             conversation = replace(conversation, messages=in_words, tools=())
-        return ChatPrompt(self._render(conversation))
+        return ChatPrompt(
+            self._render(conversation),
+            _plain_values(conversation.template_args) if self.tells_reasoning else None,
+        )
 
     @property
     def takes_tools(self) -> bool:
@@ -162,6 +166,11 @@ class EngineChat:
     def _render(self, conversation: Conversation) -> str:
         self._runtime.wait_until_up()
         return self._runtime.backend.render(conversation)
+
+
+def _plain_values(args: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those variables of a template that parsers of reasoning ask for: switches and names."""
+    return {name: value for name, value in args.items() if isinstance(value, str | int | float)}
 
 
 def moved_to_chat(old: str, new: str) -> property:

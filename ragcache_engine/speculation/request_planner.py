@@ -58,7 +58,7 @@ class RequestPlanner:
         # An explicit template may write a ChatPrompt; remembered options already say what such a prompt
         # needs.
         if isinstance(guess.text, ChatPrompt):
-            options = replace(options, add_special_tokens=False)
+            options = guess.text.fit_options(options)
         text, spans = str(guess.text), find_documents(guess.text, documents)
         names = [document.id for document in documents]
         corpora = {} if search.corpus is None else dict.fromkeys(names, search.corpus)
