@@ -126,9 +126,10 @@ def _costs(finish_reason: FinishReason | None, usage: Usage | None) -> dict[str,
     counts = token_counts([usage])
     cached = cached_counts(usage) if usage.has_account else {}
     facts = answer_facts(finish_reason, usage)
+    thought = {"reasoning_tokens": usage.reasoning_tokens} if usage.reasoning_tokens else {}
     return {
         # LlamaIndex's TokenCountingHandler looks here, and estimates if it finds nothing. Of an agent's
         # answers, only this comes through.
-        "raw": {"usage": {**counts, **cached}, **facts},
-        "additional_kwargs": {**counts, **facts},
+        "raw": {"usage": {**counts, **cached, **thought}, **facts},
+        "additional_kwargs": {**counts, **facts, **thought},
     }
