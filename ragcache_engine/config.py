@@ -171,6 +171,11 @@ class EngineConfig(BaseModel):
         return path.resolve().name or self.model if is_path else self.model
 
     @property
+    def tells_reasoning(self) -> bool:
+        """Whether reasoning is told apart from answers; the parser may stand in vllm_args as well."""
+        return bool(self.vllm_args.get("reasoning_parser", self.reasoning_parser))
+
+    @property
     def prepares_later(self) -> bool:
         """Whether documents that nobody prepared are left to idle time; see missing_donors."""
         needs_donors = self.reuse == "anywhere" and self.donors != "any"

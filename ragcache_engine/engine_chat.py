@@ -18,7 +18,6 @@ from ragcache_engine.chat import (
     describe_tools,
     tool_names,
 )
-from ragcache_engine.config import EngineConfig
 from ragcache_engine.errors import RefusedMessages
 from ragcache_engine.protocols import Conversation
 from ragcache_engine.requests.runtime import Runtime
@@ -34,15 +33,20 @@ class EngineChat:
         'You asked: Why is the sky blue?'
 
     Any thread may call any of its methods. They raise EngineClosed once the engine is closed.
-    tells_reasoning: whether the engine has a reasoning_parser.
     """
 
-    def __init__(self, runtime: Runtime, config: EngineConfig) -> None:
+    def __init__(
+        self,
+        runtime: Runtime,
+        chat_template: str | None,
+        tool_parser: str | None,
+        tells_reasoning: bool,
+    ) -> None:
+        """chat_template, tool_parser, tells_reasoning: as in EngineConfig."""
         self._runtime = runtime
-        self._template = config.chat_template
-        self._tool_parser = config.tool_parser
-        parser = config.vllm_args.get("reasoning_parser", config.reasoning_parser)
-        self.tells_reasoning = bool(parser)
+        self._template = chat_template
+        self._tool_parser = tool_parser
+        self._tells_reasoning = tells_reasoning
         self._takes_tools: bool | None = None
 
     def prompt(
@@ -91,7 +95,7 @@ class EngineChat:
             conversation = replace(conversation, messages=in_words, tools=())
         return ChatPrompt(
             self._render(conversation),
-            _plain_values(conversation.template_args) if self.tells_reasoning else None,
+            _plain_values(conversation.template_args) if self._tells_reasoning else None,
         )
 
     @property

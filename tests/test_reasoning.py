@@ -48,7 +48,7 @@ def thinking(request: pytest.FixtureRequest) -> Iterator[ThinkingEngine]:
 def test_what_a_model_thinks_is_not_in_its_answer(thinking: ThinkingEngine):
     engine = thinking(MemoryBackend(lambda prompt: REPLY))
     assert engine.config.reasoning_parser == "qwen3"
-    assert engine.chat.tells_reasoning
+    assert engine.config.tells_reasoning
     answer = engine.generate(engine.chat.prompt(MESSAGES))
     assert (answer.reasoning, answer.text) == (THOUGHT, SAID)
     assert 0 < answer.usage.reasoning_tokens < answer.usage.output_tokens == len(answer.token_ids)
@@ -67,7 +67,7 @@ def test_a_stream_has_first_the_reasoning_and_then_the_answer(thinking: Thinking
 
 def test_without_a_parser_it_stays_in_the_text(thinking: ThinkingEngine):
     engine = thinking(MemoryBackend(lambda prompt: REPLY), parser=None)
-    assert not engine.chat.tells_reasoning
+    assert not engine.config.tells_reasoning
     answer = engine.generate(engine.chat.prompt(MESSAGES))
     assert (answer.reasoning, answer.text, answer.usage.reasoning_tokens) == ("", REPLY, 0)
 

@@ -119,7 +119,7 @@ class ChatRAGCache(EngineModel, BaseChatModel):
             tool_calling=True,
             tool_choice=True,
             tool_call_streaming=True,
-            reasoning_output=self.engine.chat.tells_reasoning,
+            reasoning_output=self.engine.config.tells_reasoning,
             temperature=True,
         )
 

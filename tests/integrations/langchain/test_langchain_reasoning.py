@@ -85,9 +85,7 @@ def test_standard_contents_hold_it_too(thinking, way):
 
 def test_a_stream_tells_the_reasoning_while_it_is_thought(thinking):
     chat, _ = thinking()
-    kinds = [
-        block["type"] for chunk in chat.stream("2 and 3?") for block in chunk.content_blocks
-    ]
+    kinds = [block["type"] for chunk in chat.stream("2 and 3?") for block in chunk.content_blocks]
     assert kinds == sorted(kinds)
     assert kinds.count("reasoning") > 3
 

@@ -73,7 +73,9 @@ def test_a_model_thinks_before_it_calls_a_tool(thinking):
         return a + b
 
     llm, _ = thinking(says=json.dumps({"name": "add", "arguments": {"a": 2, "b": 3}}))
-    response = llm.chat_with_tools([FunctionTool.from_defaults(add)], "2 and 3?", tool_required=True)
+    response = llm.chat_with_tools(
+        [FunctionTool.from_defaults(add)], "2 and 3?", tool_required=True
+    )
     (call,) = llm.get_tool_calls_from_response(response)
     assert call.tool_kwargs == {"a": 2, "b": 3}
     assert response.message.blocks[0] == ThinkingBlock(content=THOUGHT)
