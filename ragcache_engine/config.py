@@ -35,6 +35,7 @@ OF_A_CLIENT = {
     "speculation",
     "chat_template",
     "tool_parser",
+    "reasoning_parser",
 }
 """The settings with backend="server". The others are the server's own."""
 
@@ -111,6 +112,10 @@ class EngineConfig(BaseModel):
       server: "hermes", "llama3_json", ... None reads JSON between <tool_call> tags. Qwen2.5, SmolLM3
       and Hermes models write that. So do models whose chat template has no place for tools: the system
       message asks them for it.
+    reasoning_parser: the name of vLLM's parser for the model's reasoning, as for `--reasoning-parser` of
+      its server: "qwen3", "deepseek_r1", ... What a model thinks then stands in `Answer.reasoning` and
+      `Piece.reasoning` instead of the text, and a guide holds what comes behind it; so for the answers to
+      ChatPrompts, as other prompts are continued as they are. None leaves it in the text.
     vllm_log: where vLLM's log goes, and what its processes print. "file": into a file of its own in
       logs/ of $RAGCACHE_HOME, which errors name and quote; one line on standard error tells of it while
       the model loads. RAGCache's warnings go through `logging` as ever. "show": vLLM logs in its own
@@ -147,6 +152,7 @@ class EngineConfig(BaseModel):
     speculation: SpeculationMode = "auto"
     chat_template: str | None = None
     tool_parser: str | None = None
+    reasoning_parser: str | None = None
     vllm_log: Literal["file", "show"] = "file"
     vllm_args: dict[str, Any] = Field(default_factory=dict)
 
@@ -163,6 +169,11 @@ class EngineConfig(BaseModel):
         path = Path(self.model).expanduser()
         is_path = path.is_absolute() or path.is_dir() or self.model.startswith(("~", "."))
         return path.resolve().name or self.model if is_path else self.model
+
+    @property
+    def tells_reasoning(self) -> bool:
+        """Whether reasoning is told apart from answers; the parser may stand in vllm_args as well."""
+        return bool(self.vllm_args.get("reasoning_parser", self.reasoning_parser))
 
     @property
     def prepares_later(self) -> bool:

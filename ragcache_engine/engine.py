@@ -144,7 +144,9 @@ class RAGCacheEngine:
             self._intake = PromptIntake(
                 self._runtime, self._retrievals, self.limits.context_tokens, contexts_of
             )
-            self.chat = EngineChat(self._runtime, config.chat_template, config.tool_parser)
+            self.chat = EngineChat(
+                self._runtime, config.chat_template, config.tool_parser, config.tells_reasoning
+            )
         except BaseException:
             self._finalizer()
             raise

@@ -36,12 +36,17 @@ class EngineChat:
     """
 
     def __init__(
-        self, runtime: Runtime, chat_template: str | None, tool_parser: str | None
+        self,
+        runtime: Runtime,
+        chat_template: str | None,
+        tool_parser: str | None,
+        tells_reasoning: bool,
     ) -> None:
-        """chat_template, tool_parser: as in EngineConfig."""
+        """chat_template, tool_parser, tells_reasoning: as in EngineConfig."""
         self._runtime = runtime
         self._template = chat_template
         self._tool_parser = tool_parser
+        self._tells_reasoning = tells_reasoning
         self._takes_tools: bool | None = None
 
     def prompt(
@@ -88,7 +93,10 @@ class EngineChat:
         if speaks_of_tools and not self.takes_tools:
             in_words = describe_tools(conversation.messages, conversation.tools)
             conversation = replace(conversation, messages=in_words, tools=())
-        return ChatPrompt(self._render(conversation))
+        return ChatPrompt(
+            self._render(conversation),
+            _plain_values(conversation.template_args) if self._tells_reasoning else None,
+        )
 
     @property
     def takes_tools(self) -> bool:
@@ -162,6 +170,11 @@ class EngineChat:
     def _render(self, conversation: Conversation) -> str:
         self._runtime.wait_until_up()
         return self._runtime.backend.render(conversation)
+
+
+def _plain_values(args: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those variables of a template that parsers of reasoning ask for: switches and names."""
+    return {name: value for name, value in args.items() if isinstance(value, str | int | float)}
 
 
 def moved_to_chat(old: str, new: str) -> property:

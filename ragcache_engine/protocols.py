@@ -162,6 +162,8 @@ class Delta:
     prompt_tokens: how many tokens the prompt has. Only a backend that reads text tells it, once, as early
       as it can.
     logprobs: of its tokens, if the options ask for them.
+    reasoning: new text that belongs to the model's reasoning, once a ReasoningReader or a server has told
+      it apart. reasoning_tokens: how many tokens of the whole answer did; only in the last delta.
     A delta that adds nothing says that the prompt was found good and now waits for its turn. Only a
     backend that reads text begins an answer so.
     """
@@ -176,11 +178,20 @@ class Delta:
     sources: PromptSources | None = None
     prompt_tokens: int | None = None
     logprobs: tuple[TokenLogprob, ...] = ()
+    reasoning: str = ""
+    reasoning_tokens: int = 0
 
     @property
     def is_start(self) -> bool:
         """Whether the request has only been taken, and there is no token yet."""
         return not (self.text or self.token_ids or self.finish_reason)
+
+
+class ReasoningReader(Protocol):
+    """Tells the reasoning in one answer apart from the text."""
+
+    def read(self, delta: Delta) -> Delta:
+        """Take the answer's next delta, and return it with its text divided."""
 
 
 class Backend(Protocol):
@@ -215,6 +226,13 @@ class Backend(Protocol):
 
     def tool_reader(self, tools: Sequence[Mapping[str, Any]]) -> ToolReader:
         """Return a reader of the calls of these tools in one answer."""
+
+    def reasoning_reader(self, request: BackendRequest) -> ReasoningReader | None:
+        """Return a reader for this request's answer; None if its reasoning is not to be told apart.
+
+        Whoever reads `generate` uses it, as a second attempt at an answer may begin in its middle. A
+        backend whose deltas are divided already returns None.
+        """
 
     def generate(self, request: BackendRequest) -> AsyncGenerator[Delta, None]:
         """Yield the answer while it is generated. Closing the generator aborts and frees its memory.

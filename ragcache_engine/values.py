@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from sys import getsizeof
-from typing import NamedTuple
+from typing import Any, NamedTuple, Self
 
 from ragcache_engine.checks import (
     LARGEST_INT,
@@ -96,6 +96,9 @@ class SamplingOptions:
       False; for a ChatPrompt the engine sets this.
     skip_special_tokens: whether to leave special tokens out of the answer's text. Some models write
       tool calls with them.
+    template_args: with a reasoning_parser, the variables that the chat template had which wrote the
+      prompt: the answer's reasoning is told apart from its text. None: nothing is told apart, and a guide
+      begins with the answer's first token. For a ChatPrompt the engine sets this.
     Raises InvalidArgument, a ValueError and TypeError, for values that no answer can be generated with.
 
         >>> SamplingOptions(max_tokens=64, stop=(".",)).temperature
@@ -120,6 +123,7 @@ class SamplingOptions:
     logprobs: int | None = None
     add_special_tokens: bool = True
     skip_special_tokens: bool = True
+    template_args: Mapping[str, Any] | None = field(default=None, hash=False)
 
     def __post_init__(self) -> None:
         for name in ("temperature", "top_p", "min_p", *_PENALTIES):
@@ -160,6 +164,8 @@ class SamplingOptions:
             )
         if self.guide is not None:
             require_instance(self.guide, Guide, "guide", "such as Guide.json(schema)")
+        if self.template_args is not None:
+            require_instance(self.template_args, Mapping, "template_args", "names and values")
 
     @property
     def depend_on_start(self) -> bool:
@@ -183,9 +189,24 @@ class ChatPrompt(str):
     """A prompt that a model's chat template wrote, special tokens included; the engine adds none to it.
 
     A text made from a ChatPrompt, for example by joining, is a plain text again.
+    template_args: as in SamplingOptions.
     """
 
-    __slots__ = ()
+    __slots__ = ("template_args",)
+    template_args: Mapping[str, Any] | None
+
+    def __new__(cls, text: str, template_args: Mapping[str, Any] | None = None) -> Self:
+        prompt = super().__new__(cls, text)
+        prompt.template_args = template_args
+        return prompt
+
+    def fit_options(self, options: SamplingOptions) -> SamplingOptions:
+        """Return the options as this prompt needs them."""
+        options = replace(options, add_special_tokens=False)
+        if self.template_args is None:
+            return options
+        # Many models mark their reasoning with special tokens.
+        return replace(options, template_args=self.template_args, skip_special_tokens=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,6 +379,8 @@ class Usage(ShownAsTable):
       and may have borrowed, though this one did not.
     speculation: what the engine did before the prompt came. If the request adopted an answer begun
       earlier, `cached` counts the tokens that were cached when that answer began.
+    reasoning_tokens: those of output_tokens that are reasoning, as the reasoning parser counts them; 0 if
+      it does not.
 
         >>> usage = Usage(1200, 64, CachedTokens(device=700, host=300), ttft_s=0.2, total_s=2.1)
         >>> usage.cached.total, usage.computed_tokens
@@ -380,6 +403,7 @@ class Usage(ShownAsTable):
     why_exact: str | None = None
     has_lost_attempt: bool = False
     has_account: bool = True
+    reasoning_tokens: int = 0
 
     @property
     def computed_tokens(self) -> int:
@@ -449,6 +473,7 @@ class Piece:
     """A part of an answer that streams. Only the last piece has a finish_reason and a usage.
 
     logprobs: of its tokens, if SamplingOptions.logprobs asked for them.
+    reasoning: what the model thought, which is not in the text; see EngineConfig.reasoning_parser.
     """
 
     text: str
@@ -456,6 +481,7 @@ class Piece:
     finish_reason: FinishReason | None = None
     usage: Usage | None = None
     logprobs: tuple[TokenLogprob, ...] = ()
+    reasoning: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -463,6 +489,8 @@ class Answer(ShownAsTable):
     """A whole answer. `print(answer)` shows a table, and so does a notebook; `text` is the text alone.
 
     logprobs: of its tokens, if SamplingOptions.logprobs asked for them.
+    reasoning: what the model thought before, which is not in the text; see
+      EngineConfig.reasoning_parser.
     """
 
     text: str
@@ -470,6 +498,7 @@ class Answer(ShownAsTable):
     finish_reason: FinishReason
     usage: Usage
     logprobs: tuple[TokenLogprob, ...] = ()
+    reasoning: str = ""
 
     def __repr__(self) -> str:
         start = self.text if len(self.text) <= _START else f"{self.text[:_START]}…"

@@ -40,7 +40,7 @@ class ChatRequest:
         """
         if self.reader is None:
             return ToolAnswerPart(piece.text) if piece.text else None
-        part = self.reader.read(piece.text, piece.token_ids)
+        part = self.reader.read(piece.text, () if piece.reasoning else piece.token_ids)
         if piece.finish_reason:
             end = self.reader.end()
             part = ToolAnswerPart(part.text + end.text, (*part.calls, *end.calls))

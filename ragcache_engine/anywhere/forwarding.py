@@ -8,7 +8,13 @@ from typing import Any
 
 from ragcache_engine.chat import ToolReader
 from ragcache_engine.prompt import ForgetLog
-from ragcache_engine.protocols import Backend, BackendRequest, Conversation, Delta
+from ragcache_engine.protocols import (
+    Backend,
+    BackendRequest,
+    Conversation,
+    Delta,
+    ReasoningReader,
+)
 from ragcache_engine.tiers.counters import Counters
 from ragcache_engine.tiers.tree_snapshot import TreeSnapshot
 from ragcache_engine.values import ModelLimits, SamplingOptions, TokenizedPrompt
@@ -40,6 +46,9 @@ class ForwardingBackend:
 
     def tool_reader(self, tools: Sequence[Mapping[str, Any]]) -> ToolReader:
         return self.inner.tool_reader(tools)
+
+    def reasoning_reader(self, request: BackendRequest) -> ReasoningReader | None:
+        return self.inner.reasoning_reader(request)
 
     def generate(self, request: BackendRequest) -> AsyncGenerator[Delta, None]:
         return self.inner.generate(request)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ragcache_engine.anywhere.calibration import find_calibration, with_ratio
 from ragcache_engine.backends.memory import MemoryBackend
@@ -47,13 +47,19 @@ def choose_backend(config: EngineConfig) -> Backend:
             config.model,
             config.device_cache,
             budget_of(config),
-            config.vllm_args,
+            _vllm_args(config),
             log=log,
             tool_parser=config.tool_parser,
         )
     except BaseException:
         log.close()
         raise
+
+
+def _vllm_args(config: EngineConfig) -> dict[str, Any]:
+    """Return the arguments for vLLM, whose guides then wait for the end of reasoning."""
+    parser = config.reasoning_parser
+    return {**({"reasoning_parser": parser} if parser else {}), **config.vllm_args}
 
 
 def find_configured_server(config: EngineConfig, model: str | None) -> FoundServer:

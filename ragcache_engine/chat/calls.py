@@ -139,11 +139,11 @@ class CallReader:
     def _hold_back(self, text: str) -> str:
         """Keep what stands inside a tag or may become part of one; return the text before it."""
         if self._inside is not None:
-            ready = len(text) - _overlap_length(text, CLOSE)
+            ready = len(text) - overlap_length(text, CLOSE)
             self._inside.append(text[:ready])
             self._held = text[ready:]
             return ""
-        ready = len(text) - _overlap_length(text, OPEN)
+        ready = len(text) - overlap_length(text, OPEN)
         ready -= text.endswith("\n", 0, ready)  # it may be the line break before a call
         self._held = text[ready:]
         return text[:ready]
@@ -312,7 +312,7 @@ def _parse_cut_call(text: str) -> tuple[str, str] | None:
     return (call[0], rest.lstrip().removeprefix(":").lstrip()) if call else None
 
 
-def _overlap_length(text: str, tag: str) -> int:
+def overlap_length(text: str, tag: str) -> int:
     """Return how many characters at the end of the text may be the beginning of the tag."""
     longest = min(len(text), len(tag) - 1)
     return next((n for n in range(longest, 0, -1) if text.endswith(tag[:n])), 0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
@@ -103,7 +102,7 @@ class PromptIntake:
                 )
         options = require_options(options)
         if isinstance(prompt, ChatPrompt):
-            prompt, options = str(prompt), replace(options, add_special_tokens=False)
+            prompt, options = str(prompt), prompt.fit_options(options)
         self._runtime.wait_until_up()
         request_id = self._runtime.next_request_id()
         if options.guide:

@@ -152,6 +152,7 @@ class RequestRunner:
         # Before the first attempt: by the time a request learns of a death, others that it hit may
         # have brought the backend up again.
         restarts, lost_tokens = self._restarts, 0
+        reader = self._backend.reasoning_reader(request)
 
         async def recover(failure: Exception) -> None:
             nonlocal lost_tokens
@@ -173,6 +174,8 @@ class RequestRunner:
                     if delta.is_start:
                         yield START
                         continue
+                    if reader is not None:
+                        delta = reader.read(delta)
                     if first_token_s is None:
                         first_token_s = now()
                         claim.first_token(delta.cached or cached, prompt_tokens)
@@ -193,6 +196,7 @@ class RequestRunner:
                             retrieval_s=prepared.called_s - prepared.question_s,
                             document_ids=prepared.document_ids,
                             has_account=delta.cached is not None,
+                            reasoning_tokens=delta.reasoning_tokens,
                             speculation=claim.report(),
                             **_describe_reuse(delta, is_resumed=lost_tokens > 0),
                         )
@@ -200,7 +204,12 @@ class RequestRunner:
                             self.log.add(request, usage, delta.sources)
                     if delta.text or delta.token_ids or usage:
                         yield Piece(
-                            delta.text, delta.token_ids, delta.finish_reason, usage, delta.logprobs
+                            delta.text,
+                            delta.token_ids,
+                            delta.finish_reason,
+                            usage,
+                            delta.logprobs,
+                            delta.reasoning,
                         )
 
     async def _end_learning(self, learning: Future[None]) -> None:

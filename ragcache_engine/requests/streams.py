@@ -35,6 +35,7 @@ def join_pieces(pieces: Sequence[Piece]) -> Answer:
         finish_reason=last.finish_reason,
         usage=last.usage,
         logprobs=tuple(one for piece in pieces for one in piece.logprobs),
+        reasoning="".join(piece.reasoning for piece in pieces),
     )
 
 

@@ -172,7 +172,7 @@ class ServerDescription:
     """What a server tells of itself.
 
     models: the names by which requests may ask for its model, the first one first.
-    tool_parser: as in EngineConfig.
+    tool_parser, reasoning_parser: as in EngineConfig.
     tenant: whose tensors the client's key gives access to; None if the client names the tenant itself.
     is_operator: whether the key may forget, clear the cache and read the counters.
     reuse: its settings of reuse at any position, by their names in EngineConfig; empty without it.
@@ -185,9 +185,13 @@ class ServerDescription:
     is_operator: bool = False
     reuse: Mapping[str, Any] = field(default_factory=dict)
     protocol: int = PROTOCOL
+    reasoning_parser: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        said = asdict(self)
+        if self.reasoning_parser is None:
+            del said["reasoning_parser"]  # older clients do not know it
+        return said
 
     @classmethod
     def from_json(cls, said: Mapping[str, Any]) -> ServerDescription:
@@ -250,10 +254,14 @@ def delta_to_json(delta: Delta, counters: Counters | None) -> dict[str, Any]:
     said: dict[str, Any] = {"text": delta.text, "tokens": list(delta.token_ids)}
     if delta.logprobs:
         said["logprobs"] = delta.logprobs
+    if delta.reasoning:
+        said["reasoning"] = delta.reasoning
     if delta.cached is not None:
         said["cached"] = [delta.cached.device, delta.cached.host, delta.cached.disk]
     if delta.finish_reason is not None:
         said["finish"] = delta.finish_reason.value
+        if delta.reasoning_tokens:
+            said["reasoning_tokens"] = delta.reasoning_tokens
         if counters is not None:
             said["counters"] = counters.as_dict()
         if delta.reuse is not None:
@@ -278,6 +286,8 @@ def delta_from_json(said: Mapping[str, Any]) -> Delta:
             TokenLogprob(token, logprob, tuple((text, number) for text, number in top))
             for token, logprob, top in said.get("logprobs", ())
         ),
+        reasoning=said.get("reasoning", ""),
+        reasoning_tokens=said.get("reasoning_tokens", 0),
     )
 
 

@@ -105,7 +105,7 @@ def _never() -> bool:
 class Served:
     """What a server serves. backend: started, and used on the server's own event loop.
 
-    models, tool_parser: as in ServerDescription.
+    models, tool_parser, reasoning_parser: as in ServerDescription.
     chat_template: the Jinja text for conversations; None: the model's own. reuse: as in
       ServerDescription.
     is_switched_off: returns whether rechecked answers were so unlike that nothing is to be borrowed.
@@ -126,6 +126,7 @@ class Served:
         default_factory=lambda: DaemonThreads(TOKENIZED_AT_ONCE, "ragcache-tokenizing")
     )
     contexts: KnownContexts = field(default_factory=KnownContexts)
+    reasoning_parser: str | None = None
 
 
 Handler = Callable[[bytes, Caller, Served], Awaitable[Response]]
@@ -268,6 +269,7 @@ async def _describe(body: bytes, caller: Caller, served: Served) -> Response:
         caller.tenant,
         caller.is_operator,
         served.reuse,
+        reasoning_parser=served.reasoning_parser,
     )
     return JSONResponse(told.to_json())
 
@@ -345,6 +347,7 @@ async def _write_events(
     yield _event({"prompt_tokens": len(request.tokens)})
     generated = served.backend.generate(request)
     try:
+        reader = served.backend.reasoning_reader(request)
         async with aclosing(_with_signs_of_life(generated)) as deltas:
             async for delta in deltas:
                 if delta is None:
@@ -352,6 +355,8 @@ async def _write_events(
                     # reader of events never sees a comment.
                     yield ": still waiting\n\n" + _event({"text": ""})
                     continue
+                if reader is not None:
+                    delta = reader.read(delta)
                 counters = served.backend.counters() if caller.is_operator else None
                 yield _event(delta_to_json(delta, counters))
     except Exception as error:

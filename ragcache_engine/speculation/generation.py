@@ -160,4 +160,6 @@ def join_deltas(deltas: Sequence[Delta]) -> Delta:
         sources=deltas[-1].sources,
         logprobs=tuple(one for delta in deltas for one in delta.logprobs),
         prompt_tokens=next((d.prompt_tokens for d in deltas if d.prompt_tokens is not None), None),
+        reasoning="".join(delta.reasoning for delta in deltas),
+        reasoning_tokens=deltas[-1].reasoning_tokens,
     )

@@ -98,7 +98,7 @@ class RequestPlanner:
         # An explicit template may write a ChatPrompt; remembered options already say what such a prompt
         # needs.
         if isinstance(guess.text, ChatPrompt):
-            options = replace(options, add_special_tokens=False)
+            options = guess.text.fit_options(options)
         return options
 
     def _write(

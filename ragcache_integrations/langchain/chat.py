@@ -65,7 +65,8 @@ class ChatRAGCache(EngineModel, BaseChatModel):
     temperature, max_tokens, top_p, stop, guide, ...: see SamplingFields. A call may set any of them
       for itself, and `configurable_fields` may expose them. A call's `stop` replaces the model's.
       A call may give OpenAI's `response_format` in place of `guide`.
-    template_args: more variables of the chat template, such as {"enable_thinking": False}.
+    template_args: more variables of the chat template, such as {"enable_thinking": False}. A call may
+      also give OpenAI's `reasoning_effort`, which becomes the variable of that name.
     tenant: whose cached tensors the requests may use; conversations of different tenants share nothing.
     exact: borrow nothing from other contexts, even if the engine has reuse="anywhere".
     timeout: end a request with RequestTimedOut that has no whole answer after so many seconds.
@@ -75,7 +76,8 @@ class ChatRAGCache(EngineModel, BaseChatModel):
 
     An answer's usage_metadata says what the answer cost (input_token_details has cache_read); its
     response_metadata has cached_tokens (in total and by tier), finish_reason, ttft_s, document_ids and
-    speculation. In a stream, the last chunk has them.
+    speculation. In a stream, the last chunk has them. With the engine's reasoning_parser, what the model
+    thought is a block {"type": "reasoning"} of content_blocks, and not in the content.
 
     The model's chat template describes the tools to the model; if it has no place for them, the
     system message does. With tool_choice="any" or a tool's name, the answer of any model is a valid
@@ -117,6 +119,7 @@ class ChatRAGCache(EngineModel, BaseChatModel):
             tool_calling=True,
             tool_choice=True,
             tool_call_streaming=True,
+            reasoning_output=self.engine.config.tells_reasoning,
             temperature=True,
         )
 
@@ -274,7 +277,7 @@ class ChatRAGCache(EngineModel, BaseChatModel):
             for piece in pieces:
                 part = request.read_piece(piece) or ToolAnswerPart()
                 text += part.text
-                if part.text or part.calls or piece.usage or piece.logprobs:
+                if part.text or part.calls or piece.reasoning or piece.usage or piece.logprobs:
                     yield self._chunk(piece, part, kwargs, text)
 
     async def _astream(
@@ -294,7 +297,7 @@ class ChatRAGCache(EngineModel, BaseChatModel):
             async for piece in pieces:
                 part = await request.aread_piece(piece) or ToolAnswerPart()
                 text += part.text
-                if part.text or part.calls or piece.usage or piece.logprobs:
+                if part.text or part.calls or piece.reasoning or piece.usage or piece.logprobs:
                     yield self._chunk(piece, part, kwargs, text)
 
     def _chunk(
@@ -332,6 +335,8 @@ class ChatRAGCache(EngineModel, BaseChatModel):
         }
         bound = BoundTools.from_choice(changes.pop("tools", None), changes.pop("tool_choice", None))
         template_args = {**self.template_args, **changes.pop("template_args", {})}
+        if (effort := changes.pop("reasoning_effort", None)) is not None:
+            template_args["reasoning_effort"] = effort
         if stop is not None:
             changes["stop"] = stop
         if (response_format := changes.pop("response_format", None)) is not None:

@@ -138,6 +138,7 @@ def chat_result(answer: Answer, answer_parts: ToolAnswer, model_name: str) -> Ch
     calls = [_tool_call(call) for call in answer_parts.calls]
     message = AIMessage(
         content=answer_parts.text,
+        additional_kwargs=_reasoning(answer),
         tool_calls=[call for call in calls if call["type"] == "tool_call"],
         invalid_tool_calls=[call for call in calls if call["type"] == "invalid_tool_call"],
         usage_metadata=usage_metadata(answer.usage),
@@ -157,6 +158,7 @@ def chat_chunk(piece: Piece, part: ToolAnswerPart, model_name: str) -> ChatGener
     is_last = piece.usage is not None
     message = AIMessageChunk(
         content=part.text,
+        additional_kwargs=_reasoning(piece),
         tool_call_chunks=[
             tool_call_chunk(
                 index=call.index, id=call.id, name=call.name, args=call.arguments or None
@@ -171,6 +173,11 @@ def chat_chunk(piece: Piece, part: ToolAnswerPart, model_name: str) -> ChatGener
         chunk_position="last" if is_last else None,
     )
     return ChatGenerationChunk(message=message)
+
+
+def _reasoning(answer: Answer | Piece) -> dict[str, Any]:
+    """Return the reasoning where LangChain's standard content blocks take it from."""
+    return {"reasoning_content": answer.reasoning} if answer.reasoning else {}
 
 
 def _response_metadata(answer: Answer | Piece, model_name: str) -> dict[str, Any]:

@@ -142,6 +142,7 @@ def engine_fingerprint(config: EngineConfig) -> str:
         config.server_url,
         config.chat_template,
         config.tool_parser,
+        config.reasoning_parser,
         (config.reuse, config.recompute_ratio, config.donors),
         sorted(config.vllm_args.items()),
     )

@@ -59,6 +59,8 @@ def usage_metadata(usage: Usage) -> UsageMetadata:
         output_tokens=usage.output_tokens,
         total_tokens=usage.prompt_tokens + usage.output_tokens,
     )
+    if usage.reasoning_tokens:
+        counts["output_token_details"] = {"reasoning": usage.reasoning_tokens}
     if not usage.has_account:
         return counts
     counts["input_token_details"] = {"cache_read": usage.cached.total}

@@ -23,6 +23,7 @@ def fingerprint(config: EngineConfig, llm: LLM) -> str:
         config.server_url,
         config.chat_template,
         config.tool_parser,
+        config.reasoning_parser,
         config.document_order,
         [config.reuse, config.recompute_ratio, config.donors],
         {name: repr(value) for name, value in sorted(config.vllm_args.items())},

@@ -384,7 +384,7 @@ class RAGCacheLLM(SamplingFields, GuidedPrediction, ToolCalling):
         message = MessageSoFar()
         with closing(pieces):
             for piece in pieces:
-                if (part := request.read_piece(piece)) or piece.usage:
+                if (part := request.read_piece(piece)) or piece.reasoning or piece.usage:
                     yield message.add(piece, part or ToolAnswerPart())
 
     async def _aread_chat(
@@ -393,7 +393,7 @@ class RAGCacheLLM(SamplingFields, GuidedPrediction, ToolCalling):
         message = MessageSoFar()
         async with aclosing(pieces):
             async for piece in pieces:
-                if (part := await request.aread_piece(piece)) or piece.usage:
+                if (part := await request.aread_piece(piece)) or piece.reasoning or piece.usage:
                     yield message.add(piece, part or ToolAnswerPart())
 
     async def _arequest(

@@ -12,6 +12,7 @@ from llama_index.core.base.llms.types import (
     CompletionResponse,
     MessageRole,
     TextBlock,
+    ThinkingBlock,
     ToolCallBlock,
 )
 
@@ -45,7 +46,8 @@ def completion_so_far(text: str, piece: Piece) -> CompletionResponse:
 def chat_response(answer: Answer, said: ToolAnswer) -> ChatResponse:
     """Return a whole answer as the assistant's message. said: its text and its tool calls."""
     return ChatResponse(
-        message=_message(said.text, said.calls), **_costs(answer.finish_reason, answer.usage)
+        message=_message(said.text, said.calls, answer.reasoning),
+        **_costs(answer.finish_reason, answer.usage),
     )
 
 
@@ -54,6 +56,7 @@ class MessageSoFar:
 
     def __init__(self) -> None:
         self._text = ""
+        self._reasoning = ""
         self._calls: dict[int, ToolCall] = {}
 
     def add(self, piece: Piece, part: ToolAnswerPart) -> ChatResponse:
@@ -62,6 +65,7 @@ class MessageSoFar:
         Only the last piece says what the answer cost.
         """
         self._text += part.text
+        self._reasoning += piece.reasoning
         for call in part.calls:
             known = self._calls.get(call.index) or ToolCall("", "", "")
             self._calls[call.index] = ToolCall(
@@ -69,25 +73,29 @@ class MessageSoFar:
                 known.name or call.name or "",
                 known.arguments + call.arguments,
             )
-        return ChatResponse(
-            message=_message(self._text, list(self._calls.values())),
+        response = ChatResponse(
+            message=_message(self._text, list(self._calls.values()), self._reasoning),
             delta=part.text,
             **_costs(piece.finish_reason, piece.usage),
         )
+        if piece.reasoning:
+            response.additional_kwargs["thinking_delta"] = piece.reasoning  # agents look there
+        return response
 
 
-def _message(text: str, calls: Sequence[ToolCall]) -> ChatMessage:
+def _message(text: str, calls: Sequence[ToolCall], reasoning: str) -> ChatMessage:
     """Return the assistant's message.
 
     What the answer cost is not in the message's own additional_kwargs. LlamaIndex writes those into
     the next prompt of the conversation, where the model would read them.
     """
+    thought = [ThinkingBlock(content=reasoning)] if reasoning else []
+    texts = [TextBlock(text=text)] if text or not calls else []
     if not calls:
-        return ChatMessage(role=MessageRole.ASSISTANT, content=text)
-    texts = [TextBlock(text=text)] if text else []
+        return ChatMessage(role=MessageRole.ASSISTANT, blocks=[*thought, *texts])
     return ChatMessage(
         role=MessageRole.ASSISTANT,
-        blocks=[*texts, *map(_call_block, calls)],
+        blocks=[*thought, *texts, *map(_call_block, calls)],
         # Programs and chat memories of LlamaIndex look here to see whether there are calls.
         additional_kwargs={"tool_calls": [_openai_call(call) for call in calls]},
     )
@@ -118,9 +126,10 @@ def _costs(finish_reason: FinishReason | None, usage: Usage | None) -> dict[str,
     counts = token_counts([usage])
     cached = cached_counts(usage) if usage.has_account else {}
     facts = answer_facts(finish_reason, usage)
+    thought = {"reasoning_tokens": usage.reasoning_tokens} if usage.reasoning_tokens else {}
     return {
         # LlamaIndex's TokenCountingHandler looks here, and estimates if it finds nothing. Of an agent's
         # answers, only this comes through.
-        "raw": {"usage": {**counts, **cached}, **facts},
-        "additional_kwargs": {**counts, **facts},
+        "raw": {"usage": {**counts, **cached, **thought}, **facts},
+        "additional_kwargs": {**counts, **facts, **thought},
     }

@@ -53,6 +53,7 @@ OPTIONS = st.builds(
     logprobs=st.none() | st.integers(0, 20),
     add_special_tokens=st.booleans(),
     skip_special_tokens=st.booleans(),
+    template_args=st.sampled_from([None, {}, {"enable_thinking": False}]),
 )
 
 

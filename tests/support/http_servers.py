@@ -86,6 +86,7 @@ def serve(
     operator_key: str | None = OPERATOR,
     limits: Limits | None = None,
     tool_parser: str | None = None,
+    reasoning_parser: str | None = None,
     reuse: Mapping[str, Any] | None = None,
     port: int = 0,
 ) -> Iterator[MemoryServer]:
@@ -100,7 +101,16 @@ def serve(
         async with lock:
             if not served:  # on the server's loop, where it belongs
                 told = await backend.start()
-                served.append(Served(backend, told, ("any",), tool_parser, reuse=reuse or {}))
+                served.append(
+                    Served(
+                        backend,
+                        told,
+                        ("any",),
+                        tool_parser,
+                        reuse=reuse or {},
+                        reasoning_parser=reasoning_parser,
+                    )
+                )
         return served[0]
 
     async def stand_in(request: Request) -> JSONResponse:

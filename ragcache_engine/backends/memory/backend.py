@@ -13,9 +13,10 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
 
-from ragcache_engine.backends.memory.replies import echo, keep_to_guide
+from ragcache_engine.backends.memory.replies import THINK_TAGS, echo, keep_to_guide
 from ragcache_engine.backends.memory.words import WordTokenizer, split_words
 from ragcache_engine.chat import CallReader, ToolReader
+from ragcache_engine.chat.calls import overlap_length
 from ragcache_engine.chat.plain_template import write_conversation
 from ragcache_engine.errors import (
     EngineClosed,
@@ -24,7 +25,7 @@ from ragcache_engine.errors import (
     RefusedMessages,
 )
 from ragcache_engine.knowledge import DEFAULT_POLICY, CostProfile, policy_of_tiers
-from ragcache_engine.protocols import BackendRequest, Conversation, Delta
+from ragcache_engine.protocols import BackendRequest, Conversation, Delta, ReasoningReader
 from ragcache_engine.simulation.block_keys import KeyChain
 from ragcache_engine.simulation.borrowed_prompts import describe_donor, split_keys
 from ragcache_engine.simulation.clock import VirtualClock
@@ -112,6 +113,7 @@ class MemoryBackend:
     token_bytes: bytes of one token's key-value tensors. host_bytes_per_s, disk_bytes_per_s: the
       bandwidth of each direction between device and host, and between host and disk.
     aborted: how many requests callers ended before their answer was complete.
+    With a reasoning_parser of any name, what a reply has between <think> and </think> is its reasoning.
     """
 
     reads_text = False
@@ -242,6 +244,9 @@ class MemoryBackend:
 
     def tool_reader(self, tools: Sequence[Mapping[str, Any]]) -> ToolReader:
         return CallReader()
+
+    def reasoning_reader(self, request: BackendRequest) -> ReasoningReader | None:
+        return None if request.options.template_args is None else TaggedReasoning()
 
     # -- answering -----------------------------------------------------------------------------
 
@@ -395,7 +400,11 @@ class MemoryBackend:
         prompt = self.detokenize(request.tokens.token_ids)
         text = self._reply(request.prompt.text)
         if request.options.guide:
-            text = keep_to_guide(text, request.options.guide)
+            thought = ""
+            if request.options.template_args is not None and text.startswith(THINK_TAGS[0]):
+                thought, _, text = text.partition(THINK_TAGS[1])
+                thought += THINK_TAGS[1]
+            text = thought + keep_to_guide(text, request.options.guide)
         # The retry of an interrupted answer has the tokens so far in its prompt: give it the rest.
         if prompt.startswith(request.prompt.text):
             text = text.removeprefix(prompt[len(request.prompt.text) :])
@@ -524,6 +533,31 @@ class MemoryBackend:
         self._fail_all(EngineClosed("the engine was closed while this request ran"))
         self._prefilled_before += self._scheduler.prefilled_tokens
         self._scheduler = self._empty_scheduler()
+
+
+@dataclass(slots=True)
+class TaggedReasoning:
+    """Tells what stands between THINK_TAGS apart from the text, and counts the words of it."""
+
+    _is_inside: bool = False
+    _held: str = ""  # may be the beginning of the next tag
+    _reasoning: list[str] = field(default_factory=list)
+
+    def read(self, delta: Delta) -> Delta:
+        parts: tuple[list[str], list[str]] = ([], [])  # of the text, of the reasoning
+        text = self._held + delta.text
+        while (at := text.find(THINK_TAGS[self._is_inside])) >= 0:
+            parts[self._is_inside].append(text[:at])
+            text = text[at + len(THINK_TAGS[self._is_inside]) :]
+            self._is_inside = not self._is_inside
+        overlap = overlap_length(text, THINK_TAGS[self._is_inside])
+        ready = len(text) if delta.finish_reason else len(text) - overlap
+        parts[self._is_inside].append(text[:ready])
+        self._held = text[ready:]
+        self._reasoning += parts[True]
+        count = len(split_words("".join(self._reasoning))) if delta.finish_reason else 0
+        said, thought = map("".join, parts)
+        return replace(delta, text=said, reasoning=thought, reasoning_tokens=count)
 
 
 def _end_documents(request: BackendRequest) -> list[SegmentEnd]:

@@ -10,6 +10,9 @@ from ragcache_engine.chat.tools import CLOSE, OPEN
 from ragcache_engine.errors import UnsupportedGuide
 from ragcache_engine.guide import Guide, GuideKind
 
+THINK_TAGS = ("<think>", "</think>")
+"""What stands around the reasoning in a reply, as Qwen3 and DeepSeek R1 write it."""
+
 
 def echo(prompt: str) -> str:
     """Return the default reply: "You asked: ", and the prompt's last line that is not empty or a tag."""

@@ -19,8 +19,8 @@ from ragcache_engine.values import ModelLimits
 class FoundServer:
     """A server that answers.
 
-    settings: what it decides for its clients, by the names of EngineConfig: its model, the parser of
-      tool calls, and how it reuses documents at any position.
+    settings: what it decides for its clients, by the names of EngineConfig: its model, the parsers of
+      tool calls and of reasoning, and how it reuses documents at any position.
     """
 
     backend: Backend
@@ -47,7 +47,12 @@ def find_server(url: str, api_key: str | None, model: str | None = None) -> Foun
     told = ServerDescription.from_json(said)
     connection.silent_s = 4 * ALIVE_S
     name = _require_served(model, told.models, url)
-    settings = {"model": name, "tool_parser": told.tool_parser, **told.reuse}
+    settings = {
+        "model": name,
+        "tool_parser": told.tool_parser,
+        "reasoning_parser": told.reasoning_parser,
+        **told.reuse,
+    }
     return FoundServer(RAGCacheServerBackend(connection, told), settings)
 
 
@@ -67,7 +72,7 @@ def _find_vllm(connection: Connection, model: str | None) -> FoundServer:
         ) from error
     name = _require_served(model, tuple(contexts), connection.url)
     limits = ModelLimits(contexts[name], block_tokens=1, device_blocks=0)
-    settings = {"model": name, "tool_parser": None}
+    settings = {"model": name, "tool_parser": None, "reasoning_parser": None}
     return FoundServer(VLLMServerBackend(connection, name, limits), settings)
 
 

@@ -20,7 +20,7 @@ from ragcache_engine.chat import (
     ToolReader,
 )
 from ragcache_engine.errors import ServerLost
-from ragcache_engine.protocols import BackendRequest, Conversation, Delta
+from ragcache_engine.protocols import BackendRequest, Conversation, Delta, ReasoningReader
 from ragcache_engine.serving.messages import (
     MOST_ADOPTED,
     PREFIX,
@@ -76,6 +76,10 @@ class RAGCacheServerBackend:
         if self._told.tool_parser is None:
             return CallReader()
         return _ServerReader(self._connection, [dict(tool) for tool in tools])
+
+    def reasoning_reader(self, request: BackendRequest) -> ReasoningReader | None:
+        """Return None: the server itself tells the reasoning apart."""
+        return None
 
     async def generate(self, request: BackendRequest) -> AsyncGenerator[Delta, None]:
         adopted, self._adopted = self._adopted[:MOST_ADOPTED], self._adopted[MOST_ADOPTED:]

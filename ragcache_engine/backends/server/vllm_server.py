@@ -24,7 +24,7 @@ from ragcache_engine.errors import (
     UnsupportedGuide,
 )
 from ragcache_engine.guide import Guide
-from ragcache_engine.protocols import BackendRequest, Conversation, Delta
+from ragcache_engine.protocols import BackendRequest, Conversation, Delta, ReasoningReader
 from ragcache_engine.tiers.borrowing.plan import WhyExact
 from ragcache_engine.tiers.counters import Counters
 from ragcache_engine.tiers.tree_snapshot import TreeSnapshot
@@ -41,8 +41,8 @@ logger = logging.getLogger(__name__)
 
 MISSING = (
     "documents are not kept apart and have no tiers, forget and clear_cache raise ServerLacks, tool "
-    "calls are read as JSON between <tool_call> tags, and nobody knows what was cached unless the server "
-    "runs with --enable-prompt-tokens-details"
+    "calls are read as JSON between <tool_call> tags, reasoning stays in the answers, and nobody knows "
+    "what was cached unless the server runs with --enable-prompt-tokens-details"
 )
 """What a plain vLLM server lacks, for the warning when an engine connects to one."""
 
@@ -124,6 +124,10 @@ class VLLMServerBackend:
 
     def tool_reader(self, tools: Sequence[Mapping[str, Any]]) -> ToolReader:
         return CallReader()
+
+    def reasoning_reader(self, request: BackendRequest) -> ReasoningReader | None:
+        """Return None: of a completion, vLLM's server tells no reasoning apart."""
+        return None
 
     async def generate(self, request: BackendRequest) -> AsyncGenerator[Delta, None]:
         body = self._write_body(request)

@@ -63,7 +63,7 @@ def build_vllm_config(
         raise ModelNotFound(
             f"no model {model!r}: it is not a folder, and the hub did not give it ({error})"
         ) from error
-    except (ValueError, NotImplementedError) as error:
+    except (ValueError, LookupError, RuntimeError) as error:  # the last two of a reasoning parser
         raise ConfigError(f"vLLM refuses this configuration: {error}") from error
     if budget.recompute_ratio is not None:
         require_borrowable_engine(config, BORROWING_WORKER)

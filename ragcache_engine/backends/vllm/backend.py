@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import count, starmap
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 from vllm import SamplingParams
@@ -46,7 +46,7 @@ from ragcache_engine.chat import CallReader, ToolReader
 from ragcache_engine.daemon_threads import DaemonThreads
 from ragcache_engine.errors import EngineDied, EngineError, EngineStartFailed, GenerationFailed
 from ragcache_engine.guide import Guide
-from ragcache_engine.protocols import BackendRequest, Conversation, Delta
+from ragcache_engine.protocols import BackendRequest, Conversation, Delta, ReasoningReader
 from ragcache_engine.tiers.counters import Counters
 from ragcache_engine.tiers.disk.block_file import document_mark
 from ragcache_engine.tiers.disk.folder import forget_documents
@@ -61,6 +61,9 @@ from ragcache_engine.values import (
     TokenizedPrompt,
     TokenLogprob,
 )
+
+if TYPE_CHECKING:
+    from ragcache_engine.backends.vllm.reasoning import ReasoningParsers
 
 logger = logging.getLogger(__name__)
 
@@ -114,6 +117,7 @@ class VLLMBackend:
         self._log: EngineLog = log or ShownLog()
         self._vllm_args = dict(vllm_args)
         self._llm: AsyncLLM | None = None
+        self._reasoning_parsers: ReasoningParsers | None = None
         self._has_tiers = False
         self._remedy = "lower device_cache, host_cache or max_model_len"
         self._is_borrowing = False
@@ -176,6 +180,11 @@ class VLLMBackend:
         """Return how much the started model can take."""
         settings = self._tier_settings(config)
         self._is_borrowing = settings is not None and settings.recompute_ratio is not None
+        if config.structured_outputs_config.reasoning_parser:
+            # As the parsers of tool calls do, this import loads half of vLLM's server.
+            from ragcache_engine.backends.vllm.reasoning import ReasoningParsers
+
+            self._reasoning_parsers = ReasoningParsers(config, self._require_llm().get_tokenizer())
         cache = config.cache_config
         return ModelLimits(
             context_tokens=config.model_config.max_model_len,
@@ -265,6 +274,11 @@ class VLLMBackend:
 
         return ParserReader(self._tool_parser, self._require_llm().get_tokenizer(), tools)
 
+    def reasoning_reader(self, request: BackendRequest) -> ReasoningReader | None:
+        if self._reasoning_parsers is None or request.options.template_args is None:
+            return None
+        return self._reasoning_parsers.make_reader(request)
+
     async def generate(self, request: BackendRequest) -> AsyncGenerator[Delta, None]:
         params = to_sampling_params(request.options)
         if self._has_tiers:
@@ -274,7 +288,9 @@ class VLLMBackend:
             params.extra_args = {
                 "kv_transfer_params": {**message.to_dict(), "request": request.request_id}
             }
-        require_readable(params, request.tenant)
+        parsers = self._reasoning_parsers
+        arguments = {} if parsers is None else parsers.arguments(request.options)
+        require_readable(params, request.tenant, arguments)
         outputs = self._require_llm().generate(
             tokens_input(
                 list(request.tokens.token_ids),
@@ -283,6 +299,7 @@ class VLLMBackend:
             ),
             params,
             request.request_id,
+            **arguments,
         )
         told: dict[str, Any] | None = None
         account: FinishMessage | None = None
@@ -492,7 +509,9 @@ def to_sampling_params(options: SamplingOptions) -> SamplingParams:
     )
 
 
-def require_readable(params: SamplingParams, tenant: str | None) -> None:
+def require_readable(
+    params: SamplingParams, tenant: str | None, arguments: Mapping[str, Any]
+) -> None:
     """Raise GenerationFailed for a request that vLLM's process could not read.
 
     vLLM decodes each message by its declared types, in the one thread that reads all messages. An error
@@ -502,6 +521,7 @@ def require_readable(params: SamplingParams, tenant: str | None) -> None:
     try:
         msgspec.msgpack.decode(msgspec.msgpack.encode(params), type=SamplingParams)
         msgspec.convert(tenant, str | None)
+        msgspec.msgpack.encode(arguments)
         (tenant or "").encode()
     except (msgspec.MsgspecError, TypeError, ValueError, OverflowError) as error:
         raise GenerationFailed(

@@ -72,9 +72,10 @@ def serve_engine(state: Any) -> Served:
     limits = backend.use_running(llm)
     models = tuple(args.served_model_name or [args.model])
     template = load_chat_template(args.chat_template)
+    reasoning = llm.vllm_config.structured_outputs_config.reasoning_parser or None
     settings = _tier_settings(llm)
     if settings is None or settings.recompute_ratio is None:
-        return Served(backend, limits, models, parser, template)
+        return Served(backend, limits, models, parser, template, reasoning_parser=reasoning)
     idle = with_idle_work(
         backend,
         prepares_later=settings.donors_later,
@@ -91,6 +92,7 @@ def serve_engine(state: Any) -> Served:
         reuse=_describe_reuse(settings),
         occupied=idle.occupied,
         is_switched_off=idle.is_switched_off,
+        reasoning_parser=reasoning,
     )
 
 
