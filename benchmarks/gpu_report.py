@@ -38,6 +38,7 @@ from gpu.report import write_report
 from gpu.run import RESULTS, Part, Run, carry_out, program_of
 from gpu.starting import LADDER
 from gpu.streaming import SYSTEMS
+from programs import command_line
 from rich.console import Console
 
 from ragcache_cli.machine import this_machine
@@ -127,9 +128,7 @@ def environment_of(dtype: str) -> dict[str, str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     today = datetime.date.today().isoformat()
     parser.add_argument("--out", type=Path, help=f"a folder (benchmarks/results/gpu-{today})")
     parser.add_argument("--model", help="a hub id or folder (a 7B's shape with random weights)")
