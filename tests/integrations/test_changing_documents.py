@@ -1,7 +1,7 @@
 """Eight threads insert, refresh, delete and forget documents while they ask, in both frameworks.
 
-Each changes two topics of its own. About its shared one everybody asks, about its private one it alone, so
-that it knows what may be found there, and when no prompt with a forgotten document can come any more.
+Each changes two topics of its own. Everybody asks about its shared one, it alone about its private one.
+So it knows what may be found there, and when no prompt with a forgotten document can come any more.
 """
 
 from __future__ import annotations

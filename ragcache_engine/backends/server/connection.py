@@ -41,8 +41,6 @@ CONNECT_S = 10.0
 CALL_S = 60.0
 """How long a short call may take: a tokenisation, for example."""
 
-BUSY = (429, 503)
-
 _BY_STATUS: Mapping[int, type[RAGCacheError]] = {
     401: KeyRefused,
     403: OperatorsOnly,
