@@ -170,11 +170,6 @@ bench-gpu-try: $(READY) ## all of that, small, on a CPU (14 minutes without AVX-
 bench-fleet: $(READY) ## two real replicas: routings side by side, killed replicas, the shared disk (20 minutes)
 	@$(PYTHON) benchmarks/fleet.py --out benchmarks/results/fleet
 
-.PHONY: soak-changing
-soak-changing: $(READY) ## documents that change while eight threads ask, in both frameworks, without a model (15 minutes)
-	@$(PYTHON) benchmarks/changing_langchain.py
-	@$(PYTHON) benchmarks/changing_llamaindex.py
-
 .PHONY: soak
 soak: $(READY) ## 10,000 requests while processes die, files break and the disk fills; an hour a piece, call it again
 	@$(PYTHON) benchmarks/soak.py --out benchmarks/results/soak

@@ -32,6 +32,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from programs import command_line
 from prompt_sets import find_nearest, tell_neighbours
 from same_answers import (
     COMPILED,
@@ -301,9 +302,7 @@ async def _ask_life(
 
 
 def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--questions", type=int, default=200, help="prompts (default: %(default)s)")
     parser.add_argument("--exact", type=int, default=500, help="exact requests in the mix")
     parser.add_argument("--donors", nargs="+", choices=DONORS, default=DONORS, help="which kinds")

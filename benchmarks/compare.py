@@ -20,7 +20,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
 from datetime import date
 from itertools import chain, count
 from pathlib import Path
@@ -31,6 +30,7 @@ from comparing.questions import Corpora, TraceSummary, main_set, model_tokenizer
 from comparing.record import RAW, RunRecord, Seen, read_record, write_record
 from comparing.report import REPORT, write_report
 from comparing.systems import SYSTEMS, Sizes
+from programs import command_line, describe_machine
 from rich.console import Console
 from rich.markup import escape
 
@@ -47,9 +47,7 @@ LOG = "systems.log"
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     length = parser.add_mutually_exclusive_group()
     for name in [name for name in PLANS if name != "usual"]:
         length.add_argument(f"--{name}", dest="plan", action="store_const", const=name)
@@ -109,7 +107,7 @@ def measure(asked: argparse.Namespace, console: Console) -> None:
         record = RunRecord(
             title=f"RAGCache against its baselines, {date.today().isoformat()} ({plan.name} run)",
             command=command_of(asked),
-            machine={**asdict(machine), "cpu": cpu_name()},
+            machine=describe_machine(machine),
             versions=installed_versions(),
             sizes=Sizes(Path(model).name, backend=asked.backend, dtype=dtype),
             token_bytes=model_size(Path(model), dtype).kv_token_bytes if has_model else None,
@@ -153,16 +151,6 @@ def command_of(asked: argparse.Namespace) -> str:
     words += [f"--{asked.plan}"] if asked.plan != "usual" else []
     words += ["--systems", *asked.systems] if asked.systems else []
     return shlex.join([*words, "--seed", str(asked.seed)])
-
-
-def cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return ""
-    return next(
-        (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), ""
-    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

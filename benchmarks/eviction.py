@@ -14,7 +14,6 @@ RAGCACHE_DATA names the folder of the question sets; tokens are estimated as wor
 
 from __future__ import annotations
 
-import argparse
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from itertools import product
 from statistics import fmean
 
 from peers import PEERS
+from programs import command_line
 from question_files import CORPUS, DATA, RETRIEVED, SETS, read_lines
 from rich.progress import track
 from tables import table
@@ -146,9 +146,7 @@ def compare_default(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument(
         "--each", action="store_true", help="every setting, not means over the sets"
     )

@@ -32,13 +32,14 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from socket import socket
 from typing import Any
 
 import httpx2
 import psutil
+from programs import command_line, describe_machine
 from question_files import read_asked
 
 from ragcache_cli.machine import this_machine
@@ -347,9 +348,7 @@ PARTS = {"routing": compare_routings, "faults": make_faults, "disk": share_disk}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--part", choices=PARTS, nargs="+", default=list(PARTS))
     parser.add_argument("--out", type=Path, default=Path("fleet-output"))
     parser.add_argument("--articles", type=int, default=2)
@@ -367,7 +366,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         chosen.requests = parsed.requests or {"faults": 2000}.get(part, 10_000)
         chosen.clients = parsed.clients or {"faults": 64}.get(part, 4)
         found = PARTS[part](chosen)
-        found["machine"] = asdict(this_machine())
+        found["machine"] = describe_machine(this_machine())
         (parsed.out / f"{part}.json").write_text(
             json.dumps(found, indent=1) + "\n", encoding="utf-8"
         )

@@ -33,11 +33,14 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from gpu.parts import carry_out_part
+from gpu.answering import answers, likeness
+from gpu.model import weights
 from gpu.report import write_report
 from gpu.run import RESULTS, Part, Run, carry_out, program_of
-from gpu.starting import LADDER
-from gpu.streaming import SYSTEMS
+from gpu.starting import LADDER, machine, start
+from gpu.streaming import SYSTEMS, stream
+from gpu.timing import borrowed, ttft
+from programs import command_line
 from rich.console import Console
 
 from ragcache_cli.machine import this_machine
@@ -46,7 +49,17 @@ BUDGET_S = 1000.0
 CPU_BUDGET_S = 1800.0
 GPU_BYTES = 28 << 30
 """What the 7B's shape takes with the largest of its caches."""
-PARTS = ("start", "answers", "likeness", "ttft", "borrowed", "stream")
+PARTS = {
+    "start": start,
+    "answers": answers,
+    "likeness": likeness,
+    "ttft": ttft,
+    "borrowed": borrowed,
+    "stream": stream,
+}
+"""What may be asked for by name. Each part is a process of its own, which starts the engines it needs."""
+PREPARATIONS = {"machine": machine, "weights": weights}
+"""What `start` lets be carried out before."""
 
 console = Console(stderr=True)
 
@@ -70,7 +83,7 @@ class Benchmark:
         self.run = run
         self._eager = eager
         self._end = time.monotonic() + budget_s
-        self._only = only or PARTS
+        self._only = only or list(PARTS)
         self._program = program or program_of(run, __file__)
 
     def carry_out_all(self) -> None:
@@ -127,9 +140,7 @@ def environment_of(dtype: str) -> dict[str, str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     today = datetime.date.today().isoformat()
     parser.add_argument("--out", type=Path, help=f"a folder (benchmarks/results/gpu-{today})")
     parser.add_argument("--model", help="a hub id or folder (a 7B's shape with random weights)")
@@ -145,7 +156,8 @@ def main() -> int:
     run = Run(out.absolute(), asked.cpu, asked.model, asked.part or "run")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     if asked.part:
-        asyncio.run(carry_out_part(run))
+        name, _, detail = asked.part.partition(":")  # such as "stream:lru"
+        asyncio.run({**PREPARATIONS, **PARTS}[name](run, detail))
         sys.stdout.flush()
         os._exit(0)  # whatever threads an engine has left
     if not run.is_cpu and (missing := missing_for(run)):

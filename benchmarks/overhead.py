@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
 import tempfile
 import time
@@ -39,6 +38,7 @@ from comparing.questions import Corpora, QuestionSet, main_set, model_tokenizer
 from comparing.running_system import RunningSystem
 from comparing.systems import FULL, LRU, Sizes, System
 from langchain_core.callbacks import AsyncCallbackHandler
+from programs import command_line, keep
 from rich.console import Console
 from tables import spread, table
 
@@ -202,9 +202,7 @@ def report(sides: Sequence[Side]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--questions", type=int, default=15)
     parser.add_argument("--rounds", type=int, default=10, help="that count")
     parser.add_argument("--out", type=Path, help="a folder for overhead.json and overhead.md")
@@ -212,11 +210,7 @@ def main() -> None:
     silence_libraries()
     sides = asyncio.run(compare(asked, Console(highlight=False, stderr=True)))
     text = report(sides)
-    if asked.out:
-        asked.out.mkdir(parents=True, exist_ok=True)
-        (asked.out / "overhead.md").write_text(text)
-        raw = {side.system.key: side.took for side in sides}
-        (asked.out / "overhead.json").write_text(json.dumps(raw))
+    keep(asked.out, "overhead", [text], {side.system.key: side.took for side in sides})
     print(text)
 
 

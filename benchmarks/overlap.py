@@ -29,8 +29,6 @@ questions at once (goal: at most 1.02), in both modes of speculation.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import random
 import statistics
@@ -43,13 +41,13 @@ from pathlib import Path
 from typing import Any
 
 import faiss
+from comparing.questions import QuestionSet, build_store
 from embedded_sets import embedded, scaled_up, texts
-from langchain_community.docstore.in_memory import InMemoryDocstore
 from langchain_community.vectorstores import FAISS
 from langchain_core.documents import Document as LangChainDocument
-from langchain_core.embeddings import Embeddings
+from programs import command_line, keep
 from question_files import SETS
-from tables import quartiles, table
+from tables import spread, table
 
 from ragcache_cli import timeline
 from ragcache_cli.models import demo_model
@@ -80,19 +78,6 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 STAGES = 8
 AT_ONCE = 8
 SEED = 1
-
-
-class Known(Embeddings):
-    """Looks up the vectors of questions, because embedding them is not part of the search."""
-
-    def __init__(self, vectors: dict[str, list[float]]) -> None:
-        self._vectors = vectors
-
-    def embed_query(self, text: str) -> list[float]:
-        return self._vectors[text]
-
-    def embed_documents(self, texts: list[str]) -> list[list[float]]:
-        return [self._vectors[text] for text in texts]
 
 
 @contextmanager
@@ -156,19 +141,15 @@ def time_first_token(
     return at_s, usage
 
 
-def build_store(
-    vectors: Any, passages: Sequence[str], questions: dict[str, list[float]], lists: int
-) -> FAISS:
+def store_of(passages: Sequence[str], squad: Sequence[str], vectors: int, lists: int) -> FAISS:
     """Build a LangChain store as a user would. Copies of a passage's vector have the passage's text."""
-    index = faiss.IndexIVFFlat(faiss.IndexFlatL2(vectors.shape[1]), vectors.shape[1], lists)
-    index.train(vectors[:: max(1, len(vectors) // (40 * lists))])
-    index.add(vectors)
-    names = {row: f"p{row}" for row in range(len(vectors))}
-    documents = {
-        name: LangChainDocument(passages[row % len(passages)], id=name)
-        for row, name in names.items()
-    }
-    return FAISS(Known(questions), index, InMemoryDocstore(documents), names)
+    scaled = scaled_up(embedded("documents"), vectors)
+    index = faiss.IndexIVFFlat(faiss.IndexFlatL2(scaled.shape[1]), scaled.shape[1], lists)
+    index.train(scaled[:: max(1, len(scaled) // (40 * lists))])
+    index.add(scaled)
+    texts = {f"p{row}": passages[row % len(passages)] for row in range(len(scaled))}
+    asked = embedded("questions")[: len(squad)]
+    return build_store(QuestionSet(squad, [()] * len(squad), texts, [*texts], index, asked))
 
 
 def to_engine_documents(documents: Sequence[LangChainDocument]) -> list[Document]:
@@ -210,14 +191,8 @@ def measure_hidden(
             outcomes[report.outcome.value] += 1
             stages.append(sum(event.step == "stage" for event in report.timeline))
             started += sum(event.step == "started" for event in report.timeline)
-    names = ("plain_search_s", "staged_search_s", "prefill_s", "plain_ttft_s", "staged_ttft_s")
     return {
         "share": share,
-        "questions": len(rows),
-        **{name: quartiles([row[name] for row in rows]) for name in names},
-        "not_overlapped_s": quartiles([row["not_overlapped_s"] for row in rows]),
-        "hidden": quartiles([row["hidden"] for row in rows]),
-        "under_way": quartiles([row["under_way"] for row in rows]),
         "stages": statistics.fmean(stages),
         "speculations": started / len(rows),
         "outcomes": dict(outcomes),
@@ -284,48 +259,19 @@ def measure_misled(
     return {
         "at_once": at_once,
         "rounds": len(means[True]),
-        "told_s": quartiles(means[True]),
-        "silent_s": quartiles(means[False]),
-        "ratio": quartiles([told / silent for told, silent in pairs]),
+        "told_s": means[True],
+        "silent_s": means[False],
+        "ratio": [told / silent for told, silent in pairs],
         "started": after.started - before.started,
         "wasted_prefill_tokens": after.wasted_prefill_tokens - before.wasted_prefill_tokens,
     }
-
-
-def ms(three: Sequence[float]) -> str:
-    low, middle, high = (1_000 * value for value in three)
-    return f"{middle:.0f} ({low:.0f} to {high:.0f})"
-
-
-def share(three: Sequence[float], form: str = ".0%") -> str:
-    low, middle, high = (format(value, form) for value in three)
-    return f"{middle} ({low} to {high})"
 
 
 def describe(result: dict[str, Any]) -> Iterator[str]:
     heads = "lists searched, search ms, not overlapped ms, hidden, by timeline, prefill ms"
     heads += ", TTFT without ms, TTFT with ms, stages, begun, adopted"
     if result["hidden"]:
-        yield from table(
-            heads.split(", "),
-            (
-                (
-                    f"{row['share']:.1%}",
-                    ms(row["plain_search_s"]),
-                    ms(row["not_overlapped_s"]),
-                    share(row["hidden"]),
-                    share(row["under_way"]),
-                    ms(row["prefill_s"]),
-                    ms(row["plain_ttft_s"]),
-                    ms(row["staged_ttft_s"]),
-                    f"{row['stages']:.1f}",
-                    f"{row['speculations']:.1f}",
-                    f"{row['outcomes'].get(SpeculationOutcome.ADOPTED.value, 0)} "
-                    f"of {row['questions']}",
-                )
-                for row in result["hidden"]
-            ),
-        )
+        yield from table(heads.split(", "), map(cells_of_share, result["hidden"]))
     if result["misled"]:
         heads = "wrong guesses, at once, TTFT with ms, without ms, with / without, rounds, begun"
         yield from table(
@@ -334,9 +280,9 @@ def describe(result: dict[str, Any]) -> Iterator[str]:
                 (
                     row["mode"],
                     str(row["at_once"]),
-                    ms(row["told_s"]),
-                    ms(row["silent_s"]),
-                    share(row["ratio"], ".3f"),
+                    spread(row["told_s"], ".0f", 1e3),
+                    spread(row["silent_s"], ".0f", 1e3),
+                    spread(row["ratio"], ".3f"),
                     str(row["rounds"]),
                     str(row["started"]),
                 )
@@ -345,10 +291,30 @@ def describe(result: dict[str, Any]) -> Iterator[str]:
         )
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+def cells_of_share(row: dict[str, Any]) -> tuple[str, ...]:
+    """Return the cells of one share of the lists, with medians and quartiles over its questions."""
+
+    def of(name: str, form: str = ".0f", times: float = 1e3) -> str:
+        return spread([one[name] for one in row["rows"]], form, times)
+
+    adopted = row["outcomes"].get(SpeculationOutcome.ADOPTED.value, 0)
+    return (
+        f"{row['share']:.1%}",
+        of("plain_search_s"),
+        of("not_overlapped_s"),
+        of("hidden", ".0%", 1),
+        of("under_way", ".0%", 1),
+        of("prefill_s"),
+        of("plain_ttft_s"),
+        of("staged_ttft_s"),
+        f"{row['stages']:.1f}",
+        f"{row['speculations']:.1f}",
+        f"{adopted} of {len(row['rows'])}",
     )
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = command_line(__doc__)
     parser.add_argument("--out", type=Path, required=True, help="folder for the results")
     parser.add_argument("--vectors", type=int, default=300_000)
     parser.add_argument("--lists", type=int, default=LISTS)
@@ -366,7 +332,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         given.shares, given.modes, given.document_words = (1.0,), ("on",), 60
     faiss.omp_set_num_threads(1)
 
-    documents = embedded("documents")
     passages = [
         " ".join(text.split()[: given.document_words])
         for name in SETS
@@ -374,8 +339,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     ]
     squad = texts("squad", "questions")
     drawn = list(dict.fromkeys(random.Random(SEED).sample(squad, len(squad))))
-    vectors = embedded("questions")
-    known = {question: vectors[at].tolist() for at, question in enumerate(squad)}
     result: dict[str, Any] = {
         "vectors": given.vectors,
         "pinned": not given.not_pinned,
@@ -383,9 +346,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "hidden": [],
         "misled": [],
     }
-    given.out.mkdir(parents=True, exist_ok=True)
+    given.out.mkdir(parents=True, exist_ok=True)  # for the timelines
     if given.shares and given.questions:
-        store = build_store(scaled_up(documents, given.vectors), passages, known, given.lists)
+        store = store_of(passages, squad, given.vectors, given.lists)
         with engine_beside_search("on", pinned=not given.not_pinned) as engine:
             for share in given.shares:
                 print(f"searching {share:.1%} of the lists", flush=True)
@@ -404,8 +367,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 result["misled"].append({"mode": mode, **row})
     lines = list(describe(result))
     print(*lines, sep="\n")
-    (given.out / "overlap.md").write_text("\n".join(lines), encoding="utf-8")
-    (given.out / "overlap.json").write_text(json.dumps(result, indent=1), encoding="utf-8")
+    keep(given.out, "overlap", lines, result)
 
 
 # vLLM starts processes that import this file again.

@@ -20,21 +20,22 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
 import random
-import subprocess
 import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import aclosing
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 from question_files import read_asked
 
+from ragcache_cli.prompts import CHATML, PromptForm
 from ragcache_engine import Document, EngineConfig, RAGCacheEngine, SamplingOptions
 
 SHARES = {"squad": 0.7, "multihoprag": 0.1, "nq_open": 0.1, "musique": 0.1}
@@ -42,6 +43,11 @@ TOP_K = 3
 MAX_TOKENS = 24
 CONTEXT_TOKENS = 4096
 CACHE_BYTES = 800 << 20
+FORM = PromptForm(
+    "<|im_start|>system\nYou answer questions from the given passages.<|im_end|>\n<|im_start|>user\n",
+    CHATML.between,
+    CHATML.after,
+)
 SMALL = {"context_tokens": 2048, "device": 100 << 20, "host": 64 << 20, "disk": 192 << 20}
 """Bytes of each tier: the device holds little more than one prompt, the disk about fifteen."""
 
@@ -66,16 +72,9 @@ def data_prompts(count: int) -> list[Prompt]:
         found.sort(key=lambda one: -wanted[one.documents[0]["doc_id"]])
         for one in found[: round(count * share)]:
             documents = one.texts()
-            prompts.append(Prompt(written(documents, one.question["query"]), documents))
+            text = FORM.filled(list(documents.values()), one.question["query"])
+            prompts.append(Prompt(text, documents))
     return prompts
-
-
-def written(documents: dict[str, str], question: str) -> str:
-    passages = "\n\n".join(documents.values())
-    return (
-        "<|im_start|>system\nYou answer questions from the given passages.<|im_end|>\n"
-        f"<|im_start|>user\n{passages}\n\nQuestion: {question}<|im_end|>\n<|im_start|>assistant\n"
-    )
 
 
 def tokens_by(llm: Any, prompts: Sequence[str], at_once: int) -> list[list[int]]:
@@ -210,27 +209,14 @@ def tokens_of(
     system: str, model: str, dtype: str, prompts: Sequence[Prompt], at_once: int
 ) -> list[list[int]]:
     """Let one of SYSTEMS answer in a process of its own, and wait for the end of the process."""
-    order = {
-        "system": system,
-        "model": model,
-        "dtype": dtype,
-        "at_once": at_once,
-        "prompts": [asdict(prompt) for prompt in prompts],
-    }
-    with tempfile.TemporaryDirectory() as folder:
-        # Not over standard output: vLLM writes there, too.
-        out = Path(folder, "tokens")
-        command = [sys.executable, __file__, "--worker", str(out)]
-        subprocess.run(command, input=json.dumps(order), text=True, check=True)
-        tokens: list[list[int]] = json.loads(out.read_text())
-    return tokens
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
+        return process.submit(_answer, system, model, dtype, prompts, at_once).result()
 
 
-def _work(out: Path) -> None:
-    order = json.load(sys.stdin)
-    prompts = [Prompt(**prompt) for prompt in order["prompts"]]
-    answers = SYSTEMS[order["system"]]
-    out.write_text(json.dumps(answers(order["model"], order["dtype"], prompts, order["at_once"])))
+def _answer(
+    system: str, model: str, dtype: str, prompts: Sequence[Prompt], at_once: int
+) -> list[list[int]]:
+    return SYSTEMS[system](model, dtype, prompts, at_once)
 
 
 def main() -> None:
@@ -242,10 +228,7 @@ def main() -> None:
     parser.add_argument(
         "--small-tiers", action="store_true", help="tiers that all evict, against no cache at all"
     )
-    parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.worker:
-        return _work(arguments.worker)
     from ragcache_cli.models import demo_model
 
     model = arguments.model or str(demo_model())
@@ -264,7 +247,6 @@ def main() -> None:
         for right in names[number + 1 :]:
             pairs = zip(answers[left], answers[right], strict=True)
             print(f"  {left:>26} | {right:<26} {sum(a != b for a, b in pairs):>4}")
-    return None
 
 
 if __name__ == "__main__":

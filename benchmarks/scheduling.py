@@ -12,14 +12,15 @@ blocks.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import random
 import statistics
 import sys
 from pathlib import Path
 from typing import Any
+
+from programs import command_line, keep
+from tables import table
 
 SYSTEM_TOKENS = 40
 DOCUMENT_TOKENS = 160
@@ -58,7 +59,7 @@ def time_scheduling(engine: Any, name: str, request: Any) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n", 1)[0])
+    parser = command_line(__doc__)
     parser.add_argument("--nodes", type=int, default=10_000)
     parser.add_argument("--requests", type=int, default=1_000)
     parser.add_argument("--policy", default="halflife")
@@ -106,17 +107,16 @@ def main() -> None:
     for name in ("vLLM", "vLLM offload"):
         pairs = zip(took[name], took["RAGCache"], strict=True)
         rows[f"added to {name}"] = [mine - theirs for theirs, mine in pairs]
-    print(f"\nScheduling a request, {len(ours.cache.tree)} nodes, ms")
-    print(f"  {'':22} {'median':>8} {'p25':>8} {'p75':>8} {'p99':>8}")
     result: dict[str, Any] = {"nodes": len(ours.cache.tree), "policy": arguments.policy}
     for name, seconds in rows.items():
         p25, median, p75 = statistics.quantiles(seconds, n=4)
         p99 = statistics.quantiles(seconds, n=100)[-1]
         result[name] = {"median": median, "p25": p25, "p75": p75, "p99": p99}
-        print(f"  {name:22} " + " ".join(f"{1e3 * s:8.3f}" for s in (median, p25, p75, p99)))
-    if arguments.out:
-        arguments.out.mkdir(parents=True, exist_ok=True)
-        (arguments.out / "scheduling.json").write_text(json.dumps(result, indent=1))
+    head = [f"scheduling a request, {result['nodes']} nodes, ms", *result["vLLM"]]
+    cells = ([name, *(f"{1e3 * s:.3f}" for s in result[name].values())] for name in rows)
+    lines = list(table(head, cells))
+    print("", *lines, sep="\n")
+    keep(arguments.out, "scheduling", lines, result)
     for engine in systems.values():
         engine.close()
 

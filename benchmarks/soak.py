@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -30,6 +29,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+from programs import command_line, describe_machine
 from soaking.callers import Callers, Tally
 from soaking.faults import Faults, small_disk
 from soaking.report import REPORT, Piece, failures, read_pieces, together, write_piece
@@ -87,9 +87,7 @@ def main() -> int:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--quick", action="store_true", help="four minutes, 100 different prompts")
     parser.add_argument("--requests", type=int, default=10_000, help="of all pieces together")
     parser.add_argument("--minutes", type=float, help="length of this piece (60; quick: 4)")
@@ -178,7 +176,7 @@ def _soak(
     return Piece(
         number=number,
         seed=seed,
-        machine=asdict(this_machine()) | {"cpu": cpu_name()},
+        machine=describe_machine(this_machine()),
         settings={
             "callers": parsed.callers,
             "prompts": parsed.prompts,
@@ -228,11 +226,6 @@ def demo_model() -> str:
 
 def shared_memory_names() -> set[str]:
     return {path.name for path in SHARED_MEMORY.iterdir()} if SHARED_MEMORY.is_dir() else set()
-
-
-def cpu_name() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if os.name == "posix" else []
-    return next((line.split(":", 1)[1].strip() for line in lines if "model name" in line), "")
 
 
 def show_progress(callers: Callers, faults: Faults, begun: float) -> None:

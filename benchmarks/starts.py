@@ -28,6 +28,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from programs import command_line, keep
 from tables import spread, table
 
 SIDES = ("vllm", "ragcache", "ragcache with disk")
@@ -48,9 +49,7 @@ class Start:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--sides", nargs="+", choices=SIDES, default=SIDES)
     parser.add_argument("--out", type=Path, help="folder for starts.json and starts.md")
@@ -73,19 +72,10 @@ def main() -> None:
         rounds: list[dict[str, Start]] = []
         for one in measure_rounds(asked.sides, model, folder, asked.rounds):
             rounds.append(one)
-            keep(asked.out, asked.sides, rounds)
+            # After each round, so that an interrupted run leaves a report.
+            kept = [[asdict(start) for start in each.values()] for each in rounds]
+            keep(asked.out, "starts", describe(asked.sides, rounds), kept)
     print(*describe(asked.sides, rounds), sep="\n")
-
-
-def keep(out: Path | None, sides: Sequence[str], rounds: Sequence[dict[str, Start]]) -> None:
-    """Write the report of the rounds so far, so that an interrupted run leaves one."""
-    if out is None:
-        return
-    out.mkdir(parents=True, exist_ok=True)
-    lines = describe(sides, rounds)
-    (out / "starts.md").write_text("\n".join([*lines, ""]), encoding="utf-8")
-    kept = [[asdict(start) for start in one.values()] for one in rounds]
-    (out / "starts.json").write_text(json.dumps(kept, indent=1), encoding="utf-8")
 
 
 def measure_rounds(

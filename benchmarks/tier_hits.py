@@ -10,50 +10,41 @@ vLLM's own offload with LRU and with ARC, and RAGCache, with the same number of 
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from comparing.questions import live_tokens
+from programs import command_line, keep
 from rich.progress import track
+from same_answers import FORM
+from tables import table
 from tiers import PreparedQuestion, describe_skew, draw_trace
 
 SYSTEMS = ("vLLM LRU", "vLLM ARC", "RAGCache")
-DEVICE_BLOCKS = 160
+DEVICE_BLOCKS, BLOCK_TOKENS = 160, 16
 RATIOS = (0.9, 1.8, 3.7)
 """How many times as large as the host tier all tensors of the trace are."""
+Prompt = tuple[Sequence[int], Sequence[tuple[int, str | None]]]
+"""A prompt's tokens, and the segments that RAGCache gets with them."""
 
 
-class Tokens:
-    """Turns prompts into tokens, each with the segments that RAGCache gets."""
+def read_prompts(model: str, asked: Sequence[PreparedQuestion]) -> list[Prompt]:
+    from transformers import AutoTokenizer
+    from virtual.questions import AskedOf, Passage, Questions
 
-    def __init__(self, model: str) -> None:
-        from transformers import AutoTokenizer
-
-        self._tokenizer = AutoTokenizer.from_pretrained(model)
-
-    def read(self, asked: PreparedQuestion) -> tuple[list[int], list[tuple[int, str | None]]]:
-        read = self._tokenizer(asked.prompt, return_offsets_mapping=True)
-        starts = [start for start, _ in read["offset_mapping"]]
-        segments: list[tuple[int, str | None]] = []
-        at = 0
-        for document in asked.documents:
-            begin = asked.prompt.index(document.text, at)
-            at = begin + len(document.text)
-            if begin > 0 and not segments:
-                segments.append((sum(start < begin for start in starts), None))
-            segments.append((sum(start < at for start in starts), document.id))
-        return read["input_ids"], segments
+    found = [
+        AskedOf(one.question, tuple(Passage(each.id, each.text) for each in one.documents), "")
+        for one in asked
+    ]
+    questions = Questions(found, FORM, AutoTokenizer.from_pretrained(model))
+    read = map(questions.request, track(range(len(found)), "reading prompts", transient=True))
+    return [(one.tokens, one.segments) for one in read]
 
 
 def play(
-    model: str,
-    system: str,
-    host_blocks: int,
-    prompts: Sequence[tuple[list[int], list[tuple[int, str | None]]]],
-    policy: str,
+    model: str, system: str, host_blocks: int, prompts: Sequence[Prompt], policy: str
 ) -> Iterator[tuple[int, int]]:
     """Ask a system every prompt. Yields for each its tokens, and how many of them were computed."""
     from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -91,19 +82,8 @@ def hit_ratios(rows: Sequence[tuple[int, int]], parts: int = 4) -> list[float]:
     ]
 
 
-def count_live_blocks(prompts: Sequence[tuple[list[int], Any]], block_tokens: int = 16) -> int:
-    """Count the blocks that hold all prompts, with each prefix once."""
-    return len(
-        {
-            hash(tuple(tokens[:end]))
-            for tokens, _ in prompts
-            for end in range(block_tokens, len(tokens) + 1, block_tokens)
-        }
-    )
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n", 1)[0])
+    parser = command_line(__doc__)
     parser.add_argument("--questions", type=int, default=2_000)
     parser.add_argument("--ratios", type=float, nargs="+", default=RATIOS)
     parser.add_argument("--skew", type=float, default=1.0, help="Zipf exponent; 0: as they came")
@@ -116,22 +96,23 @@ def main() -> None:
     model = str(demo_model())
     asked = draw_trace(arguments.questions, arguments.skew or None, arguments.seed)
     print(f"Trace: {describe_skew(asked)} (Zipf {arguments.skew})")
-    tokens = Tokens(model)
-    prompts = [tokens.read(one) for one in track(asked, "reading prompts", transient=True)]
-    live = count_live_blocks(prompts)
+    prompts = read_prompts(model, asked)
+    live = live_tokens([tokens for tokens, _ in prompts], BLOCK_TOKENS) // BLOCK_TOKENS
     result: dict[str, Any] = {"trace": describe_skew(asked), "live_blocks": live, "rows": []}
-    print("\n| live set to host | system | cached | first quarter | second | third | last |")
-    print("|---|---|---|---|---|---|---|")
     for ratio in arguments.ratios:
         for system in SYSTEMS:
             stream = play(model, system, int(live / ratio), prompts, arguments.policy)
             rows = list(track(stream, f"{ratio} {system}", len(prompts), transient=True))
             ratios = hit_ratios(rows)
             result["rows"].append({"ratio": ratio, "system": system, "hit_ratios": ratios})
-            print(f"| {ratio} | {system} | " + " | ".join(f"{hit:.1%}" for hit in ratios) + " |")
-    if arguments.out:
-        arguments.out.mkdir(parents=True, exist_ok=True)
-        (arguments.out / "tier-hits.json").write_text(json.dumps(result, indent=1))
+    heads = ["live set to host", "system", "cached", *("first quarter", "second", "third", "last")]
+    rows = [
+        [str(one["ratio"]), one["system"], *(f"{hit:.1%}" for hit in one["hit_ratios"])]
+        for one in result["rows"]
+    ]
+    lines = list(table(heads, rows))
+    print("", *lines, sep="\n")
+    keep(arguments.out, "tier-hits", lines, result)
 
 
 if __name__ == "__main__":

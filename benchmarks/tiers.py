@@ -8,23 +8,23 @@ that is not. And an engine with a disk cache is asked, closed, started again and
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
 import os
 import random
-import statistics
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean, median, quantiles
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from comparing.workload import measure_skew
+from programs import command_line, keep
 from question_files import read_asked
-from same_answers import written
+from same_answers import FORM
+from tables import table
 
 from ragcache_engine import Document, EngineConfig, RAGCacheEngine, SamplingOptions, Usage
 
@@ -35,14 +35,19 @@ HOST_BYTES = 256 << 20
 OPTIONS = SamplingOptions(max_tokens=2, ignore_eos=True)
 BURST = 48
 AT_ONCE = 4
+MEASURES = ("mean", "p50", "p99")
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedQuestion:
-    """A question with the documents that search found for it, as a finished prompt."""
+    """A question with the documents that search found for it."""
 
-    prompt: str
+    question: str
     documents: tuple[Document, ...]
+
+    @property
+    def prompt(self) -> str:
+        return FORM.filled([document.text for document in self.documents], self.question)
 
 
 def draw_trace(count: int, skew: float | None, seed: int = 1) -> list[PreparedQuestion]:
@@ -58,8 +63,7 @@ def draw_trace(count: int, skew: float | None, seed: int = 1) -> list[PreparedQu
         chosen = random.Random(seed).choices(found, weights, k=count)
     return [
         PreparedQuestion(
-            written(one.texts(), one.question["query"]),
-            tuple(Document(*item) for item in one.texts().items()),
+            one.question["query"], tuple(Document(*item) for item in one.texts().items())
         )
         for one in chosen
     ]
@@ -86,12 +90,8 @@ def start(model: str, **settings: Any) -> RAGCacheEngine:
 
 
 def summarize(seconds: Sequence[float]) -> dict[str, float]:
-    ordered = sorted(seconds)
-    return {
-        "mean": statistics.fmean(ordered),
-        "p50": statistics.median(ordered),
-        "p99": statistics.quantiles(ordered, n=100)[-1],
-    }
+    figures = fmean(seconds), median(seconds), quantiles(seconds, n=100)[-1]
+    return dict(zip(MEASURES, figures, strict=True))
 
 
 def measure_restart(model: str, asked: Sequence[PreparedQuestion]) -> dict[str, Any]:
@@ -154,9 +154,7 @@ async def _ask_burst(engine: RAGCacheEngine, burst: Sequence[PreparedQuestion]) 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--questions", type=int, default=160)
     parser.add_argument("--skew", type=float, default=1.0, help="Zipf exponent; 0: as they came")
     parser.add_argument("--rounds", type=int, default=4)
@@ -167,22 +165,25 @@ def main() -> None:
     model = str(demo_model())
     asked = draw_trace(arguments.questions, arguments.skew or None)
     print(f"Trace: {describe_skew(asked)} (Zipf {arguments.skew})")
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    result = measure_reordering(model, asked, arguments.rounds)
-    print(f"\nTTFT in a burst of {BURST}, {AT_ONCE} at a time, half of them cached, s")
-    print(f"  {'':12} {'':6} {'mean':>7} {'p50':>7} {'p99':>7}")
-    for name, kinds in result.items():
-        for kind, row in kinds.items():
-            print(f"  {name:12} {kind:6} {row['mean']:7.2f} {row['p50']:7.2f} {row['p99']:7.2f}")
-    (arguments.out / "reordering.json").write_text(json.dumps(result, indent=1))
-    result = measure_restart(model, asked)
-    print("\nTTFT of the same questions in two lives of an engine with a disk cache, s")
-    for name, row in result.items():
-        print(
-            f"  {name:12} mean {row['mean']:.3f}, p50 {row['p50']:.3f}, p99 {row['p99']:.3f}; "
-            f"{row['disk_share']:.0%} of the prompt tokens from disk"
-        )
-    (arguments.out / "restart.json").write_text(json.dumps(result, indent=1))
+    queues = measure_reordering(model, asked, arguments.rounds)
+    rows = [
+        [name, kind, *(f"{seconds:.2f}" for seconds in row.values())]
+        for name, kinds in queues.items()
+        for kind, row in kinds.items()
+    ]
+    about = f"TTFT in a burst of {BURST}, {AT_ONCE} at a time, half of them cached, s"
+    lines = [about, "", *table(["queue", "prompts", *MEASURES], rows)]
+    print("", *lines, sep="\n")
+    keep(arguments.out, "reordering", lines, queues)
+    lives = measure_restart(model, asked)
+    rows = [
+        [name, *(f"{row[measure]:.3f}" for measure in MEASURES), f"{row['disk_share']:.0%}"]
+        for name, row in lives.items()
+    ]
+    about = "TTFT of the same questions in two lives of an engine with a disk cache, s"
+    lines = [about, "", *table(["life", *MEASURES, "tokens from disk"], rows)]
+    print("", *lines, sep="\n")
+    keep(arguments.out, "restart", lines, lives)
 
 
 if __name__ == "__main__":

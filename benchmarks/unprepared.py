@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from anywhere import OPTIONS
+from programs import command_line
 from prompt_sets import Question, find_nearest, read_set, tell_neighbours
 from pydantic import ByteSize
 
@@ -169,9 +170,7 @@ def report(rows: Sequence[dict[str, Any]], questions: int) -> str:
 
 
 def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--set", default="squad", help="one of them")
     parser.add_argument("--questions", type=int, default=120)
     parser.add_argument("--top-k", type=int, default=5, help="documents of a question")

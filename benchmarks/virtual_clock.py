@@ -12,7 +12,6 @@ played again, to tell how far the two agree.
 
 from __future__ import annotations
 
-import argparse
 import gzip
 import json
 import os
@@ -23,6 +22,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from programs import command_line
 from rich.console import Console
 
 KEPT_RUN = Path(__file__).parent / "results" / "2026-11-22-2-cores"
@@ -112,9 +112,7 @@ def write_json(path: Path, rows: Sequence[Any]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--requests", type=int, default=2_000, help="counted at each rate")
     parser.add_argument("--warm", type=int, default=300)
     parser.add_argument("--scenes", nargs="+", choices=SCENES, default=SCENES)

@@ -182,7 +182,7 @@ class ModellessEngine:
         }
         if not with_tiers:
             chosen |= (
-                stock_offload(stock_policy, host_blocks * PAGE_BYTES)
+                stock_offload(stock_policy, host_blocks * PAGE_BYTES, on_cpu=True)
                 if host_blocks
                 else NO_CONNECTOR
             )

@@ -123,15 +123,6 @@ def trace_of(
     )
 
 
-def write_trace(path: Path, trace: Trace) -> None:
-    """Write a trace as `read_trace` reads it."""
-    lines = (
-        json.dumps({"documents": request, "tokens": [trace.tokens[name] for name in request]})
-        for request in trace.requests
-    )
-    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-
-
 def _lines(path: Path) -> Iterable[tuple[int, str]]:
     try:
         text = path.read_text(encoding="utf-8")

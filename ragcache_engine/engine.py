@@ -10,7 +10,6 @@ from contextlib import aclosing, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import PurePath
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from ragcache_engine.anywhere.calibration import find_calibration, with_ratio
@@ -718,23 +717,13 @@ class RAGCacheEngine:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
 

@@ -7,16 +7,16 @@ import copy
 import gc
 import pickle
 import threading
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from dataclasses import FrozenInstanceError, asdict
 
 import pytest
+from slices import SLICES, TWELVE, WITH, prompt_of
+from waiting import eventually
 
 from ragcache_engine import (
-    Document,
     EngineConfig,
     EngineError,
     EngineNeeded,
@@ -29,26 +29,8 @@ from ragcache_engine import (
     TierCounters,
 )
 
-SLICES = Document("slices", "A slicing selects a range of items in a sequence object. " * 8)
-WITH = Document("with", "The with statement wraps a block with a context manager's methods. " * 8)
-TWELVE = SamplingOptions(max_tokens=12)
 ENDLESS = SamplingOptions(max_tokens=None, ignore_eos=True)
 FOR_EVER = "Count for ever: one two three " * 60
-
-
-def prompt_of(*documents: Document, question: str = "What is a slice?") -> str:
-    passages = "\n\n".join(document.text for document in documents)
-    return (
-        f"<|im_start|>user\nUse the passages.\n\n{passages}\n\nQuestion: {question}<|im_end|>\n"
-        f"<|im_start|>assistant\n"
-    )
-
-
-def eventually(condition: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + 20
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return condition()
 
 
 def test_an_answer_is_what_its_stream_says_piece_by_piece(engine: RAGCacheEngine):

@@ -282,12 +282,12 @@ def model_tokenizer(model: str) -> Tokenize:
     return lambda texts: [list(ids) for ids in tokenizer(list(texts))["input_ids"]]
 
 
-def live_tokens(prompts: Sequence[Sequence[int]]) -> int:
+def live_tokens(prompts: Sequence[Sequence[int]], block_tokens: int = BLOCK_TOKENS) -> int:
     """Count the tokens in the blocks that hold all these prompts, with shared beginnings kept once."""
     blocks = set()
     for prompt in prompts:
         seen = 0
-        for start in range(0, len(prompt) - BLOCK_TOKENS + 1, BLOCK_TOKENS):
-            seen = hash((seen, tuple(prompt[start : start + BLOCK_TOKENS])))
+        for start in range(0, len(prompt) - block_tokens + 1, block_tokens):
+            seen = hash((seen, tuple(prompt[start : start + block_tokens])))
             blocks.add(seen)
-    return BLOCK_TOKENS * len(blocks)
+    return block_tokens * len(blocks)

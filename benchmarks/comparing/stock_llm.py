@@ -40,7 +40,7 @@ def stock_arguments(settings: Mapping[str, Any], sizes: Sizes) -> dict[str, Any]
     if current_platform.is_cpu():
         arguments |= {"enforce_eager": True, "block_size": cpu_defaults.BLOCK_TOKENS}
     if policy := settings.get("offload"):
-        arguments |= stock_offload(policy, sizes.host_bytes)
+        arguments |= stock_offload(policy, sizes.host_bytes, on_cpu=current_platform.is_cpu())
     return arguments
 
 

@@ -30,17 +30,12 @@ class StockHostSpec(CPUOffloadingSpec):
         return HostCopyWorker(kv_caches, region)
 
 
-def stock_offload(policy: str, host_bytes: int) -> dict[str, Any]:
+def stock_offload(policy: str, host_bytes: int, *, on_cpu: bool) -> dict[str, Any]:
     """Return vLLM's arguments for its own host offload. policy: "lru" or "arc"."""
-    return {
-        "kv_transfer_config": KVTransferConfig(
-            kv_connector="OffloadingConnector",
-            kv_role="kv_both",
-            kv_connector_extra_config={
-                "spec_name": "StockHostSpec",
-                "spec_module_path": __name__,
-                "cpu_bytes_to_use": host_bytes,
-                "eviction_policy": policy,
-            },
-        )
-    }
+    extra: dict[str, Any] = {"cpu_bytes_to_use": host_bytes, "eviction_policy": policy}
+    if on_cpu:
+        extra |= {"spec_name": "StockHostSpec", "spec_module_path": __name__}
+    transfer = KVTransferConfig(
+        kv_connector="OffloadingConnector", kv_role="kv_both", kv_connector_extra_config=extra
+    )
+    return {"kv_transfer_config": transfer}

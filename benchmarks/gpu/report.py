@@ -13,23 +13,13 @@ from tables import table
 from gpu.run import Row
 from ragcache_cli.extras import needed
 
-PLACES = (
-    "vLLM, computed",
-    "vLLM, device",
-    "computed",
-    "device",
-    "host",
-    "disk",
-    "borrowed, 0.15",
-    "borrowed, 0",
-)
 SYSTEMS = {
     "ragcache": "RAGCache",
     "prefix": "vLLM's prefix cache",
     "lru": "vLLM's host offload, LRU",
     "arc": "vLLM's host offload, ARC",
 }
-COLOURS = {
+PLACES = {
     "vLLM, computed": "#bdc1c6",
     "vLLM, device": "#8ab4f8",
     "computed": "#5f6368",
@@ -39,6 +29,7 @@ COLOURS = {
     "borrowed, 0.15": "#f29900",
     "borrowed, 0": "#d93025",
 }
+"""Where most of a prompt's tokens came from, each place with its colour in the picture."""
 
 
 def write_report(rows: Sequence[Row], out: Path) -> Path:
@@ -256,25 +247,13 @@ def summary(seconds: Sequence[float]) -> tuple[float, float, float]:
 
 def failures(rows: Sequence[Row]) -> Iterator[str]:
     done = of(rows, "done")
-    failed = [*of(rows, "failed"), *of(rows, "left out")]
+    cells = [[row["name"], str(row["seconds"]), "done"] for row in done]
+    for row in (*of(rows, "failed"), *of(rows, "left out")):
+        said = " ".join([f"**{row['what']}**: {row['why']}", *row.get("errors", ())])
+        cells.append([row["name"], str(row.get("seconds", "")), said.replace("|", "/")])
     yield "## Parts"
     yield ""
-    yield from table(
-        ["part", "s", ""],
-        [
-            *([row["name"], str(row["seconds"]), "done"] for row in done),
-            *(
-                [
-                    row["name"],
-                    str(row.get("seconds", "")),
-                    " ".join([f"**{row['what']}**: {row['why']}", *row.get("errors", ())]).replace(
-                        "|", "/"
-                    ),
-                ]
-                for row in failed
-            ),
-        ],
-    )
+    yield from table(["part", "s", ""], cells)
 
 
 def draw(rows: Sequence[Row], out: Path) -> bool:
@@ -295,7 +274,7 @@ def draw(rows: Sequence[Row], out: Path) -> bool:
 
 
 def _draw_times(axes: Any, found: dict[tuple[int, str], list[Row]]) -> None:
-    for place in PLACES:
+    for place, colour in PLACES.items():
         points = sorted(
             (
                 statistics.fmean(row["prompt_tokens"] for row in some),
@@ -305,14 +284,9 @@ def _draw_times(axes: Any, found: dict[tuple[int, str], list[Row]]) -> None:
             if of_place == place
         )
         if points:
-            axes.plot(*zip(*points, strict=True), marker="o", label=place, color=COLOURS[place])
-    axes.set(
-        title="One request",
-        xlabel="prompt tokens",
-        ylabel="TTFT, ms",
-        xlim=(0, None),
-        ylim=(0, None),
-    )
+            axes.plot(*zip(*points, strict=True), marker="o", label=place, color=colour)
+    axes.set(title="One request", xlabel="prompt tokens", ylabel="TTFT, ms")
+    axes.set(xlim=(0, None), ylim=(0, None))
     if found:
         axes.legend(frameon=False, fontsize=8)
 

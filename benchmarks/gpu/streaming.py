@@ -41,22 +41,9 @@ def stream_engine(run: Run, system: str) -> Engine:
     each = token_bytes(given["model"], sizes.dtype)
     arguments = run.vllm_args(sizes.dtype, max_model_len=sizes.context, **given)
     if system in ("lru", "arc"):
-        host_bytes = sizes.stream_host * each
-        if run.is_cpu:  # vLLM's own copying wants a GPU
-            from comparing.stock_offload import stock_offload
+        from comparing.stock_offload import stock_offload
 
-            arguments |= stock_offload(system, host_bytes)
-        else:
-            from vllm.config import KVTransferConfig
-
-            arguments["kv_transfer_config"] = KVTransferConfig(
-                kv_connector="OffloadingConnector",
-                kv_role="kv_both",
-                kv_connector_extra_config={
-                    "cpu_bytes_to_use": host_bytes,
-                    "eviction_policy": system,
-                },
-            )
+        arguments |= stock_offload(system, sizes.stream_host * each, on_cpu=run.is_cpu)
     if run.is_cpu:
         arguments["block_size"] = 32  # as RAGCache's
     return StockEngine(

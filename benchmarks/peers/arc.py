@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from peers.ghosts import Ghosts
-from peers.leaf_queue import LeafQueue
+from peers.leaf_queue import LeafQueue, Queued
 from ragcache_engine.knowledge.node import Node
 
 
-class ARC:
+class ARC(Queued):
     """Adaptive replacement: balances recency and frequency by which ghosts are used again."""
 
     def __init__(self) -> None:
@@ -50,9 +50,6 @@ class ARC:
             self._once.remove(node)
             self._again.append(node)
 
-    def first_use_completed(self, node: Node) -> None:
-        pass
-
     def became_evictable(self, node: Node) -> None:
         self._once.became_evictable(node)
         self._again.became_evictable(node)
@@ -62,9 +59,6 @@ class ARC:
         if first.blocks <= self._target:
             first, other = other, first
         return first.first(evictable) or other.first(evictable)
-
-    def prefers(self, newcomer: Node, victim: Node, *, in_use: bool = False) -> bool:
-        return True
 
     def evicted(self, node: Node) -> None:
         self._evicting = node

@@ -70,3 +70,19 @@ class LeafQueue:
         self._queue[node] = None
         if not used:
             self._queue.move_to_end(node, last=False)
+
+
+class Queued:
+    """The base of such policies. It admits every newcomer, and takes no note of the other events."""
+
+    def seen(self, node: Node) -> None:
+        pass
+
+    def first_use_completed(self, node: Node) -> None:
+        pass
+
+    def prefers(self, newcomer: Node, victim: Node, *, in_use: bool = False) -> bool:
+        return True
+
+    def evicted(self, node: Node) -> None:
+        pass

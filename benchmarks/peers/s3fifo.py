@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from peers.ghosts import Ghosts
-from peers.leaf_queue import LeafQueue
+from peers.leaf_queue import LeafQueue, Queued
 from ragcache_engine.knowledge.node import Node
 
 SMALL_SHARE = 0.1
@@ -20,7 +20,7 @@ SMALL_SHARE = 0.1
 MOST_USES = 3
 
 
-class S3FIFO:
+class S3FIFO(Queued):
     """Two queues in order of arrival, and ghosts; a node's uses are counted up to MOST_USES."""
 
     def __init__(self) -> None:
@@ -29,9 +29,6 @@ class S3FIFO:
         self._uses: dict[Node, int] = {}
         self._evicting: Node | None = None
 
-    def seen(self, node: Node) -> None:
-        pass
-
     def entered(self, node: Node) -> None:
         self._uses[node] = 0
         (self._main if node in self._ghosts else self._small).append(node)
@@ -39,9 +36,6 @@ class S3FIFO:
 
     def used(self, node: Node) -> None:
         self._uses[node] = min(MOST_USES, self._uses[node] + 1)
-
-    def first_use_completed(self, node: Node) -> None:
-        pass
 
     def became_evictable(self, node: Node) -> None:
         self._small.became_evictable(node)
@@ -53,9 +47,6 @@ class S3FIFO:
         if small.blocks > SMALL_SHARE * (small.blocks + main.blocks):
             victim = self._pick_from_small(evictable)
         return victim or self._pick_from_main(evictable) or self._pick_from_small(evictable)
-
-    def prefers(self, newcomer: Node, victim: Node, *, in_use: bool = False) -> bool:
-        return True
 
     def evicted(self, node: Node) -> None:
         self._evicting = node

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from peers.leaf_queue import LeafQueue
+from peers.leaf_queue import LeafQueue, Queued
 from ragcache_engine.knowledge.node import Node
 
 
-class SIEVE:
+class SIEVE(Queued):
     """Lazy promotion, quick demotion: a use marks the node and moves nothing.
 
     The queue is kept in two parts: the nodes that the hand has yet to pass in this round, newcomers
@@ -24,17 +24,11 @@ class SIEVE:
         self._ahead, self._spared = LeafQueue(), LeafQueue()
         self._marked: set[Node] = set()
 
-    def seen(self, node: Node) -> None:
-        pass
-
     def entered(self, node: Node) -> None:
         self._ahead.append(node)
 
     def used(self, node: Node) -> None:
         self._marked.add(node)
-
-    def first_use_completed(self, node: Node) -> None:
-        pass
 
     def became_evictable(self, node: Node) -> None:
         self._ahead.became_evictable(node)
@@ -55,12 +49,6 @@ class SIEVE:
             else:
                 return node
         return None
-
-    def prefers(self, newcomer: Node, victim: Node, *, in_use: bool = False) -> bool:
-        return True
-
-    def evicted(self, node: Node) -> None:
-        pass
 
     def left(self, node: Node) -> None:
         (self._ahead if node in self._ahead else self._spared).remove(node)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from peers.leaf_queue import LeafQueue
+from peers.leaf_queue import LeafQueue, Queued
 from ragcache_engine.knowledge.node import Node
 
 WINDOW_SHARE = 0.01
@@ -20,15 +20,12 @@ PROTECTED_SHARE = 0.8
 """Share of the main part's blocks for nodes used again since they came into it."""
 
 
-class WTinyLFU:
+class WTinyLFU(Queued):
     """A window in order of use, then a main part: a segmented LRU that admits nodes by frequency."""
 
     def __init__(self) -> None:
         self._window, self._probation, self._protected = LeafQueue(), LeafQueue(), LeafQueue()
         self._needed_room = False  # whether the next newcomer takes a victim's place
-
-    def seen(self, node: Node) -> None:
-        pass
 
     def entered(self, node: Node) -> None:
         if not self._needed_room:
@@ -44,9 +41,6 @@ class WTinyLFU:
         else:
             self._probation.remove(node)
             self._protected.append(node)
-
-    def first_use_completed(self, node: Node) -> None:
-        pass
 
     def became_evictable(self, node: Node) -> None:
         for part in (self._window, self._probation, self._protected):
@@ -66,12 +60,6 @@ class WTinyLFU:
                 return candidate
             self._window.remove(candidate)
             self._probation.append(candidate)
-
-    def prefers(self, newcomer: Node, victim: Node, *, in_use: bool = False) -> bool:
-        return True
-
-    def evicted(self, node: Node) -> None:
-        pass
 
     def left(self, node: Node) -> None:
         for part in (self._window, self._probation, self._protected):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from comparing.systems import ARC, FULL, LRU, OFF, ON
+from tables import table
 
 from virtual.agreement import Agreement
 from virtual.figures import MEASURES, SLO_SHARE, SLO_TIMES, Figures, find_losses, slo_throughput
@@ -49,14 +51,10 @@ def write_report(
 def _describe_machines(scenes: Sequence[Scene], fit: Fit) -> Iterator[str]:
     yield "## Machines"
     yield ""
-    yield (
-        "| machine | basis | device, host, disk tokens | alone: 512 tokens, one decoded token | "
-        "host, disk GB/s | at once | step |"
-    )
-    yield "|---|---|---|---|---|---|---|"
-    for machine in {scene.machine.key: scene.machine for scene in scenes}.values():
-        yield _machine_row(machine)
-    yield ""
+    heads = "machine; basis; device, host, disk tokens; alone: 512 tokens, one decoded token; "
+    heads += "host, disk GB/s; at once; step"
+    machines = {scene.machine.key: scene.machine for scene in scenes}.values()
+    yield from table(heads.split("; "), map(_machine_row, machines))
     yield (
         f"The measured one is fitted to {fit.requests} requests that the kept run asked one at a time: "
         f"{fit.fixed_s * 1e3:.1f} ms + {fit.token_s * 1e3:.3f} ms a token + {fit.pair_s * 1e9:.0f} ns a "
@@ -66,14 +64,17 @@ def _describe_machines(scenes: Sequence[Scene], fit: Fit) -> Iterator[str]:
     yield ""
 
 
-def _machine_row(machine: Machine) -> str:
+def _machine_row(machine: Machine) -> tuple[str, ...]:
     prefill = machine.steps.step_s([(0, 512)])
     decode = machine.steps.step_s([(512, 1)])
     return (
-        f"| {machine.name} | {machine.basis} | {machine.device_tokens:,}, {machine.host_tokens:,}, "
-        f"{machine.disk_tokens:,} | {prefill * 1e3:.1f} ms, {decode * 1e3:.1f} ms | "
-        f"{machine.host_bytes_per_s / 1e9:.1f}, {machine.disk_bytes_per_s / 1e9:.1f} | "
-        f"{machine.at_once} | {machine.step_tokens:,} |"
+        machine.name,
+        machine.basis,
+        f"{machine.device_tokens:,}, {machine.host_tokens:,}, {machine.disk_tokens:,}",
+        f"{prefill * 1e3:.1f} ms, {decode * 1e3:.1f} ms",
+        f"{machine.host_bytes_per_s / 1e9:.1f}, {machine.disk_bytes_per_s / 1e9:.1f}",
+        str(machine.at_once),
+        f"{machine.step_tokens:,}",
     )
 
 
@@ -87,17 +88,25 @@ def _describe_agreement(agreed: Sequence[Agreement]) -> Iterator[str]:
         "of each of its two starts, whose difference is the noise of the real engine."
     )
     yield ""
-    yield "| trace | load | system | real | virtual | virtual/real | p50 | p99 | cached, real | virtual |"
-    yield "|---|---|---|---|---|---|---|---|---|---|"
-    for one in agreed:
-        starts = ", ".join(f"{start:.2f}" for start in one.real_starts)
-        yield (
-            f"| {one.trace.split(',')[0]} | {one.load} | {BY_KEY[one.system].name} | "
-            f"{one.real_mean:.2f} ({starts}) | {one.virtual_mean:.2f} | "
-            f"{one.virtual_mean / one.real_mean:.2f} | {one.virtual_p50 / one.real_p50:.2f} | "
-            f"{one.virtual_p99 / one.real_p99:.2f} | {one.real_cached:.1%} | {one.virtual_cached:.1%} |"
-        )
-    yield ""
+    heads = "trace, load, system, real, virtual, virtual/real, p50, p99, cached; real, virtual"
+    yield from table(
+        [head.replace(";", ",") for head in heads.split(", ")],
+        (
+            (
+                one.trace.split(",")[0],
+                one.load,
+                BY_KEY[one.system].name,
+                f"{one.real_mean:.2f} ({', '.join(f'{start:.2f}' for start in one.real_starts)})",
+                f"{one.virtual_mean:.2f}",
+                f"{one.virtual_mean / one.real_mean:.2f}",
+                f"{one.virtual_p50 / one.real_p50:.2f}",
+                f"{one.virtual_p99 / one.real_p99:.2f}",
+                f"{one.real_cached:.1%}",
+                f"{one.virtual_cached:.1%}",
+            )
+            for one in agreed
+        ),
+    )
     for trace in dict.fromkeys(one.trace for one in agreed):
         ratios = [one.virtual_mean / one.real_mean for one in agreed if one.trace == trace]
         apart = statistics.median(abs(ratio - 1) for ratio in ratios)
@@ -133,27 +142,22 @@ def _describe_scene(scene: Scene, runs: Sequence[SystemRun]) -> Iterator[str]:
         ("Fairness", lambda one: f"{one.fairness:.2f}"),
         ("Cached", lambda one: f"{one.cached:.1%}"),
     ):
-        yield from _table(title, scene, ordered, read)
-    yield "| system | throughput at the SLO, requests a second | completed at the highest rate |"
-    yield "|---|---|---|"
-    for run in ordered:
-        rate, is_least = slo_throughput(run.figures)
-        least = "at least " if is_least else ""
-        yield (
-            f"| {BY_KEY[run.system].name} | {least}{rate:.2f} ({rate / run.capacity:.2f} of capacity) | "
-            f"{run.figures[-1].completed:.2f} |"
-        )
-    yield ""
+        rows = ([BY_KEY[run.system].name, *map(read, run.figures)] for run in ordered)
+        yield from table([title, *(f"{share:g}" for share in scene.rates)], rows)
+    yield from table(
+        ("system", "throughput at the SLO, requests a second", "completed at the highest rate"),
+        (
+            (BY_KEY[run.system].name, _throughput(run), f"{run.figures[-1].completed:.2f}")
+            for run in ordered
+        ),
+    )
     yield from _describe_losses(by_key)
 
 
-def _table(title: str, scene: Scene, runs: Iterable[SystemRun], read: object) -> Iterator[str]:
-    yield f"| {title} | " + " | ".join(f"{share:g}" for share in scene.rates) + " |"
-    yield "|---" * (len(scene.rates) + 1) + "|"
-    for run in runs:
-        cells = " | ".join(read(one) for one in run.figures)  # type: ignore[operator]
-        yield f"| {BY_KEY[run.system].name} | {cells} |"
-    yield ""
+def _throughput(run: SystemRun) -> str:
+    rate, is_least = slo_throughput(run.figures)
+    least = "at least " if is_least else ""
+    return f"{least}{rate:.2f} ({rate / run.capacity:.2f} of capacity)"
 
 
 def _describe_losses(by_key: Mapping[str, SystemRun]) -> Iterator[str]:
@@ -202,10 +206,8 @@ def write_plot(path: Path, scenes: Sequence[Scene], runs: Sequence[SystemRun]) -
     plt.close(figure)
 
 
-def _draw(
-    plot: object, figures: Sequence[Figures], capacity: float, measure: str, key: str
-) -> None:
-    plot.plot(  # type: ignore[attr-defined]
+def _draw(plot: Any, figures: Sequence[Figures], capacity: float, measure: str, key: str) -> None:
+    plot.plot(
         [one.rate / capacity for one in figures],
         [getattr(one, measure) for one in figures],
         marker="o",

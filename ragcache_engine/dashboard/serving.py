@@ -7,7 +7,6 @@ from collections.abc import Callable
 from functools import partial
 from html import escape
 from ipaddress import ip_address
-from types import TracebackType
 from typing import Any, Self
 from urllib.parse import urlsplit
 
@@ -92,12 +91,7 @@ class Dashboard:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:

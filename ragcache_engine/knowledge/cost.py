@@ -230,18 +230,6 @@ class CostProfile:
         return profile
 
 
-def worth_loading(
-    size_bytes: int, bandwidth_bytes_per_s: float, saved_s: float, latency_s: float = 0.0
-) -> bool:
-    """Whether loading `size_bytes` from a slower tier is quicker than the computation it saves.
-
-    bandwidth_bytes_per_s, latency_s: as measured on the slower tier; a load takes latency_s + size /
-      bandwidth.
-    saved_s: seconds of computation that the load saves.
-    """
-    return latency_s + size_bytes / bandwidth_bytes_per_s < saved_s
-
-
 def blocks_to_load(
     profile: CostProfile,
     *,

@@ -6,7 +6,6 @@ import asyncio
 import queue
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import suppress
-from types import TracebackType
 from typing import Self
 
 from ragcache_engine.values import Answer, Piece
@@ -117,12 +116,7 @@ class AnswerStream(Iterator[Piece]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __del__(self) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable
-from types import TracebackType
 from typing import Self
 
 from ragcache_engine.protocols import BackendRequest, Delta
@@ -58,12 +57,7 @@ class Claim:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._load.end(self)
         if self._speculation:
             self._speculation.cancel()

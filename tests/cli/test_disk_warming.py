@@ -21,14 +21,20 @@ def test_the_sets_asked_for_most_are_chosen_each_once_and_those_alike_stand_toge
     assert most_wanted(found, 10) == [["b", "a"], ["c", "d"], ["c", "e"], ["f", "g"]]
 
 
-def test_a_query_log_is_searched_and_its_documents_prefilled(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
+@pytest.fixture
+def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with three files, which are embedded without a model."""
     monkeypatch.setattr(embedding, "load_embedder", WordBags)
     corpus = tmp_path / "corpus"
     corpus.mkdir()
     for name in ("apples", "pears", "plums"):
         (corpus / f"{name}.txt").write_text(f"All that is known about {name}. " * 8)
+    return corpus
+
+
+def test_a_query_log_is_searched_and_its_documents_prefilled(
+    tmp_path: Path, corpus: Path, capsys: pytest.CaptureFixture[str]
+):
     log = tmp_path / "log.txt"
     log.write_text("What about apples?\nWhat about pears?\nWhat about apples?\n")
     arguments = ["warm", "--corpus", str(corpus), "--questions", str(log)]
@@ -78,13 +84,8 @@ def test_without_a_query_log_it_says_so(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 def test_with_reuse_anywhere_every_document_is_prefilled_without_a_query_log(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, corpus: Path, capsys: pytest.CaptureFixture[str]
 ):
-    monkeypatch.setattr(embedding, "load_embedder", WordBags)
-    corpus = tmp_path / "corpus"
-    corpus.mkdir()
-    for name in ("apples", "pears", "plums"):
-        (corpus / f"{name}.txt").write_text(f"All that is known about {name}. " * 8)
     arguments = ["warm", "--corpus", str(corpus), "--backend", "memory", "--reuse", "anywhere"]
     arguments += ["--recompute-ratio", "0.1", "--disk-cache-dir", str(tmp_path)]
     assert main(arguments) == 0

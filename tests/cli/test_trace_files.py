@@ -1,4 +1,4 @@
-"""Traces are read as they are written, made from query logs, and refused with the line's number."""
+"""Traces are read, made from query logs, and refused with the line's number."""
 
 from __future__ import annotations
 
@@ -7,14 +7,19 @@ import json
 import pytest
 
 from ragcache_cli.errors import BadTrace
-from ragcache_cli.trace_files import read_questions, read_trace, write_trace
+from ragcache_cli.trace_files import read_questions, read_trace
 from ragcache_engine.simulation.traces import Trace
 
 
-def test_a_trace_comes_back_as_it_was_written(tmp_path):
-    trace = Trace((("a", "b"), ("b",), ("a", "b")), {"a": 3, "b": 5})
-    write_trace(tmp_path / "trace.jsonl", trace)
-    assert read_trace(tmp_path / "trace.jsonl") == trace
+def test_a_trace_has_a_request_a_line(tmp_path):
+    path = tmp_path / "trace.jsonl"
+    lines = [
+        {"documents": ["a", "b"], "tokens": [3, 5]},
+        {"documents": ["b"], "tokens": [5]},
+        {"documents": ["a", "b"], "tokens": [3, 5]},
+    ]
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    assert read_trace(path) == Trace((("a", "b"), ("b",), ("a", "b")), {"a": 3, "b": 5})
 
 
 def test_a_token_count_is_needed_once(tmp_path):

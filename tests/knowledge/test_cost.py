@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from ragcache_engine.knowledge import CostProfile, UnusableProfile
-from ragcache_engine.knowledge.cost import blocks_to_load, worth_loading
+from ragcache_engine.knowledge.cost import blocks_to_load
 
 
 def profile_of(
@@ -235,12 +236,6 @@ def test_bytes_that_are_no_text_are_refused_too(file):
 # -- load or recompute -----------------------------------------------------------------------------
 
 
-def test_loading_is_worth_it_only_if_it_is_quicker():
-    assert worth_loading(1000, bandwidth_bytes_per_s=1000.0, saved_s=1.1)
-    assert not worth_loading(1000, bandwidth_bytes_per_s=1000.0, saved_s=1.0)
-    assert not worth_loading(1000, bandwidth_bytes_per_s=1000.0, saved_s=1.1, latency_s=0.2)
-
-
 ONE_MS_A_TOKEN = profile_of([[0.01, 0.02, 0.04]], cached=(0,))
 
 
@@ -286,17 +281,10 @@ def test_more_than_there_is_to_compute_cannot_be_loaded():
         )
 
 
-@given(
-    grids(rising=True),
-    st.integers(0, 3000),
-    st.integers(0, 200),
-    st.integers(1, 100),
-    st.floats(1e3, 1e9),
-    st.floats(0, 1),
-)
-def test_a_request_never_gets_slower_by_loading(
-    profile, cached, loadable, rest, bandwidth, latency
-):
+def loading(
+    profile: CostProfile, cached: int, loadable: int, rest: int, bandwidth: float, latency: float
+) -> tuple[int, Callable[[int], float]]:
+    """Return how many blocks of 16 tokens to load, and after how many seconds a number is done."""
     computed = loadable * 16 + rest
 
     def done_s(blocks: int) -> float:
@@ -313,6 +301,21 @@ def test_a_request_never_gets_slower_by_loading(
         bandwidth_bytes_per_s=bandwidth,
         latency_s=latency,
     )
+    return blocks, done_s
+
+
+@given(
+    grids(rising=True),
+    st.integers(0, 3000),
+    st.integers(0, 200),
+    st.integers(1, 100),
+    st.floats(1e3, 1e9),
+    st.floats(0, 1),
+)
+def test_a_request_never_gets_slower_by_loading(
+    profile, cached, loadable, rest, bandwidth, latency
+):
+    blocks, done_s = loading(profile, cached, loadable, rest, bandwidth, latency)
     assert 0 <= blocks <= loadable
     assert done_s(blocks) <= min(done_s(0), done_s(loadable)) + 1e-9
 
@@ -321,20 +324,5 @@ def test_a_request_never_gets_slower_by_loading(
 def test_where_tokens_get_dearer_behind_more_of_them_no_other_number_ends_sooner(
     cached, loadable, bandwidth, latency
 ):
-    profile, computed = CostProfile.default(), loadable * 16 + 50
-
-    def done_s(blocks: int) -> float:
-        load_s = latency + blocks * 1000 / bandwidth if blocks else 0.0
-        return load_s + profile.prefill_s(cached + blocks * 16, computed - blocks * 16)
-
-    blocks = blocks_to_load(
-        profile,
-        cached_tokens=cached,
-        computed_tokens=computed,
-        loadable_blocks=loadable,
-        block_tokens=16,
-        block_bytes=1000,
-        bandwidth_bytes_per_s=bandwidth,
-        latency_s=latency,
-    )
+    blocks, done_s = loading(CostProfile.default(), cached, loadable, 50, bandwidth, latency)
     assert done_s(blocks) <= min(map(done_s, range(loadable + 1))) + 1e-9

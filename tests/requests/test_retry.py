@@ -110,18 +110,6 @@ def test_after_a_death_the_engine_serves_the_next_question(engine_on: EngineOn):
     assert engine.generate(QUESTION).text == ANSWER
 
 
-def test_a_death_is_mended_once_for_all_requests_it_hit(engine_on: EngineOn):
-    backend = CountingStarts(fault=failing_at(3, error=DEATH))
-    engine = engine_on(backend)
-
-    async def ask_all() -> list[str]:
-        answers = await asyncio.gather(*(engine.agenerate(f"{QUESTION} {n}") for n in range(5)))
-        return [answer.text for answer in answers]
-
-    assert asyncio.run(ask_all()) == [f"{ANSWER} {n}" for n in range(5)]
-    assert backend.starts == 2
-
-
 class CountingStarts(MemoryBackend):
     starts = 0
 
@@ -139,8 +127,12 @@ class RestartsWithoutPause(CountingStarts):
         self._stepper = None
 
 
-def test_a_request_that_learns_of_a_death_late_does_not_kill_what_came_back(engine_on: EngineOn):
-    backend = RestartsWithoutPause(fault=failing_at(3, error=DEATH))
+@pytest.mark.parametrize("kind", [CountingStarts, RestartsWithoutPause])
+def test_a_death_is_mended_once_for_all_requests_it_hit(
+    engine_on: EngineOn, kind: type[CountingStarts]
+):
+    """Also for one that learns of it late: it does not kill what came back."""
+    backend = kind(fault=failing_at(3, error=DEATH))
     engine = engine_on(backend)
 
     async def ask_all() -> list[str]:

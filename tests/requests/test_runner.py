@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
-import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
 import pytest
+from waiting import eventually
 
 from ragcache_engine import (
     EngineClosed,
@@ -27,13 +27,6 @@ PROMPT = "Why is the sky blue, and the sea as well? " * 16
 TWELVE = SamplingOptions(max_tokens=12)
 ENDLESS = SamplingOptions(max_tokens=None, ignore_eos=True)
 FOR_EVER = "Count for ever: one two three " * 60
-
-
-def eventually(condition: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + 20
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    return condition()
 
 
 @pytest.mark.parametrize("leave", ["close", "with", "drop"])

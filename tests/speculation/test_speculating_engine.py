@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from waiting import eventually
 
 from ragcache_engine import (
     Answer,
@@ -47,13 +48,6 @@ ADOPTED = SpeculationOutcome.ADOPTED
 def reply(prompt: str) -> str:
     """Says which documents and which question it read, so that no other prompt has this answer."""
     return " ".join(["It says:", *(w for w in prompt.split() if w.isdigit()), prompt[-30:-9]])
-
-
-def eventually(condition: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + 20
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.001)
-    return condition()
 
 
 def started(engine: RAGCacheEngine, number: int) -> bool:

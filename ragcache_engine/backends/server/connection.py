@@ -41,8 +41,6 @@ CONNECT_S = 10.0
 CALL_S = 60.0
 """How long a short call may take: a tokenisation, for example."""
 
-BUSY = (429, 503)
-
 _BY_STATUS: Mapping[int, type[RAGCacheError]] = {
     401: KeyRefused,
     403: OperatorsOnly,
@@ -57,13 +55,14 @@ class Connection:
     """The connections to one server.
 
     url: such as "http://host:8000". api_key: goes with every request; None: none does.
-    silent_s: how long the stream of an answer may bring nothing at all; None: as long as it likes.
+    silent_s: how long the stream of an answer may bring nothing at all; None, the default: as long as
+      it likes.
     Any thread may `call`; the coroutines belong to one event loop, from `open` to `close`.
     """
 
-    def __init__(self, url: str, api_key: str | None = None, silent_s: float | None = None) -> None:
+    def __init__(self, url: str, api_key: str | None = None) -> None:
         self.url = url.rstrip("/")
-        self.silent_s = silent_s
+        self.silent_s: float | None = None
         key = (api_key or "").strip()  # from a file or a variable, it often ends in a line break
         if not key.isprintable():
             raise InvalidArgument("the API key holds characters that no HTTP header can carry")
@@ -94,13 +93,12 @@ class Connection:
         if client:
             await client.aclose()
 
-    def call(self, method: str, path: str, body: Any = None, *, is_patient: bool = True) -> Any:
-        """Send a request and return its answer, read from JSON.
+    def call(self, method: str, path: str, body: Any = None) -> Any:
+        """Send a request, again while nobody answers, and return its answer, read from JSON.
 
-        is_patient: whether to try again where nobody answers.
         Raises the error that the answer stands for, or ServerUnreachable.
         """
-        waits = iter(RETRY_WAITS_S if is_patient else ())
+        waits = iter(RETRY_WAITS_S)
         while True:
             try:
                 answer = self._client.request(method, path, json=body)

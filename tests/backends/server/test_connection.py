@@ -14,6 +14,7 @@ from typing import Any
 import http_servers
 import pytest
 from http_servers import OPERATOR, serve
+from waiting import eventually
 
 from ragcache_engine import (
     ConfigError,
@@ -54,11 +55,6 @@ def stalled(after: int) -> MemoryBackend:
             raise Stall
 
     return MemoryBackend(lambda prompt: "and on " * 4000, fault=stall)
-
-
-def eventually(condition: Callable[[], bool]) -> bool:
-    waiting = threading.Event()
-    return any(condition() or waiting.wait(0.01) for _ in range(1000))
 
 
 def free_port() -> int:

@@ -6,12 +6,13 @@ import asyncio
 import json
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 from http_servers import OPERATOR, serve
+from waiting import eventually
 
 from ragcache_engine import (
     Corpus,
@@ -66,11 +67,6 @@ def client_of(
         RAGCacheEngine.connect(server.url, api_key=OPERATOR, **settings) as engine,
     ):
         yield engine
-
-
-def eventually(condition: Callable[[], bool]) -> bool:
-    waiting = threading.Event()
-    return any(condition() or waiting.wait(0.01) for _ in range(1000))
 
 
 def prompt_of(*documents: Document, question: str = "Why?") -> str:

@@ -1,6 +1,5 @@
 import asyncio
 import json
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -14,6 +13,7 @@ from langchain_core.tools import tool
 from langchain_tests.integration_tests import ChatModelIntegrationTests
 from pydantic import BaseModel
 from typing_extensions import TypedDict
+from waiting import eventually
 
 from ragcache_engine import (
     AnswerCutShort,
@@ -36,7 +36,7 @@ ANSWER = "You asked: Why is the sky blue?"
 
 class Recorder(BaseCallbackHandler):
     def __init__(self):
-        self.tokens, self.results, self.errors, self.starts = [], [], [], []
+        self.tokens, self.results, self.starts = [], [], []
 
     def on_chat_model_start(self, serialized, messages, **kwargs):
         self.starts.append((serialized, kwargs))
@@ -47,9 +47,6 @@ class Recorder(BaseCallbackHandler):
 
     def on_llm_end(self, response, **kwargs):
         self.results.append(response)
-
-    def on_llm_error(self, error, **kwargs):
-        self.errors.append(error)
 
 
 @pytest.fixture
@@ -92,13 +89,6 @@ def merge_chunks(chunks):
     for chunk in others:
         first = first + chunk
     return first
-
-
-def wait_for(true, seconds=5):
-    until = time.monotonic() + seconds
-    while not true() and time.monotonic() < until:
-        time.sleep(0.001)
-    return true()
 
 
 def test_every_way_of_asking_gives_the_same_answer(chat):
@@ -145,7 +135,7 @@ def test_the_conversations_of_a_batch_run_together(endless, how):
 
     with ThreadPoolExecutor(1) as pool:
         asking = pool.submit(ask)
-        assert wait_for(lambda: endless.stats().running == 40)
+        assert eventually(lambda: endless.stats().running == 40)
         endless.close()
         assert isinstance(asking.exception(), EngineClosed)
 
@@ -268,56 +258,10 @@ def test_two_chats_that_answer_differently_identify_differently(engine, chat):
     assert chat.asdict()["_type"] == "ragcache-chat"
 
 
-# Leaving a stream.
-
-
-def test_leaving_a_stream_early_cancels_the_request(endless):
-    # This handler keeps the error that it is given, and so the frames of the stream.
-    recorder = Recorder()
-    for _ in ChatRAGCache(engine=endless).stream(MESSAGES, {"callbacks": [recorder]}):
-        break
-    assert wait_for(lambda: endless.stats().cancelled == 1)
-    assert endless.stats().running == 0
-
-
-def test_leaving_an_async_stream_early_cancels_the_request(endless):
-    recorder = Recorder()
-
-    async def leave():
-        stream = ChatRAGCache(engine=endless).astream(MESSAGES, {"callbacks": [recorder]})
-        async for _ in stream:
-            break
-        await stream.aclose()
-        return await asyncio.to_thread(wait_for, lambda: endless.stats().cancelled == 1)
-
-    assert asyncio.run(leave())
-
-
-def test_cancelling_the_task_cancels_all_conversations_of_its_batch(endless):
-    async def cancel():
-        task = asyncio.create_task(ChatRAGCache(engine=endless).abatch([MESSAGES, "Two?"]))
-        while endless.stats().running < 2:
-            await asyncio.sleep(0.001)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        return await asyncio.to_thread(wait_for, lambda: endless.stats().cancelled == 2)
-
-    assert asyncio.run(cancel())
-
-
 def test_one_bad_conversation_of_agenerate_leaves_the_others_their_answers(chat):
     answers = asyncio.run(chat.abatch([MESSAGES, "word " * 9000], return_exceptions=True))
     assert answers[0].content == ANSWER
     assert isinstance(answers[1], PromptTooLong)
-
-
-def test_a_closed_engine_is_named(chat, engine):
-    recorder = Recorder()
-    engine.close()
-    with pytest.raises(EngineClosed):
-        chat.invoke(MESSAGES, {"callbacks": [recorder]})
-    assert isinstance(recorder.errors[0], EngineClosed)
 
 
 # Content.
@@ -488,7 +432,7 @@ def test_leaving_a_structured_stream_early_cancels_the_request_and_is_no_error(m
     stream = chat.stream("Which colour?")
     assert isinstance(next(stream), Color)
     stream.close()
-    assert wait_for(lambda: engine.stats().cancelled == 1)
+    assert eventually(lambda: engine.stats().cancelled == 1)
 
 
 def test_one_cut_answer_of_a_batch_leaves_the_others_their_values(make_engine):

@@ -1,7 +1,6 @@
 """Any retriever, over any store, may tell the engine what it finds: RAGCacheRetriever.from_retriever."""
 
 import asyncio
-import time
 from copy import deepcopy
 from hashlib import sha256
 from pickle import dumps
@@ -13,19 +12,13 @@ from langchain_core.prompts import PromptTemplate
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import RunnableLambda
 from langchain_core.vectorstores import InMemoryVectorStore
+from waiting import eventually
 
 from ragcache_engine import EngineConfig, EngineNeeded, InvalidArgument, UnsupportedStore
 from ragcache_engine.backends.memory import MemoryBackend
 from ragcache_integrations.langchain import EngineRetriever, RAGCacheLLM, RAGCacheRetriever
 
 QUESTION = "Why is the sky blue?"
-
-
-def wait_until(is_so):
-    deadline = time.monotonic() + 30
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 class NoSuchDatabase(RuntimeError):
@@ -131,7 +124,7 @@ def test_the_first_prompt_is_begun_early_if_the_template_is_given(keywords, engi
     template = PromptTemplate.from_template("{context}\n\nQuestion: {question}\n")
     ours = RAGCacheRetriever.from_retriever(keywords, engine=engine, template=template, llm=llm)
     context = "\n\n".join(document.page_content for document in ours.invoke(QUESTION))
-    wait_until(lambda: engine.stats().speculation.started == 1)
+    assert eventually(lambda: engine.stats().speculation.started == 1)
     llm.invoke(template.format(context=context, question=QUESTION))
     assert engine.stats().speculation.adopted == 1
 

@@ -19,6 +19,7 @@ from langchain_community.vectorstores.utils import DistanceStrategy
 from langchain_core.documents import Document
 from langchain_core.embeddings import Embeddings
 from langchain_core.prompts import PromptTemplate
+from waiting import eventually
 
 import ragcache_engine.search
 from ragcache_engine import EngineConfig, RAGCacheEngine, SpeculationOutcome, SpeculationStep
@@ -156,12 +157,6 @@ class _listening:  # noqa: N801
 
     def __exit__(self, *error):
         return self.retrieving.__exit__(*error)
-
-
-def wait_until(condition):
-    deadline = time.monotonic() + 10
-    while not condition() and time.monotonic() < deadline:
-        time.sleep(0.001)
 
 
 COMMUNITY_SEARCHES = st.one_of(
@@ -472,7 +467,7 @@ def test_leaving_awaited_stages_stops_the_search(every_stage, heard, slow_stages
         with suppress(TimeoutError):
             assert not asyncio.run(leaving()).final
         goes_on.set()
-        wait_until(lambda: not any("ragcache-s" in thread.name for thread in threading.enumerate()))
+        eventually(lambda: not any("ragcache-s" in thread.name for thread in threading.enumerate()))
         assert len(drawn) < 8
         assert not heard.found
 
@@ -550,7 +545,7 @@ def wait_until_speculating(engine: RAGCacheEngine) -> None:
         return s.started - s.adopted - s.prefilled - s.cancelled - s.expired - s.failed
 
     time.sleep(0.05)  # the search does not wait for the engine to process a stage
-    wait_until(lambda: under_way() == 1)
+    eventually(lambda: under_way() == 1)
 
 
 def test_the_timeline_says_what_happened(every_stage, engine_on, monkeypatch):

@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-import time
 
 import pytest
 from llama_index.core.chat_engine import (
@@ -12,6 +11,7 @@ from llama_index.core.chat_engine import (
     SimpleChatEngine,
 )
 from llama_index.core.query_engine import RetrieverQueryEngine
+from waiting import eventually
 
 from ragcache_engine.backends.memory import MemoryBackend
 from ragcache_integrations.llamaindex import RAGCacheLLM, RAGCacheRetriever
@@ -62,13 +62,6 @@ def chat(make_chat, endless):
 @pytest.fixture
 def talkative(make_chat, make_engine):
     return make_chat(make_engine(MemoryBackend(lambda prompt: REPLY)))
-
-
-def eventually(is_so):
-    until = time.monotonic() + 5
-    while not is_so() and time.monotonic() < until:
-        time.sleep(0.001)
-    return is_so()
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """Any retriever, over any store, may tell the engine what it finds: RAGCacheRetriever.from_retriever."""
 
 import asyncio
-import time
 from copy import copy, deepcopy
 from pickle import dumps
 
@@ -14,19 +13,13 @@ from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.response_synthesizers import get_response_synthesizer
 from llama_index.core.retrievers import QueryFusionRetriever
 from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle
+from waiting import eventually
 
 from ragcache_engine import EngineConfig, EngineNeeded, InvalidArgument, UnsupportedStore
 from ragcache_engine.backends.memory import MemoryBackend
 from ragcache_integrations.llamaindex import EngineRetriever, RAGCacheLLM, RAGCacheRetriever
 
 QUESTION = "Why is the sky blue?"
-
-
-def wait_until(is_so):
-    deadline = time.monotonic() + 30
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 class NoSuchDatabase(RuntimeError):
@@ -107,7 +100,7 @@ def test_the_first_prompt_is_begun_early_if_the_template_is_given(keywords, engi
     template = PromptTemplate("{context_str}\n\nQuestion: {query_str}\nAnswer:")
     ours = RAGCacheRetriever.from_retriever(keywords, engine=engine, template=template, llm=llm)
     found = ours.retrieve(QUESTION)
-    wait_until(lambda: engine.stats().speculation.started == 1)
+    assert eventually(lambda: engine.stats().speculation.started == 1)
     get_response_synthesizer(llm=llm, text_qa_template=template).synthesize(QUESTION, found)
     assert engine.stats().speculation.adopted == 1
 

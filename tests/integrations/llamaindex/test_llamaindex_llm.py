@@ -1,7 +1,6 @@
 import asyncio
 import copy
 import pickle
-import time
 from itertools import pairwise
 
 import llama_index.core
@@ -13,6 +12,7 @@ from llama_index.core.extractors import KeywordExtractor
 from llama_index.core.ingestion.pipeline import get_transformation_hash
 from llama_index.core.prompts import ChatPromptTemplate, PromptTemplate
 from llama_index.core.schema import TextNode
+from waiting import eventually
 
 from ragcache_engine import (
     BadRequest,
@@ -34,13 +34,6 @@ MESSAGES = [ChatMessage(role=MessageRole.USER, content="Why?")]
 @pytest.fixture
 def llm(engine):
     return RAGCacheLLM(engine=engine, temperature=0)
-
-
-def wait_for(true, seconds=5):
-    until = time.monotonic() + seconds
-    while not true() and time.monotonic() < until:
-        time.sleep(0.001)
-    return true()
 
 
 def collect_responses(coroutine):
@@ -263,7 +256,7 @@ def traced(endless):
 def test_leaving_a_stream_early_cancels_the_request(traced, endless, way):
     for _ in getattr(traced, way)(PROMPT if "complete" in way else MESSAGES):
         break
-    assert wait_for(lambda: endless.stats().cancelled == 1)
+    assert eventually(lambda: endless.stats().cancelled == 1)
     assert endless.stats().running == 0
 
 
@@ -274,7 +267,7 @@ def test_leaving_an_async_stream_early_cancels_the_request(traced, endless, way)
         async for _ in stream:
             break
         await stream.aclose()
-        return await asyncio.to_thread(wait_for, lambda: endless.stats().cancelled == 1)
+        return await asyncio.to_thread(eventually, lambda: endless.stats().cancelled == 1)
 
     assert asyncio.run(leave())
 
@@ -287,7 +280,7 @@ def test_cancelling_the_task_cancels_the_request(endless):
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        return await asyncio.to_thread(wait_for, lambda: endless.stats().cancelled == 1)
+        return await asyncio.to_thread(eventually, lambda: endless.stats().cancelled == 1)
 
     assert asyncio.run(cancel())
 

@@ -8,6 +8,7 @@ import asyncio
 from copy import copy
 
 import pytest
+from fixed_sub_questions import QUESTION, FixedSubQuestions
 from llama_index.core import Settings, VectorStoreIndex
 from llama_index.core.chat_engine import CondensePlusContextChatEngine, ContextChatEngine
 from llama_index.core.postprocessor import LongContextReorder
@@ -17,7 +18,6 @@ from llama_index.core.query_engine import (
     RouterQueryEngine,
     SubQuestionQueryEngine,
 )
-from llama_index.core.question_gen.types import BaseQuestionGenerator, SubQuestion
 from llama_index.core.response_synthesizers import TreeSummarize, get_response_synthesizer
 from llama_index.core.retrievers import QueryFusionRetriever
 from llama_index.core.selectors import EmbeddingSingleSelector
@@ -27,29 +27,8 @@ from ragcache_integrations.llamaindex import accelerate, measure_cost
 
 pytestmark = pytest.mark.vllm
 
-QUESTION = "Why does the sky look blue and not violet?"
-OTHER = "What makes bread rise?"
 TURNS = (QUESTION, "And why not green?")
 TOKENS = 8
-
-
-class FixedSubQuestions(BaseQuestionGenerator):
-    """Always the same two sub-questions, because a model this small invents none."""
-
-    def generate(self, tools, query):
-        return [
-            SubQuestion(sub_question=question, tool_name=tools[0].name)
-            for question in (QUESTION, OTHER)
-        ]
-
-    async def agenerate(self, tools, query):
-        return self.generate(tools, query)
-
-    def _get_prompts(self):
-        return {}
-
-    def _update_prompts(self, prompts):
-        pass
 
 
 def tool_of(retriever, llm, mode="compact", description="What the world is like."):

@@ -7,6 +7,7 @@ import asyncio
 from typing import Literal
 
 import pytest
+from fixed_sub_questions import OTHER, QUESTION, FixedSubQuestions
 from llama_index.core import Settings
 from llama_index.core.base.base_selector import (
     BaseSelector,
@@ -32,7 +33,6 @@ from llama_index.core.query_engine import (
     SubQuestionQueryEngine,
     TransformQueryEngine,
 )
-from llama_index.core.question_gen.types import BaseQuestionGenerator, SubQuestion
 from llama_index.core.response_synthesizers import (
     ResponseMode,
     TreeSummarize,
@@ -47,8 +47,6 @@ from ragcache_integrations.llamaindex import RAGCacheLLM, RAGCacheRetriever
 
 pytestmark = pytest.mark.vllm
 
-QUESTION = "Why does the sky look blue and not violet?"
-OTHER = "What makes bread rise?"
 TURNS = (QUESTION, "And why not green?")
 TOKENS = 8
 ASKS_NOTHING = {"response mode no_text", "response mode context_only"}
@@ -56,25 +54,6 @@ ASKS_NOTHING = {"response mode no_text", "response mode context_only"}
 
 def query_engine(**options):
     return lambda retriever, llm: RetrieverQueryEngine.from_args(retriever, llm=llm, **options)
-
-
-class FixedSubQuestions(BaseQuestionGenerator):
-    """Always the same two sub-questions, because a model this small invents none."""
-
-    def generate(self, tools, query):
-        return [
-            SubQuestion(sub_question=question, tool_name=tools[0].name)
-            for question in (QUESTION, OTHER)
-        ]
-
-    async def agenerate(self, tools, query):
-        return self.generate(tools, query)
-
-    def _get_prompts(self):
-        return {}
-
-    def _update_prompts(self, prompts):
-        pass
 
 
 def sub_questions(retriever, llm):
