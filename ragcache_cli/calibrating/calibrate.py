@@ -183,8 +183,8 @@ def _describe(key: CalibrationKey, chosen: Run, measured: Measured, target: floa
         target=target,
         questions=len(chosen.counted),
         measured_on=datetime.date.today().isoformat(),
-        right=accuracy and accuracy.share,
-        exact_right=accuracy and accuracy.exact_share,
+        right=accuracy.share if accuracy else None,
+        exact_right=accuracy.exact_share if accuracy else None,
     )
 
 
