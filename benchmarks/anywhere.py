@@ -115,13 +115,11 @@ def measure(
             todo = missing[number]
             if time.monotonic() > deadline:
                 return
-            if is_any:
-                # Later questions borrow what this one leaves, so it is asked again after a break.
-                unasked = [] if todo else [ways[0]]
-            else:
-                unasked = [Way(donors) for donors in {way.donors for way in todo} - {None}]
-            for way in unasked:
-                ask(engine, question, way, stored, FIRST_TOKEN)
+            if not todo:
+                if is_any:  # later questions borrow what this one leaves, also after a break
+                    ask(engine, question, ways[0], stored, FIRST_TOKEN)
+                continue
+            prepare(engine, question, {way.donors for way in todo} & set(BEHIND), stored)
             answers = {
                 way: ask(engine, question, way, stored, OPTIONS)
                 for way in (todo if number % 2 else todo[::-1])
@@ -152,6 +150,20 @@ def store_behind(corpus: Sequence[Document], kinds: set[str]) -> dict[str, Neigh
         for kind in kinds
         if BEHIND[kind]
     }
+
+
+def prepare(
+    engine: RAGCacheEngine, question: Question, kinds: set[str], stored: dict[str, Neighbours]
+) -> None:
+    """Let the engine compute the first document, and the others' donors, by other prompts.
+
+    The question's own would leave its approximate tensors, which an equal plan finds again.
+    """
+    first, *later = question.documents
+    ask(engine, Question("?", [], [first]), Way(), stored, FIRST_TOKEN)
+    for kind in kinds:
+        # A prompt's first document is exact, and no donor: so one comes twice.
+        ask(engine, Question("?", [], [*later[:1], *later]), Way(kind), stored, FIRST_TOKEN)
 
 
 def ask(
