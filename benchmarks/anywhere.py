@@ -109,7 +109,7 @@ def measure(
             **donors,
         }
     )
-    stored = store_behind(corpus, {way.donors for way in ways} & set(BEHIND))
+    stored = store_behind(corpus, kinds_in(ways))
     with RAGCacheEngine(config) as engine, path.open("a") as file:
         for number, question in enumerate(questions[: last + 1]):
             todo = missing[number]
@@ -119,7 +119,7 @@ def measure(
                 if is_any:  # later questions borrow what this one leaves, also after a break
                     ask(engine, question, ways[0], stored, FIRST_TOKEN)
                 continue
-            prepare(engine, question, {way.donors for way in todo} & set(BEHIND), stored)
+            prepare(engine, question, kinds_in(todo), stored)
             answers = {
                 way: ask(engine, question, way, stored, OPTIONS)
                 for way in (todo if number % 2 else todo[::-1])
@@ -129,6 +129,10 @@ def measure(
             file.flush()
             print(f"\r{name}: {number + 1} of {last + 1} questions", end="", flush=True)
     print()
+
+
+def kinds_in(ways: Sequence[Way]) -> set[str]:
+    return {way.donors for way in ways if way.donors in BEHIND}
 
 
 def store_behind(corpus: Sequence[Document], kinds: set[str]) -> dict[str, Neighbours]:
