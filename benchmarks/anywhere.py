@@ -140,14 +140,10 @@ def store_behind(corpus: Sequence[Document], kinds: set[str]) -> dict[str, Neigh
     most = max((BEHIND[kind] for kind in kinds), default=0)
     nearest = find_nearest(corpus, most) if most else {}
 
-    def joined(found: Sequence[Document]) -> Document:
-        if len(found) == 1:
-            return found[0]
-        farthest_first = found[::-1]
-        return Document(
-            "+".join(one.id for one in farthest_first),
-            SEPARATOR.join(one.text for one in farthest_first),
-        )
+    def joined(nearest_first: Sequence[Document]) -> Document:
+        found = nearest_first[::-1]
+        texts = SEPARATOR.join(one.text for one in found)
+        return Document("+".join(one.id for one in found), texts)
 
     return {
         kind: {name: joined(found[: BEHIND[kind]]) for name, found in nearest.items()}
