@@ -1,13 +1,18 @@
-"""Measure what reuse at any position costs and gains: answers, computed tokens, time to the first token.
+"""Measure what reuse at any position costs and gains: right answers, computed tokens, first tokens.
 
-    python benchmarks/anywhere.py --sets squad nq_open --questions 200 --out FOLDER
+    python benchmarks/anywhere.py --sets squad nq_open --questions 200 --model FOLDER --out FOLDER
 
-Real questions of the shared sets with their nearest documents, as they came. One engine answers each
-question exactly (as with reuse="prefix"), and at each ratio from donors of several kinds: stored alone,
-behind the nearest neighbour, or behind two of them (written as one document, the farther first). Every
-other question begins with the approximate ways, so that none profits from its place. All documents are
-prefilled before, as while indexing. Each approximate answer is compared with the exact one: ROUGE-L,
-equal tokens, the accepted answer contained. Writes raw.json and report.md.
+Real questions of the shared sets with their nearest documents, as they came, are answered exactly (as
+with reuse="prefix") and at each ratio from each kind of donors: stored alone, behind the nearest
+neighbour, behind two of them (written as one document, the farther first), or "any", from whatever
+prompt had the document before. A question's donors are computed before it is asked, as while indexing;
+"any" has what its own stream left. Every other question begins with the exact way, so that none profits
+from its place.
+
+Every answer is a line of a file in --out, named for the model. A run asks what is not yet there and
+writes the report anew: stop it when you like, go on with more questions, sets or ways. An answer is
+right if it contains an accepted one. Shares are of all questions, differences are taken question by
+question, with the 95% interval of a bootstrap.
 """
 
 from __future__ import annotations
@@ -17,211 +22,241 @@ import json
 import math
 import statistics
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from comparing.grading import contained
 from prompt_sets import SEPARATOR, Question, find_nearest, read_set, tell_neighbours
-from pydantic import ByteSize
+from question_files import SETS
+from tables import table
 
+from ragcache_cli.calibrating.grading import is_right, token_f1
+from ragcache_cli.calibrating.likeness import bound_mean
 from ragcache_cli.models import demo_model
 from ragcache_engine import Answer, Document, EngineConfig, RAGCacheEngine, SamplingOptions
 from ragcache_engine.anywhere.rouge import rouge_l
 
-DOCUMENTS_AT_ONCE = 5
-"""How many documents one warming prompt holds."""
-DONORS = {"alone": 0, "neighbours": 1, "two neighbours": 2}
-"""Behind how many neighbours a document is stored."""
+BEHIND = {"alone": 0, "neighbours": 1, "two neighbours": 2}
+"""Kinds of donors, and behind how many neighbours each has a document."""
+ANY = "any"
 OPTIONS = SamplingOptions(max_tokens=24, add_special_tokens=False)
+FIRST_TOKEN = replace(OPTIONS, max_tokens=1)
+HEADS = (
+    *("set", "donors, ratio", "n", "right", "less exact (95%)", "F1", "less exact (95%)"),
+    *("ROUGE-L", "equal", "not computed", "exact/this TTFT, median"),
+)
 
-
+Row = dict[str, Any]
 Neighbours = dict[str, Document]
 """For each document what its donor stands behind; nothing for one that is stored alone."""
 
 
 class Way(NamedTuple):
-    """How a question is answered. donors: one of DONORS; None answers exactly."""
+    """How a question is answered. donors: None answers exactly."""
 
-    donors: str | None
+    donors: str | None = None
     ratio: float = 0.0
-
-    @property
-    def label(self) -> str:
-        return "exact" if self.donors is None else f"{self.donors}, {self.ratio:g}"
 
 
 def main() -> None:
     asked = _parse()
-    out: Path = asked.out
-    out.mkdir(parents=True, exist_ok=True)
+    deadline = time.monotonic() + 60 * asked.minutes
+    model = asked.model or str(demo_model())
+    asked.out.mkdir(parents=True, exist_ok=True)
+    path = asked.out / f"{Path(model).name}-top{asked.top_k}.jsonl"
+    path.touch()
     ways = [Way(donors, ratio) for donors in asked.donors for ratio in asked.ratios]
-    rows: list[dict[str, Any]] = []
+    prepared = [Way(), *(way for way in ways if way.donors != ANY)]
     for name in asked.sets:
-        rows += measure(
-            name,
-            asked.questions,
-            asked.top_k,
-            ways,
-            asked.model or str(demo_model()),
-        )
-        (out / "raw.json").write_text(json.dumps(rows))
-        (out / "report.md").write_text(report(rows))
-    print(report(rows))
+        corpus, questions = read_set(name, asked.questions, asked.top_k)
+        for together in (prepared, [way for way in ways if way.donors == ANY]):
+            measure(name, corpus, questions, together, model, path, deadline)
+    text = report(read(path))
+    path.with_suffix(".md").write_text(text)
+    print(text)
 
 
 def measure(
-    name: str, count: int, top_k: int, ways: Sequence[Way], model: str
-) -> list[dict[str, Any]]:
-    corpus, questions = read_set(name, count, top_k)
-    kinds = [way.donors for way in ways if way.donors is not None]
-    stored = store_behind(corpus, list(dict.fromkeys(kinds)))
-    config = EngineConfig(
-        model=model,
-        device_cache=ByteSize(6 << 30),
-        reuse="anywhere",
-        recompute_ratio=0.0,
-        missing_donors="compute",
-        donors="neighbours",
-        speculation="off",
-        vllm_args={"dtype": "float32", "max_model_len": 8192},
+    name: str,
+    corpus: Sequence[Document],
+    questions: Sequence[Question],
+    ways: Sequence[Way],
+    model: str,
+    path: Path,
+    deadline: float,
+) -> None:
+    """Ask each question in the ways that are missing, on one engine, and write its rows at once."""
+    done = {(row["question"], way_of(row)) for row in read(path) if row["set"] == name}
+    missing = {
+        number: [way for way in ways if (number, way) not in done]
+        for number in range(len(questions))
+    }
+    last = max((number for number, todo in missing.items() if todo), default=-1)
+    if last < 0 or time.monotonic() > deadline:
+        return
+    is_any = ways[0].donors == ANY
+    donors = {"donors": ANY} if is_any else {"missing_donors": "compute"}
+    config = EngineConfig.model_validate(
+        {
+            "model": model,
+            "device_cache": 4 << 30,
+            "reuse": "anywhere",
+            "recompute_ratio": 0.0,
+            "speculation": "off",
+            "recheck_share": 0.0,
+            "vllm_args": {"dtype": "float32", "max_model_len": 8192},
+            **donors,
+        }
     )
-    rows = []
-    with RAGCacheEngine(config) as engine:
-        seconds = warm(engine, questions, stored.values())
-        for number, question in enumerate(questions):
-            order = [Way(None), *ways] if number % 2 else [*ways, Way(None)]
-            answers = {way: ask(engine, question, way, stored) for way in order}
-            exact = answers[Way(None)]
-            for way, answer in answers.items():
-                rows.append(
-                    {
-                        "set": name,
-                        "question": number,
-                        "way": way.label,
-                        "warm_s": seconds,
-                        **compare(answer, exact, question),
-                    }
-                )
-            print(f"\r{name}: {number + 1} of {len(questions)} questions", end="", flush=True)
+    stored = store_behind(corpus, kinds_in(ways))
+    with RAGCacheEngine(config) as engine, path.open("a") as file:
+        for number, question in enumerate(questions[: last + 1]):
+            todo = missing[number]
+            if time.monotonic() > deadline:
+                return
+            if not todo:
+                if is_any:  # later questions borrow what this one leaves, also after a break
+                    ask(engine, question, ways[0], stored, FIRST_TOKEN)
+                continue
+            prepare(engine, question, kinds_in(todo), stored)
+            answers = {
+                way: ask(engine, question, way, stored, OPTIONS)
+                for way in (todo if number % 2 else todo[::-1])
+            }
+            rows = [row_of(name, number, question, *pair) for pair in answers.items()]
+            file.write("".join(json.dumps(row) + "\n" for row in rows))
+            file.flush()
+            print(f"\r{name}: {number + 1} of {last + 1} questions", end="", flush=True)
     print()
-    return rows
 
 
-def store_behind(corpus: Sequence[Document], kinds: Sequence[str]) -> dict[str, Neighbours]:
+def kinds_in(ways: Sequence[Way]) -> set[str]:
+    return {way.donors for way in ways if way.donors in BEHIND}
+
+
+def store_behind(corpus: Sequence[Document], kinds: set[str]) -> dict[str, Neighbours]:
     """Return for each kind of donors what every document is stored behind."""
-    nearest = find_nearest(corpus, max(DONORS[kind] for kind in kinds) or 1)
+    most = max((BEHIND[kind] for kind in kinds), default=0)
+    nearest = find_nearest(corpus, most) if most else {}
 
-    def joined(found: Sequence[Document]) -> Document:
-        if len(found) == 1:
-            return found[0]
-        farthest_first = found[::-1]
-        return Document(
-            "+".join(one.id for one in farthest_first),
-            SEPARATOR.join(one.text for one in farthest_first),
-        )
+    def joined(nearest_first: Sequence[Document]) -> Document:
+        found = nearest_first[::-1]
+        texts = SEPARATOR.join(one.text for one in found)
+        return Document("+".join(one.id for one in found), texts)
 
     return {
-        kind: {
-            name: joined(found[: DONORS[kind]]) for name, found in nearest.items() if DONORS[kind]
-        }
+        kind: {name: joined(found[: BEHIND[kind]]) for name, found in nearest.items()}
         for kind in kinds
+        if BEHIND[kind]
     }
 
 
+def prepare(
+    engine: RAGCacheEngine, question: Question, kinds: set[str], stored: dict[str, Neighbours]
+) -> None:
+    """Let the engine compute the first document, and the others' donors, by other prompts.
+
+    The question's own would leave its approximate tensors, which an equal plan finds again.
+    """
+    first, *later = question.documents
+    ask(engine, Question("?", [], [first]), Way(), stored, FIRST_TOKEN)
+    for kind in kinds:
+        # A prompt's first document is exact, and no donor: so one comes twice.
+        ask(engine, Question("?", [], [*later[:1], *later]), Way(kind), stored, FIRST_TOKEN)
+
+
 def ask(
-    engine: RAGCacheEngine, question: Question, way: Way, stored: dict[str, Neighbours]
+    engine: RAGCacheEngine,
+    question: Question,
+    way: Way,
+    stored: dict[str, Neighbours],
+    options: SamplingOptions,
 ) -> Answer:
     tell_neighbours(engine, question.documents, stored.get(way.donors or "", {}))
     return engine.generate(
         question.prompt,
         question.documents,
-        OPTIONS,
+        options,
         exact=way.donors is None,
         recompute_ratio=None if way.donors is None else way.ratio,
     )
 
 
-def warm(
-    engine: RAGCacheEngine, questions: Sequence[Question], stored: Iterable[Neighbours]
-) -> float:
-    """Prefill every document of the questions, alone and as it is stored; return the seconds."""
-    documents = {one.id: one for question in questions for one in question.documents}
-    started = time.perf_counter()
-    for known in ({}, *filter(None, stored)):
-        tell_neighbours(engine, list(documents.values()), known)
-        names = list(documents)
-        for start in range(0, len(names), DOCUMENTS_AT_ONCE):
-            batch = [documents[name] for name in names[start : start + DOCUMENTS_AT_ONCE]]
-            # The first document of a prompt is exact, and no donor behind a neighbour: it comes twice.
-            batch = [batch[0], *batch] if len(batch) > 1 else batch * 2
-            engine.generate(Question("?", [], batch).prompt, batch, SamplingOptions(max_tokens=1))
-    return time.perf_counter() - started
-
-
-def compare(answer: Answer, exact: Answer, question: Question) -> dict[str, Any]:
+def row_of(name: str, number: int, question: Question, way: Way, answer: Answer) -> Row:
     usage = answer.usage
     return {
+        "set": name,
+        "question": number,
+        **way._asdict(),
+        "accepted": question.answers,
+        "text": answer.text,
+        "token_ids": answer.token_ids,
         "ttft_s": usage.ttft_s,
         "prompt_tokens": usage.prompt_tokens,
         "cached": usage.cached.total,
         "borrowed": usage.borrowed.total,
-        "rouge_l": 1.0 if answer.text == exact.text else rouge_l(answer.text, exact.text),
-        "equal": answer.token_ids == exact.token_ids,
-        "contained": any(contained(answer.text, gold) for gold in question.answers),
-        "can_answer": any(contained(exact.text, gold) for gold in question.answers),
-        "text": answer.text,
     }
+
+
+def way_of(row: Row) -> Way:
+    return Way(row["donors"], row["ratio"])
+
+
+def read(path: Path) -> list[Row]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 # -- the report ----------------------------------------------------------------------------------------
 
 
-def report(rows: Sequence[dict[str, Any]]) -> str:
-    lines = [
-        "| set | donors, ratio | n | not computed | TTFT ms, median (quartiles) | exact/this TTFT "
-        "| ROUGE-L | equal | contained, of those the model can answer |",
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
-    for (name, way), group in _grouped(rows):
-        exact = [row["ttft_s"] for row in rows if (row["set"], row["way"]) == (name, "exact")]
-        ttft = [row["ttft_s"] for row in group]
-        low, middle, high = (1000 * value for value in statistics.quantiles(ttft, n=4))
-        reused = sum(row["cached"] + row["borrowed"] for row in group)
-        able = [row["contained"] for row in group if row["can_answer"]]
-        rouge = [row["rouge_l"] for row in group]
-        error = statistics.stdev(rouge) / math.sqrt(len(rouge))
-        lines.append(
-            f"| {name} | {way} | {len(group)} "
-            f"| {reused / sum(row['prompt_tokens'] for row in group):.2f} "
-            f"| {middle:.0f} ({low:.0f} to {high:.0f}) "
-            f"| {statistics.median(a / b for a, b in zip(exact, ttft, strict=True)):.1f} "
-            f"| {statistics.fmean(rouge):.3f} ± {error:.3f} "
-            f"| {statistics.fmean(row['equal'] for row in group):.2f} "
-            f"| {statistics.fmean(able) if able else math.nan:.2f} ({len(able)}) |"
-        )
-    return "\n".join(lines) + "\n"
+def report(rows: Sequence[Row]) -> str:
+    """Write a line for each set and way, and for all sets together where there are several."""
+    exact = {(row["set"], row["question"]): row for row in rows if row["donors"] is None}
+    pairs = [(row, exact[row["set"], row["question"]]) for row in rows]
+    names = [name for name in SETS if any(row["set"] == name for row in rows)]
+    kinds = [None, *BEHIND, ANY]
+    ways = sorted(
+        {way_of(row) for row in rows}, key=lambda way: (kinds.index(way.donors), way.ratio)
+    )
+    lines = []
+    for name in names + ["all"] * (len(names) > 1):
+        for way in ways:
+            group = [
+                pair for pair in pairs if way_of(pair[0]) == way and name in (pair[0]["set"], "all")
+            ]
+            label = f"{way.donors}, {way.ratio:g}" if way.donors else "exact"
+            if group:
+                lines.append([name, label, str(len(group)), *_figures(group)])
+    return "\n".join(table(HEADS, lines))
 
 
-def _grouped(
-    rows: Sequence[dict[str, Any]],
-) -> Iterator[tuple[tuple[str, str], list[dict[str, Any]]]]:
-    keys = dict.fromkeys((row["set"], row["way"]) for row in rows)
-    for key in sorted(keys, key=lambda one: (one[0], one[1] != "exact", one[1])):
-        yield key, [row for row in rows if (row["set"], row["way"]) == key]
+def _figures(pairs: Sequence[tuple[Row, Row]]) -> Iterator[str]:
+    for grade in (is_right, token_f1):
+        graded = [[float(grade(row["text"], row["accepted"])) for row in pair] for pair in pairs]
+        differences = [now - exactly for now, exactly in graded]
+        low, high = (bound_mean(differences, share) for share in (0.025, 0.975))
+        yield f"{statistics.fmean(now for now, _ in graded):.3f}"
+        yield f"{statistics.fmean(differences):+.3f} ({low:+.3f} to {high:+.3f})"
+    rouge = [rouge_l(row["text"], exact["text"]) for row, exact in pairs]
+    error = statistics.stdev(rouge) / math.sqrt(len(rouge)) if len(rouge) > 1 else math.nan
+    yield f"{statistics.fmean(rouge):.3f} ± {error:.3f}"
+    yield f"{statistics.fmean(row['token_ids'] == exact['token_ids'] for row, exact in pairs):.2f}"
+    found = sum(row["cached"] + row["borrowed"] for row, _ in pairs)
+    yield f"{found / sum(row['prompt_tokens'] for row, _ in pairs):.2f}"
+    yield f"{statistics.median(exact['ttft_s'] / row['ttft_s'] for row, exact in pairs):.1f}"
 
 
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--sets", nargs="+", default=["squad"])
-    parser.add_argument("--questions", type=int, default=200, help="of each set")
+    parser.add_argument("--sets", nargs="+", choices=SETS, default=["squad"])
+    parser.add_argument("--questions", type=int, default=200, help="of each set; 0: report only")
     parser.add_argument("--top-k", type=int, default=5, help="documents of a question")
-    parser.add_argument(
-        "--donors", nargs="+", choices=DONORS, default=["alone", "neighbours"], help="which kinds"
-    )
-    parser.add_argument("--ratios", nargs="+", type=float, default=[0.0, 0.1, 0.15, 0.3])
+    parser.add_argument("--donors", nargs="+", choices=[*BEHIND, ANY], default=["neighbours"])
+    parser.add_argument("--ratios", nargs="+", type=float, default=[0.0, 0.05, 0.1, 0.15, 0.3])
+    parser.add_argument("--minutes", type=float, default=math.inf, help="begin no question later")
     parser.add_argument("--model", help="a folder or hub id (default: the demo's model)")
     parser.add_argument("--out", type=Path, required=True)
     return parser.parse_args()

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import faiss
+from embedded_sets import embed_once
 from question_files import CORPUS, DATA, read_asked, read_lines
 
-from ragcache_cli.embedding import MiniLM
 from ragcache_engine import Corpus, Document, RAGCacheEngine
 
 SYSTEM = "<|im_start|>system\nYou answer questions from the documents you are given.<|im_end|>\n"
@@ -49,7 +49,7 @@ def read_set(name: str, count: int, top_k: int = 5) -> tuple[list[Document], lis
 
 def find_nearest(corpus: Sequence[Document], count: int = 1) -> dict[str, list[Document]]:
     """Return each document's nearest other ones, nearest first, by exact search over embeddings."""
-    vectors = MiniLM().embed([document.text for document in corpus])
+    vectors = embed_once([document.text for document in corpus])
     index = faiss.IndexFlatIP(vectors.shape[1])
     index.add(vectors)
     _, found = index.search(vectors, count + 1)

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from comparing.grading import contained
 from comparing.systems import FULL, SYSTEMS
+from ragcache_cli.calibrating.grading import is_right
 from ragcache_engine.anywhere.rouge import rouge_l
 
 RESAMPLES = 400
@@ -257,11 +257,7 @@ def liken(
     texts: Sequence[str], full: Sequence[str], accepted: Sequence[Sequence[str]]
 ) -> Closeness:
     """Compare answers with those in full. accepted: for each question the accepted answers, or none."""
-    graded = [
-        any(contained(text, gold) for gold in golds)
-        for text, golds in zip(texts, accepted, strict=True)
-        if golds
-    ]
+    graded = [is_right(text, golds) for text, golds in zip(texts, accepted, strict=True) if golds]
     pairs = list(zip(texts, full, strict=True))
     return Closeness(
         asked=len(pairs),

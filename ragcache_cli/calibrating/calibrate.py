@@ -14,7 +14,7 @@ from rich.markup import escape
 from ragcache_cli import embedding
 from ragcache_cli.calibrating.asking import Asker
 from ragcache_cli.calibrating.cases import Case, corpus_of, draw, find_cases, read_asked
-from ragcache_cli.calibrating.likeness import Run, choose, compare
+from ragcache_cli.calibrating.likeness import Run, choose, compare, has_accuracy
 from ragcache_cli.calibrating.report import answer_lines, answers_table, verdict, ways_table
 from ragcache_cli.corpus_index import load_corpus_index
 from ragcache_cli.engine_settings import make_command_config
@@ -35,9 +35,9 @@ OTHER_ANSWERS = "name another file with --answers"
 class CalibrateSettings:
     """The arguments of the command.
 
-    gold: the accepted answers, if the log has none. count: how many questions to ask. target: the share
-    of the model's own likeness that answers must reach. answers: where to write all answers; None for
-    nowhere. engine: further settings of EngineConfig.
+    gold: the accepted answers, if the log has none. count: how many questions to ask. target: what
+    answers at a ratio must reach, as a share of what exact ones reach. answers: where to write all
+    answers; None for nowhere. engine: further settings of EngineConfig.
     """
 
     model: str
@@ -120,7 +120,7 @@ def _conclude(
     key: CalibrationKey, measured: Measured, settings: CalibrateSettings, console: Console
 ) -> bool:
     """Show what was measured, and keep the ratio that passes. Returns whether there is one."""
-    chosen = choose(measured.runs, settings.target * measured.noise.rouge_l)
+    chosen = choose(measured.runs, measured.noise.rouge_l, settings.target)
     kept = _describe(key, chosen, measured, settings.target) if chosen else None
     _show(measured, kept, settings, console)
     if kept:
@@ -173,6 +173,7 @@ def _require_borrowed(run: Run) -> None:
 
 def _describe(key: CalibrationKey, chosen: Run, measured: Measured, target: float) -> Calibration:
     assert chosen.ratio is not None
+    accuracy = chosen.accuracy if has_accuracy(measured.runs) else None
     return Calibration(
         key=key,
         recompute_ratio=chosen.ratio,
@@ -182,6 +183,8 @@ def _describe(key: CalibrationKey, chosen: Run, measured: Measured, target: floa
         target=target,
         questions=len(chosen.counted),
         measured_on=datetime.date.today().isoformat(),
+        right=accuracy.share if accuracy else None,
+        exact_right=accuracy.exact_share if accuracy else None,
     )
 
 

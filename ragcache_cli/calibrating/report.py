@@ -9,7 +9,7 @@ from rich import box
 from rich.table import Table
 
 from ragcache_cli.calibrating.cases import Case
-from ragcache_cli.calibrating.likeness import FEW, Likeness, Run
+from ragcache_cli.calibrating.likeness import FEW, Likeness, Run, has_accuracy
 from ragcache_engine.anywhere.calibration import Calibration
 
 LONGEST_QUESTION = 48
@@ -28,7 +28,8 @@ def answers_table(cases: Sequence[Case], noise: Run, runs: Sequence[Run]) -> Tab
 
 def ways_table(exact: Run, noise: Run, runs: Sequence[Run]) -> Table:
     """Make a table with a line for each way of asking. exact: the answers that all are compared with."""
-    columns = ("ratio", "ROUGE-L", "at least (95%)", "equal tokens", "gold", "TTFT", "borrowed")
+    bound = "at least (95%)"
+    columns = ("ratio", "right", bound, "F1", "ROUGE-L", bound, "equal tokens", "TTFT", "borrowed")
     shown = _table("Means of all answers", *columns)
     for name, run in (("exact", exact), ("exact, many at once", noise)):
         shown.add_row(name, *_means(run), "-")
@@ -39,12 +40,17 @@ def ways_table(exact: Run, noise: Run, runs: Sequence[Run]) -> Table:
 
 
 def _means(run: Run) -> tuple[str, ...]:
-    gold = run.gold_share
+    found = run.accuracy
+    right = (
+        (f"{found.share:.1%}", f"{found.lower_bound:.1%}", f"{found.f1:.2f}")
+        if found
+        else ("-",) * 3
+    )
     return (
+        *right,
         f"{run.rouge_l:.3f}",
         f"{run.lower_bound:.3f}",
         f"{run.equal_tokens:.0%}",
-        "-" if gold is None else f"{gold:.0%}",
         f"{run.ttft_s * 1e3:,.0f} ms",
     )
 
@@ -53,10 +59,14 @@ def verdict(
     kept: Calibration | None, noise: Run, target: float, runs: Sequence[Run]
 ) -> Iterator[str]:
     """Write what was wanted, and whether a ratio gave it."""
-    yield (
-        f"Two exact runs have a ROUGE-L of {noise.rouge_l:.3f} with each other. Wanted is {target:g} "
-        f"times that: {target * noise.rouge_l:.3f}, as the lower 95% confidence bound."
-    )
+    likeness = f"Two exact runs have a ROUGE-L of {noise.rouge_l:.3f} with each other"
+    wanted = f"Wanted is, as the lower 95% confidence bound, {target:g} times"
+    if has_accuracy(runs):
+        yield f"{wanted} the share of exact answers that are right. {likeness}; it decides nothing."
+    else:
+        yield f"{likeness}. {wanted} that: {target * noise.rouge_l:.3f}."
+        if noise.accuracy:
+            yield f"[yellow]Fewer than {FEW} exact answers are right: too few to decide.[/yellow]"
     fewest = min(len(run.counted) for run in runs)
     if fewest < FEW:
         yield (
@@ -67,6 +77,8 @@ def verdict(
         yield "[bold]No ratio passes, and none is kept.[/bold] Try higher ones, or other donors."
         return
     yield f"[bold]Kept: recompute_ratio={kept.recompute_ratio:g}[/bold]"
+    if kept.right is not None:
+        yield f"Right are {kept.right:.1%} of its answers, and {kept.exact_right:.1%} of the exact ones."
 
 
 def answer_lines(
@@ -84,7 +96,8 @@ def answer_lines(
                 "answer": answer.text,
                 "rouge_l": likeness.rouge_l,
                 "equal_tokens": likeness.equal_tokens,
-                "has_gold": likeness.has_gold,
+                "has_gold": likeness.grade and likeness.grade.is_right,
+                "f1": likeness.grade and likeness.grade.f1,
                 "ttft_s": likeness.ttft_s,
                 "prompt_tokens": answer.usage.prompt_tokens,
                 "borrowed_tokens": answer.usage.borrowed.total,

@@ -23,8 +23,9 @@ from ragcache_cli.models import DEMO_MODEL, DEMO_MODEL_NAME
 SUMMARY = 'find the recompute ratio for reuse="anywhere"'
 DESCRIPTION = (
     "Answer your own questions exactly and at several recompute ratios, and compare the answers. The "
-    "smallest ratio whose answers are as alike as two exact runs of the model, or nearly so, is kept "
-    'for engines with reuse="anywhere". Exit status 1: none is.'
+    "smallest ratio is kept whose answers are right as often as exact ones, or nearly so; without "
+    "accepted answers, whose answers are as alike as two exact runs of the model. Engines with "
+    'reuse="anywhere" take it. Exit status 1: none is kept.'
 )
 RATIOS = (0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.5)
 
@@ -64,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=share,
         default=0.95,
         metavar="SHARE",
-        help="of the likeness of two exact runs, what answers must reach (%(default)s)",
+        help="of what exact answers reach, what answers at a ratio must reach (%(default)s)",
     )
     parser.add_argument(
         "--count",

@@ -98,8 +98,9 @@ class Calibration:
 
     rouge_l: the mean likeness of answers at this ratio to exact ones, 0 to 1. lower_bound: of its 95%
     confidence interval. noise: the mean likeness of two exact runs to each other. target: the share of
-    that noise which the lower bound had to reach. questions: how many answers were compared.
-    measured_on: a date.
+    what exact answers reach that a lower bound had to reach. questions: how many answers were compared.
+    measured_on: a date. right, exact_right: the shares of right answers, at this ratio and exactly, where
+    they decided; None where likeness did.
     Raises ValueError for values that no measurement gives.
     """
 
@@ -111,9 +112,14 @@ class Calibration:
     target: float
     questions: int
     measured_on: str = ""
+    right: float | None = None
+    exact_right: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("recompute_ratio", "rouge_l", "lower_bound", "noise", "target"):
+        shares = ["recompute_ratio", "rouge_l", "lower_bound", "noise", "target"]
+        if self.right is not None:
+            shares += ["right", "exact_right"]
+        for name in shares:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int | float):
                 raise ValueError(f"{name} is no number: {value!r}")
@@ -124,8 +130,11 @@ class Calibration:
 
     @property
     def least_rouge_l(self) -> float:
-        """The mean likeness below which answers are no longer what was measured."""
-        return self.target * self.noise
+        """The mean likeness below which answers are no longer what was measured.
+
+        Where right answers decided, likeness had nothing to reach: then it is a share of what it was.
+        """
+        return self.target * (self.noise if self.right is None else self.lower_bound)
 
     def to_json(self) -> str:
         """Return the calibration as the text of a file."""
@@ -140,6 +149,11 @@ class Calibration:
             raise ValueError("it is no calibration")
         if content.get("version") != FORMAT_VERSION:
             raise ValueError(f"its format has version {content.get('version')!r}")
+        content = {
+            "right": None,
+            "exact_right": None,
+            **content,
+        }  # earlier versions had no right answers
         named = {field.name: _take(content, field.name) for field in fields(cls)}
         key = named.pop("key")
         if not isinstance(key, dict):

@@ -47,6 +47,14 @@ def test_a_calibration_survives_its_file():
     assert calibration.least_rouge_l == pytest.approx(0.95 * 0.98)
 
 
+def test_where_right_answers_decided_drift_is_told_from_the_likeness_that_was_measured():
+    by_accuracy = replace(measured(anywhere()), lower_bound=0.7, right=0.61, exact_right=0.62)
+    assert Calibration.from_json(by_accuracy.to_json()) == by_accuracy
+    assert by_accuracy.least_rouge_l == pytest.approx(0.95 * 0.7)
+    with pytest.raises(ValueError, match="exact_right is no number"):
+        replace(by_accuracy, exact_right=None)
+
+
 def test_an_engine_takes_the_ratio_that_was_measured_for_it():
     keep(measured(anywhere()))
     with RAGCacheEngine(anywhere(), backend=MemoryBackend(recompute_ratio=0.0)) as engine:
@@ -199,6 +207,6 @@ def test_arguments_that_change_nothing_need_no_other_calibration():
 def test_a_calibration_of_an_earlier_version_still_holds():
     path = keep(measured(anywhere()))
     content = json.loads(path.read_text())
-    del content["key"]["model_args"]
+    del content["key"]["model_args"], content["right"], content["exact_right"]
     path.write_text(json.dumps(content))
     assert find_calibration(anywhere())

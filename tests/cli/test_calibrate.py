@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +20,14 @@ from word_bags import WordBags  # noqa: E402
 
 from ragcache_cli import embedding  # noqa: E402
 from ragcache_cli.calibrating.cases import Asked, draw, read_asked  # noqa: E402
-from ragcache_cli.calibrating.likeness import Likeness, Run, bound_mean, choose  # noqa: E402
+from ragcache_cli.calibrating.likeness import (  # noqa: E402
+    Grade,
+    Likeness,
+    Run,
+    bound_mean,
+    choose,
+    has_accuracy,
+)
 from ragcache_cli.errors import BadTrace  # noqa: E402
 from ragcache_cli.main import main  # noqa: E402
 from ragcache_engine import (  # noqa: E402
@@ -135,6 +142,34 @@ def test_the_smallest_ratio_whose_answers_are_alike_enough_is_kept(calibrate, ca
     assert "Only 12 answers were compared" in said
 
 
+def test_a_ratio_is_kept_whose_unlike_answers_are_as_often_right(calibrate, tmp_path: Path, capsys):
+    (tmp_path / "log.txt").write_text(
+        "".join(
+            json.dumps({"question": f"What about {name} {n}?", "answers": ["Ten."]}) + "\n"
+            for name in FRUITS
+            for n in range(10)
+        )
+    )
+    unlike_but_right = Borrowing(lambda ratio: 3 if ratio else 10)
+    assert calibrate(unlike_but_right, "--ratios", "0", "0.1", "0.5") == 0
+    found = find_calibration(engine_config())
+    assert found is not None
+    assert (found.recompute_ratio, found.right, found.exact_right) == (0.1, 1.0, 1.0)
+    assert found.least_rouge_l < found.rouge_l < 0.95
+    said = " ".join(capsys.readouterr().out.split())
+    assert "0.95 times the share of exact answers that are right" in said
+    assert "ROUGE-L of 1.000 with each other; it decides nothing" in said
+    assert "Right are 100.0% of its answers, and 100.0% of the exact ones" in said
+
+
+def test_too_few_right_answers_decide_nothing_and_it_says_so(calibrate, tmp_path: Path, capsys):
+    gold = tmp_path / "gold.txt"
+    gold.write_text("ten\n" * 12)
+    assert calibrate(Borrowing(lambda ratio: 3), "--ratios", "0.5", "--gold", gold) == 1
+    said = " ".join(capsys.readouterr().out.split())
+    assert "Fewer than 30 exact answers are right: too few to decide" in said
+
+
 def test_where_no_ratio_passes_it_says_so_and_keeps_none(calibrate, capsys):
     assert calibrate(Borrowing(lambda ratio: 3), "--ratios", "0", "0.5") == 1
     assert "No ratio passes, and none is kept" in capsys.readouterr().out
@@ -240,6 +275,20 @@ def test_questions_are_drawn_once_each_and_always_the_same():
     assert len(draw(asked, 1000)) == 40
 
 
+def run(
+    ratio: float,
+    likeness: float,
+    right: Sequence[bool] | None = None,
+    exact_right: Sequence[bool] | None = None,
+) -> Run:
+    """Make a run of equally alike answers. exact_right: all of them by default."""
+    grades: Sequence[Grade | None] = [None] * 5
+    if right is not None:
+        pairs = zip(right, exact_right or [True] * len(right), strict=True)
+        grades = [Grade(now, exactly, f1=0.5) for now, exactly in pairs]
+    return Run(ratio, (), [Likeness(likeness, 1.0, grade, 0.1, True) for grade in grades])
+
+
 @settings(deadline=None, max_examples=30)
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=30))
 def test_the_bound_lies_between_the_least_value_and_the_mean(values: list[float]):
@@ -255,12 +304,33 @@ def test_the_bound_covers_the_true_mean_about_as_often_as_it_says():
 
 
 def test_the_smallest_passing_ratio_is_chosen_whatever_the_order():
-    def run(ratio: float, likeness: float) -> Run:
-        return Run(ratio, (), [Likeness(likeness, 1.0, None, 0.1, True)] * 5)
-
     runs = [run(0.5, 1.0), run(0.1, 0.96), run(0.0, 0.5)]
-    assert choose(runs, 0.95) is runs[1]
-    assert choose(runs[2:], 0.95) is None
+    assert choose(runs, 1.0, 0.95) is runs[1]
+    assert choose(runs[2:], 1.0, 0.95) is None
+
+
+def test_where_answers_are_known_right_ones_decide_however_unlike_they_are():
+    runs = [run(0.0, 0.9, right=[False] * 9 + [True] * 51), run(0.1, 0.5, right=[True] * 60)]
+    assert has_accuracy(runs)
+    assert choose(runs, 1.0, 0.95) is runs[1]
+    assert choose(runs, 1.0, 0.7) is runs[0]
+    assert runs[0].accuracy
+    assert runs[0].accuracy.share == pytest.approx(0.85)
+    assert runs[0].accuracy.lower_bound < 0.8
+
+
+def test_a_loss_counts_however_many_answers_were_wrong_before():
+    exact = [True] * 40 + [False] * 60
+    lost = run(0.1, 0.5, right=[False] * 8 + [True] * 32 + [False] * 60, exact_right=exact)
+    assert choose([lost], 1.0, 0.9) is None
+
+
+@pytest.mark.parametrize("exactly_right", [0, 29])
+def test_a_model_that_answers_too_few_questions_is_judged_by_likeness(exactly_right: int):
+    right = [True] * exactly_right + [False] * 60
+    runs = [run(0.0, 0.5, right, right), run(0.1, 0.96, right, right)]
+    assert not has_accuracy(runs)
+    assert choose(runs, 1.0, 0.95) is runs[1]
 
 
 @pytest.mark.vllm
@@ -275,10 +345,17 @@ def test_on_a_real_model_full_recomputing_gives_the_exact_answers(
     arguments = ["--questions", tmp_path / "log.txt", "--corpus", tmp_path / "corpus"]
     arguments += ["--dtype", "float32", "--count", "4", "--max-tokens", "8", "--ratios", "0", "1"]
     arguments += ["--vllm-arg", "max_model_len=1024", "--device-cache", "200MiB"]
-    arguments += ["--target", "1", "--answers", answers]
+    (tmp_path / "gold.txt").write_text("the apples\n" * 12)
+    arguments += ["--target", "1", "--answers", answers, "--gold", tmp_path / "gold.txt"]
     assert main(["calibrate", demo_model, *map(str, arguments)]) == 0
     rows = [json.loads(line) for line in answers.read_text().splitlines()]
     assert {row["rouge_l"] for row in rows if row["way"] in ("exact again", "1")} == {1.0}
+    exact, full = (
+        [(row["has_gold"], row["f1"]) for row in rows if row["way"] == way]
+        for way in ("exact", "1")
+    )
+    assert exact == full
+    assert None not in exact[0]
     assert all(row["borrowed_tokens"] > 0 for row in rows if row["way"] == "0")
     config = engine_config().model_copy(update={"model": demo_model})
     assert find_calibration(config) is not None
