@@ -12,7 +12,7 @@ OPEN, CLOSE = ("<repo_name>", "<think>"), ("<reponame>", "</think>")
 """Tokens that the small model never writes, and what they become."""
 
 STRENGTH = 1.5
-"""The logit of the end of the thoughts is so many times a full stop's, so that it comes instead of one."""
+"""The logit of the end of the thoughts is so many times a full stop's, in whose place it comes."""
 
 TEMPLATE = """{% for message in messages %}<|im_start|>{{ message['role'] }}
 {{ message['content'] }}<|im_end|>
