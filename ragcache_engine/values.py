@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from sys import getsizeof
@@ -123,7 +123,7 @@ class SamplingOptions:
     logprobs: int | None = None
     add_special_tokens: bool = True
     skip_special_tokens: bool = True
-    template_args: Mapping[str, Any] | None = field(default=None, hash=False)
+    template_args: dict[str, Any] | None = field(default=None, hash=False)
 
     def __post_init__(self) -> None:
         for name in ("temperature", "top_p", "min_p", *_PENALTIES):
@@ -165,7 +165,7 @@ class SamplingOptions:
         if self.guide is not None:
             require_instance(self.guide, Guide, "guide", "such as Guide.json(schema)")
         if self.template_args is not None:
-            require_instance(self.template_args, Mapping, "template_args", "names and values")
+            require_instance(self.template_args, dict, "template_args")
 
     @property
     def depend_on_start(self) -> bool:
@@ -193,9 +193,9 @@ class ChatPrompt(str):
     """
 
     __slots__ = ("template_args",)
-    template_args: Mapping[str, Any] | None
+    template_args: dict[str, Any] | None
 
-    def __new__(cls, text: str, template_args: Mapping[str, Any] | None = None) -> Self:
+    def __new__(cls, text: str, template_args: dict[str, Any] | None = None) -> Self:
         prompt = super().__new__(cls, text)
         prompt.template_args = template_args
         return prompt

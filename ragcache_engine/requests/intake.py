@@ -102,7 +102,8 @@ class PromptIntake:
                 )
         options = require_options(options)
         if isinstance(prompt, ChatPrompt):
-            prompt, options = str(prompt), prompt.fit_options(options)
+            options = prompt.fit_options(options)
+            prompt = str(prompt)
         self._runtime.wait_until_up()
         request_id = self._runtime.next_request_id()
         if options.guide:

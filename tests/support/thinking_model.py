@@ -11,15 +11,13 @@ from safetensors.torch import load_file, save_file
 OPEN, CLOSE = ("<repo_name>", "<think>"), ("<reponame>", "</think>")
 """Tokens that the small model never writes, and what they become."""
 
-STRENGTH = 2.0
-"""How much more likely than a full stop the end of the thoughts is, as a factor of its logit."""
+STRENGTH = 1.5
+"""The logit of the end of the thoughts is so many times a full stop's, in whose place it comes."""
 
 TEMPLATE = """{% for message in messages %}<|im_start|>{{ message['role'] }}
 {{ message['content'] }}<|im_end|>
 {% endfor %}{% if add_generation_prompt %}<|im_start|>assistant
-<think>
-{% if enable_thinking is defined and not enable_thinking %}
-</think>
+<think>{% if enable_thinking is defined and not enable_thinking %}</think>
 
 {% endif %}{% endif %}"""
 
@@ -38,6 +36,7 @@ def make_thinking_model(model: str, folder: Path) -> str:
     (folder / "chat_template.jinja").write_text(TEMPLATE)
     weights = load_file(folder / "model.safetensors")
     (words,) = (table for name, table in weights.items() if "embed_tokens" in name)
+    words[vocabulary[OPEN[1]]] = words[vocabulary["Ċ"]]  # read as the line break that it stands for
     words[vocabulary[CLOSE[1]]] = STRENGTH * words[vocabulary["."]]
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     return str(folder)

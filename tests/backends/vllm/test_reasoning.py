@@ -149,12 +149,12 @@ def thinking(
 
 def test_a_model_thinks_and_then_answers(thinking: RAGCacheEngine):
     assert thinking.config.reasoning_parser == "qwen3"
-    prompt, options = thinking.chat.prompt(MESSAGES), SamplingOptions(max_tokens=48)
+    prompt, options = thinking.chat.prompt(MESSAGES), SamplingOptions(max_tokens=16)
     answer = thinking.generate(prompt, options=options)
     assert answer.reasoning
     assert answer.text
     plain = thinking.generate(
-        str(prompt), options=SamplingOptions(max_tokens=48, add_special_tokens=False)
+        str(prompt), options=SamplingOptions(max_tokens=16, add_special_tokens=False)
     )
     assert answer.token_ids == plain.token_ids
     assert plain.text == f"{answer.reasoning}</think>{answer.text}"
@@ -185,7 +185,7 @@ def test_without_reasoning_a_guide_begins_at_once(thinking: RAGCacheEngine):
 def test_a_forced_call_comes_behind_the_reasoning(thinking: RAGCacheEngine):
     tools = [{"type": "function", "function": {"name": "look", "parameters": CITY}}]
     options = thinking.chat.tool_options(SamplingOptions(max_tokens=96), tools, must_call=True)
-    answer = thinking.generate(thinking.chat.prompt(MESSAGES, tools=tools), options=options)
+    answer = thinking.generate(thinking.chat.prompt(MESSAGES), options=options)
     (call,) = thinking.chat.tool_reader(tools, must_call=True).whole(answer.text).calls
     assert answer.reasoning
     assert call.name == "look"
