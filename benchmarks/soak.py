@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from programs import command_line, describe_machine
+from pydantic import TypeAdapter
 from soaking.callers import Callers, Tally
 from soaking.faults import Faults, small_disk
 from soaking.report import REPORT, Piece, failures, read_pieces, together, write_piece
@@ -169,7 +170,7 @@ def _soak(
     callers.join()
     faults.stop()
     watch.stop()
-    second_tally = Tally.from_dict(json.loads(finish_role(second))) if second else None
+    second_tally = TypeAdapter(Tally).validate_json(finish_role(second)) if second else None
     stats = engine.stats()
     engine.close()
     left = wait_for_end(60)
@@ -189,8 +190,8 @@ def _soak(
         second=second_tally,
         faults=dict(faults.made),
         cannot=[] if can_fill else ["fill"],
-        before=before.to_dict(),
-        after=sample(begun, callers.tally.requests, folder).to_dict(),
+        before=asdict(before),
+        after=asdict(sample(begun, callers.tally.requests, folder)),
         left_processes=left,
         left_shared_memory=sorted(shared_memory_names() - shared_memory),
         stats={
@@ -198,7 +199,7 @@ def _soak(
             "damaged": stats.tiers.damaged,
             "evicted": sum(stats.tiers.evicted.values()),
         },
-        samples=[one.to_dict() for one in watch.samples],
+        samples=[asdict(one) for one in watch.samples],
     )
 
 
@@ -310,7 +311,7 @@ def run_second_engine(order: dict[str, Any]) -> dict[str, Any]:
         )
         callers.start()
         callers.join()
-    return callers.tally.to_dict()
+    return vars(callers.tally)
 
 
 ROLES = {"reference": answer_reference, "second": run_second_engine}

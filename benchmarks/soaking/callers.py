@@ -7,7 +7,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
@@ -46,14 +46,6 @@ class Tally:
     def note(self, text: str) -> None:
         if len(self.notes) < MOST_SHOWN:
             self.notes.append(text)
-
-    def to_dict(self) -> dict[str, Any]:
-        return {one.name: getattr(self, one.name) for one in fields(self)}
-
-    @classmethod
-    def from_dict(cls, kept: dict[str, Any]) -> Tally:
-        counters = {name: Counter(kept[name]) for name in ("turns", "cached_tokens", "errors")}
-        return cls(**{**kept, **counters})
 
     def add(self, other: Tally) -> None:
         """Count what another piece of the run saw as well."""

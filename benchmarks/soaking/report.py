@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+from pydantic import TypeAdapter
+from tables import table
 
 from soaking.callers import Tally
 
@@ -42,6 +44,9 @@ class Piece:
     samples: list[dict[str, Any]] = field(default_factory=list)
 
 
+_PIECE = TypeAdapter(Piece)
+
+
 def count_left_files(piece: Piece) -> int:
     """Count the files that nobody removes.
 
@@ -58,22 +63,13 @@ def count_left_files(piece: Piece) -> int:
 
 def read_pieces(folder: Path) -> list[Piece]:
     """Read the pieces that earlier runs left in the folder, in order."""
-    pieces = []
-    for path in sorted(folder.glob("piece-*.json")):
-        kept = json.loads(path.read_text(encoding="utf-8"))
-        kept["tally"] = Tally.from_dict(kept["tally"])
-        kept["second"] = kept["second"] and Tally.from_dict(kept["second"])
-        pieces.append(Piece(**kept))
-    return pieces
+    return [_PIECE.validate_json(path.read_bytes()) for path in sorted(folder.glob("piece-*.json"))]
 
 
 def write_piece(folder: Path, piece: Piece) -> None:
     """Keep a piece's raw figures, and write the report of all pieces so far."""
     folder.mkdir(parents=True, exist_ok=True)
-    kept = {**vars(piece), "tally": piece.tally.to_dict()}
-    kept["second"] = piece.second and piece.second.to_dict()
-    path = folder / PIECE.format(number=piece.number)
-    path.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+    (folder / PIECE.format(number=piece.number)).write_bytes(_PIECE.dump_json(piece, indent=1))
     text = "\n".join(report(read_pieces(folder))) + "\n"
     (folder / REPORT).write_text(text, encoding="utf-8")
 
@@ -138,8 +134,6 @@ def report(pieces: list[Piece]) -> Iterator[str]:
     found = failures(pieces)
     yield f"**{'Passed' if not found else 'Failed'}.** " + "; ".join(found)
     yield ""
-    yield "| | |"
-    yield "|---|---|"
     cached = sum(whole.cached_tokens.values())
     tiers = ", ".join(f"{name} {whole.cached_tokens[name]:,}" for name in whole.cached_tokens)
     rows = {
@@ -155,29 +149,28 @@ def report(pieces: list[Piece]) -> Iterator[str]:
         or "none",
         "requests of the second engine": sum(p.second.requests for p in pieces if p.second),
     }
-    for name, value in rows.items():
-        yield f"| {name} | {value} |"
-    yield ""
+    yield from table(("", ""), ((name, str(value)) for name, value in rows.items()))
     yield "What each piece held, before it started its engine, early, late, and after it closed it:"
     yield ""
-    yield (
-        "| piece | seed | requests | memory, MiB | threads | open files | in /dev/shm | retried "
-        "| damaged | evicted |"
+    heads = (
+        "piece; seed; requests; memory, MiB; threads; open files; in /dev/shm; retried; damaged; "
     )
-    yield "|---|---|---|---|---|---|---|---|---|---|"
-    for piece in pieces:
-        early, late = memory_of(piece)
-        before, after, stats = piece.before, piece.after, piece.stats
-        yield (
-            f"| {piece.number} | {piece.seed} | {piece.tally.requests:,} "
-            f"| {before['host_mib']}, {early:.0f}, {late:.0f}, {after['host_mib']} "
-            f"| {before['threads']} → {after['threads']} | {before['files']} → {after['files']} "
-            f"| {before['shared_memory']} → {after['shared_memory']} | {stats['retried']} "
-            f"| {stats['damaged']} | {stats['evicted']} |"
-        )
+    yield from table((heads + "evicted").split("; "), map(cells_of, pieces))
     if whole.notes:
-        yield ""
         yield "The first of what went wrong:"
         yield ""
         for note in whole.notes:
             yield f"- {note}"
+
+
+def cells_of(piece: Piece) -> list[str]:
+    early, late = memory_of(piece)
+    before, after = piece.before, piece.after
+    return [
+        str(piece.number),
+        str(piece.seed),
+        f"{piece.tally.requests:,}",
+        f"{before['host_mib']}, {early:.0f}, {late:.0f}, {after['host_mib']}",
+        *(f"{before[held]} → {after[held]}" for held in ("threads", "files", "shared_memory")),
+        *(str(piece.stats[name]) for name in ("retried", "damaged", "evicted")),
+    ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +30,6 @@ class Sample:
     processes: int
     shared_memory: int
     disk_files: int
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def sample(begun: float, requests: int, folder: Path) -> Sample:

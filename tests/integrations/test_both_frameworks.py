@@ -11,15 +11,14 @@ pytest.importorskip("llama_index.core")
 
 import faiss
 import numpy as np
-from langchain_core.embeddings import Embeddings
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import PromptTemplate
 from langchain_core.runnables import RunnablePassthrough
-from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.llms import ChatMessage
 from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.schema import TextNode
 from llama_index.core.tools import FunctionTool
+from made_embeddings import langchain_embeddings, llamaindex_embedding
 
 from ragcache_engine import EngineConfig, MemoryBackend, RAGCacheEngine
 from ragcache_integrations import langchain, llamaindex
@@ -38,32 +37,9 @@ TOOL = {
 FUNCTION = FunctionTool.from_defaults(lambda: None, name="wait", description="Wait.")
 
 
-class LangChainWords(Embeddings):
-    def __init__(self, embed):
-        self.embed = embed
-
-    def embed_query(self, text):
-        return self.embed(text)
-
-    def embed_documents(self, texts):
-        return [self.embed(text) for text in texts]
-
-
-class LlamaIndexWords(BaseEmbedding):
-    embed: object
-
-    def _get_text_embedding(self, text):
-        return self.embed(text)
-
-    _get_query_embedding = _get_text_embedding
-
-    async def _aget_query_embedding(self, query):
-        return self.embed(query)
-
-
 def langchain_asks(engine, corpus, embed):
     store = langchain.FaissVectorStore.from_texts(
-        list(corpus.values()), LangChainWords(embed), ids=list(corpus)
+        list(corpus.values()), langchain_embeddings(embed), ids=list(corpus)
     )
     retriever = langchain.RAGCacheRetriever.from_vectorstore(store, engine=engine, k=2)
     inputs = {
@@ -82,7 +58,7 @@ def llamaindex_asks(engine, corpus, embed):
         vectors,
         [TextNode(id_=name, text=text) for name, text in corpus.items()],
         engine=engine,
-        embed_model=LlamaIndexWords(embed=embed),
+        embed_model=llamaindex_embedding(embed),
         similarity_top_k=2,
     )
     llm = llamaindex.RAGCacheLLM(engine=engine, temperature=0, max_tokens=TOKENS)

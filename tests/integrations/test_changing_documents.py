@@ -17,6 +17,7 @@ from random import Random
 from typing import Any, Protocol
 
 import pytest
+from made_embeddings import langchain_embeddings, llamaindex_embedding
 
 from ragcache_engine import Document, EngineConfig, MemoryBackend, RAGCacheEngine, SamplingOptions
 
@@ -77,20 +78,12 @@ def langchain_index(engine: RAGCacheEngine) -> Index:
     """Make a FaissVectorStore and a chain that answers from it."""
     pytest.importorskip("faiss")
     from langchain_core.documents import Document as LangChainDocument
-    from langchain_core.embeddings import Embeddings
     from langchain_core.prompts import PromptTemplate
     from langchain_core.runnables import RunnablePassthrough
 
     from ragcache_integrations.langchain import FaissVectorStore, RAGCacheLLM, RAGCacheRetriever
 
-    class TopicEmbeddings(Embeddings):
-        def embed_documents(self, texts: list[str]) -> list[list[float]]:
-            return [embed(text) for text in texts]
-
-        def embed_query(self, text: str) -> list[float]:
-            return embed(text)
-
-    store = FaissVectorStore(TopicEmbeddings())
+    store = FaissVectorStore(langchain_embeddings(embed))
     retriever = RAGCacheRetriever.from_vectorstore(store, engine=engine, k=TOP_K)
     prompt = PromptTemplate.from_template("{context}\n\nQuestion: {question}\nAnswer:")
     llm = RAGCacheLLM(engine=engine, temperature=0, max_new_tokens=16)
@@ -128,24 +121,13 @@ def llamaindex_index(engine: RAGCacheEngine) -> Index:
     stores = pytest.importorskip("llama_index.vector_stores.faiss")
     from llama_index.core import Document as LlamaDocument
     from llama_index.core import PromptTemplate, StorageContext, VectorStoreIndex
-    from llama_index.core.embeddings import BaseEmbedding
     from llama_index.core.query_engine import RetrieverQueryEngine
 
     from ragcache_integrations.llamaindex import RAGCacheLLM, RAGCacheRetriever
 
-    class TopicEmbedding(BaseEmbedding):
-        def _get_text_embedding(self, text: str) -> list[float]:
-            return embed(text)
-
-        def _get_query_embedding(self, query: str) -> list[float]:
-            return embed(query)
-
-        async def _aget_query_embedding(self, query: str) -> list[float]:
-            return embed(query)
-
     vectors = stores.FaissMapVectorStore(faiss.IndexIDMap2(faiss.IndexFlatL2(DIMENSIONS)))
     storage = StorageContext.from_defaults(vector_store=vectors)
-    index = VectorStoreIndex([], storage_context=storage, embed_model=TopicEmbedding())
+    index = VectorStoreIndex([], storage_context=storage, embed_model=llamaindex_embedding(embed))
     query_engine = RetrieverQueryEngine.from_args(
         RAGCacheRetriever.from_index(index, engine=engine, similarity_top_k=TOP_K),
         llm=RAGCacheLLM(engine=engine, temperature=0, max_new_tokens=16),

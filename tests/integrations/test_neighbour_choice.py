@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from made_embeddings import langchain_embeddings, llamaindex_embedding
 
 from ragcache_engine import Document, EngineConfig, MemoryBackend, RAGCacheEngine
 from ragcache_integrations.neighbour_choice import choose_neighbour
@@ -60,18 +61,12 @@ def test_langchains_retriever_looks_neighbours_up_in_its_store(
     borrowing_engine, listening, corpus, bag_of_words, is_async
 ):
     pytest.importorskip("langchain_core")
-    from langchain_core.embeddings import Embeddings
 
     from ragcache_integrations.langchain import FaissVectorStore, RAGCacheRetriever
 
-    class Words(Embeddings):
-        def embed_query(self, text):
-            return bag_of_words(text)
-
-        def embed_documents(self, texts):
-            return [bag_of_words(text) for text in texts]
-
-    store = FaissVectorStore.from_texts(list(corpus.values()), Words(), ids=list(corpus))
+    store = FaissVectorStore.from_texts(
+        list(corpus.values()), langchain_embeddings(bag_of_words), ids=list(corpus)
+    )
     retriever = RAGCacheRetriever.from_vectorstore(store, engine=borrowing_engine, k=3)
     found = asyncio.run(retriever.ainvoke(QUESTION)) if is_async else retriever.invoke(QUESTION)
     borrowing_engine.generate("\n\n".join([*(one.page_content for one in found), QUESTION]))
@@ -81,14 +76,6 @@ def test_langchains_retriever_looks_neighbours_up_in_its_store(
 
 def langchain_store(kind, texts, embed, owners=None):
     from langchain_core.documents import Document as Found
-    from langchain_core.embeddings import Embeddings
-
-    class Words(Embeddings):
-        def embed_query(self, text):
-            return embed(text)
-
-        def embed_documents(self, texts):
-            return [embed(text) for text in texts]
 
     if kind == "ours":
         store_class = pytest.importorskip("ragcache_integrations.langchain").FaissVectorStore
@@ -98,7 +85,7 @@ def langchain_store(kind, texts, embed, owners=None):
         Found(page_content=text, id=name, metadata={"owner": (owners or {}).get(name, "all")})
         for name, text in texts.items()
     ]
-    return store_class.from_documents(documents, Words(), ids=list(texts))
+    return store_class.from_documents(documents, langchain_embeddings(embed), ids=list(texts))
 
 
 STORES = ["ours", "langchain's"]
@@ -162,25 +149,19 @@ def test_llamaindex_retriever_looks_neighbours_up_in_its_index(
     pytest.importorskip("llama_index.core")
     import faiss
     import numpy as np
-    from llama_index.core.base.embeddings.base import BaseEmbedding
     from llama_index.core.schema import TextNode
 
     from ragcache_integrations.llamaindex import RAGCacheRetriever
-
-    class Words(BaseEmbedding):
-        def _get_text_embedding(self, text):
-            return bag_of_words(text)
-
-        _get_query_embedding = _get_text_embedding
-
-        async def _aget_query_embedding(self, query):
-            return bag_of_words(query)
 
     vectors = faiss.IndexFlatIP(64)
     vectors.add(np.array([bag_of_words(text) for text in corpus.values()], dtype="float32"))
     nodes = [TextNode(id_=name, text=text) for name, text in corpus.items()]
     retriever = RAGCacheRetriever.from_faiss(
-        vectors, nodes, engine=borrowing_engine, embed_model=Words(), similarity_top_k=3
+        vectors,
+        nodes,
+        engine=borrowing_engine,
+        embed_model=llamaindex_embedding(bag_of_words),
+        similarity_top_k=3,
     )
     retrieve = retriever.aretrieve if is_async else retriever.retrieve
     found = asyncio.run(retrieve(QUESTION)) if is_async else retrieve(QUESTION)
@@ -203,16 +184,8 @@ def other_langchain_retriever(kind, corpus, embed):
     """A retriever of two documents over a store that is not Faiss, and what it may find."""
     core = pytest.importorskip("langchain_core")
     from langchain_core.documents import Document as Found
-    from langchain_core.embeddings import Embeddings
     from langchain_core.runnables import RunnableLambda
     from langchain_core.vectorstores import InMemoryVectorStore
-
-    class Words(Embeddings):
-        def embed_query(self, text):
-            return embed(text)
-
-        def embed_documents(self, texts):
-            return [embed(text) for text in texts]
 
     class ByTextOnly(InMemoryVectorStore):
         """As LangChain's base class: no search by vector."""
@@ -222,7 +195,9 @@ def other_langchain_retriever(kind, corpus, embed):
 
     documents = [Found(page_content=text, id=name) for name, text in corpus.items()]
     store_class = ByTextOnly if kind == "a store without search by vector" else InMemoryVectorStore
-    stock = store_class.from_documents(documents, Words()).as_retriever(search_kwargs={"k": 2})
+    stock = store_class.from_documents(documents, langchain_embeddings(embed)).as_retriever(
+        search_kwargs={"k": 2}
+    )
     if kind == "sequence":
         return stock | RunnableLambda(lambda found: found[::-1])
     if kind == "binding":
@@ -334,19 +309,9 @@ def other_llama_retriever(kind, corpus, embed):
     pytest.importorskip("llama_index.core")
     from llama_index.core import SummaryIndex, VectorStoreIndex
     from llama_index.core.base.base_retriever import BaseRetriever
-    from llama_index.core.base.embeddings.base import BaseEmbedding
     from llama_index.core.llms import MockLLM
     from llama_index.core.retrievers import QueryFusionRetriever
     from llama_index.core.schema import NodeWithScore, TextNode
-
-    class Words(BaseEmbedding):
-        def _get_text_embedding(self, text):
-            return embed(text)
-
-        _get_query_embedding = _get_text_embedding
-
-        async def _aget_query_embedding(self, query):
-            return embed(query)
 
     class ByScore(BaseRetriever):
         """As LlamaIndex's BM25Retriever: it holds its nodes and ranks them by a text."""
@@ -365,7 +330,9 @@ def other_llama_retriever(kind, corpus, embed):
             return [NodeWithScore(node=one) for one in ranked[: self.similarity_top_k]]
 
     nodes = [TextNode(id_=name, text=text) for name, text in corpus.items()]
-    stock = VectorStoreIndex(nodes, embed_model=Words()).as_retriever(similarity_top_k=2)
+    stock = VectorStoreIndex(nodes, embed_model=llamaindex_embedding(embed)).as_retriever(
+        similarity_top_k=2
+    )
     if kind == "fusion":
         return QueryFusionRetriever(
             [stock, stock], llm=MockLLM(), num_queries=1, similarity_top_k=2
