@@ -33,7 +33,7 @@ class CacheStats(ShownAsTable):
     unaccounted_tokens: those prompt_tokens of which the backend did not tell where they came from; the
       rates leave them out.
     approximate: finished requests that borrowed, so whose answers are not exact.
-    unprepared: prompts that were answered exactly, and whose documents wait to be prepared in idle time;
+    unprepared: prompts with documents that had no donors, and wait to be prepared in idle time;
       see EngineConfig.missing_donors.
     rechecked: approximate answers that were computed once more, exactly; see EngineConfig.recheck_share.
     drift: how unlike the last of these answers were: 1 less the mean ROUGE-L; None before the first.

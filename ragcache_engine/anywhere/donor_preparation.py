@@ -1,8 +1,9 @@
 """Prepares documents in idle time, with missing_donors="later".
 
-A prompt that was answered exactly, because its donors were missing, is computed once more while no
-request runs, this time for the sake of its donors. Later prompts borrow them. It ends as soon as a
-request comes, which waits for one short step at most, and goes on afterwards with what is left.
+A prompt whose documents were computed where they stand, because their donors were missing, is computed
+once more while no request runs, this time for the sake of its donors. Later prompts borrow them. It
+ends as soon as a request comes, which waits for one short step at most, and goes on afterwards with
+what is left.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ ONE_TOKEN = SamplingOptions(max_tokens=1)
 
 
 class PreparingBackend(ForwardingBackend):
-    """Does what `inner` does, and prepares documents of prompts that were answered exactly without them.
+    """Does what `inner` does, and prepares those documents of prompts that have no donors.
 
     All methods belong to the engine's loop, except those that any thread may call on every backend.
     is_wanted: returns whether anybody will borrow what is prepared. idle_s: seconds without a request
@@ -66,8 +67,8 @@ class PreparingBackend(ForwardingBackend):
         with self.idle.request():
             async with aclosing(self.inner.generate(request)) as deltas:
                 async for delta in deltas:
-                    is_unprepared = delta.why_exact == WhyExact.NOT_PREPARED
-                    if delta.finish_reason and is_unprepared and pauses == self.idle.pauses:
+                    is_unprepared = delta.finish_reason and _lacks_donors(delta)
+                    if is_unprepared and pauses == self.idle.pauses:
                         self._keep(request)
                     yield delta
 
@@ -134,3 +135,13 @@ class PreparingBackend(ForwardingBackend):
     async def close(self) -> None:
         await self.idle.close()
         await super().close()
+
+
+def _lacks_donors(delta: Delta) -> bool:
+    """Return whether documents of this answer's prompt were computed where they stand.
+
+    Unlike the first document, which is always exact.
+    """
+    later = delta.reuse.documents[1:] if delta.reuse else ()
+    is_partly = any(one.borrowed for one in later) and not all(one.borrowed for one in later)
+    return is_partly or delta.why_exact == WhyExact.NOT_PREPARED

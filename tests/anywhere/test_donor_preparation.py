@@ -75,6 +75,24 @@ def test_new_documents_are_answered_exactly_and_borrowed_the_next_time(engine_of
     assert second.borrowed.device > second.prompt_tokens // 2
 
 
+def test_new_documents_among_known_ones_are_computed_in_their_place_and_prepared_afterwards(
+    engine_of,
+):
+    engine = engine_of(donors="neighbours")
+    corpus = Corpus(1, lambda asked: [SEA[7 - int(one.id[1:])] for one in asked])
+    with engine.retrieval("Why?") as retrieval:
+        retrieval.look_up_neighbours(SEA[:6], corpus)
+        retrieval.found(SEA[:6])
+    ask(engine, 0, 1, 2)
+    assert prepared(engine)
+    usage = ask(engine, 0, 3, 1, 4, 2, 5).usage
+    assert [one.document for one in usage.reused if one.borrowed] == ["d1", "d2"]
+    assert [one.tier for one in usage.reused] == ["device", None, "device", None, "device", None]
+    assert prepared(engine)
+    usage = ask(engine, 0, 5, 4, 3).usage
+    assert [one.document for one in usage.reused if one.borrowed] == ["d5", "d4", "d3"]
+
+
 def test_no_prompt_computes_more_than_its_exact_answer(engine_of):
     engine, exact = engine_of(), engine_of()
     for pages in ([0, 1, 2], [3, 1, 2], [4, 5, 1], [6, 5, 7]):
