@@ -35,6 +35,7 @@ class CacheStats(ShownAsTable):
     approximate: finished requests that borrowed, so whose answers are not exact.
     unprepared: prompts with documents that had no donors, and wait to be prepared in idle time;
       see EngineConfig.missing_donors.
+    prepared: prompts whose missing donors were computed in idle time.
     rechecked: approximate answers that were computed once more, exactly; see EngineConfig.recheck_share.
     drift: how unlike the last of these answers were: 1 less the mean ROUGE-L; None before the first.
     is_switched_off: whether they were so unlike that the engine borrows no more.
@@ -64,6 +65,7 @@ class CacheStats(ShownAsTable):
     unaccounted_tokens: int = 0
     approximate: int = 0
     unprepared: int = 0
+    prepared: int = 0
     rechecked: int = 0
     drift: float | None = None
     is_switched_off: bool = False

@@ -56,11 +56,13 @@ class PreparingBackend(ForwardingBackend):
         )
         self._numbers = count()
         self._is_preparing = False
+        self._prepared = 0
         self.idle = IdleWork(self._prepare_next, self._has_more, idle_s=idle_s)
 
     def report(self) -> dict[str, Any]:
-        """Return the fields of CacheStats that tell what is still to be prepared. Any thread."""
-        return {"unprepared": len(self._waiting) + self._is_preparing}
+        """Return the fields of CacheStats that tell what was and is to be prepared. Any thread."""
+        waiting = len(self._waiting) + self._is_preparing
+        return {"unprepared": waiting, "prepared": self._prepared}
 
     async def generate(self, request: BackendRequest) -> AsyncGenerator[Delta, None]:
         pauses = self.idle.pauses
@@ -86,6 +88,7 @@ class PreparingBackend(ForwardingBackend):
         self._is_preparing = True
         try:
             await self._prepare(request)
+            self._prepared += 1
         except asyncio.CancelledError:
             self._waiting.setdefault(name, request)
             raise

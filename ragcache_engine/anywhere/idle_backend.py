@@ -11,6 +11,7 @@ from ragcache_engine.anywhere.donor_preparation import PreparingBackend
 from ragcache_engine.anywhere.drift import Drift
 from ragcache_engine.anywhere.idle_work import IdleWork
 from ragcache_engine.anywhere.rechecking import RecheckingBackend
+from ragcache_engine.cache_stats import CacheStats
 from ragcache_engine.protocols import Backend
 
 
@@ -30,6 +31,10 @@ class IdleBackend:
     def is_switched_off(self) -> bool:
         """Return whether rechecked answers were so unlike that nothing is to be borrowed."""
         return self.drift is not None and self.drift.is_off
+
+    def stats(self) -> CacheStats:
+        """Return what was done in idle time, and nothing else. Any thread may call it."""
+        return CacheStats(**{name: told for each in self.reports for name, told in each().items()})
 
     def open(self) -> None:
         """Begin with idle work, around a backend that runs already and is never started."""

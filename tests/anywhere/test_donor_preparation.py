@@ -194,7 +194,7 @@ def test_nothing_is_prepared_that_nobody_will_borrow():
     with RAGCacheEngine(config, backend=backend) as engine:
         ask(engine, 0, 1)
         time.sleep(0.1)
-        assert backend.report() == {"unprepared": 1}
+        assert backend.report() == {"unprepared": 1, "prepared": 0}
         assert engine.stats().tiers.donor_tokens == 0
 
 
