@@ -35,6 +35,8 @@ class CacheStats(ShownAsTable):
     approximate: finished requests that borrowed, so whose answers are not exact.
     unprepared: prompts with documents that had no donors, and wait to be prepared in idle time;
       see EngineConfig.missing_donors.
+    found_unprepared: documents that wait to be prepared in idle time because a search found them, or ones
+      near them, though no prompt has had them yet.
     prepared: prompts whose missing donors were computed in idle time.
     rechecked: approximate answers that were computed once more, exactly; see EngineConfig.recheck_share.
     drift: how unlike the last of these answers were: 1 less the mean ROUGE-L; None before the first.
@@ -65,6 +67,7 @@ class CacheStats(ShownAsTable):
     unaccounted_tokens: int = 0
     approximate: int = 0
     unprepared: int = 0
+    found_unprepared: int = 0
     prepared: int = 0
     rechecked: int = 0
     drift: float | None = None

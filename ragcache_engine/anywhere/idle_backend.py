@@ -20,13 +20,15 @@ class IdleBackend:
     """A backend, and what it does in idle time.
 
     backend: does what the one inside does. reports: each returns fields of CacheStats.
-    works: what it does. drift: judges the rechecks; None without any.
+    works: what it does. drift: judges the rechecks; None without any. preparing: prepares donors; None
+    if nobody does.
     """
 
     backend: Backend
     reports: Sequence[Callable[[], Mapping[str, Any]]]
     works: Sequence[IdleWork]
     drift: Drift | None = None
+    preparing: PreparingBackend | None = None
 
     def is_switched_off(self) -> bool:
         """Return whether rechecked answers were so unlike that nothing is to be borrowed."""
@@ -60,7 +62,7 @@ def with_idle_work(
     drift = Drift(least) if recheck_share else None
     reports: list[Callable[[], Mapping[str, Any]]] = []
     works: list[IdleWork] = []
-    backend = inner
+    backend, preparing = inner, None
     if prepares_later:
         backend = preparing = PreparingBackend(
             backend, is_wanted=lambda: drift is None or not drift.is_off
@@ -71,4 +73,4 @@ def with_idle_work(
         backend = rechecking = RecheckingBackend(backend, drift, recheck_share)
         reports.append(drift.report)
         works.append(rechecking.idle)
-    return IdleBackend(backend, reports, works, drift)
+    return IdleBackend(backend, reports, works, drift, preparing)

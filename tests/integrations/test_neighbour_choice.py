@@ -5,26 +5,27 @@ import asyncio
 import pytest
 
 from ragcache_engine import Document, EngineConfig, MemoryBackend, RAGCacheEngine
-from ragcache_integrations.neighbour_choice import choose_neighbour
+from ragcache_integrations.neighbour_choice import choose_neighbours
 
 QUESTION = "Why does the sky look blue?"
 
 
-def test_the_neighbour_is_the_nearest_that_is_another_document_with_another_text():
+def test_neighbours_are_other_documents_with_another_text():
     asked, copy, other = Document("a", "text"), Document("a2", "text"), Document("b", "more")
-    assert choose_neighbour(asked, [asked, copy, other]) == other
-    assert choose_neighbour(asked, [asked, copy]) is None
+    assert choose_neighbours(asked, [asked, copy, other]) == [other]
+    assert choose_neighbours(asked, [asked, copy]) == []
 
 
 class Listening(MemoryBackend):
-    """Keeps the neighbours that its requests carry."""
+    """Keeps the neighbours that its requests carry, those of idle work apart."""
 
     def __init__(self):
         super().__init__(recompute_ratio=0.1)
         self.neighbours = []
 
     def generate(self, request):
-        self.neighbours.append({name: one.document for name, one in request.contexts.items()})
+        if not request.is_guess:
+            self.neighbours.append({name: one.document for name, one in request.contexts.items()})
         return super().generate(request)
 
 

@@ -1,0 +1,27 @@
+"""The value that tells where the neighbours of documents are looked up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import NamedTuple
+
+from ragcache_engine.values import Document
+
+FindNeighbours = Callable[
+    [Sequence[Document]], Sequence[Document | None] | Sequence[Sequence[Document]]
+]
+"""Returns, for each document, the nearest other one in its corpus; None where that is not known. Or a
+few of them, nearest first: the others are prepared in idle time, as they are likely to be found soon."""
+
+
+class Corpus(NamedTuple):
+    """Where the neighbours of retrieved documents are looked up.
+
+    version: differs whenever the corpus has other documents. find: looks neighbours up.
+    name: which corpus this is, in all its versions. A store that is searched with a filter is another
+      corpus than the same store without: a neighbour must be a document that the search may find.
+    """
+
+    version: Hashable
+    find: FindNeighbours
+    name: Hashable = ""
