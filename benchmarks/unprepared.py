@@ -39,7 +39,7 @@ EXACT, COMPUTE, LATER = "exact", "compute", "later"
 WAYS = (EXACT, COMPUTE, LATER)
 PARTS = 4
 FIRST_TOKEN = replace(OPTIONS, max_tokens=1)
-NEIGHBOURS = 2
+NEIGHBOURS = 3
 """So many each retriever tells."""
 MOST_REST_S = 30.0
 SPIN_S = 1.1

@@ -13,8 +13,9 @@ from ragcache_engine import Document, RAGCacheEngine
 
 logger = logging.getLogger(__name__)
 
-LOOKED_AT = 3
-"""How many of the nearest documents to look at: the nearest one is nearly always the document itself."""
+LOOKED_AT = 4
+"""How many of the nearest documents to look at: the nearest one is nearly always the document itself, and
+the next one its neighbour. The others are prepared in idle time, so more of them are more work."""
 
 
 def choose_neighbours(document: Document, nearest: Iterable[Document]) -> list[Document]:

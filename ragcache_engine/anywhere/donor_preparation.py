@@ -97,7 +97,7 @@ class PreparingBackend(ForwardingBackend):
     def report(self) -> dict[str, Any]:
         """Return the fields of CacheStats that tell what was and is to be prepared. Any thread."""
         waiting = len(self._waiting) + self._is_preparing
-        found = (len(self._found) if self._found else 0) + self._is_preparing_found
+        found = 0 if self._found is None else len(self._found) + self._is_preparing_found
         return {"unprepared": waiting, "found_unprepared": found, "prepared": self._prepared}
 
     async def generate(self, request: BackendRequest) -> AsyncGenerator[Delta, None]:
@@ -105,20 +105,21 @@ class PreparingBackend(ForwardingBackend):
         with self.idle.request():
             async with aclosing(self.inner.generate(request)) as deltas:
                 async for delta in deltas:
-                    is_unprepared = delta.finish_reason and _lacks_donors(delta)
-                    if is_unprepared and pauses == self.idle.pauses:
-                        self._keep(request)
-                    if delta.finish_reason and self._found and not request.is_guess:
-                        self._note_prompt(request, self._found)
+                    if delta.finish_reason and pauses == self.idle.pauses:
+                        if _lacks_donors(delta):
+                            self._keep(request)
+                        self._note_prompt(request)
                     yield delta
 
     @property
     def _found(self) -> FoundDocuments | None:
         return self.neighbours.found if self.neighbours else None
 
-    def _note_prompt(self, request: BackendRequest, found: FoundDocuments) -> None:
+    def _note_prompt(self, request: BackendRequest) -> None:
         """Remember how a tenant's prompts begin, and that these documents need not wait."""
-        found.note_prompt(request.document_ids, request.tenant)
+        if self._found is None:
+            return
+        self._found.note_prompt(request.document_ids, request.tenant)
         if beginning := Beginning.of(request):
             self._beginnings[request.tenant] = beginning
             self._beginnings.touch(request.tenant)
@@ -130,15 +131,12 @@ class PreparingBackend(ForwardingBackend):
         self._waiting[name] = request.compact()
 
     def _has_more(self) -> bool:
-        return (bool(self._waiting) or self._next_beginning() is not None) and self._is_wanted()
+        return bool(self._waiting or self._tenants_with_found()) and self._is_wanted()
 
-    def _next_beginning(self) -> tuple[str | None, Beginning] | None:
-        """Return a tenant for whom a found document waits, the latest one, and how its prompts begin."""
-        if self._found:
-            for tenant in reversed([*self._beginnings]):
-                if self._found.has_some(tenant):
-                    return tenant, self._beginnings[tenant]
-        return None
+    def _tenants_with_found(self) -> list[str | None]:
+        """Return for whom found documents wait, whose prompts' beginning is known; the latest first."""
+        found = self._found
+        return [] if found is None else [*filter(found.has_some, reversed([*self._beginnings]))]
 
     async def _prepare_next(self) -> None:
         if not self._waiting:
@@ -159,18 +157,17 @@ class PreparingBackend(ForwardingBackend):
 
     async def _prepare_found(self) -> None:
         """Prepare the document that searches found most often."""
-        found, next_one = self._found, self._next_beginning()
-        if found is None or next_one is None:
-            return
-        tenant, beginning = next_one
+        found, (tenant, *_) = self._found, self._tenants_with_found()
+        assert found is not None
         self._is_preparing_found = True
         one = found.take(tenant)
-        assert one, "only this takes any"
         try:
-            write = partial(self._write_prompt, one, beginning, tenant)
-            await self._prepare(await self._writers.run(write))
+            if one is not None:  # a search may have driven it out
+                write = partial(self._write_prompt, one, self._beginnings[tenant], tenant)
+                await self._prepare(await self._writers.run(write))
         except asyncio.CancelledError:
-            found.put_back(one, tenant)
+            if one is not None:
+                found.put_back(one, tenant)
             raise
         except Exception as error:  # it must disturb nobody
             logger.info("a document could not be prepared: %s", error)
@@ -221,7 +218,7 @@ class PreparingBackend(ForwardingBackend):
     async def clear_cache(self) -> bool:
         async with self.idle.paused():
             self._waiting.clear()
-            if self._found:
+            if self._found is not None:
                 self._found.clear()
             return await super().clear_cache()
 
@@ -236,7 +233,10 @@ class PreparingBackend(ForwardingBackend):
                 behind = [context.document for context in request.contexts.values()]
                 if not doomed.isdisjoint([*request.document_ids, *behind]):
                     del self._waiting[name]
-            if self._found:
+            for tenant, beginning in list(self._beginnings.items()):
+                if beginning.span.document_id in doomed:
+                    del self._beginnings[tenant]
+            if self._found is not None:
                 self._found.forget(document_ids)
             await super().forget(document_ids)
 

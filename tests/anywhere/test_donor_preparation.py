@@ -163,6 +163,19 @@ def test_a_document_that_stood_in_a_prompt_waits_no_more(engine_of, monkeypatch)
     assert engine.stats().found_unprepared == 0
 
 
+def test_no_prompt_begins_with_a_forgotten_document(engine_of):
+    engine = engine_of(donors="neighbours")
+    ask(engine, 0, 1)
+    assert found_prepared(engine)
+    engine.forget(["d0"])
+    search(engine, near(1), 3)
+    ask(engine, 4, tenant="ada")  # something ends, and nothing tells how prompts begin now
+    time.sleep(0.1)
+    assert engine.stats().found_unprepared == 2
+    ask(engine, 5, 6)
+    assert found_prepared(engine)
+
+
 def test_what_was_found_for_a_tenant_is_prepared_for_that_tenant(engine_of):
     engine = engine_of(donors="neighbours")
     with engine.retrieval("Why?", tenant="ada") as retrieval:
