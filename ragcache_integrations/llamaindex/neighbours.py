@@ -27,6 +27,8 @@ def corpus_of(retriever: VectorIndexRetriever, as_document: AsDocument) -> Corpu
     """Return the index of a retriever as a corpus. as_document: makes a Document of a node."""
     searcher = copy(retriever)
     searcher.similarity_top_k = LOOKED_AT
+    # An engine keeps the corpus while documents wait, and must not be kept by it.
+    vars(searcher).update(_engine=None, _llm=None, _template=None)
     restrictions = (retriever._filters, retriever._node_ids, retriever._doc_ids)
     return Corpus(
         _version_of(retriever._index),

@@ -1,6 +1,8 @@
 """Both retrievers tell the engine which document of their index is nearest to each one they find."""
 
 import asyncio
+import gc
+import weakref
 
 import pytest
 
@@ -188,6 +190,31 @@ def test_llamaindex_retriever_looks_neighbours_up_in_its_index(
     borrowing_engine.generate("\n\n".join([*(one.node.text for one in found), QUESTION]))
     near = nearest_by_hand(corpus, bag_of_words)
     assert listening.neighbours == [{one.node.node_id: near[one.node.node_id] for one in found}]
+
+
+def test_what_finds_neighbours_keeps_no_engine(corpus, bag_of_words):
+    """Else an engine in which documents wait would never be collected."""
+    pytest.importorskip("llama_index.core")
+    import faiss
+    import numpy as np
+    from llama_index.core.embeddings import MockEmbedding
+    from llama_index.core.schema import TextNode
+
+    from ragcache_integrations.llamaindex import RAGCacheRetriever
+
+    vectors = faiss.IndexFlatIP(64)
+    vectors.add(np.array([bag_of_words(text) for text in corpus.values()], dtype="float32"))
+    nodes = [TextNode(id_=name, text=text) for name, text in corpus.items()]
+    with RAGCacheEngine(EngineConfig(backend="memory", reuse="anywhere")) as engine:
+        retriever = RAGCacheRetriever.from_faiss(
+            vectors, nodes, engine=engine, embed_model=MockEmbedding(embed_dim=64)
+        )
+    searched = retriever._corpus()
+    kept = weakref.ref(engine)
+    del engine, retriever
+    gc.collect()
+    assert kept() is None
+    assert searched
 
 
 class Counting:
