@@ -25,3 +25,10 @@ class Corpus(NamedTuple):
     version: Hashable
     find: FindNeighbours
     name: Hashable = ""
+
+    def look_up(self, documents: Sequence[Document]) -> list[Sequence[Document]]:
+        """Return each document's neighbours, nearest first. Raises what `find` does."""
+        return [
+            () if found is None else (found,) if isinstance(found, Document) else found
+            for found in self.find(documents)
+        ]

@@ -128,7 +128,7 @@ class NeighbourBook:
             return
         began = self._forgotten.moment
         try:
-            near = [_as_sequence(found) for found in corpus.find(unknown)]
+            near = corpus.look_up(unknown)
             entries = {
                 one.id: self._as_context(one, found[0] if found else None)
                 for one, found in zip(unknown, near, strict=True)
@@ -203,12 +203,6 @@ class NeighbourBook:
             return Context(neighbour.id, (), text=neighbour.text)
         context = context_behind(self._tokenize, document.text, neighbour)
         return context._replace(token_ids=array("I", context.token_ids))
-
-
-def _as_sequence(found: Document | Sequence[Document] | None) -> Sequence[Document]:
-    if found is None:
-        return ()
-    return (found,) if isinstance(found, Document) else found
 
 
 def context_behind(tokenize: Tokenize, text: str, neighbour: Document) -> Context:
