@@ -17,7 +17,8 @@ few of them, nearest first: the others are prepared in idle time, as they are li
 class Corpus(NamedTuple):
     """Where the neighbours of retrieved documents are looked up.
 
-    version: differs whenever the corpus has other documents. find: looks neighbours up.
+    version: differs whenever the corpus has other documents. find: looks neighbours up; called where the
+      search runs, and on a thread of the engine.
     name: which corpus this is, in all its versions. A store that is searched with a filter is another
       corpus than the same store without: a neighbour must be a document that the search may find.
     """
