@@ -60,9 +60,14 @@ def find_nearest(corpus: Sequence[Document], count: int = 1) -> dict[str, list[D
 
 
 def tell_neighbours(
-    engine: RAGCacheEngine, documents: Sequence[Document], neighbours: Mapping[str, Document]
+    engine: RAGCacheEngine,
+    documents: Sequence[Document],
+    neighbours: Mapping[str, Document] | Mapping[str, Sequence[Document]],
 ) -> None:
-    """Let the engine store documents behind these neighbours, or alone without any."""
+    """Let the engine store documents behind these neighbours, or alone without any.
+
+    neighbours: the nearest other document of each, or several, nearest first.
+    """
     corpus = Corpus(
         id(neighbours) if neighbours else None,
         lambda asked: [neighbours.get(one.id) for one in asked],

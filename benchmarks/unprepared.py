@@ -40,6 +40,8 @@ EXACT, COMPUTE, LATER = "exact", "compute", "later"
 WAYS = (EXACT, COMPUTE, LATER)
 PARTS = 4
 FIRST_TOKEN = replace(OPTIONS, max_tokens=1)
+NEIGHBOURS = 3
+"""So many each retriever tells."""
 MOST_REST_S = 30.0
 SPIN_S = 1.1
 """An idle model of vLLM's spins so long; it would take time from the engine asked next."""
@@ -48,7 +50,7 @@ SPIN_S = 1.1
 def main() -> None:
     asked = _parse()
     corpus, questions = read_set(asked.set, asked.questions, asked.top_k)
-    neighbours = {name: found[0] for name, found in find_nearest(corpus).items()}
+    neighbours = find_nearest(corpus, NEIGHBOURS)
     rows: list[dict[str, Any]] = []
     if asked.out:
         asked.out.mkdir(parents=True, exist_ok=True)
@@ -109,7 +111,7 @@ def _start(way: str, asked: argparse.Namespace) -> Iterator[RAGCacheEngine]:
 def _ask(
     engine: RAGCacheEngine,
     question: Question,
-    neighbours: dict[str, Document],
+    neighbours: dict[str, list[Document]],
     options: SamplingOptions,
 ) -> Answer:
     tell_neighbours(engine, question.documents, neighbours)
@@ -118,7 +120,10 @@ def _ask(
 
 def _wait_for_rest(engine: RAGCacheEngine, spin_s: float) -> None:
     deadline = time.monotonic() + MOST_REST_S
-    while engine.stats().unprepared and time.monotonic() < deadline:
+    while time.monotonic() < deadline:
+        stats = engine.stats()
+        if not (stats.unprepared or stats.found_unprepared):
+            break
         time.sleep(0.01)
     time.sleep(spin_s)
 

@@ -40,10 +40,11 @@ def estimate_warming(
     for length in lengths.values():
         tokens += length
         seconds += profile.prefill_s(system, length)
-    neighbours = corpus.find(documents) if corpus else [None] * len(documents)
-    for document, neighbour in zip(documents, neighbours, strict=True):
-        if neighbour is None:
+    near = corpus.look_up(documents) if corpus else [()] * len(documents)
+    for document, neighbours in zip(documents, near, strict=True):
+        if not neighbours:
             continue
+        neighbour = neighbours[0]
         length, before = lengths[document.id], lengths.get(neighbour.id)
         if before is None:
             # It is none of these documents, so it is computed for this one.

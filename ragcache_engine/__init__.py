@@ -9,7 +9,7 @@ it.
 docs/architecture.md draws all of it.
 """
 
-from ragcache_engine.anywhere.neighbours import Corpus
+from ragcache_engine.anywhere.corpus import Corpus
 from ragcache_engine.backends.memory import MemoryBackend
 from ragcache_engine.cache_stats import CacheStats
 from ragcache_engine.chat import ToolAnswer, ToolAnswerPart, ToolCall, ToolCallPart, ToolReader

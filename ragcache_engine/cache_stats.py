@@ -33,8 +33,11 @@ class CacheStats(ShownAsTable):
     unaccounted_tokens: those prompt_tokens of which the backend did not tell where they came from; the
       rates leave them out.
     approximate: finished requests that borrowed, so whose answers are not exact.
-    unprepared: prompts that were answered exactly, and whose documents wait to be prepared in idle time;
+    unprepared: prompts with documents that had no donors, and wait to be prepared in idle time;
       see EngineConfig.missing_donors.
+    found_unprepared: documents that wait to be prepared in idle time because a search found them, or ones
+      near them, though no prompt has had them yet.
+    prepared: prompts whose missing donors were computed in idle time.
     rechecked: approximate answers that were computed once more, exactly; see EngineConfig.recheck_share.
     drift: how unlike the last of these answers were: 1 less the mean ROUGE-L; None before the first.
     is_switched_off: whether they were so unlike that the engine borrows no more.
@@ -64,6 +67,8 @@ class CacheStats(ShownAsTable):
     unaccounted_tokens: int = 0
     approximate: int = 0
     unprepared: int = 0
+    found_unprepared: int = 0
+    prepared: int = 0
     rechecked: int = 0
     drift: float | None = None
     is_switched_off: bool = False

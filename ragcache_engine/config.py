@@ -87,9 +87,9 @@ class EngineConfig(BaseModel):
       document's nearest one in the corpus; "alone": behind the system text only; "any": nowhere: it is
       borrowed from whatever prompt it stood in before, so nothing has to be prepared, and answers depend
       on what was asked before.
-    missing_donors: with reuse="anywhere", what happens to documents that nobody has prepared. "later": a
-      prompt is answered exactly where that computes fewer tokens, and its documents are prepared while no
-      request runs; so no prompt takes longer than its exact answer. "compute": they are computed in their
+    missing_donors: with reuse="anywhere", what happens to documents that nobody has prepared. "later":
+      they are computed where they stand in the prompt, and prepared while no request runs; so no prompt
+      computes more than its exact answer. "compute": they are computed in their
       donors' contexts first, so that answers do not depend on what is cached; a prompt of new documents
       then takes longer than an exact one.
     recheck_share: with reuse="anywhere", the share of greedy answers that the engine computes once more,

@@ -13,9 +13,11 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, Self
 
 from ragcache_engine.anywhere.calibration import find_calibration, with_ratio
+from ragcache_engine.anywhere.corpus import Corpus
 from ragcache_engine.anywhere.forwarding import WithdrawingBackend
+from ragcache_engine.anywhere.found_documents import FoundDocuments
 from ragcache_engine.anywhere.idle_backend import with_idle_work
-from ragcache_engine.anywhere.neighbours import Corpus, NeighbourBook, without_contexts
+from ragcache_engine.anywhere.neighbours import NeighbourBook, without_contexts
 from ragcache_engine.backends.choice import (
     choose_backend,
     find_configured_server,
@@ -117,6 +119,9 @@ class RAGCacheEngine:
         )
         backend = idle.backend
         neighbours = _make_neighbour_book(config, backend, forgotten)
+        if neighbours and idle.preparing:
+            neighbours.found = FoundDocuments()
+            idle.preparing.neighbours = neighbours
         contexts_of = neighbours.contexts if neighbours else without_contexts
         self._runtime = Runtime(
             backend,

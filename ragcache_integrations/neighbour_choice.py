@@ -1,4 +1,4 @@
-"""Chooses a document's neighbour from what a search with the document itself finds, and names corpora."""
+"""Chooses a document's neighbours among what a search with it finds, and names corpora."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from ragcache_engine import Document, RAGCacheEngine
 
 logger = logging.getLogger(__name__)
 
-LOOKED_AT = 3
-"""How many of the nearest documents to look at: the nearest one is nearly always the document itself."""
+LOOKED_AT = 4
+"""How many of the nearest documents to look at: the nearest one is nearly always the document itself, and
+the next one its neighbour. The others are prepared in idle time, so more of them are more work."""
 
 
-def choose_neighbour(document: Document, nearest: Iterable[Document]) -> Document | None:
-    """Return the first that is another document with another text; None if there is none.
+def choose_neighbours(document: Document, nearest: Iterable[Document]) -> list[Document]:
+    """Return those that are other documents with another text.
 
     nearest: what the search found, nearest first.
     """
-    others = (one for one in nearest if one.id != document.id and one.text != document.text)
-    return next(others, None)
+    return [one for one in nearest if one.id != document.id and one.text != document.text]
 
 
 def borrows_behind_neighbours(engine: RAGCacheEngine) -> bool:

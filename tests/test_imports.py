@@ -100,6 +100,7 @@ MAY_IMPORT = {
     "ragcache_engine.backends": [
         "backends",
         "anywhere.idle_backend",
+        "observing.metrics",
         "serving",
         "chat",
         "guide",
@@ -128,6 +129,8 @@ MAY_IMPORT = {
     "ragcache_engine.engine_chat": ["requests", "chat", "protocols", "values", "checks", "errors"],
     "ragcache_engine.anywhere": [
         "anywhere",
+        "cache_stats",
+        "daemon_threads",
         "latest_items",
         "cache_home",
         "chat",

@@ -1,8 +1,10 @@
 """Prepares documents in idle time, with missing_donors="later".
 
-A prompt that was answered exactly, because its donors were missing, is computed once more while no
-request runs, this time for the sake of its donors. Later prompts borrow them. It ends as soon as a
-request comes, which waits for one short step at most, and goes on afterwards with what is left.
+A prompt whose documents were computed where they stand, because their donors were missing, is computed
+once more while no request runs, this time for the sake of its donors. Later prompts borrow them. It
+ends as soon as a request comes, which waits for one short step at most, and goes on afterwards with
+what is left. When no prompt waits any more, documents get donors that searches found and that no prompt
+has had yet, behind the beginning of the last prompt.
 """
 
 from __future__ import annotations
@@ -12,15 +14,21 @@ import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
+from functools import partial
 from itertools import count
-from typing import Any
+from sys import getsizeof
+from typing import Any, NamedTuple, Self
 
 from ragcache_engine.anywhere.forwarding import ForwardingBackend
+from ragcache_engine.anywhere.found_documents import Found, FoundDocuments
 from ragcache_engine.anywhere.idle_work import IDLE_S, IdleWork
+from ragcache_engine.anywhere.neighbours import SEPARATOR, NeighbourBook
+from ragcache_engine.daemon_threads import DaemonThreads
 from ragcache_engine.latest_items import LatestItems
+from ragcache_engine.prompt import Span, token_segments
 from ragcache_engine.protocols import Backend, BackendRequest, Delta
 from ragcache_engine.tiers.borrowing.plan import WhyExact
-from ragcache_engine.values import ModelLimits, SamplingOptions
+from ragcache_engine.values import ModelLimits, SamplingOptions, TokenizedPrompt
 
 logger = logging.getLogger(__name__)
 
@@ -28,16 +36,40 @@ MOST_WAITING, MOST_WAITING_BYTES = 256, 32 << 20
 """How many prompts wait to be prepared, and how much memory they take; an engine that is never idle drops
 the oldest."""
 
+MOST_BEGINNINGS = 64
+"""Of so many tenants the beginning of the last prompt is kept."""
+
 ONE_TOKEN = SamplingOptions(max_tokens=1)
 
 
+class Beginning(NamedTuple):
+    """A prompt up to the end of its first document, which is `span`."""
+
+    text: str
+    span: Span
+    options: SamplingOptions
+
+    @classmethod
+    def of(cls, request: BackendRequest) -> Self | None:
+        """Return the beginning of a prompt; None if it has no known document."""
+        prompt = request.prompt
+        first = next((one for one in request.segments if one.document_id is not None), None)
+        if first is None or first.document_id is None or not isinstance(prompt, TokenizedPrompt):
+            return None
+        start, end = prompt.offsets[first.start][0], prompt.offsets[first.end - 1][1]
+        return cls(prompt.text[:end], Span(start, end, first.document_id), request.options)
+
+
 class PreparingBackend(ForwardingBackend):
-    """Does what `inner` does, and prepares documents of prompts that were answered exactly without them.
+    """Does what `inner` does, and prepares those documents of prompts that have no donors.
 
     All methods belong to the engine's loop, except those that any thread may call on every backend.
     is_wanted: returns whether anybody will borrow what is prepared. idle_s: seconds without a request
     before it begins.
+    neighbours: knows what searches found; None where nobody tells of searches. Set it before the start.
     """
+
+    neighbours: NeighbourBook | None = None
 
     def __init__(
         self,
@@ -53,23 +85,44 @@ class PreparingBackend(ForwardingBackend):
                 MOST_WAITING_BYTES, lambda _, request: request.size_bytes, most=MOST_WAITING
             )
         )
+        self._beginnings: LatestItems[str | None, Beginning] = LatestItems(
+            MOST_WAITING_BYTES, lambda _, one: getsizeof(one.text), most=MOST_BEGINNINGS
+        )
+        self._writers = DaemonThreads(1, "ragcache-preparing")
         self._numbers = count()
-        self._is_preparing = False
+        self._is_preparing = self._is_preparing_found = False
+        self._prepared = 0
         self.idle = IdleWork(self._prepare_next, self._has_more, idle_s=idle_s)
 
     def report(self) -> dict[str, Any]:
-        """Return the fields of CacheStats that tell what is still to be prepared. Any thread."""
-        return {"unprepared": len(self._waiting) + self._is_preparing}
+        """Return the fields of CacheStats that tell what was and is to be prepared. Any thread."""
+        waiting = len(self._waiting) + self._is_preparing
+        found = 0 if self._found is None else len(self._found) + self._is_preparing_found
+        return {"unprepared": waiting, "found_unprepared": found, "prepared": self._prepared}
 
     async def generate(self, request: BackendRequest) -> AsyncGenerator[Delta, None]:
         pauses = self.idle.pauses
         with self.idle.request():
             async with aclosing(self.inner.generate(request)) as deltas:
                 async for delta in deltas:
-                    is_unprepared = delta.why_exact == WhyExact.NOT_PREPARED
-                    if delta.finish_reason and is_unprepared and pauses == self.idle.pauses:
-                        self._keep(request)
+                    if delta.finish_reason and pauses == self.idle.pauses:
+                        if _lacks_donors(delta):
+                            self._keep(request)
+                        self._note_prompt(request)
                     yield delta
+
+    @property
+    def _found(self) -> FoundDocuments | None:
+        return self.neighbours.found if self.neighbours else None
+
+    def _note_prompt(self, request: BackendRequest) -> None:
+        """Remember how a tenant's prompts begin, and that these documents need not wait."""
+        if self._found is None:
+            return
+        self._found.note_prompt(request.document_ids, request.tenant)
+        if beginning := Beginning.of(request):
+            self._beginnings[request.tenant] = beginning
+            self._beginnings.touch(request.tenant)
 
     def _keep(self, request: BackendRequest) -> None:
         """Let a prompt wait; the latest are prepared first, as they are likeliest to come again."""
@@ -78,13 +131,22 @@ class PreparingBackend(ForwardingBackend):
         self._waiting[name] = request.compact()
 
     def _has_more(self) -> bool:
-        return bool(self._waiting) and self._is_wanted()
+        return bool(self._waiting or self._tenants_with_found()) and self._is_wanted()
+
+    def _tenants_with_found(self) -> list[str | None]:
+        """Return for whom found documents wait, whose prompts' beginning is known; the latest first."""
+        found = self._found
+        return [] if found is None else [*filter(found.has_some, reversed([*self._beginnings]))]
 
     async def _prepare_next(self) -> None:
+        if not self._waiting:
+            await self._prepare_found()
+            return
         name, request = self._waiting.pop_latest()
         self._is_preparing = True
         try:
             await self._prepare(request)
+            self._prepared += 1
         except asyncio.CancelledError:
             self._waiting.setdefault(name, request)
             raise
@@ -92,6 +154,46 @@ class PreparingBackend(ForwardingBackend):
             logger.info("documents could not be prepared: %s", error)
         finally:
             self._is_preparing = False
+
+    async def _prepare_found(self) -> None:
+        """Prepare the document that searches found most often."""
+        found, (tenant, *_) = self._found, self._tenants_with_found()
+        assert found is not None
+        self._is_preparing_found = True
+        one = found.take(tenant)
+        try:
+            if one is not None:  # a search may have driven it out
+                write = partial(self._write_prompt, one, self._beginnings[tenant], tenant)
+                await self._prepare(await self._writers.run(write))
+        except asyncio.CancelledError:
+            if one is not None:
+                found.put_back(one, tenant)
+            raise
+        except Exception as error:  # it must disturb nobody
+            logger.info("a document could not be prepared: %s", error)
+        finally:
+            self._is_preparing_found = False
+
+    def _write_prompt(
+        self, found: Found, beginning: Beginning, tenant: str | None
+    ) -> BackendRequest:
+        """Write a prompt with this document behind the beginning of another one."""
+        assert self.neighbours
+        document, corpus = found.document, found.corpus
+        self.neighbours.learn([document], corpus, tenant)
+        text = f"{beginning.text}{SEPARATOR}{document.text}"
+        tokens = self.inner.tokenize(text, beginning.options.add_special_tokens)
+        span = Span(len(text) - len(document.text), len(text), document.id)
+        names = {document.id: corpus.name}
+        return BackendRequest(
+            f"found-{next(self._numbers)}",
+            tokens,
+            token_segments(tokens, [beginning.span, span]),
+            beginning.options,
+            tenant,
+            contexts=self.neighbours.contexts(names, tenant, names),
+            planned=found.planned,
+        )
 
     async def _prepare(self, request: BackendRequest) -> None:
         """Compute the prompt for its donors. To the tiers it is a guess that nobody adopts."""
@@ -116,6 +218,8 @@ class PreparingBackend(ForwardingBackend):
     async def clear_cache(self) -> bool:
         async with self.idle.paused():
             self._waiting.clear()
+            if self._found is not None:
+                self._found.clear()
             return await super().clear_cache()
 
     async def forget(self, document_ids: Sequence[str]) -> None:
@@ -129,8 +233,23 @@ class PreparingBackend(ForwardingBackend):
                 behind = [context.document for context in request.contexts.values()]
                 if not doomed.isdisjoint([*request.document_ids, *behind]):
                     del self._waiting[name]
+            for tenant, beginning in list(self._beginnings.items()):
+                if beginning.span.document_id in doomed:
+                    del self._beginnings[tenant]
+            if self._found is not None:
+                self._found.forget(document_ids)
             await super().forget(document_ids)
 
     async def close(self) -> None:
         await self.idle.close()
         await super().close()
+
+
+def _lacks_donors(delta: Delta) -> bool:
+    """Return whether documents of this answer's prompt were computed where they stand.
+
+    Unlike the first document, which is always exact.
+    """
+    later = delta.reuse.documents[1:] if delta.reuse else ()
+    is_partly = any(one.borrowed for one in later) and not all(one.borrowed for one in later)
+    return is_partly or delta.why_exact == WhyExact.NOT_PREPARED

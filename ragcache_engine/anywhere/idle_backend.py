@@ -11,6 +11,7 @@ from ragcache_engine.anywhere.donor_preparation import PreparingBackend
 from ragcache_engine.anywhere.drift import Drift
 from ragcache_engine.anywhere.idle_work import IdleWork
 from ragcache_engine.anywhere.rechecking import RecheckingBackend
+from ragcache_engine.cache_stats import CacheStats
 from ragcache_engine.protocols import Backend
 
 
@@ -19,17 +20,23 @@ class IdleBackend:
     """A backend, and what it does in idle time.
 
     backend: does what the one inside does. reports: each returns fields of CacheStats.
-    works: what it does. drift: judges the rechecks; None without any.
+    works: what it does. drift: judges the rechecks; None without any. preparing: prepares donors; None
+    if nobody does.
     """
 
     backend: Backend
     reports: Sequence[Callable[[], Mapping[str, Any]]]
     works: Sequence[IdleWork]
     drift: Drift | None = None
+    preparing: PreparingBackend | None = None
 
     def is_switched_off(self) -> bool:
         """Return whether rechecked answers were so unlike that nothing is to be borrowed."""
         return self.drift is not None and self.drift.is_off
+
+    def stats(self) -> CacheStats:
+        """Return what was done in idle time, and nothing else. Any thread may call it."""
+        return CacheStats(**{name: told for each in self.reports for name, told in each().items()})
 
     def open(self) -> None:
         """Begin with idle work, around a backend that runs already and is never started."""
@@ -55,7 +62,7 @@ def with_idle_work(
     drift = Drift(least) if recheck_share else None
     reports: list[Callable[[], Mapping[str, Any]]] = []
     works: list[IdleWork] = []
-    backend = inner
+    backend, preparing = inner, None
     if prepares_later:
         backend = preparing = PreparingBackend(
             backend, is_wanted=lambda: drift is None or not drift.is_off
@@ -66,4 +73,4 @@ def with_idle_work(
         backend = rechecking = RecheckingBackend(backend, drift, recheck_share)
         reports.append(drift.report)
         works.append(rechecking.idle)
-    return IdleBackend(backend, reports, works, drift)
+    return IdleBackend(backend, reports, works, drift, preparing)

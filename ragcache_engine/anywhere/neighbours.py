@@ -17,6 +17,8 @@ from threading import Lock
 from types import MappingProxyType
 from typing import NamedTuple
 
+from ragcache_engine.anywhere.corpus import Corpus
+from ragcache_engine.anywhere.found_documents import FoundDocuments
 from ragcache_engine.latest_items import LatestItems
 from ragcache_engine.prompt import ForgetLog
 from ragcache_engine.tiers.borrowing.context import Context
@@ -39,23 +41,6 @@ FOLLOWING = "A"
 
 ENOUGH = 200
 """So many characters before its end tell which token a document ends with."""
-
-FindNeighbours = Callable[[Sequence[Document]], Sequence[Document | None]]
-"""Returns, for each document, the nearest other one in its corpus; None where that is not known."""
-
-
-class Corpus(NamedTuple):
-    """Where the neighbours of retrieved documents are looked up.
-
-    version: differs whenever the corpus has other documents. find: looks neighbours up.
-    name: which corpus this is, in all its versions. A store that is searched with a filter is another
-      corpus than the same store without: a neighbour must be a document that the search may find.
-    """
-
-    version: Hashable
-    find: FindNeighbours
-    name: Hashable = ""
-
 
 Tokenize = Callable[[str, bool], TokenizedPrompt]
 
@@ -93,10 +78,17 @@ class NeighbourBook:
 
     tokenize: as Backend.tokenize; None for a backend that reads text: texts are remembered.
     forgotten: tells what is forgotten during a look-up.
+    found: remembers what searches found, and what is near that; None where nothing is prepared.
     """
 
-    def __init__(self, tokenize: Tokenize | None, forgotten: ForgetLog | None = None) -> None:
+    def __init__(
+        self,
+        tokenize: Tokenize | None,
+        forgotten: ForgetLog | None = None,
+        found: FoundDocuments | None = None,
+    ) -> None:
         self._tokenize = tokenize
+        self.found = found
         self._forgotten = forgotten or ForgetLog()
         self._entries: LatestItems[_Key, _Entry] = LatestItems(MOST_BYTES, _entry_bytes)
         self._usual: LatestItems[tuple[str | None, str], Hashable] = LatestItems(
@@ -111,10 +103,12 @@ class NeighbourBook:
         tenant: str | None,
         *,
         is_usual: bool = False,
+        planned: int | None = None,
     ) -> None:
         """Look up the neighbours of those documents that are new, or whose corpus has changed.
 
         is_usual: whether prompts that name these documents themselves mean those of this corpus.
+        planned: the ForgetLog's moment before the search that found them; None if none did.
         If the look-up fails, the documents are stored alone until the next one.
         """
         with self._lock:
@@ -128,13 +122,16 @@ class NeighbourBook:
                 for document in documents:
                     self._usual[tenant, document.id] = corpus.name
                     self._usual.touch((tenant, document.id))
+        if self.found is not None and planned is not None:
+            self.found.note(documents, corpus, tenant, planned)
         if not unknown:
             return
         began = self._forgotten.moment
         try:
+            near = corpus.look_up(unknown)
             entries = {
-                one.id: self._as_context(one, found)
-                for one, found in zip(unknown, corpus.find(unknown), strict=True)
+                one.id: self._as_context(one, found[0] if found else None)
+                for one, found in zip(unknown, near, strict=True)
             }
         except Exception:  # a search must not fail because of it
             logger.warning("could not look up neighbours of documents", exc_info=True)
@@ -148,6 +145,8 @@ class NeighbourBook:
                 if self._forgotten.since(began, [name, *behind]):
                     continue  # the look-up saw what was there before
                 self._entries[tenant, corpus.name, name] = _Entry(corpus.version, context)
+        if self.found is not None and planned is not None:
+            self.found.note([one for found in near for one in found], corpus, tenant, planned)
 
     def contexts(
         self,

@@ -1,4 +1,7 @@
-"""An engine's figures as Prometheus metrics, for a program that embeds the engine."""
+"""An engine's figures as Prometheus metrics, for a program that embeds the engine.
+
+A server has vLLM's metrics and those of the tiers; of these here, it has those of idle work.
+"""
 
 from __future__ import annotations
 
@@ -46,6 +49,14 @@ SWITCHED_OFF = Metric(
     "1 once rechecked answers were too unlike, so that the engine borrows no more.",
     MetricKind.GAUGE,
 )
+PREPARED = Metric(
+    "ragcache_prepared_prompts", "Prompts whose missing donors were computed in idle time."
+)
+UNPREPARED = Metric(
+    "ragcache_unprepared_prompts",
+    "Prompts whose missing donors wait to be computed in idle time.",
+    MetricKind.GAUGE,
+)
 TTFT = Metric(
     "ragcache_time_to_first_token_seconds",
     "Time from a question to the first token of its answer.",
@@ -61,41 +72,21 @@ class EngineFigures:
     ttft: TimesToFirstToken
 
 
-class EngineCollector:
-    """A collector for prometheus_client: register it, and the engine's metrics are exported with yours.
+class SampleCollector:
+    """A collector of counters and gauges for prometheus_client.
 
-        >>> from prometheus_client import CollectorRegistry
-        >>> registry = CollectorRegistry()
-        >>> with RAGCacheEngine(EngineConfig(backend="memory")) as engine:
-        ...     registry.register(engine.collector({"chain": "support"}))
-        ...     _ = engine.generate("Why is the sky blue?")
-        ...     labels = {"chain": "support", "outcome": "finished"}
-        ...     registry.get_sample_value("ragcache_requests_total", labels)
-        1
-
-    labels: labels for every metric. Two engines in one registry need labels that tell them apart.
+    read: returns the samples of this moment; any thread calls it. labels: labels for every metric.
     """
 
     def __init__(
-        self, read: Callable[[], EngineFigures], labels: Mapping[str, str] | None = None
+        self, read: Callable[[], Iterable[Sample]], labels: Mapping[str, str] | None = None
     ) -> None:
-        self._read = read
+        self._read_samples = read
         self._labels = dict(labels or {})
 
     def collect(self) -> Iterator[Family]:
         """Yield every metric, as prometheus_client asks for them."""
-        from prometheus_client.core import HistogramMetricFamily
-
-        figures = self._read()
-        yield from self._families(sample_figures(figures.stats))
-        tiers = figures.stats.tiers
-        for metric, bounds, counts, sum_s in (
-            (SCHEDULING, SCHEDULING_BUCKETS_S, tiers.scheduling, tiers.scheduling_s),
-            (TTFT, TTFT_BUCKETS_S, figures.ttft.counts, figures.ttft.sum_s),
-        ):
-            family = HistogramMetricFamily(metric.name, metric.help, labels=list(self._labels))
-            family.add_metric(list(self._labels.values()), _buckets(bounds, counts), sum_s)
-            yield family
+        yield from self._families(self._read_samples())
 
     def describe(self) -> Iterable[Family]:
         """Return nothing: registering must not wait for figures."""
@@ -117,6 +108,43 @@ class EngineCollector:
         yield from families.values()
 
 
+class EngineCollector(SampleCollector):
+    """A collector for prometheus_client: register it, and the engine's metrics are exported with yours.
+
+        >>> from prometheus_client import CollectorRegistry
+        >>> registry = CollectorRegistry()
+        >>> with RAGCacheEngine(EngineConfig(backend="memory")) as engine:
+        ...     registry.register(engine.collector({"chain": "support"}))
+        ...     _ = engine.generate("Why is the sky blue?")
+        ...     labels = {"chain": "support", "outcome": "finished"}
+        ...     registry.get_sample_value("ragcache_requests_total", labels)
+        1
+
+    labels: labels for every metric. Two engines in one registry need labels that tell them apart.
+    """
+
+    def __init__(
+        self, read: Callable[[], EngineFigures], labels: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__(lambda: sample_figures(read().stats), labels)
+        self._read = read
+
+    def collect(self) -> Iterator[Family]:
+        """Yield every metric, as prometheus_client asks for them."""
+        from prometheus_client.core import HistogramMetricFamily
+
+        figures = self._read()
+        yield from self._families(sample_figures(figures.stats))
+        tiers = figures.stats.tiers
+        for metric, bounds, counts, sum_s in (
+            (SCHEDULING, SCHEDULING_BUCKETS_S, tiers.scheduling, tiers.scheduling_s),
+            (TTFT, TTFT_BUCKETS_S, figures.ttft.counts, figures.ttft.sum_s),
+        ):
+            family = HistogramMetricFamily(metric.name, metric.help, labels=list(self._labels))
+            family.add_metric(list(self._labels.values()), _buckets(bounds, counts), sum_s)
+            yield family
+
+
 def sample_figures(stats: CacheStats) -> Iterator[Sample]:
     """Yield the value of every metric but the histograms."""
     for outcome in ("finished", "cancelled", "failed"):
@@ -126,7 +154,7 @@ def sample_figures(stats: CacheStats) -> Iterator[Sample]:
     yield Sample(RESTARTS, (), stats.restarts)
     yield Sample(OUTPUT_TOKENS, (), stats.output_tokens)
     yield from _sample_speculation(stats.speculation)
-    yield from _sample_rechecks(stats)
+    yield from sample_idle_work(stats)
     yield from sample_counters(stats.tiers)
 
 
@@ -136,7 +164,10 @@ def _sample_speculation(stats: SpeculationStats) -> Iterator[Sample]:
     yield Sample(WASTED, (), stats.wasted_prefill_tokens)
 
 
-def _sample_rechecks(stats: CacheStats) -> Iterator[Sample]:
+def sample_idle_work(stats: CacheStats) -> Iterator[Sample]:
+    """Yield what is done while no request runs: documents prepared, answers rechecked."""
+    yield Sample(PREPARED, (), stats.prepared)
+    yield Sample(UNPREPARED, (), stats.unprepared)
     yield Sample(RECHECKED, (), stats.rechecked)
     yield Sample(SWITCHED_OFF, (), float(stats.is_switched_off))
     if stats.drift is not None:

@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
-from ragcache_engine.anywhere.neighbours import Corpus, NeighbourBook
+from ragcache_engine.anywhere.corpus import Corpus
+from ragcache_engine.anywhere.neighbours import NeighbourBook
 from ragcache_engine.checks import require_hashable, require_items, require_tenant, require_text
 from ragcache_engine.observing.hit_rates import HitRates
 from ragcache_engine.prompt import (
@@ -190,7 +191,7 @@ class RetrievalTracker:
             search.started_s if search else self._runtime.backend.now(),
             _stage=partial(self._tell_stage, search) if search else _ignore_stage,
             _order=partial(ordering.positions, chain=chain) if ordering else _keep_order,
-            _learn=partial(self._learn_for_search, search, tenant),
+            _learn=partial(self._learn_for_search, search, tenant, planned),
             _prepare=partial(self._tell_candidates, search) if search else _prepare_nothing,
         )
         try:
@@ -222,12 +223,13 @@ class RetrievalTracker:
         self,
         search: TrackedSearch | None,
         tenant: str | None,
+        planned: int,
         documents: Sequence[Document],
         corpus: Corpus,
         is_usual: bool,
     ) -> None:
         if self._neighbours:
-            self._neighbours.learn(documents, corpus, tenant, is_usual=is_usual)
+            self._neighbours.learn(documents, corpus, tenant, is_usual=is_usual, planned=planned)
             if search:
                 # On the engine's loop, where the search's next stage will find it.
                 self._runtime.call_soon(partial(setattr, search, "corpus", corpus.name))

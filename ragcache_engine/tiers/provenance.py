@@ -183,9 +183,11 @@ def report_borrowing(
     documents.append(_report_exact(last, found.get(0)))
     for place, span in enumerate(plan.documents[plan.exact_documents :], 1):
         anew = bisect_left(recomputed, span.end) - bisect_left(recomputed, span.start)
-        anew += max(0, span.end - plan.end)  # the end of the last document, which no donor lends
+        # No donor lends the end of the last document, nor whole ones behind it.
+        anew += max(0, span.end - max(span.start, plan.end))
         is_shared = shared_tokens >= min(span.end, plan.end)
-        tier = Tier.DEVICE if is_shared else found.get(place)
+        is_held = is_shared or plan.is_lent(place)
+        tier = (Tier.DEVICE if is_shared else found.get(place)) if is_held else None
         tokens = span.end - span.start
         joined = plan.count_copied(plan.lent_document(place - 1).end, span.start)
         documents.append(

@@ -21,7 +21,7 @@ from ragcache_engine import Corpus
 from ragcache_integrations.langchain.store import SearchableByVector, find_nearest
 from ragcache_integrations.neighbour_choice import (
     LOOKED_AT,
-    choose_neighbour,
+    choose_neighbours,
     name_filter,
     number_of,
 )
@@ -70,15 +70,15 @@ def _find_neighbours(
     as_document: Any,
     restrictions: Mapping[str, Any],
     documents: Sequence[ragcache_engine.Document],
-) -> list[ragcache_engine.Document | None]:
+) -> list[list[ragcache_engine.Document]]:
     """Embed the documents' texts, and search the store with them."""
     if store.embeddings is None:
-        return [None] * len(documents)
+        return [[] for _ in documents]
     vectors = store.embeddings.embed_documents([document.text for document in documents])
     options = {**restrictions, "k": LOOKED_AT}
     found = (find_nearest(store, vector, "similarity", options) for vector in vectors)
     return [
-        choose_neighbour(document, map(as_document, nearest))
+        choose_neighbours(document, map(as_document, nearest))
         for document, nearest in zip(documents, found, strict=True)
     ]
 
@@ -110,10 +110,10 @@ def corpus_of_other(
 
     def find(
         documents: Sequence[ragcache_engine.Document],
-    ) -> list[ragcache_engine.Document | None]:
+    ) -> list[list[ragcache_engine.Document]]:
         found = search([document.text for document in documents])
         return [
-            choose_neighbour(document, map(as_document, nearest))
+            choose_neighbours(document, map(as_document, nearest))
             for document, nearest in zip(documents, found, strict=True)
         ]
 

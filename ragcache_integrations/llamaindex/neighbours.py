@@ -15,7 +15,7 @@ from ragcache_engine import Corpus, Document
 from ragcache_integrations.llamaindex.store import faiss_index, find_nearest
 from ragcache_integrations.neighbour_choice import (
     LOOKED_AT,
-    choose_neighbour,
+    choose_neighbours,
     name_filter,
     number_of,
 )
@@ -27,6 +27,8 @@ def corpus_of(retriever: VectorIndexRetriever, as_document: AsDocument) -> Corpu
     """Return the index of a retriever as a corpus. as_document: makes a Document of a node."""
     searcher = copy(retriever)
     searcher.similarity_top_k = LOOKED_AT
+    # An engine keeps the corpus while documents wait, and must not be kept by it.
+    vars(searcher).update(_engine=None, _llm=None, _template=None)
     restrictions = (retriever._filters, retriever._node_ids, retriever._doc_ids)
     return Corpus(
         _version_of(retriever._index),
@@ -47,12 +49,12 @@ def _version_of(index: VectorStoreIndex) -> Hashable:
 
 def _find_neighbours(
     searcher: VectorIndexRetriever, as_document: AsDocument, documents: Sequence[Document]
-) -> list[Document | None]:
+) -> list[list[Document]]:
     """Embed the documents' texts, and search the index with them."""
     vectors = searcher._embed_model.get_text_embedding_batch([one.text for one in documents])
     found = (find_nearest(searcher, QueryBundle("", embedding=vector)) for vector in vectors)
     return [
-        choose_neighbour(document, map(as_document, nearest))
+        choose_neighbours(document, map(as_document, nearest))
         for document, nearest in zip(documents, found, strict=True)
     ]
 
@@ -78,14 +80,14 @@ def corpus_of_other(retriever: Any, as_document: AsDocument) -> Corpus | None:
     searcher = copy(retriever)
     searcher.similarity_top_k = LOOKED_AT
 
-    def find(documents: Sequence[Document]) -> list[Document | None]:
+    def find(documents: Sequence[Document]) -> list[list[Document]]:
         texts = [document.text for document in documents]
         vectors: Sequence[list[float] | None] = [None] * len(texts)
         if embed_model is not None and retriever._vector_store.is_embedding_query:
             vectors = embed_model.get_text_embedding_batch(texts)
         queries = map(QueryBundle, texts, [None] * len(texts), [None] * len(texts), vectors)
         return [
-            choose_neighbour(document, map(as_document, searcher._retrieve(query)))
+            choose_neighbours(document, map(as_document, searcher._retrieve(query)))
             for document, query in zip(documents, queries, strict=True)
         ]
 

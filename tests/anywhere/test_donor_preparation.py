@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from typing import Any
@@ -73,6 +73,121 @@ def test_new_documents_are_answered_exactly_and_borrowed_the_next_time(engine_of
     second = ask(engine, 0, 2, 1).usage
     assert not second.is_exact
     assert second.borrowed.device > second.prompt_tokens // 2
+
+
+def test_new_documents_among_known_ones_are_computed_in_their_place_and_prepared_afterwards(
+    engine_of,
+):
+    engine = engine_of(donors="neighbours")
+    near = {one.id: Document(f"near {one.id}", f"Near {one.text}") for one in SEA}
+    corpus = Corpus(1, lambda asked: [near.get(one.id) for one in asked])
+    with engine.retrieval("Why?") as retrieval:
+        retrieval.look_up_neighbours(SEA[:3], corpus)
+        retrieval.found(SEA[:3])
+    ask(engine, 0, 1, 2)
+    assert prepared(engine)
+    with engine.retrieval("When?") as retrieval:
+        retrieval.look_up_neighbours(SEA[:6], corpus)
+        retrieval.found(SEA[:6])
+    usage = ask(engine, 0, 3, 1, 4, 2, 5).usage
+    assert [one.document for one in usage.reused if one.borrowed] == ["d1", "d2"]
+    assert [one.tier for one in usage.reused] == ["device", None, "device", None, "device", None]
+    assert prepared(engine)
+    usage = ask(engine, 0, 5, 4, 3).usage
+    assert [one.document for one in usage.reused if one.borrowed] == ["d5", "d4", "d3"]
+
+
+def near(count: int) -> Corpus:
+    """Return a corpus in which the pages are near the `count` next ones."""
+
+    def find(asked: Sequence[Document]) -> list[list[Document]]:
+        numbers = (int(one.id[1:]) for one in asked)
+        return [[SEA[(at + step + 1) % 8] for step in range(count)] for at in numbers]
+
+    return Corpus(1, find)
+
+
+def search(engine: RAGCacheEngine, corpus: Corpus, *pages: int) -> None:
+    with engine.retrieval("Why?") as retrieval:
+        retrieval.look_up_neighbours([SEA[page] for page in pages], corpus)
+        retrieval.found([SEA[page] for page in pages])
+
+
+def found_prepared(engine: RAGCacheEngine) -> bool:
+    deadline = time.monotonic() + 30
+    while engine.stats().found_unprepared and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return prepared(engine) and not engine.stats().found_unprepared
+
+
+def borrowed_by(answer: Answer) -> list[str]:
+    return [one.document for one in answer.usage.reused if one.borrowed]
+
+
+def test_what_a_search_found_and_a_prompt_left_out_is_prepared_before_anybody_asks(engine_of):
+    engine = engine_of(donors="neighbours")
+    search(engine, near(1), 0, 1, 3, 5)
+    ask(engine, 0, 1)
+    assert found_prepared(engine)
+    assert borrowed_by(ask(engine, 0, 5, 3)) == ["d5", "d3"]
+
+
+def test_so_is_what_is_near_the_documents_found_but_not_what_is_near_that(engine_of):
+    engine = engine_of(donors="neighbours")
+    looked_up: list[str] = []
+
+    def find(asked: Sequence[Document]) -> Sequence[Sequence[Document]]:
+        looked_up.extend(one.id for one in asked)
+        return near(3).find(asked)  # type: ignore[return-value]
+
+    search(engine, Corpus(1, find), 0)
+    ask(engine, 0)
+    assert found_prepared(engine)
+    assert sorted(looked_up) == ["d0", "d1", "d2", "d3"]
+    search(engine, Corpus(1, find), 0, 3, 2)
+    assert borrowed_by(ask(engine, 0, 3, 2)) == ["d3", "d2"]
+
+
+def test_a_document_that_stood_in_a_prompt_waits_no_more(engine_of, monkeypatch):
+    defaults = PreparingBackend.__init__.__kwdefaults__
+    monkeypatch.setitem(defaults, "idle_s", 3600.0)
+    engine = engine_of(donors="neighbours")
+    search(engine, near(1), 0, 1, 3)
+    assert engine.stats().found_unprepared == 5
+    ask(engine, 0, 5)
+    ask(engine, 0, 1)
+    assert engine.stats().found_unprepared == 3
+    engine.forget(["d3"])
+    assert engine.stats().found_unprepared == 2
+    engine.clear_cache()
+    assert engine.stats().found_unprepared == 0
+
+
+def test_no_prompt_begins_with_a_forgotten_document(engine_of):
+    engine = engine_of(donors="neighbours")
+    ask(engine, 0, 1)
+    assert found_prepared(engine)
+    engine.forget(["d0"])
+    search(engine, near(1), 3)
+    ask(engine, 4, tenant="ada")  # something ends, and nothing tells how prompts begin now
+    time.sleep(0.1)
+    assert engine.stats().found_unprepared == 2
+    ask(engine, 5, 6)
+    assert found_prepared(engine)
+
+
+def test_what_was_found_for_a_tenant_is_prepared_for_that_tenant(engine_of):
+    engine = engine_of(donors="neighbours")
+    with engine.retrieval("Why?", tenant="ada") as retrieval:
+        retrieval.look_up_neighbours(SEA[:4], near(1))
+        retrieval.found(SEA[:4])
+    ask(engine, 0, 1)
+    time.sleep(0.1)
+    assert engine.stats().found_unprepared == 5, "no prompt of hers tells how prompts begin"
+    ask(engine, 0, 1, tenant="ada")
+    assert found_prepared(engine)
+    assert borrowed_by(ask(engine, 0, 3, 2, tenant="ada")) == ["d3", "d2"]
+    assert ask(engine, 1, 3, 2).usage.is_exact
 
 
 def test_no_prompt_computes_more_than_its_exact_answer(engine_of):
@@ -176,7 +291,7 @@ def test_nothing_is_prepared_that_nobody_will_borrow():
     with RAGCacheEngine(config, backend=backend) as engine:
         ask(engine, 0, 1)
         time.sleep(0.1)
-        assert backend.report() == {"unprepared": 1}
+        assert backend.report()["unprepared"] == 1
         assert engine.stats().tiers.donor_tokens == 0
 
 

@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from ragcache_engine import Corpus, Document, EngineConfig, MemoryBackend, RAGCacheEngine
-from ragcache_engine.anywhere.neighbours import FindNeighbours, NeighbourBook
+from ragcache_engine.anywhere.corpus import FindNeighbours
+from ragcache_engine.anywhere.neighbours import NeighbourBook
 from ragcache_engine.protocols import BackendRequest
 from ragcache_engine.tiers.borrowing.context import Context
 from ragcache_engine.values import TokenizedPrompt

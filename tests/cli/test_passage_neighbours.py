@@ -21,19 +21,19 @@ def index_of(*passages: tuple[str, str, float]) -> PassageIndex:
     return PassageIndex(made, build_ivf_index(vectors), Manifest("e", ()))
 
 
-def test_the_neighbour_is_the_nearest_other_passage():
+def test_neighbours_are_the_nearest_other_passages():
     index = index_of(("a", "x", 0.0), ("b", "y", 0.3), ("c", "z", 1.5))
     a, b, c = map(as_document, index.passages)
-    assert corpus_of(index).find([a, b, c]) == [b, a, b]
+    assert corpus_of(index).find([a, b, c]) == [[b, c], [a, c], [b, a]]
 
 
 def test_a_passage_with_the_same_text_is_no_neighbour():
     index = index_of(("a", "x", 0.0), ("twin", "x", 0.0), ("c", "z", 1.5))
     a, _, c = map(as_document, index.passages)
-    assert corpus_of(index).find([a]) == [c]
+    assert corpus_of(index).find([a]) == [[c]]
 
 
 def test_what_the_index_does_not_know_has_none():
-    assert corpus_of(index_of(("a", "x", 0.0))).find([Document("new", "n")]) == [None]
+    assert corpus_of(index_of(("a", "x", 0.0))).find([Document("new", "n")]) == [[]]
     only = index_of(("a", "x", 0.0))
-    assert corpus_of(only).find([as_document(only.passages[0])]) == [None]
+    assert corpus_of(only).find([as_document(only.passages[0])]) == [[]]

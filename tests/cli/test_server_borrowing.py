@@ -127,9 +127,18 @@ def test_requests_with_segments_borrow_and_exact_ones_do_not(
         assert "reuse" not in exact
         assert "exact" in exact["why_exact"]
         assert_borrows_behind_neighbours(f"http://127.0.0.1:{port}")
+        assert "\nragcache_borrowing_switched_off 0.0\n" in read_metrics(port)
     finally:
         server.terminate()
         server.wait(60)
+
+
+def read_metrics(port: int) -> str:
+    headers = {"Authorization": f"Bearer {KEY}"}
+    asked = urllib.request.Request(f"http://127.0.0.1:{port}/metrics", headers=headers)
+    with urllib.request.urlopen(asked, timeout=30) as answer:
+        page: str = answer.read().decode()
+    return page
 
 
 def assert_borrows_behind_neighbours(url: str) -> None:

@@ -1,31 +1,34 @@
 """Both retrievers tell the engine which document of their index is nearest to each one they find."""
 
 import asyncio
+import gc
+import weakref
 
 import pytest
 from made_embeddings import langchain_embeddings, llamaindex_embedding
 
 from ragcache_engine import Document, EngineConfig, MemoryBackend, RAGCacheEngine
-from ragcache_integrations.neighbour_choice import choose_neighbour
+from ragcache_integrations.neighbour_choice import choose_neighbours
 
 QUESTION = "Why does the sky look blue?"
 
 
-def test_the_neighbour_is_the_nearest_that_is_another_document_with_another_text():
+def test_neighbours_are_other_documents_with_another_text():
     asked, copy, other = Document("a", "text"), Document("a2", "text"), Document("b", "more")
-    assert choose_neighbour(asked, [asked, copy, other]) == other
-    assert choose_neighbour(asked, [asked, copy]) is None
+    assert choose_neighbours(asked, [asked, copy, other]) == [other]
+    assert choose_neighbours(asked, [asked, copy]) == []
 
 
 class Listening(MemoryBackend):
-    """Keeps the neighbours that its requests carry."""
+    """Keeps the neighbours that its requests carry, those of idle work apart."""
 
     def __init__(self):
         super().__init__(recompute_ratio=0.1)
         self.neighbours = []
 
     def generate(self, request):
-        self.neighbours.append({name: one.document for name, one in request.contexts.items()})
+        if not request.is_guess:
+            self.neighbours.append({name: one.document for name, one in request.contexts.items()})
         return super().generate(request)
 
 
@@ -168,6 +171,31 @@ def test_llamaindex_retriever_looks_neighbours_up_in_its_index(
     borrowing_engine.generate("\n\n".join([*(one.node.text for one in found), QUESTION]))
     near = nearest_by_hand(corpus, bag_of_words)
     assert listening.neighbours == [{one.node.node_id: near[one.node.node_id] for one in found}]
+
+
+def test_what_finds_neighbours_keeps_no_engine(corpus, bag_of_words):
+    """Else an engine in which documents wait would never be collected."""
+    pytest.importorskip("llama_index.core")
+    import faiss
+    import numpy as np
+    from llama_index.core.embeddings import MockEmbedding
+    from llama_index.core.schema import TextNode
+
+    from ragcache_integrations.llamaindex import RAGCacheRetriever
+
+    vectors = faiss.IndexFlatIP(64)
+    vectors.add(np.array([bag_of_words(text) for text in corpus.values()], dtype="float32"))
+    nodes = [TextNode(id_=name, text=text) for name, text in corpus.items()]
+    with RAGCacheEngine(EngineConfig(backend="memory", reuse="anywhere")) as engine:
+        retriever = RAGCacheRetriever.from_faiss(
+            vectors, nodes, engine=engine, embed_model=MockEmbedding(embed_dim=64)
+        )
+    searched = retriever._corpus()
+    kept = weakref.ref(engine)
+    del engine, retriever
+    gc.collect()
+    assert kept() is None
+    assert searched
 
 
 class Counting:

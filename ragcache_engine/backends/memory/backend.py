@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -35,7 +36,7 @@ from ragcache_engine.simulation.loans import DonorPrompt, Loan
 from ragcache_engine.simulation.request import SimulatedRequest, describe_with_keys
 from ragcache_engine.simulation.scheduler import PrefillTime, Scheduler
 from ragcache_engine.simulation.sizes import NOMINAL_TOKEN_BYTES, TierSizes
-from ragcache_engine.tiers.borrowing.exact_or_borrow import reason_to_answer_exactly
+from ragcache_engine.tiers.borrowing.exact_or_borrow import plan_what_is_held
 from ragcache_engine.tiers.borrowing.plan import (
     MADE_DONORS,
     BorrowPlan,
@@ -106,8 +107,8 @@ class MemoryBackend:
     recompute_ratio: the share of borrowed documents to compute anew, as in EngineConfig with
       reuse="anywhere"; None borrows nothing. Answers are made up from the prompt either way.
     any_donors: whether documents may be borrowed from what served prompts left, with donors="any".
-    donors_later: whether a prompt is answered exactly if that computes fewer tokens than its missing
-      donors do, with missing_donors="later".
+    donors_later: whether documents whose donors are missing are computed where they stand, with
+      missing_donors="later".
     cost_profile: the cost of computing as the cache manager sees it, when it decides between loading
       and computing; None for the default formula, which is `linear_prefill`.
     token_bytes: bytes of one token's key-value tensors. host_bytes_per_s, disk_bytes_per_s: the
@@ -338,7 +339,8 @@ class MemoryBackend:
                 is_exact=lambda end: self._holds(chain.keys[: end // self._limits.block_tokens]),
                 is_held=lambda donor: self._holds(self._describe_donor(request, donor).keys),
             )
-        plan = plan_borrowing(
+        plan_with = partial(
+            plan_borrowing,
             tokens,
             segments,
             Room(
@@ -347,20 +349,18 @@ class MemoryBackend:
             contexts=request.contexts,
             ratio=self._recompute_ratio if ratio is None else ratio,
             starts=request.text_starts,
-            lenders=lenders,
             answer_tokens=request.options.max_tokens,
         )
-        if not isinstance(plan, BorrowPlan) or request.makes_donors or not self._donors_later:
-            return plan
-        why_exact = reason_to_answer_exactly(
-            plan,
-            [self._describe_donor(request, donor).keys for donor in plan.donors],
+        if request.makes_donors or not self._donors_later:
+            return plan_with(lenders=lenders)
+        return plan_what_is_held(
+            plan_with,
+            lambda donor: self._describe_donor(request, donor).keys,
             chain.keys,
             len(tokens),
             block_tokens=self._limits.block_tokens,
             holds=self._scheduler.device.manager.holds,
         )
-        return plan if why_exact is None else why_exact
 
     def _holds(self, keys: Iterable[Key]) -> bool:
         return all(map(self._scheduler.device.manager.holds, keys))

@@ -28,8 +28,8 @@ class TierBudget:
     host_bytes: None leaves the choice to `host_bytes_for`.
     recompute_ratio: the share of each borrowed document to compute anew; None borrows nothing.
     any_donors: whether documents may be borrowed from what served prompts left, with donors="any".
-    donors_later: whether a prompt is answered exactly if that computes fewer tokens than its missing
-      donors do, with missing_donors="later".
+    donors_later: whether documents whose donors are missing are computed where they stand, with
+      missing_donors="later".
     recheck_share, least_rouge_l: which share of answers a server rechecks, and the least mean likeness of
       them; see Drift. An engine rechecks by itself.
     """

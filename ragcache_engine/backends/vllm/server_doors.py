@@ -9,6 +9,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from prometheus_client import REGISTRY
 from starlette.types import ASGIApp, Receive, Scope, Send
 from vllm.renderers.chat_utils import load_chat_template
 from vllm.v1.engine.async_llm import AsyncLLM
@@ -18,6 +19,7 @@ from ragcache_engine.backends.vllm.backend import VLLMBackend, has_tiers
 from ragcache_engine.backends.vllm.budget import TierBudget
 from ragcache_engine.backends.vllm.installed import require_vllm
 from ragcache_engine.backends.vllm.tiers.settings import TierSettings
+from ragcache_engine.observing.metrics import SampleCollector, sample_idle_work
 from ragcache_engine.serving.bounded_http import BoundedHTTP
 from ragcache_engine.serving.doors import Doors
 from ragcache_engine.serving.keys import Keys
@@ -83,6 +85,8 @@ def serve_engine(state: Any) -> Served:
         least=settings.least_rouge_l,
     )
     idle.open()
+    # What vLLM's /metrics shows of this process.
+    REGISTRY.register(SampleCollector(lambda: sample_idle_work(idle.stats())))
     return Served(
         idle.backend,
         limits,

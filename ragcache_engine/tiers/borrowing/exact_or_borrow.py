@@ -1,17 +1,70 @@
-"""Decides whether a prompt computes fewer tokens if it borrows now, or if it is answered exactly.
+"""Decides what a prompt borrows now, and whether it computes fewer tokens if it is answered exactly.
 
-A donor that is missing has to be computed first, which may cost more than the exact answer. With
-missing_donors="later" such a prompt is answered exactly, and its donors are computed in idle time.
-So is a prompt whose exact tensors are cached: with or without donors, nothing is quicker.
+With missing_donors="later" no donor is computed for a prompt that costs it more than its document does.
+The document is computed where it stands, and its donor in idle time. What no donor is held for is
+answered exactly. So is a prompt whose exact tensors are cached: with or without donors, nothing is
+quicker.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import takewhile
+from typing import Protocol
 
-from ragcache_engine.tiers.borrowing.plan import BorrowPlan, WhyExact
+from ragcache_engine.tiers.borrowing.plan import MADE_DONORS, BorrowPlan, Donor, Lenders, WhyExact
 from ragcache_engine.tiers.node_record import Key
+
+
+class PlanWith(Protocol):
+    """Plans a prompt with these lenders, as `plan_borrowing` does."""
+
+    def __call__(self, *, lenders: Lenders) -> BorrowPlan | WhyExact: ...
+
+
+def plan_what_is_held(
+    plan_with: PlanWith,
+    keys_of: Callable[[Donor], Sequence[Key]],
+    prompt: Sequence[Key],
+    prompt_tokens: int,
+    *,
+    block_tokens: int,
+    holds: Callable[[Key], bool],
+) -> BorrowPlan | WhyExact:
+    """Plan what a prompt borrows from donors that are held, or say why it is answered exactly.
+
+    plan_with: plans the prompt. keys_of: returns the keys of a donor's whole blocks. The others: as in
+    `reason_to_answer_exactly`.
+    """
+    plan = plan_with(lenders=MADE_DONORS)
+    if not isinstance(plan, BorrowPlan):
+        return plan
+    first = plan.exact_documents
+    costly = set()
+    for place, donor in enumerate(plan.donors[1:], first):
+        missing = sum(not holds(key) for key in keys_of(donor))
+        span = plan.documents[place]
+        if (
+            missing * block_tokens > span.end - span.start + 2 * block_tokens
+        ):  # not full at its ends
+            costly.add(place)
+    if costly:
+        while first in costly:
+            first += 1
+        plan = plan_with(lenders=Lenders(first, computed=costly))
+        if not isinstance(plan, BorrowPlan):
+            return WhyExact.NOT_PREPARED
+    why_exact = reason_to_answer_exactly(
+        plan,
+        [keys_of(donor) for donor in plan.donors],
+        prompt,
+        prompt_tokens,
+        block_tokens=block_tokens,
+        holds=holds,
+    )
+    if why_exact is None:
+        return plan
+    return WhyExact.NOT_PREPARED if costly else why_exact
 
 
 def reason_to_answer_exactly(

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import array
 from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from enum import StrEnum
 from hashlib import sha256
@@ -107,7 +108,8 @@ class BorrowPlan:
     exact_documents: how many of them, from the first on, are exact.
     donors: one for all exact documents, and one for each later one, in their order. The first donor lends
       nothing but the end of the last exact document, in its own place: what lies in a block that the
-      prompt shares with nobody.
+      prompt shares with nobody. It also stands for the documents that are computed in their place; see
+      `is_lent`.
     copies: what to copy. recomputed: positions to compute anew in this prompt, rising. Together they are
       all positions from the end of the exact blocks to `end`.
     digest: tells this plan from all others for the same tokens.
@@ -126,6 +128,13 @@ class BorrowPlan:
     def lent_document(self, donor: int) -> DocumentSpan:
         """Return the document that a donor lends. donor: its place in the plan."""
         return self.documents[self.exact_documents - 1 + donor]
+
+    def is_lent(self, donor: int) -> bool:
+        """Return whether a donor lends its document. If not, all of that is computed in its place.
+
+        donor: its place in the plan, from 1 on.
+        """
+        return self.donors[donor] is not self.donors[0]
 
     def count_copied(self, start: int, end: int) -> int:
         """Count the copied tokens among those at the positions [start, end)."""
@@ -192,10 +201,12 @@ class Lenders:
 
     exact_documents: how many, from the first on. served: donors that take the place of those made from
     contexts, by the place of their document among all documents of the prompt.
+    computed: the places of documents that have no donor and are computed where they stand.
     """
 
     exact_documents: int = 1
     served: Mapping[int, Donor] = field(default_factory=dict)
+    computed: AbstractSet[int] = frozenset()
 
 
 MADE_DONORS = Lenders()
@@ -234,12 +245,16 @@ def plan_borrowing(
         return WhyExact.FEW_DOCUMENTS
     if len(spans) <= exact_documents:
         return WhyExact.NOTHING_SERVED
-    if sum(span.end - span.start for span in spans[exact_documents:]) < least_tokens:
+    lent = [spans[at] for at in range(exact_documents, len(spans)) if at not in lenders.computed]
+    if sum(span.end - span.start for span in lent) < least_tokens:
         return WhyExact.SHORT
     system = token_ids[: count_system_tokens(segments)]
     exact = spans[:exact_documents]
     donors = [_make_first_donor(system, contexts, token_ids, exact, block_tokens)]
     for place, span in enumerate(spans[exact_documents:], exact_documents):
+        if place in lenders.computed:
+            donors.append(donors[0])
+            continue
         donor = lenders.served.get(place)
         context = contexts.get(span.document)
         donors.append(donor or _make_donor(system, context, token_ids, span, block_tokens))
@@ -352,13 +367,15 @@ def _divide(
 ) -> tuple[list[TokenCopy], list[int], int]:
     """Divide the tokens from `at`, where the exact blocks end, into those to copy and to recompute.
 
-    spans: the last exact document, and all borrowed ones. exact_end: where what the first donor lends
-    ends. Returns where the divided tokens end as well.
+    spans: the last exact document, and all later ones. exact_end: where what the first donor lends
+    ends. Returns where the divided tokens end as well: no donor lends anything behind that.
     """
     copies = [TokenCopy(0, at, at, exact_end - at)] if exact_end > at else []
     recomputed: list[int] = []
     at = max(at, exact_end)
     for place, (span, donor) in enumerate(zip(spans[1:], donors[1:], strict=True), 1):
+        if donor is donors[0]:
+            continue  # its tokens lie before those of the next one that is lent
         fresh = span.start + ceil(ratio * (span.end - span.start))
         is_between = at >= spans[place - 1].end
         if is_between and fresh == span.start and _has_before(donor, token_ids[at:fresh]):

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import count
 
 import pytest
 
-from ragcache_engine.tiers.borrowing.exact_or_borrow import reason_to_answer_exactly
-from ragcache_engine.tiers.borrowing.plan import BorrowPlan, Room, WhyExact, plan_borrowing
+from ragcache_engine.tiers.borrowing.context import Context
+from ragcache_engine.tiers.borrowing.exact_or_borrow import (
+    plan_what_is_held,
+    reason_to_answer_exactly,
+)
+from ragcache_engine.tiers.borrowing.plan import (
+    BorrowPlan,
+    Donor,
+    Room,
+    WhyExact,
+    plan_borrowing,
+)
 
 BLOCK = 4
 TOKENS = list(range(100))
@@ -89,3 +100,61 @@ def test_a_donor_that_two_documents_share_is_computed_once():
     shared = [donors[0], donors[1], donors[1]]
     held = set(donors[0])
     assert why_exact(plan, shared, held) is None
+
+
+def plan_held(held: set[bytes]) -> BorrowPlan | WhyExact:
+    """Plan the prompt where these keys are held. A donor's key tells its tokens."""
+    return plan_what_is_held(
+        partial(
+            plan_borrowing, TOKENS, SEGMENTS, Room(BLOCK, 1000, 1000), contexts=BEHIND, ratio=0
+        ),
+        keys_of_donor,
+        PROMPT,
+        len(TOKENS),
+        block_tokens=BLOCK,
+        holds=held.__contains__,
+    )
+
+
+def keys_of_donor(donor: Donor) -> list[bytes]:
+    tokens = donor.token_ids
+    return [repr(tokens[:end]).encode() for end in range(BLOCK, len(tokens), BLOCK)]
+
+
+BEHIND = {
+    name: Context(f"near {name}", tuple(range(at, at + 20)))
+    for name, at in (("a", 500), ("b", 600), ("c", 700))
+}
+DONORS = plan_borrowing(TOKENS, SEGMENTS, Room(BLOCK, 1000, 1000), contexts=BEHIND, ratio=0)
+assert isinstance(DONORS, BorrowPlan)
+FIRST, OF_B, OF_C = (set(keys_of_donor(donor)) for donor in DONORS.donors)
+
+
+def test_with_all_donors_held_all_later_documents_are_lent():
+    made = plan_held(FIRST | OF_B | OF_C)
+    assert isinstance(made, BorrowPlan)
+    assert (made.is_lent(1), made.is_lent(2)) == (True, True)
+
+
+def test_documents_whose_donors_are_missing_are_exact_before_the_first_that_is_borrowed():
+    made = plan_held(FIRST | OF_C)
+    assert isinstance(made, BorrowPlan)
+    assert (made.exact_documents, made.is_lent(1)) == (2, True)
+
+
+def test_a_document_whose_donor_is_missing_is_computed_behind_a_borrowed_one():
+    made = plan_held(FIRST | OF_B)
+    assert isinstance(made, BorrowPlan)
+    assert (made.exact_documents, made.is_lent(1), made.is_lent(2)) == (1, True, False)
+    assert len(made.recomputed) + len(TOKENS) - made.end < len(TOKENS) - 32
+
+
+def test_a_donor_that_costs_no_more_than_its_document_is_computed_at_once():
+    of_neighbour = sorted(OF_C, key=len)[:7]
+    made = plan_held(FIRST | OF_B | set(of_neighbour))
+    assert isinstance(made, BorrowPlan)
+    assert made.is_lent(2)
+
+
+def test_without_any_donor_a_prompt_is_exact():
+    assert plan_held(FIRST) is WhyExact.NOT_PREPARED

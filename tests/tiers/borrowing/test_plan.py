@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from ragcache_engine.tiers.borrowing.context import Context
 from ragcache_engine.tiers.borrowing.plan import (
     BorrowPlan,
+    Lenders,
     Room,
     WhyExact,
     find_spans,
@@ -58,12 +59,12 @@ def prompts(draw: st.DrawFn) -> tuple[list[int], list[tuple[int, str | None]]]:
     return tokens + [5] * draw(st.integers(1, 40)), segments
 
 
-@given(prompts(), st.floats(0, 1))
+@given(prompts(), st.floats(0, 1), st.frozensets(st.integers(1, 4)))
 def test_every_token_behind_the_exact_blocks_is_copied_or_recomputed_once(
-    prompt: tuple[list[int], list[tuple[int, str | None]]], ratio: float
+    prompt: tuple[list[int], list[tuple[int, str | None]]], ratio: float, computed: frozenset[int]
 ):
     tokens, segments = prompt
-    made = plan(tokens, segments, ratio=ratio)
+    made = plan(tokens, segments, ratio=ratio, lenders=Lenders(computed=computed))
     if made is WhyExact.SHORT:
         assert len(tokens) < 16
         return
@@ -233,3 +234,20 @@ def test_a_token_that_the_first_document_shares_with_the_text_before_is_in_no_do
     assert donors[0] == donors[1]
     assert donors[0].token_ids[:9] == tuple(TWO[:9])
     assert donors[0].start == 9
+
+
+THREE = TWO[:52] + [9] * 2 + [*[6] * 19, 16] + QUESTION
+THREE_SEGMENTS: list[tuple[int, str | None]] = [*TWO_SEGMENTS, (54, None), (74, "c")]
+
+
+def test_a_document_without_a_donor_is_computed_in_its_place():
+    made = planned(THREE, THREE_SEGMENTS, ratio=0.0, lenders=Lenders(computed={1}))
+    assert [made.is_lent(place) for place in (1, 2)] == [False, True]
+    assert set(range(32, 52)) < set(made.recomputed)
+    assert [copy.donor for copy in made.copies if copy.target >= 32] == [2]
+
+
+def test_behind_the_last_donor_everything_is_computed_as_ever():
+    made = planned(THREE, THREE_SEGMENTS, ratio=0.0, lenders=Lenders(computed={2}))
+    two = planned(TWO, TWO_SEGMENTS, ratio=0.0)
+    assert (made.end, made.copies, made.recomputed) == (two.end, two.copies, two.recomputed)

@@ -12,6 +12,7 @@ from array import array
 from collections.abc import Callable, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from functools import partial
 from hashlib import sha256
 from itertools import count
 
@@ -27,7 +28,7 @@ from vllm.v1.request import Request, RequestStatus
 from ragcache_engine.backends.vllm.borrowing.job import BlockCopy, BorrowJob
 from ragcache_engine.latest_items import LatestItems
 from ragcache_engine.tiers.borrowing.borrowers import Borrower, Borrowers, MissingDonor
-from ragcache_engine.tiers.borrowing.exact_or_borrow import reason_to_answer_exactly
+from ragcache_engine.tiers.borrowing.exact_or_borrow import plan_what_is_held
 from ragcache_engine.tiers.borrowing.plan import (
     MADE_DONORS,
     BorrowPlan,
@@ -91,8 +92,8 @@ class BorrowScheduling:
     """Decides, step by step, which requests get their borrowed tensors.
 
     ratio: the share of a borrowed document's tokens to recompute. any_donors: whether served prompts
-      lend as well. donors_later: whether a request is answered exactly if it would compute more for its
-      donors. on_disk: whether there is a disk tier.
+      lend as well. donors_later: whether documents whose donors are missing are computed where they
+      stand. on_disk: whether there is a disk tier.
     held_back: the names of waiting requests that must not be admitted in this step.
     """
 
@@ -145,7 +146,8 @@ class BorrowScheduling:
         if request.lora_request or request.mm_features or request.prompt_embeds is not None:
             return WhyExact.OTHER_INPUT
         assert request.prompt_token_ids is not None
-        plan = plan_borrowing(
+        plan_with = partial(
+            plan_borrowing,
             request.prompt_token_ids,
             message.segments,
             self._room,
@@ -154,20 +156,18 @@ class BorrowScheduling:
             # A prompt of several short documents will borrow them.
             least_tokens=0 if message.makes_donors else LEAST_BORROWED_TOKENS,
             starts=message.starts,
-            lenders=self._choose_served(request, message),
             answer_tokens=request.max_tokens,
         )
-        if not isinstance(plan, BorrowPlan) or message.makes_donors or not self._donors_later:
-            return plan
-        why_exact = reason_to_answer_exactly(
-            plan,
-            [self._describe(request, donor).keys for donor in plan.donors],
+        if message.makes_donors or not self._donors_later:
+            return plan_with(lenders=self._choose_served(request, message))
+        return plan_what_is_held(
+            plan_with,
+            lambda donor: self._describe(request, donor).keys,
             request.block_hashes,
             request.num_prompt_tokens,
             block_tokens=self._block_tokens,
             holds=self._cache.holds,
         )
-        return plan if why_exact is None else why_exact
 
     def _choose_served(self, request: Request, message: RequestMessage) -> Lenders:
         """Return which documents are exact, and the donors that served prompts left for others."""

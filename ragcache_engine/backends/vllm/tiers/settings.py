@@ -23,8 +23,8 @@ class TierSettings:
       limit of all other steps.
     recompute_ratio: the share of each borrowed document's tokens to compute anew; None borrows nothing.
     any_donors: whether documents may be borrowed from what served prompts left, with donors="any".
-    donors_later: whether a prompt is answered exactly if that computes fewer tokens than its missing
-      donors do, with missing_donors="later".
+    donors_later: whether documents whose donors are missing are computed where they stand, with
+      missing_donors="later".
     recheck_share, least_rouge_l: as in TierBudget.
     """
 
