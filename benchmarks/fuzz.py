@@ -334,25 +334,28 @@ def tenants_schema(told: Mapping[str, Any]) -> dict[str, Any]:
         for path, methods in told["paths"].items()
     }
     talk: dict[str, Any] = {}
-    for path, known in TENANTS_FIELDS.items():
+    for path in TENANTS_FIELDS.keys() & paths:
         content = told["paths"][path]["post"]["requestBody"]["content"]
         fields = {
             name: _SPECIAL.get(name, schema)
             for one in _objects(content["application/json"]["schema"], defined)
             for name, schema in one["properties"].items()
-            if name in known
+            if name in TENANTS_FIELDS[path]
         }
-        paths[path]["post"] = _operation(_vary(path, fields))
+        paths[path]["post"] = _operation(_vary(_SOUND[path], fields))
         talk |= {name: fields[name] for name in ("messages", "tools") if name in fields}
-    for name, kind in (("SamplingOptions", SamplingOptions), *_OURS.items()):
+    for path, kind in (("", SamplingOptions), *_OURS.items()):
         schema = TypeAdapter(kind).json_schema(ref_template="#/components/schemas/{model}")
         defined |= schema.pop("$defs", {})
-        defined[name.strip("/")] = schema
-        if name in _OURS:
-            path = f"/ragcache{name}"
-            fields = {**schema["properties"], **_SPECIAL, **talk}
-            fields = {field: fields[field] for field in schema["properties"]}
-            paths[path] = {"post": _operation(_vary(path, fields))}
+        fields = {
+            name: {**_SPECIAL, **talk}.get(name, one) for name, one in schema["properties"].items()
+        }
+        if path:
+            paths[f"/ragcache{path}"] = {
+                "post": _operation(_vary(_SOUND[f"/ragcache{path}"], fields))
+            }
+        else:
+            defined["SamplingOptions"] = _vary({"max_tokens": ANSWER_TOKENS}, fields)
     paths |= {f"/ragcache/{name}": {"get": _operation()} for name in ("server", "counters")}
     paths["/ragcache/clear"] = {"post": _operation()}
     return {**told, "paths": paths, "components": {"schemas": defined}}
@@ -364,20 +367,16 @@ def _objects(schema: Mapping[str, Any], defined: Mapping[str, Any]) -> list[dict
     return [defined[one["$ref"].rpartition("/")[2]] if "$ref" in one else one for one in kinds]
 
 
-def _vary(path: str, fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the schema of a body of which one field varies, or some."""
-    sound = _SOUND[path]
+def _vary(sound: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the schema of an object that is sound but for one field of it, or for some."""
     fixed = {name: {"const": value} for name, value in sound.items()}
     one = [
         {"properties": {**fixed, name: schema}, "required": sorted({*sound, name})}
         for name, schema in sorted(fields.items())
     ]
     some = {"properties": dict(fields), "required": sorted(sound), "maxProperties": len(sound) + 3}
-    return {
-        "anyOf": [
-            {"type": "object", "additionalProperties": False, **schema} for schema in (*one, some)
-        ]
-    }
+    closed = {"type": "object", "additionalProperties": False}
+    return {"anyOf": [{**closed, **schema} for schema in (*one, some)]}
 
 
 def _operation(body: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -408,24 +407,27 @@ def fuzz(
 def send_round(url: str, schema: Mapping[str, Any], number: int, folder: Path) -> list[Sent]:
     """Send the requests of a round, which schemathesis makes. Raises RuntimeError if it did not work.
 
-    The first rounds send each value at its bounds, one path a round. The others are random.
+    The first rounds send each value at its bounds: one to each path that a tenant's key opens, and one
+    to all others. Behind them each is random.
     """
     of_schema, seen = folder / "schema.json", folder / "sent.har"
     of_schema.write_text(json.dumps(schema))
     seen.unlink(missing_ok=True)
-    paths = list(_SOUND) if number > len(_SOUND) else list(_SOUND)[number : number + 1]
+    opened = [path for path in _SOUND if path in schema["paths"]]
+    is_random = number > len(opened)
+    paths = opened if is_random else opened[number : number + 1]
     kind = "include" if paths else "exclude"
     said = subprocess.run(
         [
             *(sys.executable, "-m", "schemathesis.cli", "run", str(of_schema), "--url", url),
             *("--header", f"Authorization: Bearer {FUZZER}", "--output-sanitize", "false"),
-            *("--phases", "fuzzing" if number > len(_SOUND) else "coverage", "--no-color"),
+            *("--phases", "fuzzing" if is_random else "coverage", "--no-color"),
             *("--max-examples", str(EACH), "--seed", str(number)),
             *("--checks", "not_a_server_error", "--continue-on-failure", "--no-shrink"),
             *("--workers", str(WORKERS), "--request-timeout", str(ANSWER_S)),
             *("--generation-database", "none", "--suppress-health-check", "all"),
             *("--report", "har", "--report-har-path", str(seen)),
-            *(word for path in paths or _SOUND for word in (f"--{kind}-path", path)),
+            *(word for path in paths or opened for word in (f"--{kind}-path", path)),
         ],
         capture_output=True,
         text=True,
