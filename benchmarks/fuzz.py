@@ -54,7 +54,7 @@ from ragcache_engine.tiers.wire import FIELD
 from ragcache_engine.values import SamplingOptions
 
 FUZZER, OTHER, OPERATOR = "the key of the fuzzer", "the key of the other", "the operator's own key"
-WORKERS = 4
+WORKERS = 8
 """How many requests of the fuzzer are under way at a time."""
 ANSWER_S = 120.0
 """A request without an answer for so long counts as unanswered."""
@@ -68,8 +68,11 @@ MANGLED = 0.2
 """The share of requests whose bodies are those of others, with broken bytes."""
 ALONE = 20
 """How many questions the second tenant asks before the fuzzer begins."""
-EACH = 50
+EACH = 20
 """How many random requests a round sends to one path."""
+BOUNDS, MOST_BOUNDS_S = 1, 1800
+"""The number of the round that sends every value at its bounds, about 6,000 requests, and how long it may
+take."""
 ANSWER_TOKENS = 4
 """Tokens of an answer: the fuzzer is after requests, and not after long answers."""
 
@@ -391,12 +394,12 @@ def fuzz(
 ) -> None:
     """Send so many requests or a few more, in rounds, and add what is seen to the piece.
 
-    schema: as `tenants_schema` returns it. until: no round begins after this time of the monotonic clock.
+    schema: as `tenants_schema` returns it. until: when to end, in seconds of the monotonic clock.
     """
     with tempfile.TemporaryDirectory() as folder, second_tenant(url, piece):
         while piece.answers.total() < requests and time.monotonic() < until:
             number = piece.first + piece.rounds
-            sent = send_round(url, schema, number, Path(folder))
+            sent = send_round(url, schema, number, Path(folder), until)
             answered = [one for one in sent if one.status == 200 and one.body]
             sent += send_broken(url, broken_bodies(answered, number))
             piece.add(sent)
@@ -404,30 +407,33 @@ def fuzz(
             print(f"{piece.answers.total():,} requests, {len(piece.faults)} faults", flush=True)
 
 
-def send_round(url: str, schema: Mapping[str, Any], number: int, folder: Path) -> list[Sent]:
+def send_round(
+    url: str, schema: Mapping[str, Any], number: int, folder: Path, until: float
+) -> list[Sent]:
     """Send the requests of a round, which schemathesis makes. Raises RuntimeError if it did not work.
 
-    The first rounds send each value at its bounds: one to each path that a tenant's key opens, and one
-    to all others. Behind them each is random.
+    Round 1 sends each value at its bounds to all paths. In the others values are random.
     """
     of_schema, seen = folder / "schema.json", folder / "sent.har"
     of_schema.write_text(json.dumps(schema))
     seen.unlink(missing_ok=True)
-    opened = [path for path in _SOUND if path in schema["paths"]]
-    is_random = number > len(opened)
-    paths = opened if is_random else opened[number : number + 1]
-    kind = "include" if paths else "exclude"
+    left_s = max(1, min(until - time.monotonic(), MOST_BOUNDS_S))
+    opened = [
+        word for path in _SOUND if path in schema["paths"] for word in ("--include-path", path)
+    ]
     said = subprocess.run(
         [
             *(sys.executable, "-m", "schemathesis.cli", "run", str(of_schema), "--url", url),
             *("--header", f"Authorization: Bearer {FUZZER}", "--output-sanitize", "false"),
-            *("--phases", "fuzzing" if is_random else "coverage", "--no-color"),
-            *("--max-examples", str(EACH), "--seed", str(number)),
             *("--checks", "not_a_server_error", "--continue-on-failure", "--no-shrink"),
-            *("--workers", str(WORKERS), "--request-timeout", str(ANSWER_S)),
+            *("--workers", str(WORKERS), "--request-timeout", str(ANSWER_S), "--no-color"),
             *("--generation-database", "none", "--suppress-health-check", "all"),
-            *("--report", "har", "--report-har-path", str(seen)),
-            *(word for path in paths or opened for word in (f"--{kind}-path", path)),
+            *("--report", "har", "--report-har-path", str(seen), "--seed", str(number)),
+            *(
+                ("--phases", "coverage", "--max-time", str(int(left_s)))
+                if number == BOUNDS
+                else ("--phases", "fuzzing", "--max-examples", str(EACH), *opened)
+            ),
         ],
         capture_output=True,
         text=True,

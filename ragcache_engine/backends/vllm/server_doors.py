@@ -17,6 +17,7 @@ from ragcache_engine.anywhere.idle_backend import with_idle_work
 from ragcache_engine.backends.vllm.backend import VLLMBackend, has_tiers
 from ragcache_engine.backends.vllm.budget import TierBudget
 from ragcache_engine.backends.vllm.installed import require_vllm
+from ragcache_engine.backends.vllm.request_bodies import require_readable
 from ragcache_engine.backends.vllm.tiers.settings import TierSettings
 from ragcache_engine.serving.bounded_http import BoundedHTTP
 from ragcache_engine.serving.doors import Doors
@@ -74,7 +75,7 @@ def serve_engine(state: Any) -> Served:
     template = load_chat_template(args.chat_template)
     settings = _tier_settings(llm)
     if settings is None or settings.recompute_ratio is None:
-        return Served(backend, limits, models, parser, template)
+        return Served(backend, limits, models, parser, template, require_readable=require_readable)
     idle = with_idle_work(
         backend,
         prepares_later=settings.donors_later,
@@ -90,6 +91,7 @@ def serve_engine(state: Any) -> Served:
         template,
         reuse=_describe_reuse(settings),
         occupied=idle.occupied,
+        require_readable=require_readable,
         is_switched_off=idle.is_switched_off,
     )
 
