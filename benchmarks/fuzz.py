@@ -66,7 +66,7 @@ PAUSE_S = 0.5
 """Between an answer to the second tenant and its next question."""
 MANGLED = 0.2
 """The share of requests whose bodies are those of others, with broken bytes."""
-ALONE = 20
+ALONE = 5
 """How many questions the second tenant asks before the fuzzer begins."""
 EACH = 20
 """How many random requests a round sends to one path."""

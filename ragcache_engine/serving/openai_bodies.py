@@ -97,7 +97,8 @@ async def rewrite_body(
 
     place: it is widened to all answers of the request.
     Raises InvalidArgument for a body that is no JSON object or that the server could not read, for
-    documents that do not lie in the prompt, and for more of something than a server takes; PromptTooLong; and as `Place.widen` does.
+    documents that do not lie in the prompt, and for more of something than a server takes;
+    PromptTooLong; and as `Place.widen` does.
     """
     said = _read_object(body)
     place.widen(count_answers(said))

@@ -114,8 +114,8 @@ class Served:
       ServerDescription.
     is_switched_off: returns whether rechecked answers were so unlike that nothing is to be borrowed.
     occupied: what to enter while a request runs that does not ask this backend, such as one of OpenAI's.
-    require_readable: raises InvalidArgument for the path and the body of one of OpenAI's requests that the
-      server behind the doors would fail at.
+    require_readable: raises InvalidArgument for the path and the body of one of OpenAI's requests if the
+      server behind the doors would fail at it.
     tokenizers: the threads that texts are tokenised in. vLLM's server needs its loop's own.
     contexts: remembers behind what the documents of the latest prompts are stored.
     """

@@ -34,7 +34,7 @@ def test_a_sound_body_can_be_read(path: str):
 @pytest.mark.parametrize("value", ["text", True, [1]], ids=["text", "true", "list"])
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
 def test_a_body_that_vllm_would_fail_at_is_refused_with_the_reason(path: str, value: Any):
-    with pytest.raises(InvalidArgument, match="another type than /v1/.*has no attribute"):
+    with pytest.raises(InvalidArgument, match=r"another type than /v1/.*has no attribute"):
         require(path, structured_outputs=value)
 
 
