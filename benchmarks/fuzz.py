@@ -30,7 +30,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -228,6 +228,9 @@ class Piece:
         yield from self.ended
 
 
+_PIECE = TypeAdapter(Piece)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -245,16 +248,19 @@ def main() -> int:
         with running_server(parsed.out / f"{name}.log") as (url, process):
             fuzz(url, read_schema(url), piece, left, time.monotonic() + 60 * parsed.minutes)
             end_server(url, process, piece)
-        (parsed.out / f"{name}.json").write_text(json.dumps(asdict(piece), indent=1))
+        write_piece(parsed.out / f"{name}.json", piece)
         pieces.append(piece)
     print("\n".join(report(pieces)))
     return 1 if any(list(piece.failures()) for piece in pieces) else 0
 
 
+def write_piece(path: Path, piece: Piece) -> None:
+    path.write_bytes(_PIECE.dump_json(piece, indent=1))
+
+
 def read_pieces(folder: Path) -> list[Piece]:
     """Read the pieces that earlier runs left in the folder, in order."""
-    read = TypeAdapter(Piece).validate_json
-    return [read(path.read_bytes()) for path in sorted(folder.glob("piece-*.json"))]
+    return [_PIECE.validate_json(path.read_bytes()) for path in sorted(folder.glob("piece-*.json"))]
 
 
 def report(pieces: Sequence[Piece]) -> Iterator[str]:

@@ -81,3 +81,13 @@ def test_a_long_wait_of_the_second_tenant_and_a_server_that_does_not_end_fail_th
         "the second tenant waited 1.1 s longer than alone",
         "the server did not end",
     ]
+
+
+def test_a_piece_that_was_written_is_read_again_and_reported(tmp_path: Path):
+    piece = fuzz.Piece(0, rounds=2, alone_s=[0.1], waits_s=[0.2])
+    piece.add([sent(400), sent(400), sent(500, "broken")])
+    fuzz.write_piece(tmp_path / "piece-01.json", piece)
+    assert fuzz.read_pieces(tmp_path) == [piece]
+    lines = list(fuzz.report([piece]))
+    assert "      2 POST /ragcache/generate 400" in lines
+    assert "  FAILED: POST /ragcache/generate: 500 broken to {}" in lines
