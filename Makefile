@@ -177,3 +177,7 @@ soak: $(READY) ## 10,000 requests while processes die, files break and the disk 
 .PHONY: soak-quick
 soak-quick: $(READY) ## the same, about five minutes
 	@$(PYTHON) benchmarks/soak.py --quick --out $$(mktemp -d)/soak
+
+.PHONY: fuzz
+fuzz: $(READY) ## 10,000 requests, sound and broken, of a tenant while another one asks; an hour a piece, call it again
+	@$(PYTHON) benchmarks/fuzz.py --out benchmarks/results/fuzz

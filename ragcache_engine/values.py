@@ -85,7 +85,8 @@ class SamplingOptions:
     """How to generate an answer. The defaults are greedy: the same prompt gets the same answer.
 
     max_tokens: the most tokens an answer may have. None: as many as the model's context has room for.
-    temperature: 0 is greedy. Above 0, tokens are drawn at random, and repeatably if `seed` is given.
+    temperature: 0 to 2; 0 is greedy. Above it, tokens are drawn at random, and repeatably if `seed` is
+      given.
     top_k: consider only this many tokens; 0: all of them.
     stop: strings that end the answer; the answer does not contain them.
     guide: a form that the answer must have, such as a JSON schema.
@@ -145,8 +146,10 @@ class SamplingOptions:
         object.__setattr__(
             self, "stop", tuple(require_text(text, "a stop string") for text in stop)
         )
-        if self.temperature < 0:
-            raise InvalidArgument(f"temperature must be 0 (greedy) or more, got {self.temperature}")
+        if not 0 <= self.temperature <= 2:
+            raise InvalidArgument(
+                f"temperature must be between 0 (greedy) and 2, got {self.temperature}"
+            )
         if not 0 < self.top_p <= 1:
             raise InvalidArgument(f"top_p must be above 0 and at most 1, got {self.top_p}")
         if not 0 <= self.min_p <= 1:

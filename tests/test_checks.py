@@ -13,7 +13,7 @@ NAN, INF = float("nan"), float("inf")
 
 BAD_OPTIONS = {
     "max_tokens": [0, -1, 1.5, True, "3", 2**63, 10**400],
-    "temperature": [-0.1, NAN, INF, "1", True, None],
+    "temperature": [-0.1, 2.1, NAN, INF, "1", True, None],
     "top_p": [0, 1.5, "0.5", True, NAN],
     "top_k": [-1, 1.5, True, 2**63, None],
     "min_p": [-0.1, 1.1, "x", True],

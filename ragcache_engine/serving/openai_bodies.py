@@ -32,7 +32,8 @@ from ragcache_engine.serving.routes import (
 from ragcache_engine.tiers.prompts import SegmentEnd
 from ragcache_engine.tiers.wire import FIELD, MalformedRequest, RequestMessage
 
-COMPLETIONS, CHAT, TOKENIZE = "/v1/completions", "/v1/chat/completions", "/tokenize"
+COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+TOKENIZE, DETOKENIZE = "/tokenize", "/detokenize"
 SALTED = {COMPLETIONS, CHAT}
 """The paths that take a `cache_salt`, which keeps tenants apart."""
 
@@ -70,7 +71,7 @@ TENANTS_FIELDS = {
         "reasoning_effort", "return_prompt_text", "tool_choice", "top_logprobs",
     },
     TOKENIZE: _CONVERSATION | {"prompt", "return_token_strs"},
-    "/detokenize": frozenset({"model", "tokens"}),
+    DETOKENIZE: frozenset({"model", "tokens"}),
 }  # fmt: skip
 """The paths whose bodies are rewritten, and what a tenant may say there. vLLM takes more, with which one
 tenant could get ahead of the others, reach their tensors, or bring programs."""
@@ -95,8 +96,9 @@ async def rewrite_body(
     """Return the body as the server is to read it.
 
     place: it is widened to all answers of the request.
-    Raises InvalidArgument for a body that is no JSON object, for documents that do not lie in the
-    prompt, and for more of something than a server takes; PromptTooLong; and as `Place.widen` does.
+    Raises InvalidArgument for a body that is no JSON object or that the server could not read, for
+    documents that do not lie in the prompt, and for more of something than a server takes;
+    PromptTooLong; and as `Place.widen` does.
     """
     said = _read_object(body)
     place.widen(count_answers(said))
@@ -125,7 +127,9 @@ async def rewrite_body(
     if SEGMENTS in ours and (await find_served(scope)).is_switched_off():
         said = {**said, TRANSFER: {**said[TRANSFER], FIELD: {**ours, EXACT: True}}}
         is_changed = True
-    return json.dumps(said).encode() if is_changed else body
+    written = json.dumps(said).encode() if is_changed else body
+    (await find_served(scope)).require_readable(path, written)
+    return written
 
 
 def count_answers(said: Mapping[str, Any]) -> int:

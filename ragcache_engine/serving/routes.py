@@ -101,6 +101,10 @@ def _never() -> bool:
     return False
 
 
+def _any_body(path: str, body: bytes) -> None:
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class Served:
     """What a server serves. backend: started, and used on the server's own event loop.
@@ -110,6 +114,8 @@ class Served:
       ServerDescription.
     is_switched_off: returns whether rechecked answers were so unlike that nothing is to be borrowed.
     occupied: what to enter while a request runs that does not ask this backend, such as one of OpenAI's.
+    require_readable: raises InvalidArgument for the path and the body of one of OpenAI's requests if the
+      server behind the doors would fail at it.
     tokenizers: the threads that texts are tokenised in. vLLM's server needs its loop's own.
     contexts: remembers behind what the documents of the latest prompts are stored.
     """
@@ -122,6 +128,7 @@ class Served:
     reuse: Mapping[str, Any] = field(default_factory=dict)
     is_switched_off: Callable[[], bool] = _never
     occupied: Callable[[], AbstractContextManager[None]] = nullcontext
+    require_readable: Callable[[str, bytes], None] = _any_body
     tokenizers: DaemonThreads = field(
         default_factory=lambda: DaemonThreads(TOKENIZED_AT_ONCE, "ragcache-tokenizing")
     )

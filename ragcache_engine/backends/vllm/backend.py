@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 from vllm import SamplingParams
 from vllm.config import VllmConfig
-from vllm.exceptions import VLLMError
+from vllm.exceptions import VLLMClientError, VLLMError
 from vllm.inputs import TextPrompt, TokensPrompt, tokens_input
 from vllm.logprobs import Logprob
 from vllm.outputs import CompletionOutput, RequestOutput
@@ -44,7 +44,13 @@ from ragcache_engine.backends.vllm.memory_advice import (
 from ragcache_engine.backends.vllm.tiers.settings import TierSettings
 from ragcache_engine.chat import CallReader, ToolReader
 from ragcache_engine.daemon_threads import DaemonThreads
-from ragcache_engine.errors import EngineDied, EngineError, EngineStartFailed, GenerationFailed
+from ragcache_engine.errors import (
+    EngineDied,
+    EngineError,
+    EngineStartFailed,
+    GenerationFailed,
+    InvalidArgument,
+)
 from ragcache_engine.guide import Guide
 from ragcache_engine.protocols import BackendRequest, Conversation, Delta, ReasoningReader
 from ragcache_engine.tiers.counters import Counters
@@ -314,6 +320,8 @@ class VLLMBackend:
                 yield delta
         except EngineDeadError as error:
             raise self._death() from error
+        except VLLMClientError as error:
+            raise InvalidArgument(f"vLLM does not take this request: {error}") from error
         except VLLMError as error:
             raise GenerationFailed(f"vLLM could not finish the request: {error}") from error
         finally:

@@ -18,6 +18,7 @@ from ragcache_engine.anywhere.idle_backend import with_idle_work
 from ragcache_engine.backends.vllm.backend import VLLMBackend, has_tiers
 from ragcache_engine.backends.vllm.budget import TierBudget
 from ragcache_engine.backends.vllm.installed import require_vllm
+from ragcache_engine.backends.vllm.request_bodies import require_readable
 from ragcache_engine.backends.vllm.tiers.settings import TierSettings
 from ragcache_engine.observing.metrics import SampleCollector, sample_idle_work
 from ragcache_engine.serving.bounded_http import BoundedHTTP
@@ -77,7 +78,15 @@ def serve_engine(state: Any) -> Served:
     reasoning = llm.vllm_config.structured_outputs_config.reasoning_parser or None
     settings = _tier_settings(llm)
     if settings is None or settings.recompute_ratio is None:
-        return Served(backend, limits, models, parser, template, reasoning_parser=reasoning)
+        return Served(
+            backend,
+            limits,
+            models,
+            parser,
+            template,
+            require_readable=require_readable,
+            reasoning_parser=reasoning,
+        )
     idle = with_idle_work(
         backend,
         prepares_later=settings.donors_later,
@@ -95,6 +104,7 @@ def serve_engine(state: Any) -> Served:
         template,
         reuse=_describe_reuse(settings),
         occupied=idle.occupied,
+        require_readable=require_readable,
         is_switched_off=idle.is_switched_off,
         reasoning_parser=reasoning,
     )

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pydantic import ValidationError
 from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+from vllm.exceptions import VLLMError
 from vllm.tokenizers import TokenizerLike
 from vllm.tool_parsers import ToolParserManager
 
 from ragcache_engine.chat import ToolAnswer, ToolAnswerPart, ToolCall, ToolCallPart
-from ragcache_engine.errors import ConfigError
+from ragcache_engine.errors import ConfigError, InvalidArgument
 
 
 def require_parser(name: str) -> None:
@@ -21,18 +23,15 @@ def require_parser(name: str) -> None:
 
 
 class ParserReader:
-    """Reads one answer, as a ToolReader, with vLLM's parser of this name. tools: as in OpenAI's API."""
+    """Reads one answer, as a ToolReader, with vLLM's parser of this name.
+
+    tools: as in OpenAI's API. Raises InvalidArgument for what vLLM takes for no tools.
+    """
 
     def __init__(
         self, name: str, tokenizer: TokenizerLike, tools: Sequence[Mapping[str, Any]]
     ) -> None:
-        self._request = ChatCompletionRequest.model_validate(
-            {
-                "messages": [{"role": "user", "content": ""}],
-                "tools": [dict(tool) for tool in tools],
-                "tool_choice": "auto",
-            }
-        )
+        self._request = _ask_with(tools)
         parser = ToolParserManager.get_tool_parser(name)
         self._parser = parser(tokenizer, list(self._request.tools or ()))
         self._text = ""
@@ -71,3 +70,18 @@ class ParserReader:
             return ToolAnswerPart()
         last = len(self._parser.prev_tool_call_arr) - 1
         return ToolAnswerPart("", (ToolCallPart(last, arguments=rest),))
+
+
+def _ask_with(tools: Sequence[Mapping[str, Any]]) -> ChatCompletionRequest:
+    """Return a request of the kind that vLLM's parsers look at. Raises InvalidArgument."""
+    said: dict[str, Any] = {"messages": [{"role": "user", "content": ""}]}
+    if tools:
+        said |= {"tools": [dict(tool) for tool in tools], "tool_choice": "auto"}
+    try:
+        return ChatCompletionRequest.model_validate(said)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        raise InvalidArgument(f"{where}: {first['msg']}") from error
+    except VLLMError as error:
+        raise InvalidArgument(f"tools: {error}") from error

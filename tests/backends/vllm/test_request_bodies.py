@@ -1,0 +1,47 @@
+"""backends/vllm/request_bodies.py: which bodies vLLM's server would fail at, by vLLM's own reading."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from ragcache_engine import InvalidArgument
+
+pytest.importorskip("vllm")
+
+from ragcache_engine.backends.vllm.request_bodies import require_readable
+from ragcache_engine.serving.openai_bodies import CHAT, COMPLETIONS, DETOKENIZE, TOKENIZE
+
+SOUND: dict[str, dict[str, Any]] = {
+    COMPLETIONS: {"prompt": "Why?"},
+    CHAT: {"messages": [{"role": "user", "content": "Why?"}]},
+    TOKENIZE: {"prompt": "Why?"},
+    DETOKENIZE: {"tokens": [1, 2]},
+}
+
+
+def require(path: str, **fields: Any) -> None:
+    require_readable(path, json.dumps({**SOUND[path], **fields}).encode())
+
+
+@pytest.mark.parametrize("path", list(SOUND))
+def test_a_sound_body_can_be_read(path: str):
+    require(path)
+
+
+@pytest.mark.parametrize("value", ["text", True, [1]], ids=["text", "true", "list"])
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+def test_a_body_that_vllm_would_fail_at_is_refused_with_the_reason(path: str, value: Any):
+    with pytest.raises(InvalidArgument, match=r"another type than /v1/.*has no attribute"):
+        require(path, structured_outputs=value)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"temperature": "hot"}, {"prompt": None}, {"stream_options": {}}],
+    ids=["type", "none", "check"],
+)
+def test_what_vllm_refuses_by_itself_is_left_to_it(fields: dict[str, Any]):
+    require(COMPLETIONS, **fields)
