@@ -1,7 +1,5 @@
 """The form of a chain's prompts: given as a template, or learned from the first question."""
 
-import time
-
 import pytest
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate, PromptTemplate
@@ -88,10 +86,7 @@ def test_with_the_llm_too_nothing_of_the_first_question_is_guessed(store, specul
     )
 
     def join(documents):
-        deadline = time.monotonic() + 20
-        while not speculating.stats().speculation.started:
-            assert time.monotonic() < deadline
-            time.sleep(0.001)
+        assert eventually(lambda: speculating.stats().speculation.started)
         return separator.join(document.page_content for document in documents)
 
     inputs = {"context": retriever | RunnableLambda(join), "question": RunnablePassthrough()}
