@@ -20,16 +20,16 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import os
 import random
+import subprocess
 import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import aclosing
-from dataclasses import dataclass
-from multiprocessing import get_context
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -209,14 +209,27 @@ def tokens_of(
     system: str, model: str, dtype: str, prompts: Sequence[Prompt], at_once: int
 ) -> list[list[int]]:
     """Let one of SYSTEMS answer in a process of its own, and wait for the end of the process."""
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
-        return process.submit(_answer, system, model, dtype, prompts, at_once).result()
+    order = {
+        "system": system,
+        "model": model,
+        "dtype": dtype,
+        "at_once": at_once,
+        "prompts": [asdict(prompt) for prompt in prompts],
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        # Not over standard output: vLLM writes there, too.
+        out = Path(folder, "tokens")
+        command = [sys.executable, __file__, "--worker", str(out)]
+        subprocess.run(command, input=json.dumps(order), text=True, check=True)
+        tokens: list[list[int]] = json.loads(out.read_text())
+    return tokens
 
 
-def _answer(
-    system: str, model: str, dtype: str, prompts: Sequence[Prompt], at_once: int
-) -> list[list[int]]:
-    return SYSTEMS[system](model, dtype, prompts, at_once)
+def _work(out: Path) -> None:
+    order = json.load(sys.stdin)
+    prompts = [Prompt(**prompt) for prompt in order["prompts"]]
+    answers = SYSTEMS[order["system"]]
+    out.write_text(json.dumps(answers(order["model"], order["dtype"], prompts, order["at_once"])))
 
 
 def main() -> None:
@@ -228,7 +241,10 @@ def main() -> None:
     parser.add_argument(
         "--small-tiers", action="store_true", help="tiers that all evict, against no cache at all"
     )
+    parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    if arguments.worker:
+        return _work(arguments.worker)
     from ragcache_cli.models import demo_model
 
     model = arguments.model or str(demo_model())
@@ -247,6 +263,7 @@ def main() -> None:
         for right in names[number + 1 :]:
             pairs = zip(answers[left], answers[right], strict=True)
             print(f"  {left:>26} | {right:<26} {sum(a != b for a, b in pairs):>4}")
+    return None
 
 
 if __name__ == "__main__":

@@ -6,10 +6,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from waiting import eventually
 
 from ragcache_engine import EngineStartFailed
 from ragcache_engine.fleet_serving.server_process import ServerProcess
@@ -33,10 +33,7 @@ def is_running(process: int) -> bool:
 
 
 def wait_until_gone(process: int) -> None:
-    deadline = time.monotonic() + 20
-    while is_running(process) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not is_running(process)
+    assert eventually(lambda: not is_running(process))
 
 
 @pytest.mark.slow

@@ -140,6 +140,14 @@ def engine(make_engine, backend):
 
 
 @pytest.fixture
+def speculating():
+    """An engine that guesses at every stage of a search."""
+    config = EngineConfig(model="any", backend="memory", speculation="on")
+    with RAGCacheEngine(config, backend=MemoryBackend()) as engine:
+        yield engine
+
+
+@pytest.fixture
 def endless(make_engine):
     """An engine whose answers pause after a few tokens and never end by themselves."""
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from typing import Any
 
 import faiss
 import numpy as np
 import pytest
+from waiting import eventually
 
 from ragcache_engine.search import astages, stages
 from ragcache_engine.search.ivf import PartialIVFSearch
@@ -154,10 +154,7 @@ def test_the_search_does_not_wait_for_its_reader(built, questions):
         search = astages(built("IVF48,Flat"), questions[0], 5, params=PARAMS)
         await anext(search)
         # The loop is blocked on purpose: the search must come to its end all the same.
-        deadline = time.monotonic() + 30
-        while searching() and time.monotonic() < deadline:
-            time.sleep(0.001)
-        assert not searching()
+        assert eventually(lambda: not searching())
         return 1 + len([stage async for stage in search])
 
     assert asyncio.run(ask()) == 8

@@ -1,14 +1,11 @@
 """A chat model behind a retriever: its prompts are learned, foreseen and adopted like all others."""
 
-import time
-
 import pytest
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate
 from langchain_core.runnables import RunnableLambda, RunnablePassthrough
+from waiting import eventually
 
-from ragcache_engine import EngineConfig, RAGCacheEngine
-from ragcache_engine.backends.memory import MemoryBackend
 from ragcache_integrations.langchain import ChatRAGCache, RAGCacheRetriever
 
 PROMPT = ChatPromptTemplate.from_messages(
@@ -17,22 +14,12 @@ PROMPT = ChatPromptTemplate.from_messages(
 
 
 @pytest.fixture
-def speculating():
-    config = EngineConfig(model="any", backend="memory", speculation="on")
-    with RAGCacheEngine(config, backend=MemoryBackend()) as engine:
-        yield engine
-
-
-@pytest.fixture
 def patient_chain(speculating):
     """A chain that waits with its prompt until `waits_for` speculations have started."""
 
     def chain(retriever, model):
         def join(documents):
-            deadline = time.monotonic() + 20
-            while chain.waits_for > speculating.stats().speculation.started:
-                assert time.monotonic() < deadline
-                time.sleep(0.001)
+            assert eventually(lambda: speculating.stats().speculation.started >= chain.waits_for)
             return "\n\n".join(document.page_content for document in documents)
 
         inputs = {"context": retriever | RunnableLambda(join), "question": RunnablePassthrough()}

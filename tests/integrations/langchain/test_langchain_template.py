@@ -1,14 +1,12 @@
 """The form of a chain's prompts: given as a template, or learned from the first question."""
 
-import time
-
 import pytest
 from langchain_core.output_parsers import StrOutputParser
 from langchain_core.prompts import ChatPromptTemplate, PromptTemplate
 from langchain_core.runnables import RunnableLambda, RunnablePassthrough
+from waiting import eventually
 
-from ragcache_engine import EngineConfig, RAGCacheEngine, Template
-from ragcache_engine.backends.memory import MemoryBackend
+from ragcache_engine import Template
 from ragcache_integrations.langchain import ChatRAGCache, RAGCacheLLM, RAGCacheRetriever
 
 TEXT = "Answer {{briefly}} from these texts.\n\n{context}\n\nQuestion: {question}\n"
@@ -32,22 +30,12 @@ FORMS = {
 
 
 @pytest.fixture
-def speculating():
-    config = EngineConfig(model="any", backend="memory", speculation="on")
-    with RAGCacheEngine(config, backend=MemoryBackend()) as engine:
-        yield engine
-
-
-@pytest.fixture
 def patient_chain(speculating):
     """A chain that waits with its prompt until `waits_for` speculations have started."""
 
     def chain(retriever, prompt, separator="\n\n"):
         def join(documents):
-            deadline = time.monotonic() + 20
-            while chain.waits_for > speculating.stats().speculation.started:
-                assert time.monotonic() < deadline
-                time.sleep(0.001)
+            assert eventually(lambda: speculating.stats().speculation.started >= chain.waits_for)
             return separator.join(document.page_content for document in documents)
 
         names = {name: RunnablePassthrough() for name in prompt.input_variables}
@@ -98,10 +86,7 @@ def test_with_the_llm_too_nothing_of_the_first_question_is_guessed(store, specul
     )
 
     def join(documents):
-        deadline = time.monotonic() + 20
-        while not speculating.stats().speculation.started:
-            assert time.monotonic() < deadline
-            time.sleep(0.001)
+        assert eventually(lambda: speculating.stats().speculation.started)
         return separator.join(document.page_content for document in documents)
 
     inputs = {"context": retriever | RunnableLambda(join), "question": RunnablePassthrough()}

@@ -1,13 +1,13 @@
 """A reader who leaves stops the engine, however many layers are between them."""
 
 import asyncio
-import time
 
 import pytest
 from llama_index.core.chat_engine import ContextChatEngine
 from llama_index.core.prompts import PromptTemplate
 from llama_index.core.query_engine import RetrieverQueryEngine
 from pydantic import BaseModel
+from waiting import eventually
 
 from ragcache_integrations.llamaindex import RAGCacheLLM, RAGCacheRetriever
 
@@ -33,9 +33,7 @@ def is_stopped(endless):
     """() -> whether the one running request is cancelled within 5 s."""
 
     def is_stopped():
-        until = time.monotonic() + 5
-        while endless.stats().cancelled < 1 and time.monotonic() < until:
-            time.sleep(0.001)
+        eventually(lambda: endless.stats().cancelled)
         return endless.stats().cancelled == 1 and endless.stats().running == 0
 
     return is_stopped

@@ -1,15 +1,12 @@
 """The form of a query engine's prompts: given as a template, or learned from the first question."""
 
-import time
-
 import pytest
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.prompts import PromptTemplate
 from llama_index.core.prompts.default_prompt_selectors import DEFAULT_TEXT_QA_PROMPT_SEL
 from llama_index.core.query_engine import RetrieverQueryEngine
+from waiting import eventually
 
-from ragcache_engine import EngineConfig, RAGCacheEngine
-from ragcache_engine.backends.memory import MemoryBackend
 from ragcache_integrations.llamaindex import RAGCacheLLM, RAGCacheRetriever
 
 TEXT = 'Use {"these": 1}:\n{context_str}\nQuestion: {query_str}\n'
@@ -25,13 +22,6 @@ FORMS = {
 }
 
 
-@pytest.fixture
-def speculating():
-    config = EngineConfig(model="any", backend="memory", speculation="on")
-    with RAGCacheEngine(config, backend=MemoryBackend()) as engine:
-        yield engine
-
-
 class Patience(BaseNodePostprocessor):
     """Keeps the nodes until the engine has started as many speculations as questions."""
 
@@ -39,10 +29,7 @@ class Patience(BaseNodePostprocessor):
     waits_for: int = 0
 
     def _postprocess_nodes(self, nodes, query_bundle=None):
-        deadline = time.monotonic() + 20
-        while self.waits_for > self.started():
-            assert time.monotonic() < deadline
-            time.sleep(0.001)
+        assert eventually(lambda: self.started() >= self.waits_for)
         return nodes
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -14,7 +15,6 @@ from ragcache_engine.backends.vllm.log.children import write_logging_file
 from ragcache_engine.backends.vllm.log.excerpt import quote_cause
 from ragcache_engine.backends.vllm.log.log_files import create_log_file
 from ragcache_engine.backends.vllm.log.own_warnings import WarningReceiver
-from ragcache_engine.backends.vllm.log.progress import announce_loading
 from ragcache_engine.backends.vllm.log.spawning import InheritedFile, redirecting_from_the_start
 from ragcache_engine.backends.vllm.log.this_process import FileOfThisProcess
 
@@ -180,3 +180,13 @@ def _open_exchange() -> tuple[Path, WarningReceiver | None]:
         except OSError:
             shutil.rmtree(folder, ignore_errors=True)
     return Path(tempfile.mkdtemp(prefix="ragcache-")), None
+
+
+def announce_loading(model: str, log: Path) -> None:
+    """Tell the user on standard error that a model is being loaded.
+
+    model: a hub id, or the path of a folder, of which the line has the name alone.
+    """
+    if sys.stderr is not None:  # a program without a terminal may have none
+        name = Path(model).name if Path(model).is_dir() else model
+        print(f"RAGCache: vLLM loads {name}; its log: {log}", file=sys.stderr, flush=True)

@@ -1,12 +1,12 @@
 """Whoever leaves the stream of a graph stops the engine, in the ways that the LangGraph guide names."""
 
 import asyncio
-import time
 from threading import Event
 from typing import TypedDict
 
 import pytest
 from langgraph.graph import END, START, StateGraph
+from waiting import eventually
 
 from ragcache_engine.backends.memory import MemoryBackend, Stall
 from ragcache_integrations.langchain import ChatRAGCache
@@ -35,9 +35,7 @@ def chat(endless):
 
 def is_stopped(engine):
     """Return whether the one request is cancelled within 30 s."""
-    until = time.monotonic() + 30
-    while engine.stats().cancelled < 1 and time.monotonic() < until:
-        time.sleep(0.001)
+    eventually(lambda: engine.stats().cancelled)
     return engine.stats().cancelled == 1 and engine.stats().running == 0
 
 
