@@ -56,6 +56,8 @@ class Beginning(NamedTuple):
         first = next((one for one in request.segments if one.document_id is not None), None)
         if first is None or first.document_id is None or not isinstance(prompt, TokenizedPrompt):
             return None
+        if not prompt.offsets:  # one that was kept for long, to be rechecked
+            return None
         start, end = prompt.offsets[first.start][0], prompt.offsets[first.end - 1][1]
         return cls(prompt.text[:end], Span(start, end, first.document_id), request.options)
 
