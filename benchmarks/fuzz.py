@@ -29,7 +29,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -310,9 +310,11 @@ def is_healthy(url: str) -> bool:
 
 
 def end_server(url: str, process: subprocess.Popen[bytes], piece: Piece) -> None:
-    """See whether the server answers still, and ends as it is told to, with all its processes."""
+    """See whether the server answers still, and ends as it is told to, in the middle of an answer."""
     if not is_healthy(url):
         piece.ended.append("the server does not answer any more")
+    threading.Thread(target=ask_at_length, args=(url,), daemon=True).start()
+    time.sleep(PAUSE_S)
     below = psutil.Process(process.pid).children(recursive=True)
     began = time.monotonic()
     process.terminate()
@@ -323,6 +325,14 @@ def end_server(url: str, process: subprocess.Popen[bytes], piece: Piece) -> None
     piece.stop_s = time.monotonic() - began
     if left := psutil.wait_procs(below, timeout=STOP_S)[1]:
         piece.ended.append(f"{len(left)} processes outlived the server")
+
+
+def ask_at_length(url: str) -> None:
+    """Ask for an answer that takes until the server ends."""
+    said = {"prompt": QUESTION, "request": "r", "options": {"max_tokens": 240, "ignore_eos": True}}
+    headers = {"Authorization": f"Bearer {OTHER}"}
+    with suppress(httpx2.HTTPError):
+        httpx2.post(f"{url}/ragcache/generate", json=said, headers=headers, timeout=ANSWER_S)
 
 
 def read_schema(url: str) -> dict[str, Any]:
