@@ -25,7 +25,6 @@ from ragcache_engine.serving.keys import Keys
 from ragcache_engine.serving.routes import Served
 from ragcache_engine.serving.settings import KEYS_FILE, OPERATOR_KEY, read_limits
 
-
 END_S = 5
 """How long a server that was told to end waits for its clients. vLLM has ended its engine by then, and an
 answer that was being written has no end any more."""
