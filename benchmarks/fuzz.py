@@ -229,7 +229,8 @@ class Piece:
                     f"{one.took_s:.1f} s {one.method} {one.path} {one.body[:500]}"
                     for one in longest
                 )
-                self.delays.append(f"{waited_s:.1f} s beside {'; '.join(told)}")
+                what = "; ".join(told) or "nothing of the fuzzer's: the machine had other work"
+                self.delays.append(f"{waited_s:.1f} s beside {what}")
 
     def failures(self) -> Iterator[str]:
         """Yield what must not happen."""
