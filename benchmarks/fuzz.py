@@ -29,8 +29,9 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from datetime import datetime
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -173,13 +174,18 @@ _HEADERS = [
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """A request of the fuzzer. status: 0 for one without an answer. body, answer: as text."""
+    """A request of the fuzzer. status: 0 for one without an answer. body, answer: as text.
+
+    began, took_s: when it was sent, in seconds since 1970, and how long until its answer was whole.
+    """
 
     method: str
     path: str
     status: int
     body: str
     answer: str
+    began: float = 0.0
+    took_s: float = 0.0
 
     @property
     def is_fault(self) -> bool:
@@ -195,7 +201,8 @@ class Piece:
 
     first, rounds: the number of its first round, and how many it made. answers: how many requests there
       were of each method, path and status. faults: those that the server failed at.
-    alone_s, waits_s: what the second tenant waited before and during the piece. refused: what else its
+    alone_s: what the second tenant waited before. waits: when it asked, in seconds since 1970, and what
+      it waited. delays: what the fuzzer had under way when it waited too long. refused: what else its
       questions got. ended: what was wrong with the server afterwards. stop_s: how long it took to end.
     """
 
@@ -204,27 +211,33 @@ class Piece:
     answers: Counter[str] = field(default_factory=Counter)
     faults: list[Sent] = field(default_factory=list)
     alone_s: list[float] = field(default_factory=list)
-    waits_s: list[float] = field(default_factory=list)
+    waits: list[tuple[float, float]] = field(default_factory=list)
+    delays: list[str] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
     ended: list[str] = field(default_factory=list)
     stop_s: float = 0.0
 
-    @property
-    def delay_s(self) -> float:
-        """How much longer than alone the second tenant waited, at most."""
-        return max(self.waits_s, default=0.0) - statistics.median(self.alone_s)
-
-    def add(self, sent: Sequence[Sent]) -> None:
+    def add(self, sent: Sequence[Sent], first: int = 0) -> None:
+        """Add the requests of a round. first: the first wait that the second tenant had beside it."""
         self.answers.update(f"{one.method} {one.path} {one.status}" for one in sent)
         self.faults += [one for one in sent if one.is_fault]
+        for began, waited_s in self.waits[first:]:
+            if waited_s > statistics.median(self.alone_s) + MOST_DELAY_S:
+                beside = (one for one in sent if -one.took_s < one.began - began < waited_s)
+                longest = sorted(beside, key=lambda one: one.took_s)[-3:]
+                told = (
+                    f"{one.took_s:.1f} s {one.method} {one.path} {one.body[:500]}"
+                    for one in longest
+                )
+                what = "; ".join(told) or "nothing of the fuzzer's: the machine had other work"
+                self.delays.append(f"{waited_s:.1f} s beside {what}")
 
     def failures(self) -> Iterator[str]:
         """Yield what must not happen."""
         for one in self.faults:
             yield f"{one.method} {one.path}: {one.status} {one.answer[-300:]} to {one.body[:2000]}"
         yield from (f"the second tenant got {why}" for why in self.refused)
-        if self.delay_s > MOST_DELAY_S:
-            yield f"the second tenant waited {self.delay_s:.1f} s longer than alone"
+        yield from (f"the second tenant waited {delay}" for delay in self.delays)
         yield from self.ended
 
 
@@ -269,10 +282,11 @@ def report(pieces: Sequence[Piece]) -> Iterator[str]:
     yield from (f"{count:7,} {which}" for which, count in sorted(answers.items()))
     yield f"{answers.total():7,} requests"
     for number, piece in enumerate(pieces, 1):
+        longest_s = max(waited_s for _, waited_s in piece.waits)
         yield (
             f"Piece {number}: {piece.answers.total():,} requests, {len(piece.faults)} faults. The second "
-            f"tenant asked {len(piece.waits_s)} times and waited {max(piece.waits_s):.2f} s at most; "
-            f"alone {statistics.median(piece.alone_s):.2f} s. The server ended in {piece.stop_s:.1f} s."
+            f"tenant asked {len(piece.waits)} times and waited {longest_s:.2f} s at most; alone "
+            f"{statistics.median(piece.alone_s):.2f} s. The server ended in {piece.stop_s:.1f} s."
         )
         yield from (f"  FAILED: {one}" for one in piece.failures())
 
@@ -310,9 +324,11 @@ def is_healthy(url: str) -> bool:
 
 
 def end_server(url: str, process: subprocess.Popen[bytes], piece: Piece) -> None:
-    """See whether the server answers still, and ends as it is told to, with all its processes."""
+    """See whether the server answers still, and ends as it is told to, in the middle of an answer."""
     if not is_healthy(url):
         piece.ended.append("the server does not answer any more")
+    threading.Thread(target=ask_at_length, args=(url,), daemon=True).start()
+    time.sleep(PAUSE_S)
     below = psutil.Process(process.pid).children(recursive=True)
     began = time.monotonic()
     process.terminate()
@@ -323,6 +339,14 @@ def end_server(url: str, process: subprocess.Popen[bytes], piece: Piece) -> None
     piece.stop_s = time.monotonic() - began
     if left := psutil.wait_procs(below, timeout=STOP_S)[1]:
         piece.ended.append(f"{len(left)} processes outlived the server")
+
+
+def ask_at_length(url: str) -> None:
+    """Ask for an answer that takes until the server ends."""
+    said = {"prompt": QUESTION, "request": "r", "options": {"max_tokens": 240, "ignore_eos": True}}
+    headers = {"Authorization": f"Bearer {OTHER}"}
+    with suppress(httpx2.HTTPError):
+        httpx2.post(f"{url}/ragcache/generate", json=said, headers=headers, timeout=ANSWER_S)
 
 
 def read_schema(url: str) -> dict[str, Any]:
@@ -404,11 +428,11 @@ def fuzz(
     """
     with tempfile.TemporaryDirectory() as folder, second_tenant(url, piece):
         while piece.answers.total() < requests and time.monotonic() < until:
-            number = piece.first + piece.rounds
+            number, first = piece.first + piece.rounds, len(piece.waits)
             sent = send_round(url, schema, number, Path(folder), until)
             answered = [one for one in sent if one.status == 200 and one.body]
             sent += send_broken(url, broken_bodies(answered, number))
-            piece.add(sent)
+            piece.add(sent, first)
             piece.rounds += 1
             print(f"{piece.answers.total():,} requests, {len(piece.faults)} faults", flush=True)
 
@@ -457,8 +481,10 @@ def read_entry(entry: Mapping[str, Any]) -> Sent:
     request, response = entry["request"], entry["response"]
     path = urlsplit(request["url"]).path
     body = request.get("postData", {}).get("text", "")
+    began = datetime.fromisoformat(entry["startedDateTime"]).timestamp()
+    answer = response["content"].get("text", "")
     return Sent(
-        request["method"], path, response["status"], body, response["content"].get("text", "")
+        request["method"], path, response["status"], body, answer, began, entry["time"] / 1000
     )
 
 
@@ -484,12 +510,13 @@ def send_broken(url: str, bodies: Sequence[tuple[str, bytes]]) -> list[Sent]:
 
         def send(one: tuple[str, bytes]) -> Sent:
             path, body = one
-            shown = body.decode(errors="backslashreplace")
+            shown, began = body.decode(errors="backslashreplace"), time.time()
             try:
                 answer = client.post(path, content=body)
             except httpx2.HTTPError as error:
                 return Sent("POST", path, 0, shown, repr(error))
-            return Sent("POST", path, answer.status_code, shown, answer.text)
+            took_s = time.time() - began
+            return Sent("POST", path, answer.status_code, shown, answer.text, began, took_s)
 
         with ThreadPoolExecutor(WORKERS) as threads:
             return list(threads.map(send, bodies))
@@ -502,7 +529,7 @@ def second_tenant(url: str, piece: Piece) -> Iterator[None]:
     is_over = threading.Event()
     with httpx2.Client(base_url=url, headers=headers, timeout=ANSWER_S) as client:
 
-        def ask(number: int, waits_s: list[float]) -> None:
+        def ask(number: int) -> float:
             said = {
                 "prompt": f"{number}. {QUESTION}",
                 "request": str(number),
@@ -515,16 +542,16 @@ def second_tenant(url: str, piece: Piece) -> Iterator[None]:
                     piece.refused.append(f"{answer.status_code} {answer.text[-300:]}")
             except httpx2.HTTPError as error:
                 piece.refused.append(repr(error))
-            waits_s.append(time.monotonic() - began)
+            return time.monotonic() - began
 
         def ask_on() -> None:
             for number in count(len(piece.alone_s)):
                 if is_over.wait(PAUSE_S):
                     return
-                ask(number, piece.waits_s)
+                piece.waits.append((time.time(), ask(number)))
 
         for number in range(ALONE):
-            ask(number, piece.alone_s)
+            piece.alone_s.append(ask(number))
         asking = threading.Thread(target=ask_on)
         asking.start()
         try:

@@ -27,6 +27,10 @@ from ragcache_engine.serving.keys import Keys
 from ragcache_engine.serving.routes import Served
 from ragcache_engine.serving.settings import KEYS_FILE, OPERATOR_KEY, read_limits
 
+END_S = 5
+"""How long a server that was told to end waits for its clients. vLLM has ended its engine by then, and an
+answer that was being written has no end any more."""
+
 
 class ServerDoors(Doors):
     """The doors, with the settings of the environment, in front of the engine that vLLM has started."""
@@ -38,8 +42,10 @@ class ServerDoors(Doors):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
-            # The server listens after this. vLLM has no flag that chooses uvicorn's protocol.
-            scope["app"].state.server.config.http_protocol_class = BoundedHTTP
+            # The server listens after this. vLLM has no flags for these settings of uvicorn.
+            config = scope["app"].state.server.config
+            config.http_protocol_class = BoundedHTTP
+            config.timeout_graceful_shutdown = END_S
         await super().__call__(scope, receive, send)
 
     def _read_keys(self, scope: Scope) -> Keys:
