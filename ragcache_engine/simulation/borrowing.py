@@ -91,7 +91,7 @@ class SimulatedBorrowing:
             return 0
         shared = min(request.found_tokens, borrower.plan.end)
         if borrower.shared_tokens is None:
-            borrower.shared_tokens = shared
+            borrower.shared_tokens, borrower.found_tokens = shared, request.found_tokens
             # Only those exact tokens count as cached that were there before the request came.
             exact = borrower.exact_tokens(self._device.sizes.block_tokens)
             manager.set_cached_tokens(request.name, exact, borrower.reasons)
@@ -117,7 +117,11 @@ class SimulatedBorrowing:
         if borrower is None:
             return None
         return report_borrowing(
-            borrower.plan, borrower.found, borrower.shared_tokens or 0, borrower.prefix
+            borrower.plan,
+            borrower.found,
+            borrower.shared_tokens or 0,
+            borrower.prefix,
+            borrower.found_tokens,
         )
 
     def _ask_for(self, missing: MissingDonor[Block], request: SimulatedRequest) -> SimulatedRequest:

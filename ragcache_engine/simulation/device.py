@@ -119,6 +119,7 @@ class SimulatedDevice:
             request.prompt,
             guess=request.guess,
             donors=[donor.prompt for donor in loan.donors] if loan else (),
+            in_place=loan.plan.computed_in_place if loan else (),
             is_donor=request.is_donor,
             withdrawn=request.withdrawn,
         )

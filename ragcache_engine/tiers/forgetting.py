@@ -97,7 +97,10 @@ class Forgetting(Generic[B]):
 
 
 def _borrows_any(request: TrackedRequest, names: frozenset[str]) -> bool:
-    """Return whether a request borrows tensors that were computed from one of these documents."""
-    return any(
+    """Return whether a request borrows tensors that were computed from one of these documents.
+
+    Or computes one of them itself, where its tensors are not exact any more.
+    """
+    return not names.isdisjoint(request.in_place) or any(
         not names.isdisjoint(cut.documents) for donor in request.donors for cut in donor.cuts
     )

@@ -144,17 +144,21 @@ class CacheManager(Generic[B]):
         *,
         guess: str | None = None,
         donors: Sequence[Prompt] = (),
+        in_place: Sequence[str] = (),
         is_donor: bool = False,
         withdrawn: Sequence[str] = (),
     ) -> None:
         """Track a request that begins to wait.
 
         guess: the id that adopts it; None if it is no guess. donors: the prompts from which it borrows;
-          its own prompt then ends where borrowing begins. is_donor: whether it only fetches a donor.
+          its own prompt then ends where borrowing begins. in_place: its documents behind that which it
+          computes itself. is_donor: whether it only fetches a donor.
         withdrawn: documents that were forgotten since the request was planned.
         """
         self._apply_tombstones()  # after a pause, vLLM looks up before it takes a step
-        request = TrackedRequest(name, prompt, guess, donors=donors, is_donor=is_donor)
+        request = TrackedRequest(
+            name, prompt, guess, donors=donors, in_place=in_place, is_donor=is_donor
+        )
         self._requests.add(request)
         if withdrawn:
             self._forgetting.withdraw(request, frozenset(withdrawn))

@@ -170,32 +170,36 @@ def report_borrowing(
     found: Mapping[int, Tier | None],
     shared_tokens: int = 0,
     prefix: Mapping[Tier, int] | None = None,
+    found_tokens: int = 0,
 ) -> ReuseReport:
     """Report what a request with this plan has reused.
 
     found: for each donor of the plan where its tensors were when the request came.
     shared_tokens: how many leading tokens were on the device from an earlier prompt with this very plan.
     prefix: how many tokens of the first donor each tier had then; None if the device had all.
+    found_tokens: as shared_tokens, but also behind the plan's end.
     """
     _, recomputed = plan.after(shared_tokens)
     *before, last = plan.documents[: plan.exact_documents]
     documents = [_report_exact(span, _find_tier(prefix, span.end)) for span in before]
     documents.append(_report_exact(last, found.get(0)))
-    for place, span in enumerate(plan.documents[plan.exact_documents :], 1):
+    donors = {place: donor for donor, place in enumerate(plan.lent)}
+    for place, span in enumerate(plan.documents[plan.exact_documents :], plan.exact_documents):
         anew = bisect_left(recomputed, span.end) - bisect_left(recomputed, span.start)
         # No donor lends the end of the last document, nor whole ones behind it.
-        anew += max(0, span.end - max(span.start, plan.end))
-        is_shared = shared_tokens >= min(span.end, plan.end)
-        is_held = is_shared or plan.is_lent(place)
-        tier = (Tier.DEVICE if is_shared else found.get(place)) if is_held else None
+        anew += max(0, span.end - max(span.start, plan.end, found_tokens))
+        is_shared = max(shared_tokens, found_tokens) >= span.end or (
+            place in donors and shared_tokens >= plan.end
+        )
+        tier = Tier.DEVICE if is_shared else found.get(donors[place]) if place in donors else None
         tokens = span.end - span.start
-        joined = plan.count_copied(plan.lent_document(place - 1).end, span.start)
+        joined = plan.count_copied(plan.documents[place - 1].end, span.start)
         documents.append(
             DocumentReuse(
                 span.document, tokens, tier.value if tier else None, tokens - anew, anew, joined
             )
         )
-    computed = len(recomputed) + max(0, plan.documents[-1].end - plan.end)
+    computed = len(recomputed) + max(0, plan.documents[-1].end - max(plan.end, found_tokens))
     of_documents = sum(document.recomputed for document in documents)
     return ReuseReport(tuple(documents), computed - of_documents)
 

@@ -64,6 +64,7 @@ class TrackedRequest:
     has_given_up: bool = False
     sources: PromptSources | None = None
     donors: Sequence[Prompt] = ()
+    in_place: Sequence[str] = ()
     donor_nodes: list[list[Node]] = field(default_factory=list)
     is_donor: bool = False
     is_counted: bool = False

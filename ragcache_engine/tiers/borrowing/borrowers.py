@@ -32,7 +32,8 @@ class Borrower(Generic[B]):
     prefix: how many tokens of the first donor, which is the request's own beginning, each tier had when
       that donor was asked for; None if the device had them all.
     shared_tokens: how many of its leading tokens were on the device when it was first admitted, exact or
-      from an earlier prompt with the same plan; None before.
+      from an earlier prompt with the same plan, up to the plan's end; None before.
+    found_tokens: the same, also behind the plan's end.
     """
 
     name: str
@@ -44,6 +45,7 @@ class Borrower(Generic[B]):
     reasons: dict[str, Reason] = field(default_factory=dict)
     prefix: Mapping[Tier, int] | None = None
     shared_tokens: int | None = None
+    found_tokens: int = 0
     needed_keys: Sequence[Key] = field(init=False)
 
     def exact_tokens(self, block_tokens: int) -> dict[Tier, int]:

@@ -15,6 +15,10 @@ from typing import Protocol
 from ragcache_engine.tiers.borrowing.plan import MADE_DONORS, BorrowPlan, Donor, Lenders, WhyExact
 from ragcache_engine.tiers.node_record import Key
 
+MOST_IN_PLACE = 512
+"""Behind more tokens of documents that are computed in their place, nothing more is borrowed: what stands
+before a borrowed document is computed in one step, which all running answers wait for."""
+
 
 class PlanWith(Protocol):
     """Plans a prompt with these lenders, as `plan_borrowing` does."""
@@ -39,18 +43,21 @@ def plan_what_is_held(
     plan = plan_with(lenders=MADE_DONORS)
     if not isinstance(plan, BorrowPlan):
         return plan
+    costly: set[int] = set()
     first = plan.exact_documents
-    costly = set()
-    for place, donor in enumerate(plan.donors[1:], first):
-        missing = sum(not holds(key) for key in keys_of(donor))
+    in_place = 0  # tokens of documents behind the first that is lent
+    for place, donor in zip(plan.lent[1:], plan.donors[1:], strict=True):
+        missing = sum(not holds(key) for key in keys_of(donor)) * block_tokens
         span = plan.documents[place]
-        if (
-            missing * block_tokens > span.end - span.start + 2 * block_tokens
-        ):  # not full at its ends
+        tokens = span.end - span.start
+        # A document is seldom full at the ends of its blocks.
+        if in_place > MOST_IN_PLACE or missing > tokens + 2 * block_tokens:
             costly.add(place)
+            if first == place:
+                first += 1
+            else:
+                in_place += tokens
     if costly:
-        while first in costly:
-            first += 1
         plan = plan_with(lenders=Lenders(first, computed=costly))
         if not isinstance(plan, BorrowPlan):
             return WhyExact.NOT_PREPARED

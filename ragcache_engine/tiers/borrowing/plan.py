@@ -106,10 +106,11 @@ class BorrowPlan:
     system_tokens: how many tokens stand before the first document.
     documents: the documents, in the prompt's order.
     exact_documents: how many of them, from the first on, are exact.
-    donors: one for all exact documents, and one for each later one, in their order. The first donor lends
-      nothing but the end of the last exact document, in its own place: what lies in a block that the
-      prompt shares with nobody. It also stands for the documents that are computed in their place; see
-      `is_lent`.
+    donors: one for all exact documents, and one for each later document that is borrowed, in their order.
+      The first donor lends nothing but the end of the last exact document, in its own place: what lies in
+      a block that the prompt shares with nobody.
+    lent: for each donor, the place of the document that it lends among all documents. The others behind
+      the exact ones are computed where they stand.
     copies: what to copy. recomputed: positions to compute anew in this prompt, rising. Together they are
       all positions from the end of the exact blocks to `end`.
     digest: tells this plan from all others for the same tokens.
@@ -121,20 +122,20 @@ class BorrowPlan:
     documents: tuple[DocumentSpan, ...]
     exact_documents: int
     donors: tuple[Donor, ...]
+    lent: tuple[int, ...]
     copies: tuple[TokenCopy, ...]
     recomputed: tuple[int, ...]
     digest: bytes
 
     def lent_document(self, donor: int) -> DocumentSpan:
         """Return the document that a donor lends. donor: its place in the plan."""
-        return self.documents[self.exact_documents - 1 + donor]
+        return self.documents[self.lent[donor]]
 
-    def is_lent(self, donor: int) -> bool:
-        """Return whether a donor lends its document. If not, all of that is computed in its place.
-
-        donor: its place in the plan, from 1 on.
-        """
-        return self.donors[donor] is not self.donors[0]
+    @property
+    def computed_in_place(self) -> tuple[str, ...]:
+        """The documents behind the exact ones that are borrowed from nowhere."""
+        places = range(self.exact_documents, len(self.documents))
+        return tuple(self.documents[at].document for at in places if at not in self.lent)
 
     def count_copied(self, start: int, end: int) -> int:
         """Count the copied tokens among those at the positions [start, end)."""
@@ -245,19 +246,16 @@ def plan_borrowing(
         return WhyExact.FEW_DOCUMENTS
     if len(spans) <= exact_documents:
         return WhyExact.NOTHING_SERVED
-    lent = [spans[at] for at in range(exact_documents, len(spans)) if at not in lenders.computed]
-    if sum(span.end - span.start for span in lent) < least_tokens:
+    borrowed = [at for at in range(exact_documents, len(spans)) if at not in lenders.computed]
+    if sum(spans[at].end - spans[at].start for at in borrowed) < least_tokens:
         return WhyExact.SHORT
     system = token_ids[: count_system_tokens(segments)]
     exact = spans[:exact_documents]
     donors = [_make_first_donor(system, contexts, token_ids, exact, block_tokens)]
-    for place, span in enumerate(spans[exact_documents:], exact_documents):
-        if place in lenders.computed:
-            donors.append(donors[0])
-            continue
+    for place in borrowed:
         donor = lenders.served.get(place)
-        context = contexts.get(span.document)
-        donors.append(donor or _make_donor(system, context, token_ids, span, block_tokens))
+        context = contexts.get(spans[place].document)
+        donors.append(donor or _make_donor(system, context, token_ids, spans[place], block_tokens))
     if max(len(donor.token_ids) for donor in donors) >= context_tokens:  # each gives a token, too
         return WhyExact.TOO_LONG
     last = exact[-1]
@@ -271,10 +269,12 @@ def plan_borrowing(
     exact_blocks = min(exact_end // block_tokens, len(token_ids) // block_tokens - 1)
     if exact_blocks < 0:
         return WhyExact.SHORT
+    lent = (exact_documents - 1, *borrowed)
     copies, recomputed, end = _divide(
         token_ids,
-        spans[exact_documents - 1 :],
+        spans,
         donors,
+        lent,
         ratio,
         exact_blocks * block_tokens,
         exact_end,
@@ -290,6 +290,7 @@ def plan_borrowing(
         documents=tuple(spans),
         exact_documents=exact_documents,
         donors=tuple(donors),
+        lent=lent,
         copies=tuple(copies),
         recomputed=tuple(recomputed),
         digest=_digest(donors, copies, recomputed),
@@ -361,31 +362,32 @@ def _divide(
     token_ids: Sequence[int],
     spans: Sequence[DocumentSpan],
     donors: Sequence[Donor],
+    lent: Sequence[int],
     ratio: float,
     at: int,
     exact_end: int,
 ) -> tuple[list[TokenCopy], list[int], int]:
     """Divide the tokens from `at`, where the exact blocks end, into those to copy and to recompute.
 
-    spans: the last exact document, and all later ones. exact_end: where what the first donor lends
-    ends. Returns where the divided tokens end as well: no donor lends anything behind that.
+    lent: as in BorrowPlan. exact_end: where what the first donor lends ends. Returns where the divided
+    tokens end as well: no donor lends anything behind that. A document that is computed in its place is
+    recomputed with what stands before the next borrowed one.
     """
     copies = [TokenCopy(0, at, at, exact_end - at)] if exact_end > at else []
     recomputed: list[int] = []
     at = max(at, exact_end)
-    for place, (span, donor) in enumerate(zip(spans[1:], donors[1:], strict=True), 1):
-        if donor is donors[0]:
-            continue  # its tokens lie before those of the next one that is lent
+    for number, (place, donor) in enumerate(zip(lent[1:], donors[1:], strict=True), 1):
+        span = spans[place]
         fresh = span.start + ceil(ratio * (span.end - span.start))
         is_between = at >= spans[place - 1].end
         if is_between and fresh == span.start and _has_before(donor, token_ids[at:fresh]):
             fresh = at
         recomputed += range(at, fresh)  # with the text between two documents
-        lent = span.start + _count_lent(donor, token_ids[span.start : span.end])
-        if lent > fresh:
+        lent_end = span.start + _count_lent(donor, token_ids[span.start : span.end])
+        if lent_end > fresh:
             source = donor.start + fresh - span.start
-            copies.append(TokenCopy(place, source, fresh, lent - fresh))
-        at = max(fresh, lent)
+            copies.append(TokenCopy(number, source, fresh, lent_end - fresh))
+        at = max(fresh, lent_end)
     return copies, recomputed, at
 
 

@@ -335,7 +335,11 @@ class BorrowScheduling:
         None if the request borrows nothing.
         """
         borrower = self._borrowers.get(request.request_id)
-        return None if borrower is None else max(0, borrower.plan.end - local_tokens)
+        if borrower is None:
+            return None
+        if borrower.shared_tokens is None:
+            borrower.found_tokens = local_tokens
+        return max(0, borrower.plan.end - local_tokens)
 
     def admit(self, request: Request, blocks: KVCacheBlocks, borrowed_tokens: int) -> None:
         """Tell the workers what to copy for a request that has its memory now."""
@@ -424,7 +428,11 @@ class BorrowScheduling:
         if borrower is None:
             return None
         return report_borrowing(
-            borrower.plan, borrower.found, borrower.shared_tokens or 0, borrower.prefix
+            borrower.plan,
+            borrower.found,
+            borrower.shared_tokens or 0,
+            borrower.prefix,
+            borrower.found_tokens,
         )
 
     # -- inside ------------------------------------------------------------------------------------

@@ -177,6 +177,7 @@ class TierConnector(OffloadingConnector):
             self.cache.add_request(name, donor, is_donor=True)
             return
         donors: Sequence[Prompt] = ()
+        in_place: Sequence[str] = ()
         try:
             prompt = self._describe_prompt(request, message)
             plan = borrowing.plan(request, message) if borrowing else None
@@ -184,7 +185,7 @@ class TierConnector(OffloadingConnector):
                 self._why_exact[name] = plan
             elif borrowing and plan:
                 donors = borrowing.add(request, plan)
-                prompt = prompt.before(plan.exact_blocks)
+                prompt, in_place = prompt.before(plan.exact_blocks), plan.computed_in_place
         except Exception as error:
             # Nothing has been changed yet, and all other requests must go on.
             logger.error(
@@ -194,7 +195,12 @@ class TierConnector(OffloadingConnector):
             )
             prompt = self._describe_prompt(request, RequestMessage())
         self.cache.add_request(
-            name, prompt, guess=message.guess, donors=donors, withdrawn=message.withdrawn
+            name,
+            prompt,
+            guess=message.guess,
+            donors=donors,
+            in_place=in_place,
+            withdrawn=message.withdrawn,
         )
 
     def _use_if_held(self, asking: Request, looked_up: LookedUp) -> bool:

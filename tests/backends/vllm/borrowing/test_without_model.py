@@ -7,7 +7,7 @@ overwritten and an approximate block that an exact request finds all raise Wrong
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -535,6 +535,23 @@ def test_a_document_whose_donor_costs_more_than_itself_is_computed_in_its_place(
     assert lent == ["b", "c"]
     assert tiers_of(told)[1:] == [None, "device", None, "device", None]
     assert not any(engine.cache.index.nodes_of(f"near {name}") for name in "def")
+
+
+@pytest.mark.parametrize("withdrawn", [(), ("d",)], ids=["kept", "forgotten"])
+def test_an_equal_prompt_finds_what_was_computed_in_place_unless_it_was_forgotten(
+    borrowing: Callable[..., Any], withdrawn: Sequence[str]
+):
+    engine = borrowing(donors_later=True)
+    behind = {name: Context(f"near {name}", tuple(document(f"near {name}"))) for name in "bd"}
+    asked(engine, "maker", "a", "b", makes_donors=True, contexts=behind)
+    tokens, segments = prompt("a", "b", "d")
+    engine.ask("planned before", tokens, segments, contexts=behind, withdrawn=withdrawn)
+    assert tiers_of(engine.run()["planned before"])[2] is None
+    told = asked(engine, "again", "a", "b", "d", contexts=behind)
+    assert tiers_of(told)[2] == (None if withdrawn else "device")
+    anew = told["reuse"]["documents"][2]["recomputed"]
+    assert anew < 20 if not withdrawn else anew > 40
+    engine.cache.check_idle()
 
 
 def test_donors_end_with_the_prompt_that_was_there_for_them_alone(borrowing: Callable[..., Any]):
