@@ -130,6 +130,7 @@ class RAGCacheEngine:
             request_timeout_s=config.request_timeout_s,
             contexts_of=contexts_of,
             may_borrow=config.reuse == "anywhere",
+            is_borrowing=lambda: config.reuse == "anywhere" and not idle.is_switched_off(),
             forgotten=forgotten,
             reports=idle.reports,
         )

@@ -22,12 +22,15 @@ class ChatRequest:
     """The prompt and options of one call, and the reader that finds tool calls in the answer.
 
     reader: None if the call has no tools. engine: the one that is asked.
+    has_begun: whether the answer itself has begun, behind what the model thinks. The ids of the mark
+      between the two are no business of the reader's, which never sees its text.
     """
 
     prompt: str | ChatPrompt
     options: SamplingOptions
     reader: ToolReader | None
     engine: RAGCacheEngine
+    has_begun: bool = False
 
     def read_answer(self, answer: Answer) -> ToolAnswer:
         """Split a whole answer into its text and its tool calls."""
@@ -40,7 +43,9 @@ class ChatRequest:
         """
         if self.reader is None:
             return ToolAnswerPart(piece.text) if piece.text else None
-        part = self.reader.read(piece.text, () if piece.reasoning else piece.token_ids)
+        is_only_text = bool(piece.text) and not piece.reasoning
+        self.has_begun |= is_only_text or not self.engine.config.tells_reasoning
+        part = self.reader.read(piece.text, piece.token_ids if self.has_begun else ())
         if piece.finish_reason:
             end = self.reader.end()
             part = ToolAnswerPart(part.text + end.text, (*part.calls, *end.calls))

@@ -138,7 +138,9 @@ class PreparingBackend(ForwardingBackend):
     def _tenants_with_found(self) -> list[str | None]:
         """Return for whom found documents wait, whose prompts' beginning is known; the latest first."""
         found = self._found
-        return [] if found is None else [*filter(found.has_some, reversed([*self._beginnings]))]
+        if found is None or not len(found):
+            return []
+        return [*filter(found.has_some, reversed([*self._beginnings]))]
 
     async def _prepare_next(self) -> None:
         if not self._waiting:
@@ -159,12 +161,14 @@ class PreparingBackend(ForwardingBackend):
 
     async def _prepare_found(self) -> None:
         """Prepare the document that searches found most often."""
-        found, (tenant, *_) = self._found, self._tenants_with_found()
-        assert found is not None
+        found, tenants = self._found, self._tenants_with_found()
+        if found is None or not tenants:  # a search may have driven the last one out
+            return
+        tenant = tenants[0]
         self._is_preparing_found = True
         one = found.take(tenant)
         try:
-            if one is not None:  # a search may have driven it out
+            if one is not None:
                 write = partial(self._write_prompt, one, self._beginnings[tenant], tenant)
                 await self._prepare(await self._writers.run(write))
         except asyncio.CancelledError:

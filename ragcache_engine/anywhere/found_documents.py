@@ -65,13 +65,17 @@ class FoundDocuments:
         """Let documents wait no more: they stand in a prompt."""
         with self._lock:
             for name in document_ids:
-                self._waiting.pop((tenant, name), None)
+                for owner in (tenant, None):
+                    self._waiting.pop((owner, name), None)
                 self._known[tenant, name] = None
 
     def take(self, tenant: str | None) -> Found | None:
-        """Take out the document that was found most often; None if none waits."""
+        """Take out the document that was found most often for this tenant; None if none waits.
+
+        What was found without a tenant is everybody's.
+        """
         with self._lock:
-            mine = [key for key in self._waiting if key[0] == tenant]
+            mine = [key for key in self._waiting if key[0] in (tenant, None)]
             if not mine:
                 return None
             key = max(reversed(mine), key=lambda one: self._waiting[one].times)
@@ -88,7 +92,7 @@ class FoundDocuments:
     def has_some(self, tenant: str | None) -> bool:
         """Return whether a document waits."""
         with self._lock:
-            return any(key[0] == tenant for key in self._waiting)
+            return any(key[0] in (tenant, None) for key in self._waiting)
 
     def forget(self, document_ids: Iterable[str]) -> None:
         """Remember these documents no longer."""

@@ -146,7 +146,9 @@ class NeighbourBook:
                     continue  # the look-up saw what was there before
                 self._entries[tenant, corpus.name, name] = _Entry(corpus.version, context)
         if self.found is not None and planned is not None:
-            self.found.note([one for found in near for one in found], corpus, tenant, planned)
+            kept = [one for found in near for one in found]
+            kept = [one for one in kept if not self._forgotten.since(began, [one.id])]
+            self.found.note(kept, corpus, tenant, planned)
 
     def contexts(
         self,

@@ -41,7 +41,8 @@ class Runtime:
     The backend's coroutines run on the engine's own loop, in its own thread. Any thread may call every
     public method.
     templates: what the engine knows of the chains' prompts; speculation guesses with it.
-    contexts_of: returns the contexts that documents are borrowed from. may_borrow: as in Pipeline.
+    contexts_of: returns the contexts that documents are borrowed from. may_borrow, is_borrowing: as in
+      Pipeline.
     forgotten: when documents were forgotten.
     reports: each returns some fields of CacheStats, by name, that others know. Any thread calls them.
     threads: what coroutines have to wait for runs there.
@@ -56,6 +57,7 @@ class Runtime:
         request_timeout_s: float,
         contexts_of: ContextsOf = without_contexts,
         may_borrow: bool = False,
+        is_borrowing: Callable[[], bool] = lambda: False,
         forgotten: ForgetLog | None = None,
         reports: Sequence[Report] = (),
     ) -> None:
@@ -72,6 +74,7 @@ class Runtime:
             sign_of_life=heartbeat.beat,
             contexts_of=contexts_of,
             may_borrow=may_borrow,
+            is_borrowing=is_borrowing,
         )
         self._requests = RequestRunner(backend, self.pipeline, heartbeat)
         self._upkeep = CacheUpkeep(backend, self.pipeline, heartbeat)

@@ -254,7 +254,9 @@ class RetrievalTracker:
         self._runtime.require_this_process()
         learn = None
         if self._neighbours and corpus is not None:
-            learn = partial(self._neighbours.learn, corpus=corpus, tenant=search.tenant)
+            learn = partial(
+                self._neighbours.learn, corpus=corpus, tenant=search.tenant, planned=search.planned
+            )
         name = corpus.name if corpus is not None else None
         tell = self._runtime.pipeline.candidates
         self._runtime.call_soon(partial(tell, search, documents, name, learn))
@@ -318,10 +320,12 @@ class RetrievalTracker:
             return
         documents = retrieval.documents
         places = {name: place for place, name in enumerate(request.document_ids)}
-        is_choice = any(one.id not in places for one in documents)
+        text = request.prompt.text
+        chosen = [one for one in documents if one.id in places or one.text.strip() in text]
+        is_choice = len(chosen) < len(documents)
         if is_choice:  # what chose the documents orders them as well
-            chosen = [one for one in documents if one.id in places]
-            documents = tuple(sorted(chosen, key=lambda one: places[one.id]))
+            last = len(places)
+            documents = tuple(sorted(chosen, key=lambda one: places.get(one.id, last)))
         try:
             self._templates.remember(
                 retrieval.chain,

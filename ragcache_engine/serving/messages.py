@@ -195,8 +195,9 @@ class ServerDescription:
 
     @classmethod
     def from_json(cls, said: Mapping[str, Any]) -> ServerDescription:
+        known = {name: said[name] for name in cls.__dataclass_fields__ if name in said}
         return cls(
-            **{**said, "models": tuple(said["models"]), "limits": ModelLimits(**said["limits"])}
+            **{**known, "models": tuple(said["models"]), "limits": ModelLimits(**said["limits"])}
         )
 
 

@@ -39,6 +39,9 @@ SALTED = {COMPLETIONS, CHAT}
 
 TRANSFER, DOCUMENTS, SEGMENTS, EXACT = "kv_transfer_params", "documents", "segments", "exact"
 TEMPLATE_ARGS = "chat_template_kwargs"
+LARGE_BODY_BYTES = 64 << 10
+"""A larger body is checked in a thread: other requests need the event loop."""
+
 _WHOLE_NUMBER = TypeAdapter(int)
 GUIDES = ("structured_outputs", "response_format")
 
@@ -128,7 +131,11 @@ async def rewrite_body(
         said = {**said, TRANSFER: {**said[TRANSFER], FIELD: {**ours, EXACT: True}}}
         is_changed = True
     written = json.dumps(said).encode() if is_changed else body
-    (await find_served(scope)).require_readable(path, written)
+    served = await find_served(scope)
+    if len(written) < LARGE_BODY_BYTES:
+        served.require_readable(path, written)
+    else:
+        await served.tokenizers.run(partial(served.require_readable, path, written))
     return written
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from contextlib import aclosing
 from functools import partial
 
@@ -32,6 +33,9 @@ FIRST_PIECE, LARGEST_PIECE = 2, 16
 LEAST_LEAD_S = 0.02
 """With less time between candidates and prompt, nothing is prepared."""
 
+FORGETTING = 0.9
+"""By this the time of a piece shrinks with each search that has no time for one."""
+
 LARGEST_SHARE = 0.5
 """The share of the device's blocks that the candidates of one search may take."""
 
@@ -40,7 +44,9 @@ class CandidatePreparation:
     """Prepares the candidates of one search at a time. On the engine's loop only.
 
     is_automatic: whether to prepare only in the time that the chain's earlier questions had left.
-    may_borrow: whether the backend borrows documents from any position.
+    is_borrowing: returns whether the backend borrows documents from any position now.
+    device_tokens: how many tokens the device has room for; 0 if that is not known, and then nothing is
+      prepared.
     """
 
     def __init__(
@@ -50,13 +56,13 @@ class CandidatePreparation:
         load: PrefillLoad,
         *,
         is_automatic: bool,
-        may_borrow: bool,
+        is_borrowing: Callable[[], bool],
     ) -> None:
         self._backend = backend
         self._planner = planner
         self._load = load
         self._is_automatic = is_automatic
-        self._may_borrow = may_borrow
+        self._is_borrowing = is_borrowing
         self._planners = DaemonThreads(1, "ragcache-candidates")
         self._task: asyncio.Task[None] | None = None
         self._ending: set[asyncio.Task[None]] = set()
@@ -65,9 +71,14 @@ class CandidatePreparation:
 
     def begin(self, search: TrackedSearch, figures: CandidateFigures) -> None:
         """Begin with the search's candidates, unless the model has something else to do."""
-        if self._task is None and not len(self._load) and self._has_time(search, figures):
+        is_possible = self.device_tokens and self._planner.may_plan(search, are_chosen=True)
+        if self._task is not None or not is_possible:
+            return
+        if self._may_go_on(search, figures):
             self._task = asyncio.create_task(self._run(search, figures))
             self._task.add_done_callback(self._note_end)
+        elif self._piece_s is not None:
+            self._piece_s *= FORGETTING  # or one slow piece would end all preparing for good
 
     def interrupt(self) -> asyncio.Task[None] | None:
         """End what is being prepared, as a prompt has come. Return the task that ends."""
@@ -87,34 +98,34 @@ class CandidatePreparation:
         if self._task is task:
             self._task = None
 
-    def _has_time(self, search: TrackedSearch, figures: CandidateFigures) -> bool:
-        """Return whether a piece will probably be done before the prompt comes."""
+    def _may_go_on(self, search: TrackedSearch, figures: CandidateFigures) -> bool:
+        """Return whether the model is idle, and a piece will probably be done before the prompt comes."""
+        if search.is_closed or search.candidates_s is None or len(self._load):
+            return False
         if not self._is_automatic:
             return True
-        if search.candidates_s is None:
-            return False
         left_s = search.candidates_s + figures.lead_s - self._backend.now()
-        piece_s = self._piece_s if self._piece_s is not None else self._load.speed.prefill_s
-        return left_s > max(LEAST_LEAD_S, piece_s or 0.0)
+        return left_s > max(LEAST_LEAD_S, self._piece_s or 0.0)
 
     async def _run(self, search: TrackedSearch, figures: CandidateFigures) -> None:
         prepared: set[str] = set()
         size, room = FIRST_PIECE, self.device_tokens * LARGEST_SHARE
         try:
-            while not search.is_closed and not len(self._load) and self._has_time(search, figures):
+            while self._may_go_on(search, figures):
                 piece = self._next_piece(search, figures, prepared, size)
                 if not piece:
                     return
                 prepared.update(one.id for one in piece)
+                began_s = self._backend.now()
                 request = await self._planners.run(partial(self._plan, search, piece))
-                if request is None:
+                # Neighbours are looked up before it, which may have taken long.
+                if request is None or not self._may_go_on(search, figures):
                     return
                 room -= request.expected_tokens + sum(
                     len(context.token_ids) for context in request.contexts.values()
                 )
                 if room < 0:
                     return
-                began_s = self._backend.now()
                 async with aclosing(self._backend.generate(request)) as deltas:
                     async for _ in deltas:
                         pass
@@ -127,9 +138,10 @@ class CandidatePreparation:
             logger.debug("candidates could not be prepared: %r", error)
 
     def _plan(self, search: TrackedSearch, piece: list[Document]) -> BackendRequest | None:
-        if self._may_borrow and search.learn_neighbours:
+        is_borrowing = self._is_borrowing()
+        if is_borrowing and search.learn_neighbours:
             search.learn_neighbours(piece)
-        return self._planner.plan_beginning(search, piece, makes_donors=self._may_borrow)
+        return self._planner.plan_beginning(search, piece, makes_donors=is_borrowing)
 
     def _next_piece(
         self,
@@ -140,7 +152,7 @@ class CandidatePreparation:
     ) -> list[Document]:
         """Return the candidates to prepare next, in the order of a prompt; none at the end."""
         candidates = search.candidates
-        if not self._may_borrow:
+        if not self._is_borrowing():
             sure = candidates[: figures.sure_documents]
             return [] if prepared else list(sure)
         left = [one for one in candidates[1:] if one.id not in prepared][:size]

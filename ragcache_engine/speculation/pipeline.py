@@ -58,6 +58,7 @@ class Pipeline:
     next_request_id: names requests to the backend.
     sign_of_life: called at each token that a speculation generates.
     may_borrow: whether the backend borrows documents' tensors, so that it matters what is a document.
+    is_borrowing: returns whether it does so now.
     unclaimed_s: how long after the end of its search a speculation waits for its prompt, in seconds on
       the backend's clock.
     most_unclaimed: start no speculation while this many wait for their prompt.
@@ -73,6 +74,7 @@ class Pipeline:
         sign_of_life: Callable[[], None],
         contexts_of: ContextsOf = without_contexts,
         may_borrow: bool = False,
+        is_borrowing: Callable[[], bool] = lambda: False,
         unclaimed_s: float = UNCLAIMED_S,
         most_unclaimed: int = MOST_UNCLAIMED,
     ) -> None:
@@ -101,7 +103,7 @@ class Pipeline:
             self._planner,
             self._load,
             is_automatic=is_automatic,
-            may_borrow=may_borrow,
+            is_borrowing=is_borrowing,
         )
 
     def use_limits(self, limits: ModelLimits) -> None:
@@ -176,6 +178,7 @@ class Pipeline:
         if running:
             self._runner.cancel(running, search, SpeculationOutcome.OTHER_DOCUMENTS)
         if decision is Decision.START and self._may_start(search, final):
+            self._preparation.interrupt()
             self._runner.start(search, documents, is_final=final)
         elif final:
             # What comes between may choose from them: a reranker, or a limit of the chain's own.
@@ -194,8 +197,8 @@ class Pipeline:
         """
         if self._is_closed or search.is_closed or search.ended_s is not None or not documents:
             return
-        search.corpus = search.corpus or corpus
-        search.learn_neighbours = learn_neighbours or search.learn_neighbours
+        if learn_neighbours is not None:
+            search.corpus, search.learn_neighbours = corpus, learn_neighbours
         self._prepare(search, documents)
 
     def _prepare(self, search: TrackedSearch, documents: Sequence[Document]) -> None:

@@ -37,9 +37,14 @@ class RequestPlanner:
         self._contexts_of = contexts_of
         self.context_tokens = 0
 
-    def may_plan(self, search: TrackedSearch) -> bool:
-        """Return True if the prompt of this search may be foreseen."""
-        return self._templates.may_guess(search.chain, search.template, tenant=search.tenant)
+    def may_plan(self, search: TrackedSearch, *, are_chosen: bool = False) -> bool:
+        """Return True if the prompt of this search may be foreseen.
+
+        are_chosen: as in TemplateBook.guess.
+        """
+        return self._templates.may_guess(
+            search.chain, search.template, tenant=search.tenant, are_chosen=are_chosen
+        )
 
     def plan(self, speculation: Speculation, search: TrackedSearch) -> BackendRequest | None:
         """Write the expected request into the speculation and return it. Any thread.

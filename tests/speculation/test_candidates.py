@@ -9,6 +9,7 @@ from contextlib import ExitStack, aclosing, suppress
 from typing import Any
 
 import pytest
+from waiting import eventually
 
 from ragcache_engine import (
     Answer,
@@ -75,16 +76,16 @@ def engine_of() -> Iterator[Callable[..., tuple[RAGCacheEngine, Listening]]]:
         yield make
 
 
-def settled(backend: Listening) -> bool:
-    """Wait until nothing more is prepared."""
-    deadline, before = time.monotonic() + 20, -1
-    while time.monotonic() < deadline:
-        begun = len(backend.asked)
-        if begun == before and len(backend.ended) == begun:
-            return True
-        before = begun
-        time.sleep(0.05)
-    return False
+def settled(engine: RAGCacheEngine, backend: Listening) -> bool:
+    """Wait until all that was told has been heard, and nothing more is prepared or answered."""
+
+    def is_quiet() -> bool:
+        heard = threading.Event()
+        engine._runtime.call_soon(heard.set)
+        is_preparing = engine._runtime.pipeline._preparation._task is not None
+        return heard.wait(60) and not is_preparing and len(backend.ended) == len(backend.asked)
+
+    return eventually(lambda: is_quiet() and is_quiet())
 
 
 def ask(
@@ -100,7 +101,7 @@ def ask(
     """A search, a reranker that takes its time on a processor of its own, and the prompt."""
     with engine.retrieval(question, chain="chain", template=TEMPLATE) as retrieval:
         retrieval.candidates(found, corpus)
-        assert settled(backend)
+        assert settled(engine, backend)
         backend.advance(reranking_s)
         retrieval.found(chosen)
     return engine.generate(TEMPLATE(question, chosen), options=ONE)
@@ -146,7 +147,7 @@ def test_a_chain_is_watched_before_anything_is_prepared(engine_of):
     engine, backend = engine_of(reuse="anywhere", missing_donors="later")
     with engine.retrieval("Why?", chain="new", template=TEMPLATE) as retrieval:
         retrieval.candidates(FOUND[:8])
-        assert settled(backend)
+        assert settled(engine, backend)
         assert not backend.prepared
 
 
@@ -155,7 +156,7 @@ def test_nothing_is_prepared_where_the_prompt_comes_at_once(engine_of):
     ask_thrice(engine, backend, reranking_s=0.001)
     with engine.retrieval("Why?", chain="chain", template=TEMPLATE) as retrieval:
         retrieval.candidates(FOUND[40:48])
-        assert settled(backend)
+        assert settled(engine, backend)
         assert not backend.prepared
 
 
@@ -166,7 +167,7 @@ def test_documents_that_a_retriever_hands_on_are_candidates_too(engine_of):
         found = FOUND[n : n + 8]
         with engine.retrieval(f"Question {n}?", chain="chain") as retrieval:
             retrieval.found(found)
-        assert settled(backend)
+        assert settled(engine, backend)
         backend.advance(RERANKING_S)
         chosen = [found[5], found[2]]
         return engine.generate(TEMPLATE(f"Question {n}?", chosen), options=ONE)
@@ -219,7 +220,7 @@ def test_a_thousand_candidates_that_become_no_prompt_are_bounded(engine_of):
     many = [Document(f"m{n}", f"Text {n} is one of very many. " * 30) for n in range(1000)]
     with suppress(KeyError), engine.retrieval("Why?", template=TEMPLATE) as retrieval:
         retrieval.candidates(many)
-        assert settled(backend)
+        assert settled(engine, backend)
         raise KeyError("the reranker failed")
     computed = sum(one.expected_tokens for one in backend.asked)
     assert 0 < computed < engine.limits.device_tokens
@@ -231,7 +232,7 @@ def test_what_was_forgotten_is_not_prepared(engine_of):
     with engine.retrieval("Why?", template=TEMPLATE) as retrieval:
         engine.forget(["d1"])
         retrieval.candidates(FOUND[:3])
-        assert settled(backend)
+        assert settled(engine, backend)
         assert all("d1" in one.withdrawn for one in backend.asked if "d1" in one.document_ids)
 
 
@@ -247,7 +248,7 @@ def test_several_searches_take_turns(engine_of):
     with engine.retrieval("Why?", template=TEMPLATE) as retrieval:
         retrieval.candidates(FOUND[:3])
         retrieval.candidates([FOUND[1], *FOUND[10:13]])
-        assert settled(backend)
+        assert settled(engine, backend)
         retrieval.found([FOUND[0], FOUND[10]])
     usage = engine.generate(TEMPLATE("Why?", [FOUND[0], FOUND[10]]), options=ONE).usage
     seen = [
