@@ -22,8 +22,6 @@ class InnerSearches(BaseCallbackHandler):
     corpus: where the neighbours of documents are looked up; None if nothing is borrowed behind them.
     """
 
-    run_inline = True  # telling the engine takes no time, so that no thread is needed for it
-
     def __init__(self, retrieval: RetrievalInProgress, corpus: Corpus | None) -> None:
         self._retrieval = retrieval
         self._corpus = corpus
@@ -35,16 +33,39 @@ class InnerSearches(BaseCallbackHandler):
 
     def on_chain_start(
         self, serialized: dict[str, Any], inputs: dict[str, Any], *, run_id: UUID, **kwargs: Any
-    ) -> None:
+    ) -> Any:
         self._whole = self._whole or run_id
 
     def on_retriever_start(
         self, serialized: dict[str, Any], query: str, *, run_id: UUID, **kwargs: Any
-    ) -> None:
+    ) -> Any:
         self._whole = self._whole or run_id
 
     def on_retriever_end(
         self, documents: Sequence[Document], *, run_id: UUID, **kwargs: Any
-    ) -> None:
+    ) -> Any:
         if run_id != self._whole and documents:
             self._retrieval.candidates(list(map(engine_document, documents)), self._corpus)
+
+
+class AsyncInnerSearches(InnerSearches):
+    """The same for coroutines.
+
+    A handler without coroutines would run in the application's own threads; and beside one that says
+    `run_inline`, LangChain tells the others of no model's start.
+    """
+
+    async def on_chain_start(
+        self, serialized: dict[str, Any], inputs: dict[str, Any], *, run_id: UUID, **kwargs: Any
+    ) -> None:
+        super().on_chain_start(serialized, inputs, run_id=run_id)
+
+    async def on_retriever_start(
+        self, serialized: dict[str, Any], query: str, *, run_id: UUID, **kwargs: Any
+    ) -> None:
+        super().on_retriever_start(serialized, query, run_id=run_id)
+
+    async def on_retriever_end(
+        self, documents: Sequence[Document], *, run_id: UUID, **kwargs: Any
+    ) -> None:
+        super().on_retriever_end(documents, run_id=run_id)

@@ -18,7 +18,7 @@ from pydantic import Field
 from ragcache_engine import Corpus, InvalidArgument, RetrievalInProgress
 from ragcache_integrations.engine_reporting import tell_engine
 from ragcache_integrations.langchain.engine_retriever import EngineRetriever, engine_document
-from ragcache_integrations.langchain.inner_searches import InnerSearches
+from ragcache_integrations.langchain.inner_searches import AsyncInnerSearches, InnerSearches
 from ragcache_integrations.langchain.neighbours import EVERYTHING, corpus_of_other
 from ragcache_integrations.neighbour_choice import borrows_behind_neighbours, warn_of_no_neighbours
 
@@ -61,7 +61,7 @@ class ReportingRetriever(EngineRetriever):
         if not isinstance(input, str):
             return await self.retriever.ainvoke(input, config, **kwargs)
         with self._open_retrieval(input) as retrieval:
-            config = InnerSearches(retrieval, self._corpus(kwargs)).added_to(config)
+            config = AsyncInnerSearches(retrieval, self._corpus(kwargs)).added_to(config)
             found = await self.retriever.ainvoke(input, config, **kwargs)
             corpus = self._corpus(kwargs)
             if corpus is None:

@@ -3,7 +3,11 @@
 import asyncio
 
 import pytest
-from langchain_classic.retrievers import ContextualCompressionRetriever, EnsembleRetriever
+from langchain_classic.retrievers import (
+    ContextualCompressionRetriever,
+    EnsembleRetriever,
+    MultiQueryRetriever,
+)
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.documents import BaseDocumentCompressor, Document
 from langchain_core.retrievers import BaseRetriever
@@ -11,7 +15,7 @@ from langchain_core.runnables import RunnableLambda
 
 from ragcache_engine import EngineConfig, RAGCacheEngine
 from ragcache_engine.backends.memory import MemoryBackend
-from ragcache_integrations.langchain import RAGCacheRetriever
+from ragcache_integrations.langchain import RAGCacheLLM, RAGCacheRetriever
 
 TEXTS = [f"Text {n} tells what there is to say of number {n}. " * 12 for n in range(8)]
 TEMPLATE = "{context}\n\nQuestion: {question}"
@@ -112,17 +116,37 @@ def test_what_fails_inside_comes_out_unchanged(engine, told):
     assert engine.generate("A prompt.").text
 
 
-def test_callbacks_of_the_application_see_the_runs_as_before(engine):
-    class Runs(BaseCallbackHandler):
-        def __init__(self):
-            self.seen = []
+class Runs(BaseCallbackHandler):
+    """What each retriever found, and what each model was asked."""
 
-        def on_retriever_end(self, documents, *, parent_run_id=None, **_):
-            self.seen.append((ids(documents), parent_run_id is None))
+    def __init__(self):
+        self.seen = []
 
-    def runs_of(retriever):
+    def on_retriever_end(self, documents, *, parent_run_id=None, **_):
+        self.seen.append((ids(documents), parent_run_id is None))
+
+    def on_llm_start(self, serialized, prompts, **_):
+        self.seen += prompts
+
+
+def asked_of_several(llm):
+    return MultiQueryRetriever.from_llm(Listed(numbers=[1, 2]), llm)
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+@pytest.mark.parametrize("kind", ["reranker", "several queries"])
+def test_callbacks_of_the_application_see_the_runs_as_before(engine, kind, is_async):
+    def runs_of(wrap):
         runs = Runs()
-        retriever.invoke("Why?", {"callbacks": [runs]})
+        llm = RAGCacheLLM(engine=engine, max_new_tokens=4)
+        retriever = wrap(reranked() if kind == "reranker" else asked_of_several(llm))
+        config = {"callbacks": [runs]}
+        if is_async:
+            asyncio.run(retriever.ainvoke("Why?", config))
+        else:
+            retriever.invoke("Why?", config)
         return runs.seen
 
-    assert runs_of(ours(reranked(), engine)) == runs_of(reranked())
+    assert runs_of(lambda retriever: ours(retriever, engine)) == runs_of(
+        lambda retriever: retriever
+    )
