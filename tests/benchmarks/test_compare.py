@@ -288,9 +288,8 @@ def test_the_store_finds_the_neighbours_of_documents_without_embedding_them(kind
     from ragcache_integrations.langchain.retriever import engine_document
 
     asked = [engine_document(store.docstore.search("row-0"))]
-    (neighbour,) = corpus_of(store, engine_document).find(asked)
-    assert neighbour is not None
-    assert neighbour.id == "b"
+    (nearest,) = corpus_of(store, engine_document).look_up(asked)
+    assert nearest[0].id == "b"
 
 
 def test_no_run_overwrites_the_raw_figures_of_another(
