@@ -224,7 +224,7 @@ def test_an_engine_whose_making_was_cancelled_closes_once_it_has_started():
     assert not backend.is_closed.is_set()
     backend.may_start.set()
     assert backend.is_closed.wait(20)
-    assert eventually(lambda: threading.active_count() == before)
+    assert eventually(lambda: threading.active_count() <= before)
 
 
 def test_a_start_that_fails_says_why_and_leaves_nothing():
@@ -237,7 +237,7 @@ def test_a_start_that_fails_says_why_and_leaves_nothing():
         RAGCacheEngine(EngineConfig(backend="memory"), backend=Broken())
     with pytest.raises(EngineStartFailed, match="no model"):
         asyncio.run(RAGCacheEngine.acreate(EngineConfig(backend="memory"), backend=Broken()))
-    assert eventually(lambda: threading.active_count() == before)
+    assert eventually(lambda: threading.active_count() <= before)
 
 
 def test_cancelling_a_close_does_not_stop_it():

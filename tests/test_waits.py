@@ -222,7 +222,7 @@ def test_no_thread_waits_for_a_model_that_starts_again():
             before = threading.active_count()
             asking = [asyncio.create_task(engine.agenerate(f"Q {n}?")) for n in range(40)]
             await asyncio.sleep(0.1)
-            assert threading.active_count() == before
+            assert threading.active_count() <= before  # others may end
             may_start.set()
             assert len(await asyncio.gather(first, *asking)) == 41
 

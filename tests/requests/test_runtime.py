@@ -113,7 +113,7 @@ def test_a_dropped_engine_is_collected_though_an_import_of_its_backend_keeps_fra
     gc.collect()
     assert kept
     assert dropped() is None
-    assert threading.active_count() == before
+    assert threading.active_count() <= before
 
 
 def test_an_error_of_choosing_the_backend_is_the_callers(monkeypatch: pytest.MonkeyPatch):
