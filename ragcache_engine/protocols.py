@@ -30,6 +30,10 @@ NUMBER_BYTES, OFFSET_BYTES, SEGMENT_BYTES = 36, 128, 500
 """About what CPython takes for a number in a tuple, for a pair of numbers, for a segment or a context."""
 
 
+ONE_TOKEN = SamplingOptions(max_tokens=1)
+"""The options of a request that is made for what its prompt leaves in the cache."""
+
+
 @dataclass(frozen=True, slots=True)
 class PromptText:
     """A prompt that the backend tokenises itself. spans: the documents in it, in its order."""
@@ -96,6 +100,21 @@ class BackendRequest:
         if isinstance(self.prompt, PromptText):
             return self
         return replace(self, prompt=replace(self.prompt, offsets=()))
+
+    def for_donors(self) -> BackendRequest:
+        """Return the request that computes the donors of this prompt, and nothing of its answer.
+
+        To the tiers it is a guess that nobody adopts; it is computed in short steps.
+        """
+        one_token = replace(ONE_TOKEN, add_special_tokens=self.options.add_special_tokens)
+        return replace(
+            self,
+            options=one_token,
+            is_guess=True,
+            is_provisional=True,
+            recompute_ratio=0.0,
+            makes_donors=True,
+        )
 
     def continued_after(self, token_ids: Sequence[int]) -> BackendRequest:
         """Return the request for the rest of an answer that has these tokens already.

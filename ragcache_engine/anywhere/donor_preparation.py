@@ -39,8 +39,6 @@ the oldest."""
 MOST_BEGINNINGS = 64
 """Of so many tenants the beginning of the last prompt is kept."""
 
-ONE_TOKEN = SamplingOptions(max_tokens=1)
-
 
 class Beginning(NamedTuple):
     """A prompt up to the end of its first document, which is `span`."""
@@ -202,16 +200,9 @@ class PreparingBackend(ForwardingBackend):
         )
 
     async def _prepare(self, request: BackendRequest) -> None:
-        """Compute the prompt for its donors. To the tiers it is a guess that nobody adopts."""
-        prepared = replace(
-            request,
-            request_id=f"{request.request_id}-prepare-{next(self._numbers)}",
-            options=replace(ONE_TOKEN, add_special_tokens=request.options.add_special_tokens),
-            is_guess=True,
-            is_provisional=True,
-            recompute_ratio=0.0,  # the answer is of no use
-            makes_donors=True,
-        )
+        """Compute the prompt for its donors."""
+        name = f"{request.request_id}-prepare-{next(self._numbers)}"
+        prepared = replace(request.for_donors(), request_id=name)
         async with aclosing(self.inner.generate(prepared)) as deltas:
             async for _ in deltas:
                 pass

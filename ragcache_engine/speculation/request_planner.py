@@ -7,12 +7,10 @@ from dataclasses import replace
 
 from ragcache_engine.anywhere.neighbours import ContextsOf, without_contexts
 from ragcache_engine.prompt import Guess, TemplateBook, find_documents, token_segments
-from ragcache_engine.protocols import Backend, BackendRequest, PromptText
+from ragcache_engine.protocols import ONE_TOKEN, Backend, BackendRequest, PromptText
 from ragcache_engine.speculation.generation import Speculation
 from ragcache_engine.speculation.tracked_search import TrackedSearch
 from ragcache_engine.values import ChatPrompt, Document, SamplingOptions
-
-_ONE_TOKEN = SamplingOptions(max_tokens=1)
 
 
 class RequestPlanner:
@@ -60,7 +58,7 @@ class RequestPlanner:
             return None
         options = self._expected_options(guess, search)
         if not guess.is_whole:
-            options = replace(_ONE_TOKEN, add_special_tokens=options.add_special_tokens)
+            options = replace(ONE_TOKEN, add_special_tokens=options.add_special_tokens)
         request = self._write(str(guess.text), documents, options, search)
         if request is None:
             return None
@@ -88,14 +86,12 @@ class RequestPlanner:
         if guess is None:
             return None
         options = self._expected_options(guess, search)
-        options = replace(_ONE_TOKEN, add_special_tokens=options.add_special_tokens)
+        options = replace(ONE_TOKEN, add_special_tokens=options.add_special_tokens)
         spans = find_documents(str(guess.text), documents)
         if not spans:
             return None
         request = self._write(str(guess.text)[: spans[-1].end], documents, options, search)
-        if request is None or not makes_donors:
-            return request
-        return replace(request, makes_donors=True, recompute_ratio=0.0)  # its answer is of no use
+        return request if request is None or not makes_donors else request.for_donors()
 
     def _expected_options(self, guess: Guess, search: TrackedSearch) -> SamplingOptions:
         expected = guess.options or search.options or self._templates.last_options()

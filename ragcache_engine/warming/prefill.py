@@ -12,8 +12,8 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
-from ragcache_engine.anywhere.donor_preparation import ONE_TOKEN
 from ragcache_engine.errors import EmptyPrompt, EngineDied, GenerationFailed, PromptTooLong
+from ragcache_engine.protocols import ONE_TOKEN
 from ragcache_engine.requests.intake import PromptIntake
 from ragcache_engine.requests.runner import PreparedRequest
 from ragcache_engine.requests.runtime import Runtime

@@ -11,6 +11,7 @@ import pytest
 import ragcache_engine.search
 from ragcache_engine import EngineConfig, RAGCacheEngine
 from ragcache_engine.backends.memory import MemoryBackend, Stall
+from ragcache_engine.speculation import Pipeline
 
 CORPUS = {
     "sky": "The sky looks blue because the gases of the air scatter short waves of sunlight far "
@@ -145,6 +146,20 @@ def speculating():
     config = EngineConfig(model="any", backend="memory", speculation="on")
     with RAGCacheEngine(config, backend=MemoryBackend()) as engine:
         yield engine
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch):
+    """The candidates that the engine was told of, by their ids."""
+    told = []
+    tell = Pipeline.candidates
+
+    def note(self, search, documents, *further):
+        told.append([one.id for one in documents])
+        tell(self, search, documents, *further)
+
+    monkeypatch.setattr(Pipeline, "candidates", note)
+    return told
 
 
 @pytest.fixture

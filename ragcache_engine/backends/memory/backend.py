@@ -41,6 +41,7 @@ from ragcache_engine.tiers.borrowing.plan import (
     MADE_DONORS,
     BorrowPlan,
     Donor,
+    Lenders,
     Room,
     WhyExact,
     count_system_tokens,
@@ -327,18 +328,6 @@ class MemoryBackend:
             return WhyExact.ASKED
         ratio = request.recompute_ratio
         tokens = request.tokens.token_ids
-        lenders = MADE_DONORS
-        if self._served is not None and (
-            spans := find_spans(segments, len(tokens), request.text_starts)
-        ):
-            lenders = self._served.choose(
-                request.tenant,
-                tokens,
-                spans,
-                count_system_tokens(segments),
-                is_exact=lambda end: self._holds(chain.keys[: end // self._limits.block_tokens]),
-                is_held=lambda donor: self._holds(self._describe_donor(request, donor).keys),
-            )
         plan_with = partial(
             plan_borrowing,
             tokens,
@@ -352,7 +341,7 @@ class MemoryBackend:
             answer_tokens=request.options.max_tokens,
         )
         if request.makes_donors or not self._donors_later:
-            return plan_with(lenders=lenders)
+            return plan_with(lenders=self._choose_served(request, segments, chain))
         return plan_what_is_held(
             plan_with,
             lambda donor: self._describe_donor(request, donor).keys,
@@ -360,6 +349,23 @@ class MemoryBackend:
             len(tokens),
             block_tokens=self._limits.block_tokens,
             holds=self._scheduler.device.manager.holds,
+        )
+
+    def _choose_served(
+        self, request: BackendRequest, segments: Sequence[SegmentEnd], chain: KeyChain
+    ) -> Lenders:
+        """Return which documents are exact, and the donors that served prompts left for others."""
+        tokens = request.tokens.token_ids
+        spans = find_spans(segments, len(tokens), request.text_starts)
+        if self._served is None or not spans:
+            return MADE_DONORS
+        return self._served.choose(
+            request.tenant,
+            tokens,
+            spans,
+            count_system_tokens(segments),
+            is_exact=lambda end: self._holds(chain.keys[: end // self._limits.block_tokens]),
+            is_held=lambda donor: self._holds(self._describe_donor(request, donor).keys),
         )
 
     def _holds(self, keys: Iterable[Key]) -> bool:

@@ -13,8 +13,6 @@ from langchain_core.documents import BaseDocumentCompressor, Document
 from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import RunnableLambda
 
-from ragcache_engine import EngineConfig, RAGCacheEngine
-from ragcache_engine.backends.memory import MemoryBackend
 from ragcache_integrations.langchain import RAGCacheLLM, RAGCacheRetriever
 
 TEXTS = [f"Text {n} tells what there is to say of number {n}. " * 12 for n in range(8)]
@@ -39,29 +37,6 @@ class KeepsThird(BaseDocumentCompressor):
         return [documents[2], documents[0]]
 
 
-@pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch):
-    """The candidates that the engine was told of, by their ids."""
-    from ragcache_engine.speculation import Pipeline
-
-    told = []
-    tell = Pipeline.candidates
-
-    def note(self, search, documents, *further):
-        told.append([one.id for one in documents])
-        tell(self, search, documents, *further)
-
-    monkeypatch.setattr(Pipeline, "candidates", note)
-    return told
-
-
-@pytest.fixture
-def engine():
-    config = EngineConfig(model="any", backend="memory", speculation="on")
-    with RAGCacheEngine(config, backend=MemoryBackend()) as engine:
-        yield engine
-
-
 def ours(retriever, engine):
     return RAGCacheRetriever.from_retriever(retriever, engine=engine, template=TEMPLATE)
 
@@ -76,44 +51,44 @@ def reranked():
     )
 
 
-def test_candidates_of_a_reranker_are_told_before_it_chooses(engine, told):
-    assert ids(ours(reranked(), engine).invoke("Why?")) == ["d3", "d1"]
-    engine.generate("A prompt.")
+def test_candidates_of_a_reranker_are_told_before_it_chooses(speculating, told):
+    assert ids(ours(reranked(), speculating).invoke("Why?")) == ["d3", "d1"]
+    speculating.generate("A prompt.")
     assert told == [["d1", "d2", "d3", "d4"]]
 
 
-def test_so_they_are_for_coroutines(engine, told):
-    assert ids(asyncio.run(ours(reranked(), engine).ainvoke("Why?"))) == ["d3", "d1"]
-    engine.generate("A prompt.")
+def test_so_they_are_for_coroutines(speculating, told):
+    assert ids(asyncio.run(ours(reranked(), speculating).ainvoke("Why?"))) == ["d3", "d1"]
+    speculating.generate("A prompt.")
     assert told == [["d1", "d2", "d3", "d4"]]
 
 
-def test_each_search_of_an_ensemble_is_told(engine, told):
+def test_each_search_of_an_ensemble_is_told(speculating, told):
     both = EnsembleRetriever(
         retrievers=[Listed(numbers=[1, 2]), Listed(numbers=[2, 5])], weights=[0.5, 0.5]
     )
-    assert set(ids(ours(both, engine).invoke("Why?"))) == {"d1", "d2", "d5"}
-    engine.generate("A prompt.")
+    assert set(ids(ours(both, speculating).invoke("Why?"))) == {"d1", "d2", "d5"}
+    speculating.generate("A prompt.")
     assert sorted(told) == [["d1", "d2"], ["d2", "d5"]]
 
 
-def test_a_retriever_at_the_beginning_of_a_sequence_is_told(engine, told):
+def test_a_retriever_at_the_beginning_of_a_sequence_is_told(speculating, told):
     chosen = Listed(numbers=[1, 2, 3]) | RunnableLambda(lambda found: found[1:])
-    assert ids(ours(chosen, engine).invoke("Why?")) == ["d2", "d3"]
-    engine.generate("A prompt.")
+    assert ids(ours(chosen, speculating).invoke("Why?")) == ["d2", "d3"]
+    speculating.generate("A prompt.")
     assert told == [["d1", "d2", "d3"]]
 
 
-def test_a_search_with_none_inside_has_no_candidates(engine, told):
-    ours(Listed(numbers=[1, 2]), engine).invoke("Why?")
-    engine.generate("A prompt.")
+def test_a_search_with_none_inside_has_no_candidates(speculating, told):
+    ours(Listed(numbers=[1, 2]), speculating).invoke("Why?")
+    speculating.generate("A prompt.")
     assert told == []
 
 
-def test_what_fails_inside_comes_out_unchanged(engine, told):
+def test_what_fails_inside_comes_out_unchanged(speculating, told):
     with pytest.raises(TimeoutError, match="the reranker"):
-        ours(reranked(), engine).invoke("It fails.")
-    assert engine.generate("A prompt.").text
+        ours(reranked(), speculating).invoke("It fails.")
+    assert speculating.generate("A prompt.").text
 
 
 class Runs(BaseCallbackHandler):
@@ -135,10 +110,10 @@ def asked_of_several(llm):
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
 @pytest.mark.parametrize("kind", ["reranker", "several queries"])
-def test_callbacks_of_the_application_see_the_runs_as_before(engine, kind, is_async):
+def test_callbacks_of_the_application_see_the_runs_as_before(speculating, kind, is_async):
     def runs_of(wrap):
         runs = Runs()
-        llm = RAGCacheLLM(engine=engine, max_new_tokens=4)
+        llm = RAGCacheLLM(engine=speculating, max_new_tokens=4)
         retriever = wrap(reranked() if kind == "reranker" else asked_of_several(llm))
         config = {"callbacks": [runs]}
         if is_async:
@@ -147,6 +122,6 @@ def test_callbacks_of_the_application_see_the_runs_as_before(engine, kind, is_as
             retriever.invoke("Why?", config)
         return runs.seen
 
-    assert runs_of(lambda retriever: ours(retriever, engine)) == runs_of(
+    assert runs_of(lambda retriever: ours(retriever, speculating)) == runs_of(
         lambda retriever: retriever
     )

@@ -8,9 +8,6 @@ from llama_index.core.llms import MockLLM
 from llama_index.core.retrievers import QueryFusionRetriever
 from llama_index.core.schema import NodeWithScore, TextNode
 
-from ragcache_engine import EngineConfig, RAGCacheEngine
-from ragcache_engine.backends.memory import MemoryBackend
-from ragcache_engine.speculation import Pipeline
 from ragcache_integrations.llamaindex import RAGCacheRetriever
 
 
@@ -28,27 +25,6 @@ class Listed(BaseRetriever):
         return [NodeWithScore(node=node, score=1.0 / (1 + at)) for at, node in enumerate(nodes)]
 
 
-@pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch):
-    """The candidates that the engine was told of, by their ids."""
-    told = []
-    tell = Pipeline.candidates
-
-    def note(self, search, documents, *further):
-        told.append([one.id for one in documents])
-        tell(self, search, documents, *further)
-
-    monkeypatch.setattr(Pipeline, "candidates", note)
-    return told
-
-
-@pytest.fixture
-def engine():
-    config = EngineConfig(model="any", backend="memory", speculation="on")
-    with RAGCacheEngine(config, backend=MemoryBackend()) as engine:
-        yield engine
-
-
 def fusion(*, use_async):
     return QueryFusionRetriever(
         [Listed(1, 2), Listed(3, 4)], llm=MockLLM(), num_queries=1, use_async=use_async
@@ -56,36 +32,36 @@ def fusion(*, use_async):
 
 
 @pytest.mark.parametrize("use_async", [False, True])
-def test_each_search_of_a_fusion_is_told(engine, told, use_async):
-    ours = RAGCacheRetriever.from_retriever(fusion(use_async=use_async), engine=engine)
+def test_each_search_of_a_fusion_is_told(speculating, told, use_async):
+    ours = RAGCacheRetriever.from_retriever(fusion(use_async=use_async), engine=speculating)
     assert len(ours.retrieve("Why?")) == 2
-    engine.generate("A prompt.")
+    speculating.generate("A prompt.")
     assert sorted(told) == [["d1", "d2"], ["d3", "d4"]]
 
 
-def test_so_it_is_for_coroutines_and_each_search_is_told_its_own(engine, told):
+def test_so_it_is_for_coroutines_and_each_search_is_told_its_own(speculating, told):
     both = [
-        RAGCacheRetriever.from_retriever(fusion(use_async=True), engine=engine),
-        RAGCacheRetriever.from_retriever(Listed(7), engine=engine),
+        RAGCacheRetriever.from_retriever(fusion(use_async=True), engine=speculating),
+        RAGCacheRetriever.from_retriever(Listed(7), engine=speculating),
     ]
 
     async def ask_both():
         await asyncio.gather(*(each.aretrieve("Why?") for each in both))
 
     asyncio.run(ask_both())
-    engine.generate("A prompt.")
+    speculating.generate("A prompt.")
     assert sorted(told) == [["d1", "d2"], ["d3", "d4"]]
 
 
-def test_a_search_with_none_inside_has_no_candidates(engine, told):
-    RAGCacheRetriever.from_retriever(Listed(1, 2), engine=engine).retrieve("Why?")
+def test_a_search_with_none_inside_has_no_candidates(speculating, told):
+    RAGCacheRetriever.from_retriever(Listed(1, 2), engine=speculating).retrieve("Why?")
     Listed(3).retrieve("Whose search is this?")
-    engine.generate("A prompt.")
+    speculating.generate("A prompt.")
     assert told == []
 
 
-def test_what_fails_inside_comes_out_unchanged(engine, told):
-    ours = RAGCacheRetriever.from_retriever(fusion(use_async=False), engine=engine)
+def test_what_fails_inside_comes_out_unchanged(speculating, told):
+    ours = RAGCacheRetriever.from_retriever(fusion(use_async=False), engine=speculating)
     with pytest.raises(TimeoutError, match="the index"):
         ours.retrieve("It fails.")
-    assert engine.generate("A prompt.").text
+    assert speculating.generate("A prompt.").text
