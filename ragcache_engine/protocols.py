@@ -14,6 +14,7 @@ from ragcache_engine.tiers.counters import Counters
 from ragcache_engine.tiers.provenance import PromptSources, ReuseReport
 from ragcache_engine.tiers.tree_snapshot import TreeSnapshot
 from ragcache_engine.values import (
+    ONE_TOKEN,
     CachedTokens,
     FinishReason,
     ModelLimits,
@@ -28,10 +29,6 @@ CHARACTERS_PER_TOKEN = 4
 
 NUMBER_BYTES, OFFSET_BYTES, SEGMENT_BYTES = 36, 128, 500
 """About what CPython takes for a number in a tuple, for a pair of numbers, for a segment or a context."""
-
-
-ONE_TOKEN = SamplingOptions(max_tokens=1)
-"""The options of a request that is made for what its prompt leaves in the cache."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -188,6 +188,10 @@ def require_options(options: SamplingOptions | None) -> SamplingOptions:
     return require_instance(options, SamplingOptions, "options", "SamplingOptions(max_tokens=...)")
 
 
+ONE_TOKEN = SamplingOptions(max_tokens=1)
+"""The options of a request that is made for what its prompt leaves in the cache."""
+
+
 class ChatPrompt(str):
     """A prompt that a model's chat template wrote, special tokens included; the engine adds none to it.
 

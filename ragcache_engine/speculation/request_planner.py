@@ -7,10 +7,10 @@ from dataclasses import replace
 
 from ragcache_engine.anywhere.neighbours import ContextsOf, without_contexts
 from ragcache_engine.prompt import Guess, TemplateBook, find_documents, token_segments
-from ragcache_engine.protocols import ONE_TOKEN, Backend, BackendRequest, PromptText
+from ragcache_engine.protocols import Backend, BackendRequest, PromptText
 from ragcache_engine.speculation.generation import Speculation
 from ragcache_engine.speculation.tracked_search import TrackedSearch
-from ragcache_engine.values import ChatPrompt, Document, SamplingOptions
+from ragcache_engine.values import ONE_TOKEN, ChatPrompt, Document, SamplingOptions
 
 
 class RequestPlanner:

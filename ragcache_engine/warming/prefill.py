@@ -13,12 +13,11 @@ from itertools import islice
 from typing import Any
 
 from ragcache_engine.errors import EmptyPrompt, EngineDied, GenerationFailed, PromptTooLong
-from ragcache_engine.protocols import ONE_TOKEN
 from ragcache_engine.requests.intake import PromptIntake
 from ragcache_engine.requests.runner import PreparedRequest
 from ragcache_engine.requests.runtime import Runtime
 from ragcache_engine.requests.streams import AnswerStream, join_pieces, read_async
-from ragcache_engine.values import Answer
+from ragcache_engine.values import ONE_TOKEN, Answer
 from ragcache_engine.warming.plan import Prefill, Warmed
 
 WARM_AT_ONCE = 4
