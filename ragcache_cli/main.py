@@ -22,6 +22,7 @@ from ragcache_cli.commands import (
     dashboard,
     demo,
     doctor,
+    index,
     monitoring,
     profile,
     serve,
@@ -43,6 +44,7 @@ COMMANDS: Mapping[str, ModuleType] = {
     "simulate": simulate,
     "warm": warm,
     "serve": serve,
+    "index": index,
     "dashboard": dashboard,
     "top": top,
     "monitoring": monitoring,
@@ -59,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parsed = parser().parse_args(own)
     parsed.vllm_arguments = for_vllm
     # A server's log belongs on its terminal, where docker and systemd look for it.
-    to_log = is_log_level_ours() and parsed.run is not serve.run
+    to_log = is_log_level_ours() and parsed.run not in (serve.run, index.run)
     silence_libraries()
     errors = VisibleConsole(stderr=True, highlight=False)
     log: Path | None = None

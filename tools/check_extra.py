@@ -41,6 +41,32 @@ def check_fleet() -> None:
     assert build_application(FleetSettings(("-m", "any_server"), {}, replicas=2))
 
 
+def check_index() -> None:
+    """A server of an index answers a client."""
+    import threading
+
+    import faiss
+    import numpy
+    import uvicorn
+
+    from ragcache_engine.index_server import IndexedDocument, IndexServer
+    from ragcache_engine.index_server.app import IndexApp
+    from ragcache_engine.index_server.served import ServedIndex
+
+    index = faiss.IndexFlatL2(2)
+    index.add(numpy.eye(1, 2, dtype=numpy.float32))
+    app = IndexApp(ServedIndex(index, {0: IndexedDocument("tides", TEXT)}))
+    server = uvicorn.Server(uvicorn.Config(app, port=8131, lifespan="off", log_level="warning"))
+    serving = threading.Thread(target=server.run)
+    serving.start()
+    try:
+        *_, last = IndexServer("http://127.0.0.1:8131").stages([1.0, 0.0], 1)
+        assert [found.text for found in last.documents] == [TEXT]
+    finally:
+        server.should_exit = True
+        serving.join()
+
+
 def check_langchain() -> None:
     """A chain of the swapped classes answers."""
     from langchain_core.documents import Document
@@ -91,6 +117,7 @@ CHECKS: dict[str, Callable[[], None]] = {
     "client": check_client,
     "dashboard": check_dashboard,
     "fleet": check_fleet,
+    "index": check_index,
     "langchain": check_langchain,
     "llamaindex": check_llamaindex,
     "examples": check_examples,

@@ -12,7 +12,7 @@ from mkdocs.structure.files import File, Files
 
 ROOT = Path(__file__).parents[1]
 LINK_TO_EXAMPLES = re.compile(r"\]\(\.\./((?:\.\./)*examples/)")
-HELP = re.compile(r"<!-- help of ragcache ?(?P<command>\w*) -->")
+HELP = re.compile(r"<!-- help of ragcache ?(?P<command>[\w ]*?) -->")
 WIDTH = 100
 
 
@@ -36,8 +36,8 @@ def help_of(command: str) -> str:
     from ragcache_cli.main import parser
 
     asked = parser()
-    if command:
+    for word in command.split():
         choices = next(a for a in asked._actions if isinstance(a, argparse._SubParsersAction))
-        asked = choices.choices[command]
+        asked = choices.choices[word]
     asked.formatter_class = lambda prog: argparse.HelpFormatter(prog, width=WIDTH)
     return asked.format_help()

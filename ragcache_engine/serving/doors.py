@@ -110,41 +110,13 @@ class Doors:
         """Read the body of a request and pass both on, while there is room for it."""
         try:
             with self._room.place(caller.tenant) as place:
-                body = await self._read_body(scope, receive)
+                body = await read_body(scope, receive, self._limits.body_bytes)
                 if body and _is_ours(path):
-                    _require_json(scope)
+                    require_json(scope)
                 if body is not None:
                     await self._pass(path, caller, body, place, scope, receive, send)
         except RAGCacheError as error:
             await self._refuse(error, scope, receive, send)
-
-    async def _read_body(self, scope: Scope, receive: Receive) -> bytes | None:
-        """Return the body, or None if the client left.
-
-        Raises RequestTooLarge, without reading it all, and RequestTooSlow.
-        """
-        most = self._limits.body_bytes
-        told = Headers(scope=scope).get("content-length", "0")
-        body, size_bytes = bytearray(), int(told) if told.isdigit() else 0
-        try:
-            async with asyncio.timeout(BODY_S):
-                while size_bytes <= most:
-                    message = await receive()
-                    if message["type"] == "http.disconnect":
-                        return None
-                    body += message.get("body", b"")
-                    size_bytes = len(body)
-                    if size_bytes <= most and not message.get("more_body", False):
-                        return bytes(body)
-        except TimeoutError:
-            raise RequestTooSlow(
-                f"after {BODY_S:.0f} s the request had not come whole: send it at once, or fewer and "
-                f"shorter documents"
-            ) from None
-        raise RequestTooLarge(
-            f"the request has more than {most:,} bytes, the most that this server takes (--max-body): "
-            f"send fewer or shorter documents"
-        )
 
     async def _pass(
         self,
@@ -186,6 +158,34 @@ class Doors:
         await refusal(error)(scope, receive, send)
 
 
+async def read_body(scope: Scope, receive: Receive, most_bytes: int) -> bytes | None:
+    """Return the body of a request, or None if the client left.
+
+    Raises RequestTooLarge, without reading it all, and RequestTooSlow.
+    """
+    told = Headers(scope=scope).get("content-length", "0")
+    body, size_bytes = bytearray(), int(told) if told.isdigit() else 0
+    try:
+        async with asyncio.timeout(BODY_S):
+            while size_bytes <= most_bytes:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    return None
+                body += message.get("body", b"")
+                size_bytes = len(body)
+                if size_bytes <= most_bytes and not message.get("more_body", False):
+                    return bytes(body)
+    except TimeoutError:
+        raise RequestTooSlow(
+            f"after {BODY_S:.0f} s the request had not come whole: send it at once, or fewer and "
+            f"shorter documents"
+        ) from None
+    raise RequestTooLarge(
+        f"the request has more than {most_bytes:,} bytes, the most that this server takes (--max-body): "
+        f"send fewer or shorter documents"
+    )
+
+
 def refusal(error: Exception) -> Response:
     """Return the answer to a request that is refused, in OpenAI's form with the name of our error."""
     status = status_of(error)
@@ -218,7 +218,7 @@ def _confine(scope: Scope) -> Scope:
     return {**scope, "headers": kept}
 
 
-def _require_json(scope: Scope) -> None:
+def require_json(scope: Scope) -> None:
     """Raise InvalidArgument unless a body is told to be JSON.
 
     A browser sends other bodies for any page of another site, without asking this server first.

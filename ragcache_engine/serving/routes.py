@@ -36,6 +36,7 @@ from ragcache_engine.errors import (
     RequestTimedOut,
     RequestTooLarge,
     RequestTooSlow,
+    RetrievalError,
     ServerBusy,
     UnsupportedGuide,
 )
@@ -71,6 +72,7 @@ _STATUS: list[tuple[type[Exception], int]] = [
     (KeyRefused, 401),
     (ServerBusy, 429),
     (BadRequest, 400),
+    (RetrievalError, 400),
     (ConfigError, 400),
 ]
 
@@ -169,11 +171,11 @@ class Routes:
         try:
             return await handler(body, caller, served)
         except Exception as error:
-            _log_unforeseen(error)
+            log_unforeseen(error)
             return JSONResponse(error_to_json(error), status_of(error))
 
     async def _render(self, body: bytes, caller: Caller, served: Served) -> Response:
-        conversation = _read_conversation(_read(RenderBody, body), caller, served)
+        conversation = _read_conversation(parse_body(RenderBody, body), caller, served)
         refusal = RefusedMessages(
             f"the chat template did not write this conversation within {RENDER_S:.0f} s: send fewer "
             f"messages, or ask again when fewer others do"
@@ -183,7 +185,7 @@ class Routes:
         return JSONResponse({"text": text})
 
     async def _generate(self, body: bytes, caller: Caller, served: Served) -> Response:
-        said = _read(GenerateBody, body)
+        said = parse_body(GenerateBody, body)
         options = options_from_json(said.options)
         if options.guide:
             refusal = UnsupportedGuide(
@@ -199,7 +201,7 @@ class Routes:
         return StreamingResponse(events, media_type="text/event-stream")
 
     async def _read_tool_calls(self, body: bytes, caller: Caller, served: Served) -> Response:
-        said = _read(ToolCallsBody, body)
+        said = parse_body(ToolCallsBody, body)
         require_short_prompt(len(said.text), served.limits.context_tokens)
         reader = served.backend.tool_reader(check_tools(said.tools))
         refusal = InvalidArgument(
@@ -228,7 +230,7 @@ def status_of(error: Exception) -> int:
     return next((status for kind, status in _STATUS if isinstance(error, kind)), 500)
 
 
-def _log_unforeseen(error: Exception) -> None:
+def log_unforeseen(error: Exception) -> None:
     """Log an error that the client is not told of. Call this where it was caught."""
     if not isinstance(error, RAGCacheError):
         logger.error("a request failed; please report this\n%s", describe_failure(error))
@@ -367,7 +369,7 @@ async def _write_events(
                 counters = served.backend.counters() if caller.is_operator else None
                 yield _event(delta_to_json(delta, counters))
     except Exception as error:
-        _log_unforeseen(error)
+        log_unforeseen(error)
         yield _event(error_to_json(error))
 
 
@@ -401,7 +403,7 @@ def _event(said: dict[str, Any]) -> str:
 
 
 async def _tokenize(body: bytes, caller: Caller, served: Served) -> Response:
-    said = _read(TokenizeBody, body)
+    said = parse_body(TokenizeBody, body)
     require_text(said.text, "a prompt")
     require_countable(len(said.text), served)
     tokens = await served.tokenizers.run(
@@ -413,7 +415,7 @@ async def _tokenize(body: bytes, caller: Caller, served: Served) -> Response:
 
 
 async def _detokenize(body: bytes, caller: Caller, served: Served) -> Response:
-    said = _read(DetokenizeBody, body)
+    said = parse_body(DetokenizeBody, body)
     if len(said.token_ids) > served.limits.context_tokens:
         raise InvalidArgument(
             f"an answer has {served.limits.context_tokens:,} tokens at most, got {len(said.token_ids):,}"
@@ -452,7 +454,7 @@ def _read_conversation(said: RenderBody, caller: Caller, served: Served) -> Conv
 
 async def _forget(body: bytes, caller: Caller, served: Served) -> Response:
     caller.require_operator("make the server forget documents")
-    said = _read(ForgetBody, body)
+    said = parse_body(ForgetBody, body)
     forgetting = served.backend.forget(_require_texts(said.document_ids))
     await _end_in_time(forgetting, UPKEEP_S, _too_late("forget these documents"))
     return JSONResponse({})
@@ -474,12 +476,12 @@ def _too_late(asked: str) -> RequestTimedOut:
 
 async def _show_tree(body: bytes, caller: Caller, served: Served) -> Response:
     caller.require_operator("see the documents and requests of all tenants")
-    said = _read(TreeBody, body)
+    said = parse_body(TreeBody, body)
     tree = await served.backend.snapshot(said.documents, with_bloom_filter=said.with_bloom_filter)
     return JSONResponse({"tree": tree and tree.to_dict()})
 
 
-def _read(kind: type[B], body: bytes) -> B:
+def parse_body(kind: type[B], body: bytes) -> B:
     """Read a body. Raises InvalidArgument."""
     try:
         return kind.model_validate_json(body)

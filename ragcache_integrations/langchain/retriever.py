@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 from langchain_core.callbacks import (
     AsyncCallbackManagerForRetrieverRun,
     CallbackManagerForRetrieverRun,
 )
 from langchain_core.documents import Document
+from langchain_core.embeddings import Embeddings
 from langchain_core.runnables import Runnable
 from langchain_core.vectorstores import VectorStoreRetriever
 
@@ -21,15 +22,18 @@ from ragcache_integrations.engine_reporting import (
     stream_and_tell_engine,
     tell_engine,
 )
+from ragcache_integrations.index_server import as_server
 from ragcache_integrations.langchain.chat import ChatRAGCache
 from ragcache_integrations.langchain.engine_retriever import (
     EngineRetriever,
     check_llm,
     engine_document,
 )
+from ragcache_integrations.langchain.index_server_retriever import IndexServerRetriever
 from ragcache_integrations.langchain.llm import RAGCacheLLM
 from ragcache_integrations.langchain.neighbours import corpus_of
 from ragcache_integrations.langchain.reporting_retriever import ReportingRetriever, check_retriever
+from ragcache_integrations.langchain.stages import DocumentStage
 from ragcache_integrations.langchain.store import (
     all_documents,
     asearch,
@@ -42,18 +46,6 @@ from ragcache_integrations.search_checks import check_top_k
 from ragcache_integrations.stage_stream import iterate_in_thread
 
 DEFAULT_K = 4
-
-
-class DocumentStage(NamedTuple):
-    """What a search would return if it ended now.
-
-    documents: nearest first. fraction_done: the share of the search that is done, in (0, 1].
-    final: whether these are what `invoke` returns.
-    """
-
-    documents: list[Document]
-    fraction_done: float
-    final: bool
 
 
 class RAGCacheRetriever(EngineRetriever, VectorStoreRetriever):
@@ -169,6 +161,44 @@ class RAGCacheRetriever(EngineRetriever, VectorStoreRetriever):
         return ReportingRetriever(
             retriever=retriever,
             engine=engine,
+            template=template,
+            document_separator=document_separator,
+            llm=llm,
+        )
+
+    @staticmethod
+    def from_server(
+        server: Any,
+        *,
+        engine: RAGCacheEngine,
+        k: int = DEFAULT_K,
+        embeddings: Embeddings | None = None,
+        api_key: str | None = None,
+        template: PromptTemplateLike | None = None,
+        document_separator: str = "\n\n",
+        llm: RAGCacheLLM | ChatRAGCache | None = None,
+    ) -> IndexServerRetriever:
+        """Make a retriever over a Faiss index in another process, which `ragcache index serve` searches.
+
+        server: its URL, such as "http://host:8100", or an IndexServer.
+        k: the most documents a question gets.
+        embeddings: the model that the index was built with; None: the server embeds questions.
+        api_key: one of the keys in the server's file.
+        template, document_separator, llm: see the class.
+        Nothing is sent before the first search. That raises InvalidTopK, ServerUnreachable, KeyRefused,
+        ServerBusy, ServerLost; QueryShapeError for a vector that does not fit the index; InvalidArgument
+        without embeddings where the server has none either. This raises InvalidArgument for what is no
+        URL, and for an engine and an llm as `from_vectorstore` does; BackendUnavailable without the extra
+        `client`; ValueError for a template whose variables cannot be told apart.
+        """
+        check_top_k(k)
+        check_engine(engine)
+        check_llm(llm, engine)
+        return IndexServerRetriever(
+            server=as_server(server, api_key),
+            engine=engine,
+            k=k,
+            embeddings=embeddings,
             template=template,
             document_separator=document_separator,
             llm=llm,

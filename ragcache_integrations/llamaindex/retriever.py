@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Generator, Hashable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.base.embeddings.base import BaseEmbedding
@@ -26,12 +26,15 @@ from ragcache_integrations.engine_reporting import (
     tell_engine,
 )
 from ragcache_integrations.index_guard import guard_index
+from ragcache_integrations.index_server import as_server
 from ragcache_integrations.llamaindex.bare_index import BareNodes, build_index, objects_by_id
 from ragcache_integrations.llamaindex.documents import check_llm, document_of
 from ragcache_integrations.llamaindex.engine_retriever import EngineRetriever
+from ragcache_integrations.llamaindex.index_server_retriever import IndexServerRetriever
 from ragcache_integrations.llamaindex.llm import RAGCacheLLM
 from ragcache_integrations.llamaindex.neighbours import corpus_of
 from ragcache_integrations.llamaindex.reporting_retriever import ReportingRetriever
+from ragcache_integrations.llamaindex.stages import NodeStage
 from ragcache_integrations.llamaindex.store import (
     all_nodes,
     can_find_anything,
@@ -45,18 +48,6 @@ from ragcache_integrations.stage_stream import iterate_in_thread
 from ragcache_integrations.staging import OnStage
 
 _TAKEN_FROM_INDEX = ("callback_manager", "object_map")
-
-
-class NodeStage(NamedTuple):
-    """What a search would return if it ended now.
-
-    nodes: nearest first. fraction_done: the share of the search that is done, in (0, 1].
-    final: whether these are what `retrieve` returns.
-    """
-
-    nodes: list[NodeWithScore]
-    fraction_done: float
-    final: bool
 
 
 class RAGCacheRetriever(EngineRetriever, VectorIndexRetriever):
@@ -234,6 +225,40 @@ class RAGCacheRetriever(EngineRetriever, VectorIndexRetriever):
         as `from_index` does; ValueError for a template whose variables cannot be told apart.
         """
         return ReportingRetriever(retriever, engine=engine, template=template, llm=llm, chain=chain)
+
+    @staticmethod
+    def from_server(
+        server: Any,
+        *,
+        engine: RAGCacheEngine,
+        similarity_top_k: int = DEFAULT_SIMILARITY_TOP_K,
+        embed_model: BaseEmbedding | None = None,
+        api_key: str | None = None,
+        template: PromptTemplateLike | None = None,
+        llm: RAGCacheLLM | None = None,
+        chain: Hashable = None,
+    ) -> IndexServerRetriever:
+        """Make a retriever over a Faiss index in another process, which `ragcache index serve` searches.
+
+        server: its URL, such as "http://host:8100", or an IndexServer.
+        embed_model: the model that the index was built with; None: the server embeds questions.
+        api_key: one of the keys in the server's file.
+        similarity_top_k, template, llm, chain: see `from_index`.
+        Nothing is sent before the first search. That raises ServerUnreachable, KeyRefused, ServerBusy,
+        ServerLost; QueryShapeError for a vector that does not fit the index; InvalidArgument without a
+        model where the server has none either. This raises InvalidTopK; InvalidArgument for what is no
+        URL, and for an engine and an llm as `from_index` does; BackendUnavailable without the extra
+        `client`; ValueError for a template whose variables cannot be told apart.
+        """
+        return IndexServerRetriever(
+            as_server(server, api_key),
+            engine=engine,
+            similarity_top_k=similarity_top_k,
+            embed_model=embed_model,
+            template=template,
+            llm=llm,
+            chain=chain,
+        )
 
     @classmethod
     def with_settings_of(cls, stock: VectorIndexRetriever, *, engine: RAGCacheEngine) -> Self:

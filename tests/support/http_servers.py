@@ -73,9 +73,25 @@ class _ServerThread(threading.Thread):
         self.has_started.set()
         await serving
 
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
     def end(self) -> None:
         self.server.should_exit = self.server.force_exit = True
         self.join(20)
+
+
+@contextmanager
+def serve_app(app: Any, port: int = 0) -> Iterator[_ServerThread]:
+    """Serve an ASGI application at `.url` until the block ends, or `.end` is called. port: 0 for any."""
+    thread = _ServerThread(app, port)
+    thread.start()
+    assert thread.has_started.wait(20)
+    try:
+        yield thread
+    finally:
+        thread.end()
 
 
 @contextmanager
@@ -126,11 +142,5 @@ def serve(
         ],  # as vLLM's server has
     )
     doors = Doors(inner, limits or Limits(), lambda scope: keys, find_served)
-    thread = _ServerThread(doors, port)
-    thread.start()
-    assert thread.has_started.wait(20)
-    server = MemoryServer(f"http://127.0.0.1:{thread.port}", backend, thread, seen, headers)
-    try:
-        yield server
-    finally:
-        thread.end()
+    with serve_app(doors, port) as thread:
+        yield MemoryServer(thread.url, backend, thread, seen, headers)

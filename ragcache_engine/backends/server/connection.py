@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Generator, Iterator, Mapping
 from typing import Any
 
 import httpx2
@@ -75,7 +75,8 @@ class Connection:
             )
         except httpx2.InvalidURL as error:
             raise InvalidArgument(f"{url!r} is no address of a server: {error}") from error
-        if self._client.base_url.scheme not in ("http", "https"):
+        base = self._client.base_url
+        if base.scheme not in ("http", "https") or not base.host:
             raise InvalidArgument(f'a server is reached at "http://host:8000", not at {url!r}')
         self._loop_client: httpx2.AsyncClient | None = None
 
@@ -119,6 +120,35 @@ class Connection:
             except (httpx2.TransportError, ServerBusy) as error:
                 await asyncio.sleep(self._next_wait(waits, error))
 
+    def lines(
+        self, method: str, path: str, body: Any = None
+    ) -> Generator[dict[str, Any], None, None]:
+        """Send a request, and yield the JSON objects of the lines in its answer.
+
+        Closing the generator closes the connection, so that the server ends the request. Raises the
+        error that the answer or one of its lines stands for; ServerUnreachable; ServerLost once a line
+        has come.
+        """
+        waits = iter(RETRY_WAITS_S)
+        has_begun = False
+        while True:
+            try:
+                with self._client.stream(method, path, json=body) as answer:
+                    if answer.status_code != 200:
+                        answer.read()
+                        self._read(answer)
+                    for line in answer.iter_lines():
+                        has_begun = True
+                        said = _read_object(line)
+                        if "error" in said:
+                            raise read_error(answer.status_code, line, answer.headers)
+                        yield said
+                    return
+            except (httpx2.TransportError, ServerBusy) as error:
+                if has_begun:
+                    raise self._lost(error) from error
+                time.sleep(self._next_wait(waits, error))
+
     async def stream(self, path: str, body: Any) -> AsyncGenerator[dict[str, Any], None]:
         """Send a request, and yield the JSON objects of the events in its answer.
 
@@ -145,11 +175,14 @@ class Connection:
                     return
             except (httpx2.TransportError, ServerBusy) as error:
                 if has_begun:
-                    raise ServerLost(
-                        f"the connection to {self.url} broke in the middle of an answer ({error!r}): "
-                        f"ask again, once the server is up"
-                    ) from error
+                    raise self._lost(error) from error
                 await asyncio.sleep(self._next_wait(waits, error))
+
+    def _lost(self, error: Exception) -> ServerLost:
+        return ServerLost(
+            f"the connection to {self.url} broke in the middle of an answer ({error!r}): ask again, "
+            f"once the server is up"
+        )
 
     def _require_open(self) -> httpx2.AsyncClient:
         if self._loop_client is None:
@@ -177,7 +210,7 @@ class Connection:
             return answer.json()
         except ValueError as error:
             raise ServerUnreachable(
-                f"{self.url} does not speak JSON, so it is no vLLM server: is the address right?"
+                f"{self.url} speaks no JSON, so it is no vLLM server: is the address right?"
             ) from error
 
 
