@@ -1,12 +1,14 @@
-"""Measure what preparing a search's candidates gains while a reranker chooses among them.
+"""Measure what work during retrieval gains: candidates of a reranker, stages of a search.
 
     python benchmarks/candidates.py --out FOLDER                     # real vLLM, 20 minutes
-    python benchmarks/candidates.py --reuse prefix
+    python benchmarks/candidates.py --reuse prefix --kept 2 --search-ms 200 --rerank-ms 0 --stages
 
 A question's ten nearest passages are found after --search-ms, and a reranker keeps the five with most
 of the question's words, after --rerank-ms: both wait, as for another host, and take no processor. Two
 engines get each question in turn, at rest: speculation "off", and "auto", which is told of the
-candidates when they are found. Each question finds empty memory; with --tier disk, donors that were
+candidates when they are found. With --stages the search tells what it has found after an eighth and a
+quarter of its time, as a Faiss index on another host does; an eighth is too early for one question in
+twelve (docs/search.md). Each question finds empty memory; with --tier disk, donors that were
 warmed before the run lie on disk. TTFT counts from the question, and from the prompt, which is what a
 reader of the first token waits for the model. The first questions, by which "auto" learns the chain's
 times, do not count.
@@ -25,19 +27,32 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 from prompt_sets import ASK, SEPARATOR, SYSTEM, USER, Question, find_nearest, read_set
 from pydantic import ByteSize
 from tables import spread, table
 
 from ragcache_cli.models import demo_model
-from ragcache_engine import Answer, Corpus, Document, EngineConfig, RAGCacheEngine, SamplingOptions
+from ragcache_engine import (
+    Answer,
+    Corpus,
+    Document,
+    EngineConfig,
+    EngineError,
+    RAGCacheEngine,
+    SamplingOptions,
+    sets_of_each,
+)
 from ragcache_engine.speculation.estimate import LEAST_QUESTIONS
 
 MODES = ("off", "auto")
-FOUND, KEPT = 10, 5
+FOUND = 10
+EARLY = (1 / 8, 1 / 4)
+"""After which shares of a search it tells what it has found."""
+TOO_EARLY = 12
+"""Of so many questions one has other documents at the first of these."""
+PATIENCE = 3000
 FIRST_TOKEN = SamplingOptions(max_tokens=1, add_special_tokens=False)
-SPIN_S = 1.1
-"""An idle model of vLLM's spins so long; it would take time from the engine asked next."""
 
 
 def main() -> None:
@@ -47,16 +62,23 @@ def main() -> None:
     known = Corpus(1, lambda documents: [neighbours.get(one.id) for one in documents])
     rows: list[dict[str, Any]] = []
     with ExitStack() as stack:
-        engines = {mode: stack.enter_context(_start(mode, asked)) for mode in MODES}
+        engines: dict[str, RAGCacheEngine] = {}
+        models: dict[str, list[psutil.Process]] = {}
+        for mode in MODES:
+            before = set(psutil.Process().children(recursive=True))
+            engines[mode] = stack.enter_context(_start(mode, asked))
+            models[mode] = list(set(psutil.Process().children(recursive=True)) - before)
         if asked.tier == "disk":
             for engine in engines.values():
                 _warm(engine, questions, known)
         for number, question in enumerate(questions):
+            is_early = number % TOO_EARLY == 0
             turn = number % len(MODES)
             for mode in MODES[turn:] + MODES[:turn]:
-                engines[mode].clear_cache()
-                time.sleep(SPIN_S)
-                answer = _ask(engines[mode], question, known, asked)
+                _clear(engines[mode])
+                others = [one for other in MODES if other != mode for one in models[other]]
+                with _stopped(others):
+                    answer = _ask(engines[mode], question, known, asked, is_early)
                 if number > LEAST_QUESTIONS:
                     rows.append(_row(number, mode, answer))
             print(f"\r{number + 1} of {len(questions)} questions", end="", flush=True)
@@ -65,9 +87,31 @@ def main() -> None:
     print(text)
     if asked.out:
         asked.out.mkdir(parents=True, exist_ok=True)
-        name = f"{asked.reuse}-{asked.tier}-{asked.search_ms}-{asked.rerank_ms}"
+        name = f"{asked.reuse}-{asked.tier}-{asked.search_ms}-{asked.rerank_ms}-{asked.kept}"
         (asked.out / f"{name}.json").write_text(json.dumps(rows))
         (asked.out / f"{name}.md").write_text(text)
+
+
+def _clear(engine: RAGCacheEngine) -> None:
+    """Empty the memory between two of the pieces that the engine prepares in idle time."""
+    for _ in range(PATIENCE):
+        try:
+            return engine.clear_cache()
+        except EngineError:
+            time.sleep(0.02)
+    raise RuntimeError("the engine is never idle")
+
+
+@contextmanager
+def _stopped(processes: Sequence[psutil.Process]) -> Iterator[None]:
+    """Stop other engines' models for a while: they prepare donors when they are idle, or spin."""
+    for one in processes:
+        one.suspend()
+    try:
+        yield
+    finally:
+        for one in processes:
+            one.resume()
 
 
 @contextmanager
@@ -96,7 +140,7 @@ def _start(mode: str, asked: argparse.Namespace) -> Iterator[RAGCacheEngine]:
 def _warm(engine: RAGCacheEngine, questions: Sequence[Question], known: Corpus) -> None:
     found = {one.id: one for question in questions for one in question.documents}
     engine.warm(
-        [[one] for one in found.values()],
+        sets_of_each(list(found.values()), borrows=True),
         template=lambda text, documents: _prompt(text, documents),
         neighbours=known,
         progress=True,
@@ -108,22 +152,32 @@ def _prompt(question: str, documents: Sequence[Document]) -> str:
     return SYSTEM + USER + texts + ASK.format(question=question)
 
 
-def _rerank(question: Question) -> list[Document]:
+def _rerank(question: Question, kept: int) -> list[Document]:
     """Keep the documents with most of the question's words; of equal ones, those found first."""
     wanted = set(re.findall(r"\w+", question.text.lower()))
 
     def common(document: Document) -> int:
         return len(wanted & set(re.findall(r"\w+", document.text.lower())))
 
-    return sorted(question.documents, key=common, reverse=True)[:KEPT]
+    return sorted(question.documents, key=common, reverse=True)[:kept]
 
 
 def _ask(
-    engine: RAGCacheEngine, question: Question, known: Corpus, asked: argparse.Namespace
+    engine: RAGCacheEngine,
+    question: Question,
+    known: Corpus,
+    asked: argparse.Namespace,
+    is_early: bool,
 ) -> Answer:
-    chosen = _rerank(question)
+    """Retrieve and ask. is_early: whether the first stage has other documents."""
+    chosen = _rerank(question, asked.kept) if asked.rerank_ms else question.documents[: asked.kept]
+    search_s, begun = asked.search_ms / 1000, time.monotonic()
     with engine.retrieval(question.text, chain="chain") as retrieval:
-        time.sleep(asked.search_ms / 1000)
+        for share in EARLY if asked.stages else ():
+            time.sleep(max(0.0, begun + share * search_s - time.monotonic()))
+            others = [*chosen[:-1], question.documents[asked.kept]]
+            retrieval.provisional(others if is_early and share == EARLY[0] else chosen)
+        time.sleep(max(0.0, begun + search_s - time.monotonic()))
         if asked.rerank_ms:
             retrieval.candidates(question.documents, known)
             time.sleep(asked.rerank_ms / 1000)
@@ -184,6 +238,8 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--tier", choices=("cold", "disk"), default="cold", help="where donors are")
     parser.add_argument("--search-ms", type=int, default=50)
     parser.add_argument("--rerank-ms", type=int, default=300)
+    parser.add_argument("--kept", type=int, default=5, help="documents of a prompt")
+    parser.add_argument("--stages", action="store_true", help="tell what is found before the end")
     parser.add_argument("--ratio", type=float, default=0.1, help="recompute_ratio")
     parser.add_argument("--dtype", default="auto", help="of model and cache")
     parser.add_argument("--model", help="a folder or hub id (default: the demo's model)")

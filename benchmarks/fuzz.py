@@ -19,7 +19,6 @@ import argparse
 import json
 import math
 import random
-import socket
 import statistics
 import subprocess
 import sys
@@ -40,6 +39,7 @@ from urllib.parse import urlsplit
 import httpx2
 import psutil
 from pydantic import TypeAdapter
+from serve_command import is_healthy, serving
 
 from ragcache_engine.serving import messages
 from ragcache_engine.serving.openai_bodies import (
@@ -131,19 +131,7 @@ _NUMBER, _TEXT = {"type": "integer"}, {"type": "string"}
 _BROKEN = (b"\xff", b"\x00", b"[" * 3000, b"1e999", b"NaN", b'"\\ud800"', b'{"a":1,', b"-", b'"')
 """What is put into bodies: no UTF-8, too deep, no numbers, half a character, too much or too little."""
 
-_SERVER = (
-    *(
-        sys.executable,
-        "-m",
-        "ragcache_cli",
-        "serve",
-        "--host-cache",
-        "64MiB",
-        "--max-requests",
-        "16",
-    ),
-    *("--reuse", "anywhere"),
-)
+_SERVE = ("--host-cache", "64MiB", "--max-requests", "16", "--reuse", "anywhere")
 _VLLM = (
     *("--dtype", "float32", "--max-model-len", "256", "--kv-cache-memory-bytes", str(100 << 20)),
     *("--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
@@ -294,33 +282,12 @@ def report(pieces: Sequence[Piece]) -> Iterator[str]:
 @contextmanager
 def running_server(log: Path) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     """Run `ragcache serve` with the demo's model until the block ends. log: what it writes."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    with log.open("wb") as written, tempfile.NamedTemporaryFile("w", suffix=".toml") as keys:
+    with tempfile.NamedTemporaryFile("w", suffix=".toml") as keys:
         tenants = f'[tenants]\nfuzzer = ["{FUZZER}"]\nother = ["{OTHER}"]\n'
         keys.write(f'{tenants}[operators]\nanna = ["{OPERATOR}"]\n')
         keys.flush()
-        listening = ("--keys", keys.name, "--host", "127.0.0.1", "--port", str(port))
-        process = subprocess.Popen(
-            [*_SERVER, *listening, "--", *_VLLM], stdout=written, stderr=subprocess.STDOUT
-        )
-        url = f"http://127.0.0.1:{port}"
-        try:
-            while not is_healthy(url):
-                if process.poll() is not None:
-                    raise RuntimeError(f"the server did not start: see {log}")
-                time.sleep(0.5)
-            yield url, process
-        finally:
-            process.kill()
-
-
-def is_healthy(url: str) -> bool:
-    try:
-        return httpx2.get(f"{url}/health", timeout=10).status_code == 200
-    except httpx2.HTTPError:
-        return False
+        with serving([*_SERVE, "--keys", keys.name], _VLLM, log) as running:
+            yield running
 
 
 def end_server(url: str, process: subprocess.Popen[bytes], piece: Piece) -> None:

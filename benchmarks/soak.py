@@ -6,9 +6,10 @@
 
 Device, host and disk are so small that each of them evicts. 64 callers of three tenants ask, leave
 streams early and forget documents. Meanwhile processes of vLLM are killed, bytes of stored files are
-flipped, the disk is full for seconds, and a second engine works on the same folder. No answer may
-differ from that of vLLM without a cache (float32, greedy), no request may hang or fail, no forgotten
-document may be served, and nothing may be left behind.
+flipped, the disk is full for seconds, and three more engines work: one on the same folder, one that
+reuses documents at any position, and a client of a server that does. No exact answer may differ from
+that of vLLM without a cache (float32, greedy), no request may hang or fail, no forgotten document may be
+served, and nothing may be left behind.
 
 The folder gets the raw figures of each piece, and report.md about all pieces. The exit status is 1 if
 anything happened that must not. Filling the disk needs a file system of its own, and so the right to
@@ -24,8 +25,9 @@ import sys
 import tempfile
 import time
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,7 @@ from programs import command_line, describe_machine
 from pydantic import TypeAdapter
 from soaking.callers import Callers, Tally
 from soaking.faults import Faults, small_disk
+from soaking.others import KINDS, open_other
 from soaking.report import REPORT, Piece, failures, read_pieces, together, write_piece
 from soaking.watch import SHARED_MEMORY, Watch, sample, wait_for_end
 from soaking.workload import (
@@ -54,11 +57,13 @@ MOUNTED = 2 * DISK
 """Bytes of the file system below the disk cache: room for two engines' files, and soon filled."""
 PRIVATE = 16
 """How many callers check that a document of their own is forgotten."""
+OTHERS_PRIVATE = 2
+"""How many callers of each other engine do."""
 TIMEOUT_S = 300.0
 """A request of a backend that is silent this long counts as hung."""
-SECOND_CALLERS = 4
-SECOND_SHARE = 0.6
-"""The second engine works for this share of the time."""
+OTHERS_CALLERS = 4
+OTHERS_SHARE = 0.6
+"""The other engines work for this share of the time."""
 
 
 RESULT = "result: "
@@ -109,7 +114,7 @@ def run_piece(parsed: argparse.Namespace, number: int, requests: int) -> Piece:
     """Run for the given minutes, or until the requests are made."""
     seed = parsed.seed + number - 1
     model = parsed.model or (demo_model() if parsed.backend == "vllm" else "memory")
-    shared, private = make_asks(parsed.prompts, PRIVATE, seed)
+    shared, private = make_asks(parsed.prompts, PRIVATE + OTHERS_PRIVATE * len(KINDS), seed)
     print(f"Answering {len(shared) + len(private)} prompts without a cache", flush=True)
     prompts = [ask.prompt for ask in (*shared, *private)]
     order = {"backend": parsed.backend, "model": model, "prompts": prompts}
@@ -143,7 +148,7 @@ def _soak(
     deadline = time.monotonic() + seconds
     callers = Callers(
         engine,
-        workload,
+        replace(workload, private=workload.private[:PRIVATE]),
         count=parsed.callers,
         requests=requests,
         deadline=deadline,
@@ -163,14 +168,18 @@ def _soak(
     watch = Watch(begun, folder, max(1.0, seconds / 120), lambda: callers.tally.requests)
     for part in (callers, faults, watch):
         part.start()
-    second = None
+    others = {}
     if parsed.backend == "vllm":
-        second = start_role("second", second_order(workload, model, folder, seconds, seed))
+        for number, kind in enumerate(KINDS):
+            order = other_order(workload, number, model, folder, seconds, seed)
+            others[kind] = start_role("other", order)
     show_progress(callers, faults, begun)
     callers.join()
     faults.stop()
     watch.stop()
-    second_tally = TypeAdapter(Tally).validate_json(finish_role(second)) if second else None
+    tallies = {
+        kind: TypeAdapter(Tally).validate_json(finish_role(other)) for kind, other in others.items()
+    }
     stats = engine.stats()
     engine.close()
     left = wait_for_end(60)
@@ -187,7 +196,7 @@ def _soak(
         },
         seconds=time.monotonic() - begun,
         tally=callers.tally,
-        second=second_tally,
+        others=tallies,
         faults=dict(faults.made),
         cannot=[] if can_fill else ["fill"],
         before=asdict(before),
@@ -203,8 +212,10 @@ def _soak(
     )
 
 
-def make_config(backend: str, model: str, disk: int, folder: Path) -> EngineConfig:
-    """Make the settings of an engine whose tiers all evict."""
+def make_config(
+    backend: str, model: str, disk: int, folder: Path, **further: object
+) -> EngineConfig:
+    """Make the settings of an engine whose tiers all evict. further: other fields of EngineConfig."""
     return EngineConfig.model_validate(
         {
             "model": model,
@@ -215,6 +226,7 @@ def make_config(backend: str, model: str, disk: int, folder: Path) -> EngineConf
             "disk_cache_dir": folder,
             "request_timeout_s": TIMEOUT_S,
             "vllm_args": {"dtype": "float32", "max_model_len": CONTEXT_TOKENS},
+            **further,
         }
     )
 
@@ -270,16 +282,23 @@ def finish_role(process: subprocess.Popen[str]) -> str:
     return result.removeprefix(RESULT)
 
 
-def second_order(
-    workload: Workload, model: str, folder: Path, seconds: float, seed: int
+def other_order(
+    workload: Workload, number: int, model: str, folder: Path, seconds: float, seed: int
 ) -> dict[str, Any]:
+    """Tell one of the other engines what to do. number: which of KINDS."""
+    first = PRIVATE + OTHERS_PRIVATE * number
+    private = workload.private[first : first + OTHERS_PRIVATE]
     return {
+        "kind": KINDS[number],
         "model": model,
         "folder": str(folder),
-        "seconds": seconds * SECOND_SHARE,
-        "seed": seed + 1000,
-        "asks": [asdict(ask) for ask in workload.shared],
-        "answers": [workload.answers[ask.prompt] for ask in workload.shared],
+        "seconds": seconds * OTHERS_SHARE,
+        "seed": seed + 1000 * (number + 1),
+        "shared": [asdict(ask) for ask in workload.shared],
+        "private": [asdict(ask) for ask in private],
+        "answers": {
+            ask.prompt: workload.answers[ask.prompt] for ask in (*workload.shared, *private)
+        },
     }
 
 
@@ -289,22 +308,25 @@ def answer_reference(order: dict[str, Any]) -> list[tuple[int, ...]]:
     return answer_with_vllm(order["model"], CONTEXT_TOKENS, order["prompts"])
 
 
-def run_second_engine(order: dict[str, Any]) -> dict[str, Any]:
-    """Ask another engine on the same folder, whose disk cache is half as large."""
-    asks = tuple(
-        Ask(ask["prompt"], tuple(Document(**one) for one in ask["documents"]))
-        for ask in order["asks"]
+def run_other_engine(order: dict[str, Any]) -> dict[str, Any]:
+    """Ask one of the other engines."""
+    shared, private = (
+        tuple(
+            Ask(ask["prompt"], tuple(Document(**one) for one in ask["documents"]))
+            for ask in order[name]
+        )
+        for name in ("shared", "private")
     )
-    answers = {
-        ask.prompt: tuple(answer) for ask, answer in zip(asks, order["answers"], strict=True)
-    }
+    answers = {prompt: tuple(answer) for prompt, answer in order["answers"].items()}
     deadline = time.monotonic() + order["seconds"]
-    config = make_config("vllm", order["model"], DISK // 2, Path(order["folder"]))
-    with RAGCacheEngine(config) as engine:
+    configure = partial(make_config, "vllm", order["model"])
+    sizes = {"device": DEVICE, "host": HOST, "disk": DISK}
+    folder = Path(order["folder"])
+    with open_other(order["kind"], configure, folder, sizes, CONTEXT_TOKENS) as engine:
         callers = Callers(
             engine,
-            Workload(asks, (), answers),
-            count=SECOND_CALLERS,
+            Workload(shared, private, answers),
+            count=OTHERS_CALLERS,
             requests=1 << 30,
             deadline=deadline,
             seed=order["seed"],
@@ -314,7 +336,7 @@ def run_second_engine(order: dict[str, Any]) -> dict[str, Any]:
     return vars(callers.tally)
 
 
-ROLES = {"reference": answer_reference, "second": run_second_engine}
+ROLES = {"reference": answer_reference, "other": run_other_engine}
 """What this script does in the processes that it starts: order -> what it prints as JSON."""
 
 

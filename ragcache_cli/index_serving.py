@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 LANGCHAIN, COMMUNITY, LLAMAINDEX = "faiss_store.json", "index.pkl", "docstore.json"
 """The file by which a folder shows who has saved it."""
+ID_MAP = "id_map.json"
+"""The file in which LlamaIndex's FaissMapVectorStore keeps the nodes of its vectors."""
 END_S = 5
 """How long a server that was told to end waits for its clients."""
 
@@ -42,7 +45,7 @@ class ServingSettings:
 
 def serve_index(settings: ServingSettings, console: Console) -> None:
     """Serve until the process is told to end. Raises CommandError, ConfigError, MissingExtra."""
-    with needed("serving an index"):
+    with needed("serving an index", extra="index"):
         import uvicorn
 
         from ragcache_engine.index_server.app import LIMITS, IndexApp
@@ -75,6 +78,7 @@ def serve_index(settings: ServingSettings, console: Console) -> None:
         access_log=False,
         log_level="warning",
         http=BoundedHTTP,
+        ws="none",
         h11_max_incomplete_event_size=LARGEST_HEAD_BYTES,
         timeout_graceful_shutdown=END_S,
     )
@@ -90,7 +94,7 @@ def load_served(folder: Path, notes: Phases) -> ServedIndex:
         raise CommandError(
             f"{folder} is no folder: name a saved store, or a folder of your own files"
         )
-    with needed("serving an index"):
+    with needed("serving an index", extra="index"):
         import faiss  # noqa: F401
     if (folder / LANGCHAIN).is_file():
         with notes.waiting("Loading the store"):
@@ -149,9 +153,18 @@ def _load_llamaindex(folder: Path) -> ServedIndex:
         raise CommandError(
             f"{folder} holds {len(rows)} vector indexes: persist one in a folder of its own"
         )
+    names = rows[0].nodes_dict
+    if (folder / ID_MAP).is_file():  # a FaissMapVectorStore names its vectors there
+        held = json.loads((folder / ID_MAP).read_text(encoding="utf-8"))["faiss_id_to_node_id_map"]
+        names = {row: name for row, name in held.items() if name in names}
     documents: dict[int, Any] = {}
-    for row, name in rows[0].nodes_dict.items():
-        node = storage.docstore.get_node(name)
+    for row, name in names.items():
+        node = storage.docstore.get_node(name, raise_error=False)
+        if node is None:
+            raise CommandError(
+                f"the index in {folder} names a node that its docstore does not hold ({name}): persist "
+                f"both again together"
+            )
         text = node.get_content(metadata_mode=MetadataMode.NONE)
         metadata = node_to_metadata_dict(node, remove_text=True)
         documents[int(row)] = IndexedDocument(name, text, metadata)

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, Any, TypeVar
+from weakref import WeakSet
 
 from ragcache_engine import BackendUnavailable, Corpus, Document, InvalidArgument
-from ragcache_integrations.neighbour_choice import (
-    LOOKED_AT,
-    choose_neighbours,
-    number_of,
-    warn_of_no_neighbours,
-)
+from ragcache_integrations.neighbour_choice import LOOKED_AT, choose_neighbours, number_of
 from ragcache_integrations.staging import OnStage
 
 if TYPE_CHECKING:
     from ragcache_engine.index_server import IndexedDocument, IndexServer
 
+logger = logging.getLogger(__name__)
+
 Item = TypeVar("Item")
+
+_warned: WeakSet[IndexServer] = WeakSet()
+"""The servers whose users were told that the index knows no neighbours."""
 
 
 def as_server(server: Any, api_key: str | None) -> IndexServer:
@@ -73,13 +75,18 @@ def corpus_of_server(
     """
     description = server.describe()
     if not description.knows_neighbours:
-        if not server.has_warned:
-            server.has_warned = True
-            warn_of_no_neighbours(server)
+        if server not in _warned:
+            _warned.add(server)
+            logger.warning(
+                "the index of %s gives back no vectors, so that its documents are borrowed as they "
+                "are alone, and answers are less like the exact ones: build it with an IndexIDMap2 "
+                "instead of an IndexIDMap, and without FastScan",
+                server.url,
+            )
         return None
 
     def look_up(documents: Sequence[Document]) -> list[list[Document]]:
-        nearest = server.neighbours([document.id for document in documents], LOOKED_AT)
+        nearest = server.neighbours([document.id for document in documents], LOOKED_AT - 1)
         return [
             choose_neighbours(document, map(as_document, found))
             for document, found in zip(documents, nearest, strict=True)

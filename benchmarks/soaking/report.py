@@ -24,7 +24,7 @@ REPORT = "report.md"
 @dataclass
 class Piece:
     """One run of the script. before, after: samples taken before the engine was made and after it was
-    closed; samples: in between. second: what the callers of the second engine saw.
+    closed; samples: in between. others: what the callers of the other engines saw, by their kind.
     """
 
     number: int
@@ -33,7 +33,7 @@ class Piece:
     settings: dict[str, Any]
     seconds: float
     tally: Tally
-    second: Tally | None
+    others: dict[str, Tally]
     faults: dict[str, int]
     cannot: list[str]
     before: dict[str, Any]
@@ -75,12 +75,12 @@ def write_piece(folder: Path, piece: Piece) -> None:
 
 
 def together(pieces: list[Piece]) -> Tally:
-    """Count what all callers of all pieces saw, those of the second engines included."""
+    """Count what all callers of all pieces saw, those of the other engines included."""
     whole = Tally()
     for piece in pieces:
         whole.add(piece.tally)
-        if piece.second is not None:
-            whole.add(piece.second)
+        for tally in piece.others.values():
+            whole.add(tally)
     return whole
 
 
@@ -147,7 +147,13 @@ def report(pieces: list[Piece]) -> Iterator[str]:
         "faults made": ", ".join(f"{name} {count}" for name, count in sorted(faults.items())) or 0,
         "faults that could not be made": ", ".join(sorted(set().union(*(p.cannot for p in pieces))))
         or "none",
-        "requests of the second engine": sum(p.second.requests for p in pieces if p.second),
+        "borrowed tokens": f"{whole.borrowed_tokens:,}",
+        "answers compared with nothing, as they may be approximate": f"{whole.approximate:,}",
+        "requests of other engines": ", ".join(
+            f"{kind} {sum(piece.others[kind].requests for piece in pieces if kind in piece.others):,}"
+            for kind in sorted({kind for piece in pieces for kind in piece.others})
+        )
+        or 0,
     }
     yield from table(("", ""), ((name, str(value)) for name, value in rows.items()))
     yield "What each piece held, before it started its engine, early, late, and after it closed it:"

@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     serve.add_argument(
         "--port",
-        type=WholeNumber(),
+        type=WholeNumber(most=65_535),
         default=DEFAULT_PORT,
         metavar="N",
         help="to listen on (%(default)s)",

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from functools import partial
+from itertools import chain
 from typing import Any
 
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
+from ragcache_engine.daemon_threads import DaemonThreads
 from ragcache_engine.errors import RAGCacheError
 from ragcache_engine.index_server.messages import (
     DOCUMENTS,
@@ -26,7 +28,7 @@ from ragcache_engine.serving.doors import read_body, read_key, refusal, require_
 from ragcache_engine.serving.keys import Keys
 from ragcache_engine.serving.messages import error_to_json
 from ragcache_engine.serving.room import Room
-from ragcache_engine.serving.routes import log_unforeseen, parse_body
+from ragcache_engine.serving.routes import log_unforeseen, parse_body, with_signs_of_life
 from ragcache_engine.serving.settings import Limits
 
 LIMITS = Limits(body_bytes=1 << 20, requests=64)
@@ -51,7 +53,7 @@ class IndexApp:
         self._keys = keys or Keys()
         self._limits = limits
         self._room = Room(limits.requests)
-        self._searches = asyncio.Semaphore(os.cpu_count() or 1)
+        self._writing = DaemonThreads(1, "ragcache-lines")  # documents may be long
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -87,9 +89,9 @@ class IndexApp:
                 return StreamingResponse(self._write_stages(stages), media_type=LINES)
             case "POST", path if path == NEIGHBOURS:
                 asked = parse_body(NeighboursBody, await self._read(scope, receive))
-                found = await served.find_neighbours(asked.ids, asked.k)
-                lists = [[document.to_json() for document in each] for each in found]
-                return JSONResponse({"version": served.describe().version, "neighbours": lists})
+                rows = await served.find_neighbours(asked.ids, asked.k)
+                line = await self._writing.run(partial(self._write_neighbours, rows))
+                return Response(line, media_type=LINES)
         return JSONResponse({"error": {"message": "there is no such path", "code": 404}}, 404)
 
     async def _read(self, scope: Scope, receive: Receive) -> bytes:
@@ -99,31 +101,17 @@ class IndexApp:
     async def _write_stages(
         self, stages: AsyncGenerator[FoundRows, None]
     ) -> AsyncGenerator[bytes, None]:
-        """Write stages as they come. A slow reader holds up its own answer, and no other search."""
-        arrived: asyncio.Queue[FoundRows | Exception] = asyncio.Queue()
-
-        async def search() -> None:
-            try:
-                async with self._searches, aclosing(stages):
-                    async for stage in stages:
-                        arrived.put_nowait(stage)
-            except Exception as error:
-                log_unforeseen(error)
-                arrived.put_nowait(error)
-
         told: set[int] = set()
-        searching = asyncio.create_task(search())
         try:
-            is_last = False
-            while not is_last:
-                what = await arrived.get()
-                if isinstance(what, Exception):
-                    yield _line(error_to_json(what))
-                    return
-                yield self._write_stage(what, told)
-                is_last = what.is_final
-        finally:
-            searching.cancel()
+            async with aclosing(with_signs_of_life(stages)) as coming:
+                async for stage in coming:
+                    if stage is None:
+                        yield b"\n"
+                    else:
+                        yield await self._writing.run(partial(self._write_stage, stage, told))
+        except Exception as error:
+            log_unforeseen(error)
+            yield _line(error_to_json(error))
 
     def _write_stage(self, stage: FoundRows, told: set[int]) -> bytes:
         """Write a stage as a line. told: the documents that earlier lines have; grows."""
@@ -137,6 +125,16 @@ class IndexApp:
                 "documents": {row: self._served.documents[row].to_json() for row in new},
                 "fraction_done": stage.fraction_done,
                 "final": stage.is_final,
+            }
+        )
+
+    def _write_neighbours(self, lists: list[list[int]]) -> bytes:
+        documents = self._served.documents
+        return _line(
+            {
+                "version": self._served.describe().version,
+                "neighbours": lists,
+                "documents": {row: documents[row].to_json() for row in chain.from_iterable(lists)},
             }
         )
 

@@ -1,7 +1,8 @@
 """What a client and an index server say to each other, as JSON. Both ends read and write it here.
 
 A search is one POST. Its answer is a line of JSON for each stage, written when the stage is there. A
-document's text stands in the first line that names it. A line with "error" ends the answer.
+document's text stands in the first line that names it. An empty line is a sign of life, and a line with
+"error" ends the answer.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ from pydantic import BaseModel, ConfigDict, Field
 SEARCH, NEIGHBOURS, DOCUMENTS, INDEX = "/search", "/neighbours", "/documents", "/index"
 """The paths of an index server."""
 
-MOST_DOCUMENTS = 1000
-"""How many documents one search may find, and of how many one call may ask the neighbours."""
+MOST_FOUND = 200
+"""How many documents one search may find."""
+MOST_NAMED, MOST_NEIGHBOURS = 64, 16
+"""Of how many documents one call may ask the neighbours, and how many of each."""
 
 MOST_STAGES = 64
 LONGEST_QUESTION = 10_000
@@ -41,22 +44,23 @@ class SearchBody(_Body):
 
     vector: Annotated[list[float], Field(max_length=MOST_DIMENSIONS)] | None = None
     text: Annotated[str, Field(max_length=LONGEST_QUESTION)] | None = None
-    k: Annotated[int, Field(ge=1, le=MOST_DOCUMENTS)]
+    k: Annotated[int, Field(ge=1, le=MOST_FOUND)]
     stages: Annotated[int, Field(ge=1, le=MOST_STAGES)] = 8
 
 
 class NeighboursBody(_Body):
     """Of which documents to find the nearest others. k: the most for each."""
 
-    ids: Annotated[list[Name], Field(max_length=MOST_DOCUMENTS)]
-    k: Annotated[int, Field(ge=1, le=MOST_DOCUMENTS)]
+    ids: Annotated[list[Name], Field(max_length=MOST_NAMED)]
+    k: Annotated[int, Field(ge=1, le=MOST_NEIGHBOURS)]
 
 
 class IndexDescription(BaseModel):
     """What a server searches.
 
-    version: changes with the documents. vectors, dimensions: of the index. embeds: whether the server
-    turns questions into vectors. knows_neighbours: whether the index gives back the vectors in it.
+    version: changes with the documents and their vectors. vectors, dimensions: of the index. embeds:
+    whether the server turns questions into vectors. knows_neighbours: whether the index gives back the
+    vectors in it.
     """
 
     version: str

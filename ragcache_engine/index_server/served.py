@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import os
+import threading
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
-from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -15,12 +18,16 @@ import xxhash
 from ragcache_engine.daemon_threads import DaemonThreads
 from ragcache_engine.errors import InvalidArgument, QueryShapeError, UnknownDocument
 from ragcache_engine.index_server.messages import IndexDescription, IndexedDocument
-from ragcache_engine.search import SearchStage, astages
+from ragcache_engine.search import SearchStage, stages
 from ragcache_engine.search.query import as_rows
 from ragcache_engine.search.stage import Vectors
+from ragcache_engine.search.wrapped import innermost_index
 
 SLICE_S = 0.002
 """The least time of searching between two stages, in seconds."""
+
+SAMPLED = 64
+"""How many vectors the version of an index depends on."""
 
 Embed = Callable[[str], Sequence[float]]
 
@@ -51,7 +58,8 @@ class ServedIndex:
     embed: makes the vector of a question, as those of the documents were made; one call at a time. None:
       clients send vectors.
     is_cosine: whether the vectors in the index have length 1, so that a question's must have it too.
-    Neither index nor documents may change while they are served.
+    Neither index nor documents may change while they are served. As many searches run at a time as there
+    are cores; the others wait in order.
     """
 
     def __init__(
@@ -66,16 +74,16 @@ class ServedIndex:
         self._index = index
         self._embed = embed
         self._is_cosine = is_cosine
-        self._lacks_some = index.ntotal > len(documents)
         self._rows = {document.id: row for row, document in documents.items()}
         self._embedding = DaemonThreads(1, "ragcache-embedding")
-        self._lookups = DaemonThreads(os.cpu_count() or 1, "ragcache-neighbours")
+        self._searching = DaemonThreads(os.cpu_count() or 1, "ragcache-index")
+        knows_neighbours = bool(documents) and _gives_vectors(index, next(iter(documents)))
         self._description = IndexDescription(
-            version=_version_of(documents.values()),
+            version=self._version(knows_neighbours),
             vectors=index.ntotal,
             dimensions=index.d,
             embeds=embed is not None,
-            knows_neighbours=bool(documents) and _gives_vectors(index, next(iter(documents))),
+            knows_neighbours=knows_neighbours,
         )
 
     def describe(self) -> IndexDescription:
@@ -109,28 +117,61 @@ class ServedIndex:
         unit: Vectors = (rows / np.where(lengths == 0.0, 1.0, lengths)).astype(np.float32)
         return unit
 
-    async def search(self, vector: Vectors, k: int, stages: int) -> AsyncGenerator[FoundRows, None]:
-        """Yield what the search has found, in at most so many stages; the last one is the answer.
+    async def search(self, vector: Vectors, k: int, count: int) -> AsyncGenerator[FoundRows, None]:
+        """Yield what the search has found, in at most `count` stages; the last one is the answer.
 
-        The answer has k documents if there are so many. A provisional stage with fewer is left out.
+        The answer has k documents if the index finds so many. A provisional stage with fewer is left out.
+        The search does not wait for its reader. Closing the generator ends it after the part that runs;
+        until then no other search takes its place.
         """
+        loop = asyncio.get_running_loop()
+        arrived: asyncio.Queue[FoundRows | BaseException] = asyncio.Queue()
+        has_left = threading.Event()
+
+        def send(what: FoundRows | BaseException) -> None:
+            try:
+                loop.call_soon_threadsafe(arrived.put_nowait, what)
+            except RuntimeError:  # the loop has closed
+                has_left.set()
+
+        def search() -> None:
+            try:
+                for found in self._search(vector, k, count):
+                    if has_left.is_set():
+                        return
+                    send(found)
+            except BaseException as error:
+                send(error)
+
+        future = self._searching.submit(search)
+        try:
+            is_last = False
+            while not is_last:
+                what = await arrived.get()
+                if isinstance(what, BaseException):
+                    raise what
+                is_last = what.is_final
+                yield what
+        finally:
+            has_left.set()
+            future.cancel()
+
+    def _search(self, vector: Vectors, k: int, count: int) -> Iterator[FoundRows]:
         if self._index.ntotal == 0:
             yield FoundRows((), (), 1.0, is_final=True)
             return
-        width = min(2 * k if self._lacks_some else k, self._index.ntotal)
+        width, there_are = k, min(k, len(self.documents))
         while True:
-            drawn = astages(self._index, vector, width, stages, slice_s=SLICE_S)
-            async with aclosing(drawn):
-                async for stage in drawn:
-                    found = self._with_documents(stage, k)
-                    if not stage.final and len(found.rows) == k:
-                        yield found
-            # Too many vectors without a document were among them.
-            is_short = len(found.rows) < min(k, len(self.documents)) and stage.ids[-1] >= 0
+            for stage in stages(self._index, vector, width, count, slice_s=SLICE_S):
+                found = self._with_documents(stage, k)
+                if not stage.final and len(found.rows) == k:
+                    yield found
+            # Some of those found may be vectors without a document.
+            is_short = len(found.rows) < there_are and stage.ids[-1] >= 0
             if not is_short or width >= self._index.ntotal:
                 yield found
                 return
-            width, stages = min(2 * width, self._index.ntotal), 1
+            width, count = min(2 * width, self._index.ntotal), 1
 
     def _with_documents(self, stage: SearchStage, k: int) -> FoundRows:
         pairs = zip(stage.ids.tolist(), stage.distances.tolist(), strict=True)
@@ -142,44 +183,54 @@ class ServedIndex:
             stage.final,
         )
 
-    async def find_neighbours(self, ids: Sequence[str], k: int) -> list[list[IndexedDocument]]:
-        """Return for each document the k nearest others, nearest first; none for an unknown id.
+    async def find_neighbours(self, ids: Sequence[str], k: int) -> list[list[int]]:
+        """Return for each document the rows of the k nearest with another text, nearest first.
 
-        Raises UnknownDocument if the index does not give back the vectors in it.
+        For an unknown id there are none. Raises UnknownDocument if the index does not give back the
+        vectors in it.
         """
         if not self._description.knows_neighbours:
             raise UnknownDocument("this index does not give back the vectors in it")
-        found: list[list[IndexedDocument]] = []
-        for name in ids:
-            if (row := self._rows.get(name)) is None:
-                found.append([])
-            else:
-                found.append(await self._lookups.run(partial(self._nearest_others, row, k)))
-        return found
+        return await self._searching.run(partial(self._find_neighbours, ids, k))
 
-    def _nearest_others(self, row: int, k: int) -> list[IndexedDocument]:
-        # Twice as many, for itself and for copies of it.
+    def _find_neighbours(self, ids: Sequence[str], k: int) -> list[list[int]]:
+        known = [row for row in dict.fromkeys(map(self._rows.get, ids)) if row is not None]
+        if not known:
+            return [[] for _ in ids]
+        vectors = np.stack([self._index.reconstruct(row) for row in known])
+        # Twice as many, as the document itself and copies of it are among them.
         width = min(2 * k + 1, self._index.ntotal)
-        _, ids = self._index.search(self._index.reconstruct(row)[None, :], width)
-        others = (one for one in ids[0].tolist() if one != row and one in self.documents)
-        return [self.documents[one] for one in others][:k]
+        _, near = self._index.search(vectors, width)
+        found = {
+            row: self._with_other_texts(row, rows)[:k]
+            for row, rows in zip(known, near.tolist(), strict=True)
+        }
+        return [found.get(self._rows.get(name, -1), []) for name in ids]
+
+    def _with_other_texts(self, row: int, rows: Sequence[int]) -> list[int]:
+        text = self.documents[row].text
+        return [one for one in rows if one in self.documents and self.documents[one].text != text]
+
+    def _version(self, gives_vectors: bool) -> str:
+        digest = xxhash.xxh3_64(f"{self._index.ntotal}/{self._index.d}".encode())
+        for document in self.documents.values():
+            told = json.dumps(document.to_json(), default=repr)
+            digest.update(f"{len(told)}:{told}".encode())
+        if gives_vectors:
+            for row in islice(self.documents, SAMPLED):
+                digest.update(self._index.reconstruct(row).tobytes())
+        return digest.hexdigest()
 
 
 def _gives_vectors(index: Any, row: int) -> bool:
     """Return whether the index gives back the vectors in it; make the map that an IVF index needs."""
+    core = innermost_index(index)
+    if "FastScan" in type(core).__name__:
+        return False  # one that was read from a file crashes the process
     try:
-        if hasattr(index, "make_direct_map"):
-            index.make_direct_map()
+        if hasattr(core, "make_direct_map"):
+            core.make_direct_map()
         index.reconstruct(row)
     except RuntimeError:  # as Faiss raises
         return False
     return True
-
-
-def _version_of(documents: Iterator[IndexedDocument] | Any) -> str:
-    digest = xxhash.xxh3_64()
-    for document in documents:
-        for part in (document.id, document.text):
-            encoded = part.encode(errors="surrogatepass")
-            digest.update(len(encoded).to_bytes(8, "little") + encoded)
-    return digest.hexdigest()

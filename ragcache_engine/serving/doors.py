@@ -177,12 +177,12 @@ async def read_body(scope: Scope, receive: Receive, most_bytes: int) -> bytes | 
                     return bytes(body)
     except TimeoutError:
         raise RequestTooSlow(
-            f"after {BODY_S:.0f} s the request had not come whole: send it at once, or fewer and "
-            f"shorter documents"
+            f"after {BODY_S:.0f} s the request had not come whole: send it at once, or a "
+            f"shorter one"
         ) from None
     raise RequestTooLarge(
         f"the request has more than {most_bytes:,} bytes, the most that this server takes (--max-body): "
-        f"send fewer or shorter documents"
+        f"send less at once"
     )
 
 
@@ -225,7 +225,7 @@ def require_json(scope: Scope) -> None:
     """
     told = Headers(scope=scope).get("content-type", "").partition(";")[0]
     if told.strip().lower() != "application/json":
-        raise InvalidArgument("below /ragcache a body is JSON: send Content-Type: application/json")
+        raise InvalidArgument("a body is JSON here: send Content-Type: application/json")
 
 
 def _is_ours(path: str) -> bool:

@@ -41,7 +41,7 @@ from ragcache_engine.errors import (
     UnsupportedGuide,
 )
 from ragcache_engine.prompt import Span, token_segments
-from ragcache_engine.protocols import Backend, BackendRequest, Conversation, Delta
+from ragcache_engine.protocols import Backend, BackendRequest, Conversation
 from ragcache_engine.serving.keys import Caller
 from ragcache_engine.serving.known_contexts import KnownContexts
 from ragcache_engine.serving.messages import (
@@ -357,7 +357,7 @@ async def _write_events(
     generated = served.backend.generate(request)
     try:
         reader = served.backend.reasoning_reader(request)
-        async with aclosing(_with_signs_of_life(generated)) as deltas:
+        async with aclosing(with_signs_of_life(generated)) as deltas:
             async for delta in deltas:
                 if delta is None:
                     # The comment for whoever stands between, the event for the engine that asks: its
@@ -373,25 +373,25 @@ async def _write_events(
         yield _event(error_to_json(error))
 
 
-async def _with_signs_of_life(
-    generated: AsyncGenerator[Delta, None],
-) -> AsyncGenerator[Delta | None, None]:
-    """Yield the deltas, and None wherever none has come for ALIVE_S."""
-    async with aclosing(generated) as deltas:
-        coming: asyncio.Future[Delta] | None = None
+async def with_signs_of_life(
+    generated: AsyncGenerator[T, None],
+) -> AsyncGenerator[T | None, None]:
+    """Yield what is generated, and None wherever nothing has come for ALIVE_S."""
+    async with aclosing(generated) as items:
+        coming: asyncio.Future[T] | None = None
         try:
             while True:
-                coming = coming or asyncio.ensure_future(anext(deltas))
+                coming = coming or asyncio.ensure_future(anext(items))
                 await asyncio.wait({coming}, timeout=ALIVE_S)
                 if not coming.done():
                     yield None
                     continue
                 done, coming = coming, None
                 try:
-                    delta = done.result()
+                    item = done.result()
                 except StopAsyncIteration:
                     return
-                yield delta
+                yield item
         finally:
             if coming is not None:
                 coming.cancel()

@@ -58,8 +58,8 @@ class EngineRetriever(BaseRetriever):
     def __getstate__(self) -> dict[Any, Any]:
         raise EngineNeeded(
             f"an engine lives in one process, so {type(self).__name__} cannot be pickled: send what its "
-            f"store was loaded from, and make another there, with RAGCacheRetriever.from_vectorstore or "
-            f"from_retriever"
+            f"store was loaded from, and make another there, with RAGCacheRetriever.from_vectorstore, "
+            f"from_retriever or from_server"
         )
 
     def warm(

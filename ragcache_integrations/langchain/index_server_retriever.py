@@ -15,7 +15,7 @@ from langchain_core.embeddings import Embeddings
 from pydantic import Field
 
 import ragcache_engine
-from ragcache_engine import Corpus
+from ragcache_engine import Corpus, InvalidArgument
 from ragcache_integrations.engine_reporting import (
     listener_if_speculating,
     stream_and_tell_engine,
@@ -24,6 +24,7 @@ from ragcache_integrations.engine_reporting import (
 from ragcache_integrations.index_server import corpus_of_server, find
 from ragcache_integrations.langchain.engine_retriever import EngineRetriever, engine_document
 from ragcache_integrations.langchain.stages import DocumentStage
+from ragcache_integrations.neighbour_choice import borrows_behind_neighbours
 from ragcache_integrations.search_checks import check_top_k
 from ragcache_integrations.stage_stream import iterate_in_thread
 from ragcache_integrations.staging import OnStage
@@ -63,7 +64,10 @@ class IndexServerRetriever(EngineRetriever):
             corpus = await apart(self._corpus)
             on_stage = listener_if_speculating(self.engine, retrieval, engine_document, corpus)
             model = self.embeddings
-            if model is None or type(model).aembed_query is Embeddings.aembed_query:
+            if (
+                model is None
+                or getattr(type(model), "aembed_query", None) is Embeddings.aembed_query
+            ):
                 question = await apart(partial(self._question, query))
             else:
                 question = await model.aembed_query(query)
@@ -74,7 +78,8 @@ class IndexServerRetriever(EngineRetriever):
     def stream_stages(self, query: str, **kwargs: Any) -> Generator[DocumentStage]:
         """Yield what `invoke` would return if the search ended now; at the end, what it returns.
 
-        As RAGCacheRetriever.stream_stages. Closing the generator ends the search on the server.
+        As RAGCacheRetriever.stream_stages. Closing the generator ends the search when the server has sent
+        its next stage.
         """
         k = self._top_k(**kwargs)
 
@@ -101,8 +106,16 @@ class IndexServerRetriever(EngineRetriever):
     ) -> list[Document]:
         return find(self.server, question, k, _document, on_stage)
 
-    def _top_k(self, *, k: int | None = None) -> int:
-        """Return how many documents a search may find. k: that of one call."""
+    def _top_k(self, *, k: int | None = None, **others: Any) -> int:
+        """Return how many documents a search may find. k: that of one call.
+
+        Raises InvalidTopK, and InvalidArgument for options that only a local store has.
+        """
+        if others:
+            raise InvalidArgument(
+                f"an index server finds the nearest documents, and takes no {', '.join(others)}: search "
+                f"a local store for that"
+            )
         wanted = self.k if k is None else k
         check_top_k(wanted)
         return wanted
@@ -111,7 +124,7 @@ class IndexServerRetriever(EngineRetriever):
         return [_document(one) for one in self.server.documents()]
 
     def _corpus(self) -> Corpus | None:
-        if self.engine.config.reuse == "prefix":
+        if not borrows_behind_neighbours(self.engine):
             return None
         return corpus_of_server(self.server, _engine_document)
 

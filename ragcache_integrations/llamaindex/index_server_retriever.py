@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncGenerator, Generator, Hashable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from llama_index.core import Settings
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.base.embeddings.base import BaseEmbedding
+from llama_index.core.callbacks import CallbackManager
 from llama_index.core.schema import BaseNode, NodeWithScore, QueryBundle, TextNode
 from llama_index.core.vector_stores.utils import metadata_dict_to_node
 
@@ -24,12 +27,15 @@ from ragcache_integrations.llamaindex.engine_retriever import EngineRetriever
 from ragcache_integrations.llamaindex.llm import RAGCacheLLM
 from ragcache_integrations.llamaindex.stages import NodeStage
 from ragcache_integrations.llamaindex.template import PromptTemplateLike
+from ragcache_integrations.neighbour_choice import borrows_behind_neighbours
 from ragcache_integrations.search_checks import check_top_k
 from ragcache_integrations.stage_stream import iterate_in_thread
 from ragcache_integrations.staging import OnStage
 
 if TYPE_CHECKING:
     from ragcache_engine.index_server import IndexedDocument
+
+logger = logging.getLogger(__name__)
 
 NODE = "_node_content"
 """Where LlamaIndex keeps a whole node in the metadata of a store that knows texts and metadata only."""
@@ -51,12 +57,13 @@ class IndexServerRetriever(EngineRetriever):
         template: PromptTemplateLike | None = None,
         llm: RAGCacheLLM | None = None,
         chain: Hashable = None,
+        callback_manager: CallbackManager | None = None,
     ) -> None:
         """Make a retriever. server: an IndexServer. The others: see RAGCacheRetriever.from_server."""
         check_top_k(similarity_top_k)
         check_engine(engine)
         check_llm(llm, engine)
-        BaseRetriever.__init__(self)
+        BaseRetriever.__init__(self, callback_manager or Settings.callback_manager)
         self._server = server
         self._embed_model = embed_model
         self.similarity_top_k = similarity_top_k
@@ -92,7 +99,8 @@ class IndexServerRetriever(EngineRetriever):
     def stream_stages(self, query: str | QueryBundle) -> Generator[NodeStage]:
         """Yield what `retrieve` would return if the search ended now; at the end, what it returns.
 
-        As RAGCacheRetriever.stream_stages. Closing the generator ends the search on the server.
+        As RAGCacheRetriever.stream_stages. Closing the generator ends the search when the server has sent
+        its next stage.
         """
         check_top_k(self.similarity_top_k)
         bundle = QueryBundle(query) if isinstance(query, str) else query
@@ -120,14 +128,18 @@ class IndexServerRetriever(EngineRetriever):
                 "the query has neither text nor an embedding; give it one of them"
             )
         if self._embed_model is None:
-            return bundle.query_str
+            if len(bundle.embedding_strs) > 1:
+                raise QueryShapeError(
+                    "the server embeds one text a question, and this one has several: give embed_model="
+                )
+            return bundle.embedding_strs[0]
         return self._embed_model.get_agg_embedding_from_queries(bundle.embedding_strs)
 
     def _all_nodes(self) -> Sequence[BaseNode]:
         return [_node(one) for one in self._server.documents()]
 
     def _corpus(self) -> Corpus | None:
-        if self._engine.config.reuse == "prefix":
+        if not borrows_behind_neighbours(self._engine):
             return None
         return corpus_of_server(self._server, _engine_document)
 
@@ -138,7 +150,10 @@ class IndexServerRetriever(EngineRetriever):
 def _node(found: IndexedDocument) -> BaseNode:
     """Return a document as a node: as LlamaIndex wrote it, or with its text alone in prompts."""
     if NODE in found.metadata:
-        return metadata_dict_to_node(dict(found.metadata), text=found.text)
+        try:
+            return metadata_dict_to_node(dict(found.metadata), text=found.text)
+        except Exception as error:  # another program's, under LlamaIndex's name
+            logger.debug("the node %r cannot be read: %r", found.id, error)
     names = list(found.metadata)
     return TextNode(
         id_=found.id,

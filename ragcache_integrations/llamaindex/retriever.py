@@ -9,6 +9,7 @@ from typing import Any, Self
 
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.base.embeddings.base import BaseEmbedding
+from llama_index.core.callbacks import CallbackManager
 from llama_index.core.constants import DEFAULT_SIMILARITY_TOP_K
 from llama_index.core.indices.vector_store import VectorIndexRetriever, VectorStoreIndex
 from llama_index.core.schema import BaseNode, NodeWithScore, QueryBundle
@@ -237,6 +238,7 @@ class RAGCacheRetriever(EngineRetriever, VectorIndexRetriever):
         template: PromptTemplateLike | None = None,
         llm: RAGCacheLLM | None = None,
         chain: Hashable = None,
+        callback_manager: CallbackManager | None = None,
     ) -> IndexServerRetriever:
         """Make a retriever over a Faiss index in another process, which `ragcache index serve` searches.
 
@@ -244,6 +246,7 @@ class RAGCacheRetriever(EngineRetriever, VectorIndexRetriever):
         embed_model: the model that the index was built with; None: the server embeds questions.
         api_key: one of the keys in the server's file.
         similarity_top_k, template, llm, chain: see `from_index`.
+        callback_manager: sees each retrieval; None: that of Settings.
         Nothing is sent before the first search. That raises ServerUnreachable, KeyRefused, ServerBusy,
         ServerLost; QueryShapeError for a vector that does not fit the index; InvalidArgument without a
         model where the server has none either. This raises InvalidTopK; InvalidArgument for what is no
@@ -258,6 +261,7 @@ class RAGCacheRetriever(EngineRetriever, VectorIndexRetriever):
             template=template,
             llm=llm,
             chain=chain,
+            callback_manager=callback_manager,
         )
 
     @classmethod

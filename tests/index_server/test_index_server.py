@@ -6,7 +6,7 @@ import asyncio
 import os
 import threading
 from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from waiting import eventually
 faiss = pytest.importorskip("faiss")
 np = pytest.importorskip("numpy")
 
-from http_servers import serve_app  # noqa: E402
+from http_servers import serve, serve_app  # noqa: E402
 
 from ragcache_engine import (  # noqa: E402
     EngineError,
@@ -29,6 +29,7 @@ from ragcache_engine import (  # noqa: E402
     ServerUnreachable,
     UnknownDocument,
 )
+from ragcache_engine.backends.memory import MemoryBackend  # noqa: E402
 from ragcache_engine.index_server import IndexedDocument, IndexServer  # noqa: E402
 from ragcache_engine.index_server import served as served_module  # noqa: E402
 from ragcache_engine.index_server.app import LIMITS, IndexApp  # noqa: E402
@@ -208,7 +209,10 @@ def test_questions_get_length_one_where_the_vectors_have_it(start: Start):
 # -- what else a retriever asks --------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("factory", ["Flat", "IVF32,Flat", "HNSW16", "IDMap2,Flat"])
+@pytest.mark.parametrize(
+    "factory",
+    [*("Flat", "IVF32,Flat", "HNSW16", "IDMap2,Flat"), *("IDMap2,IVF32,Flat", "PCA12,IVF32,Flat")],
+)
 def test_neighbours_are_the_nearest_others(
     factory: str, build: Callable[[str], Any], vectors: Any, start: Start
 ):
@@ -216,9 +220,30 @@ def test_neighbours_are_the_nearest_others(
     _, client = start(ServedIndex(build(factory), documents_of(range(first, first + VECTORS))))
     assert client.describe().knows_neighbours
     of_seven, of_nobody = client.neighbours(["d7", "unknown"], 3)
-    nearest = build(factory).search(vectors[7:8], 4)[1][0] - first
+    index = build(factory)
+    nearest = index.search(vectors[7:8], 4)[1][0] - first
     assert [one.metadata["n"] for one in of_seven] == [row for row in nearest if row != 7][:3]
     assert of_nobody == []
+
+
+def test_copies_of_a_document_are_no_neighbours(start: Start):
+    index = faiss.IndexFlatL2(2)
+    index.add(np.array([[0, 0], [0, 0], [0, 0], [0, 1], [0, 2]], dtype=np.float32))
+    texts = ("same", "same", "same", "near", "far")
+    documents = {row: IndexedDocument(f"d{row}", text) for row, text in enumerate(texts)}
+    _, client = start(ServedIndex(index, documents))
+    ((near, far),) = client.neighbours(["d0"], 2)
+    assert (near.text, far.text) == ("near", "far")
+
+
+def test_neighbours_of_any_number_of_documents_are_asked_for_in_pieces(
+    listening: tuple[Any, IndexServer],
+):
+    _, client = listening
+    found = client.neighbours([f"d{row}" for row in range(300)] + ["x" * 600], 1)
+    assert len(found) == 301
+    assert all(len(near) == 1 for near in found[:300])
+    assert found[300] == []
 
 
 def test_an_index_that_keeps_no_vectors_knows_no_neighbours(
@@ -229,6 +254,34 @@ def test_an_index_that_keeps_no_vectors_knows_no_neighbours(
     assert not client.describe().knows_neighbours
     with pytest.raises(UnknownDocument):
         client.neighbours(["d7"], 3)
+
+
+def test_an_index_that_crashes_when_asked_for_vectors_is_not_asked(
+    build: Callable[[str], Any], tmp_path: Path, start: Start
+):
+    path = str(tmp_path / "index")
+    faiss.write_index(build("IVF32,PQ8x4fs"), path)
+    _, client = start(ServedIndex(faiss.read_index(path), documents_of(range(VECTORS))))
+    assert not client.describe().knows_neighbours
+    *_, last = client.stages([0.0] * DIMENSIONS, 2)
+    assert len(last.documents) == 2
+
+
+def test_texts_and_metadata_that_json_hardly_takes_arrive(start: Start):
+    index = faiss.IndexFlatL2(2)
+    index.add(np.eye(2, dtype=np.float32))
+    odd = IndexedDocument("\ud800", "half \udfff", {"score": float("inf")})
+    _, client = start(ServedIndex(index, {0: odd, 1: IndexedDocument("d1", "whole")}))
+    *_, last = client.stages([1.0, 0.0], 1)
+    assert last.documents == (odd,)
+    assert client.neighbours(["d1"], 1) == [[odd]]
+    assert next(client.documents()) == odd
+
+
+def test_numbers_of_numpy_are_numbers(questions: Any, listening: tuple[Any, IndexServer]):
+    _, client = listening
+    *_, last = client.stages(questions[0], np.int64(3))
+    assert len(last.documents) == 3
 
 
 def test_all_documents_are_listed(listening: tuple[Any, IndexServer]):
@@ -268,6 +321,7 @@ def test_a_client_sees_that_the_server_has_other_documents(served: ServedIndex, 
 @pytest.mark.parametrize(
     ("question", "error"),
     [
+        ([10**400], QueryShapeError),
         ([1.0] * (DIMENSIONS + 1), QueryShapeError),
         ([1.0, float("nan")], QueryShapeError),
         (["one", "two"], QueryShapeError),
@@ -291,7 +345,7 @@ def test_what_cannot_be_searched_is_refused_by_name(
         (b"[]", 400),
         (b'{"k": 4}', 400),
         (b'{"k": 0, "text": "a"}', 400),
-        (b'{"k": 1001, "text": "a"}', 400),
+        (b'{"k": 201, "text": "a"}', 400),
         (b'{"k": 4, "text": "a", "vector": [1.0]}', 400),
         (b'{"k": 4, "vector": [1.0], "stages": 65}', 400),
         (b'{"k": 4, "vector": [1.0], "more": 1}', 400),
@@ -400,6 +454,51 @@ def test_a_reader_who_leaves_ends_the_search(held: Held, start: Start):
     assert eventually(lambda: held.open == 0)
 
 
+def test_searches_of_readers_who_left_take_no_further_threads(
+    build: Callable[[str], Any], start: Start, monkeypatch: pytest.MonkeyPatch
+):
+    """A search runs to the end of its part; until then it keeps its place among those that run."""
+    goes_on, running, most = threading.Event(), set[int](), [0]
+
+    def slow(*given: Any, **named: Any) -> Iterator[Any]:
+        running.add(threading.get_ident())
+        most[0] = max(most[0], len(running))
+        goes_on.wait(20)
+        running.discard(threading.get_ident())
+        yield from stages(*given, **named)
+
+    stages = served_module.stages
+    monkeypatch.setattr(served_module, "stages", slow)
+    server, _ = start(ServedIndex(build("Flat"), documents_of(range(VECTORS))))
+    body = {"vector": [0.0] * DIMENSIONS, "k": 1, "stages": 1}
+    for _ in range(3 * (os.cpu_count() or 1)):
+        with (
+            httpx2.Client(base_url=server.url, timeout=0.2) as hasty,
+            suppress(httpx2.TransportError),
+        ):
+            hasty.post("/search", json=body)
+    goes_on.set()
+    assert httpx2.post(f"{server.url}/search", json=body).status_code == 200
+    assert most[0] <= (os.cpu_count() or 1)
+
+
+def test_whoever_waits_long_gets_signs_of_life(
+    held: Held, start: Start, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("ragcache_engine.serving.routes.ALIVE_S", 0.05)
+
+    async def silent(*_: Any) -> AsyncGenerator[FoundRows, None]:
+        await asyncio.sleep(0.4)
+        yield FoundRows((1,), (0.5,), 1.0, is_final=True)
+
+    monkeypatch.setattr(held, "search", silent)
+    server, client = start(held)
+    answer = httpx2.post(f"{server.url}/search", json={"vector": [0.0] * DIMENSIONS, "k": 1})
+    assert answer.text.startswith("\n\n")
+    *_, last = client.stages([0.0] * DIMENSIONS, 1)
+    assert last.is_final
+
+
 def test_more_searches_than_there_is_room_for_are_refused(held: Held, start: Start):
     server, client = start(held, requests=1)
     stages = client.stages([0.0] * DIMENSIONS, 1)
@@ -486,6 +585,16 @@ def test_nobody_at_the_address_is_named(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("ragcache_engine.backends.server.connection.RETRY_WAITS_S", (0.01,))
     with pytest.raises(ServerUnreachable):
         list(IndexServer("http://127.0.0.1:9").stages([0.0], 1))
+
+
+def test_another_kind_of_server_is_named():
+    with serve(MemoryBackend(), operator_key=None) as other:
+        for ask in (
+            IndexServer(other.url).describe,
+            lambda: list(IndexServer(other.url).stages([0.0], 1)),
+        ):
+            with pytest.raises(ServerUnreachable, match="no index server"):
+                ask()
 
 
 def test_what_is_no_address_is_refused_at_once():

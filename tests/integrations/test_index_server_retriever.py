@@ -21,10 +21,12 @@ from langchain_core.output_parsers import StrOutputParser  # noqa: E402
 from langchain_core.prompts import PromptTemplate  # noqa: E402
 from langchain_core.runnables import RunnablePassthrough  # noqa: E402
 from llama_index.core import StorageContext, VectorStoreIndex  # noqa: E402
+from llama_index.core.callbacks import CallbackManager, CBEventType, LlamaDebugHandler  # noqa: E402
 from llama_index.core.embeddings import BaseEmbedding  # noqa: E402
 from llama_index.core.query_engine import RetrieverQueryEngine  # noqa: E402
 from llama_index.core.response_synthesizers import get_response_synthesizer  # noqa: E402
-from llama_index.core.schema import TextNode  # noqa: E402
+from llama_index.core.schema import QueryBundle, TextNode  # noqa: E402
+from llama_index.vector_stores.faiss import FaissMapVectorStore  # noqa: E402
 from llama_index.vector_stores.faiss import FaissVectorStore as LlamaFaiss  # noqa: E402
 from rich.console import Console  # noqa: E402
 
@@ -35,11 +37,13 @@ from ragcache_engine import (  # noqa: E402
     EngineNeeded,
     InvalidArgument,
     InvalidTopK,
+    QueryShapeError,
     RAGCacheEngine,
     ServerUnreachable,
 )
-from ragcache_engine.index_server import IndexServer  # noqa: E402
+from ragcache_engine.index_server import IndexedDocument, IndexServer  # noqa: E402
 from ragcache_engine.index_server.app import IndexApp  # noqa: E402
+from ragcache_engine.index_server.served import ServedIndex  # noqa: E402
 from ragcache_integrations import langchain, llamaindex  # noqa: E402
 
 TEMPLATE = "Read this.\n\n{context}\n\nQuestion: {question}\n"
@@ -188,6 +192,48 @@ def test_langchain_retrievers_can_be_copied_and_not_pickled(langchain_url, embed
         pickle.dumps(retriever)
 
 
+def test_langchain_options_of_a_local_store_are_refused_by_name(langchain_url, embeddings, engine):
+    retriever = langchain.RAGCacheRetriever.from_server(
+        langchain_url, engine=engine, embeddings=embeddings
+    )
+    with pytest.raises(InvalidArgument, match="takes no filter"):
+        retriever.invoke(QUESTIONS[0], filter={"place": "sky"})
+    with pytest.raises(InvalidTopK):
+        retriever.invoke(QUESTIONS[0], k=0)
+
+
+def test_langchain_finds_the_same_after_documents_were_deleted(
+    store, embeddings, engine, tmp_path, serve
+):
+    store.delete(["bread", "glass"])
+    store.save_local(tmp_path / "store")
+    remote = langchain.RAGCacheRetriever.from_server(
+        serve(tmp_path / "store"), engine=engine, k=4, embeddings=embeddings
+    )
+    local = langchain.RAGCacheRetriever.from_vectorstore(store, engine=engine, k=4)
+    for question in QUESTIONS:
+        assert remote.invoke(question) == local.invoke(question)
+
+
+def test_an_index_that_gives_back_no_vectors_is_named_once(
+    langchain_url, embeddings, caplog, monkeypatch
+):
+    monkeypatch.setattr("ragcache_engine.index_server.served._gives_vectors", lambda *_: False)
+    config = EngineConfig(model="any", backend="memory", reuse="anywhere", recompute_ratio=0.1)
+    served = {0: IndexedDocument("tides", "The tides follow the moon.")}
+    index = faiss.IndexFlatL2(2)
+    index.add(np.eye(1, 2, dtype=np.float32))
+    with (
+        RAGCacheEngine(config) as engine,
+        serve_app(IndexApp(ServedIndex(index, served))) as server,
+    ):
+        retriever = langchain.RAGCacheRetriever.from_server(server.url, engine=engine)
+        assert retriever._corpus() is None
+        assert retriever._corpus() is None
+    told = [one for one in caplog.messages if "gives back no vectors" in one]
+    assert len(told) == 1
+
+
 # -- LlamaIndex ------------------------------------------------------------------------------------
 
 
@@ -228,6 +274,47 @@ def test_llamaindex_shows_the_text_alone_of_what_another_program_indexed(
     nearest = retriever.retrieve(QUESTIONS[0])[0].node
     assert llamaindex.documents.engine_document(nearest).text == corpus[nearest.node_id]
     assert nearest.metadata == {"place": nearest.node_id}
+
+
+def test_llamaindex_embeds_what_a_query_says_to_embed(llamaindex_url, embed_model, engine, corpus):
+    asked = QueryBundle("Why?", custom_embedding_strs=[corpus["bees"]])
+    retriever = llamaindex.RAGCacheRetriever.from_server(
+        llamaindex_url, engine=engine, embed_model=embed_model, similarity_top_k=1
+    )
+    assert [one.node.node_id for one in retriever.retrieve(asked)] == ["bees"]
+    on_server = llamaindex.RAGCacheRetriever.from_server(llamaindex_url, engine=engine)
+    with pytest.raises(QueryShapeError, match="several"):
+        on_server.retrieve(QueryBundle("Why?", custom_embedding_strs=["a", "b"]))
+
+
+def test_llamaindex_callbacks_see_the_retrieval(llamaindex_url, embed_model, engine):
+    seen = LlamaDebugHandler(print_trace_on_end=False)
+    retriever = llamaindex.RAGCacheRetriever.from_server(
+        llamaindex_url,
+        engine=engine,
+        embed_model=embed_model,
+        callback_manager=CallbackManager([seen]),
+    )
+    retriever.retrieve(QUESTIONS[0])
+    assert len(seen.get_event_pairs(CBEventType.RETRIEVE)) == 1
+
+
+def test_llamaindex_serves_an_index_that_names_its_vectors(
+    corpus, embed_model, engine, tmp_path, serve
+):
+    vectors = FaissMapVectorStore(faiss.IndexIDMap2(faiss.IndexFlatL2(64)))
+    storage = StorageContext.from_defaults(vector_store=vectors)
+    nodes = [TextNode(id_=str(at), text=text) for at, text in enumerate(reversed(corpus.values()))]
+    index = VectorStoreIndex(nodes, storage_context=storage, embed_model=embed_model)
+    index.delete_nodes(["2"])
+    storage.persist(tmp_path / "index")
+    local = llamaindex.RAGCacheRetriever.from_index(index, engine=engine, similarity_top_k=3)
+    remote = llamaindex.RAGCacheRetriever.from_server(
+        serve(tmp_path / "index"), engine=engine, similarity_top_k=3, embed_model=embed_model
+    )
+    for question in QUESTIONS:
+        wanted = [one.node.node_id for one in local.retrieve(question)]
+        assert [one.node.node_id for one in remote.retrieve(question)] == wanted
 
 
 # -- both ------------------------------------------------------------------------------------------

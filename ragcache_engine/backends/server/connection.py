@@ -88,6 +88,10 @@ class Connection:
             base_url=self.url, headers=self._headers, timeout=timeout, limits=limits
         )
 
+    def end(self) -> None:
+        """Close the connections of threads, for good."""
+        self._client.close()
+
     async def close(self) -> None:
         """Close the connections of coroutines. `open` may be called again."""
         client, self._loop_client = self._loop_client, None
@@ -123,7 +127,7 @@ class Connection:
     def lines(
         self, method: str, path: str, body: Any = None
     ) -> Generator[dict[str, Any], None, None]:
-        """Send a request, and yield the JSON objects of the lines in its answer.
+        """Send a request, and yield the JSON objects of the lines in its answer that are not empty.
 
         Closing the generator closes the connection, so that the server ends the request. Raises the
         error that the answer or one of its lines stands for; ServerUnreachable; ServerLost once a line
@@ -131,14 +135,19 @@ class Connection:
         """
         waits = iter(RETRY_WAITS_S)
         has_begun = False
+        # Not httpx2's json=, which cannot write half a surrogate pair.
+        content = None if body is None else json.dumps(body).encode()
+        headers = {"Content-Type": "application/json"}
         while True:
             try:
-                with self._client.stream(method, path, json=body) as answer:
+                with self._client.stream(method, path, content=content, headers=headers) as answer:
                     if answer.status_code != 200:
                         answer.read()
                         self._read(answer)
                     for line in answer.iter_lines():
                         has_begun = True
+                        if not line:
+                            continue
                         said = _read_object(line)
                         if "error" in said:
                             raise read_error(answer.status_code, line, answer.headers)

@@ -54,7 +54,8 @@ class ByPriority(ABC):
         self.used(node)
 
     def used(self, node: Node) -> None:
-        entry = self._renew(node)
+        # Not self._renew: this runs for each document of each request.
+        entry = self._entries[node] = (self.compute_priority(node), next(self._numbers), node)
         queued = self._queued.get(node)
         if queued is not None and (queued[1] < self._first_of_scale or entry[0] < queued[0]):
             self._queue(entry)
@@ -67,7 +68,8 @@ class ByPriority(ABC):
             self._queue(self._latest(node))
 
     def victim(self, evictable: Callable[[Node], bool]) -> Node | None:
-        self._renew_some(from_lowest=True)
+        if self._outdated:
+            self._renew_some(from_lowest=True)
         while (lowest := self._lowest(evictable)) is None and self._outdated:
             self._renew_some(from_lowest=True)
         return lowest

@@ -59,7 +59,8 @@ class HalfLife(ByPriority):
         if self._popularity.half_life != self._half_life_used:
             self._half_life_used = self._popularity.half_life
             self.change_scale()
-        self._renew_some(from_lowest=False)
+        if self._outdated:
+            self._renew_some(from_lowest=False)
 
     def prefers(self, newcomer: Node, victim: Node, *, in_use: bool = False) -> bool:
         rate = self._popularity.log2_rate(newcomer, in_use=in_use)

@@ -247,11 +247,13 @@ class Popularity:
 
     def _drop_some_forgotten(self) -> None:
         """Look at a few known nodes in turn, and drop those that the tree has forgotten."""
-        for _ in range(min(CLEANED_AT_ONCE, len(self._to_clean))):
-            node = self._to_clean.popleft()
+        to_clean = self._to_clean
+        for _ in range(min(CLEANED_AT_ONCE, len(to_clean))):
+            node = to_clean[0]
+            to_clean.rotate(-1)
             if node.parent is not None:
-                self._to_clean.append(node)
                 continue
+            to_clean.pop()
             record = self._records.pop(node)
             level = record.level
             level.known -= 1
