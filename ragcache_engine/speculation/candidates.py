@@ -6,7 +6,8 @@ reuse="anywhere" the donors of the candidates, best first, in short pieces; with
 beginning, as far as this chain's prompts have begun with the first candidates.
 
 A piece that still runs when the prompt comes delays it. So no piece is begun unless the chain's earlier
-questions left time for one, and all pieces end when any prompt comes.
+questions left time for it, as fast as the model computes and the tiers load, and all pieces end when any
+prompt comes.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from contextlib import aclosing
+from dataclasses import dataclass
 from functools import partial
 
 from ragcache_engine.daemon_threads import DaemonThreads
@@ -27,17 +29,40 @@ from ragcache_engine.values import Document
 
 logger = logging.getLogger(__name__)
 
-FIRST_PIECE, LARGEST_PIECE = 2, 16
+FIRST_PIECE, LARGEST_PIECE = 1, 16
 """How many candidates are prepared at once: the first time, and at most."""
+
+QUICK_S = 0.05
+"""After a piece that took less, the next one has twice as many candidates."""
 
 LEAST_LEAD_S = 0.02
 """With less time between candidates and prompt, nothing is prepared."""
 
 FORGETTING = 0.9
-"""By this the time of a piece shrinks with each search that has no time for one."""
+"""By this what was learned of slow pieces shrinks with each piece for which there was no time."""
 
 LARGEST_SHARE = 0.5
 """The share of the device's blocks that the candidates of one search may take."""
+
+
+@dataclass(slots=True)
+class Pace:
+    """How long pieces take for each of their tokens, in seconds. None: none was measured yet."""
+
+    token_s: float | None = None
+
+    def note_end(self, tokens: int, seconds: float) -> None:
+        """Note that a piece of so many tokens took so long."""
+        self.token_s = running_mean(self.token_s, seconds / tokens)
+
+    def note_cut(self, tokens: int, seconds: float) -> None:
+        """Note that a piece was not done after so long. It is taken to have been half done."""
+        self.token_s = max(self.token_s or 0.0, 2 * seconds / tokens)
+
+    def forget_some(self) -> None:
+        """Forget some of it, or one slow piece would end all preparing for good."""
+        if self.token_s is not None:
+            self.token_s *= FORGETTING
 
 
 class CandidatePreparation:
@@ -66,7 +91,7 @@ class CandidatePreparation:
         self._planners = DaemonThreads(1, "ragcache-candidates")
         self._task: asyncio.Task[None] | None = None
         self._ending: set[asyncio.Task[None]] = set()
-        self._piece_s: float | None = None
+        self._computing, self._loading = Pace(), Pace()
         self.device_tokens = 0
 
     def begin(self, search: TrackedSearch, figures: CandidateFigures) -> None:
@@ -77,8 +102,6 @@ class CandidatePreparation:
         if self._may_go_on(search, figures):
             self._task = asyncio.create_task(self._run(search, figures))
             self._task.add_done_callback(self._note_end)
-        elif self._piece_s is not None:
-            self._piece_s *= FORGETTING  # or one slow piece would end all preparing for good
 
     def interrupt(self) -> asyncio.Task[None] | None:
         """End what is being prepared, as a prompt has come. Return the task that ends."""
@@ -98,14 +121,19 @@ class CandidatePreparation:
         if self._task is task:
             self._task = None
 
-    def _may_go_on(self, search: TrackedSearch, figures: CandidateFigures) -> bool:
-        """Return whether the model is idle, and a piece will probably be done before the prompt comes."""
+    def _may_go_on(
+        self, search: TrackedSearch, figures: CandidateFigures, piece_s: float = 0.0
+    ) -> bool:
+        """Return whether the model is idle, and will probably be when the prompt comes.
+
+        piece_s: how long the next piece is expected to take.
+        """
         if search.is_closed or search.candidates_s is None or len(self._load):
             return False
         if not self._is_automatic:
             return True
         left_s = search.candidates_s + figures.lead_s - self._backend.now()
-        return left_s > max(LEAST_LEAD_S, self._piece_s or 0.0)
+        return left_s > max(LEAST_LEAD_S, piece_s)
 
     async def _run(self, search: TrackedSearch, figures: CandidateFigures) -> None:
         prepared: set[str] = set()
@@ -116,26 +144,40 @@ class CandidatePreparation:
                 if not piece:
                     return
                 prepared.update(one.id for one in piece)
-                began_s = self._backend.now()
                 request = await self._planners.run(partial(self._plan, search, piece))
-                # Neighbours are looked up before it, which may have taken long.
-                if request is None or not self._may_go_on(search, figures):
+                if request is None:
                     return
-                room -= request.expected_tokens + sum(
+                tokens = request.expected_tokens + sum(
                     len(context.token_ids) for context in request.contexts.values()
                 )
-                if room < 0:
+                room -= tokens
+                [is_held] = await self._backend.touch_if_cached([request])
+                pace = self._loading if is_held else self._computing
+                token_s = pace.token_s or 0.0
+                if not is_held:
+                    token_s = max(token_s, self._load.speed.token_s)
+                if room < 0 or not self._may_go_on(search, figures, tokens * token_s):
+                    pace.forget_some()
                     return
-                async with aclosing(self._backend.generate(request)) as deltas:
-                    async for _ in deltas:
-                        pass
-                took_s = self._backend.now() - began_s
-                was_quick = self._piece_s is not None and took_s < self._piece_s / 2
-                self._piece_s = running_mean(self._piece_s, took_s)
-                # What is cached already takes next to nothing, so that more of it goes at once.
-                size = min(LARGEST_PIECE, 2 * size) if was_quick else FIRST_PIECE
+                took_s = await self._compute(request, tokens, pace)
+                # What is in memory already takes next to nothing, so that more of it goes at once.
+                size = min(LARGEST_PIECE, 2 * size) if took_s < QUICK_S else FIRST_PIECE
         except Exception as error:  # no answer depends on it
             logger.debug("candidates could not be prepared: %r", error)
+
+    async def _compute(self, request: BackendRequest, tokens: int, pace: Pace) -> float:
+        """Run a piece of so many tokens, and note its pace. Return how many seconds it took."""
+        began_s = self._backend.now()
+        try:
+            async with aclosing(self._backend.generate(request)) as deltas:
+                async for _ in deltas:
+                    pass
+        except asyncio.CancelledError:
+            pace.note_cut(tokens, self._backend.now() - began_s)
+            raise
+        took_s = self._backend.now() - began_s
+        pace.note_end(tokens, took_s)
+        return took_s
 
     def _plan(self, search: TrackedSearch, piece: list[Document]) -> BackendRequest | None:
         is_borrowing = self._is_borrowing()

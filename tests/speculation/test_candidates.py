@@ -20,9 +20,12 @@ from ragcache_engine import (
     SamplingOptions,
     SpeculationStep,
     Template,
+    sets_of_each,
 )
 from ragcache_engine.backends.memory import MemoryBackend, Stall
 from ragcache_engine.protocols import BackendRequest, Delta
+from ragcache_engine.speculation.candidates import Pace
+from ragcache_engine.speculation.prefill_load import ModelSpeed
 
 TEMPLATE = Template("Use these passages.\n\n", "\n\n", "\n\nQuestion: {question}\nAnswer:")
 FOUND = [
@@ -138,7 +141,7 @@ def test_donors_of_all_candidates_are_computed_best_first(engine_of):
     found = FOUND[40:48]
     answer = ask(engine, backend, "Why?", found, [found[6], found[1], found[3]])
     first, *_ = backend.prepared
-    assert first == ("d40", "d41", "d42")
+    assert first == ("d40", "d41")
     assert {name for names in backend.prepared for name in names} >= {one.id for one in found}
     assert {one.document for one in answer.usage.reused if one.borrowed} == {"d41", "d43"}
 
@@ -158,6 +161,46 @@ def test_nothing_is_prepared_where_the_prompt_comes_at_once(engine_of):
         retrieval.candidates(FOUND[40:48])
         assert settled(engine, backend)
         assert not backend.prepared
+
+
+def slow(engine: RAGCacheEngine) -> None:
+    """Let the engine have measured a model that takes a tenth of a second for each token."""
+    engine._runtime.pipeline._load.speed = ModelSpeed(2.0, 20.0)
+
+
+def test_nothing_is_computed_that_would_not_be_done_before_the_prompt(engine_of):
+    engine, backend = engine_of(reuse="anywhere", missing_donors="later")
+    ask_thrice(engine, backend)
+    slow(engine)
+    with engine.retrieval("Why?", chain="chain", template=TEMPLATE) as retrieval:
+        retrieval.candidates(FOUND[40:48])
+        assert settled(engine, backend)
+        assert not backend.prepared
+
+
+def test_what_a_tier_holds_is_loaded_however_slowly_the_model_computes(engine_of):
+    engine, backend = engine_of(reuse="anywhere", missing_donors="later")
+    engine.warm(sets_of_each(FOUND[40:44], borrows=True), template=TEMPLATE)
+    ask_thrice(engine, backend)
+    slow(engine)
+    with engine.retrieval("Why?", chain="chain", template=TEMPLATE) as retrieval:
+        retrieval.candidates(FOUND[40:48])
+        assert settled(engine, backend)
+    assert {name for names in backend.prepared for name in names} == {"d40", "d41", "d42", "d43"}
+
+
+def test_a_piece_that_was_cut_short_is_expected_to_take_twice_as_long():
+    pace = Pace()
+    pace.note_cut(100, 3.0)
+    assert pace.token_s == 0.06
+    pace.note_cut(100, 1.0)
+    assert pace.token_s == 0.06
+    pace.forget_some()
+    assert pace.token_s < 0.06
+    pace = Pace()
+    pace.note_end(100, 2.0)
+    pace.note_end(100, 6.0)
+    assert pace.token_s == pytest.approx(0.03)
 
 
 def test_documents_that_a_retriever_hands_on_are_candidates_too(engine_of):
