@@ -34,6 +34,7 @@ from vllm.v1.request import Request, RequestStatus
 
 from ragcache_engine.backends.vllm.borrowing.job import TierMetadata
 from ragcache_engine.backends.vllm.borrowing.scheduling import BorrowScheduling, make_block_hasher
+from ragcache_engine.backends.vllm.lazy_compiling import keep_eager
 from ragcache_engine.backends.vllm.tiers.no_tiers import NoTiers
 from ragcache_engine.backends.vllm.tiers.offloading import TierOffloadingManager
 from ragcache_engine.backends.vllm.tiers.origin import WorkerLayout, describe_worker
@@ -71,6 +72,7 @@ class TierConnector(OffloadingConnector):
         """Make a connector, or one that does nothing where the knowledge tree cannot serve the engine."""
         if role is KVConnectorRole.WORKER:
             ignore_interrupts()  # vLLM has set the worker's own handlers by now
+            keep_eager(vllm_config)
         obstacle = find_obstacle(vllm_config, kv_cache_config)
         if obstacle is None:
             return super().__new__(cls)
