@@ -158,6 +158,10 @@ anywhere-rules: $(READY) ## count broken rules of reuse at any position, among a
 bench-overlap: $(READY) ## how much of a search the prefill hides, and what wrong guesses cost (an hour, two quiet cores)
 	@$(PYTHON) benchmarks/overlap.py --out benchmarks/results/overlap
 
+.PHONY: bench-retrieval
+bench-retrieval: $(READY) ## what the model's work during a retrieval gains, on simulated GPUs (25 minutes)
+	@$(PYTHON) benchmarks/during_retrieval.py --grid --out $$(mktemp -d)/retrieval
+
 .PHONY: bench-gpu
 bench-gpu: $(READY) ## what RAGCache does on one NVIDIA GPU: starts, answers, TTFT from each tier, a stream (15 minutes)
 	@$(PYTHON) benchmarks/gpu_report.py

@@ -167,7 +167,7 @@ def write_table(folder: Path) -> Iterator[str]:
         asked, rows = kept["asked"], kept["rows"]
         off = [row["ttft_s"] for row in rows if row["mode"] == "off"]
         ratios = [spread(_ratios(rows, mode)) for mode in ("on", "auto")]
-        named = [asked[name] for name in ("on", "reuse", "tier", "search_ms", "rerank_ms")]
+        named = [str(asked[name]) for name in ("on", "reuse", "tier", "search_ms", "rerank_ms")]
         lines.append([*named, spread(off, ".0f", 1000), *ratios])
     yield from table(heads, lines)
 

@@ -38,6 +38,12 @@ QUICK_S = 0.05
 LEAST_LEAD_S = 0.02
 """With less time between candidates and prompt, nothing is prepared."""
 
+LEAST_GAIN_S = 0.02
+"""What is loaded in less time is left to the prompt, which a piece may delay by as much."""
+
+TRIED_AGAIN = 16
+"""After so many pieces that were left to the prompt, one is loaded again, to see how long it takes now."""
+
 FORGETTING = 0.9
 """By this what was learned of slow pieces shrinks with each piece for which there was no time."""
 
@@ -92,6 +98,7 @@ class CandidatePreparation:
         self._task: asyncio.Task[None] | None = None
         self._ending: set[asyncio.Task[None]] = set()
         self._computing, self._loading = Pace(), Pace()
+        self._left = 0
         self.device_tokens = 0
 
     def begin(self, search: TrackedSearch, figures: CandidateFigures) -> None:
@@ -156,6 +163,8 @@ class CandidatePreparation:
                 token_s = pace.token_s or 0.0
                 if not is_held:
                     token_s = max(token_s, self._load.speed.token_s)
+                if is_held and self._is_quickly_loaded(tokens):
+                    return
                 if room < 0 or not self._may_go_on(search, figures, tokens * token_s):
                     pace.forget_some()
                     return
@@ -164,6 +173,14 @@ class CandidatePreparation:
                 size = min(LARGEST_PIECE, 2 * size) if took_s < QUICK_S else FIRST_PIECE
         except Exception as error:  # no answer depends on it
             logger.debug("candidates could not be prepared: %r", error)
+
+    def _is_quickly_loaded(self, tokens: int) -> bool:
+        """Return whether the prompt itself would load these tokens in next to no time."""
+        token_s = self._loading.token_s
+        if not self._is_automatic or token_s is None or tokens * token_s > LEAST_GAIN_S:
+            return False
+        self._left = (self._left + 1) % TRIED_AGAIN
+        return self._left > 0
 
     async def _compute(self, request: BackendRequest, tokens: int, pace: Pace) -> float:
         """Run a piece of so many tokens, and note its pace. Return how many seconds it took."""

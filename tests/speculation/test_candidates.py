@@ -169,7 +169,7 @@ def slow(engine: RAGCacheEngine) -> None:
 
 
 def test_nothing_is_computed_that_would_not_be_done_before_the_prompt(engine_of):
-    engine, backend = engine_of(reuse="anywhere", missing_donors="later")
+    engine, backend = engine_of(reuse="anywhere", missing_donors="compute")
     ask_thrice(engine, backend)
     slow(engine)
     with engine.retrieval("Why?", chain="chain", template=TEMPLATE) as retrieval:
@@ -179,14 +179,30 @@ def test_nothing_is_computed_that_would_not_be_done_before_the_prompt(engine_of)
 
 
 def test_what_a_tier_holds_is_loaded_however_slowly_the_model_computes(engine_of):
-    engine, backend = engine_of(reuse="anywhere", missing_donors="later")
+    engine, backend = engine_of(reuse="anywhere", missing_donors="compute")
     engine.warm(sets_of_each(FOUND[40:44], borrows=True), template=TEMPLATE)
     ask_thrice(engine, backend)
     slow(engine)
     with engine.retrieval("Why?", chain="chain", template=TEMPLATE) as retrieval:
         retrieval.candidates(FOUND[40:48])
         assert settled(engine, backend)
-    assert {name for names in backend.prepared for name in names} == {"d40", "d41", "d42", "d43"}
+    assert backend.prepared == [("d40", "d41")], (
+        "and after one piece it knows that loading is quick"
+    )
+
+
+def test_what_is_loaded_at_once_is_left_to_the_prompt_but_tried_now_and_then(engine_of):
+    engine, backend = engine_of(reuse="anywhere", missing_donors="compute")
+    engine.warm(sets_of_each(FOUND[:8], borrows=True), template=TEMPLATE)
+    ask_thrice(engine, backend)
+    prepared = []
+    for n in range(20):
+        backend.asked.clear()
+        backend.ended.clear()
+        ask(engine, backend, f"Why {n}?", FOUND[:8], FOUND[:2])
+        prepared.append(len(backend.prepared))
+    assert prepared.count(0) == 18
+    assert prepared[0] > 0
 
 
 def test_a_piece_that_was_cut_short_is_expected_to_take_twice_as_long():
