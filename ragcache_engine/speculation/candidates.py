@@ -42,7 +42,7 @@ LEAST_GAIN_S = 0.02
 """What is loaded in less time is left to the prompt, which a piece may delay by as much."""
 
 TRIED_AGAIN = 16
-"""After so many pieces that were left to the prompt, one is loaded again, to see how long it takes now."""
+"""After so many pieces that were left to the prompt, one is loaded again, to see how long it takes."""
 
 FORGETTING = 0.9
 """By this what was learned of slow pieces shrinks with each piece for which there was no time."""
