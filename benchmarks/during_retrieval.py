@@ -10,9 +10,11 @@ those with most of the question's words. Both wait, as for another host, and tak
 another host does; an eighth is too early for one question in twelve (docs/search.md).
 
 Engines get each question in turn: speculation "off", "on" and "auto". TTFT counts from the question. The
-first questions, by which "auto" learns the chain's times, do not count. --tier cold: each question finds
-empty tiers. disk: what was prefilled before lies on disk, and memory is empty. host: it is in memory.
---on a10g and h100 simulate a 7B model on a GPU in real time, from published rates: steps sleep. --on vllm
+first questions, by which "auto" learns the chain's times, do not count. With --load they come at random
+times, so many times as fast as the model computes them one by one, to one engine after the other.
+
+--tier cold: each question finds empty tiers. disk: what was prefilled before lies on disk, and memory is
+empty. host: it is in memory. --on a10g and h100 simulate a 7B model on a GPU in real time, from published rates: steps sleep. --on vllm
 is the real one, on this machine.
 """
 
@@ -20,6 +22,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import random
 import re
 import statistics
 import subprocess
@@ -73,6 +76,11 @@ GRID: tuple[tuple[str, ...], ...] = (
         for search in SEARCHES
     ),
     *(
+        ("--reuse", "prefix", "--stages", "--search-ms", "200", "--tier", tier, "--load", str(load))
+        for tier in ("cold", "host")
+        for load in (0.5, 2, 8)
+    ),
+    *(
         ("--reuse", reuse, "--tier", tier, "--rerank-ms", str(rerank))
         for reuse in ("prefix", "anywhere")
         for tier in ("cold", "disk", "host")
@@ -116,6 +124,10 @@ def run_cell(asked: argparse.Namespace) -> list[dict[str, Any]]:
         if asked.tier != "cold":
             for engine in engines.values():
                 _warm(engine, questions, known, asked)
+        if asked.load:
+            for mode in asked.modes:
+                rows += _ask_many(engines[mode], mode, questions, known, asked)
+            return rows
         for number, question in enumerate(questions):
             turn = number % len(asked.modes)
             for mode in asked.modes[turn:] + asked.modes[:turn]:
@@ -129,6 +141,29 @@ def run_cell(asked: argparse.Namespace) -> list[dict[str, Any]]:
             if sys.stdout.isatty():
                 print(f"\r{number + 1} of {len(questions)} questions", end="", flush=True)
     return rows
+
+
+def _ask_many(
+    engine: RAGCacheEngine,
+    mode: str,
+    questions: Sequence[Question],
+    known: Corpus,
+    asked: argparse.Namespace,
+) -> list[dict[str, Any]]:
+    """Ask at random times: the same ones for every engine."""
+    first, rest = questions[: LEAST_QUESTIONS + 1], questions[LEAST_QUESTIONS + 1 :]
+    alone = [_ask(engine, question, known, asked, is_early=False).usage for question in first]
+    if mode == asked.modes[0]:  # its speed counts for all
+        asked.each_s = statistics.median(usage.ttft_s - usage.retrieval_s for usage in alone)
+    dice = random.Random(1)
+    begun, at_s, running = time.monotonic(), 0.0, []
+    with ThreadPoolExecutor(len(rest)) as threads:
+        for number, question in enumerate(rest):
+            at_s += dice.expovariate(asked.load / asked.each_s)
+            time.sleep(max(0.0, begun + at_s - time.monotonic()))
+            is_early = number % TOO_EARLY == 0
+            running.append(threads.submit(_ask, engine, question, known, asked, is_early))
+    return [_row(number, mode, one.result()) for number, one in enumerate(running)]
 
 
 def run_grid(asked: argparse.Namespace) -> None:
@@ -151,15 +186,10 @@ def run_grid(asked: argparse.Namespace) -> None:
 
 def write_table(folder: Path) -> Iterator[str]:
     """Write a line for each cell whose rows lie in the folder."""
+    names = ("on", "reuse", "tier", "search_ms", "rerank_ms", "load")
     heads = [
-        "on",
-        "reuse",
-        "tier",
-        "search, ms",
-        "reranker, ms",
-        "TTFT off, ms",
-        "on/off",
-        "auto/off",
+        *("on", "reuse", "tier", "search, ms", "reranker, ms", "load"),
+        *("TTFT off, ms", "on/off", "auto/off", "slowest auto/off"),
     ]
     lines = []
     for path in sorted(folder.glob("*.json")):
@@ -167,8 +197,9 @@ def write_table(folder: Path) -> Iterator[str]:
         asked, rows = kept["asked"], kept["rows"]
         off = [row["ttft_s"] for row in rows if row["mode"] == "off"]
         ratios = [spread(_ratios(rows, mode)) for mode in ("on", "auto")]
-        named = [str(asked[name]) for name in ("on", "reuse", "tier", "search_ms", "rerank_ms")]
-        lines.append([*named, spread(off, ".0f", 1000), *ratios])
+        named = [str(asked.get(name, "")) for name in names]
+        auto = [row["ttft_s"] for row in rows if row["mode"] == "auto"]
+        lines.append([*named, spread(off, ".0f", 1000), *ratios, f"{max(auto) / max(off):.2f}"])
     yield from table(heads, lines)
 
 
@@ -179,7 +210,10 @@ def _ratios(rows: Sequence[Mapping[str, Any]], mode: str) -> list[float]:
 
 
 def _name(asked: argparse.Namespace) -> str:
-    parts = (asked.on, asked.reuse, asked.tier, asked.search_ms, asked.rerank_ms, asked.kept)
+    parts = (
+        *(asked.on, asked.reuse, asked.tier, asked.search_ms, asked.rerank_ms),
+        *(asked.kept, asked.times, asked.load),
+    )
     return "-".join(map(str, parts))
 
 
@@ -333,6 +367,9 @@ def _parse() -> argparse.Namespace:
     parser.add_argument("--kept", type=int, default=5, help="documents of a prompt")
     parser.add_argument(
         "--times", type=int, default=2, help="how often a passage stands in a document"
+    )
+    parser.add_argument(
+        "--load", type=float, default=0.0, help="times the model's own speed; 0: at rest"
     )
     parser.add_argument("--stages", action="store_true", help="tell what is found before the end")
     parser.add_argument("--ratio", type=float, default=0.1, help="recompute_ratio")
