@@ -14,8 +14,8 @@ first questions, by which "auto" learns the chain's times, do not count. With --
 times, so many times as fast as the model computes them one by one, to one engine after the other.
 
 --tier cold: each question finds empty tiers. disk: what was prefilled before lies on disk, and memory is
-empty. host: it is in memory. --on a10g and h100 simulate a 7B model on a GPU in real time, from published rates: steps sleep. --on vllm
-is the real one, on this machine.
+empty. host: it is in memory. --on a10g and h100 simulate a 7B model on a GPU in real time, from published
+rates: steps sleep. --on vllm is the real one, on this machine.
 """
 
 from __future__ import annotations
