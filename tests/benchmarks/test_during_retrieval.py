@@ -55,8 +55,13 @@ def test_every_cell_has_a_line_with_its_ratios(tmp_path: Path):
             for mode in ("off", "on", "auto")
         ]
         asked = {
-            "on": "h100", "reuse": "prefix", "tier": "cold", "search_ms": search, "rerank_ms": 0, "load": 0.0,
-        }  # fmt: skip
+            "on": "h100",
+            "reuse": "prefix",
+            "tier": "cold",
+            "search_ms": search,
+            "rerank_ms": 0,
+            "load": 0.0,
+        }
         (tmp_path / f"{search}.json").write_text(json.dumps({"asked": asked, "rows": rows}))
     lines = [line for line in write_table(tmp_path) if "h100" in line]
     assert len(lines) == 2
