@@ -125,8 +125,17 @@ def run_cell(asked: argparse.Namespace) -> list[dict[str, Any]]:
             for engine in engines.values():
                 _warm(engine, questions, known, asked)
         if asked.load:
+            first, rest = questions[: LEAST_QUESTIONS + 1], questions[LEAST_QUESTIONS + 1 :]
+            alone = {
+                mode: [
+                    _ask(engines[mode], one, known, asked, is_early=False).usage for one in first
+                ]
+                for mode in asked.modes
+            }
+            each = (one.ttft_s - one.retrieval_s for one in alone[asked.modes[0]])
+            rate = asked.load / statistics.median(each)
             for mode in asked.modes:
-                rows += _ask_many(engines[mode], mode, questions, known, asked)
+                rows += _ask_many(engines[mode], mode, rest, known, asked, rate)
             return rows
         for number, question in enumerate(questions):
             turn = number % len(asked.modes)
@@ -149,17 +158,14 @@ def _ask_many(
     questions: Sequence[Question],
     known: Corpus,
     asked: argparse.Namespace,
+    rate: float,
 ) -> list[dict[str, Any]]:
-    """Ask at random times: the same ones for every engine."""
-    first, rest = questions[: LEAST_QUESTIONS + 1], questions[LEAST_QUESTIONS + 1 :]
-    alone = [_ask(engine, question, known, asked, is_early=False).usage for question in first]
-    if mode == asked.modes[0]:  # its speed counts for all
-        asked.each_s = statistics.median(usage.ttft_s - usage.retrieval_s for usage in alone)
+    """Ask at random times, so many a second: the same times for every engine."""
     dice = random.Random(1)
     begun, at_s, running = time.monotonic(), 0.0, []
-    with ThreadPoolExecutor(len(rest)) as threads:
-        for number, question in enumerate(rest):
-            at_s += dice.expovariate(asked.load / asked.each_s)
+    with ThreadPoolExecutor(len(questions)) as threads:
+        for number, question in enumerate(questions):
+            at_s += dice.expovariate(rate)
             time.sleep(max(0.0, begun + at_s - time.monotonic()))
             is_early = number % TOO_EARLY == 0
             running.append(threads.submit(_ask, engine, question, known, asked, is_early))

@@ -94,8 +94,6 @@ def load_served(folder: Path, notes: Phases) -> ServedIndex:
         raise CommandError(
             f"{folder} is no folder: name a saved store, or a folder of your own files"
         )
-    with needed("serving an index", extra="index"):
-        import faiss  # noqa: F401
     if (folder / LANGCHAIN).is_file():
         with notes.waiting("Loading the store"):
             return _load_langchain(folder)
@@ -113,7 +111,6 @@ def load_served(folder: Path, notes: Phases) -> ServedIndex:
 
 def _load_langchain(folder: Path) -> ServedIndex:
     with needed("a LangChain store"):
-        from ragcache_integrations.langchain.faiss_store.metric import Metric
         from ragcache_integrations.langchain.faiss_store.persistence import load
     from ragcache_engine.index_server import IndexedDocument
     from ragcache_engine.index_server.served import ServedIndex
@@ -126,8 +123,7 @@ def _load_langchain(folder: Path) -> ServedIndex:
             row: IndexedDocument(str(one.id), one.page_content, one.metadata)
             for row, one in state.rows.items()
         }
-        is_cosine = collection.metric is Metric.COSINE
-        return ServedIndex(state.index, documents, is_cosine=is_cosine)
+        return ServedIndex(state.index, documents, as_indexed=collection.metric.as_indexed)
 
 
 def _load_llamaindex(folder: Path) -> ServedIndex:

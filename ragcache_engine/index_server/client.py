@@ -37,7 +37,7 @@ class IndexServer:
 
     url: where the server listens. api_key: one of the keys in its file; None: it asks for none.
     Nothing is sent before the first search. Any threads may use it at the same time.
-    Raises InvalidArgument for what is no URL; BackendUnavailable without the extra `client`.
+    Raises InvalidArgument for what is no URL.
     """
 
     def __init__(self, url: str, api_key: str | None = None) -> None:

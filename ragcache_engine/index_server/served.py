@@ -57,7 +57,8 @@ class ServedIndex:
       document is passed over.
     embed: makes the vector of a question, as those of the documents were made; one call at a time. None:
       clients send vectors.
-    is_cosine: whether the vectors in the index have length 1, so that a question's must have it too.
+    as_indexed: brings vectors, float32 of shape (n, dimensions), into the form that they have in the
+      index, such as length 1; None: they are in it.
     Neither index nor documents may change while they are served. As many searches run at a time as there
     are cores; the others wait in order.
     """
@@ -68,12 +69,12 @@ class ServedIndex:
         documents: Mapping[int, IndexedDocument],
         embed: Embed | None = None,
         *,
-        is_cosine: bool = False,
+        as_indexed: Callable[[Vectors], Vectors] | None = None,
     ) -> None:
         self.documents = documents
         self._index = index
         self._embed = embed
-        self._is_cosine = is_cosine
+        self._as_indexed = as_indexed
         self._rows = {document.id: row for row, document in documents.items()}
         self._embedding = DaemonThreads(1, "ragcache-embedding")
         self._searching = DaemonThreads(os.cpu_count() or 1, "ragcache-index")
@@ -107,15 +108,8 @@ class ServedIndex:
         rows, is_single = as_rows(vector, self._index.d)
         if not is_single:
             raise QueryShapeError(f"a search has one vector, got shape {rows.shape}")
-        found: Vectors = self._as_indexed(rows)[0]
+        found: Vectors = (self._as_indexed(rows) if self._as_indexed else rows)[0]
         return found
-
-    def _as_indexed(self, rows: Vectors) -> Vectors:
-        if not self._is_cosine:
-            return rows
-        lengths = np.linalg.norm(rows.astype(np.float64), axis=1, keepdims=True)
-        unit: Vectors = (rows / np.where(lengths == 0.0, 1.0, lengths)).astype(np.float32)
-        return unit
 
     async def search(self, vector: Vectors, k: int, count: int) -> AsyncGenerator[FoundRows, None]:
         """Yield what the search has found, in at most `count` stages; the last one is the answer.

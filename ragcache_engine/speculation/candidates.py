@@ -98,7 +98,7 @@ class CandidatePreparation:
         self._task: asyncio.Task[None] | None = None
         self._ending: set[asyncio.Task[None]] = set()
         self._computing, self._loading = Pace(), Pace()
-        self._left = 0
+        self._left_to_prompts = 0
         self.device_tokens = 0
 
     def begin(self, search: TrackedSearch, figures: CandidateFigures) -> None:
@@ -158,6 +158,8 @@ class CandidatePreparation:
                     len(context.token_ids) for context in request.contexts.values()
                 )
                 room -= tokens
+                if room < 0:
+                    return
                 [is_held] = await self._backend.touch_if_cached([request])
                 pace = self._loading if is_held else self._computing
                 token_s = pace.token_s or 0.0
@@ -165,7 +167,7 @@ class CandidatePreparation:
                     token_s = max(token_s, self._load.speed.token_s)
                 if is_held and self._is_quickly_loaded(tokens):
                     return
-                if room < 0 or not self._may_go_on(search, figures, tokens * token_s):
+                if not self._may_go_on(search, figures, tokens * token_s):
                     pace.forget_some()
                     return
                 took_s = await self._compute(request, tokens, pace)
@@ -179,8 +181,8 @@ class CandidatePreparation:
         token_s = self._loading.token_s
         if not self._is_automatic or token_s is None or tokens * token_s > LEAST_GAIN_S:
             return False
-        self._left = (self._left + 1) % TRIED_AGAIN
-        return self._left > 0
+        self._left_to_prompts = (self._left_to_prompts + 1) % TRIED_AGAIN
+        return self._left_to_prompts > 0
 
     async def _compute(self, request: BackendRequest, tokens: int, pace: Pace) -> float:
         """Run a piece of so many tokens, and note its pace. Return how many seconds it took."""

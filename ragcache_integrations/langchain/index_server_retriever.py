@@ -11,7 +11,6 @@ from langchain_core.callbacks import (
     CallbackManagerForRetrieverRun,
 )
 from langchain_core.documents import Document
-from langchain_core.embeddings import Embeddings
 from pydantic import Field
 
 import ragcache_engine
@@ -24,6 +23,7 @@ from ragcache_integrations.engine_reporting import (
 from ragcache_integrations.index_server import corpus_of_server, find
 from ragcache_integrations.langchain.engine_retriever import EngineRetriever, engine_document
 from ragcache_integrations.langchain.stages import DocumentStage
+from ragcache_integrations.langchain.store import computes_here
 from ragcache_integrations.neighbour_choice import borrows_behind_neighbours
 from ragcache_integrations.search_checks import check_top_k
 from ragcache_integrations.stage_stream import iterate_in_thread
@@ -64,10 +64,7 @@ class IndexServerRetriever(EngineRetriever):
             corpus = await apart(self._corpus)
             on_stage = listener_if_speculating(self.engine, retrieval, engine_document, corpus)
             model = self.embeddings
-            if (
-                model is None
-                or getattr(type(model), "aembed_query", None) is Embeddings.aembed_query
-            ):
+            if computes_here(model):
                 question = await apart(partial(self._question, query))
             else:
                 question = await model.aembed_query(query)

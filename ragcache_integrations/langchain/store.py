@@ -131,7 +131,7 @@ async def asearch(
     if not can_find_anything(store):
         return []
     model = store.embeddings
-    if model is None or getattr(type(model), "aembed_query", None) is Embeddings.aembed_query:
+    if computes_here(model):
         vector = await apart(partial(_embed, store, query))
     else:
         vector = await model.aembed_query(query)
@@ -139,6 +139,11 @@ async def asearch(
         partial(find_nearest, store, vector, search_type, options, on_stage)
     )
     return found
+
+
+def computes_here(model: Any) -> bool:
+    """Return whether an embedding model has no coroutine of its own, so that a thread must call it."""
+    return model is None or getattr(type(model), "aembed_query", None) is Embeddings.aembed_query
 
 
 def _embed(store: Any, query: str) -> Sequence[float]:

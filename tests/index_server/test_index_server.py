@@ -198,10 +198,13 @@ def test_an_empty_index_finds_nothing(start: Start):
     assert found.is_final
 
 
-def test_questions_get_length_one_where_the_vectors_have_it(start: Start):
+def test_questions_get_the_form_that_the_vectors_have(start: Start):
+    def unit_length(rows: Any) -> Any:
+        return rows / np.linalg.norm(rows, axis=1, keepdims=True)
+
     index = faiss.IndexFlatIP(2)
     index.add(np.eye(2, dtype=np.float32))
-    _, client = start(ServedIndex(index, documents_of(range(2)), is_cosine=True))
+    _, client = start(ServedIndex(index, documents_of(range(2)), as_indexed=unit_length))
     (found,) = client.stages([30.0, 40.0], 2)
     assert found.distances == pytest.approx((0.8, 0.6))
 

@@ -24,7 +24,7 @@ def compiled_graphs() -> int:
     return counters["stats"]["unique_graphs"]
 
 
-@pytest.mark.skipif(not current_platform.is_cpu(), reason="the worker compiles on a GPU")
+@pytest.mark.skipif(not current_platform.is_cpu(), reason="keep_eager leaves GPUs as they are")
 def test_what_vllm_compiles_at_its_first_use_is_run_as_it_is():
     config = SimpleNamespace(compilation_config=SimpleNamespace(mode=CompilationMode.NONE))
     with torch.compiler.set_stance("default"):  # puts this process's own back
