@@ -19,6 +19,7 @@ from rich.markup import escape
 from ragcache_cli.commands import (
     ask,
     calibrate,
+    corpus,
     dashboard,
     demo,
     doctor,
@@ -44,6 +45,7 @@ COMMANDS: Mapping[str, ModuleType] = {
     "simulate": simulate,
     "warm": warm,
     "serve": serve,
+    "corpus": corpus,
     "index": index,
     "dashboard": dashboard,
     "top": top,

@@ -13,16 +13,28 @@ from ragcache_engine import ConfigError
 from ragcache_engine.backends.choice import budget_of
 from ragcache_engine.backends.vllm.installed import require_vllm
 from ragcache_engine.serving.keys import name_by_digest, read_key_file
-from ragcache_engine.serving.settings import KEYS_FILE, MAX_BODY, MAX_REQUESTS, OPERATOR_KEY
+from ragcache_engine.serving.settings import (
+    CORPORA_FOLDER,
+    KEYS_FILE,
+    MAX_BODY,
+    MAX_CORPORA,
+    MAX_REQUESTS,
+    OPERATOR_KEY,
+)
 
 
 @dataclass(frozen=True, slots=True)
 class DoorSettings:
-    """Who may use the server, and how much of it: as in `ragcache serve`. None: the default."""
+    """Who may use the server, and how much of it: as in `ragcache serve`. None: the default.
+
+    corpora_folder: as CORPORA_FOLDER.
+    """
 
     keys_file: Path | None = None
     max_body_bytes: int | None = None
     max_requests: int | None = None
+    max_corpora_bytes: int | None = None
+    corpora_folder: Path | None = None
 
     def environment(self) -> dict[str, str]:
         """Return the environment variables that bring these settings to the server."""
@@ -30,6 +42,8 @@ class DoorSettings:
             KEYS_FILE: self.keys_file and self.keys_file.expanduser().resolve(),
             MAX_BODY: self.max_body_bytes,
             MAX_REQUESTS: self.max_requests,
+            MAX_CORPORA: self.max_corpora_bytes,
+            CORPORA_FOLDER: self.corpora_folder,
         }
         return {name: str(value) for name, value in told.items() if value is not None}
 

@@ -23,9 +23,15 @@ def observer_of(parsed: argparse.Namespace) -> ServerObserver:
         is_url = False
     if not is_url:
         raise CommandError(f"{parsed.url!r} is no URL of a server, such as http://localhost:8000")
-    api_key = os.environ.get(parsed.api_key_env) if parsed.api_key_env else None
-    if parsed.api_key_env and not api_key:
-        raise CommandError(f"the environment variable {parsed.api_key_env} is not set")
+    api_key = read_api_key(parsed.api_key_env)
     operator_key = os.environ.get(OPERATOR_KEY)
     # Where keys are in use, the metrics want one, too.
     return ServerObserver(url, operator_key, api_key or operator_key)
+
+
+def read_api_key(variable: str | None) -> str | None:
+    """Return the key that an environment variable holds; None without a variable. Raises CommandError."""
+    api_key = os.environ.get(variable) if variable else None
+    if variable and not api_key:
+        raise CommandError(f"the environment variable {variable} is not set")
+    return api_key

@@ -17,6 +17,7 @@
     │   ├── PromptTooLong                 more tokens than the model's context leaves room for
     │   ├── RequestTooLarge               more bytes or answers than the server takes in one request
     │   ├── RequestTooSlow                the request did not reach the server in time
+    │   ├── CorpusTooLarge                the server has no room for more registered documents
     │   ├── UnsupportedGuide              the backend cannot hold an answer to this form
     │   ├── NoChatTemplate                the model has no format for conversations
     │   ├── RefusedMessages               the model's chat template cannot write this conversation
@@ -121,6 +122,10 @@ class RequestTooLarge(BadRequest):
 
 class RequestTooSlow(BadRequest):
     """The request did not reach the server in time, as over a slow line."""
+
+
+class CorpusTooLarge(BadRequest):
+    """The server has no room for more registered documents; those that it has stay."""
 
 
 class UnsupportedGuide(BadRequest):

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from http_servers import OPERATOR, PRESS, SHOP
 
 from ragcache_engine import EngineConfig, RAGCacheEngine
 from ragcache_engine.backends.memory import MemoryBackend, echo
@@ -175,6 +176,16 @@ def engine(request: pytest.FixtureRequest) -> RAGCacheEngine:
     chosen = request.getfixturevalue(f"{request.param}_engine")
     assert isinstance(chosen, RAGCacheEngine)
     return chosen
+
+
+@pytest.fixture
+def keys_file(tmp_path: Path) -> Path:
+    """A server's file with the keys of two tenants, shop and press, and of an operator."""
+    path = tmp_path / "keys.toml"
+    path.write_text(
+        f'[tenants]\nshop = ["{SHOP}"]\npress = ["{PRESS}"]\n[operators]\nanna = ["{OPERATOR}"]\n'
+    )
+    return path
 
 
 @pytest.fixture(scope="session")

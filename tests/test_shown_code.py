@@ -24,6 +24,7 @@ GUIDES = sorted((ROOT / "docs" / "guides").glob("*.md"))
 
 NEEDED = {
     "agents": ["langchain.agents"],
+    "any-client": ["openai"],
     "fastapi": ["fastapi"],
     "langgraph": ["langgraph.graph"],
     "observing": ["dash"],

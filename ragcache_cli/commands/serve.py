@@ -99,6 +99,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="the most requests at a time; more are refused (default: no limit)",
     )
     parser.add_argument(
+        "--corpus",
+        type=Path,
+        action="append",
+        metavar="FOLDER",
+        help="find these documents in everybody's prompts (as `ragcache corpus push`); may be repeated",
+    )
+    parser.add_argument(
+        "--max-corpora",
+        type=size_in_bytes,
+        metavar="SIZE",
+        help="memory for the documents of --corpus and of clients (default: 1GiB)",
+    )
+    parser.add_argument(
         "--host", metavar="ADDRESS", help="to listen on (default: vLLM's; a fleet's: 127.0.0.1)"
     )
     parser.add_argument(
@@ -136,6 +149,9 @@ REPLICA_ARGUMENTS = (*ENGINE_SETTINGS, "reuse", "recompute_ratio", "missing_dono
 
 
 def run(parsed: argparse.Namespace, console: Console) -> int:
+    from dataclasses import replace
+
+    from ragcache_cli.corpus_pushing import write_corpora
     from ragcache_cli.errors import CommandError
     from ragcache_cli.models import demo_model
     from ragcache_cli.server import (
@@ -149,8 +165,14 @@ def run(parsed: argparse.Namespace, console: Console) -> int:
     settings = {name: value for name, value in chosen.items() if value is not None}
     settings |= reuse_settings(parsed)
     settings["model"] = str(demo_model()) if parsed.model == DEMO_MODEL else parsed.model
-    doors = DoorSettings(parsed.keys, parsed.max_body, parsed.max_requests)
+    doors = DoorSettings(parsed.keys, parsed.max_body, parsed.max_requests, parsed.max_corpora)
     require_usable_keys(doors, parsed.vllm_arguments)
+    if parsed.replicas and (parsed.corpus or parsed.max_corpora):
+        raise CommandError(
+            "a fleet keeps no registered documents yet: leave out --corpus and --max-corpora"
+        )
+    if parsed.corpus:
+        doors = replace(doors, corpora_folder=write_corpora(parsed.corpus, console))
     if parsed.replicas:
         return _run_fleet(parsed, doors, settings["model"], console)
     for name in FLEET_ARGUMENTS:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -35,6 +36,10 @@ logger = logging.getLogger(__name__)
 MOST_WAITING, MOST_WAITING_BYTES = 256, 32 << 20
 """How many prompts wait to be prepared, and how much memory they take; an engine that is never idle drops
 the oldest."""
+
+AGAIN_S, MOST_NOTED_BYTES, NOTED_BYTES = 600.0, 8 << 20, 300
+"""A document of prompts that reach the model another way is prepared once in so many seconds, because its
+donor may have been evicted. So many bytes remember when; each takes so many beside its name."""
 
 MOST_BEGINNINGS = 64
 """Of so many tenants the beginning of the last prompt is kept."""
@@ -65,7 +70,7 @@ class PreparingBackend(ForwardingBackend):
 
     All methods belong to the engine's loop, except those that any thread may call on every backend.
     is_wanted: returns whether anybody will borrow what is prepared. idle_s: seconds without a request
-    before it begins.
+    before it begins. clock: tells seconds.
     neighbours: knows what searches found; None where nobody tells of searches. Set it before the start.
     """
 
@@ -77,8 +82,13 @@ class PreparingBackend(ForwardingBackend):
         *,
         is_wanted: Callable[[], bool] = lambda: True,
         idle_s: float = IDLE_S,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(inner)
+        self._clock = clock
+        self._noted: LatestItems[tuple[str | None, str], float] = LatestItems(
+            MOST_NOTED_BYTES, lambda key, _: NOTED_BYTES + getsizeof(key[1])
+        )
         self._is_wanted = is_wanted
         self._waiting: LatestItems[tuple[str | None, tuple[str, ...]], BackendRequest] = (
             LatestItems(
@@ -110,6 +120,20 @@ class PreparingBackend(ForwardingBackend):
                             self._keep(request)
                         self._note_prompt(request)
                     yield delta
+
+    def note_elsewhere(self, request: BackendRequest) -> None:
+        """Prepare what a prompt lacks that reaches the model another way, as by OpenAI's paths.
+
+        Nobody tells what that is, so it is prepared as a whole if a document of it was not lately.
+        """
+        now = self._clock()
+        keys = [(request.tenant, name) for name in request.document_ids]
+        if any(now - self._noted.get(key, -AGAIN_S) >= AGAIN_S for key in keys):
+            self._keep(request)
+            for key in keys:
+                self._noted[key] = now
+                self._noted.touch(key)
+        self._note_prompt(request)
 
     @property
     def _found(self) -> FoundDocuments | None:
@@ -215,6 +239,7 @@ class PreparingBackend(ForwardingBackend):
     async def clear_cache(self) -> bool:
         async with self.idle.paused():
             self._waiting.clear()
+            self._noted.clear()
             if self._found is not None:
                 self._found.clear()
             return await super().clear_cache()
@@ -230,6 +255,8 @@ class PreparingBackend(ForwardingBackend):
                 behind = [context.document for context in request.contexts.values()]
                 if not doomed.isdisjoint([*request.document_ids, *behind]):
                     del self._waiting[name]
+            for key in [key for key in self._noted if key[1] in doomed]:
+                del self._noted[key]
             for tenant, beginning in list(self._beginnings.items()):
                 if beginning.span.document_id in doomed:
                     del self._beginnings[tenant]

@@ -26,7 +26,7 @@ from ragcache_engine.index_server.messages import (
 from ragcache_engine.index_server.served import FoundRows, ServedIndex
 from ragcache_engine.serving.doors import read_body, read_key, refusal, require_json
 from ragcache_engine.serving.keys import Keys
-from ragcache_engine.serving.messages import error_to_json
+from ragcache_engine.serving.messages import LINES, error_to_json
 from ragcache_engine.serving.room import Room
 from ragcache_engine.serving.routes import log_unforeseen, parse_body, with_signs_of_life
 from ragcache_engine.serving.settings import Limits
@@ -34,7 +34,6 @@ from ragcache_engine.serving.settings import Limits
 LIMITS = Limits(body_bytes=1 << 20, requests=64)
 """A question is short, and whoever waits behind 64 others is better told so."""
 
-LINES = "application/x-ndjson"
 DOCUMENTS_AT_ONCE = 256
 """How many documents are written before other requests have their turn."""
 

@@ -177,6 +177,13 @@ class ServedIndex:
             stage.final,
         )
 
+    def vector(self, row: int) -> Sequence[float] | None:
+        """Return the vector of a document; None if the index keeps none."""
+        if not self._description.knows_neighbours:
+            return None
+        vector: Sequence[float] = self._index.reconstruct(row)
+        return vector
+
     async def find_neighbours(self, ids: Sequence[str], k: int) -> list[list[int]]:
         """Return for each document the rows of the k nearest with another text, nearest first.
 

@@ -127,10 +127,14 @@ class RequestRunner:
                 silence = EngineDied("the model's process has answered nothing twice in a row")
                 self._begin_restart(restarts, silence)
             put(error)
+            del error  # it refers to this frame
         finally:
             self._tasks.discard(task)
             if not is_counted:
                 self._count_end(cancelled=int(task.cancelling() > 0))
+            del (
+                task
+            )  # if it was cancelled, it refers to this frame, and so to the backend's generator
 
     async def cancel_all(self) -> None:
         """Cancel every running request and wait until all of them have ended.

@@ -109,3 +109,4 @@ class CacheUpkeep:
             raise
         finally:
             self._tasks.discard(task)
+            del task  # if it was cancelled, it refers to this frame, and so to the backend's calls

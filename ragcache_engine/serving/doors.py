@@ -21,15 +21,16 @@ from ragcache_engine.errors import (
     RequestTooLarge,
     RequestTooSlow,
 )
+from ragcache_engine.serving.corpus_routes import CorpusRoutes
 from ragcache_engine.serving.keys import ANYBODY, Caller, Keys
-from ragcache_engine.serving.messages import PREFIX, error_to_json
+from ragcache_engine.serving.messages import CORPORA, LINES, PREFIX, error_to_json
+from ragcache_engine.serving.openai_answers import OpenAIAnswer
 from ragcache_engine.serving.openai_bodies import (
     TENANTS_FIELDS,
     TENANTS_HEADERS,
     require_request_name,
     rewrite_body,
 )
-from ragcache_engine.serving.private_counters import WithoutCounters
 from ragcache_engine.serving.room import Place, Room
 from ragcache_engine.serving.routes import Routes, Served, status_of
 from ragcache_engine.serving.settings import Limits
@@ -43,6 +44,9 @@ share tensors among tenants; they need an operator's key."""
 
 BODY_S = 60.0
 """How long a body may take to come. Until then its request has room that another one could use."""
+
+EXACT_HEADER = "x-ragcache-exact"
+"""With 1 or true, a request asks for an answer that borrows nothing."""
 
 BUSY_RETRY_S = 1
 """After how many seconds a client that was refused may try again."""
@@ -68,6 +72,7 @@ class Doors:
         self._find_keys = find_keys
         self._find_served = find_served
         self._routes = Routes()
+        self._corpus_routes = CorpusRoutes()
         self._room = Room(limits.requests)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -84,6 +89,8 @@ class Doors:
             return await self._refuse(error, scope, receive, send)
         if scope["type"] == "websocket":
             return await self._app(scope, receive, send)
+        if scope["method"] == "PUT" and _is_corpus(path):
+            return await self._take_corpus(path, caller, scope, receive, send)
         if scope["method"] != "POST":
             try:
                 return await self._pass(path, caller, b"", None, scope, receive, send)
@@ -118,6 +125,20 @@ class Doors:
         except RAGCacheError as error:
             await self._refuse(error, scope, receive, send)
 
+    async def _take_corpus(
+        self, path: str, caller: Caller, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        """Register documents while they come: a corpus may be longer than any other body."""
+        try:
+            with self._room.place(caller.tenant):
+                require_kind(scope, LINES, "application/json")
+                served = await self._find_served(scope)
+                answer = await self._corpus_routes.push(path, caller, receive, served)
+                if answer is not None:
+                    await answer(scope, receive, send)
+        except RAGCacheError as error:
+            await self._refuse(error, scope, receive, send)
+
     async def _pass(
         self,
         path: str,
@@ -134,8 +155,12 @@ class Doors:
         """
         if _is_ours(path):
             served = await self._find_served(scope)
-            answer = await self._routes.answer(scope["method"], path, caller, body, served)
+            if _is_corpus(path):
+                answer = await self._corpus_routes.answer(scope["method"], path, caller, served)
+            else:
+                answer = await self._routes.answer(scope["method"], path, caller, body, served)
             return await answer(scope, receive, send)
+        told = scope
         if caller.tenant is not None:
             scope = _confine(scope)
         if place is None:
@@ -143,11 +168,19 @@ class Doors:
         if (name := Headers(scope=scope).get("x-request-id")) is not None:
             require_request_name(name, "X-Request-Id")
         if path in TENANTS_FIELDS:
-            written = await rewrite_body(path, body, caller, place, self._find_served, scope)
-            scope, body = _with_length(scope, len(written)), written
-            if caller.tenant is not None:
-                send = WithoutCounters(send)
+            is_exact = Headers(scope=told).get(EXACT_HEADER, "").lower() in ("1", "true")
+            rewritten = await rewrite_body(
+                path, body, caller, place, self._find_served, scope, is_exact=is_exact
+            )
+            body = rewritten.body
+            scope = _with_length(scope, len(body))
             served = await self._find_served(scope)
+            send = OpenAIAnswer(
+                send,
+                is_private=caller.tenant is not None,
+                borrows=bool(served.reuse),
+                may_borrow=rewritten.may_borrow,
+            )
             with served.occupied():
                 return await self._app(scope, _replay(body, receive), send)
         return await self._app(scope, _replay(body, receive), send)
@@ -219,17 +252,26 @@ def _confine(scope: Scope) -> Scope:
 
 
 def require_json(scope: Scope) -> None:
-    """Raise InvalidArgument unless a body is told to be JSON.
+    """Raise InvalidArgument unless a body is told to be JSON."""
+    require_kind(scope, "application/json")
+
+
+def require_kind(scope: Scope, *kinds: str) -> None:
+    """Raise InvalidArgument unless a body is told to be of one of these kinds.
 
     A browser sends other bodies for any page of another site, without asking this server first.
     """
     told = Headers(scope=scope).get("content-type", "").partition(";")[0]
-    if told.strip().lower() != "application/json":
-        raise InvalidArgument("a body is JSON here: send Content-Type: application/json")
+    if told.strip().lower() not in kinds:
+        raise InvalidArgument(f"a body is JSON here: send Content-Type: {kinds[0]}")
 
 
 def _is_ours(path: str) -> bool:
     return path.startswith(f"{PREFIX}/")
+
+
+def _is_corpus(path: str) -> bool:
+    return path == CORPORA or path.startswith(f"{CORPORA}/")
 
 
 def read_key(scope: Scope) -> str | None:

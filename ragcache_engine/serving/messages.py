@@ -37,6 +37,15 @@ ALIVE_S = 15.0
 PREFIX = "/ragcache"
 """All paths of ours begin so. vLLM's server has none below it."""
 
+CORPORA = f"{PREFIX}/corpora"
+"""Where documents are registered."""
+
+MOST_DIMENSIONS = 8192
+"""How many numbers the vector of a registered document may have."""
+
+LINES = "application/x-ndjson"
+"""The kind of a body of which each line is a JSON object."""
+
 
 MOST_ADOPTED = 1000
 """How many earlier guesses one request may adopt; a client tells of others with its next one."""
@@ -152,6 +161,18 @@ class ToolCallsBody(_Body):
 
     tools: list[dict[str, Any]]
     text: str
+
+
+class CorpusLine(_Body):
+    """A document to register: a line of a body.
+
+    metadata: what its client wants to find there again. vector: as in Registered.
+    """
+
+    id: str
+    text: str
+    metadata: dict[str, Any] = {}
+    vector: list[float] | None = Field(default=None, min_length=1, max_length=MOST_DIMENSIONS)
 
 
 class ForgetBody(_Body):

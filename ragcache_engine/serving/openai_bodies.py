@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json
@@ -22,6 +22,7 @@ from ragcache_engine.errors import InvalidArgument
 from ragcache_engine.prompt import token_segments
 from ragcache_engine.serving.keys import Caller
 from ragcache_engine.serving.messages import LONGEST_GUIDE
+from ragcache_engine.serving.recognising import recognise
 from ragcache_engine.serving.room import Place
 from ragcache_engine.serving.routes import (
     Served,
@@ -29,8 +30,8 @@ from ragcache_engine.serving.routes import (
     require_countable,
     require_few_documents,
 )
-from ragcache_engine.tiers.prompts import SegmentEnd
 from ragcache_engine.tiers.wire import FIELD, MalformedRequest, RequestMessage
+from ragcache_engine.values import TokenSegment
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 TOKENIZE, DETOKENIZE = "/tokenize", "/detokenize"
@@ -38,6 +39,7 @@ SALTED = {COMPLETIONS, CHAT}
 """The paths that take a `cache_salt`, which keeps tenants apart."""
 
 TRANSFER, DOCUMENTS, SEGMENTS, EXACT = "kv_transfer_params", "documents", "segments", "exact"
+STARTS = "starts"
 TEMPLATE_ARGS = "chat_template_kwargs"
 LARGE_BODY_BYTES = 64 << 10
 """A larger body is checked in a thread: other requests need the event loop."""
@@ -88,6 +90,13 @@ TENANTS_HEADERS = frozenset(
 """The headers of a tenant that vLLM sees. Of the others, some say what a body may not."""
 
 
+class Rewritten(NamedTuple):
+    """A body as the server is to read it. may_borrow: whether the server may borrow for its answer."""
+
+    body: bytes
+    may_borrow: bool
+
+
 async def rewrite_body(
     path: str,
     body: bytes,
@@ -95,48 +104,83 @@ async def rewrite_body(
     place: Place,
     find_served: Callable[[Scope], Awaitable[Served]],
     scope: Scope,
-) -> bytes:
-    """Return the body as the server is to read it.
+    *,
+    is_exact: bool = False,
+) -> Rewritten:
+    """Rewrite the body of a request.
 
-    place: it is widened to all answers of the request.
+    place: it is widened to all answers of the request. is_exact: whether a header asked for an answer
+      that borrows nothing; the body may ask for it too.
     Raises InvalidArgument for a body that is no JSON object or that the server could not read, for
     documents that do not lie in the prompt, and for more of something than a server takes;
     PromptTooLong; and as `Place.widen` does.
     """
     said = _read_object(body)
+    is_exact |= _asks_for_exact(said)
     place.widen(count_answers(said))
     ours = _read_ours(said)
     _require_bounded(said, ours)
+    served = await find_served(scope)
     if (characters := _count_characters(said)) > CHARACTERS_PER_TOKEN:
-        served = await find_served(scope)
         if path == TOKENIZE:
             require_countable(characters, served)
         else:
             require_short_prompt(characters, served.limits.context_tokens)
-    is_changed = False
-    if DOCUMENTS in ours:
-        served = await find_served(scope)
-        segments = await served.tokenizers.run(
-            partial(_map_to_tokens, said, ours[DOCUMENTS], served)
-        )
-        ours = {**ours, SEGMENTS: segments}
-        del ours[DOCUMENTS]
-        said[TRANSFER] = {**said[TRANSFER], FIELD: ours}
-        is_changed = True
+    is_changed = said.pop(FIELD, None) is not None or caller.tenant is not None
+    named = await _name_documents(path, said, ours, caller, served)
     if caller.tenant is not None:
         said = _confine(path, said, ours, caller)
-        is_changed = True
+    if named:
+        said, is_changed = _with_ours(said, named), True
     ours = _read_ours(said)
-    if SEGMENTS in ours and (await find_served(scope)).is_switched_off():
-        said = {**said, TRANSFER: {**said[TRANSFER], FIELD: {**ours, EXACT: True}}}
-        is_changed = True
+    if SEGMENTS in ours and (is_exact or served.is_switched_off()):
+        said, is_changed = _with_ours(said, {EXACT: True}), True
+    ours = _read_ours(said)
+    may_borrow = bool(served.reuse) and SEGMENTS in ours and ours.get(EXACT) is not True
     written = json.dumps(said).encode() if is_changed else body
-    served = await find_served(scope)
     if len(written) < LARGE_BODY_BYTES:
         served.require_readable(path, written)
     else:
         await served.tokenizers.run(partial(served.require_readable, path, written))
-    return written
+    return Rewritten(written, may_borrow)
+
+
+async def _name_documents(
+    path: str, said: dict[str, Any], ours: dict[str, Any], caller: Caller, served: Served
+) -> dict[str, Any]:
+    """Return what says where documents stand in a prompt, if its body does not say it in tokens."""
+    if DOCUMENTS in ours:
+        segments = await served.tokenizers.run(
+            partial(_map_to_tokens, said, ours[DOCUMENTS], served)
+        )
+    elif path not in SALTED or SEGMENTS in ours:
+        return {}
+    else:
+        tenant = caller.tenant_for(_read_salt(said))
+        found = await recognise(said, caller.tenant, tenant, served)
+        if found is None:
+            return {}
+        served.note_prompt(found)
+        segments = found.segments
+    return {
+        SEGMENTS: [(one.end, one.document_id) for one in segments],
+        STARTS: [one.text_start for one in segments if one.document_id is not None],
+    }
+
+
+def _with_ours(said: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
+    """Return a body with more in our part of it."""
+    transfer, ours = said.get(TRANSFER), _read_ours(said)
+    kept = {name: value for name, value in ours.items() if name != DOCUMENTS}
+    return {
+        **said,
+        TRANSFER: {**(transfer if isinstance(transfer, dict) else {}), FIELD: kept | more},
+    }
+
+
+def _read_salt(said: dict[str, Any]) -> str | None:
+    salt = said.get("cache_salt")
+    return salt if isinstance(salt, str) and salt else None
 
 
 def count_answers(said: Mapping[str, Any]) -> int:
@@ -207,6 +251,20 @@ def _read_ours(said: dict[str, Any]) -> dict[str, Any]:
     return ours if isinstance(ours, dict) else {}
 
 
+def _asks_for_exact(said: Mapping[str, Any]) -> bool:
+    """Return whether a body asks for an answer that borrows nothing: {"ragcache": {"exact": true}}.
+
+    Raises InvalidArgument for anything else under that name.
+    """
+    asked = said.get(FIELD, {})
+    if not isinstance(asked, dict) or asked not in ({}, {EXACT: True}, {EXACT: False}):
+        raise InvalidArgument(
+            f'"{FIELD}" in a body is {{"{EXACT}": true}}, for an answer that borrows nothing, not '
+            f"{shown(asked)}"
+        )
+    return asked.get(EXACT) is True
+
+
 def _confine(
     path: str, said: dict[str, Any], ours: dict[str, Any], caller: Caller
 ) -> dict[str, Any]:
@@ -214,14 +272,13 @@ def _confine(
     known = TENANTS_FIELDS[path]
     confined = {name: value for name, value in said.items() if name in known and name != TRANSFER}
     if path in SALTED:
-        salt = said.get("cache_salt")
-        confined["cache_salt"] = caller.tenant_for(salt if isinstance(salt, str) and salt else None)
+        confined["cache_salt"] = caller.tenant_for(_read_salt(said))
         if SEGMENTS in ours:
             confined[TRANSFER] = {FIELD: {SEGMENTS: ours[SEGMENTS]}}
     return confined
 
 
-def _map_to_tokens(said: dict[str, Any], documents: Any, served: Served) -> list[SegmentEnd]:
+def _map_to_tokens(said: dict[str, Any], documents: Any, served: Served) -> Sequence[TokenSegment]:
     """Return the segments of a completion's prompt whose documents are named by characters."""
     prompt = said.get("prompt")
     if not isinstance(prompt, str):
@@ -231,4 +288,4 @@ def _map_to_tokens(said: dict[str, Any], documents: Any, served: Served) -> list
         )
     spans = read_spans(documents, prompt)
     tokens = served.backend.tokenize(prompt, said.get("add_special_tokens", True) is not False)
-    return [(segment.end, segment.document_id) for segment in token_segments(tokens, spans)]
+    return token_segments(tokens, spans)

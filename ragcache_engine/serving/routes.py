@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequen
 from contextlib import AbstractContextManager, aclosing, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -22,10 +22,12 @@ from ragcache_engine.checks import (
     require_text,
     shown,
 )
+from ragcache_engine.corpora.registered import Corpora
 from ragcache_engine.daemon_threads import DaemonThreads
 from ragcache_engine.errors import (
     BadRequest,
     ConfigError,
+    CorpusTooLarge,
     EmptyPrompt,
     InvalidArgument,
     KeyRefused,
@@ -38,6 +40,7 @@ from ragcache_engine.errors import (
     RequestTooSlow,
     RetrievalError,
     ServerBusy,
+    UnknownDocument,
     UnsupportedGuide,
 )
 from ragcache_engine.prompt import Span, token_segments
@@ -68,6 +71,8 @@ logger = logging.getLogger(__name__)
 _STATUS: list[tuple[type[Exception], int]] = [
     (RequestTooLarge, 413),
     (RequestTooSlow, 408),
+    (CorpusTooLarge, 413),
+    (UnknownDocument, 404),
     (OperatorsOnly, 403),
     (KeyRefused, 401),
     (ServerBusy, 429),
@@ -107,6 +112,20 @@ def _any_body(path: str, body: bytes) -> None:
     return None
 
 
+def _ignore(request: BackendRequest) -> None:
+    return None
+
+
+class WrittenPrompt(NamedTuple):
+    """A prompt as the server behind the doors writes it."""
+
+    text: str
+    token_ids: Sequence[int]
+
+
+WriteChat: TypeAlias = Callable[[Mapping[str, Any]], Awaitable[WrittenPrompt]]
+
+
 @dataclass(frozen=True, slots=True)
 class Served:
     """What a server serves. backend: started, and used on the server's own event loop.
@@ -120,6 +139,10 @@ class Served:
       server behind the doors would fail at it.
     tokenizers: the threads that texts are tokenised in. vLLM's server needs its loop's own.
     contexts: remembers behind what the documents of the latest prompts are stored.
+    corpora: the documents that clients registered.
+    write_chat: returns the prompt that the server behind the doors makes of the body of a chat request.
+      Raises BadRequest if it makes none.
+    note_prompt: is called with each prompt in which registered documents were recognised.
     """
 
     backend: Backend
@@ -136,6 +159,14 @@ class Served:
     )
     contexts: KnownContexts = field(default_factory=KnownContexts)
     reasoning_parser: str | None = None
+    corpora: Corpora = field(default_factory=Corpora)
+    write_chat: WriteChat | None = None
+    note_prompt: Callable[[BackendRequest], None] = _ignore
+
+    async def forget(self, document_ids: Sequence[str]) -> None:
+        """Forget documents. Raises RequestTimedOut."""
+        forgetting = self.backend.forget(document_ids)
+        await _end_in_time(forgetting, UPKEEP_S, _too_late("forget these documents"))
 
 
 Handler = Callable[[bytes, Caller, Served], Awaitable[Response]]
@@ -455,8 +486,7 @@ def _read_conversation(said: RenderBody, caller: Caller, served: Served) -> Conv
 async def _forget(body: bytes, caller: Caller, served: Served) -> Response:
     caller.require_operator("make the server forget documents")
     said = parse_body(ForgetBody, body)
-    forgetting = served.backend.forget(_require_texts(said.document_ids))
-    await _end_in_time(forgetting, UPKEEP_S, _too_late("forget these documents"))
+    await served.forget(_require_texts(said.document_ids))
     return JSONResponse({})
 
 

@@ -17,7 +17,11 @@ KEYS_FILE = "RAGCACHE_KEYS"
 """The path of the file of keys."""
 
 MAX_BODY, MAX_REQUESTS = "RAGCACHE_MAX_BODY", "RAGCACHE_MAX_REQUESTS"
+MAX_CORPORA = "RAGCACHE_MAX_CORPORA"
 """The limits, as whole numbers."""
+
+CORPORA_FOLDER = "RAGCACHE_CORPORA"
+"""A folder of files NAME.jsonl: the corpora that are everybody's from the start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,16 +30,19 @@ class Limits:
 
     body_bytes: the most bytes in a request's body.
     requests: the most requests with a body at a time, waiting ones included; None: any number.
+    corpora_bytes: how much memory all registered documents may take.
     """
 
     body_bytes: int = 32 << 20
     requests: int | None = None
+    corpora_bytes: int = 1 << 30
 
 
 def read_limits(environ: Mapping[str, str]) -> Limits:
     """Return the limits that the environment sets. Raises ConfigError for what is no number."""
     numbers = {}
-    for variable, name in ((MAX_BODY, "body_bytes"), (MAX_REQUESTS, "requests")):
+    known = {MAX_BODY: "body_bytes", MAX_REQUESTS: "requests", MAX_CORPORA: "corpora_bytes"}
+    for variable, name in known.items():
         if told := environ.get(variable):
             if not told.isdigit() or int(told) < 1:
                 raise ConfigError(f"{variable} must be a whole number above 0, got {told!r}")

@@ -21,7 +21,12 @@ from ragcache_engine import (
     RAGCacheEngine,
     SamplingOptions,
 )
-from ragcache_engine.anywhere.donor_preparation import MOST_WAITING, PreparingBackend
+from ragcache_engine.anywhere.donor_preparation import (
+    AGAIN_S,
+    MOST_WAITING,
+    PreparingBackend,
+)
+from ragcache_engine.prompt import Span, token_segments
 from ragcache_engine.protocols import BackendRequest, Delta
 from ragcache_engine.tiers.borrowing.plan import WhyExact
 
@@ -371,3 +376,43 @@ def test_a_request_ends_the_preparing_which_goes_on_later():
 def test_it_is_refused_where_nothing_is_ever_prepared(settings: dict[str, Any]):
     with pytest.raises(ValueError, match="missing_donors"):
         EngineConfig.model_validate({"backend": "memory", **settings})
+
+
+def request_of(backend: MemoryBackend, *pages: int, tenant: str | None = None) -> BackendRequest:
+    """A prompt as it is told of that reaches the model another way."""
+    text, spans = "You know the sea.", []
+    for page in pages:
+        start = len(text) + 2
+        text += f"\n\n{SEA[page].text}"
+        spans.append(Span(start, len(text), SEA[page].id))
+    tokens = backend.tokenize(text, True)
+    return BackendRequest("elsewhere", tokens, token_segments(tokens, spans), ONE, tenant)
+
+
+async def test_prompts_that_reach_the_model_another_way_are_prepared_once_in_a_while():
+    inner = MemoryBackend(recompute_ratio=0.1, donors_later=True)
+    now_s = 0.0
+    backend = PreparingBackend(inner, clock=lambda: now_s)
+    await backend.start()
+
+    async def prepare(*pages: int, tenant: str | None = None) -> int:
+        """Tell of a prompt, wait, and return how many were prepared for it."""
+        before = backend.report()["prepared"]
+        with backend.idle.request():  # as the server's doors do
+            backend.note_elsewhere(request_of(inner, *pages, tenant=tenant))
+        for _ in range(200):
+            await asyncio.sleep(0.005)
+            if not backend.report()["unprepared"]:
+                break
+        return int(backend.report()["prepared"] - before)
+
+    assert await prepare(0, 1) == 1
+    assert await prepare(0, 1) == 0, "not at once again"
+    assert await prepare(1, 0) == 0, "nor in another order"
+    assert await prepare(0, 2) == 1, "a document of it is new"
+    assert await prepare(0, 1, tenant="shop") == 1, "tenants share nothing"
+    now_s += AGAIN_S
+    assert await prepare(0, 1) == 1, "what was evicted comes back"
+    await backend.forget(["d1"])
+    assert await prepare(0, 1) == 1, "what was forgotten is new"
+    await backend.close()

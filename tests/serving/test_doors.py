@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import httpx2
 import pytest
-from http_servers import OPERATOR, MemoryServer, serve
+from http_servers import OPERATOR, PRESS, SHOP, MemoryServer, serve
 from starlette.types import Message, Receive, Scope, Send
 
 from ragcache_engine import Document, RAGCacheEngine
@@ -20,23 +20,12 @@ from ragcache_engine.protocols import Backend
 from ragcache_engine.serving import doors as doors_module
 from ragcache_engine.serving.doors import Doors
 from ragcache_engine.serving.keys import Keys
-from ragcache_engine.serving.private_counters import WithoutCounters
 from ragcache_engine.serving.routes import Served
 from ragcache_engine.serving.settings import Limits, read_limits
 from ragcache_engine.tiers.tree_snapshot import TreeSnapshot
 from ragcache_engine.values import ModelLimits
 
-SHOP, PRESS = "the key of the shop", "the key of the press"
 TIDES = Document("tides", "The moon pulls the oceans, and the tides follow it. " * 9)
-
-
-@pytest.fixture
-def keys_file(tmp_path: Path) -> Path:
-    path = tmp_path / "keys.toml"
-    path.write_text(
-        f'[tenants]\nshop = ["{SHOP}"]\npress = ["{PRESS}"]\n[operators]\nanna = ["{OPERATOR}"]\n'
-    )
-    return path
 
 
 @pytest.fixture
@@ -314,46 +303,6 @@ def test_a_tenant_brings_no_chat_template(server: MemoryServer):
     )
 
 
-async def test_a_tenants_answer_is_without_the_counters_of_the_others():
-    sent: list[Message] = []
-
-    async def send(message: Message) -> None:
-        sent.append(message)
-
-    said = {"kv_transfer_params": {"ragcache": {"tokens": {"device": 64}, "counters": {"x": 1}}}}
-    text = json.dumps(said).encode()
-    private = WithoutCounters(send)
-    headers = [
-        (b"content-type", b"application/json"),
-        (b"content-length", str(len(text)).encode()),
-    ]
-    await private({"type": "http.response.start", "status": 200, "headers": headers})
-    await private({"type": "http.response.body", "body": text[:20], "more_body": True})
-    await private({"type": "http.response.body", "body": text[20:]})
-    start, body = sent
-    assert json.loads(body["body"]) == {
-        "kv_transfer_params": {"ragcache": {"tokens": {"device": 64}}}
-    }
-    assert dict(start["headers"])[b"content-length"] == str(len(body["body"])).encode()
-
-
-async def test_a_stream_passes_as_it_comes():
-    sent: list[Message] = []
-
-    async def send(message: Message) -> None:
-        sent.append(message)
-
-    private = WithoutCounters(send)
-    headers = [(b"content-type", b"text/event-stream")]
-    said: list[Message] = [
-        {"type": "http.response.start", "status": 200, "headers": headers},
-        {"type": "http.response.body", "body": b"data: 1\n\n", "more_body": True},
-    ]
-    for message in said:
-        await private(message)
-    assert sent == said
-
-
 # -- documents and sizes ---------------------------------------------------------------------------
 
 
@@ -363,7 +312,7 @@ def test_documents_named_by_characters_reach_vllm_as_tokens(open_server: MemoryS
     body = seen(open_server, "/v1/completions", None, prompt=prompt, kv_transfer_params=named)
     assert body["prompt"] == prompt
     assert body["kv_transfer_params"] == {
-        "ragcache": {"segments": [[3, None], [8, "tides"], [10, None]]}
+        "ragcache": {"segments": [[3, None], [8, "tides"], [10, None]], "starts": [3]}
     }
 
 

@@ -30,7 +30,7 @@ async def rewritten(
 
     body = said if isinstance(said, bytes) else json.dumps(said).encode()
     told = json.loads(
-        await rewrite_body(path, body, caller, Place(Room(None), None), find_served, {})
+        (await rewrite_body(path, body, caller, Place(Room(None), None), find_served, {})).body
     )
     assert isinstance(told, dict)
     return told

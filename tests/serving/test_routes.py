@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx2
 import pytest
-from http_servers import OPERATOR, MemoryServer, serve
+from http_servers import OPERATOR, PRESS, SHOP, MemoryServer, serve
 
 from ragcache_engine.backends.memory import MemoryBackend
 from ragcache_engine.chat.calls import ToolReader
@@ -21,17 +21,7 @@ from ragcache_engine.protocols import Conversation
 from ragcache_engine.serving import routes
 from ragcache_engine.values import SamplingOptions, TokenizedPrompt
 
-SHOP, PRESS = "the key of the shop", "the key of the press"
 HELLO = [{"role": "user", "content": "Hello."}]
-
-
-@pytest.fixture
-def keys_file(tmp_path: Path) -> Path:
-    path = tmp_path / "keys.toml"
-    path.write_text(
-        f'[tenants]\nshop = ["{SHOP}"]\npress = ["{PRESS}"]\n[operators]\nanna = ["{OPERATOR}"]\n'
-    )
-    return path
 
 
 @pytest.fixture

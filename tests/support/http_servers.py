@@ -18,14 +18,18 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
-from ragcache_engine.protocols import Backend
+from ragcache_engine.chat import check_messages
+from ragcache_engine.corpora.registered import Corpora
+from ragcache_engine.errors import RefusedMessages
+from ragcache_engine.protocols import Backend, Conversation
 from ragcache_engine.serving.bounded_http import LARGEST_HEAD_BYTES, BoundedHTTP
 from ragcache_engine.serving.doors import Doors
 from ragcache_engine.serving.keys import Keys
-from ragcache_engine.serving.routes import Served
+from ragcache_engine.serving.routes import Served, WrittenPrompt
 from ragcache_engine.serving.settings import Limits
 
 OPERATOR = "the operator's own key"
+SHOP, PRESS = "the key of the shop", "the key of the press"
 
 
 @dataclass
@@ -104,6 +108,7 @@ def serve(
     tool_parser: str | None = None,
     reasoning_parser: str | None = None,
     reuse: Mapping[str, Any] | None = None,
+    corpora: Corpora | None = None,
     port: int = 0,
 ) -> Iterator[MemoryServer]:
     """Serve a backend until the block ends. port: 0 for any."""
@@ -125,9 +130,20 @@ def serve(
                         tool_parser,
                         reuse=reuse or {},
                         reasoning_parser=reasoning_parser,
+                        corpora=corpora or Corpora(),
+                        write_chat=write_chat,
                     )
                 )
         return served[0]
+
+    async def write_chat(said: Mapping[str, Any]) -> WrittenPrompt:
+        """Write a conversation as vLLM's server would."""
+        if any(message["role"] == "stranger" for message in said["messages"]):
+            raise RefusedMessages("no such role")
+        text = await asyncio.to_thread(
+            backend.render, Conversation(check_messages(said["messages"]))
+        )
+        return WrittenPrompt(text, backend.tokenize(text, False).token_ids)
 
     async def stand_in(request: Request) -> JSONResponse:
         """Stand in for vLLM's own paths, which are not under test here."""

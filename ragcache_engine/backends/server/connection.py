@@ -29,7 +29,7 @@ from ragcache_engine.errors import (
     ServerLost,
     ServerUnreachable,
 )
-from ragcache_engine.serving.messages import error_from_json
+from ragcache_engine.serving.messages import LINES, error_from_json
 
 RETRY_WAITS_S = (0.2, 1.0, 3.0)
 """Seconds before each further attempt of a request of whose answer nothing has come."""
@@ -101,12 +101,16 @@ class Connection:
     def call(self, method: str, path: str, body: Any = None) -> Any:
         """Send a request, again while nobody answers, and return its answer, read from JSON.
 
+        body: a value, or bytes that are lines of JSON.
         Raises the error that the answer stands for, or ServerUnreachable.
         """
         waits = iter(RETRY_WAITS_S)
+        sent: dict[str, Any] = {"json": body}
+        if isinstance(body, bytes):
+            sent = {"content": body, "headers": {"Content-Type": LINES}}
         while True:
             try:
-                answer = self._client.request(method, path, json=body)
+                answer = self._client.request(method, path, **sent)
                 return self._read(answer)
             except (httpx2.TransportError, ServerBusy) as error:
                 time.sleep(self._next_wait(waits, error))

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import multiprocessing
+import os
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import count, starmap
+from threading import BoundedSemaphore
 from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
@@ -30,7 +32,10 @@ from ragcache_engine.backends.vllm import shared_memory
 from ragcache_engine.backends.vllm.arguments import build_vllm_config, kv_token_bytes
 from ragcache_engine.backends.vllm.budget import TierBudget
 from ragcache_engine.backends.vllm.chat import render_conversation
-from ragcache_engine.backends.vllm.collection import exclude_imports_from_collection
+from ragcache_engine.backends.vllm.collection import (
+    collect_closed_engine,
+    exclude_imports_from_collection,
+)
 from ragcache_engine.backends.vllm.core_executor import reserving_no_core_for_connector
 from ragcache_engine.backends.vllm.guides import require_servable, to_structured_outputs
 from ragcache_engine.backends.vllm.log import EngineLog, ShownLog
@@ -79,6 +84,10 @@ MOST_GUIDES = 256
 FORGOTTEN_AT_ONCE = 4
 """How many calls of `forget` work on the folder of the disk cache at a time. A disk may hang."""
 
+TOKENIZED_AT_ONCE = max(2, min(8, os.cpu_count() or 1))
+"""How many texts are tokenised at a time. vLLM copies its tokenizer for each, and keeps the copies, which
+take tens of MiB."""
+
 DEATH_CHECK_S = 0.5
 """How often to look whether vLLM's process still lives, while it is asked something besides requests."""
 
@@ -124,6 +133,7 @@ class VLLMBackend:
         self._vllm_args = dict(vllm_args)
         self._llm: AsyncLLM | None = None
         self._reasoning_parsers: ReasoningParsers | None = None
+        self._tokenizing = BoundedSemaphore(TOKENIZED_AT_ONCE)
         self._has_tiers = False
         self._remedy = "lower device_cache, host_cache or max_model_len"
         self._is_borrowing = False
@@ -251,7 +261,8 @@ class VLLMBackend:
             return TokenizedPrompt(text, ())
         renderer = self._require_llm().renderer
         params = self._tokenize_params if add_special_tokens else self._chat_tokenize_params
-        (tokens,) = renderer.tokenize_prompts([TextPrompt(prompt=text)], params)
+        with self._tokenizing:
+            (tokens,) = renderer.tokenize_prompts([TextPrompt(prompt=text)], params)
         prompt = cast("TokensPrompt", tokens)  # a text always becomes this kind of prompt
         return TokenizedPrompt(
             text, prompt["prompt_token_ids"], prompt.get("prompt_token_offsets") or ()
@@ -259,7 +270,8 @@ class VLLMBackend:
 
     def detokenize(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         tokenizer = self._require_llm().get_tokenizer()
-        return tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+        with self._tokenizing:
+            return tokenizer.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
 
     def check(self, options: SamplingOptions) -> None:
         if options.guide is None or options.guide in self._servable_guides:
@@ -318,12 +330,15 @@ class VLLMBackend:
                 if (most := request.options.logprobs) is not None:
                     delta = replace(delta, logprobs=_read_logprobs(output.outputs[0], most))
                 yield delta
+        # Frames of vLLM's traceback refer to its engine, which must go, and to the error itself.
         except EngineDeadError as error:
-            raise self._death() from error
+            raise self._death() from error.with_traceback(None)
         except VLLMClientError as error:
             raise InvalidArgument(f"vLLM does not take this request: {error}") from error
         except VLLMError as error:
-            raise GenerationFailed(f"vLLM could not finish the request: {error}") from error
+            raise GenerationFailed(
+                f"vLLM could not finish the request: {error}"
+            ) from error.with_traceback(None)
         finally:
             await outputs.aclose()
 
@@ -358,7 +373,7 @@ class VLLMBackend:
                 raise self._death()
             return clearing.result()
         except EngineDeadError as error:
-            raise self._death() from error
+            raise self._death() from error.with_traceback(None)
         finally:
             clearing.cancel()
 
@@ -380,7 +395,7 @@ class VLLMBackend:
         except EngineDeadError as error:
             raise EngineDied(
                 "vLLM's process ended while documents were to be forgotten: forget them again"
-            ) from error
+            ) from error.with_traceback(None)
         if self._has_tiers and self._budget.disk_bytes:
             # The scheduler does not know the files of earlier processes and of other engines.
             await self._disk_threads.run(
@@ -424,7 +439,7 @@ class VLLMBackend:
         try:
             answer = await self._tell_scheduler(llm, message, 0 if ranks > 1 else None)
         except EngineDeadError as error:
-            raise self._death() from error
+            raise self._death() from error.with_traceback(None)
         return answer.tree if answer else None
 
     async def touch_if_cached(self, requests: Sequence[BackendRequest]) -> list[bool]:
@@ -441,7 +456,7 @@ class VLLMBackend:
         try:
             answer = await self._tell_scheduler(llm, message, None)
         except EngineDeadError as error:
-            raise self._death() from error
+            raise self._death() from error.with_traceback(None)
         return list(answer.held) if answer and answer.held else [False] * len(requests)
 
     async def _tell_scheduler(
@@ -477,6 +492,9 @@ class VLLMBackend:
         if llm:
             llm.shutdown(timeout=SHUTDOWN_S)
             multiprocessing.active_children()  # reaps processes that died before
+            self._reasoning_parsers = None
+            del llm
+            collect_closed_engine()
         if self._engine_id:
             # In case vLLM's processes were killed while they started.
             shared_memory.remove(shared_memory.name_memory(self._engine_id))

@@ -47,6 +47,17 @@ def exclude_imports_from_collection() -> None:
     _exclude_all_objects()
 
 
+def collect_closed_engine() -> None:
+    """Free what a closed engine of vLLM leaves in reference cycles.
+
+    Each has tokenizers of 50 MiB and more, three threads and nine open files of its sockets. They go with
+    the engine's objects, and the next full collection may be an hour away: the collector counts objects,
+    of which there are few. Does nothing if the application has switched the collector off.
+    """
+    if gc.isenabled():
+        gc.collect()
+
+
 def _exclude_all_objects() -> None:
     """Exclude all objects of the process from collection, until the interpreter ends.
 

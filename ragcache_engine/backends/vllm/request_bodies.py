@@ -1,4 +1,5 @@
-"""Reads the bodies of OpenAI's requests as vLLM's server does, to refuse those that it fails at.
+"""Reads the bodies of OpenAI's requests as vLLM's server does, to know their prompts before it does, and
+to refuse those that it fails at.
 
 Some of vLLM's checks run before types are checked, so a text where they look for an object is an
 AttributeError, and the answer a 500.
@@ -6,6 +7,8 @@ AttributeError, and the answer a 500.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -14,9 +17,11 @@ from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionReque
 from vllm.entrypoints.openai.completion.protocol import CompletionRequest
 from vllm.entrypoints.serve.tokenize.protocol import DetokenizeRequest, TokenizeRequest
 from vllm.exceptions import VLLMError
+from vllm.renderers.online_renderer import OnlineRenderer
 
-from ragcache_engine.errors import InvalidArgument
+from ragcache_engine.errors import InvalidArgument, RefusedMessages
 from ragcache_engine.serving.openai_bodies import CHAT, COMPLETIONS, DETOKENIZE, TOKENIZE
+from ragcache_engine.serving.routes import WrittenPrompt
 
 _BODIES: dict[str, TypeAdapter[Any]] = {
     COMPLETIONS: TypeAdapter(CompletionRequest),
@@ -42,3 +47,22 @@ def require_readable(path: str, body: bytes) -> None:
         raise InvalidArgument(
             f"a field of the body has a value of another type than {path} takes: {error}"
         ) from error
+
+
+async def write_chat(renderer: OnlineRenderer, said: Mapping[str, Any]) -> WrittenPrompt:
+    """Return the prompt that vLLM's server makes of the body of a chat request.
+
+    renderer: of that server. Raises RefusedMessages if it makes none of text.
+    """
+    try:
+        request = ChatCompletionRequest.model_validate(deepcopy(dict(said)))
+        rendered = await renderer.render_chat(request, skip_mm_cache=True)
+    except (*_REFUSED, KeyError) as error:
+        raise RefusedMessages(f"vLLM writes no prompt of these messages: {error}") from error
+    inputs: Sequence[Mapping[str, Any]] = rendered[1] if isinstance(rendered, tuple) else []
+    if len(inputs) != 1 or "prompt_token_ids" not in inputs[0]:
+        raise RefusedMessages("vLLM writes no prompt of text of these messages")
+    text = inputs[0].get("prompt")
+    if not isinstance(text, str):
+        raise RefusedMessages("vLLM writes these messages as tokens that no text stands for")
+    return WrittenPrompt(text, inputs[0]["prompt_token_ids"])

@@ -6,6 +6,7 @@ A flag has no room for settings, so these come in environment variables, as vLLM
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +19,21 @@ from ragcache_engine.anywhere.idle_backend import with_idle_work
 from ragcache_engine.backends.vllm.backend import VLLMBackend, has_tiers
 from ragcache_engine.backends.vllm.budget import TierBudget
 from ragcache_engine.backends.vllm.installed import require_vllm
-from ragcache_engine.backends.vllm.request_bodies import require_readable
+from ragcache_engine.backends.vllm.request_bodies import require_readable, write_chat
 from ragcache_engine.backends.vllm.tiers.settings import TierSettings
+from ragcache_engine.corpora.registered import Corpora
 from ragcache_engine.observing.metrics import SampleCollector, sample_idle_work
 from ragcache_engine.serving.bounded_http import BoundedHTTP
+from ragcache_engine.serving.corpus_routes import read_corpora
 from ragcache_engine.serving.doors import Doors
 from ragcache_engine.serving.keys import Keys
 from ragcache_engine.serving.routes import Served
-from ragcache_engine.serving.settings import KEYS_FILE, OPERATOR_KEY, read_limits
+from ragcache_engine.serving.settings import (
+    CORPORA_FOLDER,
+    KEYS_FILE,
+    OPERATOR_KEY,
+    read_limits,
+)
 
 END_S = 5
 """How long a server that was told to end waits for its clients. vLLM has ended its engine by then, and an
@@ -36,7 +44,9 @@ class ServerDoors(Doors):
     """The doors, with the settings of the environment, in front of the engine that vLLM has started."""
 
     def __init__(self, app: ASGIApp) -> None:
-        super().__init__(app, read_limits(os.environ), self._read_keys, self._serve)
+        limits = read_limits(os.environ)
+        super().__init__(app, limits, self._read_keys, self._serve)
+        self._corpora = Corpora(limits.corpora_bytes)
         self._served: Served | None = None
         self._keys: Keys | None = None
 
@@ -46,6 +56,8 @@ class ServerDoors(Doors):
             config = scope["app"].state.server.config
             config.http_protocol_class = BoundedHTTP
             config.timeout_graceful_shutdown = END_S
+            if folder := os.environ.get(CORPORA_FOLDER):
+                read_corpora(Path(folder), self._corpora)
         await super().__call__(scope, receive, send)
 
     def _read_keys(self, scope: Scope) -> Keys:
@@ -63,14 +75,15 @@ class ServerDoors(Doors):
     async def _serve(self, scope: Scope) -> Served:
         """Return what is served: vLLM has no engine yet when it makes its middleware."""
         if self._served is None:
-            self._served = serve_engine(scope["app"].state)
+            self._served = serve_engine(scope["app"].state, self._corpora)
         return self._served
 
 
-def serve_engine(state: Any) -> Served:
-    """Make a backend on the engine of vLLM's server. state: what the server's app keeps.
+def serve_engine(state: Any, corpora: Corpora) -> Served:
+    """Make a backend on the engine of vLLM's server.
 
-    vLLM documents neither `state.engine_client` nor `state.args`, though all its routes use them;
+    state: what the server's app keeps. corpora: where its clients register documents.
+    vLLM documents none of `state.engine_client`, `.args` and `.online_renderer`, which its routes use;
     tests/backends/server/test_on_vllm.py notices when they move.
     """
     require_vllm()
@@ -82,6 +95,7 @@ def serve_engine(state: Any) -> Served:
     models = tuple(args.served_model_name or [args.model])
     template = load_chat_template(args.chat_template)
     reasoning = llm.vllm_config.structured_outputs_config.reasoning_parser or None
+    write = partial(write_chat, state.online_renderer)
     settings = _tier_settings(llm)
     if settings is None or settings.recompute_ratio is None:
         return Served(
@@ -92,6 +106,8 @@ def serve_engine(state: Any) -> Served:
             template,
             require_readable=require_readable,
             reasoning_parser=reasoning,
+            corpora=corpora,
+            write_chat=write,
         )
     idle = with_idle_work(
         backend,
@@ -113,6 +129,9 @@ def serve_engine(state: Any) -> Served:
         require_readable=require_readable,
         is_switched_off=idle.is_switched_off,
         reasoning_parser=reasoning,
+        corpora=corpora,
+        write_chat=write,
+        note_prompt=idle.note_elsewhere,
     )
 
 

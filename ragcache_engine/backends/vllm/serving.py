@@ -40,7 +40,10 @@ def server_command(model: str, budget: TierBudget, given: Sequence[str]) -> list
     require_model(model)
     arguments = AsyncEngineArgs(model=model)
     names = cpu_defaults.argument_names(given)
-    chosen: dict[str, str | None] = {"--h11-max-incomplete-event-size": str(LARGEST_HEAD_BYTES)}
+    chosen: dict[str, str | None] = {
+        "--h11-max-incomplete-event-size": str(LARGEST_HEAD_BYTES),
+        "--enable-prompt-tokens-details": None,
+    }
     if current_platform.is_cpu():
         chosen["--block-size"] = str(cpu_defaults.BLOCK_TOKENS)
         chosen["--enforce-eager"] = None

@@ -129,6 +129,7 @@ def test_a_killed_model_comes_back_and_the_answer_has_no_gap(
     engine: RAGCacheEngine = request.getfixturevalue("second_engine")
     prompt, options = "Once upon a time", SamplingOptions(max_tokens=60)
     expected = engine.generate(prompt, options=options)
+    dead = weakref.ref(engine._runtime.backend.inner._llm)
 
     async def killed_in_the_middle() -> str:
         text = ""
@@ -142,6 +143,7 @@ def test_a_killed_model_comes_back_and_the_answer_has_no_gap(
 
     assert asyncio.run(killed_in_the_middle()) == expected.text
     assert engine.stats().retried == 1
+    assert dead() is None, "its tokenizers, threads and sockets are gone as well"
     assert vllm_engine.generate("Untouched", options=SamplingOptions(max_tokens=2)).token_ids
 
 

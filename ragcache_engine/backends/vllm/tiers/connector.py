@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +41,7 @@ from ragcache_engine.backends.vllm.tiers.settings import TierSettings
 from ragcache_engine.backends.vllm.tiers.support import find_obstacle
 from ragcache_engine.processes import ignore_interrupts
 from ragcache_engine.tiers.borrowing.plan import WhyExact
+from ragcache_engine.tiers.borrowing.trusted_contexts import TrustedContexts
 from ragcache_engine.tiers.prompts import Prompt, describe_prompt
 from ragcache_engine.tiers.served_requests import ServedRequests
 from ragcache_engine.tiers.tree_snapshot import TreeSnapshot
@@ -97,6 +97,7 @@ class TierConnector(OffloadingConnector):
         self.now: Callable[[], float] = time.monotonic
         self.exports_stats = True
         self._messages: dict[str, RequestMessage] = {}
+        self._contexts = TrustedContexts()
         self._held: dict[str, list[bool]] = {}
         # Of the requests with stop strings: what to tell with each token; nothing before the first one.
         self._told: dict[str, dict[str, Any]] = {}
@@ -136,13 +137,12 @@ class TierConnector(OffloadingConnector):
 
     def on_new_request(self, request: Request) -> None:
         message = _read_message(request)
-        if message.contexts and not message.is_trusted:
-            # They become prompts of their own, whose tokens nobody has checked.
-            message = replace(message, contexts={})
+        message = self._contexts.complete(message, request.cache_salt)
         self._messages[request.request_id] = message
         if message.forget:
             if message.is_trusted:
                 self.cache.forget(message.forget, message.tombstones or None)
+                self._contexts.forget(message.forget)
                 if self.borrowing:
                     self.borrowing.forget(message.forget)
             else:

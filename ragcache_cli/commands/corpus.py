@@ -1,0 +1,70 @@
+"""`ragcache corpus`: push, list, remove."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from rich.console import Console
+
+SUMMARY = "register documents at a server, which then finds them in the prompts of any client"
+DESCRIPTION = (
+    "Register documents at a server that `ragcache serve` started. It finds them in the prompts of any "
+    "client that speaks OpenAI's API, and keeps and borrows their tensors by document."
+)
+PUSH = (
+    "Make a corpus of the server hold the documents of FOLDER, and nothing else. FOLDER is what "
+    "FaissVectorStore.save_local wrote (LangChain), what StorageContext.persist wrote (LlamaIndex, over "
+    'Faiss), your own files as `ragcache ask` reads them, or a file of lines {"id": ..., "text": ...}. '
+    "Texts are found as your chain puts them into prompts: push the pieces that it retrieves."
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    commands = parser.add_subparsers(
+        title="commands", required=True, metavar="COMMAND", dest="action"
+    )
+    push = commands.add_parser("push", help="register documents", description=PUSH)
+    push.add_argument(
+        "documents", type=Path, metavar="FOLDER", help="or a file of JSON lines, .jsonl"
+    )
+    push.add_argument(
+        "--name", metavar="NAME", help="of the corpus (default: the folder's own name)"
+    )
+    push.add_argument(
+        "--keep", action="store_true", help="leave other documents of the corpus there"
+    )
+    _add_server(push)
+    _add_server(commands.add_parser("list", help="say what the server's corpora hold"))
+    remove = commands.add_parser("remove", help="remove a corpus, and what is stored of it")
+    remove.add_argument("name", metavar="NAME", help="of the corpus")
+    _add_server(remove)
+
+
+def _add_server(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--server",
+        default="http://localhost:8000",
+        metavar="URL",
+        help="where the server listens (%(default)s)",
+    )
+    parser.add_argument(
+        "--api-key-env",
+        metavar="VARIABLE",
+        help="the environment variable with a tenant's key, or an operator's for everybody's documents",
+    )
+
+
+def run(parsed: argparse.Namespace, console: Console) -> int:
+    from ragcache_cli import corpus_pushing
+    from ragcache_cli.server_access import read_api_key
+    from ragcache_engine.corpora import ServerCorpora
+
+    corpora = ServerCorpora(parsed.server, read_api_key(parsed.api_key_env))
+    if parsed.action == "list":
+        corpus_pushing.show(corpora, console)
+    elif parsed.action == "remove":
+        console.print(f"Removed {corpora.remove(parsed.name):,} documents")
+    else:
+        corpus_pushing.push(parsed.documents, parsed.name, parsed.keep, corpora, console)
+    return 0

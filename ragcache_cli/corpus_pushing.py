@@ -1,0 +1,117 @@
+"""`ragcache corpus`: reads documents as a chain retrieves them, and registers them at a server."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from ragcache_cli.errors import CommandError
+from ragcache_cli.folders import OTHER_HOME, cache_home, make_folder, naming, replace_folder
+from ragcache_cli.index_serving import load_served
+from ragcache_cli.terminal import Phases
+from ragcache_engine.corpora import Registered, ServerCorpora
+from ragcache_engine.corpora.client import write_lines
+
+_NOT_IN_NAMES = re.compile(r"[^\w.-]+", re.ASCII)
+
+
+def push(
+    path: Path, name: str | None, keep: bool, corpora: ServerCorpora, console: Console
+) -> None:
+    """Register the documents of a folder or a file of lines, and say what became of them.
+
+    Raises CommandError for what cannot be read, and as ServerCorpora.push does.
+    """
+    notes = Phases(console)
+    documents = read_documents(path, notes)
+    corpus = name or name_of(path)
+    with notes.waiting(f"Pushing {len(documents):,} documents") as done:
+        pushed = corpora.push(corpus, documents, keep=keep, done=done)
+    console.print(
+        f"The corpus {escape(corpus)}: {pushed.added:,} added, {pushed.changed:,} changed, "
+        f"{pushed.removed:,} removed, {pushed.same:,} there already",
+        soft_wrap=True,
+    )
+
+
+def write_corpora(paths: Sequence[Path], console: Console) -> Path:
+    """Write each corpus into a file of lines, for a server to read at its start; return their folder.
+
+    Raises CommandError for what cannot be read, or for two of one name; CannotWrite.
+    """
+    notes = Phases(console)
+    asked = "\0".join(str(path.resolve()) for path in paths)
+    folder = cache_home() / "corpora" / sha256(asked.encode()).hexdigest()[:16]
+    make_folder(folder.parent, OTHER_HOME)
+    with naming(folder, OTHER_HOME), replace_folder(folder) as written:
+        for path in paths:
+            file = written / f"{name_of(path)}.jsonl"
+            if file.exists():
+                raise CommandError(f"two corpora are named {file.stem}: rename a folder")
+            file.write_bytes(write_lines(read_documents(path, notes)))
+    return folder
+
+
+def name_of(path: Path) -> str:
+    """Return the name that a corpus has if none is given."""
+    return _NOT_IN_NAMES.sub("-", path.resolve().name.removesuffix(".jsonl"))[:64]
+
+
+def show(corpora: ServerCorpora, console: Console) -> None:
+    """Print what each corpus of the server holds."""
+    table = Table("corpus", "documents", "MiB of memory", "too short to be found")
+    told = corpora.summaries()
+    for name, one in told.items():
+        table.add_row(
+            escape(name),
+            f"{one['documents']:,}",
+            f"{one['size_bytes'] / 2**20:,.1f}",
+            f"{one['too_short']:,}",
+        )
+    console.print(
+        table if told else "The server has no corpus of yours: ragcache corpus push FOLDER"
+    )
+
+
+def read_documents(path: Path, notes: Phases) -> list[Registered]:
+    """Read documents: of a file of lines, of a saved store, or of one's own files.
+
+    Raises CommandError for what cannot be read, and as `load_served` does.
+    """
+    if path.is_file():
+        return [*_read_lines(path)]
+    served = load_served(path, notes)
+    return [
+        Registered(one.id, one.text, one.metadata, served.vector(row))
+        for row, one in served.documents.items()
+    ]
+
+
+def _read_lines(path: Path) -> Iterator[Registered]:
+    try:
+        with path.open(encoding="utf-8") as lines:
+            for number, line in enumerate(lines, 1):
+                if line.strip():
+                    yield _read_line(line, f"{path}, line {number}")
+    except (OSError, UnicodeError) as error:
+        raise CommandError(f"{path} cannot be read: {error}") from error
+
+
+def _read_line(line: str, where: str) -> Registered:
+    try:
+        said: Any = json.loads(line)
+    except ValueError as error:
+        raise CommandError(f"{where} is no JSON: {error}") from error
+    match said:
+        case {"id": str(name), "text": str(text)} if name:
+            details = said.get("metadata", {})
+            return Registered(name, text, details if isinstance(details, dict) else {})
+    raise CommandError(f'{where} is no object with "id" and "text", both texts')

@@ -1,0 +1,16 @@
+"""Documents that clients register with a server, which finds them in anybody's prompts.
+
+| file | holds |
+|---|---|
+| document.py | a registered document |
+| client.py | registers documents at a server |
+| registered.py | the server's documents, each tenant's corpora apart |
+| fingerprints.py | finds registered texts in a prompt in one pass |
+
+The server's paths are in serving/corpus_routes.py. Importing this package loads no numpy.
+"""
+
+from ragcache_engine.corpora.client import Pushed, ServerCorpora
+from ragcache_engine.corpora.document import Registered
+
+__all__ = ["Pushed", "Registered", "ServerCorpora"]

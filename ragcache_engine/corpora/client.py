@@ -1,0 +1,122 @@
+"""The client of a server's registered documents: makes a corpus there hold exactly what is given."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote
+
+from ragcache_engine.backends.server.connection import Connection
+from ragcache_engine.corpora.document import Change, Registered, require_corpus_name
+from ragcache_engine.serving.messages import CORPORA
+
+PUSHED_BYTES = 4 << 20
+"""About how many bytes of documents go with one request, so that a lost connection costs little."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pushed:
+    """What became of the documents of a corpus, by number."""
+
+    added: int = 0
+    changed: int = 0
+    same: int = 0
+    removed: int = 0
+
+
+class ServerCorpora:
+    """The corpora that a key may register at a server that `ragcache serve` started.
+
+        corpora = ServerCorpora("http://host:8000", api_key="...")
+        corpora.push("handbook", [Registered("intro", "All employees have ...")])
+
+    url: where the server listens. api_key: a tenant's key, or an operator's for everybody's corpora.
+    Raises InvalidArgument for what is no URL.
+    """
+
+    def __init__(self, url: str, api_key: str | None = None) -> None:
+        self._connection = Connection(url, api_key)
+
+    def close(self) -> None:
+        """Close the connections to the server."""
+        self._connection.end()
+
+    def push(
+        self,
+        corpus: str,
+        documents: Iterable[Registered],
+        *,
+        keep: bool = False,
+        done: Callable[[int, int], None] | None = None,
+    ) -> Pushed:
+        """Make a corpus hold these documents. Only those are sent that the server lacks.
+
+        keep: whether documents stay that are not among these. done: called with how many were sent of how
+        many. Pushing the same again changes nothing, so a push that failed is simply repeated.
+        Raises CorpusTooLarge, InvalidArgument, KeyRefused, ServerBusy, ServerUnreachable. Documents
+        before the one that is refused are registered, and nothing is removed.
+        """
+        given = {one.id: one for one in documents}
+        known = self.digests(corpus)
+        sent = [one for one in given.values() if known.get(one.id) != one.digest]
+        counts = dict.fromkeys((change.value for change in Change), 0)
+        counts[Change.SAME.value] = len(given) - len(sent)
+        reached = 0
+        for some in _in_parts(sent):
+            said = self._connection.call("PUT", _path(corpus), write_lines(some))
+            for name in counts:
+                counts[name] += said[name]
+            reached += len(some)
+            if done:
+                done(reached, len(sent))
+        gone = [] if keep else [name for name in known if name not in given]
+        for name in gone:
+            self._connection.call("DELETE", f"{_path(corpus)}/documents/{quote(name, safe='')}")
+        return Pushed(**counts, removed=len(gone))
+
+    def digests(self, corpus: str) -> dict[str, str]:
+        """Return the ids of a corpus's documents, and digests of their texts."""
+        with closing(self._connection.lines("GET", _path(corpus))) as lines:
+            return {said["id"]: said["digest"] for said in lines}
+
+    def summaries(self) -> Mapping[str, Mapping[str, int]]:
+        """Return what each corpus holds, by its name: `documents`, `size_bytes`, `too_short`."""
+        told: Mapping[str, Mapping[str, int]] = self._connection.call("GET", CORPORA)
+        return told
+
+    def remove(self, corpus: str) -> int:
+        """Remove a corpus, and what is stored of its documents; return how many those were."""
+        return int(self._connection.call("DELETE", _path(corpus))["removed"])
+
+
+def _path(corpus: str) -> str:
+    return f"{CORPORA}/{require_corpus_name(corpus)}"
+
+
+def _in_parts(documents: list[Registered]) -> Iterator[list[Registered]]:
+    part: list[Registered] = []
+    size_bytes = 0
+    for one in documents:
+        part.append(one)
+        size_bytes += one.size_bytes
+        if size_bytes >= PUSHED_BYTES:
+            yield part
+            part, size_bytes = [], 0
+    if part:
+        yield part
+
+
+def write_lines(documents: Iterable[Registered]) -> bytes:
+    """Write documents as the lines of a body."""
+    lines = []
+    for one in documents:
+        line: dict[str, Any] = {"id": one.id, "text": one.text}
+        if one.details:
+            line["metadata"] = one.details
+        if one.vector is not None:
+            line["vector"] = [float(number) for number in one.vector]
+        lines.append(json.dumps(line, default=str).encode() + b"\n")
+    return b"".join(lines)

@@ -1,0 +1,297 @@
+"""Finds registered texts in a prompt in one pass over its characters, however many are registered.
+
+A text is known by the hash of WINDOW of its characters, its anchor, and by the hash of the whole. The
+hashes of all windows of a prompt come from one running sum, as Karp and Rabin have it: sums of
+character i times BASE**i, of which a difference, divided by BASE**start, is the hash of any part. So a
+prompt costs one pass, and each place where an anchor stands one comparison, whatever the text's length.
+A digest decides in the end: a text that stands there changed is not found.
+"""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_right
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ragcache_engine.corpora.document import digest_of
+
+Name = TypeVar("Name", bound=Hashable)
+Hashes = NDArray[np.uint64]
+
+WINDOW = 32
+"""How many characters an anchor has. Shorter texts are not registered: they fill few blocks of tensors,
+and would be found by chance."""
+
+BASE = np.uint64(0x9E3779B97F4A7C15)
+"""An odd number, so that it can be divided by, modulo 2**64."""
+BASE_INVERSE = np.uint64(pow(int(BASE), -1, 1 << 64))
+
+BITS_OF_AN_ANCHOR = 32
+"""The filter before the anchors has so many bits for each, so that few windows pass by chance."""
+
+BITS_OF_A_SEEN_WINDOW = 8
+SMALLEST_BITS, GROWTH = 16, 1
+"""Filters have 2**16 bits at first, and twice as many when they are full."""
+
+SEEN_SHARE = 4
+"""Of one window in four is remembered that a text has it: enough to find one that no other text has."""
+
+MOST_STALE = 1 << 17
+"""After so many removed anchors the filters are made anew."""
+
+CHARACTERS_PER_PLACE = 4
+"""A prompt is looked at in one place for each so many characters, at most. Only one that is made of
+repetitions has more places where a text might begin."""
+
+BLOCK = 8192
+"""So many characters are worked on at a time: what that takes stays in the processor's cache."""
+
+DIGESTED = 2
+"""So many times the characters of a prompt are digested at most, whatever collides."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found(Generic[Name]):
+    """A text at the characters [start, end) of a prompt. names: of all that were registered with it."""
+
+    start: int
+    end: int
+    names: Sequence[Name]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Written(Generic[Name]):
+    """A text as it may stand in a prompt. anchor: the hash of the WINDOW at `offset`."""
+
+    anchor: int
+    offset: int
+    length: int
+    whole: int
+    digest: bytes
+    names: dict[Name, None] = field(default_factory=dict)
+
+
+class FingerprintIndex(Generic[Name]):
+    """Remembers texts by their fingerprints, not the texts themselves; below 1 KB for each.
+
+    A text is found without the white space at its ends, as it is and as written in a JSON string.
+    """
+
+    def __init__(self) -> None:
+        self._powers = _Powers()
+        self._written: dict[bytes, _Written[Name]] = {}  # by digest
+        self._by_anchor: dict[int, dict[_Written[Name], None]] = {}
+        self._anchors = _Bits(SMALLEST_BITS, BITS_OF_AN_ANCHOR)
+        self._seen = [_Bits(SMALLEST_BITS, BITS_OF_A_SEEN_WINDOW)]
+        self._stale = 0
+
+    def __len__(self) -> int:
+        """Count the different texts, each as often as there are ways to write it."""
+        return len(self._written)
+
+    def add(self, name: Name, text: str) -> Sequence[bytes]:
+        """Remember a text. Returns what `remove` wants; nothing for a text too short to be found."""
+        digests = []
+        for form in written_forms(text):
+            digest = digest_of(form)
+            if digest not in self._written:
+                written = self._written[digest] = self._fingerprint(form, digest)
+                self._by_anchor.setdefault(written.anchor, {})[written] = None
+                self._note_anchor(written.anchor)
+            self._written[digest].names[name] = None
+            digests.append(digest)
+        return digests
+
+    def remove(self, name: Name, digests: Sequence[bytes]) -> None:
+        """Forget a text again. digests: what `add` returned."""
+        for digest in digests:
+            written = self._written[digest]
+            del written.names[name]
+            if not written.names:
+                del self._written[digest]
+                others = self._by_anchor[written.anchor]
+                del others[written]
+                if not others:
+                    del self._by_anchor[written.anchor]
+                    self._stale += 1
+        if self._stale > MOST_STALE:
+            self._make_filters(self._anchors.log2)
+
+    def find(self, prompt: str) -> list[Found[Name]]:
+        """Return the texts that stand in a prompt, in its order, without overlaps.
+
+        Longer texts come first, so that a text which contains another stays whole.
+        """
+        if len(prompt) < WINDOW or not self._written:
+            return []
+        sums = self._powers.sums(prompt)
+        places = self._places(sums, most=len(prompt) // CHARACTERS_PER_PLACE + 1)
+        taken: list[tuple[int, int]] = []  # apart, in order
+        found: list[Found[Name]] = []
+        left = DIGESTED * len(prompt)
+        for start, written in sorted(places, key=lambda place: (-place[1].length, place[0])):
+            end = start + written.length
+            at = bisect_right(taken, (start, end))
+            if (at and taken[at - 1][1] > start) or (at < len(taken) and taken[at][0] < end):
+                continue
+            left -= written.length
+            if left < 0:
+                break
+            if digest_of(prompt[start:end]) == written.digest:
+                taken.insert(at, (start, end))
+                found.append(Found(start, end, tuple(written.names)))
+        return sorted(found, key=lambda one: one.start)
+
+    def _places(self, sums: Hashes, most: int) -> list[tuple[int, _Written[Name]]]:
+        """Return where texts begin whose anchor and whose whole have the hashes of the prompt there."""
+        tried = list(islice(self._anchored(sums), most))
+        if not tried:
+            return []
+        starts = np.array([start for start, _ in tried])
+        lengths = np.array([written.length for _, written in tried])
+        wholes = np.array([written.whole for _, written in tried], np.uint64)
+        is_there = self._powers.parts(sums, starts, starts + lengths) == wholes
+        return [*_without_overlaps(tried[at] for at in np.flatnonzero(is_there))]
+
+    def _anchored(self, sums: Hashes) -> Iterator[tuple[int, _Written[Name]]]:
+        """Yield where texts would begin whose anchor stands in the prompt, and that have room in it."""
+        for begin in range(0, len(sums) - WINDOW, BLOCK):
+            windows = self._powers.windows(sums, begin, BLOCK)
+            passed = np.flatnonzero(self._anchors.has(windows))
+            for at, anchor in zip(passed.tolist(), windows[passed].tolist(), strict=True):
+                for written in self._by_anchor.get(anchor, ()):
+                    start = begin + at - written.offset
+                    if start >= 0 and start + written.length < len(sums):
+                        yield start, written
+
+    def _fingerprint(self, text: str, digest: bytes) -> _Written[Name]:
+        """Return the fingerprint of a text. Its anchor is one that no other text has, if there is one."""
+        sums = self._powers.sums(text)
+        windows = self._powers.windows(sums, 0, len(sums))
+        is_free = ~self._anchors.has(windows)
+        is_sampled = windows % np.uint64(SEEN_SHARE) == 0
+        is_new = is_sampled & ~np.logical_or.reduce([bits.has(windows) for bits in self._seen])
+        # In the middle: the ends of many texts are the same.
+        choices = next(some for some in (is_new & is_free, is_free, windows > 0) if some.any())
+        places = np.flatnonzero(choices)
+        offset = int(places[len(places) // 2])
+        self._note_seen(windows[is_sampled])
+        whole = self._powers.parts(sums, np.array([0]), np.array([len(text)]))
+        return _Written(int(windows[offset]), offset, len(text), int(whole[0]), digest)
+
+    def _note_anchor(self, anchor: int) -> None:
+        self._anchors.note(np.array([anchor], np.uint64))
+        if self._anchors.is_full:
+            self._make_filters(self._anchors.log2 + GROWTH)
+
+    def _make_filters(self, log2: int) -> None:
+        """Make the filters anew, without what was removed. What was seen before is not known any more."""
+        self._anchors = _Bits(log2, BITS_OF_AN_ANCHOR)
+        self._anchors.note(np.array(list(self._by_anchor), np.uint64))
+        if self._stale > MOST_STALE:
+            self._seen = [_Bits(SMALLEST_BITS, BITS_OF_A_SEEN_WINDOW)]
+            self._stale = 0
+
+    def _note_seen(self, windows: Hashes) -> None:
+        if self._seen[-1].is_full:
+            self._seen.append(_Bits(self._seen[-1].log2 + GROWTH, BITS_OF_A_SEEN_WINDOW))
+        self._seen[-1].note(windows)
+
+
+def written_forms(text: str) -> list[str]:
+    """Return the ways in which a text is looked for; none for a text that is too short."""
+    trimmed = text.strip()
+    if len(trimmed) < WINDOW:
+        return []
+    in_json = (json.dumps(trimmed, ensure_ascii=ascii_only)[1:-1] for ascii_only in (False, True))
+    return [*dict.fromkeys((trimmed, *in_json))]
+
+
+def _without_overlaps(
+    places: Iterable[tuple[int, _Written[Name]]],
+) -> Iterator[tuple[int, _Written[Name]]]:
+    """Leave out where a text begins inside itself, as in a row of one letter. places: in order."""
+    ends: dict[_Written[Name], int] = {}
+    for start, written in places:
+        if start >= ends.get(written, 0):
+            ends[written] = start + written.length
+            yield start, written
+
+
+class _Powers:
+    """The powers of BASE and of its inverse, as many as the longest text so far has characters."""
+
+    def __init__(self) -> None:
+        self._up = np.ones(1, np.uint64)
+        self._down = np.ones(1, np.uint64)
+
+    def sums(self, text: str) -> Hashes:
+        """Return, for each end of the text from 0 on, the sum of its characters times their powers."""
+        characters = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
+        up, _ = self._reach(len(characters))
+        sums = np.empty(len(characters) + 1, np.uint64)
+        sums[0] = 0
+        for begin in range(0, len(characters), BLOCK):
+            part = characters[begin : begin + BLOCK].astype(np.uint64)
+            part += np.uint64(1)  # a character of 0 would weigh nothing
+            part *= up[begin : begin + len(part)]
+            part[:1] += sums[begin : begin + 1]
+            np.cumsum(part, out=sums[begin + 1 : begin + 1 + len(part)])
+        return sums
+
+    def windows(self, sums: Hashes, begin: int, most: int) -> Hashes:
+        """Return the hash of the WINDOW characters at each of so many places of a text, from begin on."""
+        _, down = self._reach(len(sums))
+        end = min(begin + most, len(sums) - WINDOW)
+        return (sums[begin + WINDOW : end + WINDOW] - sums[begin:end]) * down[begin:end]
+
+    def parts(self, sums: Hashes, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> Hashes:
+        """Return the hashes of the characters [start, end) of a text."""
+        _, down = self._reach(len(sums))
+        return (sums[ends] - sums[starts]) * down[starts]
+
+    def _reach(self, length: int) -> tuple[Hashes, Hashes]:
+        if length > len(self._up):
+            ones = np.ones(max(length, 2 * len(self._up)), np.uint64)
+            up, down = ones * BASE, ones * BASE_INVERSE
+            up[0] = down[0] = 1
+            self._up, self._down = np.cumprod(up), np.cumprod(down)
+        return self._up, self._down
+
+
+class _Bits:
+    """A set of hashes, of which it may say by chance that one is in it that is not.
+
+    log2: it has 2**log2 bits, which are enough for a hash in every `bits_each` of them.
+    """
+
+    def __init__(self, log2: int, bits_each: int) -> None:
+        self.log2 = log2
+        self._bits = np.zeros(1 << (log2 - 3), np.uint8)
+        self._noted, self._most = 0, (1 << log2) // bits_each
+
+    @property
+    def is_full(self) -> bool:
+        return self._noted >= self._most
+
+    def note(self, hashes: Hashes) -> None:
+        byte, bit = self._places(hashes)
+        np.bitwise_or.at(self._bits, byte, bit)
+        self._noted += len(hashes)
+
+    def has(self, hashes: Hashes) -> NDArray[np.bool_]:
+        byte, bit = self._places(hashes)
+        found: NDArray[np.bool_] = (self._bits[byte] & bit) != 0
+        return found
+
+    def _places(self, hashes: Hashes) -> tuple[NDArray[np.uint64], NDArray[np.uint8]]:
+        # The low bits of a product modulo 2**64 depend on few characters, the high ones on all.
+        mixed = hashes >> np.uint64(64 - self.log2)
+        bits = np.left_shift(np.uint8(1), (mixed & np.uint64(7)).astype(np.uint8))
+        return mixed >> np.uint64(3), bits

@@ -1,0 +1,245 @@
+"""The paths below /ragcache/corpora: documents that a client registers, to be recognised in any prompt.
+
+    PUT    /ragcache/corpora/NAME                  register the documents of the body's lines
+    GET    /ragcache/corpora                       what each corpus holds
+    GET    /ragcache/corpora/NAME                  its documents: ids, and digests of the texts
+    DELETE /ragcache/corpora/NAME                  remove all its documents, and what is stored of them
+    GET    /ragcache/corpora/NAME/documents/ID     one document
+    DELETE /ragcache/corpora/NAME/documents/ID     remove one
+
+A tenant's key sees its own corpora alone. What callers without a tenant register is everybody's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+from contextlib import aclosing
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.types import Receive
+
+from ragcache_engine.checks import require_short_text, require_text
+from ragcache_engine.corpora.document import Change, Registered, require_corpus_name
+from ragcache_engine.corpora.registered import Corpora, name_of
+from ragcache_engine.errors import (
+    BadRequest,
+    InvalidArgument,
+    RequestTooLarge,
+    RequestTooSlow,
+)
+from ragcache_engine.serving.keys import Caller
+from ragcache_engine.serving.messages import CORPORA, LINES, CorpusLine, error_to_json
+from ragcache_engine.serving.routes import Served, log_unforeseen, parse_body, status_of
+
+LONGEST_LINE_BYTES = 4 << 20
+"""How long a line of a body may be: a long document, and what is told of it."""
+
+LINE_S = 60.0
+"""How long a line may take to come. Until then its request has room that another one could use."""
+
+LINES_AT_ONCE, BYTES_AT_ONCE = 64, 1 << 20
+"""So many lines, or those of so many bytes, are registered in one go."""
+
+WRITTEN_AT_ONCE = 256
+"""How many documents are listed before other requests have their turn."""
+
+
+class CorpusRoutes:
+    """Answers requests. A mistake in one becomes an answer with the name of its error."""
+
+    async def push(
+        self, path: str, caller: Caller, receive: Receive, served: Served
+    ) -> Response | None:
+        """Register documents as they come. Returns the answer; None if the client left.
+
+        All lines before one that is wrong are registered; so are those of a client that left.
+        """
+        try:
+            corpus = require_corpus_name(path.removeprefix(f"{CORPORA}/"))
+            registering = _Registering(corpus, caller.tenant, served.corpora)
+            is_whole = await _register(read_lines(receive), registering, served)
+        except Exception as error:
+            return _refusal(error)
+        return JSONResponse(registering.counts) if is_whole else None
+
+    async def answer(self, method: str, path: str, caller: Caller, served: Served) -> Response:
+        """Return the answer to a request without a body."""
+        try:
+            return await self._answer(method, path.removeprefix(CORPORA), caller, served)
+        except Exception as error:
+            return _refusal(error)
+
+    async def _answer(self, method: str, rest: str, caller: Caller, served: Served) -> Response:
+        owner, corpora = caller.tenant, served.corpora
+        name, _, below = rest.removeprefix("/").partition("/")
+        document_id = below.removeprefix("documents/")
+        match method, bool(name), document_id != below:
+            case "GET", False, False:
+                told = corpora.summaries(owner)
+                return JSONResponse({name: asdict(summary) for name, summary in told.items()})
+            case "GET", True, False if not below:
+                documents = corpora.documents(owner, require_corpus_name(name))
+                return StreamingResponse(_list_documents(documents), media_type=LINES)
+            case "DELETE", True, False if not below:
+                ids = corpora.drop(owner, require_corpus_name(name))
+                await _forget([name_of(owner, name, one) for one in ids], served)
+                return JSONResponse({"removed": len(ids)})
+            case "GET", True, True:
+                found = corpora.document(owner, require_corpus_name(name), document_id)
+                return JSONResponse(
+                    {"id": found.id, "text": found.text, "metadata": dict(found.details)}
+                )
+            case "DELETE", True, True:
+                corpora.remove(owner, require_corpus_name(name), document_id)
+                await _forget([name_of(owner, name, document_id)], served)
+                return JSONResponse({"removed": 1})
+        return JSONResponse({"error": {"message": f"there is no {method} {CORPORA}{rest}"}}, 404)
+
+
+class _Registering:
+    """Registers the lines of a body or a file.
+
+    counts: how many documents were new, were changed and stood there already. changed: the names of those
+    of which an old text may be stored.
+    """
+
+    def __init__(self, corpus: str, owner: str | None, corpora: Corpora) -> None:
+        self._corpus, self._owner, self._corpora = corpus, owner, corpora
+        self._line = 0
+        self.counts = Counter({change.value: 0 for change in Change})
+        self.changed: list[str] = []
+
+    def put_all(self, lines: Iterable[bytes]) -> None:
+        """Register these lines. Raises, with the number of the line, one of the kinds of BadRequest."""
+        for line in lines:
+            self._line += 1
+            if not line.strip():
+                continue
+            try:
+                self._put(parse_body(CorpusLine, line))
+            except BadRequest as error:
+                raise type(error)(
+                    f"line {self._line}: {error} (the {self.counts.total():,} documents before it are "
+                    f"registered)"
+                ) from error
+
+    def _put(self, said: CorpusLine) -> None:
+        if not require_short_text(said.id, "a document's id"):
+            raise InvalidArgument("a document has an id of at least one character")
+        require_text(said.text, "a document's text")
+        document = Registered(said.id, said.text, said.metadata, said.vector)
+        change = self._corpora.put(self._owner, self._corpus, document)
+        self.counts[change.value] += 1
+        if change is Change.CHANGED:
+            self.changed.append(name_of(self._owner, self._corpus, said.id))
+
+
+async def _register(
+    lines: AsyncGenerator[bytes | None, None], registering: _Registering, served: Served
+) -> bool:
+    """Register lines as they come. Returns whether all have come, and the client has not left."""
+    waiting: list[bytes] = []
+    size_bytes, is_whole = 0, True
+
+    async def put() -> None:
+        nonlocal waiting, size_bytes
+        some, waiting, size_bytes = waiting, [], 0
+        await served.tokenizers.run(partial(registering.put_all, some))
+
+    try:
+        async with aclosing(lines) as coming:
+            async for line in coming:
+                if line is None:
+                    is_whole = False
+                    break
+                waiting.append(line)
+                size_bytes += len(line)
+                if len(waiting) >= LINES_AT_ONCE or size_bytes >= BYTES_AT_ONCE:
+                    await put()
+        await put()
+    finally:
+        await _forget(registering.changed, served)
+    return is_whole
+
+
+def read_corpora(folder: Path, corpora: Corpora) -> None:
+    """Register the files NAME.jsonl of a folder as everybody's.
+
+    Raises OSError, or, with the file's name, one of the kinds of BadRequest.
+    """
+    for path in sorted(folder.glob("*.jsonl")):
+        try:
+            with path.open("rb") as lines:
+                _Registering(require_corpus_name(path.stem), None, corpora).put_all(lines)
+        except BadRequest as error:
+            raise type(error)(f"{path}: {error}") from error
+
+
+async def read_lines(receive: Receive) -> AsyncGenerator[bytes | None, None]:
+    """Yield the lines of a request's body as they come, and None in the end if the client left.
+
+    Raises RequestTooLarge for a line that is too long, RequestTooSlow for one that does not come.
+    """
+    begun = bytearray()
+    while True:
+        lines: list[bytes] = []
+        has_more = True
+        try:
+            async with asyncio.timeout(LINE_S):
+                while has_more and not lines:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        yield None
+                        return
+                    *lines, rest = message.get("body", b"").split(b"\n")
+                    if lines:
+                        lines[0] = bytes(begun) + lines[0]
+                        begun.clear()
+                    begun += rest
+                    has_more = message.get("more_body", False)
+                    _require_short([*lines, begun])
+        except TimeoutError:
+            raise RequestTooSlow(
+                f"no line came for {LINE_S:.0f} s: send the documents without pauses, or in several "
+                f"requests"
+            ) from None
+        for line in lines:
+            yield line
+        if not has_more:
+            if begun:
+                yield bytes(begun)
+            return
+
+
+def _require_short(lines: Sequence[bytes | bytearray]) -> None:
+    if any(len(line) > LONGEST_LINE_BYTES for line in lines):
+        raise RequestTooLarge(
+            f"a line has more than {LONGEST_LINE_BYTES:,} bytes: send a document a line, and long ones "
+            f"in parts, as your chain retrieves them"
+        )
+
+
+async def _list_documents(documents: Sequence[Registered]) -> AsyncIterator[bytes]:
+    for number, one in enumerate(documents, 1):
+        yield json.dumps({"id": one.id, "digest": one.digest}).encode() + b"\n"
+        if number % WRITTEN_AT_ONCE == 0:
+            await asyncio.sleep(0)
+
+
+async def _forget(names: Sequence[str], served: Served) -> None:
+    """Let nothing stay stored of these documents."""
+    if names:
+        await served.forget(names)
+
+
+def _refusal(error: Exception) -> JSONResponse:
+    log_unforeseen(error)
+    said: dict[str, Any] = error_to_json(error)
+    return JSONResponse(said, status_of(error))

@@ -1,0 +1,98 @@
+"""`ragcache corpus`: what it reads, and what it says of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from http_servers import MemoryServer, serve
+from rich.console import Console
+
+from ragcache_cli.corpus_pushing import read_documents, write_corpora
+from ragcache_cli.errors import CommandError
+from ragcache_cli.main import main
+from ragcache_cli.terminal import Phases
+from ragcache_engine.backends.memory import MemoryBackend
+from ragcache_engine.corpora.registered import Corpora
+from ragcache_engine.serving.corpus_routes import read_corpora
+
+SALT = "Rivers carry salt into the sea, and the sun takes the water away again."
+
+
+@pytest.fixture
+def lines(tmp_path: Path) -> Path:
+    path = tmp_path / "the sea.jsonl"
+    path.write_text(json.dumps({"id": "salt", "text": SALT, "metadata": {"page": 3}}) + "\n\n")
+    return path
+
+
+@pytest.fixture
+def server() -> Iterator[MemoryServer]:
+    with serve(MemoryBackend()) as server:
+        yield server
+
+
+def quiet() -> Console:
+    return Console(file=StringIO())
+
+
+def test_a_file_of_lines_is_pushed_listed_and_removed(lines, server, capsys):
+    to = ["--server", server.url]
+    assert main(["corpus", "push", str(lines), *to]) == 0
+    assert "The corpus the-sea: 1 added" in capsys.readouterr().out
+    assert main(["corpus", "push", str(lines), "--name", "sea", *to]) == 0
+    assert main(["corpus", "list", *to]) == 0
+    assert "the-sea" in capsys.readouterr().out
+    assert main(["corpus", "remove", "the-sea", *to]) == 0
+    assert "Removed 1 documents" in capsys.readouterr().out
+
+
+def test_a_server_without_a_corpus_says_how_to_push_one(server, capsys):
+    assert main(["corpus", "list", "--server", server.url]) == 0
+    assert "ragcache corpus push" in capsys.readouterr().out
+
+
+def test_a_missing_key_is_named(server, capsys):
+    told = ["--server", server.url, "--api-key-env", "NO_SUCH_KEY"]
+    assert main(["corpus", "list", *told]) == 1
+    assert "NO_SUCH_KEY is not set" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("{", "line 2 is no JSON"),
+        ("[1]", "line 2 is no object"),
+        ('{"id": 1, "text": "x"}', "line 2"),
+    ],
+)
+def test_a_wrong_line_is_named(lines, line, why):
+    lines.write_text(json.dumps({"id": "salt", "text": SALT}) + f"\n{line}\n")
+    with pytest.raises(CommandError, match=why):
+        read_documents(lines, Phases(quiet()))
+
+
+def test_a_folder_that_does_not_exist_is_named(tmp_path):
+    with pytest.raises(CommandError, match="is no folder"):
+        read_documents(tmp_path / "nowhere", Phases(quiet()))
+
+
+def test_a_server_begins_with_the_corpora_that_were_written_for_it(lines, tmp_path, monkeypatch):
+    monkeypatch.setenv("RAGCACHE_HOME", str(tmp_path / "home"))
+    folder = write_corpora([lines], quiet())
+    assert write_corpora([lines], quiet()) == folder
+    corpora = Corpora()
+    read_corpora(folder, corpora)
+    assert corpora.document(None, "the-sea", "salt").details == {"page": 3}
+
+
+def test_two_corpora_of_one_name_are_refused(lines, tmp_path, monkeypatch):
+    monkeypatch.setenv("RAGCACHE_HOME", str(tmp_path / "home"))
+    (tmp_path / "other").mkdir()
+    other = tmp_path / "other" / lines.name
+    other.write_bytes(lines.read_bytes())
+    with pytest.raises(CommandError, match="two corpora are named the-sea"):
+        write_corpora([lines, other], quiet())

@@ -1,0 +1,124 @@
+"""Corpora: tenants apart, room for everybody, and what is found in whose prompts."""
+
+from __future__ import annotations
+
+import pytest
+
+from ragcache_engine.checks import LONGEST_ID
+from ragcache_engine.corpora import Registered
+from ragcache_engine.corpora.document import Change
+from ragcache_engine.corpora.registered import Corpora
+from ragcache_engine.errors import CorpusTooLarge, InvalidArgument, UnknownDocument
+
+TIDES = "The moon pulls the oceans, and the tides follow it, twice a day."
+SALT = "Rivers carry salt into the sea, and the sun takes the water away again."
+MIB = 1 << 20
+
+
+@pytest.fixture
+def corpora() -> Corpora:
+    return Corpora()
+
+
+def found(corpora: Corpora, tenant: str | None, prompt: str) -> list[str]:
+    return [span.document_id for span in corpora.find(tenant, prompt)]
+
+
+def test_a_document_is_added_stays_the_same_or_changes(corpora):
+    assert corpora.put(None, "sea", Registered("salt", SALT)) is Change.ADDED
+    assert corpora.put(None, "sea", Registered("salt", SALT, {"page": 3})) is Change.SAME
+    assert corpora.document(None, "sea", "salt").details == {"page": 3}
+    assert corpora.put(None, "sea", Registered("salt", TIDES)) is Change.CHANGED
+    assert found(corpora, None, SALT) == []
+    assert found(corpora, None, TIDES) == ["sea/salt"]
+
+
+def test_a_tenants_documents_are_found_in_its_own_prompts_and_everybodys_in_all(corpora):
+    corpora.put("shop", "sea", Registered("salt", SALT))
+    corpora.put(None, "all", Registered("tides", TIDES))
+    prompt = f"{SALT}\n{TIDES}"
+    assert found(corpora, "shop", prompt) == ["shop:sea/salt", "all/tides"]
+    assert found(corpora, "press", prompt) == ["all/tides"]
+    assert found(corpora, None, prompt) == ["all/tides"]
+
+
+def test_where_texts_overlap_the_tenants_own_is_found(corpora):
+    corpora.put(None, "all", Registered("both", f"{SALT} {TIDES}"))
+    corpora.put("shop", "sea", Registered("salt", SALT))
+    assert found(corpora, "shop", f"{SALT} {TIDES}") == ["shop:sea/salt"]
+    assert found(corpora, "press", f"{SALT} {TIDES}") == ["all/both"]
+
+
+def test_documents_of_one_text_are_found_in_turn(corpora):
+    for name in ("one", "two"):
+        corpora.put(None, "sea", Registered(name, SALT))
+    assert found(corpora, None, f"{SALT}\n{SALT}\n{SALT}") == ["sea/one", "sea/two", "sea/two"]
+
+
+def test_no_two_documents_have_one_name_in_the_tree(corpora):
+    corpora.put("a", "b", Registered("c", SALT))
+    corpora.put(None, "a", Registered("b/c", SALT))
+    corpora.put(None, "b", Registered("c", SALT))
+    names = {*found(corpora, "a", SALT), *found(corpora, None, f"{SALT} {SALT}")}
+    assert len(names) == 3
+
+
+def test_what_is_removed_is_found_no_more(corpora):
+    for name, text in (("salt", SALT), ("tides", TIDES)):
+        corpora.put("shop", "sea", Registered(name, text))
+    corpora.remove("shop", "sea", "salt")
+    assert found(corpora, "shop", f"{SALT} {TIDES}") == ["shop:sea/tides"]
+    assert corpora.drop("shop", "sea") == ["tides"]
+    assert not corpora.has_some_for("shop")
+    assert corpora.summaries("shop") == {}
+
+
+@pytest.mark.parametrize("owner", ["press", None])
+def test_nobody_removes_anothers_document(corpora, owner):
+    corpora.put("shop", "sea", Registered("salt", SALT))
+    with pytest.raises(UnknownDocument):
+        corpora.remove(owner, "sea", "salt")
+    assert corpora.drop(owner, "sea") == []
+    assert found(corpora, "shop", SALT) == ["shop:sea/salt"]
+
+
+def test_documents_beyond_the_room_are_refused_and_change_nothing():
+    corpora = Corpora(most_bytes=MIB)
+    corpora.put(None, "sea", Registered("salt", SALT))
+    with pytest.raises(CorpusTooLarge, match="--max-corpora"):
+        corpora.put(None, "sea", Registered("salt", "x" * 2 * MIB))
+    assert corpora.document(None, "sea", "salt").text == SALT
+    with pytest.raises(CorpusTooLarge):
+        corpora.put(None, "sea", Registered("tides", "x" * 2 * MIB))
+    assert [one.id for one in corpora.documents(None, "sea")] == ["salt"]
+
+
+def test_one_tenant_leaves_room_for_the_next():
+    corpora = Corpora(most_bytes=10 * MIB)
+    for number in range(20):
+        try:
+            corpora.put("shop", "sea", Registered(str(number), "x" * MIB))
+        except CorpusTooLarge:
+            break
+    assert 5 < number < 9
+    corpora.put("press", "sea", Registered("first", "y" * MIB))
+
+
+def test_removed_documents_make_room():
+    corpora = Corpora(most_bytes=3 * MIB)
+    for _ in range(10):
+        corpora.put("shop", "sea", Registered("large", "x" * 2 * MIB))
+        corpora.remove("shop", "sea", "large")
+
+
+def test_an_id_that_is_too_long_with_its_corpus_is_refused(corpora):
+    with pytest.raises(InvalidArgument, match="too long"):
+        corpora.put("shop", "sea", Registered("x" * (LONGEST_ID - 5), SALT))
+
+
+def test_a_summary_counts_what_is_too_short_to_be_found(corpora):
+    corpora.put(None, "sea", Registered("salt", SALT))
+    corpora.put(None, "sea", Registered("short", "Salt."))
+    told = corpora.summaries(None)["sea"]
+    assert (told.documents, told.too_short) == (2, 1)
+    assert told.size_bytes > len(SALT)
