@@ -12,22 +12,36 @@ from pathlib import Path
 
 import httpx2
 
+Running = tuple[str, "subprocess.Popen[bytes]"]
+
 
 @contextmanager
-def serving(
-    arguments: Sequence[str], for_vllm: Sequence[str], log: Path
-) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
+def serving(arguments: Sequence[str], for_vllm: Sequence[str], log: Path) -> Iterator[Running]:
     """Run `ragcache serve` until the block ends. Yields its URL and its process, once it answers.
 
     arguments, for_vllm: before and after the double dash, without where to listen. log: what it writes.
     """
+    words = ["-m", "ragcache_cli", "serve", *arguments]
+    with _run(words, ["--", *for_vllm], log) as running:
+        yield running
+
+
+@contextmanager
+def vllm_serving(arguments: Sequence[str], log: Path) -> Iterator[Running]:
+    """Run vLLM's own server in the same way. arguments: the model, and those of `vllm serve`."""
+    words = ["-m", "vllm.entrypoints.openai.api_server", "--model", *arguments]
+    with _run(words, [], log) as running:
+        yield running
+
+
+@contextmanager
+def _run(words: Sequence[str], rest: Sequence[str], log: Path) -> Iterator[Running]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
-    listening = ("--host", "127.0.0.1", "--port", port)
-    words = [sys.executable, "-m", "ragcache_cli", "serve", *arguments, *listening, "--", *for_vllm]
+    command = [sys.executable, *words, "--host", "127.0.0.1", "--port", port, *rest]
     with log.open("wb") as written:
-        process = subprocess.Popen(words, stdout=written, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(command, stdout=written, stderr=subprocess.STDOUT)
     url = f"http://127.0.0.1:{port}"
     try:
         while not is_healthy(url):

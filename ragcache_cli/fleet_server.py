@@ -62,6 +62,8 @@ def fleet_settings(
     environment = {} if keys is None else {"RAGCACHE_KEYS": keys}
     if doors.max_body_bytes is not None:
         environment["RAGCACHE_MAX_BODY"] = str(doors.max_body_bytes)
+    if doors.corpora_folder is not None:
+        environment["RAGCACHE_CORPORA"] = str(doors.corpora_folder)
     return FleetSettings(
         server_arguments=("-m", "ragcache_cli", "serve", *server, "--", *given),
         environment=environment,
@@ -74,6 +76,7 @@ def fleet_settings(
         max_requests=doors.max_requests,
         max_body_bytes=doors.max_body_bytes,
         keys_file=keys,
+        corpora_folder=environment.get("RAGCACHE_CORPORA"),
     )
 
 

@@ -283,8 +283,8 @@ class Backend(Protocol):
     async def touch_if_cached(self, requests: Sequence[BackendRequest]) -> list[bool]:
         """Return for each request whether all that it would leave in the cache is in some tier already.
 
-        That counts as a use of those requests' documents. False where a backend cannot tell. Raises
-        EngineDied if the model's process is gone.
+        That counts as a use of the documents of those that are no guesses. False where a backend cannot
+        tell. Raises EngineDied if the model's process is gone.
         """
 
     async def snapshot(

@@ -87,6 +87,8 @@ MAY_IMPORT = {
     "ragcache_engine.fleet": ["fleet"],
     "ragcache_engine.fleet_serving": [
         "fleet_serving",
+        "corpora.registered",
+        "prompt",
         "fleet",
         "serving",
         "tiers.tree_snapshot",

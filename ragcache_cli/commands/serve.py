@@ -167,10 +167,8 @@ def run(parsed: argparse.Namespace, console: Console) -> int:
     settings["model"] = str(demo_model()) if parsed.model == DEMO_MODEL else parsed.model
     doors = DoorSettings(parsed.keys, parsed.max_body, parsed.max_requests, parsed.max_corpora)
     require_usable_keys(doors, parsed.vllm_arguments)
-    if parsed.replicas and (parsed.corpus or parsed.max_corpora):
-        raise CommandError(
-            "a fleet keeps no registered documents yet: leave out --corpus and --max-corpora"
-        )
+    if parsed.replicas and parsed.max_corpora:
+        raise CommandError("a fleet takes no documents of clients: leave out --max-corpora")
     if parsed.corpus:
         doors = replace(doors, corpora_folder=write_corpora(parsed.corpus, console))
     if parsed.replicas:

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from threading import Lock
+from typing import NamedTuple
 
 import numpy as np
 
@@ -50,6 +51,14 @@ class CorpusSummary:
     too_short: int
 
 
+class CorporaTotals(NamedTuple):
+    """What all corpora hold together. recognised: how many documents were found in prompts so far."""
+
+    documents: int
+    size_bytes: int
+    recognised: int
+
+
 class Corpora:
     """Registered documents. Any thread may call its methods.
 
@@ -64,6 +73,7 @@ class Corpora:
         self._corpora: dict[Owner, dict[str, _Corpus]] = {}
         self._indexes: dict[Owner, FingerprintIndex[tuple[str, str]]] = {}
         self._sizes_bytes: Counter[Owner] = Counter()
+        self._recognised = 0
         self._lock = Lock()
 
     def put(self, owner: Owner, corpus: str, document: Registered) -> Change:
@@ -146,6 +156,13 @@ class Corpora:
                 for name, known in self._corpora.get(owner, {}).items()
             }
 
+    def totals(self) -> CorporaTotals:
+        """Return what all corpora hold together."""
+        with self._lock:
+            corpora = [known for each in self._corpora.values() for known in each.values()]
+            documents = sum(len(known.documents) for known in corpora)
+            return CorporaTotals(documents, self._sizes_bytes.total(), self._recognised)
+
     def neighbour(self, name: str) -> Document | None:
         """Return the nearest other document of one, with another text; None if that is not known.
 
@@ -188,6 +205,7 @@ class Corpora:
         with self._lock:
             for owner in dict.fromkeys((tenant, None)):
                 spans = sorted([*spans, *self._find_of(owner, prompt, spans)])
+            self._recognised += len(spans)
         return tuple(spans)
 
     def _find_of(self, owner: Owner, prompt: str, taken: Sequence[Span]) -> list[Span]:

@@ -20,6 +20,7 @@ from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp, Scope
 
+from ragcache_engine.corpora.registered import Corpora
 from ragcache_engine.daemon_threads import DaemonThreads
 from ragcache_engine.fleet_serving.engine_replica import EngineReplica
 from ragcache_engine.fleet_serving.fleet_settings import FleetSettings
@@ -32,6 +33,7 @@ from ragcache_engine.fleet_serving.wire import (
     ReplicaAway,
     ReplicaLost,
 )
+from ragcache_engine.serving.corpus_routes import read_corpora
 from ragcache_engine.serving.keys import Keys
 from ragcache_engine.serving.routes import UPKEEP_S
 from ragcache_engine.serving.settings import OPERATOR_KEY, Limits
@@ -224,4 +226,7 @@ def make_doors(
     def find_keys(scope: Scope) -> Keys:
         return keys
 
-    return FleetDoors(replicas, limits, find_keys)
+    corpora = Corpora()
+    if settings.corpora_folder:
+        read_corpora(Path(settings.corpora_folder), corpora)
+    return FleetDoors(replicas, limits, find_keys, corpora)

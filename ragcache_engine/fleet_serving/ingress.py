@@ -26,10 +26,12 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
+from ragcache_engine.corpora.registered import Corpora
 from ragcache_engine.daemon_threads import DaemonThreads
 from ragcache_engine.errors import (
     AnswersDiffer,
     GenerationFailed,
+    InvalidArgument,
     KeyRefused,
     RAGCacheError,
     ServerBusy,
@@ -46,7 +48,7 @@ from ragcache_engine.fleet_serving.wire import (
     ReplicaLost,
     Replicas,
 )
-from ragcache_engine.serving.doors import FREE_PATHS, Doors, read_key, refusal
+from ragcache_engine.serving.doors import FREE_PATHS, Doors, is_corpus, read_key, refusal
 from ragcache_engine.serving.keys import Caller, Keys
 from ragcache_engine.serving.messages import PREFIX, error_to_json
 from ragcache_engine.serving.openai_bodies import CHAT, COMPLETIONS, count_answers
@@ -82,6 +84,9 @@ HOP_HEADERS = {"host", "content-length", "connection", "transfer-encoding", "kee
 ROUTING_HEADER = "x-ragcache-routing"
 """With it an operator has one request routed otherwise, to compare routings on one fleet."""
 
+FOUND_AT_ONCE = 2
+"""In how many prompts registered documents are looked for at a time."""
+
 JOINED_AT_ONCE = 1
 """How many pages of metrics are joined at a time."""
 
@@ -92,10 +97,16 @@ class FleetDoors(Doors):
     """Lets requests in, and has the fleet answer them."""
 
     def __init__(
-        self, replicas: Replicas, limits: Limits, find_keys: Callable[[Scope], Keys]
+        self,
+        replicas: Replicas,
+        limits: Limits,
+        find_keys: Callable[[Scope], Keys],
+        corpora: Corpora | None = None,
     ) -> None:
         super().__init__(self._answer_free_path, limits, find_keys, _serve_nothing)
         self._replicas = replicas
+        self._corpora = corpora or Corpora()
+        self._finders = DaemonThreads(FOUND_AT_ONCE, "ragcache-finding")
         self._seeds = SystemRandom()
         self._joiners = DaemonThreads(JOINED_AT_ONCE, "ragcache-metrics")
         self._looking = asyncio.Lock()
@@ -137,7 +148,10 @@ class FleetDoors(Doors):
         said = _read_object(body)
         if place is not None:
             place.widen(count_answers(said))
-        request = self._describe(path, caller, body, said, scope)
+        if scope["method"] != "GET" and is_corpus(path):
+            await refusal(_fixed_corpora())(scope, _never, send)
+            return None
+        request = await self._describe(path, caller, body, said, scope)
         try:
             if path in TO_ALL:
                 caller.require_operator(f"use {path}")
@@ -153,12 +167,25 @@ class FleetDoors(Doors):
             await refusal(lost)(scope, _never, send)
         return None
 
-    def _describe(
+    async def _take_corpus(
+        self, path: str, caller: Caller, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        await self._refuse(_fixed_corpora(), scope, receive, send)
+
+    async def _read_routable(self, said: dict[str, Any], caller: Caller) -> Routable:
+        if not said:
+            return Routable()
+        if not self._corpora.has_some_for(caller.tenant):
+            return read_routable(said, caller.tenant)
+        find = partial(self._corpora.find, caller.tenant)
+        return await self._finders.run(partial(read_routable, said, caller.tenant, find))
+
+    async def _describe(
         self, path: str, caller: Caller, body: bytes, said: dict[str, Any], scope: Scope
     ) -> FleetRequest:
         if _seed_if_drawn(path, said, self._seeds):
             body = json.dumps(said).encode()
-        routable = read_routable(said, caller.tenant) if said else Routable()
+        routable = await self._read_routable(said, caller)
         target, query = quote(path), quote(scope.get("query_string", b""), safe=printable)
         routing = Headers(scope=scope).get(ROUTING_HEADER)
         by_operator = self._has_operators_key(scope)
@@ -396,6 +423,13 @@ def _read_object(body: bytes) -> dict[str, Any]:
     except ValueError:
         return {}
     return said if isinstance(said, dict) else {}
+
+
+def _fixed_corpora() -> InvalidArgument:
+    return InvalidArgument(
+        "a fleet knows the documents of its start, so that every replica has the same: start it with "
+        "--corpus, and again when they change"
+    )
 
 
 async def _serve_nothing(scope: Scope) -> Served:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from ragcache_engine.checks import LONGEST_ID
 from ragcache_engine.fleet.path import RoutingPath, path_of_parts, path_of_text
+from ragcache_engine.prompt import Span
 from ragcache_engine.tiers.wire import FIELD
 
 NOTHING = path_of_text(None, "")
+
+FindDocuments: TypeAlias = Callable[[str], Sequence[Span]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,10 +26,13 @@ class Routable:
     documents: tuple[tuple[bytes, str], ...] = ()
 
 
-def read_routable(said: Mapping[str, Any], tenant: str | None) -> Routable:
+def read_routable(
+    said: Mapping[str, Any], tenant: str | None, find: FindDocuments | None = None
+) -> Routable:
     """Read a request's body. A body that makes no sense is somebody else's to refuse.
 
-    tenant: that of the caller's key, or None. Only then does the body's own count alone.
+    tenant: that of the caller's key, or None. Only then does the body's own count alone. find: returns
+      the registered documents in a text, for a body that names none; None where none are registered.
     """
     named = said.get("tenant", said.get("cache_salt"))
     whose = "\0".join([tenant or "", named if isinstance(named, str) else ""])
@@ -37,9 +43,15 @@ def read_routable(said: Mapping[str, Any], tenant: str | None) -> Routable:
         text = " ".join(map(str, prompt[:8192]))
         return Routable(path_of_text(whose, text), text)
     if isinstance(prompt, str):
-        return _of_prompt(whose, prompt, _documents_of(said))
+        return _of_prompt(whose, prompt, _documents_of(said) or _find(find, prompt))
     text = _text_of_messages(said.get("messages"))
-    return Routable(path_of_text(whose, text), text)
+    return _of_prompt(whose, text, _find(find, text))
+
+
+def _find(find: FindDocuments | None, text: str) -> list[list[Any]]:
+    """Return the registered documents in a text, as a body would name them."""
+    spans = find(text) if find else ()
+    return [[span.start, span.end, span.document_id] for span in spans]
 
 
 def _of_prompt(whose: str, prompt: str, documents: Sequence[Any]) -> Routable:

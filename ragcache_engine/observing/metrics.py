@@ -1,6 +1,7 @@
 """An engine's figures as Prometheus metrics, for a program that embeds the engine.
 
-A server has vLLM's metrics and those of the tiers; of these here, it has those of idle work.
+A server has vLLM's metrics and those of the tiers; of these here, it has those of idle work and of
+registered documents.
 """
 
 from __future__ import annotations
@@ -56,6 +57,15 @@ UNPREPARED = Metric(
     "ragcache_unprepared_prompts",
     "Prompts whose missing donors wait to be computed in idle time.",
     MetricKind.GAUGE,
+)
+REGISTERED = Metric(
+    "ragcache_registered_documents", "Documents that clients registered.", MetricKind.GAUGE
+)
+REGISTERED_BYTES = Metric(
+    "ragcache_registered_bytes", "Memory that registered documents take.", MetricKind.GAUGE
+)
+RECOGNISED = Metric(
+    "ragcache_recognised_documents", "Registered documents found in clients' prompts."
 )
 TTFT = Metric(
     "ragcache_time_to_first_token_seconds",
@@ -172,6 +182,13 @@ def sample_idle_work(stats: CacheStats) -> Iterator[Sample]:
     yield Sample(SWITCHED_OFF, (), float(stats.is_switched_off))
     if stats.drift is not None:
         yield Sample(LIKENESS, (), 1 - stats.drift)
+
+
+def sample_corpora(documents: int, size_bytes: int, recognised: int) -> Iterator[Sample]:
+    """Yield what a server keeps of registered documents, and how many it has found in prompts."""
+    yield Sample(REGISTERED, (), documents)
+    yield Sample(REGISTERED_BYTES, (), size_bytes)
+    yield Sample(RECOGNISED, (), recognised)
 
 
 def _buckets(bounds: Sequence[float], counts: Sequence[int]) -> list[tuple[str, float]]:

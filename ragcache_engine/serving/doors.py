@@ -89,7 +89,7 @@ class Doors:
             return await self._refuse(error, scope, receive, send)
         if scope["type"] == "websocket":
             return await self._app(scope, receive, send)
-        if scope["method"] == "PUT" and _is_corpus(path):
+        if scope["method"] == "PUT" and is_corpus(path):
             return await self._take_corpus(path, caller, scope, receive, send)
         if scope["method"] != "POST":
             try:
@@ -155,7 +155,7 @@ class Doors:
         """
         if _is_ours(path):
             served = await self._find_served(scope)
-            if _is_corpus(path):
+            if is_corpus(path):
                 answer = await self._corpus_routes.answer(scope["method"], path, caller, served)
             else:
                 answer = await self._routes.answer(scope["method"], path, caller, body, served)
@@ -270,7 +270,8 @@ def _is_ours(path: str) -> bool:
     return path.startswith(f"{PREFIX}/")
 
 
-def _is_corpus(path: str) -> bool:
+def is_corpus(path: str) -> bool:
+    """Return whether a path is one of those where documents are registered."""
     return path == CORPORA or path.startswith(f"{CORPORA}/")
 
 

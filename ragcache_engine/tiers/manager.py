@@ -254,9 +254,10 @@ class CacheManager(Generic[B]):
             return True
         return self._pool.cached_block(key) is not None
 
-    def touch_if_cached(self, prompts: Sequence[Prompt]) -> bool:
+    def touch_if_cached(self, prompts: Sequence[Prompt], *, is_guess: bool = False) -> bool:
         """Count a use of these prompts' documents if every block to be kept of them is in some tier.
 
+        is_guess: whether nobody asks for them yet; then no use is counted.
         Files that earlier processes left count as held, and the tree decides over them from now on.
         Returns False, and counts nothing, if a block is missing.
         """
@@ -269,7 +270,7 @@ class CacheManager(Generic[B]):
         used = dict.fromkeys(node for request in asked for node in request.nodes)
         # Each block: of a document forgotten while it was computed, the device may have the last ones.
         held = all(self.holds(key) for node in used for key in self.index.record(node).keys)
-        if held:
+        if held and not is_guess:
             self.tree.record_use(used, len(used), 0.0)
         for request in asked:
             if held:

@@ -116,6 +116,53 @@ def test_an_id_that_is_too_long_with_its_corpus_is_refused(corpora):
         corpora.put("shop", "sea", Registered("x" * (LONGEST_ID - 5), SALT))
 
 
+def test_totals_are_of_all_tenants_and_count_what_was_found(corpora):
+    corpora.put("shop", "sea", Registered("salt", SALT))
+    corpora.put(None, "all", Registered("tides", TIDES))
+    corpora.find("shop", f"{SALT}\n{TIDES}")
+    corpora.find("press", f"{SALT}\n{TIDES}")
+    told = corpora.totals()
+    assert (told.documents, told.recognised) == (2, 3)
+    assert told.size_bytes > len(SALT) + len(TIDES)
+
+
+def near(corpora: Corpora, name: str) -> str | None:
+    found = corpora.neighbour(name)
+    return found and found.id
+
+
+def test_a_documents_neighbour_is_the_nearest_with_another_text(corpora):
+    vectors = {"salt": [1, 0], "copy of salt": [1, 0.01], "tides": [0.9, 0.2], "bread": [-1, 0]}
+    texts = {"salt": SALT, "copy of salt": SALT, "tides": TIDES, "bread": "Of bread. " * 9}
+    for name, vector in vectors.items():
+        corpora.put("shop", "sea", Registered(name, texts[name], vector=vector))
+    assert near(corpora, "shop:sea/salt") == "shop:sea/tides"
+    corpora.remove("shop", "sea", "tides")
+    assert near(corpora, "shop:sea/salt") == "shop:sea/bread"
+    corpora.put("shop", "sea", Registered("tides", TIDES, vector=[1, 0.1]))
+    assert near(corpora, "shop:sea/salt") == "shop:sea/tides"
+    corpora.put("shop", "sea", Registered("salt", SALT))
+    assert near(corpora, "shop:sea/salt") is None, "it has no vector any more"
+    assert near(corpora, "shop:sea/unknown") is None
+    assert near(corpora, "sea/salt") is None
+
+
+@pytest.mark.parametrize(
+    ("vector", "why"),
+    [
+        ([], "finite"),
+        ([0, 0], "not all 0"),
+        ([float("nan"), 1], "finite"),
+        ([1, 2, 3], "3 numbers"),
+    ],
+)
+def test_a_vector_that_cannot_be_compared_is_refused_and_changes_nothing(corpora, vector, why):
+    corpora.put(None, "sea", Registered("tides", TIDES, vector=[1, 0]))
+    with pytest.raises(InvalidArgument, match=why):
+        corpora.put(None, "sea", Registered("salt", SALT, vector=vector))
+    assert [one.id for one in corpora.documents(None, "sea")] == ["tides"]
+
+
 def test_a_summary_counts_what_is_too_short_to_be_found(corpora):
     corpora.put(None, "sea", Registered("salt", SALT))
     corpora.put(None, "sea", Registered("short", "Salt."))

@@ -10,6 +10,8 @@ from typing import Any
 import httpx2
 import pytest
 
+from ragcache_engine.corpora import Registered
+from ragcache_engine.corpora.registered import Corpora
 from ragcache_engine.fleet_serving import ingress
 from ragcache_engine.fleet_serving.ingress import FleetDoors
 from ragcache_engine.fleet_serving.wire import (
@@ -464,3 +466,28 @@ async def test_metrics_of_a_fleet_that_does_not_answer_are_an_error(keys: Keys):
         assert (await door.get("/metrics")).status_code == 500
     async with client(MadeUp(page(1)), keys, key="the operator's own key") as door:
         assert (await door.get("/metrics")).status_code == 200
+
+
+async def test_a_fleet_takes_no_documents_of_clients_and_says_what_to_do(keys: Keys):
+    replicas = MadeUp()
+    async with client(replicas, keys, key=OPERATOR) as fleet:
+        lines = {"Content-Type": "application/x-ndjson"}
+        pushed = await fleet.put("/ragcache/corpora/sea", content=b"{}", headers=lines)
+        removed = await fleet.delete("/ragcache/corpora/sea")
+    assert [pushed.status_code, removed.status_code] == [400, 400]
+    assert "--corpus" in pushed.json()["error"]["message"]
+    assert replicas.requests == []
+
+
+async def test_a_conversation_is_routed_by_the_documents_that_the_fleet_knows(keys: Keys):
+    text = "Rivers carry salt into the sea, and the sun takes the water away again."
+    corpora = Corpora()
+    corpora.put(None, "sea", Registered("salt", text))
+    replicas = MadeUp([AnswerHead(200, JSON), b"{}"])
+    doors = FleetDoors(replicas, Limits(), lambda scope: keys, corpora)
+    transport = httpx2.ASGITransport(app=doors)  # type: ignore[arg-type]
+    async with httpx2.AsyncClient(transport=transport, base_url="http://fleet") as fleet:
+        body = {"messages": [{"role": "user", "content": f"{text}\nWhy?"}]}
+        headers = {"Authorization": f"Bearer {SHOP}"}
+        await fleet.post("/v1/chat/completions", json=body, headers=headers)
+    assert [name for _, name in replicas.requests[0].documents] == ["sea/salt"]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ragcache_engine.fleet.path import PIECE_CHARACTERS
 from ragcache_engine.fleet_serving.request_paths import NOTHING, read_routable
+from ragcache_engine.prompt import Span
 
 TIDES, SKY = "The tides follow the moon. " * 20, "The sky is blue. " * 30
 PROMPT = f"Use these.\n\n{TIDES}\n\n{SKY}\n\nWhy?"
@@ -67,3 +70,23 @@ def test_documents_out_of_order_are_none_as_the_server_refuses_them_too():
     backwards = read_routable({"prompt": PROMPT, "documents": [sky, tides]}, None)
     assert backwards.path == ordered.path
     assert all(size >= 0 for size in backwards.path.sizes)
+
+
+def test_registered_documents_route_a_conversation_and_a_completion_alike():
+    first, second = "The moon pulls the oceans. ", "Rivers carry salt into the sea. "
+
+    def find(text: str) -> list[Span]:
+        found = [(text.find(one), one) for one in (first, second)]
+        return [Span(at, at + len(one), one[:5]) for at, one in sorted(found) if at >= 0]
+
+    def ask(*texts: str) -> dict[str, Any]:
+        return {"messages": [{"content": "Read:\n" + "".join(texts) + "Why?"}]}
+
+    both = read_routable(ask(first, second), None, find)
+    assert [name for _, name in both.documents] == [first[:5], second[:5]]
+    one = read_routable(ask(first), None, find)
+    assert one.path.keys[:2] == both.path.keys[:2], "they share the first document"
+    completion = read_routable({"prompt": ask(first, second)["messages"][0]["content"]}, None, find)
+    assert completion.path == both.path
+    named = {"prompt": f"Read:\n{first}", "documents": [[6, 6 + len(first), "mine"]]}
+    assert [name for _, name in read_routable(named, None, find).documents] == ["mine"]

@@ -790,6 +790,15 @@ def test_what_some_tier_holds_whole_is_found_and_counts_as_used():
     assert [sources(told) for told in vllm.run(vllm.arrive("S", "A", "D"))] == [(0, 0, 24)]
 
 
+def test_a_guess_is_looked_up_without_being_a_use():
+    vllm = VLLM()
+    vllm.run(vllm.arrive("S", "A"))
+    uses = {node: node.uses for node in vllm.nodes()}
+    assert vllm.cache.touch_if_cached([vllm.describe("S", "A")[1]], is_guess=True)
+    assert {node: node.uses for node in vllm.nodes()} == uses
+    vllm.check_at_rest()
+
+
 def test_what_lacks_a_block_is_not_held():
     vllm = VLLM()
     vllm.run(vllm.arrive("S", "A"))

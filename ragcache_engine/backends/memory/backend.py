@@ -507,7 +507,10 @@ class MemoryBackend:
     async def touch_if_cached(self, requests: Sequence[BackendRequest]) -> list[bool]:
         self._require_alive()
         manager = self._scheduler.device.manager
-        return [manager.touch_if_cached(self._prompts_to_keep(request)) for request in requests]
+        return [
+            manager.touch_if_cached(self._prompts_to_keep(one), is_guess=one.is_guess)
+            for one in requests
+        ]
 
     def _prompts_to_keep(self, request: BackendRequest) -> list[Prompt]:
         """Return what a request would leave in the cache: its prompt, or the donors it borrows from."""

@@ -22,7 +22,7 @@ from ragcache_engine.backends.vllm.installed import require_vllm
 from ragcache_engine.backends.vllm.request_bodies import require_readable, write_chat
 from ragcache_engine.backends.vllm.tiers.settings import TierSettings
 from ragcache_engine.corpora.registered import Corpora
-from ragcache_engine.observing.metrics import SampleCollector, sample_idle_work
+from ragcache_engine.observing.metrics import SampleCollector, sample_corpora, sample_idle_work
 from ragcache_engine.serving.bounded_http import BoundedHTTP
 from ragcache_engine.serving.corpus_routes import read_corpora
 from ragcache_engine.serving.doors import Doors
@@ -56,6 +56,8 @@ class ServerDoors(Doors):
             config = scope["app"].state.server.config
             config.http_protocol_class = BoundedHTTP
             config.timeout_graceful_shutdown = END_S
+            # What vLLM's /metrics shows of this process.
+            REGISTRY.register(SampleCollector(lambda: sample_corpora(*self._corpora.totals())))
             if folder := os.environ.get(CORPORA_FOLDER):
                 read_corpora(Path(folder), self._corpora)
         await super().__call__(scope, receive, send)

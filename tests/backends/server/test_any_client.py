@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx2
 import pytest
-from http_servers import PRESS, SHOP
+from http_servers import OPERATOR, PRESS, SHOP
 from openai import OpenAI
 from real_servers import RealServer, ragcache_serve
 from waiting import eventually
@@ -37,7 +37,9 @@ SHARED = Registered(
 @pytest.fixture(scope="module")
 def server(demo_model: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
     folder = tmp_path_factory.mktemp("any-client")
-    (folder / "keys.toml").write_text(f'[tenants]\nshop = ["{SHOP}"]\npress = ["{PRESS}"]\n')
+    (folder / "keys.toml").write_text(
+        f'[tenants]\nshop = ["{SHOP}"]\npress = ["{PRESS}"]\n[operators]\nanna = ["{OPERATOR}"]\n'
+    )
     line = {"id": SHARED.id, "text": SHARED.text}
     (folder / "everybodys.jsonl").write_text(json.dumps(line) + "\n")
     small = ("--dtype", "float32", "--max-model-len", "2048", "--served-model-name", "smol")
@@ -154,6 +156,11 @@ def test_pushing_again_changes_nothing_and_a_removed_corpus_is_found_no_more(ser
     assert why_exact(chat(server, asked(0, 1), PRESS)) == FEW
 
 
-def test_metrics_are_still_an_operators(server: RealServer):
-    headers = {"Authorization": f"Bearer {SHOP}"}
-    assert httpx2.get(f"{server.url}/metrics", headers=headers).status_code == 403
+def test_an_operator_sees_how_many_documents_were_found(server: RealServer):
+    told = {}
+    for key in (SHOP, OPERATOR):
+        headers = {"Authorization": f"Bearer {key}"}
+        told[key] = httpx2.get(f"{server.url}/metrics", headers=headers)
+    assert told[SHOP].status_code == 403
+    assert f"ragcache_registered_documents {len(SEA) + 1}.0" in told[OPERATOR].text
+    assert "ragcache_recognised_documents_total" in told[OPERATOR].text

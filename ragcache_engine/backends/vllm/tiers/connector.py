@@ -208,7 +208,8 @@ class TierConnector(OffloadingConnector):
     def _use_if_held(self, asking: Request, looked_up: LookedUp) -> bool:
         """Return whether a prompt, or every donor that it would borrow from, is cached whole.
 
-        If so, count a use of its documents. asking: the request that carries the question.
+        If so, count a use of its documents, unless it is a guess. asking: the request that carries the
+        question.
         """
         request = Request(
             request_id=asking.request_id,
@@ -224,7 +225,7 @@ class TierConnector(OffloadingConnector):
             plan = borrowing.plan(request, looked_up.message)
             if not isinstance(plan, WhyExact):
                 prompts = borrowing.describe_donors(request, plan)
-        return self.cache.touch_if_cached(prompts)
+        return self.cache.touch_if_cached(prompts, is_guess=looked_up.message.guess is not None)
 
     def get_num_new_matched_tokens(
         self, request: Request, num_computed_tokens: int
