@@ -61,8 +61,13 @@ def write_corpora(paths: Sequence[Path], console: Console) -> Path:
 
 
 def name_of(path: Path) -> str:
-    """Return the name that a corpus has if none is given."""
-    return _NOT_IN_NAMES.sub("-", path.resolve().name.removesuffix(".jsonl"))[:64]
+    """Return the name that a corpus has if none is given. Raises CommandError."""
+    name = _NOT_IN_NAMES.sub("-", path.resolve().name.removesuffix(".jsonl"))[:64]
+    if not name.strip("-."):
+        raise CommandError(
+            f"a corpus has an ASCII name, and {path.name} gives none: choose with --name"
+        )
+    return name
 
 
 def show(corpora: ServerCorpora, console: Console) -> None:
@@ -108,10 +113,15 @@ def _read_lines(path: Path) -> Iterator[Registered]:
 def _read_line(line: str, where: str) -> Registered:
     try:
         said: Any = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CommandError(f"{where} is no JSON: {error}") from error
     match said:
         case {"id": str(name), "text": str(text)} if name:
-            details = said.get("metadata", {})
-            return Registered(name, text, details if isinstance(details, dict) else {})
+            details, vector = said.get("metadata", {}), said.get("vector")
+            return Registered(
+                name,
+                text,
+                details if isinstance(details, dict) else {},
+                vector if isinstance(vector, list) else None,
+            )
     raise CommandError(f'{where} is no object with "id" and "text", both texts')

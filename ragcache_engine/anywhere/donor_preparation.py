@@ -124,8 +124,11 @@ class PreparingBackend(ForwardingBackend):
     def note_elsewhere(self, request: BackendRequest) -> None:
         """Prepare what a prompt lacks that reaches the model another way, as by OpenAI's paths.
 
-        Nobody tells what that is, so it is prepared as a whole if a document of it was not lately.
+        Nobody tells what that is, so it is prepared as a whole if a document of it was not lately. A
+        prompt of one document borrows nothing.
         """
+        if len(request.document_ids) < 2:
+            return
         now = self._clock()
         keys = [(request.tenant, name) for name in request.document_ids]
         if any(now - self._noted.get(key, -AGAIN_S) >= AGAIN_S for key in keys):

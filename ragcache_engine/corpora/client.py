@@ -7,11 +7,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import quote
 
 from ragcache_engine.backends.server.connection import Connection
 from ragcache_engine.corpora.document import Change, Registered, require_corpus_name
 from ragcache_engine.serving.messages import CORPORA
+
+WRITTEN_NUMBER = 20
+"""About how many characters a number of a vector takes in JSON."""
+
+UPKEEP_S = 180.0
+"""How long the server may take to register or to remove: it forgets what it stored of the documents."""
 
 PUSHED_BYTES = 4 << 20
 """About how many bytes of documents go with one request, so that a lost connection costs little."""
@@ -66,19 +71,21 @@ class ServerCorpora:
         counts[Change.SAME.value] = len(given) - len(sent)
         reached = 0
         for some in _in_parts(sent):
-            said = self._connection.call("PUT", _path(corpus), write_lines(some))
+            said = self._connection.call("PUT", _path(corpus), write_lines(some), UPKEEP_S)
             for name in counts:
                 counts[name] += said[name]
             reached += len(some)
             if done:
                 done(reached, len(sent))
         gone = [] if keep else [name for name in known if name not in given]
-        for name in gone:
-            self._connection.call("DELETE", f"{_path(corpus)}/documents/{quote(name, safe='')}")
-        return Pushed(**counts, removed=len(gone))
+        return Pushed(**counts, removed=self._remove(corpus, gone) if gone else 0)
+
+    def _remove(self, corpus: str, ids: list[str]) -> int:
+        told = self._connection.call("POST", f"{_path(corpus)}/remove", {"ids": ids}, UPKEEP_S)
+        return int(told["removed"])
 
     def digests(self, corpus: str) -> dict[str, str]:
-        """Return the ids of a corpus's documents, and digests of their texts."""
+        """Return the ids of a corpus's documents, and their digests; see Registered.digest."""
         with closing(self._connection.lines("GET", _path(corpus))) as lines:
             return {said["id"]: said["digest"] for said in lines}
 
@@ -89,7 +96,8 @@ class ServerCorpora:
 
     def remove(self, corpus: str) -> int:
         """Remove a corpus, and what is stored of its documents; return how many those were."""
-        return int(self._connection.call("DELETE", _path(corpus))["removed"])
+        told = self._connection.call("DELETE", _path(corpus), timeout_s=UPKEEP_S)
+        return int(told["removed"])
 
 
 def _path(corpus: str) -> str:
@@ -101,7 +109,7 @@ def _in_parts(documents: list[Registered]) -> Iterator[list[Registered]]:
     size_bytes = 0
     for one in documents:
         part.append(one)
-        size_bytes += one.size_bytes
+        size_bytes += len(one.text) + len(one.vector or ()) * WRITTEN_NUMBER
         if size_bytes >= PUSHED_BYTES:
             yield part
             part, size_bytes = [], 0

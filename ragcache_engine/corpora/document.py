@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import re
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from hashlib import blake2b
-from sys import getsizeof
 from typing import Any
 
 from ragcache_engine.checks import shown
 from ragcache_engine.errors import InvalidArgument
 
-DOCUMENT_BYTES = 2_000
-"""About what a document takes beside its text and what is told of it: fingerprints, names, entries."""
-
-NUMBER_BYTES = 4
-"""What a number of a vector takes."""
-
-
 _CORPUS_NAME = re.compile(r"[\w.-]{1,64}", re.ASCII)
 """Without slash and colon: they would make one document's name in the knowledge tree another's."""
+
+_NO_PATHS = ("", ".", "..")
+"""No id and no name of a corpus: in the path of a URL they mean another place."""
 
 
 class Change(Enum):
@@ -47,24 +44,33 @@ class Registered:
 
     @property
     def digest(self) -> str:
-        """What tells its text from every other, in hexadecimal digits."""
-        return digest_of(self.text).hex()
+        """What tells it from every other document, in hexadecimal digits."""
+        parts = [digest_of(self.text), write_details(self.details).encode()]
+        if self.vector is not None:
+            parts.append(array("f", self.vector).tobytes())
+        return blake2b(b"\0".join(parts), digest_size=16).hexdigest()
 
-    @property
-    def size_bytes(self) -> int:
-        """About how much memory it takes."""
-        vector_bytes = 0 if self.vector is None else NUMBER_BYTES * len(self.vector)
-        return DOCUMENT_BYTES + getsizeof(self.text) + getsizeof(str(self.details)) + vector_bytes
+
+def write_details(details: Mapping[str, Any]) -> str:
+    """Write what a client told of a document as JSON, always in the same way."""
+    return json.dumps(details, sort_keys=True, separators=(",", ":"), default=str)
 
 
 def require_corpus_name(name: str) -> str:
     """Return the name of a corpus. Raises InvalidArgument for what cannot be one."""
-    if not _CORPUS_NAME.fullmatch(name):
+    if name in _NO_PATHS or not _CORPUS_NAME.fullmatch(name):
         raise InvalidArgument(
             f"a corpus has a name of 1 to 64 ASCII letters, digits, dots, dashes or underscores, not "
             f"{shown(name)}"
         )
     return name
+
+
+def require_document_id(document_id: str) -> str:
+    """Return the id of a document. Raises InvalidArgument for what cannot be one."""
+    if document_id in _NO_PATHS:
+        raise InvalidArgument(f"a document's id is a name, not {shown(document_id)}")
+    return document_id
 
 
 def digest_of(text: str) -> bytes:

@@ -39,6 +39,9 @@ BITS_OF_A_SEEN_WINDOW = 8
 SMALLEST_BITS, GROWTH = 16, 1
 """Filters have 2**16 bits at first, and twice as many when they are full."""
 
+LARGEST_SEEN = 28
+"""The largest filter of seen windows has 2**28 bits, 32 MiB: enough for 300,000 documents."""
+
 SEEN_SHARE = 4
 """Of one window in four is remembered that a text has it: enough to find one that no other text has."""
 
@@ -58,11 +61,15 @@ DIGESTED = 2
 
 @dataclass(frozen=True, slots=True)
 class Found(Generic[Name]):
-    """A text at the characters [start, end) of a prompt. names: of all that were registered with it."""
+    """A text at the characters [start, end) of a prompt.
+
+    name: of one that was registered with it. Where several were, each is found once, in their order, and
+      the last of them wherever else the text stands.
+    """
 
     start: int
     end: int
-    names: Sequence[Name]
+    name: Name
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,10 +88,11 @@ class FingerprintIndex(Generic[Name]):
     """Remembers texts by their fingerprints, not the texts themselves; below 1 KB for each.
 
     A text is found without the white space at its ends, as it is and as written in a JSON string.
+    powers: shared by several indexes; None: its own.
     """
 
-    def __init__(self) -> None:
-        self._powers = _Powers()
+    def __init__(self, powers: Powers | None = None) -> None:
+        self._powers = powers or Powers()
         self._written: dict[bytes, _Written[Name]] = {}  # by digest
         self._by_anchor: dict[int, dict[_Written[Name], None]] = {}
         self._anchors = _Bits(SMALLEST_BITS, BITS_OF_AN_ANCHOR)
@@ -133,7 +141,7 @@ class FingerprintIndex(Generic[Name]):
         sums = self._powers.sums(prompt)
         places = self._places(sums, most=len(prompt) // CHARACTERS_PER_PLACE + 1)
         taken: list[tuple[int, int]] = []  # apart, in order
-        found: list[Found[Name]] = []
+        found: list[tuple[int, _Written[Name]]] = []
         left = DIGESTED * len(prompt)
         for start, written in sorted(places, key=lambda place: (-place[1].length, place[0])):
             end = start + written.length
@@ -145,12 +153,12 @@ class FingerprintIndex(Generic[Name]):
                 break
             if digest_of(prompt[start:end]) == written.digest:
                 taken.insert(at, (start, end))
-                found.append(Found(start, end, tuple(written.names)))
-        return sorted(found, key=lambda one: one.start)
+                found.append((start, written))
+        return _name_each(sorted(found, key=lambda one: one[0]))
 
     def _places(self, sums: Hashes, most: int) -> list[tuple[int, _Written[Name]]]:
         """Return where texts begin whose anchor and whose whole have the hashes of the prompt there."""
-        tried = list(islice(self._anchored(sums), most))
+        tried = list(self._anchored(sums, most))
         if not tried:
             return []
         starts = np.array([start for start, _ in tried])
@@ -159,13 +167,19 @@ class FingerprintIndex(Generic[Name]):
         is_there = self._powers.parts(sums, starts, starts + lengths) == wholes
         return [*_without_overlaps(tried[at] for at in np.flatnonzero(is_there))]
 
-    def _anchored(self, sums: Hashes) -> Iterator[tuple[int, _Written[Name]]]:
-        """Yield where texts would begin whose anchor stands in the prompt, and that have room in it."""
+    def _anchored(self, sums: Hashes, most: int) -> Iterator[tuple[int, _Written[Name]]]:
+        """Yield where texts would begin whose anchor stands in the prompt, and that have room in it.
+
+        most: so many are looked at.
+        """
         for begin in range(0, len(sums) - WINDOW, BLOCK):
             windows = self._powers.windows(sums, begin, BLOCK)
             passed = np.flatnonzero(self._anchors.has(windows))
             for at, anchor in zip(passed.tolist(), windows[passed].tolist(), strict=True):
                 for written in self._by_anchor.get(anchor, ()):
+                    most -= 1
+                    if most < 0:
+                        return
                     start = begin + at - written.offset
                     if start >= 0 and start + written.length < len(sums):
                         yield start, written
@@ -199,6 +213,9 @@ class FingerprintIndex(Generic[Name]):
             self._stale = 0
 
     def _note_seen(self, windows: Hashes) -> None:
+        if self._seen[-1].is_full and self._seen[-1].log2 == LARGEST_SEEN:
+            self._seen.clear()  # all is new again, which costs time and finds the same
+            self._seen.append(_Bits(SMALLEST_BITS, BITS_OF_A_SEEN_WINDOW))
         if self._seen[-1].is_full:
             self._seen.append(_Bits(self._seen[-1].log2 + GROWTH, BITS_OF_A_SEEN_WINDOW))
         self._seen[-1].note(windows)
@@ -213,6 +230,18 @@ def written_forms(text: str) -> list[str]:
     return [*dict.fromkeys((trimmed, *in_json))]
 
 
+def _name_each(places: Sequence[tuple[int, _Written[Name]]]) -> list[Found[Name]]:
+    """Return the texts at these places, in their order, each with one of its names."""
+    coming: dict[_Written[Name], Iterator[Name]] = {}
+    last: dict[_Written[Name], Name] = {}
+    found = []
+    for start, written in places:
+        for name in islice(coming.setdefault(written, iter(written.names)), 1):
+            last[written] = name
+        found.append(Found(start, start + written.length, last[written]))
+    return found
+
+
 def _without_overlaps(
     places: Iterable[tuple[int, _Written[Name]]],
 ) -> Iterator[tuple[int, _Written[Name]]]:
@@ -224,12 +253,14 @@ def _without_overlaps(
             yield start, written
 
 
-class _Powers:
-    """The powers of BASE and of its inverse, as many as the longest text so far has characters."""
+class Powers:
+    """The powers of BASE and of its inverse, as many as the longest text so far has characters.
+
+    Threads may share it: what another one makes anew is the same, and longer.
+    """
 
     def __init__(self) -> None:
-        self._up = np.ones(1, np.uint64)
-        self._down = np.ones(1, np.uint64)
+        self._both = np.ones(1, np.uint64), np.ones(1, np.uint64)
 
     def sums(self, text: str) -> Hashes:
         """Return, for each end of the text from 0 on, the sum of its characters times their powers."""
@@ -257,12 +288,13 @@ class _Powers:
         return (sums[ends] - sums[starts]) * down[starts]
 
     def _reach(self, length: int) -> tuple[Hashes, Hashes]:
-        if length > len(self._up):
-            ones = np.ones(max(length, 2 * len(self._up)), np.uint64)
+        both = self._both
+        if length > len(both[0]):
+            ones = np.ones(max(length, 2 * len(both[0])), np.uint64)
             up, down = ones * BASE, ones * BASE_INVERSE
             up[0] = down[0] = 1
-            self._up, self._down = np.cumprod(up), np.cumprod(down)
-        return self._up, self._down
+            self._both = both = np.cumprod(up), np.cumprod(down)
+        return both
 
 
 class _Bits:

@@ -2,25 +2,43 @@
 
 from __future__ import annotations
 
+import json
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from sys import getsizeof
 from threading import Lock
 from typing import NamedTuple
 
 import numpy as np
 
 from ragcache_engine.checks import LONGEST_ID, shown
-from ragcache_engine.corpora.document import Change, Registered
-from ragcache_engine.corpora.fingerprints import FingerprintIndex
+from ragcache_engine.corpora.document import (
+    Change,
+    Registered,
+    require_corpus_name,
+    require_document_id,
+    write_details,
+)
+from ragcache_engine.corpora.fingerprints import FingerprintIndex, Powers
 from ragcache_engine.errors import CorpusTooLarge, InvalidArgument, UnknownDocument
 from ragcache_engine.prompt import Span
 from ragcache_engine.search.nearness import Nearness
 from ragcache_engine.values import Document
 
+DOCUMENT_BYTES = 2_000
+"""About what a document takes beside its text and what is told of it: fingerprints, names, entries."""
+
+NUMBER_BYTES = 4
+"""What a number of a vector takes."""
+
 LEFT_FREE = 4
 """A tenant has at most so many times as many bytes as are left for others."""
+
+LONGEST_NEIGHBOUR = 8_000
+"""A document of more characters is no neighbour: all of them would be computed for each donor."""
 
 Owner = str | None
 """Whose a corpus is: a tenant's, or, with None, everybody's."""
@@ -28,9 +46,12 @@ Owner = str | None
 
 @dataclass(slots=True)
 class _Kept:
-    """A document without its vector. neighbour: the nearest one's id, as of a version of the vectors."""
+    """A document. details: as JSON. neighbour: the nearest one's id, as of a version of the vectors."""
 
-    document: Registered
+    id: str
+    text: str
+    details: str
+    digest: str
     digests: Sequence[bytes]
     size_bytes: int
     neighbour: tuple[int, str | None] = (-1, None)
@@ -38,8 +59,18 @@ class _Kept:
 
 @dataclass(slots=True)
 class _Corpus:
+    """Documents by id. near_lock: for the vectors, as a search among them may take long."""
+
     documents: dict[str, _Kept] = field(default_factory=dict)
     nearness: Nearness = field(default_factory=Nearness)
+    near_lock: Lock = field(default_factory=Lock)
+
+
+class ListedDocument(NamedTuple):
+    """A document as a corpus lists it; see Registered.digest."""
+
+    id: str
+    digest: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,89 +91,138 @@ class CorporaTotals(NamedTuple):
 
 
 class Corpora:
-    """Registered documents. Any thread may call its methods.
+    """Registered documents. Any thread may call its methods; most work as long as a corpus is large.
 
     most_bytes: how much memory those of all clients may take.
 
     In the knowledge tree a document's name is `name_of(owner, corpus, id)`: what one tenant registers and
-    forgets is never another's.
+    forgets is never another's. A document that is removed or gets another text is to be forgotten there:
+    `owed` names it until `pay` is told that it was.
     """
 
     def __init__(self, most_bytes: int = 1 << 30) -> None:
         self._most_bytes = most_bytes
         self._corpora: dict[Owner, dict[str, _Corpus]] = {}
         self._indexes: dict[Owner, FingerprintIndex[tuple[str, str]]] = {}
+        self._powers = Powers()
         self._sizes_bytes: Counter[Owner] = Counter()
         self._recognised = 0
+        self._owed: dict[str, int] = {}  # with how often it came to be owed
+        self._in_use: Counter[str] = Counter()
         self._lock = Lock()
 
     def put(self, owner: Owner, corpus: str, document: Registered) -> Change:
         """Register a document, in place of the one of its id in this corpus.
 
-        Raises InvalidArgument for an id that is too long or a vector that cannot be, CorpusTooLarge if
-        there is no room for it; then nothing has changed.
+        Raises InvalidArgument for a name, an id or a vector that cannot be, CorpusTooLarge if there is no
+        room for it; then nothing has changed.
         """
-        if len(name_of(owner, corpus, document.id)) > LONGEST_ID:
+        require_corpus_name(corpus)
+        name = name_of(owner, corpus, require_document_id(document.id))
+        if len(name) > LONGEST_ID:
             raise InvalidArgument(
                 f"the id {shown(document.id)} is too long: with the name of its corpus and tenant it has "
                 f"more than {LONGEST_ID} characters"
             )
-        size_bytes, text = document.size_bytes, document.text
+        text, details, digest = document.text, write_details(document.details), document.digest
         vector = None if document.vector is None else np.array(document.vector, np.float32)
+        size_bytes = DOCUMENT_BYTES + getsizeof(text) + getsizeof(details)
+        size_bytes += NUMBER_BYTES * len(document.vector or ())
         with self._lock:
             known = self._corpora.get(owner, {}).get(corpus) or _Corpus()
             kept = known.documents.get(document.id)
-            if vector is not None:
-                known.nearness.require(vector)
+            if kept and kept.digest == digest:
+                return Change.SAME
             self._require_room(owner, size_bytes - (kept.size_bytes if kept else 0))
-            is_same = kept is not None and kept.document.text == text
-            if kept:
-                self._sizes_bytes[owner] -= kept.size_bytes
-                if not is_same:
-                    self._indexes[owner].remove((corpus, document.id), kept.digests)
+            with known.near_lock:
+                known.nearness.put(document.id, vector)
+            has_same_text = kept is not None and kept.text == text
             digests: Sequence[bytes] = kept.digests if kept else ()
-            if not is_same:
-                index = self._indexes.setdefault(owner, FingerprintIndex())
+            if not has_same_text:
+                index = self._indexes.setdefault(owner, FingerprintIndex(self._powers))
+                index.remove((corpus, document.id), digests)
                 digests = index.add((corpus, document.id), text)
             self._corpora.setdefault(owner, {})[corpus] = known
             known.documents[document.id] = _Kept(
-                replace(document, vector=None), digests, size_bytes
+                document.id, text, details, digest, digests, size_bytes
             )
-            known.nearness.put(document.id, vector)
-            self._sizes_bytes[owner] += size_bytes
-        return Change.SAME if is_same else Change.CHANGED if kept else Change.ADDED
+            self._sizes_bytes[owner] += size_bytes - (kept.size_bytes if kept else 0)
+            if kept and not has_same_text:
+                self._owe(name)
+            return Change.CHANGED if kept else Change.ADDED
 
-    def remove(self, owner: Owner, corpus: str, document_id: str) -> None:
-        """Register a document no more. Raises UnknownDocument."""
-        with self._lock:
-            kept = self._require(owner, corpus, document_id)
-            known = self._corpora[owner][corpus]
-            self._take_out(owner, corpus, kept)
-            del known.documents[document_id]
-            known.nearness.remove(document_id)
-            self._drop_if_empty(owner, corpus)
-
-    def drop(self, owner: Owner, corpus: str) -> list[str]:
-        """Register no document of this corpus any more; return the ids of those that were there."""
+    def remove(self, owner: Owner, corpus: str, document_ids: Iterable[str]) -> int:
+        """Register these documents no more; return how many of them were registered."""
         with self._lock:
             known = self._corpora.get(owner, {}).get(corpus) or _Corpus()
-            ids = [*known.documents]
-            for kept in known.documents.values():
-                self._take_out(owner, corpus, kept)
-            known.documents.clear()
-            self._drop_if_empty(owner, corpus)
-            return ids
+            gone = [
+                kept
+                for document_id in document_ids
+                if (kept := known.documents.pop(document_id, None)) is not None
+            ]
+            for kept in gone:
+                self._indexes[owner].remove((corpus, kept.id), kept.digests)
+                self._sizes_bytes[owner] -= kept.size_bytes
+                self._owe(name_of(owner, corpus, kept.id))
+            with known.near_lock:
+                for kept in gone:
+                    known.nearness.remove(kept.id)
+            if gone and not known.documents:
+                del self._corpora[owner][corpus]
+                if not self._corpora[owner]:
+                    del self._corpora[owner], self._indexes[owner], self._sizes_bytes[owner]
+            return len(gone)
+
+    def drop(self, owner: Owner, corpus: str) -> int:
+        """Register no document of this corpus any more; return how many were there."""
+        return self.remove(owner, corpus, [one.id for one in self.documents(owner, corpus)])
+
+    def owed(self) -> dict[str, int]:
+        """Return the names that are to be forgotten; what `pay` wants. None of a prompt under way."""
+        with self._lock:
+            return {name: times for name, times in self._owed.items() if not self._in_use[name]}
+
+    def pay(self, forgotten: dict[str, int]) -> None:
+        """Note that these were forgotten, as `owed` returned them. What came to be owed since, stays."""
+        with self._lock:
+            for name, times in forgotten.items():
+                if self._owed.get(name) == times:
+                    del self._owed[name]
+
+    @contextmanager
+    def using(self, names: Iterable[str]) -> Iterator[bool]:
+        """Keep track of a prompt with these documents until the block ends.
+
+        Yields whether none of them is to be forgotten; a prompt is not to name them otherwise. Those that
+        come to be owed meanwhile are forgotten when the last such prompt has ended: it may store them.
+        """
+        used = set(names)
+        with self._lock:
+            is_well = used.isdisjoint(self._owed)
+            self._in_use.update(used)
+        try:
+            yield is_well
+        finally:
+            with self._lock:
+                self._in_use.subtract(used)
+                self._in_use = +self._in_use
 
     def document(self, owner: Owner, corpus: str, document_id: str) -> Registered:
         """Return a document, without its vector. Raises UnknownDocument."""
         with self._lock:
-            return self._require(owner, corpus, document_id).document
+            known = self._corpora.get(owner, {}).get(corpus) or _Corpus()
+            kept = known.documents.get(document_id)
+        if kept is None:
+            raise UnknownDocument(
+                f"the corpus {shown(corpus)} has no document {shown(document_id)}"
+            )
+        return Registered(kept.id, kept.text, json.loads(kept.details))
 
-    def documents(self, owner: Owner, corpus: str) -> list[Registered]:
-        """Return the documents of a corpus, without vectors."""
+    def documents(self, owner: Owner, corpus: str) -> list[ListedDocument]:
+        """Return what documents a corpus has, in the order in which they came."""
         with self._lock:
             known = self._corpora.get(owner, {}).get(corpus) or _Corpus()
-            return [one.document for one in known.documents.values()]
+            return [ListedDocument(one.id, one.digest) for one in known.documents.values()]
 
     def summaries(self, owner: Owner) -> dict[str, CorpusSummary]:
         """Return what each corpus of an owner holds, by its name."""
@@ -163,32 +243,30 @@ class Corpora:
             documents = sum(len(known.documents) for known in corpora)
             return CorporaTotals(documents, self._sizes_bytes.total(), self._recognised)
 
-    def neighbour(self, name: str) -> Document | None:
+    def neighbour(self, name: str, *, may_search: bool = True) -> Document | None:
         """Return the nearest other document of one, with another text; None if that is not known.
 
-        name: the document's in the knowledge tree, as the result's is.
+        name: the document's in the knowledge tree, as the result's is. may_search: whether to search
+          for it if the vectors have changed since it was found.
         """
         owner, corpus, document_id = _read_name(name)
         with self._lock:
             known = self._corpora.get(owner, {}).get(corpus) or _Corpus()
             kept = known.documents.get(document_id)
-            if kept is None:
-                return None
-            version, near = kept.neighbour
-            if version != known.nearness.version:
-                near = next(
-                    (
-                        one
-                        for one in known.nearness.nearest(document_id)
-                        if known.documents[one].document.text != kept.document.text
-                    ),
-                    None,
-                )
-                kept.neighbour = known.nearness.version, near
-            if near is None:
-                return None
-            text = known.documents[near].document.text
-        return Document(name_of(owner, corpus, near), text)
+        if kept is None:
+            return None
+        version, near = kept.neighbour
+        if version != known.nearness.version and may_search:
+            with known.near_lock:
+                version, found = known.nearness.version, known.nearness.nearest(document_id)
+            with self._lock:
+                near = next(filter(lambda one: _may_stand_before(known, one, kept), found), None)
+                kept.neighbour = version, near
+        with self._lock:
+            other = None if near is None else known.documents.get(near)
+        if other is None:
+            return None
+        return Document(name_of(owner, corpus, other.id), other.text)
 
     def has_some_for(self, tenant: str | None) -> bool:
         """Return whether a prompt of this tenant may have a registered document."""
@@ -208,27 +286,16 @@ class Corpora:
             self._recognised += len(spans)
         return tuple(spans)
 
-    def _find_of(self, owner: Owner, prompt: str, taken: Sequence[Span]) -> list[Span]:
-        """Return the documents of one owner in the gaps between the spans, which are in order."""
-        index, spans = self._indexes.get(owner), []
-        used: Counter[Sequence[tuple[str, str]]] = Counter()
+    def _find_of(self, owner: Owner, prompt: str, taken: Sequence[Span]) -> Iterator[Span]:
+        """Yield the documents of one owner in the gaps between the spans, which are in order."""
+        index = self._indexes.get(owner)
         for found in index.find(prompt) if index else ():
             at = bisect_right(taken, found.start, key=lambda span: span.end)
-            if at < len(taken) and taken[at].start < found.end:
-                continue
-            corpus, document_id = found.names[min(used[found.names], len(found.names) - 1)]
-            used[found.names] += 1
-            spans.append(Span(found.start, found.end, name_of(owner, corpus, document_id)))
-        return spans
+            if at == len(taken) or taken[at].start >= found.end:
+                yield Span(found.start, found.end, name_of(owner, *found.name))
 
-    def _require(self, owner: Owner, corpus: str, document_id: str) -> _Kept:
-        known = self._corpora.get(owner, {}).get(corpus) or _Corpus()
-        kept = known.documents.get(document_id)
-        if kept is None:
-            raise UnknownDocument(
-                f"the corpus {shown(corpus)} has no document {shown(document_id)}"
-            )
-        return kept
+    def _owe(self, name: str) -> None:
+        self._owed[name] = self._owed.get(name, 0) + 1
 
     def _require_room(self, owner: Owner, more_bytes: int) -> None:
         if more_bytes <= 0:
@@ -242,16 +309,10 @@ class Corpora:
                 f"takes {_mib(more_bytes)}; remove some, or start the server with a larger --max-corpora"
             )
 
-    def _take_out(self, owner: Owner, corpus: str, kept: _Kept) -> None:
-        self._indexes[owner].remove((corpus, kept.document.id), kept.digests)
-        self._sizes_bytes[owner] -= kept.size_bytes
 
-    def _drop_if_empty(self, owner: Owner, corpus: str) -> None:
-        corpora = self._corpora.get(owner, {})
-        if corpus in corpora and not corpora[corpus].documents:
-            del corpora[corpus]
-            if not corpora:
-                del self._corpora[owner], self._indexes[owner], self._sizes_bytes[owner]
+def _may_stand_before(known: _Corpus, near: str, kept: _Kept) -> bool:
+    other = known.documents.get(near)
+    return other is not None and other.text != kept.text and len(other.text) <= LONGEST_NEIGHBOUR
 
 
 def _mib(size_bytes: int) -> str:

@@ -2,12 +2,14 @@
 
     PUT    /ragcache/corpora/NAME                  register the documents of the body's lines
     GET    /ragcache/corpora                       what each corpus holds
-    GET    /ragcache/corpora/NAME                  its documents: ids, and digests of the texts
+    GET    /ragcache/corpora/NAME                  its documents: ids and digests
     DELETE /ragcache/corpora/NAME                  remove all its documents, and what is stored of them
+    POST   /ragcache/corpora/NAME/remove           remove the documents {"ids": [...]}
     GET    /ragcache/corpora/NAME/documents/ID     one document
     DELETE /ragcache/corpora/NAME/documents/ID     remove one
 
-A tenant's key sees its own corpora alone. What callers without a tenant register is everybody's.
+A tenant's key sees its own corpora alone. What callers without a tenant register is everybody's; where
+there are operators, only they change it.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import asdict
 from functools import partial
@@ -27,15 +29,14 @@ from starlette.types import Receive
 
 from ragcache_engine.checks import require_short_text, require_text
 from ragcache_engine.corpora.document import Change, Registered, require_corpus_name
-from ragcache_engine.corpora.registered import Corpora, name_of
+from ragcache_engine.corpora.registered import Corpora, ListedDocument
 from ragcache_engine.errors import (
     BadRequest,
-    InvalidArgument,
     RequestTooLarge,
     RequestTooSlow,
 )
 from ragcache_engine.serving.keys import Caller
-from ragcache_engine.serving.messages import CORPORA, LINES, CorpusLine, error_to_json
+from ragcache_engine.serving.messages import CORPORA, LINES, CorpusLine, RemoveBody, error_to_json
 from ragcache_engine.serving.routes import Served, log_unforeseen, parse_body, status_of
 
 LONGEST_LINE_BYTES = 4 << 20
@@ -69,52 +70,59 @@ class CorpusRoutes:
             return _refusal(error)
         return JSONResponse(registering.counts) if is_whole else None
 
-    async def answer(self, method: str, path: str, caller: Caller, served: Served) -> Response:
-        """Return the answer to a request without a body."""
+    async def answer(
+        self, method: str, path: str, caller: Caller, body: bytes, served: Served
+    ) -> Response:
+        """Return the answer to any other request."""
         try:
-            return await self._answer(method, path.removeprefix(CORPORA), caller, served)
+            return await self._answer(method, path.removeprefix(CORPORA), caller, body, served)
         except Exception as error:
             return _refusal(error)
 
-    async def _answer(self, method: str, rest: str, caller: Caller, served: Served) -> Response:
-        owner, corpora = caller.tenant, served.corpora
+    async def _answer(
+        self, method: str, rest: str, caller: Caller, body: bytes, served: Served
+    ) -> Response:
+        owner, corpora, run = caller.tenant, served.corpora, served.tokenizers.run
         name, _, below = rest.removeprefix("/").partition("/")
-        document_id = below.removeprefix("documents/")
-        match method, bool(name), document_id != below:
-            case "GET", False, False:
-                told = corpora.summaries(owner)
-                return JSONResponse({name: asdict(summary) for name, summary in told.items()})
-            case "GET", True, False if not below:
-                documents = corpora.documents(owner, require_corpus_name(name))
+        if not name and method == "GET":
+            told = await run(partial(corpora.summaries, owner))
+            return JSONResponse({name: asdict(summary) for name, summary in told.items()})
+        require_corpus_name(name)
+        _, is_one, document_id = below.rpartition("documents/") if below else ("", "", "")
+        match method, below:
+            case "GET", "":
+                documents = await run(partial(corpora.documents, owner, name))
                 return StreamingResponse(_list_documents(documents), media_type=LINES)
-            case "DELETE", True, False if not below:
-                ids = corpora.drop(owner, require_corpus_name(name))
-                await _forget([name_of(owner, name, one) for one in ids], served)
-                return JSONResponse({"removed": len(ids)})
-            case "GET", True, True:
-                found = corpora.document(owner, require_corpus_name(name), document_id)
+            case "DELETE", "":
+                return await self._remove(partial(corpora.drop, owner, name), served)
+            case "POST", "remove":
+                ids = parse_body(RemoveBody, body).ids
+                return await self._remove(partial(corpora.remove, owner, name, ids), served)
+            case "GET", _ if is_one:
+                found = await run(partial(corpora.document, owner, name, document_id))
                 return JSONResponse(
                     {"id": found.id, "text": found.text, "metadata": dict(found.details)}
                 )
-            case "DELETE", True, True:
-                corpora.remove(owner, require_corpus_name(name), document_id)
-                await _forget([name_of(owner, name, document_id)], served)
-                return JSONResponse({"removed": 1})
+            case "DELETE", _ if is_one:
+                corpora.document(owner, name, document_id)
+                remove = partial(corpora.remove, owner, name, [document_id])
+                return await self._remove(remove, served)
         return JSONResponse({"error": {"message": f"there is no {method} {CORPORA}{rest}"}}, 404)
+
+    async def _remove(self, remove: Callable[[], int], served: Served) -> Response:
+        """Remove documents, and let nothing stay stored of them."""
+        removed = await served.tokenizers.run(remove)
+        await served.forget_owed()
+        return JSONResponse({"removed": removed})
 
 
 class _Registering:
-    """Registers the lines of a body or a file.
-
-    counts: how many documents were new, were changed and stood there already. changed: the names of those
-    of which an old text may be stored.
-    """
+    """Registers lines. counts: how many documents were new, were changed and stood there already."""
 
     def __init__(self, corpus: str, owner: str | None, corpora: Corpora) -> None:
         self._corpus, self._owner, self._corpora = corpus, owner, corpora
         self._line = 0
         self.counts = Counter({change.value: 0 for change in Change})
-        self.changed: list[str] = []
 
     def put_all(self, lines: Iterable[bytes]) -> None:
         """Register these lines. Raises, with the number of the line, one of the kinds of BadRequest."""
@@ -131,14 +139,10 @@ class _Registering:
                 ) from error
 
     def _put(self, said: CorpusLine) -> None:
-        if not require_short_text(said.id, "a document's id"):
-            raise InvalidArgument("a document has an id of at least one character")
+        require_short_text(said.id, "a document's id")
         require_text(said.text, "a document's text")
         document = Registered(said.id, said.text, said.metadata, said.vector)
-        change = self._corpora.put(self._owner, self._corpus, document)
-        self.counts[change.value] += 1
-        if change is Change.CHANGED:
-            self.changed.append(name_of(self._owner, self._corpus, said.id))
+        self.counts[self._corpora.put(self._owner, self._corpus, document).value] += 1
 
 
 async def _register(
@@ -165,7 +169,7 @@ async def _register(
                     await put()
         await put()
     finally:
-        await _forget(registering.changed, served)
+        await served.forget_owed()
     return is_whole
 
 
@@ -226,17 +230,11 @@ def _require_short(lines: Sequence[bytes | bytearray]) -> None:
         )
 
 
-async def _list_documents(documents: Sequence[Registered]) -> AsyncIterator[bytes]:
+async def _list_documents(documents: Sequence[ListedDocument]) -> AsyncIterator[bytes]:
     for number, one in enumerate(documents, 1):
-        yield json.dumps({"id": one.id, "digest": one.digest}).encode() + b"\n"
+        yield json.dumps(one._asdict()).encode() + b"\n"
         if number % WRITTEN_AT_ONCE == 0:
             await asyncio.sleep(0)
-
-
-async def _forget(names: Sequence[str], served: Served) -> None:
-    """Let nothing stay stored of these documents."""
-    if names:
-        await served.forget(names)
 
 
 def _refusal(error: Exception) -> JSONResponse:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
 from typing import Any, TypeAlias
 
 from starlette.datastructures import Headers
@@ -89,7 +90,7 @@ class Doors:
             return await self._refuse(error, scope, receive, send)
         if scope["type"] == "websocket":
             return await self._app(scope, receive, send)
-        if scope["method"] == "PUT" and is_corpus(path):
+        if scope["method"] in ("PUT", "DELETE") and is_corpus(path):
             return await self._take_corpus(path, caller, scope, receive, send)
         if scope["method"] != "POST":
             try:
@@ -125,15 +126,25 @@ class Doors:
         except RAGCacheError as error:
             await self._refuse(error, scope, receive, send)
 
+    def _require_owner(self, scope: Scope, caller: Caller) -> None:
+        """Raise OperatorsOnly for one who is to change nothing that is everybody's."""
+        if caller.tenant is None and self._find_keys(scope).has_operators:
+            caller.require_operator("change documents that are everybody's")
+
     async def _take_corpus(
         self, path: str, caller: Caller, scope: Scope, receive: Receive, send: Send
     ) -> None:
-        """Register documents while they come: a corpus may be longer than any other body."""
+        """Register documents while they come, as a corpus may be long; or remove some."""
         try:
+            self._require_owner(scope, caller)
             with self._room.place(caller.tenant):
-                require_kind(scope, LINES, "application/json")
-                served = await self._find_served(scope)
-                answer = await self._corpus_routes.push(path, caller, receive, served)
+                served, answer = await self._find_served(scope), None
+                if scope["method"] == "PUT":
+                    require_kind(scope, LINES, "application/json")
+                    answer = await self._corpus_routes.push(path, caller, receive, served)
+                else:
+                    method = scope["method"]
+                    answer = await self._corpus_routes.answer(method, path, caller, b"", served)
                 if answer is not None:
                     await answer(scope, receive, send)
         except RAGCacheError as error:
@@ -156,7 +167,10 @@ class Doors:
         if _is_ours(path):
             served = await self._find_served(scope)
             if is_corpus(path):
-                answer = await self._corpus_routes.answer(scope["method"], path, caller, served)
+                if scope["method"] == "POST":
+                    self._require_owner(scope, caller)
+                method = scope["method"]
+                answer = await self._corpus_routes.answer(method, path, caller, body, served)
             else:
                 answer = await self._routes.answer(scope["method"], path, caller, body, served)
             return await answer(scope, receive, send)
@@ -167,23 +181,42 @@ class Doors:
             return await self._app(scope, receive, send)
         if (name := Headers(scope=scope).get("x-request-id")) is not None:
             require_request_name(name, "X-Request-Id")
-        if path in TENANTS_FIELDS:
-            is_exact = Headers(scope=told).get(EXACT_HEADER, "").lower() in ("1", "true")
+        if path not in TENANTS_FIELDS:
+            return await self._app(scope, _replay(body, receive), send)
+        is_exact = Headers(scope=told).get(EXACT_HEADER, "").lower() in ("1", "true")
+        return await self._pass_openai(path, caller, body, place, is_exact, scope, receive, send)
+
+    async def _pass_openai(
+        self,
+        path: str,
+        caller: Caller,
+        body: bytes,
+        place: Place,
+        is_exact: bool,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+    ) -> None:
+        """Hand one of OpenAI's requests to the server behind the doors. is_exact: as in rewrite_body."""
+        served = await self._find_served(scope)
+        with ExitStack() as held:
             rewritten = await rewrite_body(
-                path, body, caller, place, self._find_served, scope, is_exact=is_exact
+                path, body, caller, place, served, held, is_exact=is_exact
             )
-            body = rewritten.body
-            scope = _with_length(scope, len(body))
-            served = await self._find_served(scope)
-            send = OpenAIAnswer(
+            scope = _with_length(scope, len(rewritten.body))
+            answer = OpenAIAnswer(
                 send,
                 is_private=caller.tenant is not None,
                 borrows=bool(served.reuse),
                 may_borrow=rewritten.may_borrow,
             )
             with served.occupied():
-                return await self._app(scope, _replay(body, receive), send)
-        return await self._app(scope, _replay(body, receive), send)
+                await self._app(scope, _replay(rewritten.body, receive), answer)
+                if rewritten.recognised and answer.is_well:
+                    served.note_prompt(rewritten.recognised)
+        if rewritten.recognised:
+            # What was removed while this prompt was under way may have been stored by it.
+            await served.forget_owed()
 
     async def _refuse(
         self, error: RAGCacheError, scope: Scope, receive: Receive, send: Send

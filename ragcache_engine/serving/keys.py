@@ -96,6 +96,12 @@ class Keys:
             self._fixed[digest] = Caller(is_operator=True)
         self._of_file = _FileOfKeys(file) if file else None
 
+    @property
+    def has_operators(self) -> bool:
+        """Whether some key is an operator's."""
+        of_file = self._of_file.callers.values() if self._of_file else ()
+        return any(one.is_operator for one in (*self._fixed.values(), *of_file))
+
     def caller(self, key: str | None) -> Caller:
         """Return who has this key; None for a request without one. Raises KeyRefused.
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable
 from hashlib import sha256
 from sys import getsizeof
 from threading import Lock
+from typing import NamedTuple
 
 from ragcache_engine.anywhere.neighbours import ENOUGH, Tokenize, context_behind
 from ragcache_engine.latest_items import LatestItems
@@ -20,11 +21,19 @@ ENTRY_BYTES = 4_000
 """The most that one takes beside its tokens: its name, and the end of a text."""
 
 
+class _Key(NamedTuple):
+    """end, text: digests of the document's end and of its neighbour's text."""
+
+    end: bytes
+    neighbour: str
+    text: bytes
+
+
 class KnownContexts:
-    """The contexts of the latest prompts' documents. Any thread may call its method."""
+    """The contexts of the latest prompts' documents. Any thread may call its methods."""
 
     def __init__(self) -> None:
-        self._known: LatestItems[Sequence[object], Context] = LatestItems(
+        self._known: LatestItems[_Key, Context] = LatestItems(
             MOST_BYTES, lambda _, context: ENTRY_BYTES + getsizeof(context.token_ids)
         )
         self._lock = Lock()
@@ -32,7 +41,7 @@ class KnownContexts:
     def find(self, tokenize: Tokenize, text: str, neighbour: Document) -> Context:
         """Return the context of a document, whose text this is, behind a neighbour."""
         end = text[-ENOUGH:]
-        name = end, neighbour.id, sha256(neighbour.text.encode()).digest()
+        name = _Key(_digest(end), neighbour.id, _digest(neighbour.text))
         with self._lock:
             known = self._known.get(name)
             if known is not None:
@@ -43,3 +52,14 @@ class KnownContexts:
             with self._lock:
                 self._known[name] = known
         return known._replace(token_ids=tuple(known.token_ids))
+
+    def forget(self, document_ids: Iterable[str]) -> None:
+        """Remember no document that is stored behind one of these."""
+        names = set(document_ids)
+        with self._lock:
+            for key in [key for key in self._known if key.neighbour in names]:
+                del self._known[key]
+
+
+def _digest(text: str) -> bytes:
+    return sha256(text.encode("utf-8", "surrogatepass")).digest()

@@ -175,6 +175,12 @@ class CorpusLine(_Body):
     vector: list[float] | None = Field(default=None, min_length=1, max_length=MOST_DIMENSIONS)
 
 
+class RemoveBody(_Body):
+    """Documents of a corpus to register no more."""
+
+    ids: list[str]
+
+
 class ForgetBody(_Body):
     """Documents to forget."""
 

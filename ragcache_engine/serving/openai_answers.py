@@ -7,6 +7,7 @@ approximation. The tiers' counters, which tell of all tenants, reach no tenant.
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from typing import Any
 
 from starlette.datastructures import MutableHeaders
@@ -34,11 +35,13 @@ class OpenAIAnswer:
         self._is_private = is_private
         self._borrows = borrows
         self._may_borrow = may_borrow
+        self.is_well = False  # whether it is an answer, and no error
         self._start: Message | None = None
         self._parts: list[bytes] = []
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
+            self.is_well = message["status"] == 200
             headers = MutableHeaders(raw=[*message["headers"]])
             headers[REUSE_HEADER] = "anywhere" if self._may_borrow else "exact"
             message = {**message, "headers": headers.raw}
@@ -66,15 +69,15 @@ def rewrite_answer(body: bytes, *, is_private: bool) -> bytes:
     try:
         said = json.loads(body)
         ours = said[TRANSFER][FIELD]
-        told = _tell_reuse(ours.get("reuse"))
-        details = (said.get("usage") or {}).get("prompt_tokens_details")
-        if details and details.get("cached_tokens"):
-            details["cached_tokens"] = max(0, details["cached_tokens"] - told["borrowed_tokens"])
         if is_private:
             ours.pop(COUNTERS, None)
     except (ValueError, TypeError, KeyError, AttributeError):
         return body
-    said[FIELD] = told
+    with suppress(ValueError, TypeError, KeyError, AttributeError):
+        said[FIELD] = told = _tell_reuse(ours.get("reuse"))
+        details = said["usage"]["prompt_tokens_details"]
+        if told["approximate"] and details:
+            details["cached_tokens"] = sum(ours["tokens"].values())  # those that are exact
     return json.dumps(said).encode()
 
 

@@ -8,18 +8,24 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from functools import partial
 from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic_core import from_json
-from starlette.types import Scope
 
 from ragcache_engine.chat import check_template_args
-from ragcache_engine.checks import CHARACTERS_PER_TOKEN, require_short_prompt, shown
+from ragcache_engine.checks import (
+    CHARACTERS_PER_TOKEN,
+    require_short_prompt,
+    require_short_text,
+    shown,
+)
 from ragcache_engine.errors import InvalidArgument
 from ragcache_engine.prompt import token_segments
+from ragcache_engine.protocols import BackendRequest
 from ragcache_engine.serving.keys import Caller
 from ragcache_engine.serving.messages import LONGEST_GUIDE
 from ragcache_engine.serving.recognising import recognise
@@ -91,10 +97,15 @@ TENANTS_HEADERS = frozenset(
 
 
 class Rewritten(NamedTuple):
-    """A body as the server is to read it. may_borrow: whether the server may borrow for its answer."""
+    """A body as the server is to read it.
+
+    may_borrow: whether the server may borrow for its answer. recognised: its prompt, if registered
+      documents stand in it that it does not name itself.
+    """
 
     body: bytes
     may_borrow: bool
+    recognised: BackendRequest | None = None
 
 
 async def rewrite_body(
@@ -102,15 +113,16 @@ async def rewrite_body(
     body: bytes,
     caller: Caller,
     place: Place,
-    find_served: Callable[[Scope], Awaitable[Served]],
-    scope: Scope,
+    served: Served,
+    held: ExitStack,
     *,
     is_exact: bool = False,
 ) -> Rewritten:
     """Rewrite the body of a request.
 
-    place: it is widened to all answers of the request. is_exact: whether a header asked for an answer
-      that borrows nothing; the body may ask for it too.
+    place: it is widened to all answers of the request. held: until it is closed, registered documents of
+      the prompt count as in use. is_exact: whether a header asked for an answer that borrows nothing; the
+      body may ask for it too.
     Raises InvalidArgument for a body that is no JSON object or that the server could not read, for
     documents that do not lie in the prompt, and for more of something than a server takes;
     PromptTooLong; and as `Place.widen` does.
@@ -120,65 +132,78 @@ async def rewrite_body(
     place.widen(count_answers(said))
     ours = _read_ours(said)
     _require_bounded(said, ours)
-    served = await find_served(scope)
     if (characters := _count_characters(said)) > CHARACTERS_PER_TOKEN:
         if path == TOKENIZE:
             require_countable(characters, served)
         else:
             require_short_prompt(characters, served.limits.context_tokens)
-    is_changed = said.pop(FIELD, None) is not None or caller.tenant is not None
-    named = await _name_documents(path, said, ours, caller, served)
+    is_changed = said.pop(FIELD, None) is not None
+    named: Mapping[str, Any] = {}
+    if DOCUMENTS in ours:
+        map_to_tokens = partial(_map_to_tokens, said, ours[DOCUMENTS], served)
+        named = _name(await served.tokenizers.run(map_to_tokens))
     if caller.tenant is not None:
-        said = _confine(path, said, ours, caller)
+        said, is_changed = _confine(path, said, ours, caller), True
+    await _require_readable(path, said, body, is_changed, served)
+    found = None
+    if path in SALTED and not named and SEGMENTS not in ours:
+        found = await _recognise(said, body, caller, served, held)
+        named = _name(found.segments) if found else {}
     if named:
         said, is_changed = _with_ours(said, named), True
     ours = _read_ours(said)
     if SEGMENTS in ours and (is_exact or served.is_switched_off()):
         said, is_changed = _with_ours(said, {EXACT: True}), True
-    ours = _read_ours(said)
-    may_borrow = bool(served.reuse) and SEGMENTS in ours and ours.get(EXACT) is not True
+    may_borrow = SEGMENTS in ours and _read_ours(said).get(EXACT) is not True
+    written = json.dumps(said).encode() if is_changed else body
+    return Rewritten(written, bool(served.reuse) and may_borrow, found)
+
+
+async def _require_readable(
+    path: str, said: Mapping[str, Any], body: bytes, is_changed: bool, served: Served
+) -> None:
+    """Raise InvalidArgument for a body that the server would fail at. body: as it came."""
     written = json.dumps(said).encode() if is_changed else body
     if len(written) < LARGE_BODY_BYTES:
         served.require_readable(path, written)
     else:
         await served.tokenizers.run(partial(served.require_readable, path, written))
-    return Rewritten(written, may_borrow)
 
 
-async def _name_documents(
-    path: str, said: dict[str, Any], ours: dict[str, Any], caller: Caller, served: Served
-) -> dict[str, Any]:
-    """Return what says where documents stand in a prompt, if its body does not say it in tokens."""
-    if DOCUMENTS in ours:
-        segments = await served.tokenizers.run(
-            partial(_map_to_tokens, said, ours[DOCUMENTS], served)
-        )
-    elif path not in SALTED or SEGMENTS in ours:
+async def _recognise(
+    said: Mapping[str, Any], body: bytes, caller: Caller, served: Served, held: ExitStack
+) -> BackendRequest | None:
+    """Return the prompt with the registered documents in it; None without any, or where they change."""
+    if len(body) > LARGE_BODY_BYTES + 2 * CHARACTERS_PER_TOKEN * served.limits.context_tokens:
+        return None  # most of it is no prompt
+    # Of a tenant, the salt is what names it to vLLM by now.
+    found = await recognise(said, caller.tenant, _read_salt(said), served)
+    if found is None or not held.enter_context(served.corpora.using(found.document_ids)):
+        return None
+    return found
+
+
+def _name(segments: Sequence[TokenSegment]) -> Mapping[str, Any]:
+    """Return what says where documents stand in a prompt; nothing without segments."""
+    if not segments:
         return {}
-    else:
-        tenant = caller.tenant_for(_read_salt(said))
-        found = await recognise(said, caller.tenant, tenant, served)
-        if found is None:
-            return {}
-        served.note_prompt(found)
-        segments = found.segments
     return {
         SEGMENTS: [(one.end, one.document_id) for one in segments],
         STARTS: [one.text_start for one in segments if one.document_id is not None],
     }
 
 
-def _with_ours(said: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
+def _with_ours(said: dict[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
     """Return a body with more in our part of it."""
     transfer, ours = said.get(TRANSFER), _read_ours(said)
     kept = {name: value for name, value in ours.items() if name != DOCUMENTS}
     return {
         **said,
-        TRANSFER: {**(transfer if isinstance(transfer, dict) else {}), FIELD: kept | more},
+        TRANSFER: {**(transfer if isinstance(transfer, dict) else {}), FIELD: {**kept, **more}},
     }
 
 
-def _read_salt(said: dict[str, Any]) -> str | None:
+def _read_salt(said: Mapping[str, Any]) -> str | None:
     salt = said.get("cache_salt")
     return salt if isinstance(salt, str) and salt else None
 
@@ -218,6 +243,8 @@ def require_request_name(name: str, where: str) -> None:
 
 def _require_bounded(said: dict[str, Any], ours: dict[str, Any]) -> None:
     """Raise InvalidArgument for what would cost the server more than it brings the client."""
+    if isinstance(salt := said.get("cache_salt"), str):
+        require_short_text(salt, "cache_salt")
     if isinstance(name := said.get("request_id"), str):
         require_request_name(name, "request_id")
     try:
@@ -257,7 +284,8 @@ def _asks_for_exact(said: Mapping[str, Any]) -> bool:
     Raises InvalidArgument for anything else under that name.
     """
     asked = said.get(FIELD, {})
-    if not isinstance(asked, dict) or asked not in ({}, {EXACT: True}, {EXACT: False}):
+    is_understood = isinstance(asked, dict) and asked.keys() <= {EXACT}
+    if not is_understood or not isinstance(asked.get(EXACT, False), bool):
         raise InvalidArgument(
             f'"{FIELD}" in a body is {{"{EXACT}": true}}, for an answer that borrows nothing, not '
             f"{shown(asked)}"

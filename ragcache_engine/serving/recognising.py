@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 from uuid import uuid4
 
-from ragcache_engine.errors import BadRequest
-from ragcache_engine.prompt import token_segments
+from ragcache_engine.checks import CHARACTERS_PER_TOKEN
+from ragcache_engine.prompt import Span, token_segments
 from ragcache_engine.protocols import BackendRequest
-from ragcache_engine.serving.routes import MOST_NAMED_DOCUMENTS, Served
+from ragcache_engine.serving.routes import MOST_NAMED_DOCUMENTS, Served, WrittenPrompt
 from ragcache_engine.tiers.borrowing.context import Context
 from ragcache_engine.values import ONE_TOKEN
 
 logger = logging.getLogger(__name__)
+
+OTHER_PROMPTS = ("suffix", "truncate_prompt_tokens")
+"""Fields of a completion with which vLLM makes another prompt than its text."""
+
+MOST_NEIGHBOURS, MOST_SEARCHES = 100, 8
+"""For so many documents of a prompt neighbours are told, and for so many of them searched anew."""
 
 
 async def recognise(
@@ -24,49 +30,79 @@ async def recognise(
 ) -> BackendRequest | None:
     """Return the prompt of a body as a request with its registered documents; None if it has none.
 
-    said: the body of one of OpenAI's requests. Of a completion only a prompt that is one text is read.
+    said: the body of one of OpenAI's requests, as vLLM's server gets it. Of a completion only a prompt
+      that is one text is read, of a conversation only texts.
     owner: whose registered documents are looked for, beside everybody's. tenant: of the request.
     """
     if not served.corpora.has_some_for(owner):
         return None
-    text, token_ids, special = said.get("prompt"), None, said.get("add_special_tokens", True)
+    is_chat = "messages" in said
+    try:
+        written = await (_write_chat(said, served) if is_chat else _write_completion(said))
+        longest = CHARACTERS_PER_TOKEN * served.limits.context_tokens
+        if written is None or len(written.text) > longest:
+            return None
+        special = not is_chat and said.get("add_special_tokens", True)
+        return await served.tokenizers.run(partial(_find, written, special, owner, tenant, served))
+    except Exception as error:  # vLLM's server says better what is wrong with a request
+        logger.info("no documents were looked for in a request: %s", type(error).__name__)
+        return None
+
+
+async def _write_completion(said: Mapping[str, Any]) -> WrittenPrompt | None:
+    text = said.get("prompt")
     if isinstance(text, list) and len(text) == 1:
         (text,) = text
-    if "messages" in said:
-        if served.write_chat is None:
-            return None
-        try:
-            # The server behind the doors writes the prompt again. It takes what it needs out of what it
-            # is given, so this is a copy.
-            text, token_ids = await served.write_chat(said)
-        except BadRequest:
-            return None  # that server says better why
-        special = False
-    if not isinstance(text, str):
+    is_plain = isinstance(said.get("add_special_tokens", True), bool)
+    if not isinstance(text, str) or not is_plain or any(said.get(name) for name in OTHER_PROMPTS):
         return None
-    find = partial(_find, text, bool(special), owner, tenant, served)
-    found = await served.tokenizers.run(find)
-    if found and token_ids is not None and [*found.tokens.token_ids] != [*token_ids]:
-        # Seen with templates whose text other tokens stand for than the tokenizer makes of it.
-        logger.info("documents of a conversation were not recognised: its tokens are other ones")
+    return WrittenPrompt(text, None)
+
+
+async def _write_chat(said: Mapping[str, Any], served: Served) -> WrittenPrompt | None:
+    """Let the server behind the doors write a prompt; it writes it once more when it answers."""
+    if served.write_chat is None or not all(map(_is_text, said["messages"])):
         return None
-    return found
+    return await served.write_chat(said)
+
+
+def _is_text(message: Mapping[str, Any]) -> bool:
+    content = message.get("content")
+    parts = content if isinstance(content, list) else ()
+    return all(isinstance(part, str) or part.get("type") == "text" for part in parts)
 
 
 def _find(
-    text: str, special: bool, owner: str | None, tenant: str | None, served: Served
+    written: WrittenPrompt, special: bool, owner: str | None, tenant: str | None, served: Served
 ) -> BackendRequest | None:
-    spans = served.corpora.find(owner, text)[:MOST_NAMED_DOCUMENTS]
+    spans = served.corpora.find(owner, written.text)[:MOST_NAMED_DOCUMENTS]
     if not spans:
         return None
-    tokens = served.backend.tokenize(text, special)
-    segments = token_segments(tokens, spans)
-    options = replace(ONE_TOKEN, add_special_tokens=special)
-    contexts: dict[str, Context] = {}
-    for span in spans if served.reuse else ():
-        if (near := served.corpora.neighbour(span.document_id)) is not None:
-            own = text[span.start : span.end]
-            contexts[span.document_id] = served.contexts.find(served.backend.tokenize, own, near)
+    tokens = served.backend.tokenize(written.text, special)
+    if written.token_ids is not None and [*tokens.token_ids] != [*written.token_ids]:
+        # Seen with templates whose text other tokens stand for than the tokenizer makes of it.
+        logger.info("documents of a conversation were not recognised: its tokens are other ones")
+        return None
     return BackendRequest(
-        f"recognised-{uuid4().hex}", tokens, segments, options, tenant, contexts=contexts
+        f"recognised-{uuid4().hex}",
+        tokens,
+        token_segments(tokens, spans),
+        replace(ONE_TOKEN, add_special_tokens=special),
+        tenant,
+        contexts=_find_contexts(written.text, spans, served) if served.reuse else {},
     )
+
+
+def _find_contexts(text: str, spans: Sequence[Span], served: Served) -> dict[str, Context]:
+    """Return behind which neighbours the documents of a prompt are to be stored."""
+    contexts: dict[str, Context] = {}
+    room = CHARACTERS_PER_TOKEN * served.limits.context_tokens
+    for number, span in enumerate(spans[:MOST_NEIGHBOURS]):
+        may_search = number < MOST_SEARCHES
+        near = served.corpora.neighbour(span.document_id, may_search=may_search)
+        room -= len(near.text) if near else 0
+        if near is None or room < 0:
+            continue
+        own = text[span.start : span.end]
+        contexts[span.document_id] = served.contexts.find(served.backend.tokenize, own, near)
+    return contexts

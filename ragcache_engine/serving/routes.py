@@ -117,10 +117,10 @@ def _ignore(request: BackendRequest) -> None:
 
 
 class WrittenPrompt(NamedTuple):
-    """A prompt as the server behind the doors writes it."""
+    """A prompt as the server behind the doors writes it. token_ids: None if they are the text's own."""
 
     text: str
-    token_ids: Sequence[int]
+    token_ids: Sequence[int] | None
 
 
 WriteChat: TypeAlias = Callable[[Mapping[str, Any]], Awaitable[WrittenPrompt]]
@@ -142,7 +142,10 @@ class Served:
     corpora: the documents that clients registered.
     write_chat: returns the prompt that the server behind the doors makes of the body of a chat request.
       Raises BadRequest if it makes none.
-    note_prompt: is called with each prompt in which registered documents were recognised.
+    note_prompt: is called with each prompt that was answered and in which registered documents were
+      recognised.
+    forgets_documents: whether the backend stores tensors by document. One that does not would have to
+      clear everybody's cache to forget one.
     """
 
     backend: Backend
@@ -162,11 +165,25 @@ class Served:
     corpora: Corpora = field(default_factory=Corpora)
     write_chat: WriteChat | None = None
     note_prompt: Callable[[BackendRequest], None] = _ignore
+    forgets_documents: bool = True
+    forgetting: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def forget(self, document_ids: Sequence[str]) -> None:
         """Forget documents. Raises RequestTimedOut."""
+        self.contexts.forget(document_ids)
         forgetting = self.backend.forget(document_ids)
         await _end_in_time(forgetting, UPKEEP_S, _too_late("forget these documents"))
+
+    async def forget_owed(self) -> None:
+        """Forget the registered documents that were removed or changed, all at once.
+
+        What could not be forgotten stays owed, and is forgotten the next time. Raises RequestTimedOut.
+        """
+        async with self.forgetting:
+            if owed := self.corpora.owed():
+                if self.forgets_documents:
+                    await self.forget([*owed])
+                self.corpora.pay(owed)
 
 
 Handler = Callable[[bytes, Caller, Served], Awaitable[Response]]

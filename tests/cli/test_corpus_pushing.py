@@ -31,7 +31,7 @@ def lines(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def server() -> Iterator[MemoryServer]:
-    with serve(MemoryBackend()) as server:
+    with serve(MemoryBackend(), operator_key=None) as server:
         yield server
 
 
@@ -87,6 +87,12 @@ def test_a_server_begins_with_the_corpora_that_were_written_for_it(lines, tmp_pa
     corpora = Corpora()
     read_corpora(folder, corpora)
     assert corpora.document(None, "the-sea", "salt").details == {"page": 3}
+
+
+def test_a_folder_whose_name_gives_no_corpus_a_name_asks_for_one(lines, server, capsys):
+    path = lines.rename(lines.with_name("文档.jsonl"))
+    assert main(["corpus", "push", str(path), "--server", server.url]) == 1
+    assert "--name" in capsys.readouterr().err
 
 
 def test_two_corpora_of_one_name_are_refused(lines, tmp_path, monkeypatch):

@@ -23,7 +23,7 @@ def pages(*numbers: int, text: str = TEXT) -> list[Registered]:
 
 @pytest.fixture
 def server() -> Iterator[MemoryServer]:
-    with serve(MemoryBackend()) as server:
+    with serve(MemoryBackend(), operator_key=None) as server:
         yield server
 
 
@@ -53,7 +53,7 @@ def test_other_documents_stay_if_they_are_kept(corpora):
 
 
 def test_many_documents_go_in_several_requests_and_the_progress_is_told(corpora, monkeypatch):
-    monkeypatch.setattr(client_module, "PUSHED_BYTES", 5_000)
+    monkeypatch.setattr(client_module, "PUSHED_BYTES", 200)
     told: list[tuple[int, int]] = []
     assert corpora.push("sea", pages(*range(10)), done=lambda *at: told.append(at)).added == 10
     assert len(told) > 2
@@ -68,7 +68,7 @@ def test_a_corpus_is_listed_and_removed(corpora):
 
 
 def test_a_server_without_room_says_so_and_nothing_is_removed():
-    with serve(MemoryBackend(), corpora=Corpora(most_bytes=8_000)) as server:
+    with serve(MemoryBackend(), operator_key=None, corpora=Corpora(8_000)) as server:
         corpora = ServerCorpora(server.url)
         corpora.push("sea", pages(1))
         with pytest.raises(CorpusTooLarge, match="no room"):

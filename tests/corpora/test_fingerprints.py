@@ -29,7 +29,7 @@ def index() -> FingerprintIndex[str]:
 
 def found_in(index: FingerprintIndex[str], prompt: str) -> list[tuple[str, str]]:
     """Return each found text with its first name."""
-    return [(one.names[0], prompt[one.start : one.end]) for one in index.find(prompt)]
+    return [(one.name, prompt[one.start : one.end]) for one in index.find(prompt)]
 
 
 def test_texts_are_found_in_the_order_of_the_prompt(index):
@@ -78,13 +78,13 @@ def test_texts_of_one_beginning_and_end_are_told_apart_by_a_word_in_between():
     for number, text in enumerate(texts):
         index.add(number, text)
     prompt = "\n".join(texts[at] for at in (7, 321, 499))
-    assert [one.names for one in index.find(prompt)] == [(7,), (321,), (499,)]
+    assert [one.name for one in index.find(prompt)] == [7, 321, 499]
 
 
-def test_one_text_under_several_names_is_found_with_all_of_them(index):
+def test_of_one_text_under_several_names_each_is_found_in_turn(index):
     index.add("more salt", SALT)
-    (found,) = index.find(SALT)
-    assert list(found.names) == ["salt", "more salt"]
+    for times, names in ((1, ["salt"]), (3, ["salt", "more salt", "more salt"])):
+        assert [one.name for one in index.find(f"{SALT}\n" * times)] == names
 
 
 def test_a_removed_text_is_found_no_more_and_others_with_it_are(index):
@@ -111,11 +111,28 @@ def test_the_filter_is_made_anew_after_many_removals(index, monkeypatch):
 
 
 def test_colliding_hashes_decide_nothing(index, monkeypatch):
-    monkeypatch.setattr(fingerprints._Powers, "parts", lambda self, sums, starts, ends: starts * 0)
+    monkeypatch.setattr(fingerprints.Powers, "parts", lambda self, sums, starts, ends: starts * 0)
     collided: FingerprintIndex[str] = FingerprintIndex()
     collided.add("salt", SALT)
     other = SALT[:40] + "#" * (len(SALT) - 40)
     assert found_in(collided, f"{other} {SALT}") == [("salt", SALT)]
+
+
+def test_texts_that_do_not_fit_into_a_prompt_cost_no_more_than_its_length(index, monkeypatch):
+    for length in range(5_000, 5_200):
+        index.add(f"{length}", "a" * length)
+    looked_up = 0
+    original = dict(index._by_anchor)
+
+    class Counting(dict):
+        def get(self, *wanted):
+            nonlocal looked_up
+            looked_up += 1
+            return original.get(*wanted)
+
+    index._by_anchor = Counting()
+    assert index.find("a" * 4_999) == []
+    assert looked_up <= 4_999 // 4 + 1
 
 
 def test_a_prompt_of_repetitions_costs_no_more_than_its_length(index, monkeypatch):
@@ -153,7 +170,7 @@ def test_each_text_of_a_prompt_is_found_where_it_stands(texts, data):
         if len(prompt) - start >= WINDOW:
             expected.append((start, len(prompt), text.strip()))
     prompt += data.draw(st.text("xyz", max_size=40))
-    found = [(one.start, one.end, texts[one.names[0]].strip()) for one in index.find(prompt)]
+    found = [(one.start, one.end, texts[one.name].strip()) for one in index.find(prompt)]
     assert found == expected
 
 
@@ -185,7 +202,7 @@ class AsTextsComeAndGo(RuleBasedStateMachine):
     @invariant()
     def all_of_them_are_found(self) -> None:
         prompt = " / ".join(text for text, _ in self.there.values())
-        found = [name for one in self.index.find(prompt) for name in one.names]
+        found = [one.name for one in self.index.find(prompt)]
         assert sorted(found) == sorted(self.there)
         assert len(self.index) == len(self.there)
 

@@ -26,7 +26,9 @@ def found(corpora: Corpora, tenant: str | None, prompt: str) -> list[str]:
 
 def test_a_document_is_added_stays_the_same_or_changes(corpora):
     assert corpora.put(None, "sea", Registered("salt", SALT)) is Change.ADDED
-    assert corpora.put(None, "sea", Registered("salt", SALT, {"page": 3})) is Change.SAME
+    assert corpora.put(None, "sea", Registered("salt", SALT)) is Change.SAME
+    assert corpora.put(None, "sea", Registered("salt", SALT, {"page": 3})) is Change.CHANGED
+    assert corpora.owed() == {}, "its text is the same"
     assert corpora.document(None, "sea", "salt").details == {"page": 3}
     assert corpora.put(None, "sea", Registered("salt", TIDES)) is Change.CHANGED
     assert found(corpora, None, SALT) == []
@@ -66,9 +68,9 @@ def test_no_two_documents_have_one_name_in_the_tree(corpora):
 def test_what_is_removed_is_found_no_more(corpora):
     for name, text in (("salt", SALT), ("tides", TIDES)):
         corpora.put("shop", "sea", Registered(name, text))
-    corpora.remove("shop", "sea", "salt")
+    assert corpora.remove("shop", "sea", ["salt", "unknown"]) == 1
     assert found(corpora, "shop", f"{SALT} {TIDES}") == ["shop:sea/tides"]
-    assert corpora.drop("shop", "sea") == ["tides"]
+    assert corpora.drop("shop", "sea") == 1
     assert not corpora.has_some_for("shop")
     assert corpora.summaries("shop") == {}
 
@@ -76,9 +78,11 @@ def test_what_is_removed_is_found_no_more(corpora):
 @pytest.mark.parametrize("owner", ["press", None])
 def test_nobody_removes_anothers_document(corpora, owner):
     corpora.put("shop", "sea", Registered("salt", SALT))
+    assert corpora.remove(owner, "sea", ["salt"]) == 0
+    assert corpora.drop(owner, "sea") == 0
+    assert corpora.owed() == {}
     with pytest.raises(UnknownDocument):
-        corpora.remove(owner, "sea", "salt")
-    assert corpora.drop(owner, "sea") == []
+        corpora.document(owner, "sea", "salt")
     assert found(corpora, "shop", SALT) == ["shop:sea/salt"]
 
 
@@ -108,7 +112,36 @@ def test_removed_documents_make_room():
     corpora = Corpora(most_bytes=3 * MIB)
     for _ in range(10):
         corpora.put("shop", "sea", Registered("large", "x" * 2 * MIB))
-        corpora.remove("shop", "sea", "large")
+        corpora.remove("shop", "sea", ["large"])
+
+
+@pytest.mark.parametrize("document_id", ["", ".", ".."])
+def test_an_id_that_means_another_place_in_a_url_is_refused(corpora, document_id):
+    with pytest.raises(InvalidArgument, match="id is a name"):
+        corpora.put("shop", "sea", Registered(document_id, SALT))
+
+
+def test_what_is_removed_or_changes_is_owed_until_it_was_forgotten(corpora):
+    for name, text in (("salt", SALT), ("tides", TIDES)):
+        corpora.put("shop", "sea", Registered(name, text))
+    corpora.put("shop", "sea", Registered("salt", SALT + " Or not."))
+    corpora.remove("shop", "sea", ["tides"])
+    owed = corpora.owed()
+    assert [*owed] == ["shop:sea/salt", "shop:sea/tides"]
+    corpora.put("shop", "sea", Registered("salt", SALT))
+    corpora.pay(owed)
+    assert [*corpora.owed()] == ["shop:sea/salt"], "it changed once more since"
+
+
+def test_what_a_prompt_under_way_may_store_is_forgotten_when_it_has_ended(corpora):
+    corpora.put("shop", "sea", Registered("salt", SALT))
+    with corpora.using(["shop:sea/salt"]) as is_well:
+        assert is_well
+        corpora.remove("shop", "sea", ["salt"])
+        assert corpora.owed() == {}
+        with corpora.using(["shop:sea/salt", "shop:sea/tides"]) as is_well:
+            assert not is_well, "a prompt that comes now is not to name it"
+    assert [*corpora.owed()] == ["shop:sea/salt"]
 
 
 def test_an_id_that_is_too_long_with_its_corpus_is_refused(corpora):
@@ -137,7 +170,7 @@ def test_a_documents_neighbour_is_the_nearest_with_another_text(corpora):
     for name, vector in vectors.items():
         corpora.put("shop", "sea", Registered(name, texts[name], vector=vector))
     assert near(corpora, "shop:sea/salt") == "shop:sea/tides"
-    corpora.remove("shop", "sea", "tides")
+    corpora.remove("shop", "sea", ["tides"])
     assert near(corpora, "shop:sea/salt") == "shop:sea/bread"
     corpora.put("shop", "sea", Registered("tides", TIDES, vector=[1, 0.1]))
     assert near(corpora, "shop:sea/salt") == "shop:sea/tides"
@@ -145,6 +178,17 @@ def test_a_documents_neighbour_is_the_nearest_with_another_text(corpora):
     assert near(corpora, "shop:sea/salt") is None, "it has no vector any more"
     assert near(corpora, "shop:sea/unknown") is None
     assert near(corpora, "sea/salt") is None
+
+
+def test_a_long_document_is_no_neighbour_and_an_old_one_holds_until_it_is_searched_again(corpora):
+    corpora.put(None, "sea", Registered("salt", SALT, vector=[1, 0]))
+    corpora.put(None, "sea", Registered("book", "Of the sea. " * 1_000, vector=[1, 0]))
+    assert near(corpora, "sea/salt") is None
+    corpora.put(None, "sea", Registered("tides", TIDES, vector=[0, 1]))
+    assert corpora.neighbour("sea/salt", may_search=False) is None
+    assert near(corpora, "sea/salt") == "sea/tides"
+    corpora.remove(None, "sea", ["tides"])
+    assert corpora.neighbour("sea/salt", may_search=False) is None, "it is gone"
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from waiting import eventually
 
 from ragcache_engine.backends.memory import MemoryBackend
 from ragcache_engine.corpora.registered import Corpora
-from ragcache_engine.errors import RequestTooLarge, RequestTooSlow
+from ragcache_engine.errors import EngineError, RequestTooLarge, RequestTooSlow
 from ragcache_engine.serving import corpus_routes
 from ragcache_engine.serving.corpus_routes import read_lines
 from ragcache_engine.serving.settings import Limits
@@ -126,6 +126,46 @@ def test_a_removed_corpus_is_forgotten_whole(server):
     assert documents_in(seen(server, prompt=SALT)) == []
 
 
+def test_many_documents_are_removed_at_once_and_unknown_ones_are_none(server):
+    push(server)
+    url = f"{server.url}/ragcache/corpora/sea/remove"
+    told = httpx2.post(url, json={"ids": ["salt", "unknown"]}, headers=headers_of(SHOP))
+    assert told.json() == {"removed": 1}
+    assert server.backend.forgotten == ["shop:sea/salt"]
+
+
+def test_what_could_not_be_forgotten_is_forgotten_the_next_time(server, monkeypatch):
+    push(server)
+    forget = server.backend.forget
+
+    async def fail(document_ids: Any) -> None:
+        raise EngineError("the disk does not answer")
+
+    monkeypatch.setattr(server.backend, "forget", fail)
+    assert ask(server, "DELETE", "/sea").status_code == 500
+    monkeypatch.setattr(server.backend, "forget", forget)
+    assert ask(server, "DELETE", "/sea").json() == {"removed": 0}
+    assert server.backend.forgotten == ["shop:sea/salt", "shop:sea/tides"]
+
+
+def test_where_there_are_operators_only_they_change_what_is_everybodys():
+    with serve(MemoryBackend()) as server:  # an operator's key, and no file
+        url = f"{server.url}/ragcache/corpora/sea"
+        assert httpx2.put(url, content=written(SEA), headers=LINES).status_code == 403
+        assert push(server, OPERATOR).status_code == 200
+        assert httpx2.delete(url).status_code == 403
+        refused = httpx2.post(f"{url}/remove", json={"ids": ["salt"]})
+        assert refused.status_code == 403
+        assert httpx2.get(f"{server.url}/ragcache/corpora").json()["sea"]["documents"] == 2
+
+
+def test_where_there_are_none_everybody_does():
+    with serve(MemoryBackend(), operator_key=None) as server:
+        url = f"{server.url}/ragcache/corpora/sea"
+        assert httpx2.put(url, content=written(SEA), headers=LINES).status_code == 200
+        assert httpx2.delete(url).json() == {"removed": 2}
+
+
 def test_a_tenant_neither_sees_nor_removes_what_another_has(server):
     push(server)
     assert ask(server, "GET", key=PRESS).json() == {}
@@ -156,6 +196,7 @@ def test_a_name_that_no_corpus_may_have_is_refused(server, corpus):
         (b'{"id": "x"}', "text"),
         (b'{"id": "x", "text": 3}', "text"),
         (b'{"id": "", "text": "y"}', "id"),
+        (b'{"id": "..", "text": "y"}', "id"),
         (b'{"id": "x", "text": "y", "vectors": []}', "vectors"),
         (b'{"id": "x", "text": "\\ud800"}', ""),
     ],
@@ -288,6 +329,44 @@ def test_prompts_without_one_text_are_left_as_they_are(server, prompt):
     assert documents_in(seen(server, prompt=prompt)) == []
 
 
+@pytest.mark.parametrize(
+    "other", [{"suffix": "the end"}, {"truncate_prompt_tokens": 5}, {"add_special_tokens": "false"}]
+)
+def test_a_completion_of_which_vllm_makes_another_prompt_is_left_as_it_is(server, other):
+    push(server)
+    assert documents_in(seen(server, OPERATOR, prompt=SALT, **other)) == []
+
+
+def test_a_conversation_with_pictures_is_left_as_it_is(server):
+    push(server)
+    parts = [{"type": "text", "text": SALT}, {"type": "image_url", "image_url": {"url": "data:,"}}]
+    messages = [{"role": "user", "content": parts}]
+    assert documents_in(seen(server, path="chat/completions", messages=messages)) == []
+
+
+def test_a_removed_document_is_forgotten_once_more_after_the_prompt_that_was_under_way(keys_file):
+    with serve(Forgetting(), keys_file=keys_file) as server:
+        push(server)
+        server.before_answer = lambda: ask(server, "DELETE", "/sea")
+        assert documents_in(seen(server, prompt=f"{SALT} {TIDES}")) != []
+        assert sorted(server.backend.forgotten) == ["shop:sea/salt", "shop:sea/tides"]
+
+
+def test_only_prompts_that_were_answered_are_noted_to_be_prepared(keys_file):
+    noted: list[Any] = []
+    with serve(MemoryBackend(), keys_file=keys_file, note_prompt=noted.append) as server:
+        push(server)
+        seen(server, prompt=f"{SALT} {TIDES}")
+        assert [one.document_ids for one in noted] == [["shop:sea/salt", "shop:sea/tides"]]
+        server.status = 400
+        httpx2.post(
+            f"{server.url}/v1/completions",
+            json={"prompt": f"{TIDES} {SALT}"},
+            headers=headers_of(SHOP),
+        )
+        assert len(noted) == 1
+
+
 @pytest.mark.parametrize("key", [SHOP, OPERATOR])
 def test_a_request_may_ask_for_an_exact_answer(server, key):
     push(server, key)
@@ -305,7 +384,7 @@ def test_a_header_asks_for_an_exact_answer_too(server):
     assert server.seen[-1]["kv_transfer_params"]["ragcache"]["exact"] is True
 
 
-@pytest.mark.parametrize("said", [True, "exact", {"exact": 1.5}, {"exakt": True}])
+@pytest.mark.parametrize("said", [True, "exact", {"exact": 1}, {"exact": "no"}, {"exakt": True}])
 def test_a_wish_that_is_not_understood_is_refused(server, said):
     sent = httpx2.post(
         f"{server.url}/v1/completions",

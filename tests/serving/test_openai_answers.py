@@ -73,7 +73,9 @@ def test_an_answer_says_whether_it_is_an_approximation_and_what_it_borrowed():
 
 def test_borrowed_tokens_are_no_cached_tokens():
     told = rewritten(answer(BORROWED, cached_tokens=192))
-    assert told["usage"]["prompt_tokens_details"]["cached_tokens"] == 100
+    assert told["usage"]["prompt_tokens_details"]["cached_tokens"] == 64
+    told = rewritten(answer(cached_tokens=192))
+    assert told["usage"]["prompt_tokens_details"]["cached_tokens"] == 192
 
 
 @pytest.mark.parametrize(

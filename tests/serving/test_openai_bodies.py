@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
-from starlette.types import Scope
 
 from ragcache_engine import BadRequest
 from ragcache_engine.backends.memory import MemoryBackend
@@ -25,13 +25,11 @@ async def rewritten(
 ) -> dict[str, Any]:
     backend = MemoryBackend()
 
-    async def find_served(scope: Scope) -> Served:
-        return Served(backend, await backend.start(), ("any",), **settings)
-
+    served = Served(backend, await backend.start(), ("any",), **settings)
     body = said if isinstance(said, bytes) else json.dumps(said).encode()
-    told = json.loads(
-        (await rewrite_body(path, body, caller, Place(Room(None), None), find_served, {})).body
-    )
+    with ExitStack() as held:
+        place = Place(Room(None), None)
+        told = json.loads((await rewrite_body(path, body, caller, place, served, held)).body)
     assert isinstance(told, dict)
     return told
 

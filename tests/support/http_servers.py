@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +21,7 @@ from starlette.routing import Route
 from ragcache_engine.chat import check_messages
 from ragcache_engine.corpora.registered import Corpora
 from ragcache_engine.errors import RefusedMessages
-from ragcache_engine.protocols import Backend, Conversation
+from ragcache_engine.protocols import Backend, BackendRequest, Conversation
 from ragcache_engine.serving.bounded_http import LARGEST_HEAD_BYTES, BoundedHTTP
 from ragcache_engine.serving.doors import Doors
 from ragcache_engine.serving.keys import Keys
@@ -37,6 +37,7 @@ class MemoryServer:
     """A server that listens.
 
     seen, headers: the bodies and the headers that came through the doors to vLLM's own paths.
+    before_answer: what to call before these are answered, in a thread. status: of their answers.
     """
 
     url: str
@@ -44,6 +45,8 @@ class MemoryServer:
     thread: Any
     seen: list[dict[str, Any]] = field(default_factory=list)
     headers: list[dict[str, str]] = field(default_factory=list)
+    before_answer: Callable[[], Any] | None = None
+    status: int = 200
 
     def stop(self) -> None:
         """End at once, with all connections, as a process does that is killed."""
@@ -109,6 +112,7 @@ def serve(
     reasoning_parser: str | None = None,
     reuse: Mapping[str, Any] | None = None,
     corpora: Corpora | None = None,
+    note_prompt: Callable[[BackendRequest], None] | None = None,
     port: int = 0,
 ) -> Iterator[MemoryServer]:
     """Serve a backend until the block ends. port: 0 for any."""
@@ -116,6 +120,7 @@ def serve(
     served: list[Served] = []
     seen: list[dict[str, Any]] = []
     headers: list[dict[str, str]] = []
+    server = MemoryServer("", backend, None, seen, headers)
     lock = asyncio.Lock()
 
     async def find_served(scope: Any) -> Served:
@@ -132,6 +137,7 @@ def serve(
                         reasoning_parser=reasoning_parser,
                         corpora=corpora or Corpora(),
                         write_chat=write_chat,
+                        **({"note_prompt": note_prompt} if note_prompt else {}),
                     )
                 )
         return served[0]
@@ -149,7 +155,9 @@ def serve(
         """Stand in for vLLM's own paths, which are not under test here."""
         headers.append(dict(request.headers))
         seen.append(await request.json() if request.method == "POST" else {})
-        return JSONResponse({"path": request.url.path})
+        if server.before_answer is not None:
+            await asyncio.to_thread(server.before_answer)
+        return JSONResponse({"path": request.url.path}, server.status)
 
     inner = Starlette(
         routes=[Route("/{path:path}", stand_in, methods=["GET", "POST", "OPTIONS"])],
@@ -159,4 +167,5 @@ def serve(
     )
     doors = Doors(inner, limits or Limits(), lambda scope: keys, find_served)
     with serve_app(doors, port) as thread:
-        yield MemoryServer(thread.url, backend, thread, seen, headers)
+        server.url, server.thread = thread.url, thread
+        yield server

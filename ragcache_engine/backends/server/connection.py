@@ -98,16 +98,18 @@ class Connection:
         if client:
             await client.aclose()
 
-    def call(self, method: str, path: str, body: Any = None) -> Any:
+    def call(self, method: str, path: str, body: Any = None, timeout_s: float = CALL_S) -> Any:
         """Send a request, again while nobody answers, and return its answer, read from JSON.
 
-        body: a value, or bytes that are lines of JSON.
+        body: a value, or bytes that are lines of JSON. timeout_s: how long its answer may take.
         Raises the error that the answer stands for, or ServerUnreachable.
         """
         waits = iter(RETRY_WAITS_S)
-        sent: dict[str, Any] = {"json": body}
+        sent: dict[str, Any] = {"timeout": httpx2.Timeout(timeout_s, connect=CONNECT_S)}
         if isinstance(body, bytes):
-            sent = {"content": body, "headers": {"Content-Type": LINES}}
+            sent |= {"content": body, "headers": {"Content-Type": LINES}}
+        else:
+            sent["json"] = body
         while True:
             try:
                 answer = self._client.request(method, path, **sent)

@@ -19,6 +19,7 @@ from vllm.entrypoints.serve.tokenize.protocol import DetokenizeRequest, Tokenize
 from vllm.exceptions import VLLMError
 from vllm.renderers.online_renderer import OnlineRenderer
 
+from ragcache_engine.daemon_threads import DaemonThreads
 from ragcache_engine.errors import InvalidArgument, RefusedMessages
 from ragcache_engine.serving.openai_bodies import CHAT, COMPLETIONS, DETOKENIZE, TOKENIZE
 from ragcache_engine.serving.routes import WrittenPrompt
@@ -49,20 +50,19 @@ def require_readable(path: str, body: bytes) -> None:
         ) from error
 
 
-async def write_chat(renderer: OnlineRenderer, said: Mapping[str, Any]) -> WrittenPrompt:
+async def write_chat(
+    renderer: OnlineRenderer, threads: DaemonThreads, said: Mapping[str, Any]
+) -> WrittenPrompt:
     """Return the prompt that vLLM's server makes of the body of a chat request.
 
-    renderer: of that server. Raises RefusedMessages if it makes none of text.
+    renderer: of that server. threads: where bodies are read. Raises what vLLM does for a body that it
+    refuses, and RefusedMessages for one of which it makes no prompt of text.
     """
-    try:
-        request = ChatCompletionRequest.model_validate(deepcopy(dict(said)))
-        rendered = await renderer.render_chat(request, skip_mm_cache=True)
-    except (*_REFUSED, KeyError) as error:
-        raise RefusedMessages(f"vLLM writes no prompt of these messages: {error}") from error
+    # It changes what it is given.
+    request = await threads.run(lambda: ChatCompletionRequest.model_validate(deepcopy(dict(said))))
+    rendered = await renderer.render_chat(request, skip_mm_cache=True)
     inputs: Sequence[Mapping[str, Any]] = rendered[1] if isinstance(rendered, tuple) else []
-    if len(inputs) != 1 or "prompt_token_ids" not in inputs[0]:
+    text = inputs[0].get("prompt") if len(inputs) == 1 else None
+    if not isinstance(text, str) or "prompt_token_ids" not in inputs[0]:
         raise RefusedMessages("vLLM writes no prompt of text of these messages")
-    text = inputs[0].get("prompt")
-    if not isinstance(text, str):
-        raise RefusedMessages("vLLM writes these messages as tokens that no text stands for")
     return WrittenPrompt(text, inputs[0]["prompt_token_ids"])

@@ -22,12 +22,13 @@ from ragcache_engine.backends.vllm.installed import require_vllm
 from ragcache_engine.backends.vllm.request_bodies import require_readable, write_chat
 from ragcache_engine.backends.vllm.tiers.settings import TierSettings
 from ragcache_engine.corpora.registered import Corpora
+from ragcache_engine.daemon_threads import DaemonThreads
 from ragcache_engine.observing.metrics import SampleCollector, sample_corpora, sample_idle_work
 from ragcache_engine.serving.bounded_http import BoundedHTTP
 from ragcache_engine.serving.corpus_routes import read_corpora
 from ragcache_engine.serving.doors import Doors
 from ragcache_engine.serving.keys import Keys
-from ragcache_engine.serving.routes import Served
+from ragcache_engine.serving.routes import TOKENIZED_AT_ONCE, Served
 from ragcache_engine.serving.settings import (
     CORPORA_FOLDER,
     KEYS_FILE,
@@ -97,7 +98,8 @@ def serve_engine(state: Any, corpora: Corpora) -> Served:
     models = tuple(args.served_model_name or [args.model])
     template = load_chat_template(args.chat_template)
     reasoning = llm.vllm_config.structured_outputs_config.reasoning_parser or None
-    write = partial(write_chat, state.online_renderer)
+    tokenizers = DaemonThreads(TOKENIZED_AT_ONCE, "ragcache-tokenizing")
+    write = partial(write_chat, state.online_renderer, tokenizers)
     settings = _tier_settings(llm)
     if settings is None or settings.recompute_ratio is None:
         return Served(
@@ -110,6 +112,8 @@ def serve_engine(state: Any, corpora: Corpora) -> Served:
             reasoning_parser=reasoning,
             corpora=corpora,
             write_chat=write,
+            tokenizers=tokenizers,
+            forgets_documents=settings is not None,
         )
     idle = with_idle_work(
         backend,
@@ -133,6 +137,7 @@ def serve_engine(state: Any, corpora: Corpora) -> Served:
         reasoning_parser=reasoning,
         corpora=corpora,
         write_chat=write,
+        tokenizers=tokenizers,
         note_prompt=idle.note_elsewhere,
     )
 

@@ -38,6 +38,8 @@ class TrustedContexts:
         """
         if message.is_trusted:
             for name, context in message.contexts.items():
+                if not {name, context.document}.isdisjoint(message.withdrawn):
+                    continue
                 self._known[tenant, name] = context._replace(
                     token_ids=array("I", context.token_ids)
                 )
