@@ -38,6 +38,10 @@ OTHERS := cli integrations benchmarks examples dashboard search serving fleet fl
 test-quick: $(READY) ## cache, prompts, requests, speculation: without a model, frameworks, servers and long plays (two minutes; three without AVX-512)
 	@$(PYTHON) -m pytest -n 2 -q -m "not vllm and not fleet and not slow" $(addprefix --ignore=tests/,$(OTHERS))
 
+.PHONY: properties
+properties: $(READY) ## the tests without a model, property tests with ten times as many examples (an hour)
+	@RAGCACHE_EXAMPLES=10 $(PYTHON) -m pytest -n 2 -q --timeout 3600 -m "not vllm and not fleet"
+
 .PHONY: test-versions
 test-versions: $(READY) ## the tests on every promised version of vLLM, LangChain and LlamaIndex (long: all tests that load vLLM, for each)
 	@$(PYTHON) tools/test_versions.py

@@ -52,6 +52,8 @@ NODE = {
 }
 """The clients of each language, and the packages that they are."""
 
+COMPUTED = 'ragcache_prompt_tokens_total{source="computed"}'
+RECOGNISED = "ragcache_recognised_documents_total"
 MOST_REST_S = 20.0
 SMALL = ("--dtype", "float32", "--max-model-len", "2048", "--served-model-name", MODEL)
 
@@ -78,11 +80,13 @@ class Server:
         self.name, self.url = name, url
 
     def figures(self) -> dict[str, float]:
-        """Return the sums of its metrics over all labels."""
+        """Return the sums of its metrics over all labels but `source`."""
         sums: dict[str, float] = {}
         for line in httpx2.get(f"{self.url}/metrics", timeout=60).text.splitlines():
-            if found := re.match(r"([\w:]+)(?:\{[^}]*\})? ([\d.e+-]+)$", line):
-                sums[found[1]] = sums.get(found[1], 0) + float(found[2])
+            if found := re.match(r"([\w:]+)(\{.*\})? ([\d.e+-]+)$", line):
+                source = re.search(r'source="[^"]*"', found[2] or "")
+                name = found[1] + (f"{{{source[0]}}}" if source else "")
+                sums[name] = sums.get(name, 0) + float(found[3])
         return sums
 
     def computed(self, before: dict[str, float], after: dict[str, float]) -> float:
@@ -91,8 +95,8 @@ class Server:
         def more(name: str) -> float:
             return after.get(name, 0) - before.get(name, 0)
 
-        if "ragcache_computed_tokens_total" in after:
-            return more("ragcache_computed_tokens_total")
+        if COMPUTED in after:
+            return more(COMPUTED)
         return more("vllm:prompt_tokens_total") - more("vllm:prefix_cache_hits_total")
 
     def rest(self) -> None:
@@ -165,14 +169,13 @@ def play(
     for server in servers:
         after = server.figures()
         of = answers[server.name]
-        recognised = "ragcache_recognised_documents_total"
         yield Row(
             client,
             server.name,
             [one["ttft_s"] for one in of],
             [one["text"] for one in of],
             server.computed(before[server.name], after),
-            after.get(recognised, 0) - before[server.name].get(recognised, 0),
+            after.get(RECOGNISED, 0) - before[server.name].get(RECOGNISED, 0),
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import httpx2
 
+TWO_CORES = {"VLLM_CPU_NUM_OF_RESERVED_CPU": "0"}
 Running = tuple[str, "subprocess.Popen[bytes]"]
 
 
@@ -41,7 +43,11 @@ def _run(words: Sequence[str], rest: Sequence[str], log: Path) -> Iterator[Runni
         port = str(probe.getsockname()[1])
     command = [sys.executable, *words, "--host", "127.0.0.1", "--port", port, *rest]
     with log.open("wb") as written:
-        process = subprocess.Popen(command, stdout=written, stderr=subprocess.STDOUT)
+        # vLLM keeps a core free for its scheduler; on two cores that halves the speed of a prefill.
+        environment = os.environ | (TWO_CORES if os.cpu_count() == 2 else {})
+        process = subprocess.Popen(
+            command, stdout=written, stderr=subprocess.STDOUT, env=environment
+        )
     url = f"http://127.0.0.1:{port}"
     try:
         while not is_healthy(url):

@@ -62,6 +62,8 @@ def fleet_settings(
     environment = {} if keys is None else {"RAGCACHE_KEYS": keys}
     if doors.max_body_bytes is not None:
         environment["RAGCACHE_MAX_BODY"] = str(doors.max_body_bytes)
+    if doors.max_corpora_bytes is not None:
+        environment["RAGCACHE_MAX_CORPORA"] = str(doors.max_corpora_bytes)
     if doors.corpora_folder is not None:
         environment["RAGCACHE_CORPORA"] = str(doors.corpora_folder)
     return FleetSettings(
@@ -77,6 +79,7 @@ def fleet_settings(
         max_body_bytes=doors.max_body_bytes,
         keys_file=keys,
         corpora_folder=environment.get("RAGCACHE_CORPORA"),
+        max_corpora_bytes=doors.max_corpora_bytes,
     )
 
 

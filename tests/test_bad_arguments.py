@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from thoroughness import examples
 
 from ragcache_engine import (
     Document,
@@ -153,7 +154,7 @@ def _search(engine: RAGCacheEngine, question: Any, provisional: Any, found: Any)
 
 
 @settings(
-    max_examples=250,
+    max_examples=examples(100),
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

@@ -56,11 +56,11 @@ def _add_server(parser: argparse.ArgumentParser) -> None:
 
 
 def run(parsed: argparse.Namespace, console: Console) -> int:
-    from ragcache_cli import corpus_pushing
     from ragcache_cli.extras import needed
     from ragcache_cli.server_access import read_api_key
 
     with needed("a server's client", extra="client"):
+        from ragcache_cli import corpus_pushing
         from ragcache_engine.corpora import ServerCorpora
 
     corpora = ServerCorpora(parsed.server, read_api_key(parsed.api_key_env))

@@ -151,7 +151,6 @@ REPLICA_ARGUMENTS = (*ENGINE_SETTINGS, "reuse", "recompute_ratio", "missing_dono
 def run(parsed: argparse.Namespace, console: Console) -> int:
     from dataclasses import replace
 
-    from ragcache_cli.corpus_pushing import write_corpora
     from ragcache_cli.errors import CommandError
     from ragcache_cli.models import demo_model
     from ragcache_cli.server import (
@@ -167,9 +166,9 @@ def run(parsed: argparse.Namespace, console: Console) -> int:
     settings["model"] = str(demo_model()) if parsed.model == DEMO_MODEL else parsed.model
     doors = DoorSettings(parsed.keys, parsed.max_body, parsed.max_requests, parsed.max_corpora)
     require_usable_keys(doors, parsed.vllm_arguments)
-    if parsed.replicas and parsed.max_corpora:
-        raise CommandError("a fleet takes no documents of clients: leave out --max-corpora")
     if parsed.corpus:
+        from ragcache_cli.corpus_pushing import write_corpora
+
         doors = replace(doors, corpora_folder=write_corpora(parsed.corpus, console))
     if parsed.replicas:
         return _run_fleet(parsed, doors, settings["model"], console)

@@ -125,9 +125,9 @@ class PreparingBackend(ForwardingBackend):
         """Prepare what a prompt lacks that reaches the model another way, as by OpenAI's paths.
 
         Nobody tells what that is, so it is prepared as a whole if a document of it was not lately. A
-        prompt of one document borrows nothing.
+        prompt with one document borrows nothing.
         """
-        if len(request.document_ids) < 2:
+        if sum(segment.document_id is not None for segment in request.segments) < 2:
             return
         now = self._clock()
         keys = [(request.tenant, name) for name in request.document_ids]

@@ -109,7 +109,8 @@ def _in_parts(documents: list[Registered]) -> Iterator[list[Registered]]:
     size_bytes = 0
     for one in documents:
         part.append(one)
-        size_bytes += len(one.text) + len(one.vector or ()) * WRITTEN_NUMBER
+        numbers = 0 if one.vector is None else len(one.vector)
+        size_bytes += len(one.text) + numbers * WRITTEN_NUMBER
         if size_bytes >= PUSHED_BYTES:
             yield part
             part, size_bytes = [], 0

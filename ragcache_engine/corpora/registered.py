@@ -31,9 +31,6 @@ from ragcache_engine.values import Document
 DOCUMENT_BYTES = 2_000
 """About what a document takes beside its text and what is told of it: fingerprints, names, entries."""
 
-NUMBER_BYTES = 4
-"""What a number of a vector takes."""
-
 LEFT_FREE = 4
 """A tenant has at most so many times as many bytes as are left for others."""
 
@@ -109,6 +106,8 @@ class Corpora:
         self._recognised = 0
         self._owed: dict[str, int] = {}  # with how often it came to be owed
         self._in_use: Counter[str] = Counter()
+        self._changes = 0
+        self._owing = Lock()  # for the three above, as the server's loop waits for it
         self._lock = Lock()
 
     def put(self, owner: Owner, corpus: str, document: Registered) -> Change:
@@ -127,22 +126,19 @@ class Corpora:
         text, details, digest = document.text, write_details(document.details), document.digest
         vector = None if document.vector is None else np.array(document.vector, np.float32)
         size_bytes = DOCUMENT_BYTES + getsizeof(text) + getsizeof(details)
-        size_bytes += NUMBER_BYTES * len(document.vector or ())
-        with self._lock:
-            known = self._corpora.get(owner, {}).get(corpus) or _Corpus()
+        size_bytes += 0 if vector is None else vector.nbytes
+        with self._corpus_of(owner, corpus) as known, self._lock:
             kept = known.documents.get(document.id)
             if kept and kept.digest == digest:
                 return Change.SAME
             self._require_room(owner, size_bytes - (kept.size_bytes if kept else 0))
-            with known.near_lock:
-                known.nearness.put(document.id, vector)
+            known.nearness.put(document.id, vector)
             has_same_text = kept is not None and kept.text == text
             digests: Sequence[bytes] = kept.digests if kept else ()
             if not has_same_text:
                 index = self._indexes.setdefault(owner, FingerprintIndex(self._powers))
                 index.remove((corpus, document.id), digests)
                 digests = index.add((corpus, document.id), text)
-            self._corpora.setdefault(owner, {})[corpus] = known
             known.documents[document.id] = _Kept(
                 document.id, text, details, digest, digests, size_bytes
             )
@@ -153,8 +149,7 @@ class Corpora:
 
     def remove(self, owner: Owner, corpus: str, document_ids: Iterable[str]) -> int:
         """Register these documents no more; return how many of them were registered."""
-        with self._lock:
-            known = self._corpora.get(owner, {}).get(corpus) or _Corpus()
+        with self._corpus_of(owner, corpus) as known, self._lock:
             gone = [
                 kept
                 for document_id in document_ids
@@ -163,14 +158,8 @@ class Corpora:
             for kept in gone:
                 self._indexes[owner].remove((corpus, kept.id), kept.digests)
                 self._sizes_bytes[owner] -= kept.size_bytes
+                known.nearness.remove(kept.id)
                 self._owe(name_of(owner, corpus, kept.id))
-            with known.near_lock:
-                for kept in gone:
-                    known.nearness.remove(kept.id)
-            if gone and not known.documents:
-                del self._corpora[owner][corpus]
-                if not self._corpora[owner]:
-                    del self._corpora[owner], self._indexes[owner], self._sizes_bytes[owner]
             return len(gone)
 
     def drop(self, owner: Owner, corpus: str) -> int:
@@ -179,33 +168,41 @@ class Corpora:
 
     def owed(self) -> dict[str, int]:
         """Return the names that are to be forgotten; what `pay` wants. None of a prompt under way."""
-        with self._lock:
+        with self._owing:
             return {name: times for name, times in self._owed.items() if not self._in_use[name]}
 
     def pay(self, forgotten: dict[str, int]) -> None:
         """Note that these were forgotten, as `owed` returned them. What came to be owed since, stays."""
-        with self._lock:
+        with self._owing:
             for name, times in forgotten.items():
                 if self._owed.get(name) == times:
                     del self._owed[name]
 
+    def moment(self) -> int:
+        """Return a number that grows whenever a document comes to be owed."""
+        return self._changes
+
     @contextmanager
-    def using(self, names: Iterable[str]) -> Iterator[bool]:
+    def using(self, names: Iterable[str], moment: int) -> Iterator[bool]:
         """Keep track of a prompt with these documents until the block ends.
 
-        Yields whether none of them is to be forgotten; a prompt is not to name them otherwise. Those that
-        come to be owed meanwhile are forgotten when the last such prompt has ended: it may store them.
+        moment: before they were found. Yields whether none of them is to be forgotten, and none came to
+        be owed since that moment; a prompt is not to name them otherwise, and nothing is kept track of.
+        Those that come to be owed meanwhile are forgotten when the last such prompt has ended: it may
+        store them.
         """
         used = set(names)
-        with self._lock:
-            is_well = used.isdisjoint(self._owed)
-            self._in_use.update(used)
+        with self._owing:
+            is_well = moment == self._changes and used.isdisjoint(self._owed)
+            if is_well:
+                self._in_use.update(used)
         try:
             yield is_well
         finally:
-            with self._lock:
-                self._in_use.subtract(used)
-                self._in_use = +self._in_use
+            if is_well:
+                with self._owing:
+                    self._in_use.subtract(used)
+                    self._in_use = +self._in_use
 
     def document(self, owner: Owner, corpus: str, document_id: str) -> Registered:
         """Return a document, without its vector. Raises UnknownDocument."""
@@ -263,9 +260,10 @@ class Corpora:
                 near = next(filter(lambda one: _may_stand_before(known, one, kept), found), None)
                 kept.neighbour = version, near
         with self._lock:
-            other = None if near is None else known.documents.get(near)
-        if other is None:
-            return None
+            # Since it was found it may have got another text.
+            if near is None or not _may_stand_before(known, near, kept):
+                return None
+            other = known.documents[near]
         return Document(name_of(owner, corpus, other.id), other.text)
 
     def has_some_for(self, tenant: str | None) -> bool:
@@ -294,8 +292,36 @@ class Corpora:
             if at == len(taken) or taken[at].start >= found.end:
                 yield Span(found.start, found.end, name_of(owner, *found.name))
 
+    @contextmanager
+    def _corpus_of(self, owner: Owner, corpus: str) -> Iterator[_Corpus]:
+        """Give a corpus, or a new one, whose vectors nobody else reads or changes until the block ends.
+
+        Take the lock of all corpora inside: so a search among vectors holds up nobody else. A corpus
+        that is empty at the end is dropped.
+        """
+        while True:
+            with self._lock:
+                known = self._corpora.setdefault(owner, {}).setdefault(corpus, _Corpus())
+            with known.near_lock:
+                with self._lock:
+                    if self._corpora.get(owner, {}).get(corpus) is not known:
+                        continue  # dropped meanwhile
+                try:
+                    yield known
+                finally:
+                    with self._lock:
+                        if not known.documents:
+                            del self._corpora[owner][corpus]
+                        if not self._corpora[owner]:
+                            del self._corpora[owner]
+                            self._indexes.pop(owner, None)
+                            self._sizes_bytes.pop(owner, None)
+                return
+
     def _owe(self, name: str) -> None:
-        self._owed[name] = self._owed.get(name, 0) + 1
+        with self._owing:
+            self._owed[name] = self._owed.get(name, 0) + 1
+            self._changes += 1
 
     def _require_room(self, owner: Owner, more_bytes: int) -> None:
         if more_bytes <= 0:

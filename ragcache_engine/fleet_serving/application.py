@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -221,12 +222,14 @@ def make_doors(
     keys = Keys(file, operator_key or os.environ.get(OPERATOR_KEY))
     limits = Limits(requests=settings.most_requests)
     if settings.max_body_bytes is not None:
-        limits = Limits(settings.max_body_bytes, settings.most_requests)
+        limits = replace(limits, body_bytes=settings.max_body_bytes)
+    if settings.max_corpora_bytes is not None:
+        limits = replace(limits, corpora_bytes=settings.max_corpora_bytes)
 
     def find_keys(scope: Scope) -> Keys:
         return keys
 
-    corpora = Corpora()
+    corpora = Corpora(limits.corpora_bytes)
     if settings.corpora_folder:
         read_corpora(Path(settings.corpora_folder), corpora)
     return FleetDoors(replicas, limits, find_keys, corpora)

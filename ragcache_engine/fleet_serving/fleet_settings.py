@@ -25,7 +25,8 @@ class FleetSettings:
     replica_gpus, replica_cpus: what Ray sets aside for each. splits_cores: whether replicas on one
       machine get cores of their own.
     max_requests: how many requests the fleet takes at a time; None: ONGOING for each replica.
-    corpora_folder: as CORPORA_FOLDER: the documents by which the door routes too.
+    corpora_folder: as CORPORA_FOLDER: the documents by which the door routes too; max_corpora_bytes: the
+      memory that they may take in each process.
     start_s: how long a server may take to start.
     """
 
@@ -43,6 +44,7 @@ class FleetSettings:
     max_body_bytes: int | None = None
     keys_file: str | None = None
     corpora_folder: str | None = None
+    max_corpora_bytes: int | None = None
     start_s: float = 900.0
 
     def __post_init__(self) -> None:

@@ -181,7 +181,7 @@ class ServedIndex:
         """Return the vector of a document; None if the index keeps none."""
         if not self._description.knows_neighbours:
             return None
-        vector: Sequence[float] = self._index.reconstruct(row)
+        vector: list[float] = self._index.reconstruct(row).tolist()
         return vector
 
     async def find_neighbours(self, ids: Sequence[str], k: int) -> list[list[int]]:

@@ -32,6 +32,7 @@ from ragcache_engine.corpora.document import Change, Registered, require_corpus_
 from ragcache_engine.corpora.registered import Corpora, ListedDocument
 from ragcache_engine.errors import (
     BadRequest,
+    ConfigError,
     RequestTooLarge,
     RequestTooSlow,
 )
@@ -88,7 +89,8 @@ class CorpusRoutes:
             told = await run(partial(corpora.summaries, owner))
             return JSONResponse({name: asdict(summary) for name, summary in told.items()})
         require_corpus_name(name)
-        _, is_one, document_id = below.rpartition("documents/") if below else ("", "", "")
+        document_id = below.removeprefix("documents/")
+        is_one = document_id != below
         match method, below:
             case "GET", "":
                 documents = await run(partial(corpora.documents, owner, name))
@@ -104,7 +106,7 @@ class CorpusRoutes:
                     {"id": found.id, "text": found.text, "metadata": dict(found.details)}
                 )
             case "DELETE", _ if is_one:
-                corpora.document(owner, name, document_id)
+                await run(partial(corpora.document, owner, name, document_id))
                 remove = partial(corpora.remove, owner, name, [document_id])
                 return await self._remove(remove, served)
         return JSONResponse({"error": {"message": f"there is no {method} {CORPORA}{rest}"}}, 404)
@@ -168,16 +170,21 @@ async def _register(
                 if len(waiting) >= LINES_AT_ONCE or size_bytes >= BYTES_AT_ONCE:
                     await put()
         await put()
-    finally:
-        await served.forget_owed()
+    except BaseException:
+        served.begin_to_forget_owed()
+        raise
+    await served.forget_owed()
     return is_whole
 
 
 def read_corpora(folder: Path, corpora: Corpora) -> None:
     """Register the files NAME.jsonl of a folder as everybody's.
 
-    Raises OSError, or, with the file's name, one of the kinds of BadRequest.
+    Raises ConfigError for a folder that is not there, OSError, or, with the file's name, one of the kinds
+    of BadRequest.
     """
+    if not folder.is_dir():
+        raise ConfigError(f"the documents of --corpus are not in {folder}: start the server again")
     for path in sorted(folder.glob("*.jsonl")):
         try:
             with path.open("rb") as lines:

@@ -200,6 +200,8 @@ class Doors:
         """Hand one of OpenAI's requests to the server behind the doors. is_exact: as in rewrite_body."""
         served = await self._find_served(scope)
         with ExitStack() as held:
+            # What was removed while this prompt was under way may have been stored by it.
+            held.callback(served.begin_to_forget_owed)
             rewritten = await rewrite_body(
                 path, body, caller, place, served, held, is_exact=is_exact
             )
@@ -214,9 +216,6 @@ class Doors:
                 await self._app(scope, _replay(rewritten.body, receive), answer)
                 if rewritten.recognised and answer.is_well:
                     served.note_prompt(rewritten.recognised)
-        if rewritten.recognised:
-            # What was removed while this prompt was under way may have been stored by it.
-            await served.forget_owed()
 
     async def _refuse(
         self, error: RAGCacheError, scope: Scope, receive: Receive, send: Send

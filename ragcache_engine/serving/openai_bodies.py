@@ -146,7 +146,7 @@ async def rewrite_body(
         said, is_changed = _confine(path, said, ours, caller), True
     await _require_readable(path, said, body, is_changed, served)
     found = None
-    if path in SALTED and not named and SEGMENTS not in ours:
+    if path in SALTED and not {DOCUMENTS, SEGMENTS} & ours.keys():
         found = await _recognise(said, body, caller, served, held)
         named = _name(found.segments) if found else {}
     if named:
@@ -176,9 +176,10 @@ async def _recognise(
     """Return the prompt with the registered documents in it; None without any, or where they change."""
     if len(body) > LARGE_BODY_BYTES + 2 * CHARACTERS_PER_TOKEN * served.limits.context_tokens:
         return None  # most of it is no prompt
+    moment = served.corpora.moment()
     # Of a tenant, the salt is what names it to vLLM by now.
     found = await recognise(said, caller.tenant, _read_salt(said), served)
-    if found is None or not held.enter_context(served.corpora.using(found.document_ids)):
+    if found is None or not held.enter_context(served.corpora.using(found.document_ids, moment)):
         return None
     return found
 

@@ -141,7 +141,7 @@ class Served:
     contexts: remembers behind what the documents of the latest prompts are stored.
     corpora: the documents that clients registered.
     write_chat: returns the prompt that the server behind the doors makes of the body of a chat request.
-      Raises BadRequest if it makes none.
+      Raises anything if it makes none.
     note_prompt: is called with each prompt that was answered and in which registered documents were
       recognised.
     forgets_documents: whether the backend stores tensors by document. One that does not would have to
@@ -167,6 +167,7 @@ class Served:
     note_prompt: Callable[[BackendRequest], None] = _ignore
     forgets_documents: bool = True
     forgetting: asyncio.Lock = field(default_factory=asyncio.Lock)
+    tasks: set[asyncio.Future[None]] = field(default_factory=set)
 
     async def forget(self, document_ids: Sequence[str]) -> None:
         """Forget documents. Raises RequestTimedOut."""
@@ -184,6 +185,19 @@ class Served:
                 if self.forgets_documents:
                     await self.forget([*owed])
                 self.corpora.pay(owed)
+
+    def begin_to_forget_owed(self) -> None:
+        """Do so without anybody who waits for it, unless it is being done. A failure is logged."""
+        if self.forgetting.locked() or not self.corpora.owed():
+            return
+        task = asyncio.ensure_future(self.forget_owed())
+        self.tasks.add(task)
+        task.add_done_callback(self._end_task)
+
+    def _end_task(self, task: asyncio.Future[None]) -> None:
+        self.tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.warning("removed documents are forgotten later: %s", error)
 
 
 Handler = Callable[[bytes, Caller, Served], Awaitable[Response]]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 from http_servers import MemoryServer, serve
 
@@ -58,6 +59,15 @@ def test_many_documents_go_in_several_requests_and_the_progress_is_told(corpora,
     assert corpora.push("sea", pages(*range(10)), done=lambda *at: told.append(at)).added == 10
     assert len(told) > 2
     assert told[-1] == (10, 10)
+
+
+def test_vectors_of_any_kind_are_sent(corpora):
+    with_vectors = [
+        Registered(one.id, one.text, vector=np.array([1, n], np.float32))  # type: ignore[arg-type]
+        for n, one in enumerate(pages(1, 2))
+    ]
+    assert corpora.push("sea", with_vectors).added == 2
+    assert corpora.push("sea", with_vectors).same == 2
 
 
 def test_a_corpus_is_listed_and_removed(corpora):

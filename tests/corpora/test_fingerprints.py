@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
+from thoroughness import examples
 
 from ragcache_engine.corpora import fingerprints
 from ragcache_engine.corpora.document import digest_of
@@ -208,4 +209,4 @@ class AsTextsComeAndGo(RuleBasedStateMachine):
 
 
 TestAsTextsComeAndGo = AsTextsComeAndGo.TestCase
-TestAsTextsComeAndGo.settings = settings(max_examples=20, stateful_step_count=25)
+TestAsTextsComeAndGo.settings = settings(max_examples=examples(20), stateful_step_count=25)

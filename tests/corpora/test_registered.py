@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from ragcache_engine.checks import LONGEST_ID
@@ -135,13 +137,41 @@ def test_what_is_removed_or_changes_is_owed_until_it_was_forgotten(corpora):
 
 def test_what_a_prompt_under_way_may_store_is_forgotten_when_it_has_ended(corpora):
     corpora.put("shop", "sea", Registered("salt", SALT))
-    with corpora.using(["shop:sea/salt"]) as is_well:
+    with corpora.using(["shop:sea/salt"], corpora.moment()) as is_well:
         assert is_well
         corpora.remove("shop", "sea", ["salt"])
         assert corpora.owed() == {}
-        with corpora.using(["shop:sea/salt", "shop:sea/tides"]) as is_well:
+        late = corpora.using(["shop:sea/salt", "shop:sea/tides"], corpora.moment())
+        with late as is_well:
             assert not is_well, "a prompt that comes now is not to name it"
     assert [*corpora.owed()] == ["shop:sea/salt"]
+
+
+def test_a_prompt_does_not_name_what_was_removed_since_it_was_found(corpora):
+    corpora.put("shop", "sea", Registered("salt", SALT))
+    moment = corpora.moment()
+    corpora.remove("shop", "sea", ["salt"])
+    corpora.pay(corpora.owed())
+    with corpora.using(["shop:sea/salt"], moment) as is_well:
+        assert not is_well
+
+
+def test_several_threads_fill_and_drop_one_corpus():
+    corpora = Corpora()
+
+    def fill(number: int) -> None:
+        for round_ in range(30):
+            name = f"{number}-{round_}"
+            vector = [1.0, number + 1.0]
+            corpora.put(None, "sea", Registered(name, f"{name} {SALT}", vector=vector))
+            corpora.neighbour(f"sea/{name}")
+            assert corpora.remove(None, "sea", [name]) == 1
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(fill, range(4)))
+    assert corpora.summaries(None) == {}
+    assert corpora.totals()[:2] == (0, 0)
+    assert not corpora.has_some_for(None)
 
 
 def test_an_id_that_is_too_long_with_its_corpus_is_refused(corpora):

@@ -7,6 +7,7 @@ from collections import Counter
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from thoroughness import examples
 
 from ragcache_engine.fleet import ROUTINGS, make_routing, path_of_parts, path_of_text
 from ragcache_engine.fleet.balance import BOUND, FREE_IN_FLIGHT, FREE_LATE, Balance
@@ -100,7 +101,7 @@ def test_a_document_comes_back_to_the_replica_that_has_it():
     assert sum(map(len, homes.values())) <= 1.5 * 40
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(40))
 @given(requests, st.integers(2, 8), st.data())
 def test_no_replica_gets_more_than_a_quarter_above_the_mean_for_the_sake_of_a_hit(
     asked, count, data

@@ -9,6 +9,7 @@ from every_policy import EVERY_POLICY
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from thoroughness import examples
 
 from ragcache_engine.knowledge import POLICIES, DocumentCache, FreedBlocks, Node, Segment, Tier
 
@@ -232,5 +233,7 @@ class AnyCallsInAnyOrder(RuleBasedStateMachine):
 @pytest.mark.slow
 def test_invariants_hold_under(policy: str):
     machine = type("Machine", (AnyCallsInAnyOrder,), {"policy": policy})
-    machine.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+    machine.TestCase.settings = settings(
+        max_examples=examples(40), stateful_step_count=40, deadline=None
+    )
     machine.TestCase().runTest()

@@ -14,6 +14,7 @@ from every_policy import EVERY_POLICY, policy_for_tree
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from thoroughness import examples
 
 from ragcache_engine.knowledge import (
     POLICIES,
@@ -443,7 +444,9 @@ class AnyCallsInAnyOrder(RuleBasedStateMachine):
 @pytest.mark.slow
 def test_the_tree_keeps_its_invariants_under(policy: str):
     machine = type("Machine", (AnyCallsInAnyOrder,), {"policy": policy})
-    machine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+    machine.TestCase.settings = settings(
+        max_examples=examples(25), stateful_step_count=40, deadline=None
+    )
     machine.TestCase().runTest()
 
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from thoroughness import examples
 
 from ragcache_engine import Document
 from ragcache_engine.prompt import retrievals
@@ -185,7 +186,7 @@ tenants = st.sampled_from([None, "A", "B"])
 forms = st.sampled_from([str, str.strip, lambda text: json.dumps(text, ensure_ascii=False)])
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(120), deadline=None)
 @given(texts=texts, data=st.data())
 @pytest.mark.slow
 def test_whatever_was_retrieved_the_index_changes_no_match(texts: list[str], data: st.DataObject):

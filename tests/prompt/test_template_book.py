@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from thoroughness import examples
 
 from ragcache_engine import Document, SamplingOptions
 from ragcache_engine.prompt import Render, Template, TemplateBook
@@ -308,7 +309,7 @@ def pipelines(draw: st.DrawFn) -> Pipeline:
 found = st.lists(text, min_size=1, max_size=4).map(lambda texts: documents(*texts))
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(120))
 @given(
     pipeline=pipelines(),
     seen=st.lists(st.tuples(question, found), min_size=1, max_size=4),
@@ -330,7 +331,7 @@ words = st.text("abcdefghijklmnop", min_size=4, max_size=9)
 sentence = st.lists(words, min_size=4, max_size=8).map(" ".join)
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(80))
 @given(
     pipeline=pipelines(),
     asked=st.lists(sentence.map(lambda s: f"{s}?"), min_size=2, max_size=2, unique=True),

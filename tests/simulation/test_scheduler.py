@@ -21,6 +21,7 @@ from hypothesis.stateful import (
     precondition,
     rule,
 )
+from thoroughness import examples
 
 from ragcache_engine.knowledge import Node, Tier, policy_of_tiers
 from ragcache_engine.knowledge.tier import RANK
@@ -495,5 +496,7 @@ class AnythingUsersDo(RuleBasedStateMachine):
 @pytest.mark.slow
 def test_whatever_users_do_nothing_is_lost_or_mixed_up(policy: str):
     machine = type("Machine", (AnythingUsersDo,), {"policy": policy})
-    machine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+    machine.TestCase.settings = settings(
+        max_examples=examples(25), stateful_step_count=40, deadline=None
+    )
     machine.TestCase().runTest()

@@ -11,6 +11,7 @@ from zlib import crc32
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from thoroughness import examples
 
 from ragcache_engine import Document, GenerationFailed, SamplingOptions, Template
 from ragcache_engine.backends.memory import MemoryBackend
@@ -128,7 +129,7 @@ class World:
         assert self.pipeline.prefilling <= self.pipeline.unclaimed
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(st.lists(actions, min_size=10, max_size=40))
 @pytest.mark.slow
 def test_the_books_balance_and_answers_are_right(acted: list[tuple[object, ...]]):

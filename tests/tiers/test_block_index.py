@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from thoroughness import examples
 
 from ragcache_engine.knowledge import POLICIES, Node, Tier
 from ragcache_engine.tiers.block_index import BlockIndex, Cut
@@ -172,7 +173,7 @@ def prompts(draw: st.DrawFn) -> tuple[str, list[Cut]]:
 
 
 @given(st.lists(prompts(), min_size=1, max_size=8), st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @pytest.mark.slow
 def test_the_path_of_any_prompt_covers_its_kept_blocks_in_order(
     asked: list[tuple[str, list[Cut]]], data: st.DataObject

@@ -28,6 +28,7 @@ from hypothesis.stateful import (
     precondition,
     rule,
 )
+from thoroughness import examples
 
 from ragcache_engine.knowledge import Node, Tier
 from ragcache_engine.knowledge.tier import RANK
@@ -1563,5 +1564,7 @@ class AnythingVLLMDoes(RuleBasedStateMachine):
 @pytest.mark.slow
 def test_whatever_vllm_does_nothing_is_lost_or_mixed_up(policy: str):
     machine = type("Machine", (AnythingVLLMDoes,), {"policy": policy})
-    machine.TestCase.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
+    machine.TestCase.settings = settings(
+        max_examples=examples(40), stateful_step_count=50, deadline=None
+    )
     machine.TestCase().runTest()

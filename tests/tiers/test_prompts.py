@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from thoroughness import examples
 
 from ragcache_engine.tiers.block_index import Cut
 from ragcache_engine.tiers.disk.block_file import document_mark
@@ -65,7 +66,7 @@ drawn_segments = st.lists(st.tuples(st.integers(0, 120), documents), max_size=8)
 
 
 @given(drawn_segments, st.integers(1, 100), st.integers(1, 20), st.none() | st.integers(1, 4))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @pytest.mark.slow
 def test_cuts_rise_within_the_prompt_and_name_whoever_has_tokens_in_their_blocks(
     segments: Segments, tokens: int, block: int, depth: int | None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from thoroughness import examples
 
 from ragcache_engine.knowledge import CostProfile
 from ragcache_engine.tiers.speed import (
@@ -174,7 +175,7 @@ def test_a_machine_slower_than_its_profile_loads_what_a_fast_one_computes():
     computed=st.integers(1, 5000),
     loadable=st.integers(0, 300),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @pytest.mark.slow
 def test_loading_never_takes_longer_than_computing_as_far_as_is_known(
     stretch: float, bandwidth: float, latency: float, cached: int, computed: int, loadable: int

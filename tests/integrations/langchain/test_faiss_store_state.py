@@ -7,6 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from langchain_core.embeddings import Embeddings
+from thoroughness import examples
 
 from ragcache_integrations.langchain import FaissVectorStore, HNSWIndex, IVFIndex
 
@@ -126,5 +127,7 @@ def test_every_index_agrees_with_comparing_everything(kind, metric):
         pass
 
     Chosen.kind, Chosen.metric = kind, metric
-    Chosen.TestCase.settings = settings(max_examples=40, stateful_step_count=20, deadline=None)
+    Chosen.TestCase.settings = settings(
+        max_examples=examples(25), stateful_step_count=20, deadline=None
+    )
     Chosen.TestCase("runTest").runTest()

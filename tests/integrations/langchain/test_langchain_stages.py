@@ -19,6 +19,7 @@ from langchain_community.vectorstores.utils import DistanceStrategy
 from langchain_core.documents import Document
 from langchain_core.embeddings import Embeddings
 from langchain_core.prompts import PromptTemplate
+from thoroughness import examples
 from waiting import eventually
 
 import ragcache_engine.search
@@ -190,7 +191,9 @@ COMMUNITY_SEARCHES = st.one_of(
     ),
 )
 MANY = settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(30),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 
 

@@ -16,6 +16,7 @@ from llama_index.core.instrumentation.span_handlers import SimpleSpanHandler
 from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.schema import TextNode
 from llama_index.vector_stores.faiss import FaissMapVectorStore, FaissVectorStore
+from thoroughness import examples
 
 import ragcache_engine.search
 from ragcache_engine.backends.memory import MemoryBackend
@@ -113,7 +114,9 @@ def names(found):
 
 @pytest.mark.parametrize("family", FAMILIES)
 @settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(30),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(top_k=st.integers(1, 210), question=st.integers(0, 10_000))
 def test_the_nodes_are_the_stock_retrievers(indexes, heard, family, top_k, question):

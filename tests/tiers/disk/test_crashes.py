@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from thoroughness import examples
 
 from ragcache_engine.tiers.disk import block_file
 from ragcache_engine.tiers.disk.block_file import Origin, document_mark
@@ -182,7 +183,7 @@ def test_a_process_may_die_at_any_system_call(tmp_path: Path):
         max_size=4,
     )
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 def test_life_after_life_may_end_at_any_system_call(
     tmp_path_factory: pytest.TempPathFactory, lives: list[tuple[list[Step], int]]
 ):

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from thoroughness import examples
 
 from ragcache_engine.tiers.disk import block_file, folder
 from ragcache_engine.tiers.disk.block_file import Origin, UnusableFile, document_mark
@@ -333,7 +334,9 @@ def test_two_engines_over_one_folder_keep_one_quota(tmp_path: Path):
     quota=st.integers(0, 12_000),
 )
 @settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(30),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 def test_the_quota_holds_whatever_is_asked(
     tmp_path_factory: pytest.TempPathFactory,
