@@ -58,6 +58,22 @@ def test_replicas_on_one_cpu_machine_share_its_memory_in_equal_parts(
     assert share_memory(chosen) == chosen
 
 
+def test_door_and_replicas_read_the_same_documents(
+    demo_model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("RAGCACHE_HOME", str(tmp_path / "home"))
+    lines = tmp_path / "sea.jsonl"
+    lines.write_text('{"id": "salt", "text": "Rivers carry salt into the sea, says the page."}\n')
+    asked = ("--corpus", str(lines), "--max-corpora", "2MiB")
+    settings = FleetSettings.from_json(printed(tmp_path, demo_model, "--replicas", "2", *asked))
+    folder = settings.corpora_folder
+    assert folder is not None
+    assert (Path(folder) / "sea.jsonl").is_file()
+    assert settings.environment["RAGCACHE_CORPORA"] == folder
+    assert settings.environment["RAGCACHE_MAX_CORPORA"] == str(settings.max_corpora_bytes)
+    assert settings.max_corpora_bytes == 2 << 20
+
+
 def test_keys_are_named_by_their_file_and_never_written_down(
     demo_model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -523,7 +523,11 @@ def test_a_refusal_quotes_no_control_character(open_server: MemoryServer):
 
 def test_limits_come_from_the_environment():
     assert read_limits({}) == Limits()
-    told = {"RAGCACHE_MAX_BODY": "1000", "RAGCACHE_MAX_REQUESTS": "5"}
-    assert read_limits(told) == Limits(1000, 5)
+    told = {
+        "RAGCACHE_MAX_BODY": "1000",
+        "RAGCACHE_MAX_REQUESTS": "5",
+        "RAGCACHE_MAX_CORPORA": "9",
+    }
+    assert read_limits(told) == Limits(1000, 5, 9)
     with pytest.raises(ValueError, match="RAGCACHE_MAX_BODY must be a whole number"):
         read_limits({"RAGCACHE_MAX_BODY": "1MiB"})
