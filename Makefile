@@ -166,6 +166,10 @@ bench-overlap: $(READY) ## how much of a search the prefill hides, and what wron
 bench-retrieval: $(READY) ## what the model's work during a retrieval gains, on simulated GPUs (25 minutes)
 	@$(PYTHON) benchmarks/during_retrieval.py --grid --out $$(mktemp -d)/retrieval
 
+.PHONY: bench-clients
+bench-clients: $(READY) ## seven clients that know nothing of RAGCache, of vLLM and of our servers; needs Node.js (15 minutes)
+	@$(PYTHON) benchmarks/any_client.py --out benchmarks/results/clients
+
 .PHONY: bench-gpu
 bench-gpu: $(READY) ## what RAGCache does on one NVIDIA GPU: starts, answers, TTFT from each tier, a stream (15 minutes)
 	@$(PYTHON) benchmarks/gpu_report.py

@@ -132,6 +132,8 @@ def main() -> None:
         for server in servers[1:]:
             register(server, asked.set, corpus)
         for name, command in commands(folder).items():
+            if asked.clients and name not in asked.clients:
+                continue
             for row in play(name, command, servers, questions):
                 rows.append(row)
                 print(
@@ -273,6 +275,9 @@ def _parse() -> argparse.Namespace:
     parser = command_line(__doc__)
     parser.add_argument("--set", default="squad", help="the question set")
     parser.add_argument("--questions", type=int, default=30, help="of each client")
+    parser.add_argument(
+        "--clients", nargs="+", metavar="NAME", help="only these, such as 'openai (Node)'"
+    )
     parser.add_argument("--top-k", type=int, default=5, help="documents of a question")
     parser.add_argument("--device-mib", type=int, default=400, help="device cache of each server")
     parser.add_argument("--host-mib", type=int, default=800, help="host cache of RAGCache's")

@@ -27,20 +27,23 @@ if os.cpu_count() == 2:
 TOPICS = ("with", "try", "function", "global", "import", "async", "lambda")
 PASSAGE_TOKENS = 400
 
+MOST = int(os.environ.get("SAMPLE_QUESTIONS", "5"))
+"""How many questions there are of each kind; the tests ask fewer."""
+
 QUESTIONS = (
     "What does the with statement do with a context manager?",
     "When is the else clause of a try statement executed?",
     "When are default parameter values of a function evaluated?",
     "What does the global statement do?",
     "How does the import statement find a module?",
-)
+)[:MOST]
 REWORDED = (
     "Which methods of a context manager does the with statement call?",
     "Is the else clause of a try statement executed after an exception?",
     "Are default parameter values evaluated at each call of a function?",
     "Why would I need a global statement?",
     "What happens first when the import statement is executed?",
-)
+)[:MOST]
 """Each question in other words, for which the search finds the same passages."""
 
 PROMPT = (

@@ -7,6 +7,7 @@ llama-index-llms-openai-like or litellm.
 """
 
 import json
+import os
 import sys
 import time
 
@@ -68,6 +69,7 @@ def llamaindex(url, key, model):
 
 
 def litellm(url, key, model):
+    os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # it would ask the internet for prices
     from litellm import completion
 
     def ask(prompt):

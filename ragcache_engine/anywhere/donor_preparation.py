@@ -86,8 +86,8 @@ class PreparingBackend(ForwardingBackend):
     ) -> None:
         super().__init__(inner)
         self._clock = clock
-        self._noted: LatestItems[tuple[str | None, str], float] = LatestItems(
-            MOST_NOTED_BYTES, lambda key, _: NOTED_BYTES + getsizeof(key[1])
+        self._noted: LatestItems[tuple[str | None, int, str], float] = LatestItems(
+            MOST_NOTED_BYTES, lambda key, _: NOTED_BYTES + getsizeof(key[2])
         )
         self._is_wanted = is_wanted
         self._waiting: LatestItems[tuple[str | None, tuple[str, ...]], BackendRequest] = (
@@ -130,7 +130,9 @@ class PreparingBackend(ForwardingBackend):
         if sum(segment.document_id is not None for segment in request.segments) < 2:
             return
         now = self._clock()
-        keys = [(request.tenant, name) for name in request.document_ids]
+        # A donor stands behind the text with which its prompt begins.
+        beginning = hash(tuple(request.tokens.token_ids[: _find_first(request)]))
+        keys = [(request.tenant, beginning, name) for name in request.document_ids]
         if any(now - self._noted.get(key, -AGAIN_S) >= AGAIN_S for key in keys):
             self._keep(request)
             for key in keys:
@@ -258,7 +260,7 @@ class PreparingBackend(ForwardingBackend):
                 behind = [context.document for context in request.contexts.values()]
                 if not doomed.isdisjoint([*request.document_ids, *behind]):
                     del self._waiting[name]
-            for key in [key for key in self._noted if key[1] in doomed]:
+            for key in [key for key in self._noted if key[2] in doomed]:
                 del self._noted[key]
             for tenant, beginning in list(self._beginnings.items()):
                 if beginning.span.document_id in doomed:
@@ -270,6 +272,11 @@ class PreparingBackend(ForwardingBackend):
     async def close(self) -> None:
         await self.idle.close()
         await super().close()
+
+
+def _find_first(request: BackendRequest) -> int:
+    """Return the token at which the first document of a prompt begins."""
+    return next((one.start for one in request.segments if one.document_id is not None), 0)
 
 
 def _lacks_donors(delta: Delta) -> bool:

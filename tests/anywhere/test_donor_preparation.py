@@ -378,9 +378,11 @@ def test_it_is_refused_where_nothing_is_ever_prepared(settings: dict[str, Any]):
         EngineConfig.model_validate({"backend": "memory", **settings})
 
 
-def request_of(backend: MemoryBackend, *pages: int, tenant: str | None = None) -> BackendRequest:
-    """A prompt as it is told of that reaches the model another way."""
-    text, spans = "You know the sea.", []
+def request_of(
+    backend: MemoryBackend, *pages: int, tenant: str | None = None, text: str = "You know the sea."
+) -> BackendRequest:
+    """A prompt as it is told of that reaches the model another way. text: its beginning."""
+    spans = []
     for page in pages:
         start = len(text) + 2
         text += f"\n\n{SEA[page].text}"
@@ -395,11 +397,11 @@ async def test_prompts_that_reach_the_model_another_way_are_prepared_once_in_a_w
     backend = PreparingBackend(inner, clock=lambda: now_s)
     await backend.start()
 
-    async def prepare(*pages: int, tenant: str | None = None) -> int:
+    async def prepare(*pages: int, **how: Any) -> int:
         """Tell of a prompt, wait, and return how many were prepared for it."""
         before = backend.report()["prepared"]
         with backend.idle.request():  # as the server's doors do
-            backend.note_elsewhere(request_of(inner, *pages, tenant=tenant))
+            backend.note_elsewhere(request_of(inner, *pages, **how))
         for _ in range(200):
             await asyncio.sleep(0.005)
             if not backend.report()["unprepared"]:
@@ -411,6 +413,8 @@ async def test_prompts_that_reach_the_model_another_way_are_prepared_once_in_a_w
     assert await prepare(1, 0) == 0, "nor in another order"
     assert await prepare(0, 2) == 1, "a document of it is new"
     assert await prepare(0, 1, tenant="shop") == 1, "tenants share nothing"
+    assert await prepare(0, 1, text="You know the moon.") == 1, "nor do other beginnings"
+    assert await prepare(1) == 0, "a prompt of one document borrows nothing"
     now_s += AGAIN_S
     assert await prepare(0, 1) == 1, "what was evicted comes back"
     await backend.forget(["d1"])

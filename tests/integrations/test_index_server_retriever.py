@@ -164,8 +164,9 @@ def test_langchain_answers_are_begun_while_the_server_searches(langchain_url, em
             | llm
             | StrOutputParser()
         )
-        chain.invoke(QUESTIONS[0])
-        assert engine.stats().speculation.adopted == 1
+        for question in QUESTIONS * 3:  # on a busy machine some searches end before a guess begins
+            chain.invoke(question)
+        assert engine.stats().speculation.adopted >= 1
 
 
 def test_langchain_borrows_behind_the_servers_neighbours(langchain_url, embeddings):
