@@ -39,7 +39,7 @@ test-quick: $(READY) ## cache, prompts, requests, speculation: without a model, 
 	@$(PYTHON) -m pytest -n 2 -q -m "not vllm and not fleet and not slow" $(addprefix --ignore=tests/,$(OTHERS))
 
 .PHONY: properties
-properties: $(READY) ## the tests without a model, property tests with ten times as many examples (an hour)
+properties: $(READY) ## the tests without a model, property tests with ten times as many examples (long)
 	@RAGCACHE_EXAMPLES=10 $(PYTHON) -m pytest -n 2 -q --timeout 3600 -m "not vllm and not fleet"
 
 .PHONY: test-versions
@@ -167,7 +167,7 @@ bench-retrieval: $(READY) ## what the model's work during a retrieval gains, on 
 	@$(PYTHON) benchmarks/during_retrieval.py --grid --out $$(mktemp -d)/retrieval
 
 .PHONY: bench-clients
-bench-clients: $(READY) ## seven clients that know nothing of RAGCache, of vLLM and of our servers; needs Node.js (15 minutes)
+bench-clients: $(READY) ## seven clients that know nothing of RAGCache, of vLLM and of our servers; needs Node.js (9 minutes)
 	@$(PYTHON) benchmarks/any_client.py --out benchmarks/results/clients
 
 .PHONY: bench-gpu

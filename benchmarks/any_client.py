@@ -1,7 +1,7 @@
 """Ask the same questions by clients that know nothing of RAGCache: of vLLM, and of servers that know the
 documents.
 
-    python benchmarks/any_client.py --out FOLDER                  # seven clients, 30 questions each
+    python benchmarks/any_client.py --out FOLDER                  # seven clients, 12 questions each
 
 Each client asks `vllm serve`, `ragcache serve` and `ragcache serve --reuse anywhere` in turn, question by
 question. Every client begins its prompts in another way, so that none finds what another one left. The
@@ -274,7 +274,7 @@ def report(rows: Sequence[Row], top_k: int) -> Iterator[str]:
 def _parse() -> argparse.Namespace:
     parser = command_line(__doc__)
     parser.add_argument("--set", default="squad", help="the question set")
-    parser.add_argument("--questions", type=int, default=30, help="of each client")
+    parser.add_argument("--questions", type=int, default=12, help="of each client")
     parser.add_argument(
         "--clients", nargs="+", metavar="NAME", help="only these, such as 'openai (Node)'"
     )

@@ -51,12 +51,14 @@ def write_corpora(paths: Sequence[Path], console: Console) -> Path:
     asked = "\0".join(str(path.resolve()) for path in paths)
     folder = cache_home() / "corpora" / sha256(asked.encode()).hexdigest()[:16]
     make_folder(folder.parent, OTHER_HOME)
+    bodies: dict[str, bytes] = {}
+    for path in paths:
+        if (name := name_of(path)) in bodies:
+            raise CommandError(f"two corpora are named {name}: rename a folder")
+        bodies[name] = write_lines(read_documents(path, notes))
     with naming(folder, OTHER_HOME), replace_folder(folder) as written:
-        for path in paths:
-            file = written / f"{name_of(path)}.jsonl"
-            if file.exists():
-                raise CommandError(f"two corpora are named {file.stem}: rename a folder")
-            file.write_bytes(write_lines(read_documents(path, notes)))
+        for name, body in bodies.items():
+            (written / f"{name}.jsonl").write_bytes(body)
     return folder
 
 
@@ -65,7 +67,7 @@ def name_of(path: Path) -> str:
     name = _NOT_IN_NAMES.sub("-", path.resolve().name.removesuffix(".jsonl"))[:64]
     if not name.strip("-."):
         raise CommandError(
-            f"a corpus has an ASCII name, and {path.name} gives none: choose with --name"
+            f"a corpus has an ASCII name, and {path.name} gives none: rename it, or push it with --name"
         )
     return name
 
@@ -117,11 +119,11 @@ def _read_line(line: str, where: str) -> Registered:
         raise CommandError(f"{where} is no JSON: {error}") from error
     match said:
         case {"id": str(name), "text": str(text)} if name:
-            details, vector = said.get("metadata", {}), said.get("vector")
+            metadata, vector = said.get("metadata", {}), said.get("vector")
             return Registered(
                 name,
                 text,
-                details if isinstance(details, dict) else {},
+                metadata if isinstance(metadata, dict) else {},
                 vector if isinstance(vector, list) else None,
             )
     raise CommandError(f'{where} is no object with "id" and "text", both texts')

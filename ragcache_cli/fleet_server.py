@@ -20,7 +20,7 @@ from ragcache_engine.backends.vllm.cpu_defaults import cache_bytes, chooses_cach
 from ragcache_engine.backends.vllm.installed import require_vllm
 from ragcache_engine.fleet_serving.deploy_file import serve_config
 from ragcache_engine.fleet_serving.fleet_settings import FleetSettings
-from ragcache_engine.serving.settings import OPERATOR_KEY
+from ragcache_engine.serving.settings import CORPORA_FOLDER, KEYS_FILE, MAX_REQUESTS, OPERATOR_KEY
 
 FEW_CORES = 4
 """With fewer cores for a replica, Ray sets none aside: its count would only forbid to start."""
@@ -58,14 +58,8 @@ def fleet_settings(
         )
     is_cpu = "cpu" in wheel.name
     cores = len(os.sched_getaffinity(0)) // fleet.replicas
-    keys = str(doors.keys_file.expanduser().resolve()) if doors.keys_file else None
-    environment = {} if keys is None else {"RAGCACHE_KEYS": keys}
-    if doors.max_body_bytes is not None:
-        environment["RAGCACHE_MAX_BODY"] = str(doors.max_body_bytes)
-    if doors.max_corpora_bytes is not None:
-        environment["RAGCACHE_MAX_CORPORA"] = str(doors.max_corpora_bytes)
-    if doors.corpora_folder is not None:
-        environment["RAGCACHE_CORPORA"] = str(doors.corpora_folder)
+    environment = doors.environment()
+    environment.pop(MAX_REQUESTS, None)  # the fleet's door counts those of all replicas
     return FleetSettings(
         server_arguments=("-m", "ragcache_cli", "serve", *server, "--", *given),
         environment=environment,
@@ -77,8 +71,8 @@ def fleet_settings(
         splits_cores=is_cpu and fleet.address is None,
         max_requests=doors.max_requests,
         max_body_bytes=doors.max_body_bytes,
-        keys_file=keys,
-        corpora_folder=environment.get("RAGCACHE_CORPORA"),
+        keys_file=environment.get(KEYS_FILE),
+        corpora_folder=environment.get(CORPORA_FOLDER),
         max_corpora_bytes=doors.max_corpora_bytes,
     )
 

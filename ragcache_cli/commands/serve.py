@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -149,8 +150,6 @@ REPLICA_ARGUMENTS = (*ENGINE_SETTINGS, "reuse", "recompute_ratio", "missing_dono
 
 
 def run(parsed: argparse.Namespace, console: Console) -> int:
-    from dataclasses import replace
-
     from ragcache_cli.errors import CommandError
     from ragcache_cli.models import demo_model
     from ragcache_cli.server import (

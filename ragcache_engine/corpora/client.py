@@ -123,8 +123,8 @@ def write_lines(documents: Iterable[Registered]) -> bytes:
     lines = []
     for one in documents:
         line: dict[str, Any] = {"id": one.id, "text": one.text}
-        if one.details:
-            line["metadata"] = one.details
+        if one.metadata:
+            line["metadata"] = one.metadata
         if one.vector is not None:
             line["vector"] = [float(number) for number in one.vector]
         lines.append(json.dumps(line, default=str).encode() + b"\n")

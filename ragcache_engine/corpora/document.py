@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from hashlib import blake2b
@@ -33,27 +33,27 @@ class Change(Enum):
 class Registered:
     """A document of a corpus.
 
-    details: what its client told of it, as JSON objects hold it. vector: of its text, by the embedding
+    metadata: what its client told of it, as JSON objects hold it. vector: of its text, by the embedding
       model of its corpus; with it, the document is stored for borrowers behind its nearest neighbour.
     """
 
     id: str
     text: str
-    details: Mapping[str, Any] = field(default_factory=dict)
-    vector: Sequence[float] | None = None
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    vector: Collection[float] | None = None
 
     @property
     def digest(self) -> str:
         """What tells it from every other document, in hexadecimal digits."""
-        parts = [digest_of(self.text), write_details(self.details).encode()]
+        parts = [digest_of(self.text), write_metadata(self.metadata).encode()]
         if self.vector is not None:
             parts.append(array("f", self.vector).tobytes())
         return blake2b(b"\0".join(parts), digest_size=16).hexdigest()
 
 
-def write_details(details: Mapping[str, Any]) -> str:
+def write_metadata(metadata: Mapping[str, Any]) -> str:
     """Write what a client told of a document as JSON, always in the same way."""
-    return json.dumps(details, sort_keys=True, separators=(",", ":"), default=str)
+    return json.dumps(metadata, sort_keys=True, separators=(",", ":"), default=str)
 
 
 def require_corpus_name(name: str) -> str:

@@ -85,7 +85,7 @@ class _Written(Generic[Name]):
 
 
 class FingerprintIndex(Generic[Name]):
-    """Remembers texts by their fingerprints, not the texts themselves; below 1 KB for each.
+    """Remembers texts by their fingerprints, not the texts themselves; about 1 KB for each.
 
     A text is found without the white space at its ends, as it is and as written in a JSON string.
     powers: shared by several indexes; None: its own.
@@ -205,7 +205,7 @@ class FingerprintIndex(Generic[Name]):
             self._make_filters(self._anchors.log2 + GROWTH)
 
     def _make_filters(self, log2: int) -> None:
-        """Make the filters anew, without what was removed. What was seen before is not known any more."""
+        """Make the filter of anchors anew, with 2**log2 bits; that of seen windows too if it is stale."""
         self._anchors = _Bits(log2, BITS_OF_AN_ANCHOR)
         self._anchors.note(np.array(list(self._by_anchor), np.uint64))
         if self._stale > MOST_STALE:

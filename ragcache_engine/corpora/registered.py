@@ -20,7 +20,7 @@ from ragcache_engine.corpora.document import (
     Registered,
     require_corpus_name,
     require_document_id,
-    write_details,
+    write_metadata,
 )
 from ragcache_engine.corpora.fingerprints import FingerprintIndex, Powers
 from ragcache_engine.errors import CorpusTooLarge, InvalidArgument, UnknownDocument
@@ -43,11 +43,11 @@ Owner = str | None
 
 @dataclass(slots=True)
 class _Kept:
-    """A document. details: as JSON. neighbour: the nearest one's id, as of a version of the vectors."""
+    """A document. metadata: as JSON. neighbour: the nearest one's id, as of a version of the vectors."""
 
     id: str
     text: str
-    details: str
+    metadata: str
     digest: str
     digests: Sequence[bytes]
     size_bytes: int
@@ -123,9 +123,9 @@ class Corpora:
                 f"the id {shown(document.id)} is too long: with the name of its corpus and tenant it has "
                 f"more than {LONGEST_ID} characters"
             )
-        text, details, digest = document.text, write_details(document.details), document.digest
+        text, metadata, digest = document.text, write_metadata(document.metadata), document.digest
         vector = None if document.vector is None else np.array(document.vector, np.float32)
-        size_bytes = DOCUMENT_BYTES + getsizeof(text) + getsizeof(details)
+        size_bytes = DOCUMENT_BYTES + getsizeof(text) + getsizeof(metadata)
         size_bytes += 0 if vector is None else vector.nbytes
         with self._corpus_of(owner, corpus) as known, self._lock:
             kept = known.documents.get(document.id)
@@ -140,7 +140,7 @@ class Corpora:
                 index.remove((corpus, document.id), digests)
                 digests = index.add((corpus, document.id), text)
             known.documents[document.id] = _Kept(
-                document.id, text, details, digest, digests, size_bytes
+                document.id, text, metadata, digest, digests, size_bytes
             )
             self._sizes_bytes[owner] += size_bytes - (kept.size_bytes if kept else 0)
             if kept and not has_same_text:
@@ -213,7 +213,7 @@ class Corpora:
             raise UnknownDocument(
                 f"the corpus {shown(corpus)} has no document {shown(document_id)}"
             )
-        return Registered(kept.id, kept.text, json.loads(kept.details))
+        return Registered(kept.id, kept.text, json.loads(kept.metadata))
 
     def documents(self, owner: Owner, corpus: str) -> list[ListedDocument]:
         """Return what documents a corpus has, in the order in which they came."""

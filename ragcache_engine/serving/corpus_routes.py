@@ -103,7 +103,7 @@ class CorpusRoutes:
             case "GET", _ if is_one:
                 found = await run(partial(corpora.document, owner, name, document_id))
                 return JSONResponse(
-                    {"id": found.id, "text": found.text, "metadata": dict(found.details)}
+                    {"id": found.id, "text": found.text, "metadata": dict(found.metadata)}
                 )
             case "DELETE", _ if is_one:
                 await run(partial(corpora.document, owner, name, document_id))

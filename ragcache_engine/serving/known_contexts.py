@@ -18,7 +18,7 @@ MOST_BYTES = 64 << 20
 """How much memory the remembered contexts may take."""
 
 ENTRY_BYTES = 4_000
-"""The most that one takes beside its tokens: its name, and the end of a text."""
+"""The most that one takes beside its tokens: its neighbour's name, and digests."""
 
 
 class _Key(NamedTuple):

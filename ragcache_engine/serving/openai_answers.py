@@ -64,7 +64,7 @@ def rewrite_answer(body: bytes, *, is_private: bool) -> bytes:
     """Return an answer of vLLM's server with what it says of reuse, and, if private, without counters.
 
     "ragcache": {"approximate": ..., "borrowed_tokens": ..., "recomputed_tokens": ...}. Borrowed tokens
-    are no `cached_tokens`, which are those of equal beginnings.
+    are no `cached_tokens`, which are those that were cached exactly.
     """
     try:
         said = json.loads(body)

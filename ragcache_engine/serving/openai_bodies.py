@@ -144,41 +144,46 @@ async def rewrite_body(
         named = _name(await served.tokenizers.run(map_to_tokens))
     if caller.tenant is not None:
         said, is_changed = _confine(path, said, ours, caller), True
-    await _require_readable(path, said, body, is_changed, served)
-    found = None
+    written = json.dumps(said).encode() if is_changed else body
+    await _require_readable(path, written, served)
+    found, readable = None, said
     if path in SALTED and not {DOCUMENTS, SEGMENTS} & ours.keys():
-        found = await _recognise(said, body, caller, served, held)
+        found = await _recognise(path, said, body, caller, served, held)
         named = _name(found.segments) if found else {}
     if named:
-        said, is_changed = _with_ours(said, named), True
+        said = _with_ours(said, named)
     ours = _read_ours(said)
     if SEGMENTS in ours and (is_exact or served.is_switched_off()):
-        said, is_changed = _with_ours(said, {EXACT: True}), True
+        said = _with_ours(said, {EXACT: True})
     may_borrow = SEGMENTS in ours and _read_ours(said).get(EXACT) is not True
-    written = json.dumps(said).encode() if is_changed else body
+    if said is not readable:
+        written = json.dumps(said).encode()
     return Rewritten(written, bool(served.reuse) and may_borrow, found)
 
 
-async def _require_readable(
-    path: str, said: Mapping[str, Any], body: bytes, is_changed: bool, served: Served
-) -> None:
-    """Raise InvalidArgument for a body that the server would fail at. body: as it came."""
-    written = json.dumps(said).encode() if is_changed else body
-    if len(written) < LARGE_BODY_BYTES:
-        served.require_readable(path, written)
+async def _require_readable(path: str, body: bytes, served: Served) -> None:
+    """Raise InvalidArgument for a body that the server would fail at."""
+    if len(body) < LARGE_BODY_BYTES:
+        served.require_readable(path, body)
     else:
-        await served.tokenizers.run(partial(served.require_readable, path, written))
+        await served.tokenizers.run(partial(served.require_readable, path, body))
 
 
 async def _recognise(
-    said: Mapping[str, Any], body: bytes, caller: Caller, served: Served, held: ExitStack
+    path: str,
+    said: Mapping[str, Any],
+    body: bytes,
+    caller: Caller,
+    served: Served,
+    held: ExitStack,
 ) -> BackendRequest | None:
     """Return the prompt with the registered documents in it; None without any, or where they change."""
     if len(body) > LARGE_BODY_BYTES + 2 * CHARACTERS_PER_TOKEN * served.limits.context_tokens:
         return None  # most of it is no prompt
     moment = served.corpora.moment()
     # Of a tenant, the salt is what names it to vLLM by now.
-    found = await recognise(said, caller.tenant, _read_salt(said), served)
+    salt, is_chat = _read_salt(said), path == CHAT
+    found = await recognise(said, caller.tenant, salt, served, is_chat=is_chat)
     if found is None or not held.enter_context(served.corpora.using(found.document_ids, moment)):
         return None
     return found

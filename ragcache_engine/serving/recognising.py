@@ -26,19 +26,23 @@ MOST_NEIGHBOURS, MOST_SEARCHES = 100, 8
 
 
 async def recognise(
-    said: Mapping[str, Any], owner: str | None, tenant: str | None, served: Served
+    said: Mapping[str, Any],
+    owner: str | None,
+    tenant: str | None,
+    served: Served,
+    *,
+    is_chat: bool,
 ) -> BackendRequest | None:
     """Return the prompt of a body as a request with its registered documents; None if it has none.
 
     said: the body of one of OpenAI's requests, as vLLM's server gets it. Of a completion only a prompt
-      that is one text is read, of a conversation only texts.
+      that is one text is read, of a conversation only texts. is_chat: whether it is a conversation's.
     owner: whose registered documents are looked for, beside everybody's. tenant: of the request.
     """
     if not served.corpora.has_some_for(owner):
         return None
-    is_chat = "messages" in said
     try:
-        written = await (_write_chat(said, served) if is_chat else _write_completion(said))
+        written = await _write_chat(said, served) if is_chat else _write_completion(said)
         longest = CHARACTERS_PER_TOKEN * served.limits.context_tokens
         if written is None or len(written.text) > longest:
             return None
@@ -49,7 +53,7 @@ async def recognise(
         return None
 
 
-async def _write_completion(said: Mapping[str, Any]) -> WrittenPrompt | None:
+def _write_completion(said: Mapping[str, Any]) -> WrittenPrompt | None:
     text = said.get("prompt")
     if isinstance(text, list) and len(text) == 1:
         (text,) = text

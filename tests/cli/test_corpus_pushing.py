@@ -86,7 +86,7 @@ def test_a_server_begins_with_the_corpora_that_were_written_for_it(lines, tmp_pa
     assert write_corpora([lines], quiet()) == folder
     corpora = Corpora()
     read_corpora(folder, corpora)
-    assert corpora.document(None, "the-sea", "salt").details == {"page": 3}
+    assert corpora.document(None, "the-sea", "salt").metadata == {"page": 3}
 
 
 def test_a_folder_whose_name_gives_no_corpus_a_name_asks_for_one(lines, server, capsys):

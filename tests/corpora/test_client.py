@@ -63,7 +63,7 @@ def test_many_documents_go_in_several_requests_and_the_progress_is_told(corpora,
 
 def test_vectors_of_any_kind_are_sent(corpora):
     with_vectors = [
-        Registered(one.id, one.text, vector=np.array([1, n], np.float32))  # type: ignore[arg-type]
+        Registered(one.id, one.text, vector=np.array([1, n], np.float32))
         for n, one in enumerate(pages(1, 2))
     ]
     assert corpora.push("sea", with_vectors).added == 2

@@ -31,7 +31,7 @@ def test_a_document_is_added_stays_the_same_or_changes(corpora):
     assert corpora.put(None, "sea", Registered("salt", SALT)) is Change.SAME
     assert corpora.put(None, "sea", Registered("salt", SALT, {"page": 3})) is Change.CHANGED
     assert corpora.owed() == {}, "its text is the same"
-    assert corpora.document(None, "sea", "salt").details == {"page": 3}
+    assert corpora.document(None, "sea", "salt").metadata == {"page": 3}
     assert corpora.put(None, "sea", Registered("salt", TIDES)) is Change.CHANGED
     assert found(corpora, None, SALT) == []
     assert found(corpora, None, TIDES) == ["sea/salt"]

@@ -82,9 +82,13 @@ def keys(tmp_path) -> Keys:
 
 
 def client(
-    replicas: MadeUp, keys: Keys | None = None, limits: Limits | None = None, key: str | None = None
+    replicas: MadeUp,
+    keys: Keys | None = None,
+    limits: Limits | None = None,
+    key: str | None = None,
+    corpora: Corpora | None = None,
 ) -> httpx2.AsyncClient:
-    doors = FleetDoors(replicas, limits or Limits(), lambda scope: keys or Keys())
+    doors = FleetDoors(replicas, limits or Limits(), lambda scope: keys or Keys(), corpora)
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     transport = httpx2.ASGITransport(app=doors)  # type: ignore[arg-type]
     return httpx2.AsyncClient(transport=transport, base_url="http://fleet", headers=headers)
@@ -484,10 +488,7 @@ async def test_a_conversation_is_routed_by_the_documents_that_the_fleet_knows(ke
     corpora = Corpora()
     corpora.put(None, "sea", Registered("salt", text))
     replicas = MadeUp([AnswerHead(200, JSON), b"{}"])
-    doors = FleetDoors(replicas, Limits(), lambda scope: keys, corpora)
-    transport = httpx2.ASGITransport(app=doors)  # type: ignore[arg-type]
-    async with httpx2.AsyncClient(transport=transport, base_url="http://fleet") as fleet:
+    async with client(replicas, keys, key=SHOP, corpora=corpora) as fleet:
         body = {"messages": [{"role": "user", "content": f"{text}\nWhy?"}]}
-        headers = {"Authorization": f"Bearer {SHOP}"}
-        await fleet.post("/v1/chat/completions", json=body, headers=headers)
+        await fleet.post("/v1/chat/completions", json=body)
     assert [name for _, name in replicas.requests[0].documents] == ["sea/salt"]

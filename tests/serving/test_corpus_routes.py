@@ -344,6 +344,15 @@ def test_a_completion_of_which_vllm_makes_another_prompt_is_left_as_it_is(server
     assert documents_in(seen(server, OPERATOR, prompt=SALT, **other)) == []
 
 
+def test_of_a_completion_only_the_prompt_is_read(server):
+    push(server)
+    messages = [{"role": "user", "content": SALT}]
+    assert documents_in(seen(server, OPERATOR, prompt="Why?", messages=messages)) == []
+    push(server, OPERATOR)
+    assert documents_in(seen(server, OPERATOR, prompt=SALT, messages=messages)) == ["sea/salt"]
+    assert documents_in(seen(server, OPERATOR, prompt="Why?", messages=messages)) == []
+
+
 def test_a_conversation_with_pictures_is_left_as_it_is(server):
     push(server)
     parts = [{"type": "text", "text": SALT}, {"type": "image_url", "image_url": {"url": "data:,"}}]

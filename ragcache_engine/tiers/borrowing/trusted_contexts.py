@@ -45,6 +45,8 @@ class TrustedContexts:
                 )
                 self._known.touch((tenant, name))
             return message
+        if not (message.segments or message.contexts):
+            return message
         contexts = {}
         for _, document in message.segments:
             if document is not None and (known := self._known.get((tenant, document))) is not None:
