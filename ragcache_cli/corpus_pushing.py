@@ -19,6 +19,7 @@ from ragcache_cli.index_serving import load_served
 from ragcache_cli.terminal import Phases
 from ragcache_engine.corpora import Registered, ServerCorpora
 from ragcache_engine.corpora.client import write_lines
+from ragcache_engine.visible import quoted, visible
 
 _NOT_IN_NAMES = re.compile(r"[^\w.-]+", re.ASCII)
 
@@ -40,6 +41,23 @@ def push(
         f"{pushed.removed:,} removed, {pushed.same:,} there already",
         soft_wrap=True,
     )
+
+
+def warm(corpus: str, corpora: ServerCorpora, console: Console) -> None:
+    """Let the server compute a corpus, and say what became of its documents.
+
+    Raises as ServerCorpora.warm does.
+    """
+    with Phases(console).waiting(f"Warming the corpus {corpus}") as done:
+        warmed = corpora.warm(corpus, done=done)
+    console.print(
+        f"The corpus {escape(corpus)}: {warmed.prepared:,} documents computed, {warmed.cached:,} were "
+        f"cached, {warmed.left_out:,} left out",
+        soft_wrap=True,
+    )
+    for documents, why in warmed.why:
+        names = ", ".join(map(quoted, documents))
+        console.print(f"  {escape(names)}: {escape(visible(why))}", soft_wrap=True)
 
 
 def write_corpora(paths: Sequence[Path], console: Console) -> Path:

@@ -9,6 +9,7 @@ it.
 docs/architecture.md draws all of it.
 """
 
+from ragcache_engine.anywhere.beginnings import sets_of_each
 from ragcache_engine.anywhere.corpus import Corpus
 from ragcache_engine.backends.memory import MemoryBackend
 from ragcache_engine.cache_stats import CacheStats
@@ -89,7 +90,7 @@ from ragcache_engine.values import (
     TokenLogprob,
     Usage,
 )
-from ragcache_engine.warming.plan import Warmed, sets_of_each
+from ragcache_engine.warming.plan import Warmed
 
 __version__ = "0.1.0"
 

@@ -121,7 +121,7 @@ class RAGCacheEngine:
         neighbours = _make_neighbour_book(config, backend, forgotten)
         if neighbours and idle.preparing:
             neighbours.found = FoundDocuments()
-            idle.preparing.neighbours = neighbours
+            idle.preparing.prepare_found(neighbours.found, neighbours.contexts_of_found)
         contexts_of = neighbours.contexts if neighbours else without_contexts
         self._runtime = Runtime(
             backend,

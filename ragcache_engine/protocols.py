@@ -33,10 +33,9 @@ NUMBER_BYTES, OFFSET_BYTES, SEGMENT_BYTES = 36, 128, 500
 
 @dataclass(frozen=True, slots=True)
 class PromptText:
-    """A prompt that the backend tokenises itself. spans: the documents in it, in its order."""
+    """A prompt that the backend tokenises itself."""
 
     text: str
-    spans: Sequence[Span] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +56,8 @@ class BackendRequest:
       stored behind the system text alone.
     makes_donors: whether the donors that it lacks are computed whatever they cost, to prepare its
       documents for later prompts.
+    spans: where the documents stand in the prompt's text, in its order; none where the engine recognised
+      no document, or where nobody needs to know.
     planned: the ForgetLog's moment when its documents were found; None: now.
     withdrawn: those of its documents, and of those behind which they are stored, that were forgotten
       since. Nothing is kept that it computes with them.
@@ -73,6 +74,7 @@ class BackendRequest:
     recompute_ratio: float | None = None
     contexts: Mapping[str, Context] = field(default_factory=dict)
     makes_donors: bool = False
+    spans: Sequence[Span] = ()
     planned: int | None = None
     withdrawn: Sequence[str] = ()
 
@@ -81,6 +83,11 @@ class BackendRequest:
         """The prompt's tokens. Only for backends that do not read text."""
         assert isinstance(self.prompt, TokenizedPrompt), "this backend reads text"
         return self.prompt
+
+    @property
+    def named_documents(self) -> list[str]:
+        """The documents in the prompt, and those behind which they are stored."""
+        return [*self.document_ids, *(one.document for one in self.contexts.values())]
 
     @property
     def size_bytes(self) -> int:
@@ -143,7 +150,7 @@ class BackendRequest:
     @property
     def document_ids(self) -> list[str]:
         """The documents in the prompt, in its order; one that stands there twice comes once."""
-        parts = self.prompt.spans if isinstance(self.prompt, PromptText) else self.segments
+        parts = self.spans if isinstance(self.prompt, PromptText) else self.segments
         return list(
             dict.fromkeys(part.document_id for part in parts if part.document_id is not None)
         )

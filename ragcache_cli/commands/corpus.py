@@ -1,4 +1,4 @@
-"""`ragcache corpus`: push, list, remove."""
+"""`ragcache corpus`: push, list, warm, remove."""
 
 from __future__ import annotations
 
@@ -20,6 +20,14 @@ PUSH = (
 )
 
 
+WARM = (
+    "Compute the tensors of a corpus now, so that the first questions about its documents are answered "
+    "sooner. They are computed behind the beginning of the latest prompt with a registered document: ask "
+    "one question first. Other requests are answered meanwhile; what is computed already is not computed "
+    "again."
+)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(
         title="commands", required=True, metavar="COMMAND", dest="action"
@@ -36,6 +44,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     _add_server(push)
     _add_server(commands.add_parser("list", help="say what the server's corpora hold"))
+    warm = commands.add_parser("warm", help="compute a corpus's tensors now", description=WARM)
+    warm.add_argument("name", metavar="NAME", help="of the corpus")
+    _add_server(warm)
     remove = commands.add_parser("remove", help="remove a corpus, and what is stored of it")
     remove.add_argument("name", metavar="NAME", help="of the corpus")
     _add_server(remove)
@@ -66,6 +77,8 @@ def run(parsed: argparse.Namespace, console: Console) -> int:
     corpora = ServerCorpora(parsed.server, read_api_key(parsed.api_key_env))
     if parsed.action == "list":
         corpus_pushing.show(corpora, console)
+    elif parsed.action == "warm":
+        corpus_pushing.warm(parsed.name, corpora, console)
     elif parsed.action == "remove":
         console.print(f"Removed {corpora.remove(parsed.name):,} documents")
     else:

@@ -5,6 +5,7 @@
 | corpus.py | where neighbours are looked up |
 | neighbours.py | which documents stand before which, so that donors have a context |
 | found_documents.py | what searches found and no prompt has had yet |
+| beginnings.py | how prompts begin, and prompts that prepare documents behind that |
 | donor_preparation.py | computes documents that prompts wanted, while no request runs |
 | rechecking.py | answers some borrowed requests again, exactly, while no request runs |
 | drift.py, rouge.py | how like the two answers are, and when borrowing is to stop |

@@ -3,8 +3,9 @@
 A prompt whose documents were computed where they stand, because their donors were missing, is computed
 once more while no request runs, this time for the sake of its donors. Later prompts borrow them. It
 ends as soon as a request comes, which waits for one short step at most, and goes on afterwards with
-what is left. When no prompt waits any more, documents get donors that searches found and that no prompt
-has had yet, behind the beginning of the last prompt.
+what is left. When no prompt waits any more, documents get donors that no prompt has had yet: what
+searches found, and what is near the documents of prompts. They are computed behind the last prompt's
+beginning.
 """
 
 from __future__ import annotations
@@ -12,24 +13,24 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 from itertools import count
 from sys import getsizeof
-from typing import Any, NamedTuple, Self
+from typing import Any
 
+from ragcache_engine.anywhere.beginnings import Beginning, Beginnings
 from ragcache_engine.anywhere.forwarding import ForwardingBackend
 from ragcache_engine.anywhere.found_documents import Found, FoundDocuments
 from ragcache_engine.anywhere.idle_work import IDLE_S, IdleWork
-from ragcache_engine.anywhere.neighbours import SEPARATOR, NeighbourBook
 from ragcache_engine.daemon_threads import DaemonThreads
 from ragcache_engine.latest_items import LatestItems
-from ragcache_engine.prompt import Span, token_segments
 from ragcache_engine.protocols import Backend, BackendRequest, Delta
+from ragcache_engine.tiers.borrowing.context import Context
 from ragcache_engine.tiers.borrowing.plan import WhyExact
-from ragcache_engine.values import ModelLimits, SamplingOptions, TokenizedPrompt
+from ragcache_engine.values import ModelLimits
 
 logger = logging.getLogger(__name__)
 
@@ -41,28 +42,8 @@ AGAIN_S, MOST_NOTED_BYTES, NOTED_BYTES = 600.0, 8 << 20, 300
 """A document of prompts that reach the model another way is prepared once in so many seconds, because its
 donor may have been evicted. So many bytes remember when; each takes so many beside its name."""
 
-MOST_BEGINNINGS = 64
-"""Of so many tenants the beginning of the last prompt is kept."""
-
-
-class Beginning(NamedTuple):
-    """A prompt up to the end of its first document, which is `span`."""
-
-    text: str
-    span: Span
-    options: SamplingOptions
-
-    @classmethod
-    def of(cls, request: BackendRequest) -> Self | None:
-        """Return the beginning of a prompt; None if it has no known document."""
-        prompt = request.prompt
-        first = next((one for one in request.segments if one.document_id is not None), None)
-        if first is None or first.document_id is None or not isinstance(prompt, TokenizedPrompt):
-            return None
-        if not prompt.offsets:  # one that was kept for long, to be rechecked
-            return None
-        start, end = prompt.offsets[first.start][0], prompt.offsets[first.end - 1][1]
-        return cls(prompt.text[:end], Span(start, end, first.document_id), request.options)
+FindContexts = Callable[[Found, str | None], Mapping[str, Context]]
+"""Returns behind what a found document is to be stored for a tenant. Called on a thread."""
 
 
 class PreparingBackend(ForwardingBackend):
@@ -71,10 +52,8 @@ class PreparingBackend(ForwardingBackend):
     All methods belong to the engine's loop, except those that any thread may call on every backend.
     is_wanted: returns whether anybody will borrow what is prepared. idle_s: seconds without a request
     before it begins. clock: tells seconds.
-    neighbours: knows what searches found; None where nobody tells of searches. Set it before the start.
+    beginnings: of the prompts that it has seen.
     """
-
-    neighbours: NeighbourBook | None = None
 
     def __init__(
         self,
@@ -95,14 +74,18 @@ class PreparingBackend(ForwardingBackend):
                 MOST_WAITING_BYTES, lambda _, request: request.size_bytes, most=MOST_WAITING
             )
         )
-        self._beginnings: LatestItems[str | None, Beginning] = LatestItems(
-            MOST_WAITING_BYTES, lambda _, one: getsizeof(one.text), most=MOST_BEGINNINGS
-        )
+        self.beginnings = Beginnings()
+        self._found: FoundDocuments | None = None
+        self._find_contexts: FindContexts = lambda found, tenant: {}
         self._writers = DaemonThreads(1, "ragcache-preparing")
         self._numbers = count()
         self._is_preparing = self._is_preparing_found = False
         self._prepared = 0
         self.idle = IdleWork(self._prepare_next, self._has_more, idle_s=idle_s)
+
+    def prepare_found(self, found: FoundDocuments, find_contexts: FindContexts) -> None:
+        """Prepare these documents too, when no prompt waits. Call it before the start."""
+        self._found, self._find_contexts = found, find_contexts
 
     def report(self) -> dict[str, Any]:
         """Return the fields of CacheStats that tell what was and is to be prepared. Any thread."""
@@ -140,18 +123,12 @@ class PreparingBackend(ForwardingBackend):
                 self._noted.touch(key)
         self._note_prompt(request)
 
-    @property
-    def _found(self) -> FoundDocuments | None:
-        return self.neighbours.found if self.neighbours else None
-
     def _note_prompt(self, request: BackendRequest) -> None:
         """Remember how a tenant's prompts begin, and that these documents need not wait."""
         if self._found is None:
             return
         self._found.note_prompt(request.document_ids, request.tenant)
-        if beginning := Beginning.of(request):
-            self._beginnings[request.tenant] = beginning
-            self._beginnings.touch(request.tenant)
+        self.beginnings.note(request)
 
     def _keep(self, request: BackendRequest) -> None:
         """Let a prompt wait; the latest are prepared first, as they are likeliest to come again."""
@@ -167,7 +144,7 @@ class PreparingBackend(ForwardingBackend):
         found = self._found
         if found is None or not len(found):
             return []
-        return [*filter(found.has_some, reversed([*self._beginnings]))]
+        return [*filter(found.has_some, self.beginnings.tenants())]
 
     async def _prepare_next(self) -> None:
         if not self._waiting:
@@ -196,7 +173,9 @@ class PreparingBackend(ForwardingBackend):
         one = found.take(tenant)
         try:
             if one is not None:
-                write = partial(self._write_prompt, one, self._beginnings[tenant], tenant)
+                beginning = self.beginnings.get(tenant)
+                assert beginning is not None
+                write = partial(self._write_prompt, one, beginning, tenant)
                 await self._prepare(await self._writers.run(write))
         except asyncio.CancelledError:
             if one is not None:
@@ -211,22 +190,10 @@ class PreparingBackend(ForwardingBackend):
         self, found: Found, beginning: Beginning, tenant: str | None
     ) -> BackendRequest:
         """Write a prompt with this document behind the beginning of another one."""
-        assert self.neighbours
-        document, corpus = found.document, found.corpus
-        self.neighbours.learn([document], corpus, tenant)
-        text = f"{beginning.text}{SEPARATOR}{document.text}"
-        tokens = self.inner.tokenize(text, beginning.options.add_special_tokens)
-        span = Span(len(text) - len(document.text), len(text), document.id)
-        names = {document.id: corpus.name}
-        return BackendRequest(
-            f"found-{next(self._numbers)}",
-            tokens,
-            token_segments(tokens, [beginning.span, span]),
-            beginning.options,
-            tenant,
-            contexts=self.neighbours.contexts(names, tenant, names),
-            planned=found.planned,
-        )
+        contexts = self._find_contexts(found, tenant)
+        documents = [beginning.first, found.document]
+        request = beginning.write(self.inner, documents, tenant, "found")
+        return replace(request, contexts=contexts, planned=found.planned)
 
     async def _prepare(self, request: BackendRequest) -> None:
         """Compute the prompt for its donors."""
@@ -257,14 +224,11 @@ class PreparingBackend(ForwardingBackend):
         async with self.idle.paused():
             doomed = set(document_ids)
             for name, request in list(self._waiting.items()):
-                behind = [context.document for context in request.contexts.values()]
-                if not doomed.isdisjoint([*request.document_ids, *behind]):
+                if not doomed.isdisjoint(request.named_documents):
                     del self._waiting[name]
             for key in [key for key in self._noted if key[2] in doomed]:
                 del self._noted[key]
-            for tenant, beginning in list(self._beginnings.items()):
-                if beginning.span.document_id in doomed:
-                    del self._beginnings[tenant]
+            self.beginnings.forget(doomed)
             if self._found is not None:
                 self._found.forget(document_ids)
             await super().forget(document_ids)

@@ -89,7 +89,6 @@ class WithdrawingBackend(ForwardingBackend):
 
     def generate(self, request: BackendRequest) -> AsyncGenerator[Delta, None]:
         if request.planned is not None:
-            behind = [context.document for context in request.contexts.values()]
-            names = self._forgotten.since(request.planned, [*request.document_ids, *behind])
+            names = self._forgotten.since(request.planned, request.named_documents)
             request = replace(request, withdrawn=names)
         return self.inner.generate(request)

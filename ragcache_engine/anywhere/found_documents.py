@@ -25,11 +25,15 @@ Key = tuple[str | None, str]  # tenant, document
 
 
 class Found(NamedTuple):
-    """A document that waits. times: how often it was found. planned: as in BackendRequest."""
+    """A document that waits.
+
+    corpus: where its neighbour is looked up, if anywhere. planned: as in BackendRequest. times: how often
+    it was found.
+    """
 
     document: Document
-    corpus: Corpus
-    planned: int
+    corpus: Corpus | None
+    planned: int | None
     times: int = 0
 
 
@@ -50,7 +54,11 @@ class FoundDocuments:
         return len(self._waiting)
 
     def note(
-        self, documents: Sequence[Document], corpus: Corpus, tenant: str | None, planned: int
+        self,
+        documents: Sequence[Document],
+        corpus: Corpus | None,
+        tenant: str | None,
+        planned: int | None,
     ) -> None:
         """Let documents wait that are new; those that wait already were found once more."""
         with self._lock:

@@ -12,7 +12,7 @@ from ragcache_engine.anywhere.drift import Drift
 from ragcache_engine.anywhere.idle_work import IdleWork
 from ragcache_engine.anywhere.rechecking import RecheckingBackend
 from ragcache_engine.cache_stats import CacheStats
-from ragcache_engine.protocols import Backend, BackendRequest
+from ragcache_engine.protocols import Backend
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +37,6 @@ class IdleBackend:
     def stats(self) -> CacheStats:
         """Return what was done in idle time, and nothing else. Any thread may call it."""
         return CacheStats(**{name: told for each in self.reports for name, told in each().items()})
-
-    def note_elsewhere(self, request: BackendRequest) -> None:
-        """Prepare what a prompt lacks that reaches the model another way, if anything is prepared."""
-        if self.preparing is not None:
-            self.preparing.note_elsewhere(request)
 
     def open(self) -> None:
         """Begin with idle work, around a backend that runs already and is never started."""

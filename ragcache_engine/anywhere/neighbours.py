@@ -17,8 +17,9 @@ from threading import Lock
 from types import MappingProxyType
 from typing import NamedTuple
 
+from ragcache_engine.anywhere.beginnings import SEPARATOR
 from ragcache_engine.anywhere.corpus import Corpus
-from ragcache_engine.anywhere.found_documents import FoundDocuments
+from ragcache_engine.anywhere.found_documents import Found, FoundDocuments
 from ragcache_engine.latest_items import LatestItems
 from ragcache_engine.prompt import ForgetLog
 from ragcache_engine.tiers.borrowing.context import Context
@@ -32,9 +33,6 @@ again when their documents are retrieved. A neighbour of 200 tokens takes 1.5 KB
 
 ENTRY_BYTES = 600
 """What an entry takes beside its tokens and names: its key, its place, and its values."""
-
-SEPARATOR = "\n\n"
-"""Stands between a neighbour and the document behind it."""
 
 FOLLOWING = "A"
 """Stands for the next document while one is tokenised."""
@@ -168,6 +166,14 @@ class NeighbourBook:
                 if context is not None:
                     found[name] = context
         return found
+
+    def contexts_of_found(self, found: Found, tenant: str | None) -> dict[str, Context]:
+        """Look up the neighbour of a document that a search found, and return its context."""
+        name, corpus = found.document.id, found.corpus
+        if corpus is None:
+            return {}
+        self.learn([found.document], corpus, tenant)
+        return self.contexts([name], tenant, {name: corpus.name})
 
     def _find(
         self, document: str, tenant: str | None, corpora: Mapping[str, Hashable]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +30,20 @@ class Pushed:
     changed: int = 0
     same: int = 0
     removed: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CorpusWarmed:
+    """What warming a corpus did, in documents.
+
+    prepared: computed now. cached: computed before. left_out: could not be; the first of them, and why,
+    stand in `why`: documents of one prompt each.
+    """
+
+    prepared: int = 0
+    cached: int = 0
+    left_out: int = 0
+    why: Sequence[tuple[Sequence[str], str]] = ()
 
 
 class ServerCorpora:
@@ -88,6 +102,30 @@ class ServerCorpora:
         """Return the ids of a corpus's documents, and their digests; see Registered.digest."""
         with closing(self._connection.lines("GET", _path(corpus))) as lines:
             return {said["id"]: said["digest"] for said in lines}
+
+    def warm(
+        self,
+        corpus: str,
+        document_ids: Sequence[str] | None = None,
+        *,
+        done: Callable[[int, int], None] | None = None,
+    ) -> CorpusWarmed:
+        """Compute documents now, so that the first questions about them are answered sooner.
+
+        They are computed behind the beginning of the latest prompt that had a registered document, so ask
+        one question first. A server that reuses documents at any position stores each as it is borrowed;
+        any other, for prompts that begin with it.
+        document_ids: which documents; None: all. done: called with how many are done, of how many.
+        Raises UnknownTemplate before any question, UnknownDocument, KeyRefused, ServerUnreachable.
+        """
+        body = {} if document_ids is None else {"ids": [*document_ids]}
+        told: dict[str, Any] = {}
+        with closing(self._connection.lines("POST", f"{_path(corpus)}/warm", body)) as lines:
+            for told in lines:
+                if done and "of" in told:
+                    done(told["done"], told["of"])
+        why = tuple((one["documents"], one["why"]) for one in told["why"])
+        return CorpusWarmed(told["prepared"], told["cached"], told["left_out"], why)
 
     def summaries(self) -> Mapping[str, Mapping[str, int]]:
         """Return what each corpus holds, by its name: `documents`, `size_bytes`, `too_short`."""

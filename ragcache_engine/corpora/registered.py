@@ -43,7 +43,7 @@ Owner = str | None
 
 @dataclass(slots=True)
 class _Kept:
-    """A document. metadata: as JSON. neighbour: the nearest one's id, as of a version of the vectors."""
+    """A document. metadata: as JSON. near: ids of the nearest ones, as of a version of the vectors."""
 
     id: str
     text: str
@@ -51,7 +51,7 @@ class _Kept:
     digest: str
     digests: Sequence[bytes]
     size_bytes: int
-    neighbour: tuple[int, str | None] = (-1, None)
+    near: tuple[int, Sequence[str]] = (-1, ())
 
 
 @dataclass(slots=True)
@@ -241,30 +241,32 @@ class Corpora:
             return CorporaTotals(documents, self._sizes_bytes.total(), self._recognised)
 
     def neighbour(self, name: str, *, may_search: bool = True) -> Document | None:
-        """Return the nearest other document of one, with another text; None if that is not known.
+        """Return the nearest of `near`; None if there is none."""
+        return next(iter(self.near(name, may_search=may_search)), None)
 
-        name: the document's in the knowledge tree, as the result's is. may_search: whether to search
-          for it if the vectors have changed since it was found.
+    def near(self, name: str, *, may_search: bool = True) -> list[Document]:
+        """Return the nearest other documents of one, with another text, nearest first.
+
+        name: the document's in the knowledge tree, as the results' are. may_search: whether to search
+          for them if the vectors have changed since they were found.
         """
         owner, corpus, document_id = _read_name(name)
         with self._lock:
             known = self._corpora.get(owner, {}).get(corpus) or _Corpus()
             kept = known.documents.get(document_id)
         if kept is None:
-            return None
-        version, near = kept.neighbour
+            return []
+        version, near = kept.near
         if version != known.nearness.version and may_search:
             with known.near_lock:
                 version, found = known.nearness.version, known.nearness.nearest(document_id)
             with self._lock:
-                near = next(filter(lambda one: _may_stand_before(known, one, kept), found), None)
-                kept.neighbour = version, near
+                near = [one for one in found if _may_stand_before(known, one, kept)]
+                kept.near = version, near
         with self._lock:
-            # Since it was found it may have got another text.
-            if near is None or not _may_stand_before(known, near, kept):
-                return None
-            other = known.documents[near]
-        return Document(name_of(owner, corpus, other.id), other.text)
+            # Since they were found they may have got another text.
+            others = [known.documents[one] for one in near if _may_stand_before(known, one, kept)]
+        return [Document(name_of(owner, corpus, one.id), one.text) for one in others]
 
     def has_some_for(self, tenant: str | None) -> bool:
         """Return whether a prompt of this tenant may have a registered document."""

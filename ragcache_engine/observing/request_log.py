@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
-from ragcache_engine.protocols import BackendRequest, PromptText
+from ragcache_engine.protocols import BackendRequest
 from ragcache_engine.tiers.provenance import PromptSources, TracedDocument, trace_document
-from ragcache_engine.values import CachedTokens, SegmentKind, TokenSegment, Usage
+from ragcache_engine.values import CachedTokens, TokenSegment, Usage
 
 REMEMBERED = 100
 """So many requests are remembered."""
@@ -141,11 +141,5 @@ def _describe(entry: _Entry) -> FinishedRequest:
 
 def _end_of_question(request: BackendRequest) -> str:
     """Return the end of the text behind the prompt's documents, or of the whole prompt without any."""
-    prompt, start = request.prompt, 0
-    if isinstance(prompt, PromptText):
-        start = prompt.spans[-1].end if prompt.spans else 0
-    elif request.segments and prompt.offsets:
-        last = request.segments[-1]
-        at = last.start if last.kind is SegmentKind.QUESTION else last.end
-        start = prompt.offsets[at][0] if at < len(prompt.offsets) else len(prompt.text)
-    return prompt.text[max(start, len(prompt.text) - QUESTION_CHARACTERS) :].strip()
+    text, start = request.prompt.text, request.spans[-1].end if request.spans else 0
+    return text[max(start, len(text) - QUESTION_CHARACTERS) :].strip()

@@ -122,13 +122,14 @@ class PromptIntake:
         retrieval = match.retrieval
         request = BackendRequest(
             request_id=request_id,
-            prompt=PromptText(prompt, match.spans) if tokenized is None else tokenized,
+            prompt=PromptText(prompt) if tokenized is None else tokenized,
             segments=() if tokenized is None else token_segments(tokenized, match.spans),
             options=options,
             tenant=tenant,
             is_exact=exact,
             recompute_ratio=recompute_ratio,
             contexts={} if exact else self._contexts_of(names, tenant, match.corpora),
+            spans=match.spans,
             planned=retrieval.planned if retrieval else planned,
         )
         return PreparedRequest(

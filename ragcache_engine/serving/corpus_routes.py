@@ -5,6 +5,7 @@
     GET    /ragcache/corpora/NAME                  its documents: ids and digests
     DELETE /ragcache/corpora/NAME                  remove all its documents, and what is stored of them
     POST   /ragcache/corpora/NAME/remove           remove the documents {"ids": [...]}
+    POST   /ragcache/corpora/NAME/warm             prepare them all, or {"ids": [...]}, now
     GET    /ragcache/corpora/NAME/documents/ID     one document
     DELETE /ragcache/corpora/NAME/documents/ID     remove one
 
@@ -36,8 +37,16 @@ from ragcache_engine.errors import (
     RequestTooLarge,
     RequestTooSlow,
 )
+from ragcache_engine.serving.corpus_warming import CorpusWarming
 from ragcache_engine.serving.keys import Caller
-from ragcache_engine.serving.messages import CORPORA, LINES, CorpusLine, RemoveBody, error_to_json
+from ragcache_engine.serving.messages import (
+    CORPORA,
+    LINES,
+    CorpusLine,
+    RemoveBody,
+    WarmBody,
+    error_to_json,
+)
 from ragcache_engine.serving.routes import Served, log_unforeseen, parse_body, status_of
 
 LONGEST_LINE_BYTES = 4 << 20
@@ -100,6 +109,10 @@ class CorpusRoutes:
             case "POST", "remove":
                 ids = parse_body(RemoveBody, body).ids
                 return await self._remove(partial(corpora.remove, owner, name, ids), served)
+            case "POST", "warm":
+                wanted = parse_body(WarmBody, body or b"{}").ids
+                warming = await run(partial(CorpusWarming, owner, name, wanted, served))
+                return StreamingResponse(_write_lines(warming.lines()), media_type=LINES)
             case "GET", _ if is_one:
                 found = await run(partial(corpora.document, owner, name, document_id))
                 return JSONResponse(
@@ -235,6 +248,17 @@ def _require_short(lines: Sequence[bytes | bytearray]) -> None:
             f"a line has more than {LONGEST_LINE_BYTES:,} bytes: send a document a line, and long ones "
             f"in parts, as your chain retrieves them"
         )
+
+
+async def _write_lines(lines: AsyncGenerator[dict[str, Any], None]) -> AsyncIterator[bytes]:
+    """Write objects as lines; an error that comes is the last one."""
+    try:
+        async with aclosing(lines) as coming:
+            async for line in coming:
+                yield json.dumps(line).encode() + b"\n"
+    except Exception as error:
+        log_unforeseen(error)
+        yield json.dumps(error_to_json(error)).encode() + b"\n"
 
 
 async def _list_documents(documents: Sequence[ListedDocument]) -> AsyncIterator[bytes]:

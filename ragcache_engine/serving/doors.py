@@ -215,7 +215,8 @@ class Doors:
             with served.occupied():
                 await self._app(scope, _replay(rewritten.body, receive), answer)
                 if rewritten.recognised and answer.is_well:
-                    served.note_prompt(rewritten.recognised)
+                    served.beginnings.note(rewritten.recognised)
+                    await served.note_prompt(rewritten.recognised)
 
     async def _refuse(
         self, error: RAGCacheError, scope: Scope, receive: Receive, send: Send

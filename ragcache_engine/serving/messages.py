@@ -98,7 +98,7 @@ class GenerateBody(_Body):
         assert isinstance(prompt, PromptText)
         return cls(
             prompt=prompt.text,
-            documents=[(span.start, span.end, span.document_id) for span in prompt.spans],
+            documents=[(span.start, span.end, span.document_id) for span in request.spans],
             options=options_to_json(request.options),
             tenant=request.tenant,
             request=name,
@@ -179,6 +179,12 @@ class RemoveBody(_Body):
     """Documents of a corpus to register no more."""
 
     ids: list[str]
+
+
+class WarmBody(_Body):
+    """Documents of a corpus to prepare now; without ids all of them."""
+
+    ids: list[str] | None = None
 
 
 class ForgetBody(_Body):

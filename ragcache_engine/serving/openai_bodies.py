@@ -184,7 +184,7 @@ async def _recognise(
     # Of a tenant, the salt is what names it to vLLM by now.
     salt, is_chat = _read_salt(said), path == CHAT
     found = await recognise(said, caller.tenant, salt, served, is_chat=is_chat)
-    if found is None or not held.enter_context(served.corpora.using(found.document_ids, moment)):
+    if found is None or not held.enter_context(served.corpora.using(found.named_documents, moment)):
         return None
     return found
 

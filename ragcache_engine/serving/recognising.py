@@ -94,6 +94,7 @@ def _find(
         replace(ONE_TOKEN, add_special_tokens=special),
         tenant,
         contexts=_find_contexts(written.text, spans, served) if served.reuse else {},
+        spans=spans,
     )
 
 

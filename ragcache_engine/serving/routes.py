@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 from pydantic import BaseModel, ValidationError
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
+from ragcache_engine.anywhere.beginnings import Beginnings
 from ragcache_engine.chat import check_messages, check_template_args, check_tools
 from ragcache_engine.checks import (
     require_short_prompt,
@@ -112,7 +113,7 @@ def _any_body(path: str, body: bytes) -> None:
     return None
 
 
-def _ignore(request: BackendRequest) -> None:
+async def _ignore(request: BackendRequest) -> None:
     return None
 
 
@@ -142,8 +143,8 @@ class Served:
     corpora: the documents that clients registered.
     write_chat: returns the prompt that the server behind the doors makes of the body of a chat request.
       Raises anything if it makes none.
-    note_prompt: is called with each prompt that was answered and in which registered documents were
-      recognised.
+    beginnings: how the latest prompts with registered documents began.
+    note_prompt: is called with each of those that was answered.
     forgets_documents: whether the backend stores tensors by document. One that does not would have to
       clear everybody's cache to forget one.
     """
@@ -164,7 +165,8 @@ class Served:
     reasoning_parser: str | None = None
     corpora: Corpora = field(default_factory=Corpora)
     write_chat: WriteChat | None = None
-    note_prompt: Callable[[BackendRequest], None] = _ignore
+    beginnings: Beginnings = field(default_factory=Beginnings)
+    note_prompt: Callable[[BackendRequest], Awaitable[None]] = _ignore
     forgets_documents: bool = True
     forgetting: asyncio.Lock = field(default_factory=asyncio.Lock)
     tasks: set[asyncio.Future[None]] = field(default_factory=set)
@@ -172,6 +174,7 @@ class Served:
     async def forget(self, document_ids: Sequence[str]) -> None:
         """Forget documents. Raises RequestTimedOut."""
         self.contexts.forget(document_ids)
+        self.beginnings.forget(document_ids)
         forgetting = self.backend.forget(document_ids)
         await _end_in_time(forgetting, UPKEEP_S, _too_late("forget these documents"))
 

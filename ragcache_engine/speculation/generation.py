@@ -123,7 +123,7 @@ class Speculation:
 def _documents_in(request: BackendRequest) -> Sequence[object]:
     """Return which parts of the prompt are documents; those after the last one play no part."""
     if isinstance(request.prompt, PromptText):
-        return list(request.prompt.spans)
+        return list(request.spans)
     parts = list(request.segments)
     while parts and parts[-1].document_id is None:
         parts.pop()

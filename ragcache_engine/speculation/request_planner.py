@@ -118,13 +118,14 @@ class RequestPlanner:
             tokenized = self._backend.tokenize(text, options.add_special_tokens)
         request = BackendRequest(
             self._next_request_id(),
-            PromptText(text, spans) if tokenized is None else tokenized,
+            PromptText(text) if tokenized is None else tokenized,
             () if tokenized is None else token_segments(tokenized, spans),
             options,
             search.tenant,
             is_guess=True,
             is_provisional=True,
             contexts=self._contexts_of(names, search.tenant, corpora),
+            spans=spans,
             planned=search.planned,
         )
         return request if 0 < request.expected_tokens < self.context_tokens else None

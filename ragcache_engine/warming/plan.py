@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from ragcache_engine.checks import require_instance, require_items
 from ragcache_engine.errors import UnknownDocument, UnknownTemplate
@@ -14,7 +14,6 @@ from ragcache_engine.values import DOCUMENTS_HINT, Document, Usage
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
 
 QUESTION_PLACEHOLDER = "\x00the question comes here\x00"
 """Stands in for a question, and occurs in no document. The prefilled text ends before it."""
@@ -57,19 +56,6 @@ class Warmed:
         names = tuple(one.id for one in prefill[1])
         logger.warning("warming leaves out %s: %s", ", ".join(map(repr, names))[:200], error)
         return replace(self, left_out=(*self.left_out, LeftOut(names, str(error))))
-
-
-def sets_of_each(documents: Sequence[T], *, borrows: bool) -> list[list[T]]:
-    """Return the sets to prefill, so that every document is cached.
-
-    documents: each once; ids or Documents. borrows: whether the engine borrows documents from other
-      contexts. Then each document comes first in one set, which stores it for prompts that begin with
-      it, and second in another one, which stores it as it is borrowed. Otherwise only prompts that
-      begin with it can use it.
-    """
-    if not borrows or len(documents) < 2:
-        return [[one] for one in documents]
-    return [[one, documents[at - 1]] for at, one in enumerate(documents)]
 
 
 Prefill = tuple[str, Sequence[Document]]

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from io import StringIO
 from pathlib import Path
 
+import httpx2
 import pytest
 from http_servers import MemoryServer, serve
 from rich.console import Console
@@ -48,6 +49,30 @@ def test_a_file_of_lines_is_pushed_listed_and_removed(lines, server, capsys):
     assert "the-sea" in capsys.readouterr().out
     assert main(["corpus", "remove", "the-sea", *to]) == 0
     assert "Removed 1 documents" in capsys.readouterr().out
+
+
+def test_a_corpus_is_warmed_once_a_question_was_asked(lines, server, capsys):
+    to = ["--server", server.url]
+    main(["corpus", "push", str(lines), *to])
+    assert main(["corpus", "warm", "the-sea", *to]) == 1
+    assert "ask one question" in capsys.readouterr().err
+    prompt = f"Answer from this text: {SALT}"
+    assert httpx2.post(f"{server.url}/v1/completions", json={"prompt": prompt}).is_success
+    assert main(["corpus", "warm", "the-sea", *to]) == 0
+    assert "1 documents computed, 0 were cached, 0 left out" in capsys.readouterr().out
+
+
+def test_a_document_that_cannot_be_warmed_is_named(lines, server, capsys):
+    long = json.dumps({"id": "long", "text": SALT * 2000})
+    lines.write_text(lines.read_text() + long)
+    to = ["--server", server.url]
+    main(["corpus", "push", str(lines), *to])
+    prompt = f"Answer from this text: {SALT}"
+    httpx2.post(f"{server.url}/v1/completions", json={"prompt": prompt})
+    assert main(["corpus", "warm", "the-sea", *to]) == 0
+    told = capsys.readouterr().out
+    assert "1 left out" in told
+    assert "'long': with the prompt's beginning it has" in told
 
 
 def test_a_server_without_a_corpus_says_how_to_push_one(server, capsys):

@@ -107,8 +107,8 @@ def test_deltas_arrive_as_they_were_sent(delta: Delta):
 
 
 def test_a_request_carries_text_and_the_characters_of_its_documents():
-    prompt = PromptText("Tides follow the moon.", (Span(0, 5, "tides"),))
-    request = BackendRequest("r", prompt, (), SamplingOptions(), "shop", is_guess=True)
+    prompt, spans = PromptText("Tides follow the moon."), (Span(0, 5, "tides"),)
+    request = BackendRequest("r", prompt, (), SamplingOptions(), "shop", is_guess=True, spans=spans)
     body = GenerateBody.of(request, "me/r", ["me/q"])
     read = GenerateBody.model_validate_json(body.model_dump_json())
     assert (read.prompt, read.documents) == (prompt.text, [(0, 5, "tides")])

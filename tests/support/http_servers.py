@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -112,7 +112,7 @@ def serve(
     reasoning_parser: str | None = None,
     reuse: Mapping[str, Any] | None = None,
     corpora: Corpora | None = None,
-    note_prompt: Callable[[BackendRequest], None] | None = None,
+    note_prompt: Callable[[BackendRequest], Awaitable[None]] | None = None,
     port: int = 0,
 ) -> Iterator[MemoryServer]:
     """Serve a backend until the block ends. port: 0 for any."""

@@ -6,8 +6,6 @@ import asyncio
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from ragcache_engine import (
     Document,
@@ -17,11 +15,9 @@ from ragcache_engine import (
     UnknownTemplate,
     Warmed,
 )
-from ragcache_engine.warming.plan import sets_of_each
 
 TEMPLATE = "Use the reports.\n\n{context}\n\nQuestion: {question}"
 A = Document("a", "The first report is about the harvest of the year. " * 6)
-NAMES = st.lists(st.text(min_size=1), min_size=2, max_size=9, unique=True)
 B = Document("b", "The second report is about ships and the sea. " * 6)
 
 
@@ -110,20 +106,3 @@ def test_coroutines_are_told_what_is_unknown_as_it_is(memory_engine: RAGCacheEng
         asyncio.run(memory_engine.awarm([["nobody"]], template=TEMPLATE))
     with pytest.raises(UnknownTemplate, match="template="):
         asyncio.run(memory_engine.awarm([[A]]))
-
-
-@given(NAMES)
-def test_for_borrowing_each_document_comes_first_once_and_second_once(names: list[str]):
-    sets = sets_of_each(names, borrows=True)
-    assert sorted(first for first, _ in sets) == sorted(names)
-    assert sorted(second for _, second in sets) == sorted(names)
-    assert all(first != second for first, second in sets)
-
-
-@given(NAMES)
-def test_for_exact_reuse_each_document_comes_first(names: list[str]):
-    assert sets_of_each(names, borrows=False) == [[name] for name in names]
-
-
-def test_a_single_document_is_a_set_of_its_own():
-    assert sets_of_each(["a"], borrows=True) == [["a"]]

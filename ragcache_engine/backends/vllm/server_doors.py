@@ -6,6 +6,7 @@ A flag has no room for settings, so these come in environment variables, as vLLM
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from ragcache_engine.serving.bounded_http import BoundedHTTP
 from ragcache_engine.serving.corpus_routes import read_corpora
 from ragcache_engine.serving.doors import Doors
 from ragcache_engine.serving.keys import Keys
+from ragcache_engine.serving.near_documents import NearDocuments
 from ragcache_engine.serving.routes import TOKENIZED_AT_ONCE, Served
 from ragcache_engine.serving.settings import (
     CORPORA_FOLDER,
@@ -101,45 +103,41 @@ def serve_engine(state: Any, corpora: Corpora) -> Served:
     tokenizers = DaemonThreads(TOKENIZED_AT_ONCE, "ragcache-tokenizing")
     write = partial(write_chat, state.online_renderer, tokenizers)
     settings = _tier_settings(llm)
+    served = Served(
+        backend,
+        limits,
+        models,
+        parser,
+        template,
+        require_readable=require_readable,
+        reasoning_parser=reasoning,
+        corpora=corpora,
+        write_chat=write,
+        tokenizers=tokenizers,
+        forgets_documents=settings is not None,
+    )
     if settings is None or settings.recompute_ratio is None:
-        return Served(
-            backend,
-            limits,
-            models,
-            parser,
-            template,
-            require_readable=require_readable,
-            reasoning_parser=reasoning,
-            corpora=corpora,
-            write_chat=write,
-            tokenizers=tokenizers,
-            forgets_documents=settings is not None,
-        )
+        return served
     idle = with_idle_work(
         backend,
         prepares_later=settings.donors_later,
         recheck_share=settings.recheck_share,
         least=settings.least_rouge_l,
     )
-    idle.open()
     # What vLLM's /metrics shows of this process.
     REGISTRY.register(SampleCollector(lambda: sample_idle_work(idle.stats())))
-    return Served(
-        idle.backend,
-        limits,
-        models,
-        parser,
-        template,
+    served = replace(
+        served,
+        backend=idle.backend,
         reuse=_describe_reuse(settings),
         occupied=idle.occupied,
-        require_readable=require_readable,
         is_switched_off=idle.is_switched_off,
-        reasoning_parser=reasoning,
-        corpora=corpora,
-        write_chat=write,
-        tokenizers=tokenizers,
-        note_prompt=idle.note_elsewhere,
     )
+    if idle.preparing is not None:
+        near = NearDocuments(corpora, idle.preparing, served.contexts, tokenizers)
+        served = replace(served, note_prompt=near.note)
+    idle.open()
+    return served
 
 
 def _describe_reuse(settings: TierSettings) -> dict[str, Any]:

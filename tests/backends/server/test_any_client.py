@@ -147,6 +147,44 @@ def test_a_tenants_documents_are_nobody_elses_and_the_servers_own_are_everybodys
     assert why_exact(chat(server, harbour, PRESS)) != FEW
 
 
+@pytest.fixture
+def own(server: RealServer) -> Iterator[ServerCorpora]:
+    """Yield corpora of another tenant, with one of its own until the test ends."""
+    corpora = ServerCorpora(server.url, PRESS)
+    corpora.push("own", SEA)
+    yield corpora
+    corpora.remove("own")
+
+
+def test_a_warmed_corpus_is_borrowed_by_the_first_question_about_it(
+    server: RealServer, own: ServerCorpora
+):
+    chat(server, asked(0, 1), PRESS)
+    warmed = own.warm("own")
+    assert warmed.prepared + warmed.cached == len(SEA)
+    first = chat(server, asked(5, 3, 2), PRESS)
+    assert reuse_of(first)["borrowed_tokens"] > 200
+    assert own.warm("own").cached == len(SEA)
+
+
+def test_what_is_near_the_documents_of_a_prompt_is_prepared_when_the_server_is_idle(
+    server: RealServer, own: ServerCorpora
+):
+    chat(server, asked(0, 1), PRESS)
+    time.sleep(1)
+    assert eventually(lambda: not is_preparing(server))
+    assert reuse_of(chat(server, asked(0, 2, 3), PRESS))["borrowed_tokens"] > 200
+
+
+def is_preparing(server: RealServer) -> bool:
+    """Return whether the server has anything to prepare; leave it idle for a while before."""
+    time.sleep(0.3)
+    headers = {"Authorization": f"Bearer {OPERATOR}"}
+    told = httpx2.get(f"{server.url}/metrics", headers=headers).text
+    lines = [line for line in told.splitlines() if "unprepared" in line and line[0] != "#"]
+    return any(not line.endswith(" 0.0") for line in lines)
+
+
 def test_pushing_again_changes_nothing_and_a_removed_corpus_is_found_no_more(server: RealServer):
     corpora = ServerCorpora(server.url, PRESS)
     assert corpora.push("mine", SEA[:2]) == Pushed(added=2)
